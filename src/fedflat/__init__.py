@@ -1,0 +1,39 @@
+"""fedflat: federated learning that finds flat minima under heterogeneous data, and proves it.
+
+>>> import fedflat
+>>> fedflat.algorithm("scaffold+sam(rho=0.1)") == fedflat.algorithm("fedgamma")
+True
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from fedflat.algorithms import Algorithm, algorithm, canonical
+    from fedflat.api import compare, load, resume, run
+    from fedflat.errors import UserError
+    from fedflat.experiment.callback import Callback
+
+# Imported when first used, so that importing fedflat costs no more than importing torch.
+_WHERE = {
+    "Algorithm": "fedflat.algorithms",
+    "algorithm": "fedflat.algorithms",
+    "canonical": "fedflat.algorithms",
+    "compare": "fedflat.api",
+    "load": "fedflat.api",
+    "resume": "fedflat.api",
+    "run": "fedflat.api",
+    "UserError": "fedflat.errors",
+    "Callback": "fedflat.experiment.callback",
+}
+__all__ = ["Algorithm", "Callback", "UserError", "__version__", "algorithm", "canonical", "compare", "load", "resume", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(importlib.import_module(_WHERE[name]), name)
+    raise AttributeError(f"module 'fedflat' has no attribute '{name}'")

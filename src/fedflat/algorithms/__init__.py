@@ -1,0 +1,6 @@
+"""Federated algorithms as points in a space of slots."""
+
+from fedflat.algorithms.algorithm import Algorithm
+from fedflat.algorithms.composition import algorithm, canonical
+
+__all__ = ["Algorithm", "algorithm", "canonical"]

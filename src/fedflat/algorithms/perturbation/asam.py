@@ -1,0 +1,38 @@
+"""ASAM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedflat.algorithms.perturbation.base import Perturbation
+from fedflat.algorithms.slot import At, Gradient, State, unit
+from fedflat.text import param
+
+
+@dataclass(frozen=True)
+class Asam(Perturbation):
+    """Adaptive SAM: e = rho T q / ||q||, q = T g(y_k), T = |w| + eta on weights and 1 elsewhere (FedASAM; Caldarola et al. 2022, eq. 5)."""
+
+    rho: float = param(0.5, "radius of the ascent step, in the norm scaled by T", low=0)
+    eta: float = param(0.2, "added to |w|, so that small weights are perturbed too", low=0)
+    scope: Literal["weight", "all"] = param("weight", "which tensors are scaled: those named weight, or all (the other common variant)")
+
+    @property
+    def ascent_passes(self) -> int:
+        return 1 if self.rho else 0
+
+    def offset(self, at: At, gradient: Gradient) -> tuple[Tensor | None, State]:
+        if self.rho == 0:
+            return None, {}
+        scale = at.y.abs() + self.eta
+        if self.scope == "weight":
+            scale = torch.where(at.layout.indicator(_is_weight, at.y), scale, torch.ones_like(scale))
+        return self.rho * scale * unit(scale * gradient(at.y)), {}
+
+
+def _is_weight(name: str) -> bool:
+    return "weight" in name

@@ -1,0 +1,125 @@
+"""fedflat from Python: run, compare, resume, load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedflat.data import Dataset
+from fedflat.engines.task import Task
+from fedflat.experiment import compare as comparing
+from fedflat.experiment.callback import Callback
+from fedflat.experiment.config import Config, assign, config, read_yaml
+from fedflat.experiment.federation import custom
+from fedflat.experiment.folder import RunFolder
+from fedflat.experiment.run import Run
+from fedflat.report.result import Comparison, Result
+
+SHORT = {
+    "data": "data.name",
+    "data_folder": "data.folder",
+    "split": "data.split",
+    "clients": "data.clients",
+    "augmentation": "data.augmentation",
+    "per_round": "federation.per_round",
+    "rounds": "training.rounds",
+    "epochs": "training.epochs",
+    "steps": "training.steps",
+    "batch": "training.batch",
+    "rate": "training.rate",
+    "decay": "training.decay",
+    "weight_decay": "training.weight_decay",
+    "clip": "training.clip",
+    "every": "evaluation.every",
+    "workers": "engine.workers",
+}
+"""Short names of common settings, in Python and on the command line."""
+
+
+def make_config(base: str | Path | Config | None = None, settings: dict[str, Any] | None = None, assignments: Sequence[str] = ()) -> Config:
+    """A config from a file or another config, with settings by short or full name and ``a.b=value`` assignments on top."""
+    values: dict[str, Any] = {}
+    if isinstance(base, Config):
+        values = base.model_dump(mode="json")
+    elif base is not None:
+        values = read_yaml(Path(base))
+    for name, value in (settings or {}).items():
+        *sections, last = SHORT.get(name, name).replace("__", ".").split(".")
+        inside = values
+        for section in sections:
+            inside = inside.setdefault(section, {})
+        inside[last] = value
+    for assignment in assignments:
+        assign(values, assignment)
+    return config(values)
+
+
+def run(
+    algorithm: str | None = None,
+    *,
+    base: str | Path | Config | None = None,
+    out: str | Path | None = None,
+    data: str | Dataset | None = None,
+    model: str | nn.Module | None = None,
+    task: Task | None = None,
+    callbacks: Sequence[Callback] = (),
+    **settings: Any,
+) -> Result:
+    """Run one experiment. Settings have short names (``rounds=50``) or full ones (``training__decay=0.998``)."""
+    own = _own(data, model, settings)
+    if algorithm is not None:
+        settings["algorithm"] = algorithm
+    made = custom(make_config(base, settings), own["data"], own["model"])
+    return Result(Run(made, Path(out) if out else None, task=task, callbacks=tuple(callbacks), **own).go())
+
+
+def compare(
+    algorithms: Sequence[str],
+    *,
+    seeds: int | Sequence[int] = 3,
+    base: str | Path | Config | None = None,
+    out: str | Path | None = None,
+    data: str | Dataset | None = None,
+    model: str | nn.Module | None = None,
+    task: Task | None = None,
+    callbacks: Sequence[Callback] = (),
+    **settings: Any,
+) -> Comparison:
+    """Run several algorithms on the same splits, cohorts and batches, for several seeds."""
+    own = _own(data, model, settings)
+    made = custom(make_config(base, settings), own["data"], own["model"])
+    chosen = range(seeds) if isinstance(seeds, int) else seeds
+    return Comparison(comparing.compare(made, algorithms, chosen, Path(out) if out else None, tuple(callbacks), task=task, **own))
+
+
+def resume(
+    folder: str | Path,
+    *,
+    data: Dataset | None = None,
+    model: nn.Module | None = None,
+    task: Task | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Result:
+    """Go on with an interrupted run, to the same end as if it had never been interrupted."""
+    path = Path(folder)
+    found = RunFolder(path).config()
+    if RunFolder(path).status()["status"] in ("finished", "diverged"):
+        return load(path)
+    return Result(Run(found, path, data=data, model=model, task=task, callbacks=tuple(callbacks)).go())
+
+
+def load(folder: str | Path) -> Result:
+    """A run from its folder."""
+    return Result.load(folder)
+
+
+def _own(data: str | Dataset | None, model: str | nn.Module | None, settings: dict[str, Any]) -> dict[str, Any]:
+    """The user's own objects; names go to the settings instead."""
+    if isinstance(data, str):
+        settings["data"] = data
+    if isinstance(model, str):
+        settings["model"] = model
+    return {"data": None if isinstance(data, str) else data, "model": None if isinstance(model, str) else model}

@@ -1,0 +1,60 @@
+"""Averages of the server's models over rounds. They are evaluated and never fed back into training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Ring(Protocol):
+    """A fixed number of vectors kept by position."""
+
+    def __setitem__(self, position: int, vector: Tensor) -> None: ...
+    def __getitem__(self, position: int) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What an average may know of the run it belongs to."""
+
+    rounds: int
+    cycle: int
+    """After how many rounds the local rate repeats: SWA captures once per cycle."""
+    classifier: Tensor
+    """A boolean vector, true where the last linear layer lies."""
+    ring: Callable[[str, int], Ring]
+    """A new ring, by name and number of vectors."""
+
+
+class Running:
+    """An average in the middle of a run."""
+
+    def before(self, round: int, x: Tensor) -> None:
+        """Called with the server's model before a round."""
+
+    def after(self, round: int, x: Tensor) -> None:
+        """Called with the server's model after a round."""
+
+    def model(self, x: Tensor) -> Tensor | None:
+        """The average as a model, ``x`` being the server's; None while there is none."""
+        raise NotImplementedError
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold."""
+        raise NotImplementedError
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Go on from what ``tensors`` gave."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Average:
+    """A way to average the server's models over rounds."""
+
+    def begin(self, scene: Scene, x: Tensor) -> Running:
+        """The average of a run that starts at ``x``."""
+        raise NotImplementedError

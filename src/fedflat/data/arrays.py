@@ -1,0 +1,80 @@
+"""A user's own arrays as a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from fedflat.data.dataset import Dataset, Examples, Kind
+from fedflat.errors import UserError
+
+Array = torch.Tensor | npt.NDArray[Any] | Sequence[Any]
+
+
+def from_arrays(
+    train_inputs: Array,
+    train_targets: Array,
+    test_inputs: Array,
+    test_targets: Array,
+    name: str = "arrays",
+    classes: Sequence[str] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    train_groups: Array | None = None,
+    test_groups: Array | None = None,
+) -> Dataset:
+    """A data set from arrays: images as [n, C, H, W] or [n, H, W], vectors as [n, features], token sequences as [n, length] of integers.
+
+    Statistics that are not given are computed from the training set when the inputs are uint8; float inputs are used as they are.
+    """
+    train = Examples(_inputs(train_inputs), torch.as_tensor(train_targets).long(), _groups(train_groups))
+    test = Examples(_inputs(test_inputs), torch.as_tensor(test_targets).long(), _groups(test_groups))
+    if classes is None:
+        highest = max(int(part.targets.max()) if len(part) else 0 for part in (train, test))
+        classes = [str(label) for label in range(highest + 1)]
+    if train.inputs.dtype == torch.uint8 and len(train) and (mean is None or std is None):
+        computed = channel_statistics(train.inputs)
+        mean, std = mean or computed[0], std or computed[1]
+    return Dataset(name, train, test, tuple(classes), tuple(mean or ()), tuple(std or ()), _kind(name, train.inputs))
+
+
+def channel_statistics(images: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation per channel of uint8 images, on the scale from 0 to 1; a constant channel has deviation 1."""
+    sums, squares = torch.zeros(images.shape[1], dtype=torch.float64), torch.zeros(images.shape[1], dtype=torch.float64)
+    # Sums of whole numbers below 2**53 are exact, so that the statistics do not depend on how the sum is taken.
+    for start in range(0, len(images), 1000):
+        values = images[start : start + 1000].double().transpose(0, 1).flatten(1)
+        sums += values.sum(1)
+        squares += values.square().sum(1)
+    count = images[:, 0].numel()
+    mean = sums / count
+    std = (squares / count - mean.square()).clamp(min=0).sqrt()
+    std[std == 0] = 255.0
+    return tuple((mean / 255).tolist()), tuple((std / 255).tolist())
+
+
+def _inputs(values: Array) -> torch.Tensor:
+    inputs = torch.as_tensor(values).cpu()
+    if inputs.dtype == torch.uint8 and inputs.ndim == 3:
+        inputs = inputs.unsqueeze(1)
+    if inputs.dtype == torch.float64:
+        inputs = inputs.float()
+    return inputs.contiguous()
+
+
+def _groups(values: Array | None) -> torch.Tensor | None:
+    return None if values is None else torch.as_tensor(values).long()
+
+
+def _kind(name: str, inputs: torch.Tensor) -> Kind:
+    likely_channels = (1, 3, 4)
+    if inputs.ndim == 4 and inputs.shape[1] not in likely_channels and inputs.shape[3] in likely_channels:
+        raise UserError(f"the images of {name} have shape {tuple(inputs.shape[1:])}; expected channels first, as in [n, C, H, W]")
+    if inputs.ndim == 4:
+        return "image"
+    if inputs.dtype == torch.uint8:
+        raise UserError(f"the uint8 inputs of {name} have shape {tuple(inputs.shape)}; expected images [n, C, H, W] or [n, H, W]")
+    return "vector" if inputs.is_floating_point() else "text"

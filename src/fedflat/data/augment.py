@@ -1,0 +1,228 @@
+"""Augmentation of whole batches, drawn apart from being applied.
+
+All random numbers of a client's round are drawn beforehand on the host (``draw``) and then used step by step on whatever device the
+batch is (``inputs``). So a step has no randomness of its own: every engine sees the same pictures, a step can be captured in a graph
+or lifted by ``torch.func.vmap``, and the two passes of SAM share one draw.
+
+Each part has its own stream and takes its numbers step by step: crops stay the same when mixup is added, and the first steps
+stay the same when there are more of them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+
+from fedflat.data.dataset import Dataset
+from fedflat.errors import UserError, one_of
+from fedflat.text import changed, make, param, parse, show
+
+Uniforms = npt.NDArray[np.float64]
+Draws = dict[str, torch.Tensor]
+Statistics = torch.Tensor | Sequence[float]
+
+
+class Part(ABC):
+    """One kind of augmentation: a function of uniform random numbers, so many per step and so many per example."""
+
+    needs_images: ClassVar[bool] = True
+    per_step: ClassVar[int] = 0
+    per_example: ClassVar[int] = 0
+
+    @abstractmethod
+    def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
+        """What ``on_pixels`` and ``on_values`` need, from uniforms [steps, per_step] and [steps, batch, per_example]."""
+
+    def on_pixels(self, pixels: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """The batch before normalisation."""
+        return pixels
+
+    def on_values(self, values: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """The batch after normalisation."""
+        return values
+
+
+@dataclass(frozen=True)
+class CropFlip(Part):
+    """A random window of the padded image, mirrored every other time.
+
+    Style ``pixel`` pads with black before normalisation and always moves the window (FedSWA; Caldarola et al.); style ``mean`` pads
+    with the mean and moves it every other time (FL-Simulator, FedWMSAM).
+    """
+
+    padding: int = param(4, "by how many pixels the image is padded on each side", low=0)
+    style: Literal["pixel", "mean"] = param("pixel", "pad with black and always crop, or with the mean and crop every other time")
+    per_example = 4
+
+    def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
+        """Upper left corner of the window in the padded image, and whether it is mirrored."""
+        row, column, mirrored, moved = np.moveaxis(per_example, -1, 0)
+        corner = whole(np.stack([row, column], -1), 2 * self.padding + 1)
+        if self.style == "mean":
+            corner = np.where(moved[..., None] < 0.5, corner, self.padding)
+        return {"corner": torch.from_numpy(corner), "mirrored": torch.from_numpy(mirrored < 0.5)}
+
+    def on_pixels(self, pixels: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """The window, where padding is black."""
+        return self._window(pixels, draws) if self.style == "pixel" else pixels
+
+    def on_values(self, values: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """The window, where padding is the mean."""
+        return self._window(values, draws) if self.style == "mean" else values
+
+    def _window(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+        size, channels, height, width = images.shape
+        corner, mirrored = draws["corner"][:size], draws["mirrored"][:size]
+        down, across = (torch.arange(n, device=images.device) for n in (height, width))
+        rows = corner[:, :1] + down
+        columns = corner[:, 1:] + torch.where(mirrored[:, None], width - 1 - across, across)
+        padded = F.pad(images, [self.padding] * 4).flatten(2)
+        places = (rows[:, :, None] * (width + 2 * self.padding) + columns[:, None, :]).flatten(1)
+        return padded.gather(2, places[:, None].expand(-1, channels, -1)).view(images.shape)
+
+
+@dataclass(frozen=True)
+class Cutout(Part):
+    """A square around a random pixel is set to the mean, as far as it lies in the image (DeVries and Taylor 2017)."""
+
+    size: int = param(16, "side of the square in pixels", low=0)
+    per_example = 2
+
+    def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
+        """The centre of the square."""
+        return {"centre": torch.from_numpy(np.stack([whole(per_example[..., i], shape[1 + i]) for i in (0, 1)], -1))}
+
+    def on_values(self, values: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """The batch with the squares cut out."""
+        size, _, height, width = values.shape
+        first = draws["centre"][:size] - self.size // 2
+        down, across = (torch.arange(n, device=values.device) for n in (height, width))
+        rows = (down >= first[:, :1]) & (down < first[:, :1] + self.size)
+        columns = (across >= first[:, 1:]) & (across < first[:, 1:] + self.size)
+        return torch.where((rows[:, :, None] & columns[:, None, :])[:, None], 0, values)
+
+
+@dataclass(frozen=True)
+class Mixup(Part):
+    """Every example is blended with another of its batch: lam X + (1 - lam) X[pi], lam ~ Beta(alpha, alpha) (Zhang et al. 2018)."""
+
+    alpha: float = param(1.0, "parameter of the beta distribution of lam", above=0)
+    needs_images = False
+    per_step = 1
+    per_example = 1
+
+    def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
+        """lam, and numbers whose order is the permutation, so that the first of them are a permutation of a shorter batch."""
+        lam = per_step[:, 0]
+        if self.alpha != 1:
+            from scipy.special import betaincinv
+
+            lam = betaincinv(self.alpha, self.alpha, lam)
+        return {"lam": torch.from_numpy(lam).float(), "order": torch.from_numpy(per_example[..., 0]).float()}
+
+    def on_values(self, values: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """The blended batch."""
+        if not values.is_floating_point():
+            raise UserError("mixup blends numbers, but these inputs are tokens; use 'none'")
+        lam, order = draws["lam"].to(values.dtype), permutation(draws, len(values))
+        return lam * values + (1 - lam) * values[order]
+
+
+# In the order in which they are applied; the place of a part is also the number of its stream, so that new ones go to the end.
+AUGMENTATIONS: dict[str, type[Part]] = {"crop-flip": CropFlip, "cutout": Cutout, "mixup": Mixup}
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """The parts of an augmentation, in the order of the table."""
+
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The shortest text that names it."""
+        names = {kind: name for name, kind in AUGMENTATIONS.items()}
+        return "+".join(show(names[type(part)], changed(part)) for part in self.parts) or "none"
+
+    def check(self, dataset: Dataset) -> None:
+        """Refuse what has no meaning for a data set."""
+        for part in self.parts:
+            if dataset.kind == "text" or (part.needs_images and dataset.kind != "image"):
+                raise UserError(f"{dataset.name} holds {dataset.kind} inputs, so that '{self.text}' cannot be applied; use 'none'")
+
+    def draw(self, rng: np.random.Generator, steps: int, batch: int, shape: tuple[int, ...]) -> Draws:
+        """All random numbers of a client's round, with leading dimension [steps]; ``shape`` is that of one example."""
+        draws: Draws = {}
+        if not self.parts:
+            return draws
+        for kind, stream in zip(AUGMENTATIONS.values(), rng.spawn(len(AUGMENTATIONS)), strict=True):
+            for part in self.parts:
+                if type(part) is not kind:
+                    continue
+                if part.needs_images and len(shape) != 3:
+                    raise UserError(f"'{self.text}' needs images, but these inputs have shape {shape}; use 'none'")
+                uniforms = stream.random((steps, part.per_step + batch * part.per_example))
+                of_examples = uniforms[:, part.per_step :].reshape(steps, batch, part.per_example)
+                draws |= part.draws(uniforms[:, : part.per_step], of_examples, shape)
+        return draws
+
+    def inputs(
+        self, raw: torch.Tensor, draws: Draws, mean: Statistics, std: Statistics, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
+        """A batch augmented and normalised, by the draws of one step; a batch may be shorter than was drawn for."""
+        for part in self.parts:
+            raw = part.on_pixels(raw, draws)
+        values = normalise(raw, mean, std, dtype)
+        for part in self.parts:
+            values = part.on_values(values, draws)
+        return values
+
+    def mix(self, draws: Draws, size: int | None = None) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """lam and the permutation pi of a batch of ``size``: the loss is lam CE(f, Y) + (1 - lam) CE(f, Y[pi]); None without mixup."""
+        return (draws["lam"], permutation(draws, size)) if "lam" in draws else None
+
+
+def augmentation(text: str) -> Augmentation:
+    """The augmentation of a text such as ``crop-flip(padding=4)+mixup``, or ``none``.
+
+    >>> augmentation("mixup+crop-flip(padding=4)").text
+    'crop-flip+mixup'
+    """
+    calls = parse(text)
+    names = [call.name for call in calls]
+    for name in names:
+        if name not in AUGMENTATIONS and name != "none":
+            raise one_of("augmentation", name, (*AUGMENTATIONS, "none"))
+        if names.count(name) > 1 or (name == "none" and len(names) > 1):
+            raise UserError(f"'{text}' is not possible; expected different augmentations joined by +, or 'none' alone")
+    order = list(AUGMENTATIONS)
+    parts = sorted((call for call in calls if call.name != "none"), key=lambda call: order.index(call.name))
+    return Augmentation(tuple(make(AUGMENTATIONS[call.name], call, "augmentation") for call in parts))
+
+
+def normalise(raw: torch.Tensor, mean: Statistics, std: Statistics, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """uint8 images as (x / 255 - mean) / std per channel; floats only change their type, and tokens not even that."""
+    if raw.is_floating_point():
+        return raw.to(dtype)
+    if raw.dtype != torch.uint8:
+        return raw
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    shift, scale = (torch.as_tensor(values, dtype=exact, device=raw.device).reshape(-1, 1, 1) for values in (mean, std))
+    return ((raw.to(exact) / 255 - shift) / scale).to(dtype)
+
+
+def permutation(draws: Draws, size: int | None = None) -> torch.Tensor:
+    """The permutation of a batch; examples that only fill a batch up go last when their ``order`` is set to infinity."""
+    return draws["order"][:size].argsort()
+
+
+def whole(uniforms: Uniforms, count: int) -> npt.NDArray[np.int64]:
+    """Whole numbers from 0 to ``count`` - 1, equally likely."""
+    return np.minimum((uniforms * count).astype(np.int64), count - 1)

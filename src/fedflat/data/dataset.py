@@ -1,0 +1,137 @@
+"""Labelled examples in memory, and the data set that a training and a test set of them make up."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedflat.errors import UserError
+
+Kind = Literal["image", "vector", "text"]
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Labelled examples, as compact as they were published: images stay uint8 and are normalised batch by batch."""
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    groups: torch.Tensor | None = None
+    """The natural client of each example: a writer, a domain, a role."""
+    coarse: torch.Tensor | None = None
+    """The superclass of each example, where the labels have two levels."""
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def take(self, indices: torch.Tensor | npt.NDArray[np.int64]) -> Examples:
+        """The examples at the given positions."""
+        rows = torch.as_tensor(indices)
+        return self._each(lambda tensor: tensor[rows])
+
+    def share(self) -> None:
+        """Move the tensors to shared memory, so that worker processes read them without a copy."""
+        self._each(torch.Tensor.share_memory_)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Every tensor that is there, by name."""
+        return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
+
+    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Examples:
+        return Examples(**{name: change(tensor) for name, tensor in self.tensors().items()})
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A training set, a test set, and what a model must know of them; constructing one checks that they fit together."""
+
+    name: str
+    train: Examples
+    test: Examples
+    classes: tuple[str, ...]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    """Mean and deviation per channel of uint8 inputs, on the scale from 0 to 1."""
+    kind: Kind = "image"
+
+    def __post_init__(self) -> None:
+        for part, examples in (("training", self.train), ("test", self.test)):
+            _check_examples(f"the {part} set of {self.name}", examples, self.num_classes)
+        if self.train.inputs.shape[1:] != self.test.inputs.shape[1:] or self.train.inputs.dtype != self.test.inputs.dtype:
+            raise UserError(
+                f"the training inputs of {self.name} are {_form(self.train.inputs)}, "
+                f"but its test inputs are {_form(self.test.inputs)}; expected the same shape and type"
+            )
+        if self.train.inputs.dtype == torch.uint8:
+            channels = self.input_shape[0]
+            if not len(self.mean) == len(self.std) == channels or min(self.std) <= 0:
+                raise UserError(f"{self.name} needs a mean and a deviation above 0 for each of its {channels} channels")
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one example."""
+        return tuple(self.train.inputs.shape[1:])
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return len(self.classes)
+
+    @cached_property
+    def content(self) -> str:
+        """sha256 over the names, types, shapes and bytes of all examples: equal for equal data, wherever they came from."""
+        digest = hashlib.sha256()
+        for part in (self.train, self.test):
+            for name, tensor in part.tensors().items():
+                digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+                digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+
+def describe(dataset: Dataset) -> dict[str, Any]:
+    """What a data set holds, as plain values: sizes, shape, classes and how often each occurs, statistics, content hash."""
+
+    def class_counts(examples: Examples) -> list[int]:
+        counts: list[int] = torch.bincount(examples.targets.flatten(), minlength=dataset.num_classes).tolist()
+        return counts
+
+    return {
+        "name": dataset.name,
+        "kind": dataset.kind,
+        "train": len(dataset.train),
+        "test": len(dataset.test),
+        "input_shape": list(dataset.input_shape),
+        "classes": list(dataset.classes),
+        "train_class_counts": class_counts(dataset.train),
+        "test_class_counts": class_counts(dataset.test),
+        "groups": 0 if dataset.train.groups is None else len(np.unique(dataset.train.groups)),
+        "mean": list(dataset.mean),
+        "std": list(dataset.std),
+        "content": dataset.content,
+    }
+
+
+def _form(inputs: torch.Tensor) -> str:
+    return f"{str(inputs.dtype).removeprefix('torch.')} of shape {tuple(inputs.shape[1:])}"
+
+
+def _check_examples(what: str, examples: Examples, num_classes: int) -> None:
+    lengths = {name: len(tensor) for name, tensor in examples.tensors().items()}
+    if len(set(lengths.values())) > 1:
+        raise UserError(f"{what} has {', '.join(f'{n} {name}' for name, n in lengths.items())}; expected equally many of each")
+    if not len(examples):
+        raise UserError(f"{what} is empty; expected at least one example")
+    if examples.targets.dtype != torch.int64:
+        raise UserError(f"the targets of {what} are {examples.targets.dtype}; expected class numbers of type int64")
+    low, high = int(examples.targets.min()), int(examples.targets.max())
+    if low < 0 or high >= num_classes:
+        raise UserError(f"{what} has label {low if low < 0 else high}; expected labels from 0 to {num_classes - 1}")
+    if examples.inputs.is_floating_point() and not bool(examples.inputs.isfinite().all()):
+        raise UserError(f"{what} has inputs that are infinite or not a number; expected finite values")

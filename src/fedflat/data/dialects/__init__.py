@@ -1,0 +1,1 @@
+"""Ways to divide a training set among clients, one module per family."""

@@ -1,0 +1,125 @@
+"""CIFAR-10 and CIFAR-100 from their Python pickles.
+
+The content hash of a file is the sha256 of the same images in the publisher's binary layout: label byte (for CIFAR-100 coarse,
+then fine), then 3,072 pixel bytes in planes of red, green and blue, image after image. For CIFAR-100 no such hash is known to us:
+its archive is verified when it is fetched, its files by size, shape and range of labels when they are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedflat.data.dataset import Dataset, Examples
+from fedflat.data.sources.plain_pickle import read_plain_pickle
+from fedflat.data.sources.source import Download, Source
+from fedflat.errors import UserError
+
+PIXELS = 3 * 32 * 32
+
+
+@dataclass(frozen=True)
+class Cifar(Source[dict[str, Any]]):
+    """A data set in the layout of CIFAR."""
+
+    train_files: tuple[str, ...] = ()
+    test_file: str = ""
+    labels: tuple[str, ...] = ("labels",)
+    """The keys under which the labels lie, the targets last."""
+    classes: tuple[str, ...] = ()
+    class_names: tuple[str, str] | None = None
+    """The file and the key that hold the names of the classes, where they are not given."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """How many images each file must hold."""
+    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    std: tuple[float, float, float] = (1.0, 1.0, 1.0)
+
+    def parse(self, path: Path) -> tuple[dict[str, Any], str]:
+        """The dictionary in a file, its labels as bytes, and the sha256 of its content."""
+        content = read_plain_pickle(path, self.remedy)
+        if self.class_names and path.name == Path(self.class_names[0]).name:
+            names = content.get(self.class_names[1])
+            if not isinstance(names, list) or not all(isinstance(name, bytes) for name in names):
+                raise UserError(f"{path} has no list of class names under '{self.class_names[1]}'; {self.remedy}")
+            return content, hashlib.sha256(b"\n".join(names)).hexdigest()
+        pixels = content.get("data")
+        if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != PIXELS:
+            raise UserError(f"{path} has no images of {PIXELS} bytes under 'data'; {self.remedy}")
+        for key in self.labels:
+            content[key] = self._labels(path, content.get(key), key, len(pixels))
+        rows = np.column_stack([*(content[key] for key in self.labels), pixels])
+        return content, hashlib.sha256(np.ascontiguousarray(rows).data).hexdigest()
+
+    def open(self, folder: Path, file: str) -> dict[str, Any]:
+        """What a file holds, verified, with as many images as it must have."""
+        content = super().open(folder, file)
+        if file in self.sizes and len(content["data"]) != self.sizes[file]:
+            raise UserError(f"{folder / file} holds {len(content['data'])} images, but {self.sizes[file]} were expected; {self.remedy}")
+        return content
+
+    def read(self, folder: Path) -> Dataset:
+        """The data set from its files."""
+        classes = self.classes
+        if self.class_names:
+            file, key = self.class_names
+            classes = tuple(name.decode() for name in self.open(folder, file)[key])
+        train, test = (self._examples(folder, files) for files in (self.train_files, (self.test_file,)))
+        return Dataset(self.name, train, test, classes, self.mean, self.std)
+
+    def _examples(self, folder: Path, files: tuple[str, ...]) -> Examples:
+        contents = [self.open(folder, file) for file in files]
+        pixels = np.concatenate([content["data"] for content in contents])
+        labels = [torch.from_numpy(np.concatenate([content[key] for content in contents]).astype(np.int64)) for key in self.labels]
+        return Examples(torch.from_numpy(pixels).view(-1, 3, 32, 32), labels[-1], coarse=labels[0] if len(labels) > 1 else None)
+
+    def _labels(self, path: Path, labels: object, key: str, images: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        if not isinstance(labels, list) or len(labels) != images or not all(isinstance(v, int) and 0 <= v <= 255 for v in labels):
+            raise UserError(f"{path} does not have a label from 0 to 255 for each of its {images} images under '{key}'; {self.remedy}")
+        return np.array(labels, dtype=np.uint8)
+
+
+_TEN = {
+    "cifar-10-batches-py/data_batch_1": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+    "cifar-10-batches-py/data_batch_2": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+    "cifar-10-batches-py/data_batch_3": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+    "cifar-10-batches-py/data_batch_4": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+    "cifar-10-batches-py/data_batch_5": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+    "cifar-10-batches-py/test_batch": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+}
+_HUNDRED = {
+    "cifar-100-python/train": "16019d7e3df5f24257cddd939b257f8d",
+    "cifar-100-python/test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+    "cifar-100-python/meta": "7973b15100ade9c7d40fb424638fde48",
+}
+
+CIFAR10 = Cifar(
+    "cifar10",
+    "small pictures of 10 kinds of things, 32x32",
+    (Download("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", tuple(_TEN)),),
+    digests=_TEN,
+    train_files=tuple(_TEN)[:5],
+    test_file="cifar-10-batches-py/test_batch",
+    classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+    mean=(0.4914, 0.4822, 0.4465),
+    std=(0.2470, 0.2435, 0.2616),
+)
+
+CIFAR100 = Cifar(
+    "cifar100",
+    "small pictures of 100 kinds of things in 20 superclasses, 32x32",
+    (Download("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", tuple(_HUNDRED)),),
+    file_md5s=_HUNDRED,
+    train_files=("cifar-100-python/train",),
+    test_file="cifar-100-python/test",
+    labels=("coarse_labels", "fine_labels"),
+    class_names=("cifar-100-python/meta", "fine_label_names"),
+    sizes={"cifar-100-python/train": 50_000, "cifar-100-python/test": 10_000},
+    mean=(0.5071, 0.4865, 0.4409),
+    std=(0.2673, 0.2564, 0.2762),
+)

@@ -1,0 +1,42 @@
+"""The 8x8 digits inside scikit-learn: real handwriting that needs no file, and so the default data set."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedflat.data.arrays import channel_statistics
+from fedflat.data.dataset import Dataset, Examples
+from fedflat.data.sources.source import Source
+
+TEST_EVERY = 5
+
+
+@dataclass(frozen=True)
+class Digits(Source[None]):
+    """1,797 grey images of 8x8 pixels with 17 levels; every fifth example of a class, in the order of the file, is a test example."""
+
+    def parse(self, path: Path) -> tuple[None, str]:
+        """Nothing: there are no files."""
+        return None, hashlib.sha256().hexdigest()
+
+    def read(self, folder: Path) -> Dataset:
+        """The digits, with the same test set whatever the seed of an experiment."""
+        from sklearn.datasets import load_digits
+
+        levels, labels = load_digits(return_X_y=True)
+        pixels = torch.from_numpy(np.rint(levels * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8))
+        is_test = np.zeros(len(labels), dtype=bool)
+        for label in range(10):
+            is_test[np.flatnonzero(labels == label)[TEST_EVERY - 1 :: TEST_EVERY]] = True
+        examples = Examples(pixels, torch.from_numpy(labels.astype(np.int64)))
+        train, test = examples.take(np.flatnonzero(~is_test)), examples.take(np.flatnonzero(is_test))
+        mean, std = channel_statistics(train.inputs)
+        return Dataset(self.name, train, test, tuple("0123456789"), mean, std)
+
+
+DIGITS = Digits("digits", "handwritten digits of scikit-learn, 8x8")

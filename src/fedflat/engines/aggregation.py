@@ -1,0 +1,67 @@
+"""How the server combines what a cohort sends. Sums are taken in cohort order over fixed blocks, whoever computed the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedflat.errors import UserError
+
+BLOCK = 8
+"""Clients per block: a partial sum is always over the same clients, so results do not depend on the number of workers."""
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """The mean of the clients' displacements by sample counts or uniformly; or a robust centre, which needs every row."""
+
+    weighting: Literal["samples", "uniform"] = "samples"
+    centre: Literal["mean", "median", "trimmed"] = "mean"
+    trim: float = 0.1
+    """The share of the clients cut off at each end, for the trimmed mean."""
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether partial sums are not enough."""
+        return self.centre != "mean"
+
+    def weights(self, samples: Sequence[int]) -> list[float]:
+        """p_i, which add up to 1."""
+        return by_samples(samples) if self.weighting == "samples" else uniform(len(samples))
+
+    def combine(self, rows: Tensor, samples: Sequence[int]) -> Tensor:
+        """One displacement from the cohort's."""
+        if self.centre == "mean":
+            return weighted_sum(rows, self.weights(samples))
+        if self.centre == "median":
+            return torch.quantile(rows, 0.5, dim=0)
+        cut = int(self.trim * len(rows))
+        if 2 * cut >= len(rows):
+            raise UserError(f"a trimmed mean that cuts {self.trim:.0%} at each end leaves nothing of {len(rows)} clients; lower trim")
+        return rows.sort(0).values[cut : len(rows) - cut].mean(0)
+
+
+def uniform(count: int) -> list[float]:
+    """Equal weights."""
+    return [1 / count] * count
+
+
+def by_samples(samples: Sequence[int]) -> list[float]:
+    """Weights proportional to sample counts."""
+    total = sum(samples)
+    return [n / total for n in samples]
+
+
+def weighted_sum(rows: Tensor, weights: Sequence[float]) -> Tensor:
+    """The sum of weighted rows, block by block in order."""
+    total = torch.zeros_like(rows[0])
+    for start in range(0, len(rows), BLOCK):
+        partial = weights[start] * rows[start]
+        for row, weight in zip(rows[start + 1 : start + BLOCK], weights[start + 1 : start + BLOCK], strict=True):
+            partial.add_(row, alpha=weight)
+        total += partial
+    return total

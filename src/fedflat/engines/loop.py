@@ -1,0 +1,182 @@
+"""The loop engine: clients one after another, or spread over worker processes with one thread each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedflat.algorithms.algorithm import States, flat_fields, flat_state, nested_state
+from fedflat.algorithms.slot import Returned
+from fedflat.data import Examples
+from fedflat.engines.aggregation import by_samples, uniform, weighted_sum
+from fedflat.engines.client import Report, train_client, whole_gradient
+from fedflat.engines.contract import Client, Cost, ModelState, Outcome, Training
+from fedflat.engines.pool import Pool, available_cores, can_travel, pool_of
+from fedflat.engines.problem import Problem
+from fedflat.engines.table import Table
+
+
+class LoopEngine:
+    """Trains the clients of a cohort in a loop; with several workers each process takes the next client that waits."""
+
+    def __init__(self, problem: Problem, workers: int | None = None) -> None:
+        self.problem = problem
+        wanted = available_cores() if workers is None else workers
+        self.workers = wanted if wanted > 1 and can_travel(problem) else 1
+        self.table: Table | None = None
+        self._here: dict[str, Any] = {"problem": problem}
+        self._pool: Pool | None = None
+
+    # --- training ----------------------------------------------------------------------------------------------------------------
+
+    def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
+        """Train a cohort for one round and reduce what it sends, in cohort order."""
+        with one_thread():
+            table = self._table(training, len(cohort))
+            z = self._fill(table, training, model, server, cohort)
+            if training.algorithm.drift.whole_gradient == "common":
+                pre = self._map(_whole_gradient, [(training, round, row, c.number, c.indices) for row, c in enumerate(cohort)])
+                table.common_gradient.copy_(weighted_sum(table.gradient[: len(cohort)], by_samples([len(c.indices) for c in cohort])))
+            else:
+                pre = []
+            tasks = [(training, round, row, c.number, c.indices, model.integers) for row, c in enumerate(cohort)]
+            reports: list[Report] = self._map(_train, tasks)
+            outcome = _reduce(training, round, model, z, table, cohort, reports)
+            outcome.cost.backward_passes += sum(passes for passes, _ in pre)
+            outcome.cost.samples += sum(samples for _, samples in pre)
+            return outcome
+
+    def _table(self, training: Training, rows: int) -> Table:
+        if self.table is None or self.table.rows < rows:
+            problem = self.problem
+            self.table = Table.new(training.algorithm, problem.layout.size, problem.buffers.size, rows, problem.dtype, self.workers > 1)
+            self._share("table", self.table)
+        return self.table
+
+    def _fill(self, table: Table, training: Training, model: ModelState, server: States, cohort: list[Client]) -> Tensor:
+        z = training.algorithm.broadcast(model.weights, server)
+        table.z.copy_(z)
+        for name, value in flat_state(server).items():
+            if name in table.server:
+                table.server[name].copy_(value)
+        for row, client in enumerate(cohort):
+            for name, value in flat_state(client.state).items():
+                table.client[name][row].copy_(value)
+            table.buffers[row].copy_(model.buffers if client.statistics is None else client.statistics)
+        return z
+
+    # --- evaluation --------------------------------------------------------------------------------------------------------------
+
+    def evaluate(self, models: dict[str, ModelState], examples: dict[str, Examples]) -> dict[str, dict[str, dict[str, float]]]:
+        """Every metric of every model on every set of examples."""
+        with one_thread():
+            weights = torch.stack([torch.cat([m.weights, m.buffers]) for m in models.values()])
+            self._share("models", (weights.share_memory_() if self.workers > 1 else weights, [m.integers for m in models.values()]))
+            self._share("examples", examples)
+            tasks = [
+                (index, name, part)
+                for index in range(len(models))
+                for name, some in examples.items()
+                for part in self.problem.evaluation_batches(len(some))
+            ]
+            sums = self._map(_evaluate, tasks)
+        results: dict[str, dict[str, dict[str, float]]] = {m: {name: {} for name in examples} for m in models}
+        for (index, name, _), part in zip(tasks, sums, strict=True):
+            metrics = results[list(models)[index]][name]
+            for metric, value in part.items():
+                metrics[metric] = metrics.get(metric, 0.0) + value / len(examples[name])
+        return results
+
+    # --- workers -----------------------------------------------------------------------------------------------------------------
+
+    def _share(self, name: str, value: object) -> None:
+        self._here[name] = value
+        if self.workers > 1 and self._pool is not None:
+            self._pool.share(name, value)
+
+    def _map(self, call: Any, tasks: list[tuple[Any, ...]]) -> list[Any]:
+        if self.workers == 1:
+            return [call(self._here, *task) for task in tasks]
+        pool = pool_of(self.workers)
+        if pool is not self._pool:
+            self._pool = pool
+            for name, value in self._here.items():
+                pool.share(name, value)
+        return pool.map(call, tasks)
+
+
+def _train(here: dict[str, Any], training: Training, round: int, row: int, client: int, indices: np.ndarray, integers: Any) -> Report:
+    return train_client(here["problem"], training, here["table"], round, row, client, indices, integers)
+
+
+def _whole_gradient(
+    here: dict[str, Any], training: Training, round: int, row: int, client: int, indices: np.ndarray
+) -> tuple[int, int]:
+    table: Table = here["table"]
+    gradient, passes, samples = whole_gradient(here["problem"], training, table, round, client, indices, row)
+    table.gradient[row].copy_(gradient)
+    return passes, samples
+
+
+def _evaluate(here: dict[str, Any], index: int, name: str, part: Tensor) -> dict[str, float]:
+    problem: Problem = here["problem"]
+    models, integers = here["models"]
+    weights, buffers = models[index].split([problem.layout.size, problem.buffers.size])
+    examples: Examples = here["examples"][name]
+    return problem.sums(weights, {**problem.buffers.views(buffers), **integers[index]}, examples.take(part))
+
+
+def _reduce(
+    training: Training, round: int, model: ModelState, z: Tensor, table: Table, cohort: list[Client], reports: list[Report]
+) -> Outcome:
+    count = len(cohort)
+    samples = [len(client.indices) for client in cohort]
+    even, sized = uniform(count), by_samples(samples)
+    rows = table.displacement[:count]
+    fields = flat_fields(training.algorithm.message_fields())
+    means = {name: weighted_sum(sent[:count], sized if fields[name].by_samples else even) for name, sent in table.sent.items()}
+    returned = Returned(
+        x=model.weights,
+        z=z,
+        displacement=training.aggregation.combine(rows, samples),
+        uniform=weighted_sum(rows, even),
+        direction=weighted_sum(rows, [-weight / report.rates for weight, report in zip(even, reports, strict=True)]),
+        mean={},
+        share=count / training.clients,
+        round=round,
+        common_gradient=table.common_gradient.clone() if training.algorithm.drift.whole_gradient == "common" else None,
+    )
+    clients = [
+        client._replace(
+            state=nested_state({name: kept[row].clone() for name, kept in table.client.items()}),
+            statistics=table.buffers[row].clone() if training.own_statistics else None,
+        )
+        for row, client in enumerate(cohort)
+    ]
+    own = training.own_statistics
+    buffers = model.buffers if own else weighted_sum(table.buffers[:count], training.aggregation.weights(samples))
+    size = len(z)
+    cost = Cost(
+        sum(report.backward_passes for report in reports),
+        sum(report.samples for report in reports),
+        count * training.algorithm.floats_down(size),
+        count * training.algorithm.floats_up(size),
+    )
+    loss = sum(report.loss for report in reports) / sum(report.steps for report in reports)
+    return Outcome(returned, nested_state(means), clients, buffers, model.integers if own else reports[0].integers, loss, cost)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch on one thread: sums then do not depend on the machine, and busy cores are not fought over."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,153 @@
+"""Worker processes: one thread each, started once, fed over pipes; weights travel through shared memory."""
+
+from __future__ import annotations
+
+import atexit
+import io
+import os
+import pickle
+import sys
+import types
+from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+import torch.multiprocessing as multiprocessing
+
+from fedflat.errors import UserError
+
+
+class Pool:
+    """Worker processes that each hold one object at a time and call its methods."""
+
+    def __init__(self, workers: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.processes: list[Any] = []
+        self.pipes: list[Connection] = []
+        for _ in range(workers):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            _start_without_main(process)
+            theirs.close()
+            self.processes.append(process)
+            self.pipes.append(ours)
+
+    @property
+    def alive(self) -> bool:
+        """Whether every worker is still there."""
+        return bool(self.pipes) and all(process.is_alive() for process in self.processes)
+
+    def share(self, name: str, value: object) -> None:
+        """Give every worker a value under a name."""
+        for pipe in self.pipes:
+            self._send(pipe, ("share", name, value))
+
+    def map(self, call: Callable[..., Any], tasks: Iterable[tuple[Any, ...]]) -> list[Any]:
+        """``call(shared, *task)`` for every task, spread over the workers; results in the order of the tasks."""
+        waiting = list(enumerate(tasks))[::-1]
+        results: list[Any] = [None] * len(waiting)
+        busy: dict[Connection, int] = {}
+        for pipe in self.pipes:
+            self._next(pipe, call, waiting, busy)
+        while busy:
+            for pipe in wait(list(busy)):
+                assert isinstance(pipe, Connection)
+                try:
+                    failed, result = pipe.recv()
+                except (EOFError, ConnectionError):
+                    raise self._lost() from None
+                if failed:
+                    self.close()
+                    raise result
+                results[busy.pop(pipe)] = result
+                self._next(pipe, call, waiting, busy)
+        return results
+
+    def _next(self, pipe: Connection, call: Callable[..., Any], waiting: list[Any], busy: dict[Connection, int]) -> None:
+        if waiting:
+            busy[pipe], task = waiting.pop()
+            self._send(pipe, ("call", call, task))
+
+    def _send(self, pipe: Connection, message: object) -> None:
+        try:
+            pipe.send(message)
+        except (BrokenPipeError, ConnectionError):
+            raise self._lost() from None
+
+    def _lost(self) -> UserError:
+        codes = [p.exitcode for p in self.processes if not p.is_alive()]
+        self.close()
+        killed = "was killed, most likely because memory ran out" if any(c and c < 0 for c in codes) else "ended unexpectedly"
+        return UserError(f"a worker process {killed}; use fewer of them (--workers 1) or a smaller batch, then go on with fedflat resume")
+
+    def close(self) -> None:
+        """End the workers."""
+        for pipe in self.pipes:
+            pipe.close()
+        for process in self.processes:
+            process.join(timeout=5)
+            if process.is_alive():
+                process.kill()
+        self.pipes = []
+
+
+_pool: Pool | None = None
+
+
+def pool_of(workers: int) -> Pool:
+    """The pool of this process, started anew only when its size changes: starting workers costs seconds."""
+    global _pool  # noqa: PLW0603
+    if _pool is None or len(_pool.pipes) != workers or not _pool.alive:
+        if _pool is not None:
+            _pool.close()
+        _pool = Pool(workers)
+    return _pool
+
+
+@atexit.register
+def _close_pool() -> None:
+    if _pool is not None:
+        _pool.close()
+
+
+def available_cores() -> int:
+    """The cores this process may really use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def can_travel(value: object) -> bool:
+    """Whether a value can be sent to a worker: not when it is defined in the running script, which workers do not import."""
+    buffer = io.BytesIO()
+    try:
+        multiprocessing.reductions.ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return False
+    return b"__main__" not in buffer.getvalue()
+
+
+def _start_without_main(process: Any) -> None:
+    """Start a spawned process that does not run the user's script again: a script then needs no ``if __name__ == "__main__"``."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        process.start()
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _serve(pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    shared: dict[str, Any] = {}
+    while True:
+        try:
+            kind, what, value = pipe.recv()
+            if kind == "share":
+                shared[what] = value
+                continue
+            try:
+                pipe.send((False, what(shared, *value)))
+            except Exception as error:  # what went wrong in a worker is raised again where the run is
+                pipe.send((True, error))
+        except (EOFError, KeyboardInterrupt, ConnectionError):
+            return

@@ -1,0 +1,110 @@
+"""The problem that a federation solves: a model, a task and data; and its gradient at any flat vector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedflat.data import Augmentation, Dataset, Examples, normalise
+from fedflat.engines.task import Task
+from fedflat.models.layout import Layout
+
+
+@dataclass(eq=False)
+class Problem:
+    """A model whose weights live in flat vectors, what it is trained for, and on what."""
+
+    model: nn.Module
+    task: Task
+    data: Dataset
+    augmentation: Augmentation
+    dtype: torch.dtype = torch.float32
+    evaluation_batch: int = 500
+    held_out: dict[str, Examples] = field(default_factory=dict)
+    """What models are evaluated on, by name: the test set, and a validation split where there is one."""
+    batch_statistics: bool = False
+    """Whether evaluation normalises by each batch's own statistics, as SiLoBN does for clients it has not seen."""
+
+    def __post_init__(self) -> None:
+        self.model.to(self.dtype)
+        self.layout = Layout.of_parameters(self.model)
+        self.buffers = Layout.of_buffers(self.model)
+        self.channels_last = any(len(shape) == 4 for shape in self.layout.shapes)
+
+    def initial(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The model's own weights, floating buffers and integer buffers, as flat vectors and a dictionary."""
+        weights = self.layout.flatten({name: p.detach() for name, p in self.model.named_parameters()})
+        named = dict(self.model.named_buffers())
+        integers = {name: b.clone() for name, b in named.items() if not b.is_floating_point()}
+        return weights, self.buffers.flatten(named).to(self.dtype), integers
+
+    def normalised(self, raw: Tensor) -> Tensor:
+        """Inputs as the model wants them, without augmentation."""
+        return self._arranged(normalise(raw, self.data.mean, self.data.std, self.dtype))
+
+    def augmented(self, raw: Tensor, draws: dict[str, Tensor]) -> Tensor:
+        """Inputs as the model wants them, augmented by given draws."""
+        return self._arranged(self.augmentation.inputs(raw, draws, self.data.mean, self.data.std, self.dtype))
+
+    def _arranged(self, inputs: Tensor) -> Tensor:
+        return inputs.contiguous(memory_format=torch.channels_last) if self.channels_last and inputs.ndim == 4 else inputs
+
+    def output(self, vector: Tensor, buffers: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        """The model's output with weights from a flat vector."""
+        result: Tensor = functional_call(self.model, {**self.layout.views(vector), **buffers}, (inputs,))
+        return result
+
+    def loss_and_gradient(self, vector: Tensor, buffers: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
+        """The batch's mean loss and its gradient, as a flat vector. BatchNorm statistics in ``buffers`` change in place."""
+        leaves = {name: view.detach().requires_grad_() for name, view in self.layout.views(vector).items()}
+        output: Tensor = functional_call(self.model, {**leaves, **buffers}, (batch.inputs,))
+        loss = self.task.loss(output, batch.targets)
+        if batch.mixed_targets is not None:
+            loss = batch.share * loss + (1 - batch.share) * self.task.loss(output, batch.mixed_targets)
+        gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        return loss.detach(), self.layout.flatten(dict(zip(leaves, gradients, strict=True)))
+
+    @torch.no_grad()
+    def sums(self, vector: Tensor, buffers: dict[str, Tensor], examples: Examples) -> dict[str, float]:
+        """The task's metrics, summed over some examples, with the model in evaluation mode."""
+        self.model.train(self.batch_statistics)
+        if self.batch_statistics:
+            buffers = {name: b.clone() for name, b in buffers.items()}
+        output = self.output(vector, buffers, self.normalised(examples.inputs))
+        return {name: float(value) for name, value in self.task.sums(output, examples.targets).items()}
+
+    @torch.no_grad()
+    def estimated_buffers(self, vector: Tensor, integers: dict[str, Tensor]) -> Tensor:
+        """BatchNorm statistics of given weights, estimated anew as the plain mean over the batches of the training set."""
+        norms = [m for m in self.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        momenta = [norm.momentum for norm in norms]
+        flat = torch.zeros(self.buffers.size, dtype=self.dtype)
+        buffers = {**self.buffers.views(flat), **{name: torch.zeros_like(value) for name, value in integers.items()}}
+        self.model.train()
+        try:
+            for norm in norms:
+                norm.momentum = None  # torch then takes the plain mean
+            for part in self.evaluation_batches(len(self.data.train)):
+                self.output(vector, buffers, self.normalised(self.data.train.take(part).inputs))
+        finally:
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.momentum = momentum
+        return flat
+
+    def evaluation_batches(self, count: int) -> Iterator[Tensor]:
+        """The positions of a set's examples in fixed batches, so that sums do not depend on who computes them."""
+        yield from torch.arange(count).split(self.evaluation_batch)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs and targets of one step; with mixup, the targets of the batch's other half and the share of the first."""
+
+    inputs: Tensor
+    targets: Tensor
+    mixed_targets: Tensor | None = None
+    share: float | Tensor = 1.0

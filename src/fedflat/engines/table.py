@@ -1,0 +1,54 @@
+"""The table of rows that a cohort works on: what everyone reads, and one row per client to write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedflat.algorithms.algorithm import Algorithm, flat_fields
+from fedflat.algorithms.slot import Field
+
+
+@dataclass
+class Table:
+    """Vectors that the cohort reads, and a row per client for state and messages; shared between processes where asked."""
+
+    z: Tensor
+    server: dict[str, Tensor]
+    common_gradient: Tensor
+    client: dict[str, Tensor]
+    sent: dict[str, Tensor]
+    displacement: Tensor
+    gradient: Tensor
+    buffers: Tensor
+
+    @classmethod
+    def new(cls, algorithm: Algorithm, size: int, buffers: int, rows: int, dtype: torch.dtype, shared: bool) -> Table:
+        """An empty table for cohorts of up to ``rows`` clients."""
+
+        def empty(*shape: int) -> Tensor:
+            tensor = torch.zeros(shape, dtype=dtype)
+            return tensor.share_memory_() if shared else tensor
+
+        def fields(of: dict[str, Field], *leading: int) -> dict[str, Tensor]:
+            return {name: empty(*leading, *((size,) if field.vector else ())) for name, field in of.items()}
+
+        common = algorithm.drift.whole_gradient == "common"
+        received = {name: field for name, field in flat_fields(algorithm.server_fields()).items() if field.sent}
+        return cls(
+            z=empty(size),
+            server=fields(received),
+            common_gradient=empty(size if common else 0),
+            client=fields(flat_fields(algorithm.client_fields()), rows),
+            sent=fields(flat_fields(algorithm.message_fields()), rows),
+            displacement=empty(rows, size),
+            gradient=empty(rows, size if common else 0),
+            buffers=empty(rows, buffers),
+        )
+
+    @property
+    def rows(self) -> int:
+        """How many clients fit."""
+        return len(self.displacement)

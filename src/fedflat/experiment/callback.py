@@ -1,0 +1,25 @@
+"""Callbacks: whoever wants to see a run while it goes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedflat.experiment.record import Record
+    from fedflat.experiment.run import Run
+
+
+class Callback:
+    """Told of every round; override what is of interest. ``run.server`` and ``run.history`` hold all there is to see."""
+
+    def began(self, run: Run) -> None:
+        """Before the first round, or before going on after a restart."""
+
+    def round_done(self, run: Run) -> None:
+        """After every round."""
+
+    def evaluated(self, run: Run) -> None:
+        """After every evaluation; ``run.history[-1]`` is the newest."""
+
+    def ended(self, run: Run, record: Record) -> None:
+        """After the last round."""

@@ -1,0 +1,177 @@
+"""An experiment, complete: this model is at once the YAML file, the command line and the documentation of every setting."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from fedflat.algorithms import algorithm, canonical
+from fedflat.errors import UserError, one_of
+
+FORMAT = 1
+"""The version of run folders and configs."""
+
+
+class Section(BaseModel):
+    """A group of settings; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Data(Section):
+    """The data set and how it is spread over clients."""
+
+    name: str = Field("digits", description="data set (see fedflat data list)")
+    folder: Path | None = Field(None, description="where its files are; default: $FEDFLAT_DATA, or the user's cache")
+    split: str = Field("dirichlet(alpha=0.1)", description="how examples are spread over clients")
+    split_seed: int | None = Field(None, ge=0, description="seed of the split alone; default: the run's seed")
+    clients: int | None = Field(50, ge=1, description="number of clients; null where the split decides it itself")
+    validation: float = Field(0.0, ge=0, lt=1, description="share of the training examples held out for validation")
+    augmentation: str = Field("none", description="for example crop-flip, mixup, cutout, joined by +")
+
+
+class Federation(Section):
+    """Who takes part in a round, and how their work is combined."""
+
+    per_round: int = Field(10, ge=1, description="clients per round (expected number, with Bernoulli sampling)")
+    sampling: Literal["fixed", "bernoulli"] = Field("fixed", description="exactly per_round clients, or each with the same probability")
+    weighting: Literal["samples", "uniform"] = Field("samples", description="how displacements are weighted in the mean")
+    aggregation: Literal["mean", "median", "trimmed"] = Field("mean", description="the mean, or a robust centre")
+    trim: float = Field(0.1, ge=0, lt=0.5, description="share cut off at each end by the trimmed mean")
+    dropout: float = Field(0.0, ge=0, lt=1, description="probability that a sampled client never answers")
+    partial: float = Field(0.0, ge=0, le=1, description="probability that a client does only part of its steps")
+
+
+class Training(Section):
+    """The local training of every client."""
+
+    rounds: int = Field(100, ge=1, description="communication rounds")
+    epochs: int = Field(5, ge=1, description="local epochs per round")
+    steps: int | None = Field(None, ge=1, description="local steps per round, instead of epochs")
+    batch: int = Field(10, ge=1, description="batch size")
+    rate: float = Field(0.1, gt=0, description="local learning rate")
+    decay: float = Field(1.0, gt=0, le=1, description="factor on the rate after every round")
+    weight_decay: float = Field(0.0, ge=0, description="L2 weight decay, at the unperturbed point")
+    momentum: float = Field(0.0, ge=0, lt=1, description="local heavy-ball momentum, reset in every round")
+    clip: float | None = Field(None, gt=0, description="largest norm of a local direction")
+    clip_mode: Literal["total", "grad"] = Field("total", description="clip the corrected direction, or the raw gradient alone")
+    statistics: Literal["averaged", "own"] = Field("averaged", description="BatchNorm statistics: averaged, or kept by clients (SiLoBN)")
+
+
+class Evaluation(Section):
+    """When and how models are evaluated."""
+
+    every: int = Field(1, ge=1, description="rounds between evaluations")
+    batch: int = Field(500, ge=1, description="examples per forward pass")
+    statistics: Literal["averaged", "estimated"] = Field(
+        "averaged", description="BatchNorm statistics of averaged models: averaged too, or estimated anew on training data"
+    )
+
+
+class Stop(Section):
+    """When to stop before the last round."""
+
+    target: float | None = Field(None, description="stop when the task's metric reaches this value on the test set")
+    seconds: float | None = Field(None, gt=0, description="stop after this much time")
+    patience: int | None = Field(None, ge=1, description="stop after so many evaluations without a better validation metric")
+
+
+class Engine(Section):
+    """Where and how the work is done; none of it changes results."""
+
+    name: Literal["auto", "loop"] = Field("auto", description="engine")
+    workers: int | None = Field(None, ge=1, description="worker processes; default: as many as there are cores")
+    precision: Literal["float32", "float64"] = Field("float32", description="precision of weights and arithmetic")
+    checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints")
+
+
+class Config(Section):
+    """A complete experiment."""
+
+    format: Literal[1] = Field(FORMAT, description="version of this file's format")
+    algorithm: str = Field("fedavg", description="algorithm, as name(parameter=value)+part(parameter=value)")
+    model: str = Field("mlp", description="model, as name(parameter=value)")
+    seed: int = Field(0, ge=0, description="seed of everything random")
+    data: Data = Data()
+    federation: Federation = Federation()
+    training: Training = Training()
+    evaluation: Evaluation = Evaluation()
+    stop: Stop = Stop()
+    engine: Engine = Engine()
+
+    @field_validator("algorithm")
+    @classmethod
+    def _shortest(cls, text: str) -> str:
+        return canonical(algorithm(text))
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
+        if self.data.clients is not None and self.federation.per_round > self.data.clients and self.data.split != "centralised":
+            raise UserError(
+                f"federation.per_round={self.federation.per_round} is more than data.clients={self.data.clients}; lower it or add clients"
+            )
+        if self.stop.patience is not None and self.data.validation == 0:
+            raise UserError("stop.patience looks at the validation split, and there is none; set data.validation, for example to 0.1")
+        return self
+
+    def to_yaml(self) -> str:
+        """The whole config as YAML."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def config(values: dict[str, Any]) -> Config:
+    """A checked config from nested values; every mistake is one sentence."""
+    if values.get("format", FORMAT) != FORMAT:
+        raise UserError(f"this config has format {values['format']}, but this version of fedflat reads format {FORMAT}; run it anew")
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise UserError(_sentence(error)) from None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The values of a YAML file."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not readable YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path} holds no settings; expected a YAML mapping such as 'algorithm: fedavg'")
+    return values
+
+
+def assign(values: dict[str, Any], setting: str) -> None:
+    """Put ``a.b=value`` into nested values; the value is read as YAML."""
+    key, equals, text = setting.partition("=")
+    if not equals or not re.fullmatch(r"\w+(\.\w+)*", key):
+        raise UserError(f"cannot read --set '{setting}'; expected key=value, for example training.rate=0.05")
+    *sections, last = key.split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise UserError(f"--set '{setting}': {section} is a single value, not a group of settings")
+    try:
+        values[last] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        values[last] = text
+    if isinstance(values[last], str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", values[last]):
+        values[last] = float(values[last])  # YAML 1.1 reads 1e-3 as a word
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"]) or "the config"
+    if first["type"] == "extra_forbidden":
+        section: Any = Config
+        for part in first["loc"][:-1]:
+            section = section.model_fields[part].annotation
+        inside = ".".join(str(part) for part in first["loc"][:-1])
+        return str(one_of(f"setting{f' in {inside}' if inside else ''}", first["loc"][-1], section.model_fields, "fedflat run --help"))
+    more = f" (and {len(error.errors()) - 1} more)" if len(error.errors()) > 1 else ""
+    return f"{where}={first['input']!r} is not possible: {first['msg'][0].lower()}{first['msg'][1:]}{more}"

@@ -1,0 +1,72 @@
+"""From a config to the problem and the split it names."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from fedflat import data as datasets
+from fedflat import models
+from fedflat.data import Dataset, Split
+from fedflat.engines.problem import Problem
+from fedflat.engines.randomness import seed_torch
+from fedflat.engines.task import Classification, Task
+from fedflat.errors import UserError
+from fedflat.experiment.config import Config
+
+CUSTOM = "custom"
+"""The name, in a config, of what the user brought in Python."""
+
+
+def federation(
+    config: Config, data: Dataset | None = None, model: nn.Module | None = None, task: Task | None = None
+) -> tuple[Problem, Split]:
+    """The problem and the split of a config; data, model and task may be the user's own."""
+    for own, name, what in ((data, config.data.name, "data"), (model, config.model, "model")):
+        if own is None and name.partition(":")[0] == CUSTOM:
+            raise UserError(f"this run used {what} of your own ({name}); pass it again in Python: fedflat.resume(folder, {what}=...)")
+    data = datasets.load(config.data.name, config.data.folder) if data is None else data
+    seed = config.seed if config.data.split_seed is None else config.data.split_seed
+    split = datasets.partition(
+        config.data.split,
+        data.train.targets,
+        data.num_classes,
+        config.data.clients,
+        seed,
+        config.data.validation,
+        data.train.groups,
+    )
+    if config.federation.per_round > len(split.clients) > 1:
+        raise UserError(f"federation.per_round={config.federation.per_round} is more than the {len(split.clients)} clients of the split")
+    with torch.random.fork_rng(devices=[]):
+        seed_torch(config.seed, "weights")
+        network = models.build(config.model, data.input_shape, data.num_classes) if model is None else copy.deepcopy(model)
+    augmentation = datasets.augmentation(config.data.augmentation)
+    augmentation.check(data)
+    held_out = {"test": data.test}
+    if len(split.validation):
+        held_out["validation"] = data.train.take(torch.from_numpy(split.validation))
+    problem = Problem(
+        network,
+        task or Classification(),
+        data,
+        augmentation,
+        torch.float64 if config.engine.precision == "float64" else torch.float32,
+        config.evaluation.batch,
+        held_out,
+        batch_statistics=config.training.statistics == "own",
+    )
+    return problem, split
+
+
+def custom(config: Config, data: Dataset | None, model: nn.Module | None) -> Config:
+    """A config that says which parts are the user's own."""
+    if model is not None:
+        config = config.model_copy(update={"model": f"{CUSTOM}:{type(model).__name__}"})
+    if data is not None:
+        config = config.model_copy(update={"data": config.data.model_copy(update={"name": f"{CUSTOM}:{data.name}"})})
+    return config
+
+

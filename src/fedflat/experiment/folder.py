@@ -1,0 +1,145 @@
+"""A run on disk: its config, metrics, checkpoint, models and split."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fedflat.errors import UserError
+from fedflat.experiment.config import Config, config, read_yaml
+from fedflat.experiment.files import create_folder, told_plainly, write_whole
+from fedflat.experiment.rows import FileRows
+
+
+class RunFolder:
+    """The folder of one run. Nothing in it is ever half-written, except lines that a resumed run cuts off."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._held: int | None = None
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a run in it."""
+        return (self.path / "config.yaml").is_file()
+
+    def create(self, config: Config, split: Mapping[str, Any]) -> None:
+        """Make the folder with what describes the run."""
+        if self.exists:
+            raise UserError(f"there is already a run in {self.path}; go on with it (fedflat resume {self.path}) or choose another --out")
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise UserError(f"{self.path} exists and is not a run; choose another --out")
+        for part in ("checkpoint", "state"):
+            create_folder(self.path / part)
+        write_whole(self.path / "split.json", json.dumps(split) + "\n")
+        self.write_status("running")
+        write_whole(self.path / "config.yaml", config.to_yaml())
+
+    def hold(self) -> None:
+        """Keep other processes from working on the same run."""
+        try:
+            import fcntl
+        except ImportError:  # no such locks on Windows
+            return
+        self._held = os.open(self.path / "config.yaml", os.O_RDONLY)
+        try:
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"another process is working on {self.path}; wait for it, or choose another --out") from None
+
+    def release(self) -> None:
+        """Let other processes work on the run."""
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
+
+    # --- reading -----------------------------------------------------------------------------------------------------------------
+
+    def config(self) -> Config:
+        """The run's config."""
+        if not self.exists:
+            raise UserError(f"there is no run in {self.path}; expected a folder with a config.yaml (see them with fedflat show runs)")
+        return config(read_yaml(self.path / "config.yaml"))
+
+    def status(self) -> dict[str, Any]:
+        """How the run ended, or that it has not."""
+        return self._json(self.path / "status.json")
+
+    def split(self) -> dict[str, Any]:
+        """What is known of the partition."""
+        return self._json(self.path / "split.json")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The evaluations, one record each; a last line cut off by a kill does not count."""
+        path = self.path / "metrics.jsonl"
+        whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def seconds(self) -> float:
+        """How long the run has taken so far."""
+        path = self.path / "timing.jsonl"
+        lines = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
+        return float(json.loads(lines[-1])["seconds"]) if lines else 0.0
+
+    def _json(self, path: Path) -> dict[str, Any]:
+        try:
+            value = json.loads(path.read_text())
+        except (OSError, ValueError):
+            raise UserError(f"{path} is missing or damaged; the run cannot be read, run it anew") from None
+        return dict(value)
+
+    # --- writing -----------------------------------------------------------------------------------------------------------------
+
+    def write_status(self, status: str, **more: Any) -> None:
+        """Say how the run stands."""
+        write_whole(self.path / "status.json", json.dumps({"status": status, **more}) + "\n")
+
+    def append(self, name: str, record: Mapping[str, Any]) -> None:
+        """Add one line to a log."""
+        path = self.path / name
+        with told_plainly(path), path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def cut_metrics(self, length: int) -> None:
+        """Cut the metrics back to where a checkpoint saw them."""
+        path = self.path / "metrics.jsonl"
+        with told_plainly(path):
+            path.touch()
+            os.truncate(path, length)
+
+    def metrics_length(self) -> int:
+        """The metrics' length in bytes."""
+        path = self.path / "metrics.jsonl"
+        return path.stat().st_size if path.exists() else 0
+
+    def rows(self, name: str, width: int, dtype: torch.dtype) -> FileRows:
+        """A store of rows beside the checkpoint."""
+        return FileRows(self.path / "state" / name, width, dtype)
+
+    # --- tensors -----------------------------------------------------------------------------------------------------------------
+
+    def write_tensors(self, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """A safetensors file with JSON in its header."""
+        whole = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+        write_whole(self.path / name, save(whole, {"fedflat": json.dumps(about)}))
+
+    def read_tensors(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What ``write_tensors`` wrote."""
+        path = self.path / name
+        try:
+            with safe_open(path, "pt") as file:
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+                about = json.loads((file.metadata() or {})["fedflat"])
+        except FileNotFoundError:
+            raise UserError(f"{path} is missing; the run wrote none (yet)") from None
+        except (OSError, SafetensorError, KeyError, ValueError):
+            raise UserError(f"{path} is damaged or not fedflat's; run it anew") from None
+        return tensors, about

@@ -1,0 +1,50 @@
+"""What a run leaves behind."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedflat.engines.contract import ModelState
+from fedflat.experiment.config import Config
+from fedflat.experiment.folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run as plain data: its config, its evaluations, and how it ended."""
+
+    config: Config
+    history: list[dict[str, Any]]
+    status: str
+    reason: str
+    seconds: float
+    models: dict[str, ModelState] = field(repr=False)
+    folder: RunFolder | None = None
+
+    @property
+    def evaluated(self) -> list[str]:
+        """The names of the models in the last evaluation."""
+        return list(self.history[-1]["test"]) if self.history else []
+
+
+def load_record(path: Path) -> Record:
+    """The record of a run folder; models stay on disk."""
+    folder = RunFolder(path)
+    config = folder.config()
+    status = folder.status()
+    return Record(config, folder.metrics(), status["status"], status.get("reason", ""), folder.seconds(), {}, folder)
+
+
+def saved_tensors(folder: RunFolder, name: str) -> dict[str, Tensor]:
+    """The tensors of a saved model, by the name under which it was evaluated."""
+    return folder.read_tensors(model_file(name))[0]
+
+
+def model_file(name: str) -> str:
+    """The file of a model, by the name under which it was evaluated."""
+    return "model.safetensors" if name == "server" else f"model.{re.sub(r'[^A-Za-z0-9]+', '-', name).strip('-')}.safetensors"

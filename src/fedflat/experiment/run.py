@@ -1,0 +1,320 @@
+"""A run: rounds of training, averaging, evaluating and checkpointing, from a config or from where it was left."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedflat.algorithms import algorithm
+from fedflat.algorithms.algorithm import States, flat_fields, flat_state, nested_state
+from fedflat.algorithms.descent import Descent
+from fedflat.algorithms.rate import Schedule
+from fedflat.averaging import Scene
+from fedflat.data import Dataset
+from fedflat.engines.aggregation import Aggregation
+from fedflat.engines.contract import Client, Cost, ModelState, Training
+from fedflat.engines.loop import LoopEngine
+from fedflat.engines.plan import Plan, Sampler
+from fedflat.engines.task import Task
+from fedflat.experiment.callback import Callback
+from fedflat.experiment.config import Config
+from fedflat.experiment.federation import federation
+from fedflat.experiment.folder import RunFolder
+from fedflat.experiment.record import Record, model_file
+from fedflat.experiment.rows import Rows
+from fedflat.experiment.stopping import Verdict, diverged, stop_early
+from fedflat.models import classifier_parameters
+from fedflat.text import changed, show
+
+CHECKPOINT = "checkpoint/state.safetensors"
+
+
+@dataclass
+class Server:
+    """All that the server holds between rounds."""
+
+    rounds: int
+    model: ModelState
+    states: States
+    cost: Cost
+
+
+class Run:
+    """One experiment, from its first round to its last."""
+
+    def __init__(
+        self,
+        config: Config,
+        folder: Path | None = None,
+        *,
+        data: Dataset | None = None,
+        model: nn.Module | None = None,
+        task: Task | None = None,
+        callbacks: tuple[Callback, ...] = (),
+    ) -> None:
+        self.config, self.callbacks = config, callbacks
+        self.problem, self.split = federation(config, data, model, task)
+        self.algorithm = algorithm(config.algorithm)
+        self.engine = LoopEngine(self.problem, config.engine.workers)
+        self.folder = RunFolder(folder) if folder else None
+        self.history: list[dict[str, Any]] = []
+        self.loss = math.nan
+        self._training = self._make_training()
+        self._sampler = Sampler(
+            len(self.split.clients),
+            min(config.federation.per_round, len(self.split.clients)),
+            config.federation.sampling,
+            config.federation.dropout,
+        )
+        weights, buffers, integers = self.problem.initial()
+        self._first_client = self.algorithm.new_client(weights)
+        self.server = Server(0, ModelState(weights, buffers, integers), self.algorithm.new_server(weights), Cost())
+        self._stores: list[Rows] = []
+        self._begun = self._session = time.monotonic()
+
+    # --- the life of a run -------------------------------------------------------------------------------------------------------
+
+    def go(self) -> Record:
+        """Run to the end, from the last checkpoint where there is one."""
+        earlier = self._open()
+        self._session = time.monotonic()
+        self._begun = self._session - earlier
+        try:
+            self._tell("began")
+            verdict = self._rounds()
+            self._close(verdict)
+        finally:
+            for store in self._stores:
+                store.close()
+            if self.folder:
+                self.folder.release()
+        record = Record(self.config, self.history, verdict.status, verdict.reason, self.seconds, self.models(), self.folder)
+        for callback in self.callbacks:
+            callback.ended(self, record)
+        return record
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has taken, without the time it lay still."""
+        return time.monotonic() - self._begun
+
+    def _rounds(self) -> Verdict:
+        if self.server.rounds == 0 and not self.history:
+            self._evaluate()
+        while self.server.rounds < self.config.training.rounds:
+            self._round()
+            bad = diverged(self.server.model.weights, self.loss, self.algorithm, self.config)
+            if bad:
+                return Verdict("diverged", f"round {self.server.rounds}: {bad}")
+            done = self.server.rounds == self.config.training.rounds
+            if done or self.server.rounds % self.config.evaluation.every == 0:
+                self._evaluate()
+                verdict = stop_early(self.history, self.config.stop, self.primary, self.problem.task.metric)
+                if verdict:
+                    return verdict
+            if done or self.server.rounds % self.config.engine.checkpoint_every == 0:
+                self._checkpoint()
+            budget = self.config.stop.seconds
+            if budget is not None and time.monotonic() - self._session > budget and not done:
+                self._checkpoint()
+                return Verdict("stopped", f"the time budget of {budget:g} s ran out after round {self.server.rounds}")
+        return Verdict("finished")
+
+    # --- one round ---------------------------------------------------------------------------------------------------------------
+
+    def _round(self) -> None:
+        server, number = self.server, self.server.rounds
+        for store in self._stores:
+            store.now = number + 1
+        before = self._whole(server.model)
+        for average in self.averages.values():
+            average.before(number, before)
+        cohort = [self._client(i) for i in self._sampler(self.config.seed, number)]
+        outcome = self.engine.train(self._training, number, server.model, server.states, cohort)
+        weights, states = self.algorithm.aggregate(outcome.returned, outcome.means, server.states)
+        for client in outcome.clients:
+            self._keep(client)
+        cost = Cost(**{key: value + getattr(outcome.cost, key) for key, value in asdict(server.cost).items()})
+        self.server = Server(number + 1, ModelState(weights, outcome.buffers, outcome.integers), states, cost)
+        self.loss = outcome.loss
+        after = self._whole(self.server.model)
+        for average in self.averages.values():
+            average.after(number, after)
+        self._tell("round_done")
+
+    def _client(self, number: int) -> Client:
+        state, statistics = self._first_client, None
+        if number in self._kept:
+            pieces = self._kept[number].split(list(self._widths.values()))
+            flat = dict(zip(self._widths, pieces, strict=True))
+            own = flat.pop("statistics", None)
+            statistics = own if self._training.own_statistics else None
+            fields = flat_fields(self.algorithm.client_fields())
+            state = nested_state({name: piece if fields[name].vector else piece[0] for name, piece in flat.items()})
+        elif self._training.own_statistics:
+            statistics = self._first_statistics
+        return Client(number, self.split.clients[number], state, statistics)
+
+    def _keep(self, client: Client) -> None:
+        flat = {name: value.reshape(-1) for name, value in flat_state(client.state).items()}
+        if client.statistics is not None:
+            flat["statistics"] = client.statistics
+        if flat:
+            self._kept[client.number] = torch.cat([flat[name] for name in self._widths])
+
+    # --- evaluation --------------------------------------------------------------------------------------------------------------
+
+    @property
+    def primary(self) -> str:
+        """The model whose figures stand for the run: its last average, or the server's own."""
+        return list(self.averages)[-1] if self.averages else "server"
+
+    def models(self) -> dict[str, ModelState]:
+        """Every model there is to evaluate now, by name."""
+        own = self.server.model
+        found = {"server": own}
+        found |= {name: own._replace(weights=w) for name, w in self.algorithm.drift.evaluated(self.server.states["drift"]).items()}
+        whole = self._whole(own)
+        for name, average in self.averages.items():
+            mean = average.model(whole)
+            if mean is not None:
+                weights, buffers = mean.split([len(own.weights), len(own.buffers)])
+                if len(buffers) and self.config.evaluation.statistics == "estimated":
+                    buffers = self.problem.estimated_buffers(weights, own.integers)
+                found[name] = ModelState(weights, buffers, own.integers)
+        return found
+
+    def _evaluate(self) -> None:
+        found = self.engine.evaluate(self.models(), self.problem.held_out)
+        item = torch.finfo(self.problem.dtype).bits // 8
+        cost = self.server.cost
+        record: dict[str, Any] = {"round": self.server.rounds, "train_loss": None if math.isnan(self.loss) else self.loss}
+        for part in self.problem.held_out:
+            record[part] = {name: {k: _finite(v) for k, v in sets[part].items()} for name, sets in found.items()}
+        record |= {
+            "backward_passes": cost.backward_passes,
+            "samples": cost.samples,
+            "bytes_down": cost.floats_down * item,
+            "bytes_up": cost.floats_up * item,
+        }
+        self.history.append(record)
+        if self.folder:
+            self.folder.append("metrics.jsonl", record)
+            self.folder.append("timing.jsonl", {"round": self.server.rounds, "seconds": round(self.seconds, 3), "memory": _memory()})
+        self._tell("evaluated")
+
+    # --- on disk -----------------------------------------------------------------------------------------------------------------
+
+    def _open(self) -> float:
+        """Set up what is kept, going back to the last checkpoint where there is one; returns the seconds spent before."""
+        self._widths = {
+            name: len(self.server.model.weights) if field.vector else 1 for name, field in flat_fields(self.algorithm.client_fields()).items()
+        }
+        if self._training.own_statistics:
+            self._widths["statistics"] = len(self.server.model.buffers)
+        self._first_statistics = self.server.model.buffers
+        if self.folder:
+            if not self.folder.exists:
+                self.folder.create(self.config, self.split.describe(self.problem.data.train.targets, self.problem.data.num_classes))
+            self.folder.hold()
+        self._kept = self._rows("clients", sum(self._widths.values()))
+        whole = self._whole(self.server.model)
+        names = self.problem.layout.names + self.problem.buffers.names
+        last = classifier_parameters(self.problem.model)
+        chosen = torch.tensor([name in last for name in names]).repeat_interleave(
+            torch.tensor(self.problem.layout.sizes + self.problem.buffers.sizes)
+        )
+        scene = Scene(self.config.training.rounds, self.algorithm.rate.cycle, chosen, lambda name, _: self._rows(name, len(whole)))
+        self.averages = {_name_of(average): average.begin(scene, whole) for average in self.algorithm.averages}
+        if not self.folder or not (self.folder.path / CHECKPOINT).exists():
+            for store in self._stores:
+                store.rewind(0)
+            if self.folder:
+                self.folder.cut_metrics(0)
+            return 0.0
+        self._restore(self.folder)
+        return self.folder.seconds()
+
+    def _rows(self, name: str, width: int) -> Rows:
+        store = self.folder.rows(name, width, self.problem.dtype) if self.folder and width else Rows()
+        self._stores.append(store)
+        return store
+
+    def _checkpoint(self) -> None:
+        if not self.folder:
+            return
+        server = self.server
+        tensors = {"weights": server.model.weights, "buffers": server.model.buffers}
+        tensors |= {f"integers/{name}": value for name, value in server.model.integers.items()}
+        tensors |= {f"server/{name}": value for name, value in flat_state(server.states).items()}
+        for name, average in self.averages.items():
+            tensors |= {f"average/{name}/{key}": value for key, value in average.tensors().items()}
+        about = {"rounds": server.rounds, "metrics": self.folder.metrics_length(), "cost": asdict(server.cost), "loss": _finite(self.loss)}
+        self.folder.write_tensors(CHECKPOINT, tensors, about)
+        for store in self._stores:
+            store.commit(server.rounds)
+
+    def _restore(self, folder: RunFolder) -> None:
+        tensors, about = folder.read_tensors(CHECKPOINT)
+        under = {prefix: {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)} for prefix in ("integers/", "server/")}
+        model = ModelState(tensors["weights"], tensors["buffers"], under["integers/"])
+        self.server = Server(about["rounds"], model, nested_state(under["server/"]), Cost(**about["cost"]))
+        self.loss = math.nan if about["loss"] is None else about["loss"]
+        for name, average in self.averages.items():
+            prefix = f"average/{name}/"
+            average.restore({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+        for store in self._stores:
+            store.rewind(about["rounds"])
+        folder.cut_metrics(about["metrics"])
+        self.history = folder.metrics()
+
+    def _close(self, verdict: Verdict) -> None:
+        if not self.folder:
+            return
+        for name, model in self.models().items():
+            tensors = {**self.problem.layout.views(model.weights), **self.problem.buffers.views(model.buffers), **model.integers}
+            self.folder.write_tensors(model_file(name), tensors, {"model": self.config.model, "name": name, "rounds": self.server.rounds})
+        self.folder.write_status(verdict.status, rounds=self.server.rounds, reason=verdict.reason)
+
+    # --- small things ------------------------------------------------------------------------------------------------------------
+
+    def _make_training(self) -> Training:
+        t, f = self.config.training, self.config.federation
+        return Training(
+            self.algorithm,
+            Descent(t.weight_decay, t.momentum, t.clip, t.clip_mode),
+            Schedule(t.rate, t.decay, t.rounds),
+            Plan(t.batch, t.epochs, t.steps, f.partial),
+            self.config.seed,
+            len(self.split.clients),
+            Aggregation(f.weighting, f.aggregation, f.trim),
+            t.statistics == "own",
+        )
+
+    def _whole(self, model: ModelState) -> Tensor:
+        return torch.cat([model.weights, model.buffers])
+
+    def _tell(self, event: str) -> None:
+        for callback in self.callbacks:
+            getattr(callback, event)(self)
+
+
+def _name_of(average: Any) -> str:
+    return show(type(average).__name__.lower(), changed(average))
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _memory() -> int:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

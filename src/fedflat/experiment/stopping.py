@@ -1,0 +1,47 @@
+"""Why a run ends before its last round: a target reached, patience lost, or divergence."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedflat.algorithms import Algorithm
+from fedflat.experiment.config import Config, Stop
+
+EXPLODED = 1e6
+"""A mean training loss beyond which nothing comes back."""
+
+
+class Verdict(NamedTuple):
+    """How a run ended."""
+
+    status: Literal["finished", "stopped", "diverged"]
+    reason: str = ""
+
+
+def stop_early(history: list[dict[str, Any]], stop: Stop, model: str, metric: str) -> Verdict | None:
+    """Whether the newest evaluation is a reason to stop."""
+    newest = history[-1]
+    value = newest["test"].get(model, {}).get(metric)
+    if stop.target is not None and value is not None and value >= stop.target:
+        return Verdict("stopped", f"{metric} {value:.4f} reached the target {stop.target:g} after round {newest['round']}")
+    if stop.patience is not None:
+        seen = [record["validation"][model][metric] for record in history if model in record["validation"]]
+        best = max(range(len(seen)), key=lambda i: -math.inf if seen[i] is None else seen[i], default=0)
+        if seen and len(seen) - 1 - best >= stop.patience:
+            return Verdict("stopped", f"validation {metric} has not improved for {stop.patience} evaluations (round {newest['round']})")
+    return None
+
+
+def diverged(weights: Tensor, loss: float, algorithm: Algorithm, config: Config) -> str:
+    """What went wrong and the likely cause, in words; empty while all is well."""
+    if bool(torch.isfinite(weights).all()) and math.isfinite(loss) and loss < EXPLODED:
+        return ""
+    what = f"the training loss exploded to {loss:.3g}" if math.isfinite(loss) else "the model is no longer finite"
+    causes = [slot.may_explode() for _, slot in algorithm.slots() if slot.may_explode()]
+    clip = "" if config.training.clip is not None else ", or clip (training.clip=10)"
+    likely = causes[0] if causes else f"the learning rate {config.training.rate:g} is too high for this problem: try {config.training.rate / 3:.2g}{clip}"
+    return f"{what}; likely cause: {likely}"

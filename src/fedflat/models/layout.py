@@ -1,0 +1,87 @@
+"""A model as one flat vector: named tensors laid end to end, and views back.
+
+Convolution weights lie in the order out, height, width, in, so that their views are channels-last without a copy.
+
+>>> layout = Layout.of({"a.weight": torch.zeros(2, 3), "a.bias": torch.ones(2)})
+>>> layout.flatten(layout.views(torch.arange(8.0))).tolist()
+[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The names and shapes of the tensors in a flat vector, in order."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
+        """The layout of some named tensors."""
+        return cls(tuple(tensors), tuple(tuple(t.shape) for t in tensors.values()))
+
+    @classmethod
+    def of_parameters(cls, model: nn.Module) -> Layout:
+        """The layout of what a model trains."""
+        return cls.of({name: p for name, p in model.named_parameters() if p.requires_grad})
+
+    @classmethod
+    def of_buffers(cls, model: nn.Module) -> Layout:
+        """The layout of a model's floating-point buffers: BatchNorm's running statistics, for instance."""
+        return cls.of({name: b for name, b in model.named_buffers() if b.is_floating_point()})
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many numbers each tensor holds."""
+        return [math.prod(shape) for shape in self.shapes]
+
+    @property
+    def size(self) -> int:
+        """How many numbers the vector holds: P."""
+        return sum(self.sizes)
+
+    def views(self, vector: Tensor) -> dict[str, Tensor]:
+        """The named tensors inside a flat vector, sharing its memory."""
+        pieces = vector.split(self.sizes)
+        return {name: _shaped(piece, shape) for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)}
+
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """One new flat vector from named tensors."""
+        if not self.names:
+            return torch.zeros(0)
+        return torch.cat([_flat(tensors[name]) for name in self.names])
+
+    def indicator(self, chosen: Callable[[str], bool], like: Tensor) -> Tensor:
+        """A boolean vector that is true where a tensor's name is chosen."""
+        return _indicator(tuple(chosen(name) for name in self.names), tuple(self.sizes), like.device)
+
+    def per_tensor(self, values: Tensor) -> Tensor:
+        """A vector in which every number of tensor j is ``values[j]``."""
+        return values.repeat_interleave(torch.tensor(self.sizes, device=values.device), output_size=self.size)
+
+
+def _shaped(piece: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if len(shape) == 4:
+        out, inside, height, width = shape
+        return piece.view(out, height, width, inside).permute(0, 3, 1, 2)
+    return piece.view(shape)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return (tensor.permute(0, 2, 3, 1) if tensor.ndim == 4 else tensor).reshape(-1)
+
+
+@lru_cache(maxsize=64)
+def _indicator(chosen: tuple[bool, ...], sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    flags = torch.tensor(chosen, dtype=torch.bool)
+    return flags.repeat_interleave(torch.tensor(sizes)).to(device)

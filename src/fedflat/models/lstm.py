@@ -1,0 +1,99 @@
+"""Recurrent networks over characters.
+
+An LSTM layer keeps ``h`` and ``c`` and at each character computes, with ``i, f, g, o`` the four quarters of
+``W_ih x + b_ih + W_hh h + b_hh``,
+
+    c <- sigmoid(f) * c + sigmoid(i) * tanh(g)
+    h <- sigmoid(o) * tanh(c)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedflat.models.spec import ModelSpec, require_sequence
+from fedflat.text import param
+
+
+@dataclass(frozen=True)
+class CharLstm(ModelSpec):
+    """The next character at each position of a text (McMahan et al. 2017; LEAF and FedJAX on Shakespeare)."""
+
+    name = "char-lstm"
+    embedding: int = param(8, "numbers per character", low=1)
+    hidden: int = param(256, "width of each LSTM layer", low=1)
+    layers: int = param(2, "number of LSTM layers", low=1)
+    tanh: bool = param(False, "one more tanh after each LSTM layer, as FedJAX has it")
+    fused: bool = param(False, "torch's own kernel: faster at small batches, but no batching rule and no forward-mode derivatives")
+
+    def check(self, input_shape: tuple[int, ...]) -> None:
+        """Refuse what is no sequence."""
+        require_sequence(self.name, input_shape)
+
+    def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The embedding of ``classes`` characters, the LSTM layers, and logits over the same characters."""
+        recurrent: list[nn.Module] = []
+        width = self.embedding
+        for _ in range(self.layers):
+            recurrent.append(nn.LSTM(width, self.hidden, batch_first=True) if self.fused else UnrolledLstm(width, self.hidden))
+            width = self.hidden
+        return CharacterNetwork(nn.Embedding(classes, self.embedding), recurrent, nn.Linear(width, classes), self.tanh)
+
+
+class CharacterNetwork(nn.Module):
+    """int64 ``[batch, length]`` to logits ``[batch, length, vocabulary]``; state starts at zero for each sample."""
+
+    def __init__(self, embedding: nn.Module, recurrent: list[nn.Module], classifier: nn.Module, tanh: bool) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.recurrent = nn.ModuleList(recurrent)
+        self.classifier = classifier
+        self.tanh = tanh
+
+    def forward(self, characters: Tensor) -> Tensor:
+        """Logits of the next character at each position."""
+        x: Tensor = self.embedding(characters)
+        for layer in self.recurrent:
+            x = layer(x)[0]
+            if self.tanh:
+                x = torch.tanh(x)
+        logits: Tensor = self.classifier(x)
+        return logits
+
+
+class UnrolledLstm(nn.Module):
+    """One LSTM layer in elementary operations, with the parameter names, the init and the results of ``nn.LSTM(batch_first=True)``.
+
+    torch's kernel has no batching rule and no forward-mode derivative, which engines and curvature need.
+    """
+
+    def __init__(self, inputs: int, hidden: int) -> None:
+        super().__init__()
+        self.hidden = hidden
+        bound = 1 / math.sqrt(hidden)
+
+        def uniform(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
+
+        self.weight_ih_l0 = uniform(4 * hidden, inputs)
+        self.weight_hh_l0 = uniform(4 * hidden, hidden)
+        self.bias_ih_l0 = uniform(4 * hidden)
+        self.bias_hh_l0 = uniform(4 * hidden)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The states ``h`` at each position, and the last ``h`` and ``c``."""
+        # The part that does not depend on the state is one large product over all positions.
+        from_input = F.linear(x, self.weight_ih_l0, self.bias_ih_l0 + self.bias_hh_l0)
+        h = c = from_input.new_zeros(x.shape[0], self.hidden)
+        states = []
+        for at_position in from_input.unbind(1):
+            i, f, g, o = (at_position + F.linear(h, self.weight_hh_l0)).chunk(4, -1)
+            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            h = o.sigmoid() * c.tanh()
+            states.append(h)
+        return torch.stack(states, 1), (h, c)

@@ -1,0 +1,91 @@
+"""MobileNetV2 (Sandler et al. 2018): inverted residuals with linear bottlenecks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+from fedflat.models.norms import NormalisedModelSpec
+from fedflat.text import param
+
+# Table 2 of the paper: expansion, channels, blocks, stride of the first block.
+STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+STEM_CHANNELS, LAST_CHANNELS = 32, 1280
+
+
+@dataclass(frozen=True)
+class MobileNetV2(NormalisedModelSpec):
+    """Seventeen inverted residual blocks and a linear classifier, without dropout; FedSAM trains it with GroupNorm(8) on landmarks."""
+
+    name = "mobilenetv2"
+    groups: int = param(8, "channel groups of each GroupNorm (without effect for norm=batch)", low=1)
+    width: float = param(1.0, "factor on all channel counts, which are rounded to multiples of 8", above=0)
+    stem: Literal["standard", "small"] = param("standard", "standard: strides shrink the image by 32; small: only by 8, for CIFAR")
+
+    def smallest_side(self) -> int:
+        """The least height and width in pixels: what all strides together divide to one."""
+        return 32 if self.stem == "standard" else 8
+
+    def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The stem, the blocks, a 1x1 convolution to the last width, the mean over pixels and the classifier."""
+        # For small images the stem and the second stage keep every pixel; the weights are the same.
+        small = self.stem == "small"
+        channels = self._scaled(STEM_CHANNELS)
+        layers: list[nn.Module] = [self._unit(input_shape[0], channels, 3, 1 if small else 2)]
+        for stage, (expansion, width, depth, first_stride) in enumerate(STAGES):
+            outputs = self._scaled(width)
+            stride = 1 if small and stage == 1 else first_stride
+            for block in range(depth):
+                layers.append(self._block(channels, outputs, expansion, stride if block == 0 else 1))
+                channels = outputs
+        # The last width does not shrink with the factor, as in the paper.
+        last = self._scaled(LAST_CHANNELS, max(1.0, self.width))
+        return MobileNetwork(nn.Sequential(*layers, self._unit(channels, last, 1)), nn.Linear(last, classes))
+
+    def _block(self, inputs: int, outputs: int, expansion: int, stride: int) -> nn.Module:
+        wide = inputs * expansion
+        expand = [self._unit(inputs, wide, 1)] if expansion > 1 else []
+        depthwise = self._unit(wide, wide, 3, stride, channel_groups=wide)
+        bottleneck = [nn.Conv2d(wide, outputs, 1, bias=False), self.norm_layer(outputs)]
+        return InvertedResidual(nn.Sequential(*expand, depthwise, *bottleneck), residual=stride == 1 and inputs == outputs)
+
+    def _unit(self, inputs: int, outputs: int, kernel: int, stride: int = 1, channel_groups: int = 1) -> nn.Module:
+        conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, groups=channel_groups, bias=False)
+        return nn.Sequential(conv, self.norm_layer(outputs), nn.ReLU6())
+
+    def _scaled(self, channels: int, factor: float | None = None) -> int:
+        exact = channels * (self.width if factor is None else factor)
+        rounded = max(8, int(exact + 4) // 8 * 8)
+        # The authors' rule: rounding must not take away more than a tenth.
+        return rounded + 8 if rounded < 0.9 * exact else rounded
+
+
+class MobileNetwork(nn.Module):
+    """Features, their mean over pixels, and a linear classifier."""
+
+    def __init__(self, features: nn.Module, classifier: nn.Module) -> None:
+        super().__init__()
+        self.features = features
+        self.classifier = classifier
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of a batch of images."""
+        features: Tensor = self.features(images)
+        logits: Tensor = self.classifier(features.mean((2, 3)))
+        return logits
+
+
+class InvertedResidual(nn.Module):
+    """A branch that widens, filters each channel and narrows again, added to its input where the shapes agree."""
+
+    def __init__(self, branch: nn.Module, residual: bool) -> None:
+        super().__init__()
+        self.branch = branch
+        self.residual = residual
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's features."""
+        y: Tensor = self.branch(x)
+        return x + y if self.residual else y

@@ -1,0 +1,44 @@
+"""Normalisation layers by policy, so that every family offers the same choice.
+
+``group`` (Wu and He 2018) is the default: it keeps no statistics, which differ between clients when their data do, and so has no
+buffers to average. ``batch`` keeps running means and variances as buffers; what happens to them is the experiment's choice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedflat.errors import UserError
+from fedflat.models.spec import ImageModelSpec
+from fedflat.text import param
+
+
+@dataclass(frozen=True)
+class NormalisedModelSpec(ImageModelSpec):
+    """The description of a model for images whose convolutions are each followed by a normalisation."""
+
+    norm: Literal["group", "batch"] = param("group", "normalisation: group keeps no buffers, batch keeps running statistics")
+    groups: int = param(2, "channel groups of each GroupNorm (without effect for norm=batch)", low=1)
+
+    def norm_layer(self, channels: int) -> nn.Module:
+        """The normalisation of this many channels, with one learned scale and shift per channel."""
+        if self.norm == "batch":
+            return BatchNorm(channels)
+        if channels % self.groups:
+            raise UserError(
+                f"model {self.name}: groups={self.groups} does not divide the {channels} channels of a layer; expected a divisor such as 2"
+            )
+        return nn.GroupNorm(self.groups, channels)
+
+
+class BatchNorm(nn.BatchNorm2d):
+    """torch's BatchNorm without counting batches: the count is not used, and writing it would be refused under grad and vmap."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The normalised features; in training the running statistics follow the batch's with the layer's momentum."""
+        momentum = 0.0 if self.momentum is None else self.momentum
+        return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, self.training, momentum, self.eps)

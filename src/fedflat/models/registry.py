@@ -1,0 +1,85 @@
+"""Models by name: the text ``resnet18(norm=batch)`` to a spec, to its canonical text, and to a network."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from fedflat.errors import UserError, one_of
+from fedflat.models.femnist import FemnistCnn
+from fedflat.models.lenet import Cnn, LeNet5
+from fedflat.models.lstm import CharLstm
+from fedflat.models.mlp import Mlp
+from fedflat.models.mobilenet import MobileNetV2
+from fedflat.models.resnet import ResNet18, ResNet20
+from fedflat.models.spec import ModelSpec
+from fedflat.models.vgg import Vgg11
+from fedflat.text import changed, make, parse_one, show
+
+MODELS: dict[str, type[ModelSpec]] = {
+    spec.name: spec for spec in (Mlp, LeNet5, Cnn, Vgg11, ResNet18, ResNet20, MobileNetV2, FemnistCnn, CharLstm)
+}
+
+
+def names() -> list[str]:
+    """The names of all models, in the order of the documentation."""
+    return list(MODELS)
+
+
+def model_spec(text: str) -> ModelSpec:
+    """The spec that a text names.
+
+    >>> model_spec("mlp(hidden=32)")
+    Mlp(hidden=32, layers=1)
+    """
+    call = parse_one(text)
+    if call.name not in MODELS:
+        raise one_of("model", call.name, MODELS, see="fedflat models")
+    return make(MODELS[call.name], call, "model")
+
+
+def canonical_model(text: str) -> str:
+    """The shortest text of the same model.
+
+    >>> canonical_model("resnet18( stem=torchvision, norm=group, groups=2 )")
+    'resnet18(stem=torchvision)'
+    """
+    spec = model_spec(text)
+    return show(spec.name, changed(spec))
+
+
+def build(text: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A freshly initialised model for samples of this shape, in torch's default init from torch's global generator.
+
+    >>> build("mlp(hidden=3)", (4,), 2)
+    Sequential(
+      (0): Flatten(start_dim=1, end_dim=-1)
+      (1): Linear(in_features=4, out_features=3, bias=True)
+      (2): ReLU()
+      (3): Linear(in_features=3, out_features=2, bias=True)
+    )
+    """
+    return model_spec(text).build(input_shape, classes)
+
+
+def parameter_count(text: str, input_shape: tuple[int, ...], classes: int) -> int:
+    """How many numbers the model trains, found without allocating any.
+
+    >>> parameter_count("cnn", (3, 32, 32), 10)
+    797962
+    """
+    with torch.device("meta"):
+        return sum(p.numel() for p in build(text, input_shape, classes).parameters())
+
+
+def classifier_parameters(model: nn.Module) -> set[str]:
+    """The names of the parameters of the last linear layer, in the order in which the model declares its layers.
+
+    >>> sorted(classifier_parameters(build("mlp", (4,), 2)))
+    ['3.bias', '3.weight']
+    """
+    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise UserError("this model has no linear layer, so it has no classifier to tell apart from its features")
+    prefix, classifier = linear[-1]
+    return {f"{prefix}.{name}" if prefix else name for name, _ in classifier.named_parameters()}

@@ -1,0 +1,116 @@
+"""Residual networks of basic blocks (He et al. 2016): ResNet-18, and ResNet-20 for CIFAR."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedflat.models.norms import NormalisedModelSpec
+from fedflat.text import param
+
+MakeNorm = Callable[[int], nn.Module]
+MakeShortcut = Callable[[int, int, int], nn.Module]
+
+
+@dataclass(frozen=True)
+class ResNet18(NormalisedModelSpec):
+    """Four stages of two basic blocks, 64 to 512 channels, with 1x1 projections where the size changes."""
+
+    name = "resnet18"
+    stem: Literal["small", "torchvision"] = param("small", "small: 3x3 (FedSWA); torchvision: 7x7, stride 2, then max-pooling (FedWMSAM)")
+
+    def smallest_side(self) -> int:
+        """The least height and width in pixels: what all strides together divide to one."""
+        return 8 if self.stem == "small" else 32
+
+    def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The stem, eight blocks, the mean over pixels and the classifier."""
+
+        def project(inputs: int, outputs: int, stride: int) -> nn.Module:
+            return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), self.norm_layer(outputs))
+
+        if self.stem == "small":
+            stem = [nn.Conv2d(input_shape[0], 64, 3, padding=1, bias=False), self.norm_layer(64), nn.ReLU()]
+        else:
+            stem = [
+                nn.Conv2d(input_shape[0], 64, 7, 2, padding=3, bias=False),
+                self.norm_layer(64),
+                nn.ReLU(),
+                nn.MaxPool2d(3, 2, padding=1),
+            ]
+        return ResidualNetwork(nn.Sequential(*stem), (64, 128, 256, 512), 2, self.norm_layer, project, classes)
+
+
+@dataclass(frozen=True)
+class ResNet20(NormalisedModelSpec):
+    """The CIFAR network of three stages of three basic blocks, 16 to 64 channels, with the original shortcuts without parameters."""
+
+    name = "resnet20"
+
+    def smallest_side(self) -> int:
+        """The least height and width in pixels: what all strides together divide to one."""
+        return 4
+
+    def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The stem, nine blocks, the mean over pixels and the classifier."""
+        stem = nn.Sequential(nn.Conv2d(input_shape[0], 16, 3, padding=1, bias=False), self.norm_layer(16), nn.ReLU())
+        return ResidualNetwork(stem, (16, 32, 64), 3, self.norm_layer, PaddedShortcut, classes)
+
+
+class ResidualNetwork(nn.Module):
+    """A stem, stages of basic blocks that halve the image from the second stage on, the mean over pixels, and a linear classifier."""
+
+    def __init__(self, stem: nn.Module, widths: tuple[int, ...], depth: int, norm: MakeNorm, shortcut: MakeShortcut, classes: int) -> None:
+        super().__init__()
+        blocks, inputs = [], widths[0]
+        for stage, outputs in enumerate(widths):
+            for block in range(depth):
+                stride = 2 if stage > 0 and block == 0 else 1
+                blocks.append(BasicBlock(inputs, outputs, stride, norm, shortcut))
+                inputs = outputs
+        self.stem = stem
+        self.blocks = nn.Sequential(*blocks)
+        self.classifier = nn.Linear(inputs, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of a batch of images."""
+        features: Tensor = self.blocks(self.stem(images))
+        logits: Tensor = self.classifier(features.mean((2, 3)))
+        return logits
+
+
+class BasicBlock(nn.Module):
+    """``relu(shortcut(x) + norm(conv(relu(norm(conv(x))))))`` with 3x3 convolutions."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: MakeNorm, shortcut: MakeShortcut) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
+            norm(outputs),
+            nn.ReLU(),
+            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
+            norm(outputs),
+        )
+        same_shape = stride == 1 and inputs == outputs
+        self.shortcut = nn.Identity() if same_shape else shortcut(inputs, outputs, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's features."""
+        return F.relu(self.residual(x) + self.shortcut(x))
+
+
+class PaddedShortcut(nn.Module):
+    """Option A of He et al. 2016: every second pixel, and zeros for the channels that are new."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.new_channels = outputs - inputs
+        self.stride = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The subsampled features with zero channels appended."""
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels))

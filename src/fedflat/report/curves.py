@@ -1,0 +1,54 @@
+"""Curves of a metric over rounds or cost, drawn for reading: direct labels, one band per algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedflat.errors import one_of
+from fedflat.report.summary import series
+
+OVER = {
+    "round": "communication round",
+    "backward_passes": "backward passes",
+    "bytes_up": "bytes sent by clients",
+    "bytes_down": "bytes sent to clients",
+    "samples": "samples processed",
+}
+COLOURS = ("#1b6ca8", "#d1495b", "#edae49", "#00798c", "#7b4b94", "#66a182", "#8d6a4f", "#333333", "#e07be0", "#9aa0a6")
+
+
+def curves(lines: Sequence[tuple[str, Sequence[list[dict[str, Any]]], str]], metric: str, over: str = "round") -> Figure:
+    """A figure with one line per (label, histories by seed, model): the mean over seeds and one standard deviation around it."""
+    if over not in OVER:
+        raise one_of("axis", over, OVER)
+    figure = Figure(figsize=(8.2, 4.8), layout="constrained")
+    axes = figure.subplots()
+    scale = 100 if metric == "accuracy" else 1
+    for index, (label, histories, model) in enumerate(lines):
+        grid, values = _aligned([series(history, model, metric, over) for history in histories])
+        if not len(grid):
+            continue
+        mean, std = values.mean(0) * scale, values.std(0, ddof=1) * scale if len(values) > 1 else np.zeros(len(grid))
+        colour = COLOURS[index % len(COLOURS)]
+        axes.plot(grid, mean, color=colour, lw=1.8, label=f"{label}   {mean[-1]:.1f}" if scale == 100 else label)
+        axes.fill_between(grid, mean - std, mean + std, color=colour, alpha=0.15, lw=0)
+    axes.set_xlabel(OVER[over])
+    axes.set_ylabel(f"test {metric}" + (" (%)" if scale == 100 else ""))
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9, loc="lower right" if metric == "accuracy" else "upper right")
+    return figure
+
+
+def _aligned(seeds: Sequence[list[tuple[float, float]]]) -> tuple[np.ndarray, np.ndarray]:
+    """The seeds' values on the points that all of them have; costs may differ between seeds, so by position."""
+    filled = [points for points in seeds if points]
+    if not filled:
+        return np.zeros(0), np.zeros((0, 0))
+    count = min(len(points) for points in filled)
+    grid = np.array([[x for x, _ in points[:count]] for points in filled]).mean(0)
+    return grid, np.array([[value for _, value in points[:count]] for points in filled])

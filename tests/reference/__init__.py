@@ -1,0 +1,16 @@
+"""An independent numpy reference of every federated method, written from the papers' forms, in float64.
+
+It shares no code and no structure with fedflat: every method is its own loop over rounds and clients.
+"""
+
+from . import averages, identities
+from .averages import cyclic_rates, ema, swa, wima, wima_closed_form
+from .golden import GOLDEN, Golden
+from .methods import METHODS
+from .problem import Quadratics, Recording, Setting, bed, draw_cohorts, golden
+from .trace import Trace, linear_rates, unit
+
+__all__ = [
+    "GOLDEN", "METHODS", "Golden", "Quadratics", "Recording", "Setting", "Trace", "averages", "bed", "cyclic_rates", "draw_cohorts", "ema",
+    "golden", "identities", "linear_rates", "swa", "unit", "wima", "wima_closed_form",
+]  # fmt: skip

@@ -1,0 +1,111 @@
+"""The specification's identities as data: pairs of methods that must agree, and the symmetries that a method has or lacks."""
+
+from typing import Any, NamedTuple
+
+
+class Identity(NamedTuple):
+    """Identity `number` of the specification: both sides have the same iterates."""
+
+    number: int
+    left: str
+    left_parameters: dict[str, Any]
+    right: str
+    right_parameters: dict[str, Any]
+
+    @property
+    def sides(self) -> tuple[tuple[str, dict[str, Any]], tuple[str, dict[str, Any]]]:
+        return (self.left, self.left_parameters), (self.right, self.right_parameters)
+
+    def __str__(self) -> str:
+        left, right = (f"{name}({','.join(f'{key}={value}' for key, value in parameters.items())})" for name, parameters in self.sides)
+        return f"{self.number}:{left}={right}"
+
+
+# Under any participation, with rates that change over the rounds and unequal numbers of local steps.
+REDUCTIONS = [
+    Identity(1, "fedswa", {"final_rate": 1.0, "server_rate": 1.0}, "fedavg", {}),
+    Identity(2, "fedswa", {"final_rate": 1.0, "server_rate": 1.3}, "fedavg", {"server_rate": 1.3}),
+    Identity(2, "fedavgm", {"beta": 0.0, "server_rate": 1.3}, "fedavg", {"server_rate": 1.3}),
+    Identity(3, "fedsam", {"rho": 0.0}, "fedavg", {}),
+    Identity(3, "fedasam", {"rho": 0.0}, "fedavg", {}),
+    Identity(4, "fedprox", {"mu": 0.0}, "fedavg", {}),
+    Identity(6, "fedacg", {"lam": 0.0, "beta": 0.0}, "fedavg", {}),
+    Identity(6, "fedacg", {"lam": 0.0, "beta": 0.3}, "fedprox", {"mu": 0.3}),
+    Identity(7, "fedcm", {"alpha": 1.0}, "fedavg", {}),
+    Identity(7, "mofedsam", {"alpha": 1.0, "rho": 0.1}, "fedsam", {"rho": 0.1}),
+    Identity(9, "mofedsam", {"alpha": 0.2, "rho": 0.0}, "fedcm", {"alpha": 0.2}),
+    Identity(9, "fedgamma", {"rho": 0.0}, "scaffold", {}),
+    Identity(10, "fedwmsam", {"rho": 0.0, "personal": False, "lam": 0.0, "alpha0": 0.1}, "fedcm", {"alpha": 0.1}),
+    Identity(11, "fedwmsam", {"rho": 0.0, "lam": 0.0, "alpha0": 1.0}, "scaffold", {}),
+    Identity(11, "fedwmsam", {"rho": 0.0, "lam": 0.0, "alpha0": 1.0, "personal": False}, "fedavg", {}),
+    Identity(12, "fedlesam", {"rho": 0.0}, "fedavg", {}),
+    Identity(12, "fedlesam_s", {"rho": 0.0}, "scaffold", {}),
+    Identity(12, "fedlesam_s", {"rho": 0.0, "cv_weight": 0.1}, "scaffold", {"cv_weight": 0.1}),
+    Identity(12, "fedlesam_d", {"rho": 0.0, "alpha": 0.3}, "feddyn", {"alpha": 0.3}),
+    Identity(14, "fedsmoo", {"rho": 0.0, "alpha": 0.3}, "feddyn", {"alpha": 0.3}),
+    Identity(14, "fedspeed", {"rho": 0.0, "alpha": 0.3}, "feddyn", {"alpha": 0.3}),
+    Identity(14, "fedspeed", {"share": 0.0, "rho": 0.2, "alpha": 0.3}, "feddyn", {"alpha": 0.3}),
+    Identity(18, "fedmoswa", {"final_rate": 1.0, "server_rate": 1.0}, "fedmo", {}),
+    Identity(18, "fedmoswa", {"final_rate": 1.0, "server_rate": 1.0, "normaliser": "trapezoid"}, "fedmo", {}),
+    Identity(20, "fedadam", {"beta1": 0.0, "beta2": 1.0, "tau": 0.1, "server_rate": 0.2}, "fedavg", {}),
+    Identity(22, "mimelite", {"beta": 0.0}, "fedavg", {}),
+    Identity(22, "mimelite", {"beta": 0.0, "form": "ema"}, "fedavg", {}),
+    Identity(25, "adabest", {"mu": 0.0, "beta": 0.0}, "fedavg", {}),
+]
+
+# Under full participation; they differ under partial participation.
+REDUCTIONS_IF_FULL = [
+    Identity(13, "fedlesam", {"rho": 0.2}, "fedlesam", {"rho": 0.2, "direction": "global"}),
+    Identity(13, "fedlesam_s", {"rho": 0.2}, "fedlesam_s", {"rho": 0.2, "direction": "global"}),
+    Identity(13, "fedlesam_d", {"rho": 0.2}, "fedlesam_d", {"rho": 0.2, "direction": "global"}),
+    Identity(15, "fedspeed", {"rho": 0.0, "alpha": 0.1, "dual_scope": "active"}, "feddyn", {"alpha": 0.1}),
+    Identity(18, "fedmo", {"gamma": 1.0}, "scaffold", {}),
+    Identity(18, "fedmo", {"gamma": 1.0, "option": "I"}, "scaffold", {"option": "I"}),
+]
+
+# 54: shifting or rotating the problem does not shift or rotate the iterates of these.
+NOT_TRANSLATED = ("fedasam",)
+NOT_ROTATED = ("fedasam", "fedadam", "fedyogi", "fedadagrad")
+
+# 55: with the loss times s and the rates over s the iterates stay, if these parameters are multiplied by s ...
+SCALES_WITH_LOSS = {
+    "fedprox": {"mu": 0.2},
+    "feddyn": {"alpha": 0.2},
+    "fedspeed": {"alpha": 0.2},
+    "fedlesam_d": {"alpha": 0.2},
+    "adabest": {"mu": 0.2},
+    "fedacg": {"beta": 0.2},
+}
+# ... except that FedSMOO subtracts perturbations from gradients and FedWMSAM (rho > 0) a momentum from a model.
+UNITS_MIXED = ("fedsmoo", "fedwmsam")
+
+
+class Limit(NamedTuple):
+    """Identity `number`: the method ends at the optimum of the test bed (1e-6) after `rounds` with `size` clients each (None: all)."""
+
+    number: int
+    method: str
+    rounds: int
+    size: int | None
+    parameters: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.number}:{self.method}-{self.size or 'all'}-{'-'.join(map(str, self.parameters.values()))}"
+
+
+REACHES_OPTIMUM = [
+    Limit(36, "scaffold", 60, None, {"option": "I"}),
+    Limit(36, "scaffold", 60, None, {"option": "II"}),
+    Limit(36, "scaffold", 200, 2, {"option": "II"}),
+    Limit(37, "feddyn", 250, None, {"alpha": 0.5}),
+    Limit(37, "feddyn", 800, 2, {"alpha": 0.5}),
+    Limit(37, "fedlesam_d", 250, None, {"alpha": 0.5, "rho": 0.0}),
+    Limit(38, "fedmoswa", 300, None, {"server_rate": 1.0, "option": "I"}),
+    Limit(38, "fedmoswa", 300, None, {"server_rate": 1.0, "option": "II"}),
+    Limit(38, "fedmoswa", 300, None, {"server_rate": 1.5, "option": "I"}),
+    Limit(38, "fedmoswa", 300, None, {"server_rate": 1.5, "option": "II"}),
+    Limit(39, "fedwmsam", 400, None, {"rho": 0.0, "alpha0": 0.1}),
+    Limit(39, "fedwmsam", 120, None, {"rho": 0.0, "alpha0": 0.5}),
+    Limit(39, "fedwmsam", 400, 2, {"rho": 0.0, "alpha0": 0.1}),
+    Limit(40, "mime", 60, None, {}),
+]

@@ -1,0 +1,50 @@
+"""What a run leaves behind, and the few formulas that the cards share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float64]
+EPS = 1e-12
+
+
+@dataclass
+class Trace:
+    """After every round: the server model x^1..x^T, the states, and the models that a method could evaluate."""
+
+    x: list[Vector] = field(default_factory=list)
+    server: list[dict[str, Any]] = field(default_factory=list)
+    clients: list[dict[int, dict[str, Any]]] = field(default_factory=list)
+    evaluated: dict[str, list[Vector]] = field(default_factory=dict)
+
+    def record(
+        self, x: Vector, server: Mapping[str, Any] | None = None, clients: Mapping[str, Any] | None = None, **evaluated: Vector
+    ) -> None:
+        """Copy a round's end; `clients` maps a state's name to its rows (an array, or a dict by client)."""
+        self.x.append(x.copy())
+        self.server.append({name: np.copy(value) for name, value in (server or {}).items()})
+        states: dict[int, dict[str, Any]] = {}
+        for name, rows in (clients or {}).items():
+            for i, row in rows.items() if isinstance(rows, dict) else enumerate(rows):
+                states.setdefault(i, {})[name] = np.copy(row)
+        self.clients.append(states)
+        for name, model in evaluated.items():
+            self.evaluated.setdefault(name, []).append(model.copy())
+
+
+def at(value: Any, index: int) -> Any:
+    """`value` itself, or its entry when there is one per round (rates) or per client (steps)."""
+    return value if np.isscalar(value) else value[index]
+
+
+def unit(v: Vector) -> Vector:
+    """v / (||v||_2 + eps), zero for zero."""
+    return v / (np.linalg.norm(v) + EPS)
+
+
+def linear_rates(eta: float, steps: int, final_rate: float) -> list[float]:
+    """FedSWA's rates eta_k = eta (1 - k/K) + (k/K) rho eta, k = 0..K-1."""
+    return [eta * (1 - k / steps) + k / steps * final_rate * eta for k in range(steps)]
