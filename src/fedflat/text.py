@@ -164,5 +164,6 @@ def _in_range(value: float, field: dataclasses.Field[Any], where: str) -> None:
     low_ok = (low is None or value >= low) and (above is None or value > above)
     if math.isfinite(value) and low_ok and (high is None or value <= high):
         return
-    bounds = [f"at least {low}" if low is not None else "", f"above {above}" if above is not None else "", f"at most {high}" if high is not None else ""]
-    raise UserError(f"{where} is out of range; expected a number {' and '.join(filter(None, bounds)) or 'that is finite'}")
+    named = {"at least": low, "above": above, "at most": high}
+    bounds = " and ".join(f"{words} {bound}" for words, bound in named.items() if bound is not None)
+    raise UserError(f"{where} is out of range; expected a number {bounds or 'that is finite'}")

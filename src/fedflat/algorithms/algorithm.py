@@ -131,8 +131,8 @@ class Algorithm:
         d = self.drift.direction(descent.clip_gradient(g), drift._replace(offset=offset), gradient)
         rate = self.rate(schedule, at.round, at.step, at.steps)
         y, velocity = descent.move(at.y, d, rate, velocity)
-        moved = {"y": y, "step": at.step + 1, "rates": at.rates + rate}
-        return Local(drift._replace(**moved), at._replace(**moved, offset=None), velocity)
+        step, rates = at.step + 1, at.rates + rate
+        return Local(drift._replace(y=y, step=step, rates=rates), at._replace(y=y, step=step, rates=rates, offset=None), velocity)
 
     def finish(self, local: Local) -> tuple[States, Message]:
         """What a client keeps, and what it sends, after its last step."""

@@ -34,4 +34,5 @@ class Descent:
 
 
 def _clipped(v: Tensor, norm: float) -> Tensor:
-    return v * (norm / (v.norm() + 1e-12)).clamp(max=1)
+    scale: Tensor = norm / (v.norm() + 1e-12)
+    return v * scale.clamp(max=1)

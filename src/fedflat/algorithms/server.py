@@ -70,7 +70,7 @@ class Adaptive(Sgd):
 
 @dataclass(frozen=True)
 class Adam(Adaptive):
-    """FedAdam: v <- beta2 v + (1 - beta2) q^2; m <- beta1 m + (1 - beta1) q; x <- x + server_rate m / (sqrt(v) + tau) (Reddi et al. 2021)."""
+    """v <- beta2 v + (1 - beta2) q^2; m <- beta1 m + (1 - beta1) q; x <- x + server_rate m / (sqrt(v) + tau) (Reddi et al. 2021)."""
 
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
         return self.beta2 * v + (1 - self.beta2) * squared

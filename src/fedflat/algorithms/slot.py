@@ -113,7 +113,8 @@ class At(NamedTuple):
 
 def unit(v: Tensor) -> Tensor:
     """v / ||v|| by one l2 norm over all parameters; zero stays zero."""
-    return v / (v.norm() + 1e-12)
+    length: Tensor = v.norm()
+    return v / (length + 1e-12)
 
 
 class Slot:

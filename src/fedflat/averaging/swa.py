@@ -14,7 +14,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Swa(Average):
-    """The mean of the models captured once per cycle after ``start``: x_swa <- (n x_swa + x) / (n + 1) (Caldarola et al. 2022, Algorithm 1).
+    """The mean of models captured once per cycle after ``start``: x_swa <- (n x_swa + x) / (n + 1) (Caldarola et al. 2022, Algorithm 1).
 
     The cycle is that of the local rate (``cyclic``), or ``every``. From the start until the first capture it is the model of that moment.
     """

@@ -76,7 +76,9 @@ class LoopEngine:
         """Every metric of every model on every set of examples."""
         with one_thread():
             weights = torch.stack([torch.cat([m.weights, m.buffers]) for m in models.values()])
-            self._share("models", (weights.share_memory_() if self.workers > 1 else weights, [m.integers for m in models.values()]))
+            if self.workers > 1:
+                weights.share_memory_()  # type: ignore[no-untyped-call]
+            self._share("models", (weights, [m.integers for m in models.values()]))
             self._share("examples", examples)
             tasks = [
                 (index, name, part)
@@ -126,7 +128,7 @@ def _whole_gradient(
 def _evaluate(here: dict[str, Any], index: int, name: str, part: Tensor) -> dict[str, float]:
     problem: Problem = here["problem"]
     models, integers = here["models"]
-    weights, buffers = models[index].split([problem.layout.size, problem.buffers.size])
+    weights, buffers = torch.split(models[index], [problem.layout.size, problem.buffers.size])
     examples: Examples = here["examples"][name]
     return problem.sums(weights, {**problem.buffers.views(buffers), **integers[index]}, examples.take(part))
 

@@ -10,7 +10,8 @@ import sys
 import types
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, cast
 
 import torch
 import torch.multiprocessing as multiprocessing
@@ -51,8 +52,7 @@ class Pool:
         for pipe in self.pipes:
             self._next(pipe, call, waiting, busy)
         while busy:
-            for pipe in wait(list(busy)):
-                assert isinstance(pipe, Connection)
+            for pipe in cast("list[Connection]", wait(list(busy))):
                 try:
                     failed, result = pipe.recv()
                 except (EOFError, ConnectionError):
@@ -120,7 +120,7 @@ def can_travel(value: object) -> bool:
     """Whether a value can be sent to a worker: not when it is defined in the running script, which workers do not import."""
     buffer = io.BytesIO()
     try:
-        multiprocessing.reductions.ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
+        ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
     except (pickle.PicklingError, AttributeError, TypeError):
         return False
     return b"__main__" not in buffer.getvalue()

@@ -33,6 +33,7 @@ class Problem:
         self.model.to(self.dtype)
         self.layout = Layout.of_parameters(self.model)
         self.buffers = Layout.of_buffers(self.model)
+        self.whole_layout = Layout(self.layout.names + self.buffers.names, self.layout.shapes + self.buffers.shapes)
         self.channels_last = any(len(shape) == 4 for shape in self.layout.shapes)
 
     def initial(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -97,7 +98,7 @@ class Problem:
 
     def evaluation_batches(self, count: int) -> Iterator[Tensor]:
         """The positions of a set's examples in fixed batches, so that sums do not depend on who computes them."""
-        yield from torch.arange(count).split(self.evaluation_batch)
+        yield from torch.split(torch.arange(count), self.evaluation_batch)
 
 
 @dataclass(frozen=True)

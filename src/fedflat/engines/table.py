@@ -30,7 +30,9 @@ class Table:
 
         def empty(*shape: int) -> Tensor:
             tensor = torch.zeros(shape, dtype=dtype)
-            return tensor.share_memory_() if shared else tensor
+            if shared:
+                tensor.share_memory_()  # type: ignore[no-untyped-call]
+            return tensor
 
         def fields(of: dict[str, Field], *leading: int) -> dict[str, Tensor]:
             return {name: empty(*leading, *((size,) if field.vector else ())) for name, field in of.items()}

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedflat.algorithms import algorithm, canonical
 from fedflat.errors import UserError, one_of
 
-FORMAT = 1
+FORMAT: Literal[1] = 1
 """The version of run folders and configs."""
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedflat.algorithms import algorithm
-from fedflat.algorithms.algorithm import States, flat_fields, flat_state, nested_state
+from fedflat.algorithms.algorithm import States, flat_state, nested_state
 from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.rate import Schedule
 from fedflat.averaging import Scene
@@ -27,6 +27,7 @@ from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
 from fedflat.experiment.federation import federation
 from fedflat.experiment.folder import RunFolder
+from fedflat.experiment.keeping import Keeping
 from fedflat.experiment.record import Record, model_file
 from fedflat.experiment.rows import Rows
 from fedflat.experiment.stopping import Verdict, diverged, stop_early
@@ -74,7 +75,6 @@ class Run:
             config.federation.dropout,
         )
         weights, buffers, integers = self.problem.initial()
-        self._first_client = self.algorithm.new_client(weights)
         self.server = Server(0, ModelState(weights, buffers, integers), self.algorithm.new_server(weights), Cost())
         self._stores: list[Rows] = []
         self._begun = self._session = time.monotonic()
@@ -140,7 +140,7 @@ class Run:
         outcome = self.engine.train(self._training, number, server.model, server.states, cohort)
         weights, states = self.algorithm.aggregate(outcome.returned, outcome.means, server.states)
         for client in outcome.clients:
-            self._keep(client)
+            self._keeping.write(client)
         cost = Cost(**{key: value + getattr(outcome.cost, key) for key, value in asdict(server.cost).items()})
         self.server = Server(number + 1, ModelState(weights, outcome.buffers, outcome.integers), states, cost)
         self.loss = outcome.loss
@@ -150,24 +150,7 @@ class Run:
         self._tell("round_done")
 
     def _client(self, number: int) -> Client:
-        state, statistics = self._first_client, None
-        if number in self._kept:
-            pieces = self._kept[number].split(list(self._widths.values()))
-            flat = dict(zip(self._widths, pieces, strict=True))
-            own = flat.pop("statistics", None)
-            statistics = own if self._training.own_statistics else None
-            fields = flat_fields(self.algorithm.client_fields())
-            state = nested_state({name: piece if fields[name].vector else piece[0] for name, piece in flat.items()})
-        elif self._training.own_statistics:
-            statistics = self._first_statistics
-        return Client(number, self.split.clients[number], state, statistics)
-
-    def _keep(self, client: Client) -> None:
-        flat = {name: value.reshape(-1) for name, value in flat_state(client.state).items()}
-        if client.statistics is not None:
-            flat["statistics"] = client.statistics
-        if flat:
-            self._kept[client.number] = torch.cat([flat[name] for name in self._widths])
+        return Client(number, self.split.clients[number], *self._keeping.read(number))
 
     # --- evaluation --------------------------------------------------------------------------------------------------------------
 
@@ -185,7 +168,7 @@ class Run:
         for name, average in self.averages.items():
             mean = average.model(whole)
             if mean is not None:
-                weights, buffers = mean.split([len(own.weights), len(own.buffers)])
+                weights, buffers = torch.split(mean, [len(own.weights), len(own.buffers)])
                 if len(buffers) and self.config.evaluation.statistics == "estimated":
                     buffers = self.problem.estimated_buffers(weights, own.integers)
                 found[name] = ModelState(weights, buffers, own.integers)
@@ -214,24 +197,15 @@ class Run:
 
     def _open(self) -> float:
         """Set up what is kept, going back to the last checkpoint where there is one; returns the seconds spent before."""
-        self._widths = {
-            name: len(self.server.model.weights) if field.vector else 1 for name, field in flat_fields(self.algorithm.client_fields()).items()
-        }
-        if self._training.own_statistics:
-            self._widths["statistics"] = len(self.server.model.buffers)
-        self._first_statistics = self.server.model.buffers
         if self.folder:
             if not self.folder.exists:
                 self.folder.create(self.config, self.split.describe(self.problem.data.train.targets, self.problem.data.num_classes))
             self.folder.hold()
-        self._kept = self._rows("clients", sum(self._widths.values()))
+        own_statistics = self._training.own_statistics
+        self._keeping = Keeping(self.algorithm, self.server.model, own_statistics, lambda width: self._rows("clients", width))
         whole = self._whole(self.server.model)
-        names = self.problem.layout.names + self.problem.buffers.names
-        last = classifier_parameters(self.problem.model)
-        chosen = torch.tensor([name in last for name in names]).repeat_interleave(
-            torch.tensor(self.problem.layout.sizes + self.problem.buffers.sizes)
-        )
-        scene = Scene(self.config.training.rounds, self.algorithm.rate.cycle, chosen, lambda name, _: self._rows(name, len(whole)))
+        classifier = self.problem.whole_layout.indicator(classifier_parameters(self.problem.model).__contains__, whole)
+        scene = Scene(self.config.training.rounds, self.algorithm.rate.cycle, classifier, lambda name, _: self._rows(name, len(whole)))
         self.averages = {_name_of(average): average.begin(scene, whole) for average in self.algorithm.averages}
         if not self.folder or not (self.folder.path / CHECKPOINT).exists():
             for store in self._stores:
@@ -263,13 +237,11 @@ class Run:
 
     def _restore(self, folder: RunFolder) -> None:
         tensors, about = folder.read_tensors(CHECKPOINT)
-        under = {prefix: {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)} for prefix in ("integers/", "server/")}
-        model = ModelState(tensors["weights"], tensors["buffers"], under["integers/"])
-        self.server = Server(about["rounds"], model, nested_state(under["server/"]), Cost(**about["cost"]))
+        model = ModelState(tensors["weights"], tensors["buffers"], _under(tensors, "integers/"))
+        self.server = Server(about["rounds"], model, nested_state(_under(tensors, "server/")), Cost(**about["cost"]))
         self.loss = math.nan if about["loss"] is None else about["loss"]
         for name, average in self.averages.items():
-            prefix = f"average/{name}/"
-            average.restore({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+            average.restore(_under(tensors, f"average/{name}/"))
         for store in self._stores:
             store.rewind(about["rounds"])
         folder.cut_metrics(about["metrics"])
@@ -308,6 +280,10 @@ class Run:
 
 def _name_of(average: Any) -> str:
     return show(type(average).__name__.lower(), changed(average))
+
+
+def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _finite(value: float) -> float | None:

@@ -52,7 +52,7 @@ class Layout:
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """The named tensors inside a flat vector, sharing its memory."""
-        pieces = vector.split(self.sizes)
+        pieces = torch.split(vector, self.sizes)
         return {name: _shaped(piece, shape) for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)}
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:

@@ -57,7 +57,7 @@ class Dyn(Drift):
         return target + a, kept | {"a": a}
 
     def may_explode(self) -> str:
-        return "FedDyn's dual adds up displacements for ever and is known to explode under strong heterogeneity: clip (training.clip=10) or change alpha"
+        return "FedDyn's dual adds up displacements for ever and may explode when clients differ: clip (training.clip=10) or change alpha"
 
     def evaluated(self, server: State) -> State:
         models = {"active mean": server["active"]}

@@ -53,8 +53,7 @@ class Mo(Drift):
         return {"c": c}, {"dm": c - at.server["m"]}
 
     def aggregate(self, back: Returned, server: State) -> tuple[Tensor, State]:
-        first = back.round == 0 and self.gamma_first_round is not None
-        gamma = self.gamma_first_round if first else self.gamma
+        gamma = self.gamma if back.round or self.gamma_first_round is None else self.gamma_first_round
         return back.z + back.displacement, {"m": server["m"] + gamma * back.mean["dm"]}
 
     def _normaliser(self, at: At) -> Tensor:

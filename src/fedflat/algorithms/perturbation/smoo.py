@@ -15,9 +15,10 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Smoo(Perturbation):
-    """A perturbation with a dual of its own: sh = rho unit(g(y_k) - mu_i - s), mu_i <- mu_i + sh - s at every step (FedSMOO; Sun et al. 2023).
+    """A perturbation with a dual of its own: sh = rho unit(g(y_k) - mu_i - s), mu_i <- mu_i + sh - s (FedSMOO; Sun et al. 2023).
 
-    The server's s <- rho unit(mean_S(mu_i - sh_last)); with s_source=dual, rho unit(mean_S(mu_i)) as in FL-Simulator.
+    The dual moves at every step and stays with the client. The server's s <- rho unit(mean_S(mu_i - sh_last)); with s_source=dual,
+    rho unit(mean_S(mu_i)) as in FL-Simulator.
     """
 
     rho: float = param(0.1, "length of the offset", low=0)

@@ -1,0 +1,30 @@
+# Two commands for newcomers: `make demo` (a first picture) and `make test` (everything checked). Both set up .venv on first use.
+PYTHON ?= python3
+BIN := .venv/bin
+export OMP_NUM_THREADS := 1
+
+.PHONY: demo test lint docs clean
+
+demo: .venv/installed
+	$(BIN)/fedflat compare fedavg fedsam fedswa fedmoswa fedavg+wima --seeds 3 --target 0.9 --out demo
+
+test: .venv/installed lint
+	$(BIN)/pytest -n 2
+
+lint: .venv/installed
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: .venv/installed
+	$(BIN)/pip install -q -c constraints.txt -e ".[docs]"
+	$(BIN)/mkdocs build --strict
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch .venv/installed
+
+clean:
+	rm -rf .venv demo site build

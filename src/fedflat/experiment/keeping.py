@@ -1,0 +1,43 @@
+"""What clients keep between rounds, as rows of a store: a client has a row from its first participation on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fedflat.algorithms import Algorithm
+from fedflat.algorithms.algorithm import States, flat_fields, flat_state, nested_state
+from fedflat.engines.contract import Client, ModelState
+from fedflat.experiment.rows import Rows
+
+STATISTICS = "statistics"
+
+
+class Keeping:
+    """The states of all clients, and their own normalisation statistics where they keep them."""
+
+    def __init__(self, algorithm: Algorithm, first: ModelState, own_statistics: bool, rows: Callable[[int], Rows]) -> None:
+        self._fields = flat_fields(algorithm.client_fields())
+        self._fresh: tuple[States, Tensor | None] = (algorithm.new_client(first.weights), first.buffers if own_statistics else None)
+        self._widths = {name: field.scalars(len(first.weights)) for name, field in self._fields.items()}
+        if own_statistics:
+            self._widths[STATISTICS] = len(first.buffers)
+        self._rows = rows(sum(self._widths.values()))
+
+    def read(self, number: int) -> tuple[States, Tensor | None]:
+        """A client's state and statistics; those it starts with, before it first takes part."""
+        if number not in self._rows:
+            return self._fresh
+        pieces = dict(zip(self._widths, torch.split(self._rows[number], list(self._widths.values())), strict=True))
+        statistics = pieces.pop(STATISTICS, None)
+        return nested_state({name: piece if self._fields[name].vector else piece[0] for name, piece in pieces.items()}), statistics
+
+    def write(self, client: Client) -> None:
+        """Keep a client's new state."""
+        pieces = {name: value.reshape(-1) for name, value in flat_state(client.state).items()}
+        if client.statistics is not None:
+            pieces[STATISTICS] = client.statistics
+        if pieces:
+            self._rows[client.number] = torch.cat([pieces[name] for name in self._widths])

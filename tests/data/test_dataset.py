@@ -1,0 +1,105 @@
+"""Containers: what they check, and what they say about themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from fedflat.data import Dataset, Examples, describe, from_arrays
+from fedflat.errors import UserError
+
+
+def images(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, 3, 4, 4), dtype=np.uint8)
+
+
+def test_taking_examples_keeps_every_tensor_in_step() -> None:
+    examples = Examples(torch.arange(10).view(10, 1), torch.arange(10), torch.arange(10) * 2, torch.arange(10) * 3)
+    taken = examples.take(np.array([7, 1, 1]))
+    assert len(taken) == 3
+    assert [tensor.flatten().tolist() for tensor in taken.tensors().values()] == [[7, 1, 1], [7, 1, 1], [14, 2, 2], [21, 3, 3]]
+    assert Examples(examples.inputs, examples.targets).take(torch.tensor([0])).groups is None
+
+
+def test_sharing_moves_the_tensors_themselves() -> None:
+    examples = Examples(torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64))
+    examples.share()
+    assert examples.inputs.is_shared() and examples.targets.is_shared()
+
+
+def test_statistics_of_uint8_images_are_those_of_numpy() -> None:
+    data = images(2500)
+    data[:, 2] = 77
+    dataset = from_arrays(data, np.zeros(2500, int), data[:2], [0, 0], name="mine")
+    scaled = data / 255.0
+    assert dataset.mean == pytest.approx(scaled.mean((0, 2, 3)))
+    assert dataset.std[:2] == pytest.approx(scaled[:, :2].std((0, 2, 3)))
+    assert dataset.std[2] == 1.0, "a constant channel must not be divided by zero"
+    assert dataset.kind == "image" and dataset.input_shape == (3, 4, 4) and dataset.classes == ("0",)
+
+
+def test_given_statistics_and_classes_are_kept() -> None:
+    dataset = from_arrays(images(2), [0, 1], images(2), [1, 0], classes=["cat", "dog"], mean=[0.1] * 3, std=[0.2] * 3)
+    assert (dataset.classes, dataset.mean, dataset.std) == (("cat", "dog"), (0.1,) * 3, (0.2,) * 3)
+
+
+def test_other_inputs_than_images() -> None:
+    assert from_arrays(images(2)[:, 0], [0, 1], images(2)[:, 0], [0, 1]).input_shape == (1, 4, 4)
+    vectors = from_arrays(np.zeros((2, 5)), [0, 1], np.zeros((1, 5)), [1])
+    assert vectors.kind == "vector" and vectors.train.inputs.dtype == torch.float32
+    assert from_arrays(np.zeros((2, 5), int), [0, 1], np.zeros((1, 5), int), [1], train_groups=[4, 9]).kind == "text"
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ((images(2), [0], images(1), [0]), "the training set of mine has 2 inputs, 1 targets; expected equally many"),
+        ((images(2), [0, 1], images(1)[:0], []), "the test set of mine is empty"),
+        ((images(2), [0, -1], images(1), [0]), "the training set of mine has label -1; expected labels from 0 to 0"),
+        ((images(2), [0, 1], images(1)[:, :, :2], [0]), "the training inputs of mine are uint8 of shape (3, 4, 4), but its test inputs"),
+        ((np.full((1, 2), np.nan), [0], np.zeros((1, 2)), [0]), "infinite or not a number"),
+        ((images(2).transpose(0, 2, 3, 1), [0, 1], images(2).transpose(0, 2, 3, 1), [0, 1]), "expected channels first"),
+        ((images(2).reshape(2, -1), [0, 1], images(2).reshape(2, -1), [0, 1]), "expected images [n, C, H, W]"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused_in_one_sentence(arrays: tuple, message: str) -> None:
+    with pytest.raises(UserError) as raised:
+        from_arrays(*arrays, name="mine")
+    assert message in str(raised.value)
+
+
+def test_labels_beyond_the_classes_and_wrong_types_are_refused() -> None:
+    good = Examples(torch.zeros(2, 3), torch.tensor([0, 1]))
+    with pytest.raises(UserError, match="has label 1; expected labels from 0 to 0"):
+        Dataset("mine", good, good, ("only",), kind="vector")
+    with pytest.raises(UserError, match="expected class numbers of type int64"):
+        Dataset("mine", Examples(torch.zeros(1, 3), torch.zeros(1)), good, ("a", "b"), kind="vector")
+    with pytest.raises(UserError, match="a mean and a deviation above 0 for each of its 3 channels"):
+        Dataset("mine", *(Examples(torch.from_numpy(images(1)), torch.tensor([0])),) * 2, ("a",), (0.5,), (0.5,))
+
+
+def test_the_content_hash_is_that_of_the_data_and_nothing_else() -> None:
+    dataset = from_arrays(images(3), [0, 1, 0], images(2, 1), [1, 0])
+    assert dataclasses.replace(dataset, name="other", mean=(0.0,) * 3).content == dataset.content
+    changed = images(3)
+    changed[2, 2, 3, 3] ^= 1
+    assert from_arrays(changed, [0, 1, 0], images(2, 1), [1, 0]).content != dataset.content
+    assert from_arrays(images(3), [0, 1, 1], images(2, 1), [1, 0]).content != dataset.content
+    assert from_arrays(images(3), [0, 1, 0], images(2, 2), [1, 0]).content != dataset.content
+
+
+def test_the_description_counts() -> None:
+    described = describe(from_arrays(images(3), [0, 2, 0], images(2, 1), [1, 0]))
+    assert described["train_class_counts"] == [2, 0, 1] and described["test_class_counts"] == [1, 1, 0]
+    assert described["train"] == 3 and described["input_shape"] == [3, 4, 4] and len(described["content"]) == 64
+
+
+def test_importing_the_package_stays_light() -> None:
+    heavy = "{'sklearn', 'PIL', 'scipy', 'rich', 'matplotlib'} & {name.split('.')[0] for name in sys.modules}"
+    code = f"import sys, torch; before = {heavy}; import fedflat.data; assert not {heavy} - before, {heavy}"
+    subprocess.run([sys.executable, "-c", code], check=True)

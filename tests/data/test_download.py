@@ -1,0 +1,183 @@
+"""Fetching data sets from a real server on this machine that knows ranges and can be told to fail."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import io
+import tarfile
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from fedflat.data import registry
+from fedflat.data.download import ATTEMPTS, fetch_source
+from fedflat.data.sources.source import Download
+from fedflat.errors import UserError
+
+
+class Publisher(ThreadingHTTPServer):
+    """Serves bytes by name; ``cuts`` lists after how many bytes the next answers break off."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files: dict[str, bytes] = {}
+        self.cuts: list[int] = []
+        self.ranges: list[str | None] = []
+        self.knows_ranges = True
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Publisher
+
+    def do_GET(self) -> None:
+        wanted = self.headers.get("Range")
+        self.server.ranges.append(wanted)
+        body = self.server.files.get(self.path.lstrip("/"))
+        if body is None:
+            self.send_error(404)
+            return
+        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.server.knows_ranges else 0
+        if wanted and start >= len(body):
+            self.send_error(416)
+            return
+        self.send_response(206 if wanted and self.server.knows_ranges else 200)
+        self.send_header("Content-Length", str(len(body) - start))
+        self.end_headers()
+        self.wfile.write(body[start:][: self.server.cuts.pop(0) if self.server.cuts else None])
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def publisher() -> Iterator[Publisher]:
+    with Publisher() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def cifar(publisher: Publisher, small_cifar10: SimpleNamespace, tmp_path: Path) -> SimpleNamespace:
+    """A publisher of the small CIFAR-10, whose archive also holds a readme and a file that wants to be written elsewhere."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        tar.add(small_cifar10.folder / "cifar-10-batches-py", "cifar-10-batches-py")
+        for name in ("cifar-10-batches-py/readme.html", "../escaped"):
+            tar.addfile(tarfile.TarInfo(name))
+    archive = buffer.getvalue()
+    publisher.files["cifar.tar.gz"] = archive
+    download = Download(f"{publisher.url}/cifar.tar.gz", hashlib.md5(archive).hexdigest(), small_cifar10.source.files)
+    source = dataclasses.replace(small_cifar10.source, downloads=(download,))
+    return SimpleNamespace(source=source, folder=tmp_path / "fetched" / "here", archive=archive, original=small_cifar10.folder)
+
+
+def files_below(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_an_archive_is_fetched_and_unpacked_and_leaves_nothing_else(cifar: SimpleNamespace) -> None:
+    seen = []
+    fetch_source(cifar.source, cifar.folder, lambda *step: seen.append(step))
+    assert files_below(cifar.folder.parent) == {f"here/{file}" for file in cifar.source.files}
+    assert cifar.source.read(cifar.folder).content == cifar.source.read(cifar.original).content
+    assert seen[-1] == ("cifar.tar.gz", len(cifar.archive), len(cifar.archive))
+
+
+def test_a_transfer_that_breaks_off_goes_on_where_it_stopped(cifar: SimpleNamespace, publisher: Publisher) -> None:
+    publisher.cuts = [1000, 500]
+    fetch_source(cifar.source, cifar.folder)
+    assert publisher.ranges == [None, "bytes=1000-", "bytes=1500-"]
+    assert not cifar.source.missing(cifar.folder)
+
+
+def test_an_interrupted_fetch_is_resumed_by_the_next(cifar: SimpleNamespace, publisher: Publisher) -> None:
+    publisher.cuts = [100] * ATTEMPTS
+    with pytest.raises(UserError, match="the connection broke off 5 times; what has arrived is kept"):
+        fetch_source(cifar.source, cifar.folder)
+    assert files_below(cifar.folder) == {"cifar-10-batches-py/cifar.tar.gz.part"}
+    assert len(cifar.source.missing(cifar.folder)) == 6
+    publisher.ranges.clear()
+    fetch_source(cifar.source, cifar.folder)
+    assert publisher.ranges == [f"bytes={100 * ATTEMPTS}-"]
+    assert files_below(cifar.folder) == set(cifar.source.files)
+
+
+def test_a_server_without_ranges_starts_over(cifar: SimpleNamespace, publisher: Publisher) -> None:
+    publisher.knows_ranges = False
+    publisher.cuts = [1000]
+    fetch_source(cifar.source, cifar.folder)
+    assert cifar.source.read(cifar.folder).num_classes == 10
+
+
+def test_a_part_that_is_already_whole_is_used(cifar: SimpleNamespace, publisher: Publisher) -> None:
+    part = cifar.source.downloads[0].part(cifar.folder)
+    part.parent.mkdir(parents=True)
+    part.write_bytes(cifar.archive)
+    fetch_source(cifar.source, cifar.folder)
+    assert publisher.ranges == [f"bytes={len(cifar.archive)}-"]
+    assert files_below(cifar.folder) == set(cifar.source.files)
+
+
+def test_wrong_bytes_leave_nothing_behind(cifar: SimpleNamespace, publisher: Publisher) -> None:
+    publisher.files["cifar.tar.gz"] = cifar.archive[:-1] + b"x"
+    with pytest.raises(UserError, match=r"cifar.tar.gz sent has md5 \w{32} instead of \w{32} and was thrown away"):
+        fetch_source(cifar.source, cifar.folder)
+    assert files_below(cifar.folder) == set()
+
+
+def test_what_is_whole_is_left_alone_and_what_is_damaged_is_fetched_again(publisher: Publisher, small_mnist: SimpleNamespace) -> None:
+    downloads = []
+    for file in small_mnist.source.files:
+        publisher.files[file] = (small_mnist.folder / file).read_bytes()
+        downloads.append(Download(f"{publisher.url}/{file}", hashlib.md5(publisher.files[file]).hexdigest(), (file,)))
+    source = dataclasses.replace(small_mnist.source, downloads=tuple(downloads))
+    before = source.read(small_mnist.folder).content
+    fetch_source(source, small_mnist.folder)
+    assert publisher.ranges == []
+    (small_mnist.folder / source.files[0]).write_bytes(gzip.compress(b"nonsense"))
+    (small_mnist.folder / source.files[3]).unlink()
+    fetch_source(source, small_mnist.folder)
+    assert len(publisher.ranges) == 2
+    assert source.read(small_mnist.folder).content == before
+
+
+def test_an_archive_of_something_else_is_refused(cifar: SimpleNamespace) -> None:
+    download = dataclasses.replace(cifar.source.downloads[0], files=(*cifar.source.files, "cifar-10-batches-py/more"))
+    with pytest.raises(UserError, match="holds no file cifar-10-batches-py/more"):
+        fetch_source(dataclasses.replace(cifar.source, downloads=(download,)), cifar.folder)
+    assert not files_below(cifar.folder) & set(cifar.source.files)
+
+
+def test_without_a_server_the_message_says_what_to_put_where(
+    cifar: SimpleNamespace, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del publisher.files["cifar.tar.gz"]
+    monkeypatch.setitem(registry.DATASETS, "cifar10", cifar.source)
+    with pytest.raises(UserError) as raised:
+        registry.load("cifar10", cifar.folder)
+    message = str(raised.value)
+    for part in ("404", "cifar-10-batches-py/data_batch_1", str(cifar.folder), publisher.url):
+        assert part in message
+    with pytest.raises(UserError, match="refused"):
+        unreachable = dataclasses.replace(cifar.source.downloads[0], url="http://127.0.0.1:9/cifar.tar.gz")
+        fetch_source(dataclasses.replace(cifar.source, downloads=(unreachable,)), cifar.folder)
+
+
+def test_loading_fetches_what_is_missing(cifar: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.DATASETS, "cifar10", cifar.source)
+    assert registry.load("cifar10", cifar.folder).content == cifar.source.read(cifar.original).content
+    registry.fetch("cifar10", cifar.folder)
+    assert len(registry.verify("cifar10", cifar.folder)) == 6
