@@ -10,33 +10,16 @@ from torch import nn
 
 from fedflat.data import Dataset
 from fedflat.engines.task import Task
+from fedflat.errors import UserError
 from fedflat.experiment import compare as comparing
 from fedflat.experiment.callback import Callback
+from fedflat.experiment.config import SHORT as SHORT
 from fedflat.experiment.config import Config, assign, config, read_yaml
 from fedflat.experiment.federation import custom
 from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.run import Run
+from fedflat.experiment.stopping import OVER
 from fedflat.report.result import Comparison, Result
-
-SHORT = {
-    "data": "data.name",
-    "data_folder": "data.folder",
-    "split": "data.split",
-    "clients": "data.clients",
-    "augmentation": "data.augmentation",
-    "per_round": "federation.per_round",
-    "rounds": "training.rounds",
-    "epochs": "training.epochs",
-    "steps": "training.steps",
-    "batch": "training.batch",
-    "rate": "training.rate",
-    "decay": "training.decay",
-    "weight_decay": "training.weight_decay",
-    "clip": "training.clip",
-    "every": "evaluation.every",
-    "workers": "engine.workers",
-}
-"""Short names of common settings, in Python and on the command line."""
 
 
 def make_config(base: str | Path | Config | None = None, settings: dict[str, Any] | None = None, assignments: Sequence[str] = ()) -> Config:
@@ -51,6 +34,8 @@ def make_config(base: str | Path | Config | None = None, settings: dict[str, Any
         inside = values
         for section in sections:
             inside = inside.setdefault(section, {})
+            if not isinstance(inside, dict):
+                raise UserError(f"{section} is a group of settings, but here it is {inside!r}; write its settings below it")
         inside[last] = value
     for assignment in assignments:
         assign(values, assignment)
@@ -106,7 +91,7 @@ def resume(
     """Go on with an interrupted run, to the same end as if it had never been interrupted."""
     path = Path(folder)
     found = RunFolder(path).config()
-    if RunFolder(path).status()["status"] in ("finished", "diverged"):
+    if RunFolder(path).status()["status"] in OVER:
         return load(path)
     return Result(Run(found, path, data=data, model=model, task=task, callbacks=tuple(callbacks)).go())
 

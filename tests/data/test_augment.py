@@ -144,7 +144,7 @@ def test_draws_do_not_depend_on_later_steps_or_on_other_parts() -> None:
 
 
 def test_everything_works_under_vmap() -> None:
-    whole = augmentation(ALL + "")
+    whole = augmentation(ALL)
     raw = torch.stack([batch(8, seed) for seed in range(3)])
     draws = [step(draws_of(ALL, size=8, seed=seed)) for seed in range(3)]
     stacked = {name: torch.stack([d[name] for d in draws]) for name in draws[0]}

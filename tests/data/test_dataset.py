@@ -15,7 +15,7 @@ from fedflat.errors import UserError
 
 
 def images(count: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (count, 3, 4, 4), dtype=np.uint8)
+    return np.random.default_rng(seed).integers(0, 256, (count, 3, 5, 5), dtype=np.uint8)
 
 
 def test_taking_examples_keeps_every_tensor_in_step() -> None:
@@ -40,7 +40,7 @@ def test_statistics_of_uint8_images_are_those_of_numpy() -> None:
     assert dataset.mean == pytest.approx(scaled.mean((0, 2, 3)))
     assert dataset.std[:2] == pytest.approx(scaled[:, :2].std((0, 2, 3)))
     assert dataset.std[2] == 1.0, "a constant channel must not be divided by zero"
-    assert dataset.kind == "image" and dataset.input_shape == (3, 4, 4) and dataset.classes == ("0",)
+    assert dataset.kind == "image" and dataset.input_shape == (3, 5, 5) and dataset.classes == ("0",)
 
 
 def test_given_statistics_and_classes_are_kept() -> None:
@@ -49,7 +49,7 @@ def test_given_statistics_and_classes_are_kept() -> None:
 
 
 def test_other_inputs_than_images() -> None:
-    assert from_arrays(images(2)[:, 0], [0, 1], images(2)[:, 0], [0, 1]).input_shape == (1, 4, 4)
+    assert from_arrays(images(2)[:, 0], [0, 1], images(2)[:, 0], [0, 1]).input_shape == (1, 5, 5)
     vectors = from_arrays(np.zeros((2, 5)), [0, 1], np.zeros((1, 5)), [1])
     assert vectors.kind == "vector" and vectors.train.inputs.dtype == torch.float32
     assert from_arrays(np.zeros((2, 5), int), [0, 1], np.zeros((1, 5), int), [1], train_groups=[4, 9]).kind == "text"
@@ -61,7 +61,7 @@ def test_other_inputs_than_images() -> None:
         ((images(2), [0], images(1), [0]), "the training set of mine has 2 inputs, 1 targets; expected equally many"),
         ((images(2), [0, 1], images(1)[:0], []), "the test set of mine is empty"),
         ((images(2), [0, -1], images(1), [0]), "the training set of mine has label -1; expected labels from 0 to 0"),
-        ((images(2), [0, 1], images(1)[:, :, :2], [0]), "the training inputs of mine are uint8 of shape (3, 4, 4), but its test inputs"),
+        ((images(2), [0, 1], images(1)[:, :, :2], [0]), "the training inputs of mine are uint8 of shape (3, 5, 5), but its test inputs"),
         ((np.full((1, 2), np.nan), [0], np.zeros((1, 2)), [0]), "infinite or not a number"),
         ((images(2).transpose(0, 2, 3, 1), [0, 1], images(2).transpose(0, 2, 3, 1), [0, 1]), "expected channels first"),
         ((images(2).reshape(2, -1), [0, 1], images(2).reshape(2, -1), [0, 1]), "expected images [n, C, H, W]"),
@@ -87,7 +87,7 @@ def test_the_content_hash_is_that_of_the_data_and_nothing_else() -> None:
     dataset = from_arrays(images(3), [0, 1, 0], images(2, 1), [1, 0])
     assert dataclasses.replace(dataset, name="other", mean=(0.0,) * 3).content == dataset.content
     changed = images(3)
-    changed[2, 2, 3, 3] ^= 1
+    changed[2, 2, 4, 4] ^= 1
     assert from_arrays(changed, [0, 1, 0], images(2, 1), [1, 0]).content != dataset.content
     assert from_arrays(images(3), [0, 1, 1], images(2, 1), [1, 0]).content != dataset.content
     assert from_arrays(images(3), [0, 1, 0], images(2, 2), [1, 0]).content != dataset.content
@@ -96,7 +96,7 @@ def test_the_content_hash_is_that_of_the_data_and_nothing_else() -> None:
 def test_the_description_counts() -> None:
     described = describe(from_arrays(images(3), [0, 2, 0], images(2, 1), [1, 0]))
     assert described["train_class_counts"] == [2, 0, 1] and described["test_class_counts"] == [1, 1, 0]
-    assert described["train"] == 3 and described["input_shape"] == [3, 4, 4] and len(described["content"]) == 64
+    assert described["train"] == 3 and described["input_shape"] == [3, 5, 5] and len(described["content"]) == 64
 
 
 def test_importing_the_package_stays_light() -> None:

@@ -34,7 +34,7 @@ def test_cifar10_as_python_2_wrote_it(small_cifar10: SimpleNamespace) -> None:
     written = list(small_cifar10.written.values())
     assert dataset.input_shape == (3, 32, 32) and dataset.train.inputs.dtype == torch.uint8
     assert np.array_equal(dataset.train.inputs.numpy().reshape(-1, 3072), np.concatenate([pixels for pixels, _ in written[:5]]))
-    assert dataset.train.targets.tolist() == sum((labels for _, labels in written[:5]), [])
+    assert dataset.train.targets.tolist() == [label for _, labels in written[:5] for label in labels]
     assert dataset.test.targets.tolist() == written[5][1] and dataset.train.coarse is None
 
 
@@ -136,7 +136,7 @@ def test_only_five_names_are_admitted(small_cifar10: SimpleNamespace, name: str)
 def test_a_truncated_cifar_file_is_refused(small_cifar10: SimpleNamespace, keep: int) -> None:
     path = small_cifar10.folder / BATCH
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(UserError, match="data_batch_3 is not a whole pickle .*fedflat data get cifar10"):
+    with pytest.raises(UserError, match=r"data_batch_3 is not a whole pickle .*fedflat data get cifar10"):
         small_cifar10.source.read(small_cifar10.folder)
 
 

@@ -39,7 +39,7 @@ class _RunningWima(Running):
         position = self.rounds % self.window
         self.sum += x
         if self.rounds >= self.window:
-            self.sum -= self.ring[position]
+            self.sum -= self.ring[position].to(self.sum.device)
         self.ring[position] = x
         self.rounds += 1
 

@@ -69,15 +69,15 @@ def train_client(
         nested_state({name: rows[row] for name, rows in table.client.items()}),
         problem.layout,
         schedule,
-        torch.tensor(round, dtype=z.dtype),
-        torch.tensor(len(batches), dtype=z.dtype),
+        torch.tensor(round, dtype=z.dtype, device=z.device),
+        torch.tensor(len(batches), dtype=z.dtype, device=z.device),
         descent,
         own_gradient=own,
         common_gradient=table.common_gradient if algorithm.drift.whole_gradient == "common" else None,
     )
     losses = 0.0
     for k, positions in enumerate(batches):
-        batch = _batch(problem, indices[positions], {name: draw[k] for name, draw in draws.items()})
+        batch = _batch(problem, indices[positions], {name: draw[k].to(z.device) for name, draw in draws.items()})
         gradient = StepGradient(problem, batch, buffers)
         local = algorithm.step(local, gradient, schedule, descent)
         passes, samples, losses = passes + gradient.passes, samples + gradient.passes * len(positions), losses + gradient.loss
@@ -103,7 +103,7 @@ def whole_gradient(
     total = torch.zeros_like(table.z)
     problem.model.train()
     for start in range(0, size, chunk):
-        chosen = problem.data.train.take(torch.from_numpy(indices[start : start + chunk]))
+        chosen = problem.train_examples(indices[start : start + chunk])
         buffers = {name: b.clone() for name, b in problem.buffers.views(table.buffers[row]).items()}
         _, gradient = problem.loss_and_gradient(table.z, buffers, Batch(problem.normalised(chosen.inputs), chosen.targets))
         total.add_(gradient, alpha=len(chosen) / size)
@@ -111,7 +111,7 @@ def whole_gradient(
 
 
 def _batch(problem: Problem, indices: np.ndarray, draws: dict[str, Tensor]) -> Batch:
-    chosen = problem.data.train.take(torch.from_numpy(indices))
+    chosen = problem.train_examples(indices)
     inputs = problem.augmented(chosen.inputs, draws)
     mixing = problem.augmentation.mix(draws, len(indices))
     if mixing is None:

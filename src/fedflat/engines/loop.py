@@ -27,7 +27,7 @@ class LoopEngine:
     def __init__(self, problem: Problem, workers: int | None = None) -> None:
         self.problem = problem
         wanted = available_cores() if workers is None else workers
-        self.workers = wanted if wanted > 1 and can_travel(problem) else 1
+        self.workers = wanted if wanted > 1 and problem.device.type == "cpu" and can_travel(problem) else 1
         self.table: Table | None = None
         self._here: dict[str, Any] = {"problem": problem}
         self._pool: Pool | None = None
@@ -37,7 +37,7 @@ class LoopEngine:
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
         """Train a cohort for one round and reduce what it sends, in cohort order."""
         with one_thread():
-            table = self._table(training, len(cohort))
+            table = self._table(training, len(cohort), model.weights)
             z = self._fill(table, training, model, server, cohort)
             if training.algorithm.drift.whole_gradient == "common":
                 pre = self._map(_whole_gradient, [(training, round, row, c.number, c.indices) for row, c in enumerate(cohort)])
@@ -51,10 +51,10 @@ class LoopEngine:
             outcome.cost.samples += sum(samples for _, samples in pre)
             return outcome
 
-    def _table(self, training: Training, rows: int) -> Table:
+    def _table(self, training: Training, rows: int, like: Tensor) -> Table:
         if self.table is None or self.table.rows < rows:
             problem = self.problem
-            self.table = Table.new(training.algorithm, problem.layout.size, problem.buffers.size, rows, problem.dtype, self.workers > 1)
+            self.table = Table.new(training.algorithm, problem.layout.size, problem.buffers.size, rows, like, self.workers > 1)
             self._share("table", self.table)
         return self.table
 
@@ -116,9 +116,7 @@ def _train(here: dict[str, Any], training: Training, round: int, row: int, clien
     return train_client(here["problem"], training, here["table"], round, row, client, indices, integers)
 
 
-def _whole_gradient(
-    here: dict[str, Any], training: Training, round: int, row: int, client: int, indices: np.ndarray
-) -> tuple[int, int]:
+def _whole_gradient(here: dict[str, Any], training: Training, round: int, row: int, client: int, indices: np.ndarray) -> tuple[int, int]:
     table: Table = here["table"]
     gradient, passes, samples = whole_gradient(here["problem"], training, table, round, client, indices, row)
     table.gradient[row].copy_(gradient)

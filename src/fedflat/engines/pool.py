@@ -10,7 +10,6 @@ import sys
 import types
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection, wait
-from multiprocessing.reduction import ForkingPickler
 from typing import Any, cast
 
 import torch
@@ -120,10 +119,17 @@ def can_travel(value: object) -> bool:
     """Whether a value can be sent to a worker: not when it is defined in the running script, which workers do not import."""
     buffer = io.BytesIO()
     try:
-        ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
+        _WithoutTensors(buffer).dump(value)
     except (pickle.PicklingError, AttributeError, TypeError):
         return False
     return b"__main__" not in buffer.getvalue()
+
+
+class _WithoutTensors(pickle.Pickler):
+    """Looks at everything but tensors, which would be moved to shared memory by looking."""
+
+    def reducer_override(self, value: Any) -> Any:
+        return (int, ()) if isinstance(value, torch.Tensor) else NotImplemented
 
 
 def _start_without_main(process: Any) -> None:

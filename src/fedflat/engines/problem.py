@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -23,6 +24,7 @@ class Problem:
     data: Dataset
     augmentation: Augmentation
     dtype: torch.dtype = torch.float32
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     evaluation_batch: int = 500
     held_out: dict[str, Examples] = field(default_factory=dict)
     """What models are evaluated on, by name: the test set, and a validation split where there is one."""
@@ -30,7 +32,9 @@ class Problem:
     """Whether evaluation normalises by each batch's own statistics, as SiLoBN does for clients it has not seen."""
 
     def __post_init__(self) -> None:
-        self.model.to(self.dtype)
+        self.model.to(self.device, self.dtype)
+        self.data = replace(self.data, train=_moved(self.data.train, self.device))
+        self.held_out = {name: _moved(examples, self.device) for name, examples in self.held_out.items()}
         self.layout = Layout.of_parameters(self.model)
         self.buffers = Layout.of_buffers(self.model)
         self.whole_layout = Layout(self.layout.names + self.buffers.names, self.layout.shapes + self.buffers.shapes)
@@ -41,7 +45,11 @@ class Problem:
         weights = self.layout.flatten({name: p.detach() for name, p in self.model.named_parameters()})
         named = dict(self.model.named_buffers())
         integers = {name: b.clone() for name, b in named.items() if not b.is_floating_point()}
-        return weights, self.buffers.flatten(named).to(self.dtype), integers
+        return weights, self.buffers.flatten(named).to(self.device, self.dtype), integers
+
+    def train_examples(self, indices: np.ndarray) -> Examples:
+        """The training examples at some positions."""
+        return self.data.train.take(torch.from_numpy(indices).to(self.device))
 
     def normalised(self, raw: Tensor) -> Tensor:
         """Inputs as the model wants them, without augmentation."""
@@ -83,7 +91,7 @@ class Problem:
         """BatchNorm statistics of given weights, estimated anew as the plain mean over the batches of the training set."""
         norms = [m for m in self.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         momenta = [norm.momentum for norm in norms]
-        flat = torch.zeros(self.buffers.size, dtype=self.dtype)
+        flat = torch.zeros(self.buffers.size, dtype=self.dtype, device=self.device)
         buffers = {**self.buffers.views(flat), **{name: torch.zeros_like(value) for name, value in integers.items()}}
         self.model.train()
         try:
@@ -98,7 +106,11 @@ class Problem:
 
     def evaluation_batches(self, count: int) -> Iterator[Tensor]:
         """The positions of a set's examples in fixed batches, so that sums do not depend on who computes them."""
-        yield from torch.split(torch.arange(count), self.evaluation_batch)
+        yield from torch.split(torch.arange(count, device=self.device), self.evaluation_batch)
+
+
+def _moved(examples: Examples, device: torch.device) -> Examples:
+    return Examples(**{name: tensor.to(device) for name, tensor in examples.tensors().items()})
 
 
 @dataclass(frozen=True)

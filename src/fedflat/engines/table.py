@@ -25,11 +25,11 @@ class Table:
     buffers: Tensor
 
     @classmethod
-    def new(cls, algorithm: Algorithm, size: int, buffers: int, rows: int, dtype: torch.dtype, shared: bool) -> Table:
-        """An empty table for cohorts of up to ``rows`` clients."""
+    def new(cls, algorithm: Algorithm, size: int, buffers: int, rows: int, like: Tensor, shared: bool) -> Table:
+        """An empty table for cohorts of up to ``rows`` clients, in the precision and on the device of ``like``."""
 
         def empty(*shape: int) -> Tensor:
-            tensor = torch.zeros(shape, dtype=dtype)
+            tensor = torch.zeros(shape, dtype=like.dtype, device=like.device)
             if shared:
                 tensor.share_memory_()  # type: ignore[no-untyped-call]
             return tensor

@@ -14,6 +14,7 @@ from fedflat.experiment.config import Config
 from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.record import Record, load_record
 from fedflat.experiment.run import Run
+from fedflat.experiment.stopping import OVER
 
 
 def compare(
@@ -41,7 +42,7 @@ def _one(config: Config, path: Path | None, callbacks: tuple[Callback, ...], own
         if found != config:
             raise UserError(f"{path} holds a run with other settings ({_difference(found, config)}); choose another --out or remove it")
         record = load_record(path)
-        if record.status in ("finished", "diverged"):
+        if record.status in OVER:
             return record
     return Run(config, path, callbacks=callbacks, **own).go()
 

@@ -9,11 +9,31 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fedflat.algorithms import algorithm, canonical
 from fedflat.errors import UserError, one_of
 
 FORMAT: Literal[1] = 1
 """The version of run folders and configs."""
+
+SHORT = {
+    "data": "data.name",
+    "data_folder": "data.folder",
+    "split": "data.split",
+    "clients": "data.clients",
+    "augmentation": "data.augmentation",
+    "per_round": "federation.per_round",
+    "rounds": "training.rounds",
+    "epochs": "training.epochs",
+    "steps": "training.steps",
+    "batch": "training.batch",
+    "rate": "training.rate",
+    "decay": "training.decay",
+    "weight_decay": "training.weight_decay",
+    "clip": "training.clip",
+    "every": "evaluation.every",
+    "workers": "engine.workers",
+    "device": "engine.device",
+}
+"""Short names of common settings, in Python and on the command line."""
 
 
 class Section(BaseModel):
@@ -85,7 +105,8 @@ class Engine(Section):
 
     name: Literal["auto", "loop"] = Field("auto", description="engine")
     workers: int | None = Field(None, ge=1, description="worker processes; default: as many as there are cores")
-    precision: Literal["float32", "float64"] = Field("float32", description="precision of weights and arithmetic")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to train; auto takes a GPU where there is one")
+    precision: Literal["float32", "tf32", "float64"] = Field("float32", description="precision of arithmetic; weights are kept in full")
     checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints")
 
 
@@ -106,6 +127,8 @@ class Config(Section):
     @field_validator("algorithm")
     @classmethod
     def _shortest(cls, text: str) -> str:
+        from fedflat.algorithms import algorithm, canonical  # here, so that the command line's help need not wait for torch
+
         return canonical(algorithm(text))
 
     @model_validator(mode="after")
@@ -172,6 +195,6 @@ def _sentence(error: ValidationError) -> str:
         for part in first["loc"][:-1]:
             section = section.model_fields[part].annotation
         inside = ".".join(str(part) for part in first["loc"][:-1])
-        return str(one_of(f"setting{f' in {inside}' if inside else ''}", first["loc"][-1], section.model_fields, "fedflat run --help"))
+        return str(one_of(f"setting{f' in {inside}' if inside else ''}", first["loc"][-1], section.model_fields, "fedflat settings"))
     more = f" (and {len(error.errors()) - 1} more)" if len(error.errors()) > 1 else ""
     return f"{where}={first['input']!r} is not possible: {first['msg'][0].lower()}{first['msg'][1:]}{more}"

@@ -54,11 +54,24 @@ def federation(
         data,
         augmentation,
         torch.float64 if config.engine.precision == "float64" else torch.float32,
+        device_of(config),
         config.evaluation.batch,
         held_out,
         batch_statistics=config.training.statistics == "own",
     )
     return problem, split
+
+
+def device_of(config: Config) -> torch.device:
+    """The device that a config asks for; also sets whether float32 arithmetic there may be rounded to TF32."""
+    wanted = config.engine.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise UserError("engine.device=cuda was asked for, but torch sees no GPU here; use engine.device=cpu")
+    if wanted == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    rounded = config.engine.precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = rounded
+    return torch.device("cuda")
 
 
 def custom(config: Config, data: Dataset | None, model: nn.Module | None) -> Config:
@@ -68,5 +81,3 @@ def custom(config: Config, data: Dataset | None, model: nn.Module | None) -> Con
     if data is not None:
         config = config.model_copy(update={"data": config.data.model_copy(update={"name": f"{CUSTOM}:{data.name}"})})
     return config
-
-

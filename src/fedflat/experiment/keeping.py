@@ -19,6 +19,7 @@ class Keeping:
     """The states of all clients, and their own normalisation statistics where they keep them."""
 
     def __init__(self, algorithm: Algorithm, first: ModelState, own_statistics: bool, rows: Callable[[int], Rows]) -> None:
+        self._device = first.weights.device
         self._fields = flat_fields(algorithm.client_fields())
         self._fresh: tuple[States, Tensor | None] = (algorithm.new_client(first.weights), first.buffers if own_statistics else None)
         self._widths = {name: field.scalars(len(first.weights)) for name, field in self._fields.items()}
@@ -30,7 +31,8 @@ class Keeping:
         """A client's state and statistics; those it starts with, before it first takes part."""
         if number not in self._rows:
             return self._fresh
-        pieces = dict(zip(self._widths, torch.split(self._rows[number], list(self._widths.values())), strict=True))
+        row = self._rows[number].to(self._device)
+        pieces = dict(zip(self._widths, torch.split(row, list(self._widths.values())), strict=True))
         statistics = pieces.pop(STATISTICS, None)
         return nested_state({name: piece if self._fields[name].vector else piece[0] for name, piece in pieces.items()}), statistics
 

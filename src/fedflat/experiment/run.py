@@ -124,7 +124,7 @@ class Run:
             budget = self.config.stop.seconds
             if budget is not None and time.monotonic() - self._session > budget and not done:
                 self._checkpoint()
-                return Verdict("stopped", f"the time budget of {budget:g} s ran out after round {self.server.rounds}")
+                return Verdict("paused", f"the time budget of {budget:g} s ran out after round {self.server.rounds}")
         return Verdict("finished")
 
     # --- one round ---------------------------------------------------------------------------------------------------------------
@@ -236,7 +236,8 @@ class Run:
             store.commit(server.rounds)
 
     def _restore(self, folder: RunFolder) -> None:
-        tensors, about = folder.read_tensors(CHECKPOINT)
+        saved, about = folder.read_tensors(CHECKPOINT)
+        tensors = {name: tensor.to(self.problem.device) for name, tensor in saved.items()}
         model = ModelState(tensors["weights"], tensors["buffers"], _under(tensors, "integers/"))
         self.server = Server(about["rounds"], model, nested_state(_under(tensors, "server/")), Cost(**about["cost"]))
         self.loss = math.nan if about["loss"] is None else about["loss"]

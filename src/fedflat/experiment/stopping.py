@@ -11,6 +11,9 @@ from torch import Tensor
 from fedflat.algorithms import Algorithm
 from fedflat.experiment.config import Config, Stop
 
+OVER = ("finished", "stopped", "diverged")
+"""The statuses of a run that there is no going on with."""
+
 EXPLODED = 1e6
 """A mean training loss beyond which nothing comes back."""
 
@@ -18,7 +21,8 @@ EXPLODED = 1e6
 class Verdict(NamedTuple):
     """How a run ended."""
 
-    status: Literal["finished", "stopped", "diverged"]
+    status: Literal["finished", "stopped", "diverged", "paused"]
+    """All rounds done; ended by a stopping rule; no longer finite; out of time and ready to go on."""
     reason: str = ""
 
 

@@ -1,0 +1,6 @@
+"""``python -m fedflat`` is ``fedflat``."""
+
+from fedflat.cli import main
+
+if __name__ == "__main__":
+    main()

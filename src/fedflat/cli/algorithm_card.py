@@ -1,0 +1,180 @@
+"""What there is to say about an algorithm, section by section.
+
+A section is a function from an algorithm and its base's name to plain values: a list of rows becomes a table on the screen, a mapping
+becomes pairs, and both go into the JSON document as they are. What is empty is left out. A new section is one more entry of ``SECTIONS``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import Field as Parameter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedflat.algorithms import Algorithm, algorithm, canonical
+from fedflat.algorithms.composition import PARTS, SLOTS
+from fedflat.algorithms.descent import Descent
+from fedflat.algorithms.rate import Schedule
+from fedflat.algorithms.table import NAMED, RELEASED
+from fedflat.cli.citations import CITATIONS
+from fedflat.models.layout import Layout
+from fedflat.text import changed, choices, parameters, parse, show, write_value
+
+Facts = list[dict[str, Any]] | dict[str, Any]
+_PART_NAMES = {spec: name for name, (_, spec) in PARTS.items()}
+
+
+class Section(NamedTuple):
+    """One section of a card."""
+
+    key: str
+    title: str
+    facts: Callable[[Algorithm, str], Facts]
+
+
+def named_base(made: Algorithm) -> str:
+    """The named algorithm with which the shortest text begins."""
+    return parse(canonical(made))[0].name
+
+
+def specs_of(made: Algorithm) -> list[tuple[str, Any]]:
+    """The filled slots, averages last."""
+    filled = [(slot, getattr(made, slot)) for slot in SLOTS]
+    return [*filled, *(("average", average) for average in made.averages)]
+
+
+def slot_texts(made: Algorithm) -> dict[str, str]:
+    """The text of every slot that holds a part."""
+    return {slot: show(_PART_NAMES[type(spec)], changed(spec)) for slot, spec in specs_of(made) if spec != getattr(Algorithm(), slot, None)}
+
+
+def equations(spec: object) -> str:
+    """What a part does, in words and equations."""
+    return inspect.getdoc(spec if isinstance(spec, type) else type(spec)) or ""
+
+
+# --- cost ------------------------------------------------------------------------------------------------------------------------
+
+
+def cost_of(made: Algorithm) -> dict[str, Any]:
+    """Numbers sent in units of P, and backward passes."""
+    return {
+        "down": in_units_of_p(made.floats_down),
+        "up": in_units_of_p(made.floats_up),
+        "passes": passes_per_step(made),
+        "whole_gradient": made.drift.whole_gradient != "none",
+    }
+
+
+def in_units_of_p(count: Callable[[int], int]) -> str:
+    """A count a P + b, as text.
+
+    >>> in_units_of_p(lambda p: 2 * p + 1)
+    '2P + 1'
+    """
+    rest = count(0)
+    times = count(1) - rest
+    return f"{'' if times == 1 else times}P" + (f" + {rest}" if rest else "")
+
+
+def passes_per_step(made: Algorithm) -> int:
+    """Backward passes of one local step, counted on a model of two numbers.
+
+    >>> passes_per_step(algorithm("fedavg")), passes_per_step(algorithm("mime+sam"))
+    (1, 3)
+    """
+    calls = 0
+
+    def gradient(point: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return point
+
+    x, one, schedule, descent = torch.ones(2), torch.ones(()), Schedule(0.1), Descent()
+    layout = Layout(("weight",), ((2,),))
+    local = made.begin(x, made.new_server(x), made.new_client(x), layout, schedule, one, one, descent, own_gradient=x, common_gradient=x)
+    made.step(local, gradient, schedule, descent)
+    return calls
+
+
+# --- the sections ----------------------------------------------------------------------------------------------------------------
+
+
+def _slots(made: Algorithm, base: str) -> Facts:
+    texts = {**{slot: None for slot in SLOTS}, **slot_texts(made)}
+    rows = [{"slot": slot, "part": texts[slot], "equations": equations(getattr(made, slot))} for slot in SLOTS]
+    return rows + [{"slot": "average", "part": show(_PART_NAMES[type(a)], changed(a)), "equations": equations(a)} for a in made.averages]
+
+
+def _parameters(made: Algorithm, base: str) -> Facts:
+    rows = []
+    for slot, spec in specs_of(made):
+        usual = getattr(NAMED[base], slot, None)
+        usual = usual if type(usual) is type(spec) else type(spec)()
+        for field in parameters(spec):
+            value, default = getattr(spec, field.name), getattr(usual, field.name)
+            row = {"parameter": field.name, "slot": slot, "value": write_value(value), "default": write_value(default)}
+            rows.append(row | {"range": range_of(spec, field), "meaning": field.metadata.get("help", "")})
+    return rows
+
+
+def range_of(spec: object, field: Parameter[Any]) -> str:
+    """The values that a parameter admits."""
+    words = choices(spec, field.name)
+    if words:
+        return " or ".join(map(write_value, words))
+    low, high, above = (field.metadata.get(key) for key in ("low", "high", "above"))
+    if low is not None and high is not None:
+        return f"{low} to {high}"
+    bounds = {"at least": low, "above": above, "at most": high}
+    return " and ".join(f"{word} {bound}" for word, bound in bounds.items() if bound is not None)
+
+
+def _state(made: Algorithm, base: str) -> Facts:
+    places = {"server": made.server_fields(), "every client": made.client_fields(), "message": made.message_fields()}
+    return [
+        {
+            "where": where,
+            "name": field.name,
+            "slot": slot,
+            "kind": "vector" if field.vector else "scalar",
+            "sent": {"server": "down" if field.sent else "never", "every client": "never"}.get(where, "up"),
+        }
+        for where, by_slot in places.items()
+        for slot, fields in by_slot.items()
+        for field in fields
+    ]
+
+
+def _cost(made: Algorithm, base: str) -> Facts:
+    cost = cost_of(made)
+    whole = {"none": "none", "own": "one pass over the client's data at z, kept by it", "common": "one pass over the client's data at z, before training"}
+    return {
+        "numbers down per client and round": cost["down"],
+        "numbers up per client and round": cost["up"],
+        "backward passes per local step": cost["passes"],
+        "whole gradient per round": whole[made.drift.whole_gradient],
+    }
+
+
+def _released(made: Algorithm, base: str) -> Facts:
+    paper = {field.name: getattr(spec, field.name) for _, spec in specs_of(NAMED[base]) for field in parameters(spec)}
+    changes = RELEASED.get(base, {})
+    return [{"parameter": name, "paper": write_value(paper[name]), "released": write_value(value)} for name, value in changes.items()]
+
+
+def _paper(made: Algorithm, base: str) -> Facts:
+    return {"named algorithm": base, "paper": CITATIONS.get(base)}
+
+
+SECTIONS: tuple[Section, ...] = (
+    Section("origin", "Origin", _paper),
+    Section("slots", "Slots and equations", _slots),
+    Section("parameters", "Parameters", _parameters),
+    Section("state", "State", _state),
+    Section("cost", "Cost, for a model of P numbers", _cost),
+    Section("released", "What variant=released changes: the published code where it differs from the paper", _released),
+)

@@ -1,0 +1,84 @@
+"""fedflat algorithms: what there is, and what one of them does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from fedflat.cli.flags import JSON
+from fedflat.cli.screen import facts, print_json, screen, table
+
+EXTENT = ("down", "up", "passes")
+
+
+def algorithms(
+    name: str | None = typer.Argument(None, help="an algorithm, for example fedmoswa+asam(rho=0.3)", show_default=False),
+    as_json: bool = JSON,
+) -> None:
+    """List the named algorithms and the parts they are made of, or describe one: equations, parameters, state and cost.
+
+    Example: fedflat algorithms 'fedmoswa+asam(rho=0.3)'
+    """
+    if name is None:
+        _list(as_json)
+    else:
+        _describe(name, as_json)
+
+
+def _list(as_json: bool) -> None:
+    from fedflat.algorithms.table import NAMED
+
+    lines, parts = [_line(name) for name in NAMED], _parts()
+    if as_json:
+        print_json({"algorithms": lines, "parts": parts})
+        return
+    console = screen()
+    console.print(table(lines[0], (line.values() for line in lines), numbers=EXTENT))
+    console.print("down, up: numbers sent per client and round, for a model of P; passes: backward passes per local step.", style="dim")
+    console.print(table(("part", "slot", "what it does"), ((p["part"], p["slot"], p["summary"]) for p in parts), title="Parts, to be added with +"))
+    console.print("More of one: fedflat algorithms NAME", style="dim")
+
+
+def _line(name: str) -> dict[str, Any]:
+    from fedflat.algorithms.table import NAMED
+    from fedflat.cli.algorithm_card import cost_of, slot_texts
+    from fedflat.cli.citations import CITATIONS
+
+    slots, cost = slot_texts(NAMED[name]), cost_of(NAMED[name])
+    passes = f"{cost['passes']}{' + whole data' if cost['whole_gradient'] else ''}"
+    shown = {slot: slots.get(slot) for slot in ("drift", "perturbation", "rate", "server")}
+    return {"name": name, **shown, "down": cost["down"], "up": cost["up"], "passes": passes, "paper": CITATIONS.get(name)}
+
+
+def _parts() -> list[dict[str, Any]]:
+    from fedflat.algorithms.composition import PARTS
+    from fedflat.cli.algorithm_card import equations
+
+    slots = {"averages": "average"}
+    return [{"part": name, "slot": slots.get(slot, slot), "summary": equations(spec).split("\n")[0]} for name, (slot, spec) in PARTS.items()]
+
+
+def _describe(text: str, as_json: bool) -> None:
+    from fedflat.algorithms import algorithm, canonical
+    from fedflat.cli.algorithm_card import SECTIONS, named_base
+
+    made = algorithm(text)
+    base = named_base(made)
+    found = {section.key: section.facts(made, base) for section in SECTIONS}
+    if as_json:
+        print_json({"name": canonical(made), "algorithm": base, **found})
+        return
+    console = screen()
+    console.print()
+    console.print(canonical(made), style="bold")
+    for section in SECTIONS:
+        content = found[section.key]
+        if not content:
+            continue
+        console.print()
+        console.print(section.title, style="bold")
+        if isinstance(content, list):
+            console.print(table(content[0], (line.values() for line in content), numbers=("value", "default")))
+        else:
+            console.print(facts(content))

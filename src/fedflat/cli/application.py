@@ -1,0 +1,78 @@
+"""The command fedflat, put together."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from fedflat import __version__
+from fedflat.cli.algorithms import algorithms
+from fedflat.cli.compare import compare
+from fedflat.cli.data import data
+from fedflat.cli.mistakes import INTERRUPTED, told_in_a_sentence
+from fedflat.cli.models import models
+from fedflat.cli.run import resume, run
+from fedflat.cli.settings import settings
+from fedflat.cli.show import show
+
+
+class Application(TyperGroup):
+    """The commands; whichever is called, its mistakes are told in a sentence."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Call the command that was asked for."""
+        with told_in_a_sentence():
+            return super().invoke(ctx)
+
+
+app = typer.Typer(
+    cls=Application,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"fedflat {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def fedflat(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="print the version and stop")) -> None:
+    """Federated learning that finds flat minima under heterogeneous data, and proves it.
+
+    Example: fedflat compare fedavg fedsam fedmoswa --rounds 50
+    """
+
+
+EXPERIMENTS, LOOKING = "Experiments", "Looking things up"
+for _command in (run, compare, resume, show):
+    app.command(rich_help_panel=EXPERIMENTS)(_command)
+for _command in (algorithms, models, settings):
+    app.command(rich_help_panel=LOOKING)(_command)
+app.add_typer(data, name="data", rich_help_panel=LOOKING)
+
+
+def main() -> None:
+    """The entry point: every mistake is one sentence on stderr, and a pipe that nobody reads any more is no mistake."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    try:
+        try:
+            app(prog_name="fedflat")
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes once more at its end, so that stdout must lead somewhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

@@ -1,0 +1,97 @@
+"""fedflat compare: several algorithms, several seeds, the same data."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fedflat.cli.flags import CONFIG, JSON, QUIET, SET, with_settings
+from fedflat.cli.mistakes import Interrupted
+from fedflat.cli.one_run import check_figure, write_figure
+from fedflat.cli.progress import progress
+from fedflat.cli.run import RUNS
+from fedflat.cli.screen import facts, print_json, screen
+from fedflat.cli.several_runs import comparison_document, print_comparison
+from fedflat.errors import UserError
+
+if TYPE_CHECKING:
+    from fedflat.experiment.config import Config
+
+
+@with_settings("seed")
+def compare(
+    settings: dict[str, Any],
+    algorithms: list[str] = typer.Argument(help="two or more, for example fedavg fedsam fedmoswa+wima", metavar="ALGORITHM ALGORITHM ..."),
+    seeds: str = typer.Option("3", "--seeds", metavar="N or A,B,C", help="how many seeds, from 0 on, or which"),
+    target: list[float] = typer.Option([], "--target", help="also count the rounds until this accuracy (may be repeated)", show_default=False),
+    config: Path | None = CONFIG,
+    assignments: list[str] = SET,
+    out: Path | None = typer.Option(
+        None, "--out", metavar="FOLDER", help="where the runs go; those finished there are not run again [dim](default: a folder of these settings in runs/)[/dim]", show_default=False
+    ),
+    figure: Path | None = typer.Option(None, "--figure", metavar="FILE.png", help="where the curves go [dim](default: comparison.png beside the runs)[/dim]", show_default=False),
+    over: str = typer.Option("round", "--over", metavar="round|bytes_up|backward_passes|samples", help="what the curves are drawn over"),
+    as_json: bool = JSON,
+    quiet: bool = QUIET,
+) -> None:
+    """Compare algorithms on the same splits, cohorts and batches, over several seeds.
+
+    Example: fedflat compare fedavg fedsam fedmoswa --seeds 3 --rounds 50 --target 0.9
+    """
+    from fedflat.api import make_config
+    from fedflat.experiment.compare import compare as records_of
+    from fedflat.report.result import Comparison
+
+    base, chosen = make_config(config, settings, assignments), read_seeds(seeds)
+    _check_axis(over)
+    if figure is not None:
+        check_figure(figure)
+    out = default_folder(base) if out is None else out
+    records = []
+    try:
+        with progress(quiet or as_json, len(algorithms) * len(chosen)) as shown:
+            for record in records_of(base, algorithms, chosen, out, (shown,)):
+                records.append(record)
+                shown.run_over()
+    except KeyboardInterrupt:
+        raise Interrupted(f"{len(records)} runs are in {out}; the same command with --out {out} goes on from there") from None
+    comparison = Comparison(records)
+    figure = out / "comparison.png" if figure is None else figure
+    write_figure(comparison.plot(over=over), figure)
+    if as_json:
+        print_json({"folder": out, "figure": figure, **comparison_document(comparison, target)})
+        return
+    print_comparison(comparison, target)
+    screen().print(facts({"runs": out, "figure": figure}))
+
+
+def read_seeds(text: str) -> list[int]:
+    """The seeds of ``3`` (0, 1, 2) or ``4,7``.
+
+    >>> read_seeds("3"), read_seeds("4,7"), read_seeds("5,")
+    ([0, 1, 2], [4, 7], [5])
+    """
+    try:
+        seeds = [int(word) for word in text.split(",") if word.strip()] if "," in text else list(range(int(text)))
+    except ValueError:
+        seeds = []
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise UserError(f"cannot read --seeds '{text}'; expected how many (3), or which, each once and none below 0 (0,1,2)")
+    return seeds
+
+
+def default_folder(base: Config) -> Path:
+    """A folder that the same settings always find again, so that a repeated comparison goes on where it was."""
+    settings = base.model_copy(update={"algorithm": "", "seed": 0}).model_dump_json()
+    return RUNS / f"compare-{base.data.name}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"
+
+
+def _check_axis(over: str) -> None:
+    from fedflat.errors import one_of
+    from fedflat.report.curves import OVER
+
+    if over not in OVER:
+        raise one_of("axis", over, OVER)

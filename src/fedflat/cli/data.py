@@ -1,0 +1,208 @@
+"""fedflat data: the data sets, their files, and their division among clients."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fedflat.cli.flags import JSON
+from fedflat.cli.one_run import print_split
+from fedflat.cli.screen import facts, print_json, screen, shown_bytes, shown_count, table
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+    from fedflat.data.download import Progress
+
+data = typer.Typer(no_args_is_help=True)
+
+NAME = typer.Argument(help="a data set (see fedflat data list)")
+FOLDER = typer.Option(None, "--folder", metavar="DIR", help="where data sets lie [dim](default: $FEDFLAT_DATA, or the user's cache)[/dim]", show_default=False)
+
+
+@data.callback()
+def about() -> None:
+    """Data sets: list, get, verify, describe.
+
+    Example: fedflat data describe digits --split 'dirichlet(alpha=0.1)' --clients 50
+    """
+
+
+@data.command("list")
+def list_all(folder: Path | None = FOLDER, as_json: bool = JSON) -> None:
+    """List the data sets, the ways to split them, and the augmentations.
+
+    Example: fedflat data list
+    """
+    from fedflat.data import AUGMENTATIONS, DATASETS, SPLITS, data_folder
+
+    where = data_folder(folder)
+    sets = [{"name": name, "title": source.title, "files": _presence(len(source.files), len(source.missing(where)))} for name, source in DATASETS.items()]
+    splits, augmentations = _described(SPLITS), _described(AUGMENTATIONS)
+    if as_json:
+        print_json({"folder": where, "data": sets, "splits": splits, "augmentations": augmentations})
+        return
+    console = screen()
+    console.print(table(("data set", "what it is", "files"), (line.values() for line in sets)))
+    console.print(f"in {where}", style="dim")
+    for title, lines in (("Splits, for --split", splits), ("Augmentations, for --augmentation, joined by +", augmentations)):
+        console.print()
+        console.print(table(("text", "what it does"), ((line["text"], line["summary"]) for line in lines), title=title))
+
+
+@data.command()
+def get(name: str = NAME, folder: Path | None = FOLDER, as_json: bool = JSON) -> None:
+    """Fetch what is missing or damaged of a data set from its publisher; a download that was cut off goes on.
+
+    Example: fedflat data get cifar10
+    """
+    from fedflat.data import data_folder, fetch, names
+    from fedflat.errors import one_of
+
+    if name not in names():
+        raise one_of("data set", name, names(), "fedflat data list")
+    with Downloads(silent=as_json) as downloads:
+        fetch(name, folder, downloads.arrived)
+    if as_json:
+        print_json({"name": name, "folder": data_folder(folder)})
+    else:
+        print(f"{name} is complete in {data_folder(folder)}")
+
+
+@data.command()
+def verify(name: str = NAME, folder: Path | None = FOLDER, as_json: bool = JSON) -> None:
+    """Check every file of a data set against the hashes that are known.
+
+    Example: fedflat data verify cifar10
+    """
+    from fedflat.data import verify as verify_files
+
+    reports = verify_files(name, folder)
+    if as_json:
+        print_json({"name": name, "files": [asdict(report) for report in reports]})
+    elif not reports:
+        print(f"{name} is built in and has no files")
+    else:
+        words = {True: "as published", False: "not as published", None: "readable; no published hash of its content"}
+        screen().print(table(("file", "verdict", "sha256 of its content"), ((r.file, words[r.as_published], r.sha256) for r in reports)))
+
+
+@data.command()
+def describe(
+    name: str = NAME,
+    split: str | None = typer.Option(None, "--split", help="also divide it, for example by dirichlet(alpha=0.1)", show_default=False),
+    clients: int = typer.Option(50, "--clients", min=1, help="among how many clients"),
+    seed: int = typer.Option(0, "--seed", min=0, help="seed of the split"),
+    folder: Path | None = FOLDER,
+    as_json: bool = JSON,
+) -> None:
+    """Say what a data set holds and, with --split, how different its clients are.
+
+    Example: fedflat data describe digits --split 'dirichlet(alpha=0.1)' --clients 50
+    """
+    from fedflat.data import describe as description_of
+    from fedflat.data import load, partition
+
+    with Downloads(silent=as_json) as downloads:
+        loaded = load(name, folder, progress=downloads.arrived)
+    about = description_of(loaded)
+    divided: dict[str, Any] | None = None
+    if split is not None:
+        number = None if split.partition("(")[0].strip() in ("natural", "centralised") else clients
+        made = partition(split, loaded.train.targets, loaded.num_classes, number, seed, groups=loaded.train.groups)
+        divided = made.describe(loaded.train.targets, loaded.num_classes)
+    if as_json:
+        print_json(about | ({"split": divided} if divided is not None else {}))
+        return
+    _print(about)
+    if divided is not None:
+        print_split(divided)
+        _print_histogram(divided["histogram"], about["classes"])
+
+
+# --- on the screen ---------------------------------------------------------------------------------------------------------------
+
+
+def _print(about: dict[str, Any]) -> None:
+    classes = about["classes"]
+    train, test = about["train_class_counts"], about["test_class_counts"]
+    screen().print()
+    screen().print(
+        facts(
+            {
+                "data set": about["name"],
+                "examples": f"{shown_count(about['train'])} for training, {shown_count(about['test'])} for testing",
+                "shape": f"{'x'.join(map(str, about['input_shape']))} ({about['kind']})",
+                "classes": f"{len(classes)}: {', '.join(classes[:10])}{', ...' if len(classes) > 10 else ''}",
+                "per class": f"{min(train)} to {max(train)} for training, {min(test)} to {max(test)} for testing",
+                "natural clients": about["groups"] or None,
+                "content": about["content"],
+            }
+        )
+    )
+
+
+def _print_histogram(histogram: list[list[int]], classes: list[str], clients: int = 10) -> None:
+    """The class counts of the first clients, where they fit on a screen."""
+    if len(classes) > 20:
+        return
+    rows = ([number, *(count or None for count in counts), sum(counts)] for number, counts in enumerate(histogram[:clients]))
+    more = f"the first {clients} of {len(histogram)} clients" if len(histogram) > clients else "every client"
+    columns = ("client", *classes, "all")
+    screen().print(table(columns, rows, numbers=columns[1:], title=f"Examples of each class, {more}"))
+
+
+def _presence(files: int, missing: int) -> str:
+    if not files:
+        return "built in"
+    return "here" if not missing else f"{files - missing} of {files} here"
+
+
+def _described(specs: dict[str, type[Any]]) -> list[dict[str, str]]:
+    from fedflat.cli.models import summary
+    from fedflat.text import parameters, show
+
+    return [{"name": name, "text": show(name, {f.name: f.default for f in parameters(spec)}), "summary": summary(spec)} for name, spec in specs.items()]
+
+
+class Downloads:
+    """A bar per file on a terminal, a line per file elsewhere."""
+
+    def __init__(self, silent: bool = False) -> None:
+        self.silent = silent
+        self._seen: dict[str, TaskID | None] = {}
+        self._bars: Any = None
+
+    def __enter__(self) -> Downloads:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    @property
+    def arrived(self) -> Progress | None:
+        """What is to be told as bytes arrive."""
+        if self.silent:
+            return None
+        return self._on_bar if sys.stderr.isatty() else self._on_line
+
+    def _on_line(self, file: str, done: int, total: int | None) -> None:
+        if file not in self._seen:
+            self._seen[file] = None
+            print(f"fetching {file}{f' ({shown_bytes(total)})' if total else ''}", file=sys.stderr, flush=True)
+
+    def _on_bar(self, file: str, done: int, total: int | None) -> None:
+        if self._bars is None:
+            from rich import progress
+
+            columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.DownloadColumn(), progress.TransferSpeedColumn())
+            self._bars = progress.Progress(*columns, progress.TimeRemainingColumn(), console=screen(stderr=True))
+            self._bars.start()
+        if file not in self._seen:
+            self._seen[file] = self._bars.add_task(file, total=total)
+        self._bars.update(self._seen[file], completed=done, total=total)

@@ -1,0 +1,80 @@
+"""Flags for settings: their names, types, defaults and help come from the config itself."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal, get_args, get_origin
+
+import typer
+from pydantic.fields import FieldInfo
+
+from fedflat.experiment.config import SHORT, Config
+from fedflat.text import write_value
+
+FLAGS = {"model": "model", "seed": "seed", **SHORT}
+"""Every flag that is a setting, with the setting's full name."""
+
+PANELS = {
+    **dict.fromkeys(("algorithm", "model", "data"), "Model and data"),
+    **dict.fromkeys(("seed", "federation", "training"), "Training"),
+    **dict.fromkeys(("evaluation", "stop", "engine"), "Evaluation and engine"),
+}
+"""Under which heading of the help the settings of a group stand."""
+
+JSON = typer.Option(False, "--json", help="print one JSON document instead of tables")
+QUIET = typer.Option(False, "--quiet", help="show no progress")
+SET = typer.Option([], "--set", metavar="KEY=VALUE", help="any other setting by its full name (all of them: fedflat settings)", show_default=False)
+CONFIG = typer.Option(None, "--config", metavar="FILE.yaml", help="settings to start from, for example a run's config.yaml", show_default=False)
+
+
+def field_of(full_name: str) -> FieldInfo:
+    """The config's field behind a full name such as ``training.rounds``."""
+    *sections, last = full_name.split(".")
+    inside: Any = Config
+    for section in sections:
+        inside = inside.model_fields[section].annotation
+    field: FieldInfo = inside.model_fields[last]
+    return field
+
+
+def with_settings(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command a flag for every common setting; it receives those that were given as ``settings``."""
+    names = {flag: full for flag, full in FLAGS.items() if flag not in left_out}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "settings"]
+        flags = [_parameter(flag, full) for flag, full in names.items()]
+
+        def with_flags(**values: Any) -> None:
+            given = {flag: values.pop(flag) for flag in names}
+            command(settings={flag: value for flag, value in given.items() if value is not None}, **values)
+
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in [*own, *flags]]
+        with_flags.__name__, with_flags.__doc__ = command.__name__, command.__doc__
+        with_flags.__annotations__ = {p.name: p.annotation for p in parameters}
+        with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return with_flags
+
+    return decorate
+
+
+def _parameter(flag: str, full_name: str) -> inspect.Parameter:
+    field = field_of(full_name)
+    kind = _type_of_flag(field.annotation)
+    default = "" if field.default is None else f" [dim](default: {write_value(field.default)})[/dim]"
+    option = typer.Option(
+        None,
+        f"--{flag.replace('_', '-')}",
+        help=f"{field.description}{default}",
+        show_default=False,
+        rich_help_panel=PANELS[full_name.partition(".")[0]],
+    )
+    return inspect.Parameter(flag, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind | None)
+
+
+def _type_of_flag(annotation: Any) -> Any:
+    """The type by which a flag's text is read; words are checked by the config, which knows them."""
+    if get_origin(annotation) is Literal:
+        return str
+    return next((_type_of_flag(kind) for kind in get_args(annotation) if kind is not type(None)), annotation)

@@ -1,0 +1,128 @@
+"""One run on the screen and as JSON."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedflat.cli.screen import cell, facts, screen, shown_bytes, shown_count, shown_metric, shown_seconds, table, with_unit
+from fedflat.cli.settings import different_from_defaults
+from fedflat.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fedflat.experiment.record import Record
+    from fedflat.report.result import Result
+
+COSTS = ("backward_passes", "samples", "bytes_down", "bytes_up")
+STATUS_STYLE = {"finished": "green", "stopped": "yellow", "running": "yellow", "diverged": "bold red"}
+
+
+def run_document(record: Record) -> dict[str, Any]:
+    """A run as plain values."""
+    from fedflat.report.result import Result
+    from fedflat.report.summary import summarise
+
+    metric = Result(record).metric
+    found = {name: summarise(record.history, name, metric) for name in record.evaluated}
+    end = record.history[-1] if record.history else {}
+    return {
+        "folder": folder_of(record),
+        "algorithm": record.config.algorithm,
+        "seed": record.config.seed,
+        "status": record.status,
+        "reason": record.reason,
+        "rounds": end.get("round"),
+        "metric": metric,
+        "models": {name: None if summary is None else vars(summary) for name, summary in found.items()},
+        "seconds": round(record.seconds, 3),
+        "cost": {name: end.get(name) for name in COSTS},
+        "config": record.config.model_dump(mode="json"),
+    }
+
+
+def print_run(record: Record, settings: bool = False) -> None:
+    """A run's figures, its costs, and where it lies; with ``settings`` also what was asked for and how the data were split."""
+    from rich.text import Text
+
+    document, console = run_document(record), screen()
+    metric, cost = document["metric"], document["cost"]
+    counts = {summary["mean_count"] for summary in document["models"].values() if summary}
+    mean = f"mean of last 100 rounds (n={max(counts)})" if counts else "mean of last 100 rounds"
+    columns = ("model", "last", mean, "best (max over test)")
+    rows = [
+        (name, *(shown_metric(summary[key], metric) if summary else None for key in ("last", "mean_last", "best")))
+        for name, summary in document["models"].items()
+    ]
+    console.print()
+    console.print(Text.assemble((record.config.algorithm, "bold"), f"   {record.config.data.name}, seed {record.config.seed}   ", (f"test {with_unit(metric)}", "dim")))
+    console.print(table(columns, rows, numbers=columns[1:]))
+    status = Text(record.status, style=STATUS_STYLE.get(record.status, ""))
+    console.print(
+        facts(
+            {
+                "status": status + (f": {record.reason}" if record.reason else f" after {document['rounds']} of {record.config.training.rounds} rounds"),
+                "time": shown_seconds(record.seconds),
+                "sent": f"{shown_bytes(cost['bytes_up'])} up, {shown_bytes(cost['bytes_down'])} down",
+                "backward passes": shown_count(cost["backward_passes"]),
+                "folder": document["folder"],
+            }
+        )
+    )
+    if settings:
+        console.print()
+        console.print(table(("setting", "value", "default"), different_from_defaults(record.config), title="Settings that differ from the defaults"))
+        if record.folder is not None:
+            print_split(record.folder.split())
+
+
+def print_split(split: dict[str, Any]) -> None:
+    """What a split did to the data."""
+    screen().print(table(("split", split["dialect"]), ((name, cell(value)) for name, value in split_facts(split).items())))
+
+
+def split_facts(split: dict[str, Any]) -> dict[str, object]:
+    """The facts of a split, in words."""
+    sizes = split["sizes"]
+    return {
+        "seed": split["seed"],
+        "clients": shown_count(split["clients"]),
+        "examples per client": f"{sizes['min']} to {sizes['max']}, median {sizes['median']:g}",
+        "classes per client": f"{split['classes_per_client']:.2f} on average",
+        "heterogeneity": f"{split['heterogeneity']:.3f} (mean total variation distance from the whole; 0 is i.i.d.)",
+        "coverage": f"{100 * split['coverage']:.1f} % of the training examples are used",
+        "duplicates": f"{shown_count(split['duplicates'])} examples are used more than once",
+        "validation": f"{shown_count(split['validation'])} examples held out",
+        "hash": split["hash"],
+    }
+
+
+def folder_of(record: Record) -> str | None:
+    """Where a run lies."""
+    return None if record.folder is None else str(record.folder.path)
+
+
+def draw_curve(result: Result) -> None:
+    """Put the curve of a run beside it."""
+    if result.record.folder is not None and result.history:
+        write_figure(result.plot(), result.record.folder.path / "curve.png")
+
+
+def write_figure(figure: Figure, path: Path) -> None:
+    """Write a figure, whole or not at all, in the format that its name says."""
+    from fedflat.experiment.files import create_folder, write_whole
+
+    check_figure(path)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=path.suffix.lower().lstrip("."), dpi=150)
+    create_folder(path.parent)
+    write_whole(path, drawn.getvalue())
+
+
+def check_figure(path: Path) -> None:
+    """Refuse a figure in a format that cannot be drawn."""
+    known = (".png", ".svg", ".pdf")
+    if path.suffix.lower() not in known:
+        raise UserError(f"a figure cannot be written as {path.name}; expected a name that ends in {', '.join(known)}")

@@ -1,0 +1,134 @@
+"""Progress on stderr: bars on a terminal, plain lines in a pipe, nothing when asked to be quiet."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Self
+
+from fedflat.cli.screen import screen, shown_metric, shown_seconds
+from fedflat.experiment.callback import Callback
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+    from fedflat.experiment.record import Record
+    from fedflat.experiment.run import Run
+
+LINES = 10
+"""About how many lines a run prints into a pipe."""
+SECONDS_BETWEEN_LINES = 1.0
+
+
+class Progress(Callback):
+    """Says nothing; its children show how far one or several runs have come."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the screen as it was."""
+
+    def run_over(self) -> None:
+        """One of several runs is over, or was there already."""
+
+
+class Lines(Progress):
+    """A plain line at about every tenth of the rounds."""
+
+    def __init__(self, runs: int = 1) -> None:
+        self.runs, self.over = runs, 0
+        self._begun = self._last_line = 0.0
+        self._first_round = self._last_round = 0
+
+    def run_over(self) -> None:
+        self.over += 1
+
+    def began(self, run: Run) -> None:
+        self._begun = self._last_line = time.monotonic()
+        self._first_round = self._last_round = run.server.rounds
+
+    def round_done(self, run: Run) -> None:
+        now, done, total = time.monotonic(), run.server.rounds, run.config.training.rounds
+        if done == total or (done - self._last_round) * LINES < total or now - self._last_line < SECONDS_BETWEEN_LINES:
+            return
+        self._last_line, self._last_round = now, done
+        left = (now - self._begun) / (done - self._first_round) * (total - done)
+        self._say(run, f"round {done}/{total}, {newest_figures(run)}, about {shown_seconds(left)} left")
+
+    def ended(self, run: Run, record: Record) -> None:
+        rounds = run.server.rounds
+        self._say(run, f"{record.status} after {rounds} round{'s' * (rounds != 1)}, {newest_figures(run)}, {shown_seconds(record.seconds)}")
+
+    def _say(self, run: Run, text: str) -> None:
+        number = f"[{self.over + 1}/{self.runs}] " if self.runs > 1 else ""
+        print(f"{number}{name_of(run)}: {text}", file=sys.stderr, flush=True)
+
+
+class Bars(Progress):
+    """A bar for the current run and, where there are several, one for all of them."""
+
+    def __init__(self, runs: int = 1) -> None:
+        from rich import progress
+
+        self._bars = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(bar_width=24),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.fields[unit]}", style="dim"),
+            progress.TimeRemainingColumn(compact=True),
+            progress.TextColumn("{task.fields[figures]}", style="cyan"),
+            console=screen(stderr=True),
+            transient=True,
+        )
+        self._all = self._bars.add_task("all runs", total=runs, unit="runs", figures="") if runs > 1 else None
+        self._current: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def run_over(self) -> None:
+        if self._all is not None:
+            self._bars.advance(self._all)
+
+    def began(self, run: Run) -> None:
+        rounds = run.config.training.rounds
+        self._current = self._bars.add_task(name_of(run), total=rounds, completed=run.server.rounds, unit="rounds", figures="")
+
+    def round_done(self, run: Run) -> None:
+        if self._current is not None:
+            self._bars.update(self._current, completed=run.server.rounds)
+
+    def evaluated(self, run: Run) -> None:
+        if self._current is not None:
+            self._bars.update(self._current, figures=newest_figures(run))
+
+    def ended(self, run: Run, record: Record) -> None:
+        if self._current is not None:
+            self._bars.remove_task(self._current)
+            self._current = None
+
+
+def progress(silent: bool, runs: int = 1) -> Progress:
+    """The progress that suits where stderr goes."""
+    if silent:
+        return Progress()
+    return Bars(runs) if sys.stderr.isatty() else Lines(runs)
+
+
+def name_of(run: Run) -> str:
+    """A run in a few words."""
+    return f"{run.config.algorithm}, seed {run.config.seed}"
+
+
+def newest_figures(run: Run) -> str:
+    """The newest metric of the model that stands for the run, and its training loss."""
+    test, metric = run.history[-1]["test"], run.problem.task.metric
+    value = test.get(run.primary, test["server"]).get(metric)
+    loss = run.history[-1]["train_loss"]
+    unit = " %" if metric == "accuracy" else ""
+    return f"{metric} {shown_metric(value, metric)}{unit}" + ("" if loss is None else f", train loss {loss:.3g}")

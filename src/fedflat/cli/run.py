@@ -1,0 +1,110 @@
+"""fedflat run, resume: one experiment."""
+
+from __future__ import annotations
+
+import re
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fedflat.cli.flags import CONFIG, JSON, QUIET, SET, with_settings
+from fedflat.cli.mistakes import Interrupted
+from fedflat.cli.one_run import draw_curve, print_run, run_document
+from fedflat.cli.progress import progress
+from fedflat.cli.screen import print_json
+from fedflat.errors import UserError
+
+if TYPE_CHECKING:
+    from fedflat.experiment.config import Config
+
+RUNS = Path("runs")
+"""Where runs go when nothing else is said."""
+
+
+@with_settings()
+def run(
+    settings: dict[str, Any],
+    algorithm: str | None = typer.Argument(None, help="for example fedavg, scaffold+sam or fedmoswa+asam(rho=0.5)+wima", show_default=False),
+    config: Path | None = CONFIG,
+    assignments: list[str] = SET,
+    out: Path | None = typer.Option(
+        None, "--out", metavar="FOLDER", help="a new folder for the run [dim](default: runs/ALGORITHM-DATA-seedSEED)[/dim]", show_default=False
+    ),
+    dry_run: bool = typer.Option(False, "--dry-run", help="print the complete config and stop"),
+    as_json: bool = JSON,
+    quiet: bool = QUIET,
+) -> None:
+    """Run one experiment and keep it in a folder.
+
+    Example: fedflat run fedmoswa+wima --rounds 50 --split 'dirichlet(alpha=0.1)'
+    """
+    from fedflat.api import make_config
+
+    if algorithm is not None:
+        settings = settings | {"algorithm": algorithm}
+    made = make_config(config, settings, assignments)
+    if dry_run:
+        print_json(made.model_dump(mode="json")) if as_json else print(made.to_yaml(), end="")
+        return
+    _go(made, new_folder(made) if out is None else _unused(out), as_json, quiet)
+
+
+def resume(
+    folder: Path = typer.Argument(help="the folder of a run"),
+    workers: int | None = typer.Option(None, "--workers", min=1, help="worker processes, if another number than before", show_default=False),
+    as_json: bool = JSON,
+    quiet: bool = QUIET,
+) -> None:
+    """Go on with an interrupted run, to the same end as if it had never been interrupted.
+
+    Example: fedflat resume runs/fedmoswa-digits-seed0
+    """
+    from fedflat.experiment.record import load_record
+
+    record = load_record(folder)
+    if record.status in ("finished", "diverged"):
+        if as_json:
+            print_json(run_document(record))
+            return
+        print(f"The run in {folder} is {'finished' if record.status == 'finished' else 'over: it diverged'}; there is nothing to go on with.")
+        print_run(record)
+        return
+    config = record.config
+    if workers is not None:
+        config = config.model_copy(update={"engine": config.engine.model_copy(update={"workers": workers})})
+    _go(config, folder, as_json, quiet)
+
+
+def _go(config: Config, folder: Path, as_json: bool, quiet: bool) -> None:
+    from fedflat.experiment.folder import RunFolder
+    from fedflat.experiment.run import Run
+    from fedflat.report.result import Result
+
+    try:
+        with progress(quiet or as_json) as shown:
+            record = Run(config, folder, callbacks=(shown,)).go()
+    except KeyboardInterrupt:
+        begun = RunFolder(folder).exists
+        raise Interrupted(f"go on with: fedflat resume {folder}" if begun else "nothing had been written yet") from None
+    draw_curve(Result(record))
+    if as_json:
+        print_json(run_document(record))
+    else:
+        print_run(record)
+
+
+def new_folder(config: Config) -> Path:
+    """The default folder of a run; a number is appended where it is taken."""
+    slug = re.sub(r"[^a-z0-9.]+", "-", config.algorithm.lower()).strip("-")
+    path = RUNS / f"{slug}-{config.data.name}-seed{config.seed}"
+    return next(p for n in count(1) if not (p := path if n == 1 else path.with_name(f"{path.name}-{n}")).exists())
+
+
+def _unused(folder: Path) -> Path:
+    from fedflat.experiment.folder import RunFolder
+
+    if RunFolder(folder).exists:
+        raise UserError(f"there is already a run in {folder}; go on with it (fedflat resume {folder}) or choose another --out")
+    return folder

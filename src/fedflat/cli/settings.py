@@ -1,0 +1,76 @@
+"""fedflat settings: every setting of an experiment."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from fedflat.cli.flags import FLAGS, JSON, field_of
+from fedflat.cli.screen import print_json, screen, table
+from fedflat.experiment.config import Config, Section
+from fedflat.text import write_value
+
+_KINDS = {int: "whole number", float: "number", str: "text", type(None): "none"}
+
+
+def settings(as_json: bool = JSON) -> None:
+    """List every setting by its full name, with its type, default and meaning.
+
+    Set one with --set on the command line, or in a YAML file given by --config.
+
+    Example: fedflat settings
+    """
+    flags = {full: f"--{flag.replace('_', '-')}" for flag, full in FLAGS.items()}
+    found = []
+    for name in names():
+        field = field_of(name)
+        default = None if field.default is None else write_value(field.default)
+        found.append({"name": name, "type": kind_of(field.annotation), "default": default, "flag": flags.get(name), "description": field.description})
+    if as_json:
+        print_json(found)
+        return
+    screen().print(table(("setting", "flag", "type", "default", "meaning"), ((f["name"], f["flag"], f["type"], f["default"], f["description"]) for f in found)))
+
+
+def names(section: type[Section] = Config, prefix: str = "") -> Iterator[str]:
+    """The full names of all settings."""
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from names(field.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def kind_of(annotation: Any) -> str:
+    """A type in words.
+
+    >>> kind_of(int | None), kind_of(typing.Literal["a", "b"])
+    ('whole number or none', 'a or b')
+    """
+    if typing.get_origin(annotation) is typing.Literal:
+        return " or ".join(map(str, typing.get_args(annotation)))
+    if isinstance(annotation, types.UnionType):
+        return " or ".join(kind_of(part) for part in typing.get_args(annotation))
+    return _KINDS.get(annotation, "folder")
+
+
+def flat_settings(config: Config) -> dict[str, Any]:
+    """A config's settings by full name."""
+    found = {}
+    for name in names():
+        value: Any = config
+        for part in name.split("."):
+            value = getattr(value, part)
+        found[name] = value
+    return found
+
+
+def different_from_defaults(config: Config) -> list[tuple[str, str, str]]:
+    """The settings that are not as by default: name, value, default."""
+    return [
+        (name, write_value(value), write_value(field_of(name).default))
+        for name, value in flat_settings(config).items()
+        if value != field_of(name).default
+    ]

@@ -1,0 +1,131 @@
+"""Several runs side by side, on the screen and as JSON, with a plain sentence on which is best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from fedflat.cli.one_run import folder_of
+from fedflat.cli.screen import screen, shown_bytes, shown_metric, shown_seconds, table, with_unit
+from fedflat.cli.settings import flat_settings
+from fedflat.text import write_value
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from fedflat.report.result import Comparison
+    from fedflat.report.summary import Spread
+
+FIGURES = ("last", "mean_last", "best")
+
+
+def comparison_document(comparison: Comparison, targets: Sequence[float] = ()) -> dict[str, Any]:
+    """A comparison as plain values."""
+    lines = []
+    for line, differing in zip(comparison.table(targets), differing_settings(comparison), strict=True):
+        plain = {key: asdict(value) if key in FIGURES else value for key, value in line.items() if not key.startswith("rounds to ")}
+        plain["rounds_to"] = [dict(zip(("target", "mean", "reached", "runs"), (t, *line[f"rounds to {t:g}"]), strict=True)) for t in targets]
+        lines.append(plain | {"settings": differing})
+    return {
+        "metric": comparison.metric,
+        "rows": lines,
+        "verdict": verdict(comparison),
+        "runs": [
+            {"folder": folder_of(r), "algorithm": r.config.algorithm, "seed": r.config.seed, "status": r.status, "reason": r.reason}
+            for r in comparison.records
+        ],
+    }
+
+
+def print_comparison(comparison: Comparison, targets: Sequence[float] = ()) -> None:
+    """The table of a comparison, what diverged, and which is best."""
+    console, metric = screen(), comparison.metric
+    lines, differing = comparison.table(targets), differing_settings(comparison)
+    best = max((line["mean_last"].mean for line in lines if "mean_last" in line), default=None)
+    counts = {line["mean_count"] for line in lines if "mean_count" in line}
+    columns = ["algorithm", *(["settings"] if any(differing) else []), "last", "mean of last 100 rounds", "best (max over test)", "seeds", "diverged"]
+    columns += [f"rounds to {target:g}" for target in targets] + ["time", "sent up"]
+    rows: list[list[object]] = []
+    for line, settings in zip(lines, differing, strict=True):
+        row: list[object] = [line["label"], *([_assignments(settings)] if any(differing) else [])]
+        row += [_spread(line.get(name), metric, name == "mean_last" and "mean_last" in line and line["mean_last"].mean == best) for name in FIGURES]
+        row += [line["seeds"], line["diverged"] or None]
+        row += [_rounds(*line[f"rounds to {target:g}"]) for target in targets]
+        rows.append([*row, shown_seconds(line["seconds"]), shown_bytes(line["bytes_up"])])
+    console.print()
+    spread = "mean ± standard deviation over seeds" if max((line["seeds"] for line in lines), default=0) > 1 else "one seed"
+    many = f"; the mean is over {_to(counts)} evaluation{'s' * (max(counts) != 1)}" if counts else ""
+    console.print(f"test {with_unit(metric)}: {spread}{many}", style="dim")
+    console.print(table(columns, rows, numbers=set(columns) - {"algorithm", "settings"}))
+    for record in comparison.records:
+        if record.status not in ("finished", "stopped"):
+            name = f"{record.config.algorithm}, seed {record.config.seed}"
+            console.print(f"{name}: {record.status}{f', {record.reason}' if record.reason else ''}", style="red" if record.reason else "yellow")
+    console.print(verdict(comparison), style="bold")
+
+
+def verdict(comparison: Comparison) -> str:
+    """Which row has the highest mean over the last rounds, and whether its lead over the first exceeds the seeds' spread."""
+    lines = comparison.table()
+    alive = sorted((line for line in lines if "mean_last" in line), key=lambda line: -line["mean_last"].mean)
+    if not lines:
+        return "No run has been evaluated yet."
+    if not alive:
+        return "Every run diverged, so there is no best algorithm."
+    if any(differing_settings(comparison)):
+        return "These runs differ in more than algorithm and seed, so none is called best."
+    best, first, metric = alive[0], lines[0], comparison.metric
+    some = f", over the {best['mean_last'].count} of {best['seeds']} seeds that did not diverge" if best["diverged"] else ""
+    says = f"{best['label']} is best by the mean of the last 100 rounds ({_words(best['mean_last'], metric)}{some})"
+    if len(alive) == 1:
+        return f"{says}; there is no other to compare it with."
+    if best is first:
+        return f"{says}: {_lead(best, alive[1], 'the second', metric)}."
+    if "mean_last" not in first:
+        return f"{says}; {first['label']}, listed first, diverged."
+    return f"{says}: {_lead(best, first, 'listed first', metric)}."
+
+
+def _lead(best: dict[str, Any], other: dict[str, Any], place: str, metric: str) -> str:
+    one, two = best["mean_last"], other["mean_last"]
+    ahead = one.mean - two.mean
+    points = f"{shown_metric(ahead, metric)} {'points ' if metric == 'accuracy' else ''}above {other['label']}, {place}"
+    if one.count < 2 or two.count < 2:
+        return f"{points} (one seed has no spread to judge that by: use --seeds 3)"
+    spreads = f"{shown_metric(one.std, metric)} + {shown_metric(two.std, metric)}"
+    return f"{points}, {'more' if ahead > one.std + two.std else 'not more'} than the seeds' spread of both ({spreads})"
+
+
+def differing_settings(comparison: Comparison) -> list[dict[str, Any]]:
+    """For every row, the settings in which the compared runs differ, beside algorithm and seed."""
+    flat = [flat_settings(row.records[0].config) for row in comparison.rows()]
+    names = [name for name in (flat[0] if flat else {}) if name not in ("algorithm", "seed") and len({str(some[name]) for some in flat}) > 1]
+    return [{name: some[name] for name in names} for some in flat]
+
+
+def _assignments(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={write_value(value)}" for name, value in settings.items())
+
+
+def _words(spread: Spread, metric: str) -> str:
+    unit = " %" if metric == "accuracy" else ""
+    deviation = f" ± {shown_metric(spread.std, metric)}" if spread.count > 1 else ""
+    return f"{shown_metric(spread.mean, metric)}{deviation}{unit}"
+
+
+def _spread(spread: Spread | None, metric: str, winner: bool) -> Text | None:
+    from rich.text import Text
+
+    if spread is None:
+        return None
+    deviation = f" ± {shown_metric(spread.std, metric)}" if spread.count > 1 else ""
+    return Text.assemble((shown_metric(spread.mean, metric), "bold green" if winner else ""), (deviation, "dim"))
+
+
+def _rounds(mean: float | None, reached: int, runs: int) -> str:
+    return f"{'–' if mean is None else f'{mean:.3g}'} ({reached}/{runs})"
+
+
+def _to(counts: set[int]) -> str:
+    return str(min(counts)) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
