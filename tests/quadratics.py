@@ -17,8 +17,13 @@ from fedflat.engines.aggregation import Aggregation
 from fedflat.engines.contract import Client, Engine, ModelState, Outcome, Training
 from fedflat.engines.loop import LoopEngine
 from fedflat.engines.plan import Plan
-from fedflat.engines.problem import Problem
+from fedflat.engines.problem import Batch, Problem
 from fedflat.text import show
+
+from .reference.problem import Linear
+
+RENAMED = {"sign": "perturb_sign", "signal": "alpha_signal", "asam_eta": "eta"}
+"""Parameters of the reference that fedflat calls otherwise."""
 
 
 class Bowl(nn.Module):
@@ -36,6 +41,13 @@ class Bowl(nn.Module):
         return 0.5 * torch.einsum("np,npq,nq->n", off, A.view(-1, self.size, self.size), off)
 
 
+class Slope(Bowl):
+    """f(x) = b^T x, of the same inputs."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs[:, self.size**2 :] @ torch.cat(list(self.parameters()))
+
+
 @dataclass(frozen=True)
 class Value:
     """The model's output is its loss."""
@@ -50,30 +62,60 @@ class Value:
         return {"loss": self.scale * output.sum()}
 
 
+@dataclass(eq=False)
+class Quick(Problem):
+    """The same problem with its gradient by formula instead of autograd, for long runs. A client's samples are all alike."""
+
+    def loss_and_gradient(self, vector: Tensor, buffers: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
+        size, first = len(vector), batch.inputs[0]
+        off = vector - first[size**2 :]
+        gradient = self.task.scale * (first[: size**2].view(size, size) @ off)  # type: ignore[attr-defined]
+        return 0.5 * (off @ gradient), gradient
+
+
 def text_of(method: str, **parameters: object) -> str:
     """A method of the reference with its parameters, as fedflat names it."""
-    renamed = {"sign": "perturb_sign", "signal": "alpha_signal"}
-    return show(method.replace("_", "-"), {renamed.get(key, key): value for key, value in parameters.items()})  # type: ignore[misc]
+    return show(method.replace("_", "-"), {RENAMED.get(key, key): value for key, value in parameters.items()})  # type: ignore[misc]
 
 
 @dataclass
 class Walk:
-    """What a run of rounds leaves behind."""
+    """What a run of rounds leaves behind: x^1..x^T, and as many states, outcomes and further models to evaluate."""
 
     x: list[np.ndarray] = field(default_factory=list)
     server: list[States] = field(default_factory=list)
     clients: list[dict[int, States]] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
+    evaluated: list[dict[str, np.ndarray]] = field(default_factory=list)
+    gradients: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+    """(point, gradient) of every backward pass, in order."""
 
 
-def problem_of(setting, names: tuple[str, ...] = ("x",), scale: float = 1.0) -> Problem:
+def counts_of(setting) -> np.ndarray:
+    """How many samples each client has: as many as it takes steps, where these differ (batches of one, one epoch)."""
+    return setting.problem.n.astype(int) if np.isscalar(setting.steps) else np.asarray(setting.steps)
+
+
+def schedule_of(setting, decay: float = 1.0) -> Schedule:
+    """A setting's rate, or rates that fall by one factor every round, as a schedule."""
+    rounds = len(setting.cohorts)
+    if np.isscalar(setting.eta):
+        return Schedule(float(setting.eta), decay, rounds)
+    factors = np.divide(setting.eta[1:], setting.eta[:-1])
+    assert np.ptp(factors) < 1e-12
+    return Schedule(float(setting.eta[0]), float(factors[0]), rounds)
+
+
+def problem_of(setting, names: tuple[str, ...] = ("x",), scale: float = 1.0, quick: bool = False) -> Problem:
     """A setting of the reference as a problem: client i's data is one sample, (A_i, b_i), as often as it has samples."""
     q = setting.problem
     rows = np.concatenate([q.A.reshape(q.N, -1), q.b], 1)
-    inputs = torch.tensor(np.repeat(rows, q.n.astype(int), 0))
+    inputs = torch.tensor(np.repeat(rows, counts_of(setting), 0))
     examples = Examples(inputs, torch.zeros(len(inputs), dtype=torch.int64))
     data = Dataset("quadratics", examples, examples, ("value",), kind="vector")
-    return Problem(Bowl(setting.x0, names), Value(scale=scale), data, Augmentation(), torch.float64)
+    model = Slope if isinstance(q, Linear) else Bowl
+    assert not (quick and model is Slope)
+    return (Quick if quick else Problem)(model(setting.x0, names), Value(scale=scale), data, Augmentation(), torch.float64)
 
 
 def walk(
@@ -86,18 +128,27 @@ def walk(
     engine: Engine | None = None,
     names: tuple[str, ...] = ("x",),
     scale: float = 1.0,
+    quick: bool = False,
+    record: bool = False,
+    forget: bool = False,
 ) -> Walk:
-    """Run an algorithm over a setting's cohorts, as an experiment would."""
+    """Run an algorithm over a setting's cohorts, as an experiment would.
+
+    ``record`` keeps every gradient, and ``forget`` makes clients lose their state after every round.
+    """
     built = algorithm(text) if isinstance(text, str) else text
-    problem = problem_of(setting, names, scale)
+    problem = problem_of(setting, names, scale, quick)
+    done = Walk()
+    if record:
+        _record(problem, done)
     engine = engine or LoopEngine(problem, workers=1)
-    counts = setting.problem.n.astype(int)
+    counts = counts_of(setting)
     starts = np.cumsum([0, *counts])
     training = Training(
         built,
         descent or Descent(),
-        Schedule(setting.eta, decay, len(setting.cohorts)),
-        Plan(batch=int(counts.max()), steps=setting.steps),
+        schedule_of(setting, decay),
+        Plan(batch=int(counts.max()), steps=setting.steps) if np.isscalar(setting.steps) else Plan(batch=1),
         seed=0,
         clients=setting.problem.N,
         aggregation=Aggregation(weighting),  # type: ignore[arg-type]
@@ -105,15 +156,27 @@ def walk(
     weights, buffers, integers = problem.initial()
     model, server = ModelState(weights, buffers, integers), built.new_server(weights)
     states = {i: built.new_client(weights) for i in range(setting.problem.N)}
-    done = Walk()
     for round, cohort in enumerate(setting.cohorts):
         members = [Client(i, np.arange(starts[i], starts[i + 1]), states[i]) for i in cohort]
         outcome = engine.train(training, round, model, server, members)
         x, server = built.aggregate(outcome.returned, outcome.means, server)
         model = ModelState(x, outcome.buffers, outcome.integers)
-        states = states | {client.number: client.state for client in outcome.clients}
+        if not forget:
+            states = states | {client.number: client.state for client in outcome.clients}
         done.x.append(x.numpy().copy())
         done.server.append(server)
         done.clients.append(states)
         done.outcomes.append(outcome)
+        done.evaluated.append({name: w.numpy().copy() for name, w in built.drift.evaluated(server["drift"]).items()})
     return done
+
+
+def _record(problem: Problem, done: Walk) -> None:
+    inner = problem.loss_and_gradient
+
+    def recorded(vector: Tensor, buffers: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
+        loss, gradient = inner(vector, buffers, batch)
+        done.gradients.append((vector.numpy().copy(), gradient.numpy().copy()))
+        return loss, gradient
+
+    problem.loss_and_gradient = recorded  # type: ignore[method-assign]

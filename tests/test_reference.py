@@ -1,4 +1,4 @@
-"""The numpy reference against the golden iterates and the identities of the algorithms' specification (numbers in brackets)."""
+"""The numpy reference against the golden iterates and the identities of the algorithms' specification (numbers in comments)."""
 
 from functools import reduce
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .reference import GOLDEN, METHODS, Quadratics, Recording, Setting, Trace, averages, bed, draw_cohorts, golden, identities, linear_rates
+from .reference import GOLDEN, METHODS, Quadratics, Recording, Setting, Trace, bed, draw_cohorts, golden, identities, linear_rates
 from .reference.identities import Identity, Limit
 from .reference.problem import Linear, Product
 from .reference.trace import Vector
@@ -122,6 +122,7 @@ def test_single_local_steps_are_classical_methods() -> None:
     same(run(one, "fedacg", lam=0.9, beta=0.0).x, nesterov[1:])
     same(run(one, "mimelite", beta=0.9).x, optax[1:])  # 24
     same(run(one, "mime", beta=0.9).x, optax[1:])
+    same(run(one, "mime", beta=0.9, form="ema").x, run(one.but(eta=0.1 * eta), "mime", beta=0.9).x)
 
 
 @FULL_OR_PARTIAL
@@ -131,6 +132,16 @@ def test_adabest_without_client_terms_extrapolates_the_mean(setting: Setting) ->
         a = run(setting.but(x0=x, cohorts=[cohort]), "fedavg").x[0]
         x, previous = a + 0.6 * (a - previous), a
         same(x, expected)
+
+
+def test_adabest_fades_the_client_term_by_the_rounds_missed() -> None:
+    alone = FULL.but(cohorts=[[0], [1], [1], [0], [0]])
+    trace = run(alone, "adabest", mu=0.3, beta=0.6)
+    z, y = [FULL.x0, *trace.x], trace.evaluated["avg"]
+    first = 0.3 * (z[0] - y[0])
+    same(trace.clients[3][0]["h"], first / 3 + 0.3 * (z[3] - y[3]))
+    same(trace.clients[4][0]["h"], first / 3 + 0.3 * (z[3] - y[3]) + 0.3 * (z[4] - y[4]))
+    same(trace.evaluated["cloud"], trace.x)
 
 
 def test_one_client_is_centralised_training() -> None:  # 29
@@ -219,6 +230,8 @@ def test_server_state_is_the_mean_of_the_clients(setting: Setting) -> None:
         same(*zip(*pairs(run(setting, name), "c", "c"), strict=True))
     same(*zip(*pairs(run(setting, "scaffold", option="I"), "c", "c"), strict=True))
     same(*zip(*pairs(run(setting, "feddyn", alpha=0.2), "h", "ghat"), strict=True))  # 43
+    for name in ("fedsmoo", "fedlesam_d"):
+        same(*zip(*pairs(run(setting, name), "a", "a"), strict=True))
 
 
 def test_feddyn_dual_is_the_gradient_after_exact_minimisation() -> None:  # 43
@@ -227,6 +240,8 @@ def test_feddyn_dual_is_the_gradient_after_exact_minimisation() -> None:  # 43
     for cohort, clients in zip(exact.cohorts, trace.clients, strict=True):
         for i in cohort:
             same(clients[i]["ghat"], exact.problem.gradient(i, clients[i]["y"]))
+    same(trace.evaluated["all_mean"][-1], np.mean([state["y"] for state in trace.clients[-1].values()], 0))
+    same(trace.evaluated["active_mean"][-1], np.mean([trace.clients[-1][i]["y"] for i in exact.cohorts[-1]], 0))
 
 
 @FULL_OR_PARTIAL
@@ -265,36 +280,6 @@ def test_released_fedmoswa() -> None:
     once = PARTIAL.but(cohorts=PARTIAL.cohorts[:1])
     i = PARTIAL.cohorts[0][0]
     same(run(once, "fedmoswa", normaliser="trapezoid").clients[0][i]["c"], ratio * trace.clients[0][i]["c"])
-
-
-def test_averages() -> None:
-    x = run(bed(rounds=40, size=2), "fedavg").x
-    models, W = [PARTIAL.x0, *x], 7
-    window = averages.wima(x, window=W)
-    same(averages.wima_closed_form(models, window=W), window[W - 1 :])  # 46
-    for t in range(W, 40):
-        same(window[t] - window[t - 1], (x[t] - x[t - W]) / W)
-    same(window[3], np.mean(x[:4], 0))  # 47
-    same(averages.wima(x, window=1), x)  # 28
-    same(averages.swa(models, start=1.0), x)
-    same(averages.ema(x, decay=0.0), x)
-    same(averages.ema(x, decay=0.9)[2], 0.81 * x[0] + 0.09 * x[1] + 0.1 * x[2])
-
-
-def test_swa() -> None:  # 48
-    models = [np.array([float(i)]) for i in range(41)]
-    average = averages.swa(models, start=0.5, cycle=5)
-    same(average[:20], models[1:21])
-    same(average[20:25], [models[20]] * 5)
-    same(average[25], models[26])
-    same(average[-1], np.mean([models[26], models[31], models[36]], 0))
-    same(averages.swa(models, start=0.5, cycle=5, capture_phase="cycle_end")[-1], np.mean([models[i] for i in (25, 30, 35, 40)], 0))
-    same(averages.swa(models[:31], start=0.5, cycle=5, rounds=40), average[:30])
-    snapshot = [np.array(float(i == 15000)) for i in range(20001)]
-    same(averages.swa(snapshot, cycle=20, weighting="literal")[-1], 0.75)
-    same(averages.swa(snapshot, cycle=20)[-1], 0.0)
-    same(averages.cyclic_rates(8, high=1.0, low=0.2, cycle=4, start=0.5), [1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2])
-    same(averages.cyclic_rates(8, high=1.0, low=0.2, cycle=1, start=0.5), [1] * 8)
 
 
 def perturbations(setting: Setting, name: str, **parameters: Any) -> list[tuple[Vector, Vector, Vector]]:

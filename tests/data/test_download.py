@@ -118,8 +118,10 @@ def test_an_interrupted_fetch_is_resumed_by_the_next(cifar: SimpleNamespace, pub
 def test_a_server_without_ranges_starts_over(cifar: SimpleNamespace, publisher: Publisher) -> None:
     publisher.knows_ranges = False
     publisher.cuts = [1000]
-    fetch_source(cifar.source, cifar.folder)
+    seen = []
+    fetch_source(cifar.source, cifar.folder, lambda *step: seen.append(step))
     assert cifar.source.read(cifar.folder).num_classes == 10
+    assert seen[-1] == ("cifar.tar.gz", len(cifar.archive), len(cifar.archive))
 
 
 def test_a_part_that_is_already_whole_is_used(cifar: SimpleNamespace, publisher: Publisher) -> None:

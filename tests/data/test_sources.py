@@ -29,6 +29,7 @@ def content_hash(pixels: np.ndarray, *labels: list[int]) -> str:
     return hashlib.sha256(b"".join(rows)).hexdigest()
 
 
+@pytest.mark.filterwarnings("error")
 def test_cifar10_as_python_2_wrote_it(small_cifar10: SimpleNamespace) -> None:
     dataset = small_cifar10.source.read(small_cifar10.folder)
     written = list(small_cifar10.written.values())

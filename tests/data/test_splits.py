@@ -238,6 +238,11 @@ def test_validation_is_a_stratified_share_taken_first(data: tuple, seed: int, sh
     assert np.array_equal(split.validation, other.validation), "the same examples are held out whatever the split"
 
 
+def test_the_validation_set_is_a_function_of_the_seed() -> None:
+    held_out = [partition("iid", CIFAR_LIKE, 10, 10, seed, validation=0.1).validation for seed in (0, 0, 1)]
+    assert np.array_equal(held_out[0], held_out[1]) and not np.array_equal(held_out[0], held_out[2])
+
+
 def test_no_validation_by_default() -> None:
     assert len(partition("iid", CIFAR_LIKE, 10, 10, 0).validation) == 0
     for share in (-0.1, 1.0):

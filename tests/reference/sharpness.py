@@ -134,7 +134,7 @@ def fedsmoo(
             uploads.append(mu[i] - sh if s_source == "paper" else mu[i].copy())
         s = rho * unit(np.mean(uploads, 0))
         x = np.mean(locals_, 0) + np.mean(a, 0)
-        trace.record(x, {"s": s, "h": a.mean(0)}, {"a": a, "mu": mu})
+        trace.record(x, {"s": s, "a": a.mean(0)}, {"a": a, "mu": mu})
     return trace
 
 
@@ -201,7 +201,7 @@ def fedlesam_d(
             a[i] = a[i] + (y - x)
             locals_.append(y)
         x, before = np.mean(locals_, 0) + np.mean(a, 0), x
-        trace.record(x, {"before": before, "h": a.mean(0)}, {"a": a, "w_old": w_old})
+        trace.record(x, {"before": before, "a": a.mean(0)}, {"a": a, "w_old": w_old})
     return trace
 
 

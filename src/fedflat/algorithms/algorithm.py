@@ -91,6 +91,11 @@ class Algorithm:
         sent = sum(f.scalars(size) for fields in self.message_fields().values() for f in fields)
         return size + sent + (size if self.drift.whole_gradient == "common" else 0)
 
+    @property
+    def backward_passes(self) -> int:
+        """Backward passes per local step; whole gradients, once in a round, come on top."""
+        return 1 + self.perturbation.ascent_passes + self.drift.extra_passes
+
     # --- a round -----------------------------------------------------------------------------------------------------------------
 
     def broadcast(self, x: Tensor, server: States) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedflat.algorithms import Algorithm, algorithm, canonical
+from fedflat.algorithms import Algorithm, canonical
 from fedflat.algorithms.composition import PARTS, SLOTS
 from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.rate import Schedule
@@ -53,7 +53,7 @@ def slot_texts(made: Algorithm) -> dict[str, str]:
 
 def equations(spec: object) -> str:
     """What a part does, in words and equations."""
-    return inspect.getdoc(spec if isinstance(spec, type) else type(spec)) or ""
+    return (inspect.getdoc(spec if isinstance(spec, type) else type(spec)) or "").replace("``", "")
 
 
 # --- cost ------------------------------------------------------------------------------------------------------------------------
@@ -83,6 +83,7 @@ def in_units_of_p(count: Callable[[int], int]) -> str:
 def passes_per_step(made: Algorithm) -> int:
     """Backward passes of one local step, counted on a model of two numbers.
 
+    >>> from fedflat import algorithm
     >>> passes_per_step(algorithm("fedavg")), passes_per_step(algorithm("mime+sam"))
     (1, 3)
     """
@@ -104,7 +105,7 @@ def passes_per_step(made: Algorithm) -> int:
 
 
 def _slots(made: Algorithm, base: str) -> Facts:
-    texts = {**{slot: None for slot in SLOTS}, **slot_texts(made)}
+    texts = {**dict.fromkeys(SLOTS), **slot_texts(made)}
     rows = [{"slot": slot, "part": texts[slot], "equations": equations(getattr(made, slot))} for slot in SLOTS]
     return rows + [{"slot": "average", "part": show(_PART_NAMES[type(a)], changed(a)), "equations": equations(a)} for a in made.averages]
 
@@ -113,12 +114,22 @@ def _parameters(made: Algorithm, base: str) -> Facts:
     rows = []
     for slot, spec in specs_of(made):
         usual = getattr(NAMED[base], slot, None)
-        usual = usual if type(usual) is type(spec) else type(spec)()
-        for field in parameters(spec):
-            value, default = getattr(spec, field.name), getattr(usual, field.name)
-            row = {"parameter": field.name, "slot": slot, "value": write_value(value), "default": write_value(default)}
-            rows.append(row | {"range": range_of(spec, field), "meaning": field.metadata.get("help", "")})
+        rows += [row | {"slot": slot} for row in parameter_rows(spec, usual if type(usual) is type(spec) else type(spec)())]
     return rows
+
+
+def parameter_rows(spec: object, usual: object) -> list[dict[str, Any]]:
+    """Every parameter of a spec: its value, its default (that of ``usual``), the range it may have, and its meaning."""
+    return [
+        {
+            "parameter": field.name,
+            "value": write_value(getattr(spec, field.name)),
+            "default": write_value(getattr(usual, field.name)),
+            "range": range_of(spec, field),
+            "meaning": field.metadata.get("help", ""),
+        }
+        for field in parameters(spec)
+    ]
 
 
 def range_of(spec: object, field: Parameter[Any]) -> str:
@@ -151,7 +162,11 @@ def _state(made: Algorithm, base: str) -> Facts:
 
 def _cost(made: Algorithm, base: str) -> Facts:
     cost = cost_of(made)
-    whole = {"none": "none", "own": "one pass over the client's data at z, kept by it", "common": "one pass over the client's data at z, before training"}
+    whole = {
+        "none": "none",
+        "own": "one pass over the client's data at z, kept by it",
+        "common": "one pass over the client's data at z, before training",
+    }
     return {
         "numbers down per client and round": cost["down"],
         "numbers up per client and round": cost["up"],

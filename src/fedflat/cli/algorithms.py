@@ -9,11 +9,9 @@ import typer
 from fedflat.cli.flags import JSON
 from fedflat.cli.screen import facts, print_json, screen, table
 
-EXTENT = ("down", "up", "passes")
-
 
 def algorithms(
-    name: str | None = typer.Argument(None, help="an algorithm, for example fedmoswa+asam(rho=0.3)", show_default=False),
+    name: str | None = typer.Argument(None, metavar="NAME", help="an algorithm, for example fedmoswa+asam(rho=0.3)", show_default=False),
     as_json: bool = JSON,
 ) -> None:
     """List the named algorithms and the parts they are made of, or describe one: equations, parameters, state and cost.
@@ -27,28 +25,35 @@ def algorithms(
 
 
 def _list(as_json: bool) -> None:
+    from fedflat.algorithms.composition import SLOTS
     from fedflat.algorithms.table import NAMED
 
     lines, parts = [_line(name) for name in NAMED], _parts()
     if as_json:
         print_json({"algorithms": lines, "parts": parts})
         return
+    columns = ("name", *SLOTS, "down", "up", "passes", "paper")
+    rows = [{**line, "passes": f"{line['passes']}{'*' if line['whole_gradient'] else ' '}"} for line in lines]
     console = screen()
-    console.print(table(lines[0], (line.values() for line in lines), numbers=EXTENT))
-    console.print("down, up: numbers sent per client and round, for a model of P; passes: backward passes per local step.", style="dim")
-    console.print(table(("part", "slot", "what it does"), ((p["part"], p["slot"], p["summary"]) for p in parts), title="Parts, to be added with +"))
+    console.print(table(columns, ([row[name] for name in columns] for row in rows), numbers=("down", "up", "passes")))
+    console.print()
+    console.print("down, up: numbers sent per client and round, for a model of P. passes: backward passes per local step;", style="dim")
+    console.print("* and one more over all of the client's data in every round.", style="dim")
+    console.print()
+    console.print("Parts, to be added with +", style="bold")
+    console.print(table(("part", "slot", "what it does"), (part.values() for part in parts)))
+    console.print()
     console.print("More of one: fedflat algorithms NAME", style="dim")
 
 
 def _line(name: str) -> dict[str, Any]:
+    from fedflat.algorithms.composition import SLOTS
     from fedflat.algorithms.table import NAMED
     from fedflat.cli.algorithm_card import cost_of, slot_texts
     from fedflat.cli.citations import CITATIONS
 
-    slots, cost = slot_texts(NAMED[name]), cost_of(NAMED[name])
-    passes = f"{cost['passes']}{' + whole data' if cost['whole_gradient'] else ''}"
-    shown = {slot: slots.get(slot) for slot in ("drift", "perturbation", "rate", "server")}
-    return {"name": name, **shown, "down": cost["down"], "up": cost["up"], "passes": passes, "paper": CITATIONS.get(name)}
+    slots = slot_texts(NAMED[name])
+    return {"name": name, **{slot: slots.get(slot) for slot in SLOTS}, **cost_of(NAMED[name]), "paper": CITATIONS.get(name)}
 
 
 def _parts() -> list[dict[str, Any]]:
@@ -56,7 +61,9 @@ def _parts() -> list[dict[str, Any]]:
     from fedflat.cli.algorithm_card import equations
 
     slots = {"averages": "average"}
-    return [{"part": name, "slot": slots.get(slot, slot), "summary": equations(spec).split("\n")[0]} for name, (slot, spec) in PARTS.items()]
+    return [
+        {"part": name, "slot": slots.get(slot, slot), "summary": equations(spec).split("\n")[0]} for name, (slot, spec) in PARTS.items()
+    ]
 
 
 def _describe(text: str, as_json: bool) -> None:

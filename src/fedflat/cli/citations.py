@@ -18,7 +18,7 @@ CITATIONS = {
     "mimelite-sgdm": "Karimireddy et al. 2021",
     "fedcm": "Xu et al. 2021",
     "fedacg": "Kim et al. 2024",
-    "fedsam": "Qu et al. 2022; Caldarola et al. 2022",
+    "fedsam": "Qu; Caldarola et al. 2022",
     "fedasam": "Caldarola et al. 2022",
     "mofedsam": "Qu et al. 2022",
     "fedgamma": "Dai et al. 2023",

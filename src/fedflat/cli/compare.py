@@ -24,22 +24,36 @@ if TYPE_CHECKING:
 @with_settings("seed")
 def compare(
     settings: dict[str, Any],
-    algorithms: list[str] = typer.Argument(help="two or more, for example fedavg fedsam fedmoswa+wima", metavar="ALGORITHM ALGORITHM ..."),
-    seeds: str = typer.Option("3", "--seeds", metavar="N or A,B,C", help="how many seeds, from 0 on, or which"),
-    target: list[float] = typer.Option([], "--target", help="also count the rounds until this accuracy (may be repeated)", show_default=False),
+    algorithms: list[str] = typer.Argument(help="two or more, for example fedavg fedsam fedmoswa+wima", metavar="ALGORITHM"),
+    seeds: str = typer.Option("3", "--seeds", metavar="SEEDS", help="how many seeds (3), or which (0,1,2)"),
+    target: list[float] = typer.Option(
+        [], "--target", metavar="VALUE", help="also count the rounds until this accuracy (may be repeated)", show_default=False
+    ),
     config: Path | None = CONFIG,
     assignments: list[str] = SET,
     out: Path | None = typer.Option(
-        None, "--out", metavar="FOLDER", help="where the runs go; those finished there are not run again [dim](default: a folder of these settings in runs/)[/dim]", show_default=False
+        None,
+        "--out",
+        metavar="FOLDER",
+        help="where the runs go; those finished there are not run again [dim](default: a folder of these settings in runs/)[/dim]",
+        show_default=False,
     ),
-    figure: Path | None = typer.Option(None, "--figure", metavar="FILE.png", help="where the curves go [dim](default: comparison.png beside the runs)[/dim]", show_default=False),
-    over: str = typer.Option("round", "--over", metavar="round|bytes_up|backward_passes|samples", help="what the curves are drawn over"),
+    figure: Path | None = typer.Option(
+        None,
+        "--figure",
+        metavar="FILE.png",
+        help="where the curves go [dim](default: comparison.png beside the runs)[/dim]",
+        show_default=False,
+    ),
+    over: str = typer.Option(
+        "round", "--over", metavar="AXIS", help="what the curves are drawn over: round, bytes_up, backward_passes or samples"
+    ),
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
     """Compare algorithms on the same splits, cohorts and batches, over several seeds.
 
-    Example: fedflat compare fedavg fedsam fedmoswa --seeds 3 --rounds 50 --target 0.9
+    Example: fedflat compare fedavg fedsam fedmoswa --rounds 50 --target 0.9
     """
     from fedflat.api import make_config
     from fedflat.experiment.compare import compare as records_of

@@ -18,18 +18,22 @@ if TYPE_CHECKING:
 
     from fedflat.data.download import Progress
 
-data = typer.Typer(no_args_is_help=True)
+data = typer.Typer()
 
-NAME = typer.Argument(help="a data set (see fedflat data list)")
-FOLDER = typer.Option(None, "--folder", metavar="DIR", help="where data sets lie [dim](default: $FEDFLAT_DATA, or the user's cache)[/dim]", show_default=False)
+NAME = typer.Argument(metavar="NAME", help="a data set (see fedflat data list)")
+FOLDER = typer.Option(
+    None, "--folder", metavar="DIR", help="where data sets lie [dim](default: $FEDFLAT_DATA, or the user's cache)[/dim]", show_default=False
+)
 
 
-@data.callback()
-def about() -> None:
-    """Data sets: list, get, verify, describe.
+@data.callback(invoke_without_command=True)
+def about(context: typer.Context) -> None:
+    """Data sets: list (when nothing else is said), get, verify, describe.
 
-    Example: fedflat data describe digits --split 'dirichlet(alpha=0.1)' --clients 50
+    Example: fedflat data describe digits --split 'dirichlet(alpha=0.1)'
     """
+    if context.invoked_subcommand is None:
+        list_all(folder=None, as_json=False)
 
 
 @data.command("list")
@@ -41,7 +45,10 @@ def list_all(folder: Path | None = FOLDER, as_json: bool = JSON) -> None:
     from fedflat.data import AUGMENTATIONS, DATASETS, SPLITS, data_folder
 
     where = data_folder(folder)
-    sets = [{"name": name, "title": source.title, "files": _presence(len(source.files), len(source.missing(where)))} for name, source in DATASETS.items()]
+    sets = [
+        {"name": name, "title": source.title, "files": _presence(len(source.files), len(source.missing(where)))}
+        for name, source in DATASETS.items()
+    ]
     splits, augmentations = _described(SPLITS), _described(AUGMENTATIONS)
     if as_json:
         print_json({"folder": where, "data": sets, "splits": splits, "augmentations": augmentations})
@@ -51,7 +58,8 @@ def list_all(folder: Path | None = FOLDER, as_json: bool = JSON) -> None:
     console.print(f"in {where}", style="dim")
     for title, lines in (("Splits, for --split", splits), ("Augmentations, for --augmentation, joined by +", augmentations)):
         console.print()
-        console.print(table(("text", "what it does"), ((line["text"], line["summary"]) for line in lines), title=title))
+        console.print(title, style="bold")
+        console.print(table(("text", "what it does"), ((line["text"], line["summary"]) for line in lines)))
 
 
 @data.command()
@@ -102,7 +110,7 @@ def describe(
 ) -> None:
     """Say what a data set holds and, with --split, how different its clients are.
 
-    Example: fedflat data describe digits --split 'dirichlet(alpha=0.1)' --clients 50
+    Example: fedflat data describe digits --split 'dirichlet(alpha=0.1)'
     """
     from fedflat.data import describe as description_of
     from fedflat.data import load, partition
@@ -153,7 +161,10 @@ def _print_histogram(histogram: list[list[int]], classes: list[str], clients: in
     rows = ([number, *(count or None for count in counts), sum(counts)] for number, counts in enumerate(histogram[:clients]))
     more = f"the first {clients} of {len(histogram)} clients" if len(histogram) > clients else "every client"
     columns = ("client", *classes, "all")
-    screen().print(table(columns, rows, numbers=columns[1:], title=f"Examples of each class, {more}"))
+    console = screen()
+    console.print()
+    console.print(f"Examples of each class, {more}", style="bold")
+    console.print(table(columns, rows, numbers=columns[1:]))
 
 
 def _presence(files: int, missing: int) -> str:
@@ -163,10 +174,10 @@ def _presence(files: int, missing: int) -> str:
 
 
 def _described(specs: dict[str, type[Any]]) -> list[dict[str, str]]:
-    from fedflat.cli.models import summary
-    from fedflat.text import parameters, show
+    from fedflat.cli.models import defaults, summary
+    from fedflat.text import show
 
-    return [{"name": name, "text": show(name, {f.name: f.default for f in parameters(spec)}), "summary": summary(spec)} for name, spec in specs.items()]
+    return [{"name": name, "text": show(name, defaults(spec)), "summary": summary(spec)} for name, spec in specs.items()]
 
 
 class Downloads:
@@ -200,7 +211,12 @@ class Downloads:
         if self._bars is None:
             from rich import progress
 
-            columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.DownloadColumn(), progress.TransferSpeedColumn())
+            columns = (
+                progress.TextColumn("{task.description}"),
+                progress.BarColumn(),
+                progress.DownloadColumn(),
+                progress.TransferSpeedColumn(),
+            )
             self._bars = progress.Progress(*columns, progress.TimeRemainingColumn(), console=screen(stderr=True))
             self._bars.start()
         if file not in self._seen:

@@ -24,8 +24,12 @@ PANELS = {
 
 JSON = typer.Option(False, "--json", help="print one JSON document instead of tables")
 QUIET = typer.Option(False, "--quiet", help="show no progress")
-SET = typer.Option([], "--set", metavar="KEY=VALUE", help="any other setting by its full name (all of them: fedflat settings)", show_default=False)
-CONFIG = typer.Option(None, "--config", metavar="FILE.yaml", help="settings to start from, for example a run's config.yaml", show_default=False)
+SET = typer.Option(
+    [], "--set", metavar="KEY=VALUE", help="any other setting by its full name (all of them: fedflat settings)", show_default=False
+)
+CONFIG = typer.Option(
+    None, "--config", metavar="FILE.yaml", help="settings to start from, for example a run's config.yaml", show_default=False
+)
 
 
 def field_of(full_name: str) -> FieldInfo:

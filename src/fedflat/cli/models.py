@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -25,7 +24,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
 
 
 def models(
-    name: str | None = typer.Argument(None, help="a model, for example resnet18(norm=batch)", show_default=False),
+    name: str | None = typer.Argument(None, metavar="NAME", help="a model, for example resnet18(norm=batch)", show_default=False),
     as_json: bool = JSON,
 ) -> None:
     """List the models, or describe one: its parameters, and how many numbers it trains.
@@ -43,40 +42,36 @@ def _list(as_json: bool) -> None:
     from fedflat.text import show
 
     found: list[dict[str, Any]] = [
-        {
-            "name": name,
-            "text": show(name, {p["parameter"]: p["default"] for p in _parameters(spec)}),
-            "numbers_cifar10": count_for(name, "cifar10"),
-            "summary": summary(spec),
-        }
+        {"name": name, "text": show(name, defaults(spec)), "numbers_cifar10": count_for(name, "cifar10"), "summary": summary(spec)}
         for name, spec in MODELS.items()
     ]
     if as_json:
         print_json(found)
         return
+    columns = ("model", "numbers for\n3x32x32, 10 classes", "what it is")
     rows = ((f["text"], shown_count(f["numbers_cifar10"]), f["summary"]) for f in found)
-    screen().print(table(("model", "numbers (3x32x32, 10 classes)", "what it is"), rows, numbers=("numbers (3x32x32, 10 classes)",)))
-    screen().print("More of one: fedflat models NAME", style="dim")
+    screen().print(table(columns, rows, numbers=columns[1:2]))
+    screen().print("\nMore of one: fedflat models NAME", style="dim")
 
 
 def _describe(text: str, as_json: bool) -> None:
+    from fedflat.cli.algorithm_card import parameter_rows
     from fedflat.models import canonical_model, model_spec
 
     spec = model_spec(text)
-    counts = {data: count for data in SHAPES if (count := count_for(text, data)) is not None}
-    values = [{**p, "value": p["default"] if p["parameter"] not in vars(spec) else _written(getattr(spec, p["parameter"]))} for p in _parameters(type(spec))]
+    rows, counts = parameter_rows(spec, type(spec)()), {data: count_for(text, data) for data in SHAPES}
     if as_json:
-        print_json({"name": canonical_model(text), "summary": summary(type(spec)), "parameters": values, "numbers": counts})
+        print_json({"name": canonical_model(text), "summary": summary(type(spec)), "parameters": rows, "numbers": counts})
         return
     console = screen()
-    console.print()
-    console.print(canonical_model(text), style="bold")
-    console.print(summary(type(spec)))
-    if values:
-        columns = ("parameter", "value", "default", "range", "meaning")
-        console.print(table(columns, ([p[c] for c in columns] for p in values), numbers=("value", "default")))
+    console.print(f"\n{canonical_model(text)}", style="bold")
+    console.print(f"{summary(type(spec))}\n")
+    if rows:
+        console.print(table(rows[0], (row.values() for row in rows), numbers=("value", "default")))
+        console.print()
     shapes = {name: f"{'x'.join(map(str, shape))}, {classes} classes" for name, (shape, classes) in SHAPES.items()}
-    console.print(table(("for", "samples", "numbers trained"), ((d, shapes[d], shown_count(n)) for d, n in counts.items()), numbers=("numbers trained",)))
+    trained = ((data, shapes[data], shown_count(count)) for data, count in counts.items() if count is not None)
+    console.print(table(("for", "samples", "numbers trained"), trained, numbers=("numbers trained",)))
 
 
 def count_for(text: str, data: str) -> int | None:
@@ -92,27 +87,13 @@ def count_for(text: str, data: str) -> int | None:
 
 def summary(spec: type[ModelSpec]) -> str:
     """The first paragraph about a model."""
-    import inspect
+    from fedflat.cli.algorithm_card import equations
 
-    return " ".join((inspect.getdoc(spec) or "").split("\n\n")[0].split())
+    return " ".join(equations(spec).split("\n\n")[0].split())
 
 
-def _parameters(spec: type[ModelSpec]) -> list[dict[str, str]]:
-    from fedflat.cli.algorithm_card import range_of
+def defaults(spec: type[Any]) -> dict[str, Any]:
+    """The parameters of a spec with their defaults."""
     from fedflat.text import parameters
 
-    return [
-        {
-            "parameter": field.name,
-            "default": "" if field.default is MISSING else _written(field.default),
-            "range": range_of(spec, field),
-            "meaning": field.metadata.get("help", ""),
-        }
-        for field in parameters(spec)
-    ]
-
-
-def _written(value: object) -> str:
-    from fedflat.text import write_value
-
-    return write_value(value)
+    return {field.name: field.default for field in parameters(spec)}

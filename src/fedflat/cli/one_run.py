@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedflat.cli.screen import cell, facts, screen, shown_bytes, shown_count, shown_metric, shown_seconds, table, with_unit
+from fedflat.cli.screen import facts, screen, shown_bytes, shown_count, shown_metric, shown_seconds, table, with_unit
 from fedflat.cli.settings import different_from_defaults
 from fedflat.errors import UserError
 
@@ -56,14 +56,17 @@ def print_run(record: Record, settings: bool = False) -> None:
         (name, *(shown_metric(summary[key], metric) if summary else None for key in ("last", "mean_last", "best")))
         for name, summary in document["models"].items()
     ]
+    about = f"   {record.config.data.name}, seed {record.config.seed}   "
     console.print()
-    console.print(Text.assemble((record.config.algorithm, "bold"), f"   {record.config.data.name}, seed {record.config.seed}   ", (f"test {with_unit(metric)}", "dim")))
+    console.print(Text.assemble((record.config.algorithm, "bold"), about, (f"test {with_unit(metric)}", "dim")))
+    console.print()
     console.print(table(columns, rows, numbers=columns[1:]))
-    status = Text(record.status, style=STATUS_STYLE.get(record.status, ""))
+    console.print()
+    more = f": {record.reason}" if record.reason else f" after {document['rounds']} of {record.config.training.rounds} rounds"
     console.print(
         facts(
             {
-                "status": status + (f": {record.reason}" if record.reason else f" after {document['rounds']} of {record.config.training.rounds} rounds"),
+                "status": Text.assemble((record.status, STATUS_STYLE.get(record.status, "")), more),
                 "time": shown_seconds(record.seconds),
                 "sent": f"{shown_bytes(cost['bytes_up'])} up, {shown_bytes(cost['bytes_down'])} down",
                 "backward passes": shown_count(cost["backward_passes"]),
@@ -73,14 +76,22 @@ def print_run(record: Record, settings: bool = False) -> None:
     )
     if settings:
         console.print()
-        console.print(table(("setting", "value", "default"), different_from_defaults(record.config), title="Settings that differ from the defaults"))
+        console.print("Settings that differ from the defaults", style="bold")
+        console.print(table(("setting", "value", "default"), different_from_defaults(record.config)))
         if record.folder is not None:
             print_split(record.folder.split())
 
 
 def print_split(split: dict[str, Any]) -> None:
     """What a split did to the data."""
-    screen().print(table(("split", split["dialect"]), ((name, cell(value)) for name, value in split_facts(split).items())))
+    from fedflat.data.split import read_split
+    from fedflat.text import show
+
+    name, dialect = read_split(split["dialect"])
+    console = screen()
+    console.print()
+    console.print(f"Split by {show(name, vars(dialect))}", style="bold")
+    console.print(facts(split_facts(split)))
 
 
 def split_facts(split: dict[str, Any]) -> dict[str, object]:

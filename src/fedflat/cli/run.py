@@ -26,11 +26,17 @@ RUNS = Path("runs")
 @with_settings()
 def run(
     settings: dict[str, Any],
-    algorithm: str | None = typer.Argument(None, help="for example fedavg, scaffold+sam or fedmoswa+asam(rho=0.5)+wima", show_default=False),
+    algorithm: str | None = typer.Argument(
+        None, metavar="ALGORITHM", help="for example fedavg, scaffold+sam or fedmoswa+asam(rho=0.5)+wima", show_default=False
+    ),
     config: Path | None = CONFIG,
     assignments: list[str] = SET,
     out: Path | None = typer.Option(
-        None, "--out", metavar="FOLDER", help="a new folder for the run [dim](default: runs/ALGORITHM-DATA-seedSEED)[/dim]", show_default=False
+        None,
+        "--out",
+        metavar="FOLDER",
+        help="a new folder for the run [dim](default: runs/ALGORITHM-DATA-seedSEED)[/dim]",
+        show_default=False,
     ),
     dry_run: bool = typer.Option(False, "--dry-run", help="print the complete config and stop"),
     as_json: bool = JSON,
@@ -52,8 +58,10 @@ def run(
 
 
 def resume(
-    folder: Path = typer.Argument(help="the folder of a run"),
-    workers: int | None = typer.Option(None, "--workers", min=1, help="worker processes, if another number than before", show_default=False),
+    folder: Path = typer.Argument(metavar="FOLDER", help="the folder of a run"),
+    workers: int | None = typer.Option(
+        None, "--workers", min=1, help="worker processes, if another number than before", show_default=False
+    ),
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
@@ -68,7 +76,9 @@ def resume(
         if as_json:
             print_json(run_document(record))
             return
-        print(f"The run in {folder} is {'finished' if record.status == 'finished' else 'over: it diverged'}; there is nothing to go on with.")
+        print(
+            f"The run in {folder} is {'finished' if record.status == 'finished' else 'over: it diverged'}; there is nothing to go on with."
+        )
         print_run(record)
         return
     config = record.config

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,15 +30,16 @@ def print_json(value: object) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
-def table(columns: Iterable[str], rows: Iterable[Iterable[object]], numbers: Iterable[str] = (), title: str = "") -> Table:
+def table(columns: Iterable[str], rows: Iterable[Iterable[object]], numbers: Iterable[str] = ()) -> Table:
     """A table in the house style; columns named in ``numbers`` are set flush right."""
     from rich import box
     from rich.table import Table
 
-    made = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", header_style="bold", pad_edge=False)
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     right = set(numbers)
     for position, name in enumerate(columns):
-        made.add_column(name, justify="right" if name in right else "left", style="cyan" if position == 0 else "", overflow="fold")
+        justify: Literal["left", "right"] = "right" if name in right else "left"
+        made.add_column(name, justify=justify, style="" if position else "cyan", overflow="fold")
     for row in rows:
         made.add_row(*(cell(value) for value in row))
     return made

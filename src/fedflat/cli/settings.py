@@ -12,7 +12,7 @@ from fedflat.cli.screen import print_json, screen, table
 from fedflat.experiment.config import Config, Section
 from fedflat.text import write_value
 
-_KINDS = {int: "whole number", float: "number", str: "text", type(None): "none"}
+_KINDS = {int: "integer", float: "number", str: "text", type(None): "none"}
 
 
 def settings(as_json: bool = JSON) -> None:
@@ -27,11 +27,14 @@ def settings(as_json: bool = JSON) -> None:
     for name in names():
         field = field_of(name)
         default = None if field.default is None else write_value(field.default)
-        found.append({"name": name, "type": kind_of(field.annotation), "default": default, "flag": flags.get(name), "description": field.description})
+        kind = kind_of(field.annotation)
+        found.append({"name": name, "flag": flags.get(name), "type": kind, "default": default, "description": field.description})
     if as_json:
         print_json(found)
         return
-    screen().print(table(("setting", "flag", "type", "default", "meaning"), ((f["name"], f["flag"], f["type"], f["default"], f["description"]) for f in found)))
+    rows = ([line[key] for key in ("name", "type", "default", "description")] for line in found)
+    screen().print(table(("setting", "type", "default", "meaning"), rows))
+    screen().print("\nSet one with --set NAME=VALUE, or in a YAML file for --config.", style="dim")
 
 
 def names(section: type[Section] = Config, prefix: str = "") -> Iterator[str]:
@@ -47,7 +50,7 @@ def kind_of(annotation: Any) -> str:
     """A type in words.
 
     >>> kind_of(int | None), kind_of(typing.Literal["a", "b"])
-    ('whole number or none', 'a or b')
+    ('integer or none', 'a or b')
     """
     if typing.get_origin(annotation) is typing.Literal:
         return " or ".join(map(str, typing.get_args(annotation)))

@@ -25,7 +25,9 @@ def comparison_document(comparison: Comparison, targets: Sequence[float] = ()) -
     lines = []
     for line, differing in zip(comparison.table(targets), differing_settings(comparison), strict=True):
         plain = {key: asdict(value) if key in FIGURES else value for key, value in line.items() if not key.startswith("rounds to ")}
-        plain["rounds_to"] = [dict(zip(("target", "mean", "reached", "runs"), (t, *line[f"rounds to {t:g}"]), strict=True)) for t in targets]
+        plain["rounds_to"] = [
+            dict(zip(("target", "mean", "reached", "runs"), (t, *line[f"rounds to {t:g}"]), strict=True)) for t in targets
+        ]
         lines.append(plain | {"settings": differing})
     return {
         "metric": comparison.metric,
@@ -44,13 +46,14 @@ def print_comparison(comparison: Comparison, targets: Sequence[float] = ()) -> N
     lines, differing = comparison.table(targets), differing_settings(comparison)
     best = max((line["mean_last"].mean for line in lines if "mean_last" in line), default=None)
     counts = {line["mean_count"] for line in lines if "mean_count" in line}
-    columns = ["algorithm", *(["settings"] if any(differing) else []), "last", "mean of last 100 rounds", "best (max over test)", "seeds", "diverged"]
-    columns += [f"rounds to {target:g}" for target in targets] + ["time", "sent up"]
+    columns = ["algorithm", *(["settings"] if any(differing) else []), "mean of last\n100 rounds", "last", "seeds"]
+    columns += [f"rounds\nto {target:g}" for target in targets] + ["time", "sent up"]
     rows: list[list[object]] = []
     for line, settings in zip(lines, differing, strict=True):
         row: list[object] = [line["label"], *([_assignments(settings)] if any(differing) else [])]
-        row += [_spread(line.get(name), metric, name == "mean_last" and "mean_last" in line and line["mean_last"].mean == best) for name in FIGURES]
-        row += [line["seeds"], line["diverged"] or None]
+        mean, last = line.get("mean_last"), line.get("last")
+        row += [_spread(mean, metric, mean is not None and mean.mean == best), _spread(last, metric)]
+        row += [f"{line['seeds']} ({line['diverged']} diverged)" if line["diverged"] else line["seeds"]]
         row += [_rounds(*line[f"rounds to {target:g}"]) for target in targets]
         rows.append([*row, shown_seconds(line["seconds"]), shown_bytes(line["bytes_up"])])
     console.print()
@@ -61,7 +64,9 @@ def print_comparison(comparison: Comparison, targets: Sequence[float] = ()) -> N
     for record in comparison.records:
         if record.status not in ("finished", "stopped"):
             name = f"{record.config.algorithm}, seed {record.config.seed}"
-            console.print(f"{name}: {record.status}{f', {record.reason}' if record.reason else ''}", style="red" if record.reason else "yellow")
+            console.print(
+                f"{name}: {record.status}{f', {record.reason}' if record.reason else ''}", style="red" if record.reason else "yellow"
+            )
     console.print(verdict(comparison), style="bold")
 
 
@@ -100,7 +105,9 @@ def _lead(best: dict[str, Any], other: dict[str, Any], place: str, metric: str) 
 def differing_settings(comparison: Comparison) -> list[dict[str, Any]]:
     """For every row, the settings in which the compared runs differ, beside algorithm and seed."""
     flat = [flat_settings(row.records[0].config) for row in comparison.rows()]
-    names = [name for name in (flat[0] if flat else {}) if name not in ("algorithm", "seed") and len({str(some[name]) for some in flat}) > 1]
+    names = [
+        name for name in (flat[0] if flat else {}) if name not in ("algorithm", "seed") and len({str(some[name]) for some in flat}) > 1
+    ]
     return [{name: some[name] for name in names} for some in flat]
 
 
@@ -114,7 +121,7 @@ def _words(spread: Spread, metric: str) -> str:
     return f"{shown_metric(spread.mean, metric)}{deviation}{unit}"
 
 
-def _spread(spread: Spread | None, metric: str, winner: bool) -> Text | None:
+def _spread(spread: Spread | None, metric: str, winner: bool = False) -> Text | None:
     from rich.text import Text
 
     if spread is None:

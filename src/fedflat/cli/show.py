@@ -15,8 +15,10 @@ from fedflat.errors import UserError
 
 
 def show(
-    folder: Path = typer.Argument(help="a run, or a folder in which runs lie"),
-    target: list[float] = typer.Option([], "--target", help="for several runs: also count the rounds until this accuracy", show_default=False),
+    folder: Path = typer.Argument(metavar="FOLDER", help="a run, or a folder in which runs lie"),
+    target: list[float] = typer.Option(
+        [], "--target", metavar="VALUE", help="for several runs: also count the rounds until this accuracy", show_default=False
+    ),
     as_json: bool = JSON,
 ) -> None:
     """Show a run with its settings and its split, or compare all runs below a folder.

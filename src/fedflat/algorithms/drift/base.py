@@ -26,6 +26,11 @@ class Drift(Slot):
         """How many batches make up the whole gradient; 0 is all of the client's data."""
         return 0
 
+    @property
+    def extra_passes(self) -> int:
+        """Backward passes per step beside the one at the iterate."""
+        return 0
+
     def start(self, x: Tensor, server: State) -> Tensor:
         """z, the model to broadcast."""
         return x

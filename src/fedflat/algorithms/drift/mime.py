@@ -45,6 +45,10 @@ class Mime(Mimic):
     def whole_gradient(self) -> WholeGradient:
         return "common"
 
+    @property
+    def extra_passes(self) -> int:
+        return 1
+
     def direction(self, g: Tensor, at: At, gradient: Gradient) -> Tensor:
         assert at.common_gradient is not None
         return self._with_momentum(g - gradient(at.perturbed(at.z)) + at.common_gradient, at)
