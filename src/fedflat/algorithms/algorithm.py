@@ -118,7 +118,7 @@ class Algorithm:
         """A client before its first step."""
         zero = torch.zeros((), dtype=z.dtype, device=z.device)
         at = At(
-            y=z, z=z, server=server["drift"], client=client["drift"], local={}, drift={}, step=zero, steps=steps, rates=zero,
+            y=z.clone(), z=z, server=server["drift"], client=client["drift"], local={}, drift={}, step=zero, steps=steps, rates=zero,
             first_rate=self.rate(schedule, round, zero, steps), final_rate=self.rate(schedule, round, steps, steps),
             round=round, layout=layout, own_gradient=own_gradient, common_gradient=common_gradient,
         )  # fmt: skip

@@ -60,11 +60,15 @@ class Adaptive(Sgd):
         """The new v."""
         raise NotImplementedError
 
+    def corrected(self, v: Tensor, t: Tensor) -> Tensor:
+        """v without the bias of its start."""
+        return v / (1 - self.beta2**t)
+
     def step(self, x: Tensor, q: Tensor, state: State) -> tuple[Tensor, State]:
         m = self.beta1 * state["m"] + (1 - self.beta1) * q
         v = self.second_moment(state["v"], (q if self.second_moment_of == "displacement" else m) ** 2)
         t = state["t"] + 1
-        m_hat, v_hat = (m / (1 - self.beta1**t), v / (1 - self.beta2**t)) if self.bias_correction else (m, v)
+        m_hat, v_hat = (m / (1 - self.beta1**t), self.corrected(v, t)) if self.bias_correction else (m, v)
         return x + self.server_rate * m_hat / (v_hat.sqrt() + self.tau), {"m": m, "v": v, "t": t}
 
 
@@ -92,6 +96,9 @@ class Adagrad(Adaptive):
 
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
         return v + squared
+
+    def corrected(self, v: Tensor, t: Tensor) -> Tensor:
+        return v  # a sum, not an average: it has no bias
 
 
 SERVERS: dict[str, type[Sgd]] = {"sgd": Sgd, "momentum": Momentum, "adam": Adam, "yogi": Yogi, "adagrad": Adagrad}

@@ -73,7 +73,7 @@ class At(NamedTuple):
     client: State
     """This slot's vectors that the client keeps between rounds."""
     local: State
-    """What this slot set up at the start of the round and changed since."""
+    """What this slot set up at the start of the round and changed since; its names are fixed then."""
     drift: State
     """What the drift slot set up: a perturbation may follow it."""
     step: Tensor

@@ -1,5 +1,28 @@
 """The command line: one file per group of commands."""
 
-from fedflat.cli.application import app, main
+from __future__ import annotations
 
-__all__ = ["app", "main"]
+import os
+import sys
+
+INTERRUPTED = 130
+
+
+def main() -> None:
+    """The entry point: every mistake is one sentence on stderr, and a pipe that nobody reads any more is no mistake."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    try:
+        from fedflat.cli.application import app  # here, so that an interruption is no traceback even while modules are read
+
+        try:
+            app(prog_name="fedflat")
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes once more at its end, so that stdout must lead somewhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

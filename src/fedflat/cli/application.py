@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Any
 
 import typer
@@ -13,7 +11,7 @@ from fedflat import __version__
 from fedflat.cli.algorithms import algorithms
 from fedflat.cli.compare import compare
 from fedflat.cli.data import data
-from fedflat.cli.mistakes import INTERRUPTED, told_in_a_sentence
+from fedflat.cli.mistakes import told_in_a_sentence
 from fedflat.cli.models import models
 from fedflat.cli.run import resume, run
 from fedflat.cli.settings import settings
@@ -58,21 +56,3 @@ for _command in (run, compare, resume, show):
 for _command in (algorithms, models, settings):
     app.command(rich_help_panel=LOOKING)(_command)
 app.add_typer(data, name="data", rich_help_panel=LOOKING)
-
-
-def main() -> None:
-    """The entry point: every mistake is one sentence on stderr, and a pipe that nobody reads any more is no mistake."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
-    try:
-        try:
-            app(prog_name="fedflat")
-        finally:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        # Python flushes once more at its end, so that stdout must lead somewhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)

@@ -64,14 +64,14 @@ def compare(
     if figure is not None:
         check_figure(figure)
     out = default_folder(base) if out is None else out
-    records = []
+    records, runs = [], len(algorithms) * len(chosen)
     try:
-        with progress(quiet or as_json, len(algorithms) * len(chosen)) as shown:
+        with progress(quiet or as_json, runs) as shown:
             for record in records_of(base, algorithms, chosen, out, (shown,)):
                 records.append(record)
                 shown.run_over()
     except KeyboardInterrupt:
-        raise Interrupted(f"{len(records)} runs are in {out}; the same command with --out {out} goes on from there") from None
+        raise Interrupted(f"{len(records)} of {runs} runs are done; the same command with --out {out} goes on from there") from None
     comparison = Comparison(records)
     figure = out / "comparison.png" if figure is None else figure
     write_figure(comparison.plot(over=over), figure)

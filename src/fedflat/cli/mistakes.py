@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 import typer
 
+from fedflat.cli import INTERRUPTED
 from fedflat.errors import UserError
 
 WRONG_REQUEST = 2
-INTERRUPTED = 130
 
 
 class Interrupted(Exception):

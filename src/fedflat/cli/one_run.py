@@ -63,6 +63,8 @@ def print_run(record: Record, settings: bool = False) -> None:
     console.print(table(columns, rows, numbers=columns[1:]))
     console.print()
     more = f": {record.reason}" if record.reason else f" after {document['rounds']} of {record.config.training.rounds} rounds"
+    if record.status == "running":
+        more += f", or interrupted (fedflat resume {document['folder']} goes on)"
     console.print(
         facts(
             {

@@ -56,12 +56,16 @@ def by_samples(samples: Sequence[int]) -> list[float]:
     return [n / total for n in samples]
 
 
-def weighted_sum(rows: Tensor, weights: Sequence[float]) -> Tensor:
-    """The sum of weighted rows, block by block in order."""
+def weighted_sum(rows: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
+    """The sum of weighted rows; on CPU block by block in order, so that it never depends on who computed them."""
+    scale = torch.as_tensor(weights, dtype=rows.dtype, device=rows.device)
+    weighted = rows * scale.reshape(-1, *[1] * (rows.ndim - 1))
+    if rows.is_cuda:
+        return weighted.sum(0)
     total = torch.zeros_like(rows[0])
-    for start in range(0, len(rows), BLOCK):
-        partial = weights[start] * rows[start]
-        for row, weight in zip(rows[start + 1 : start + BLOCK], weights[start + 1 : start + BLOCK], strict=True):
-            partial.add_(row, alpha=weight)
+    for block in torch.split(weighted, BLOCK):
+        partial = block[0].clone()
+        for row in block[1:]:
+            partial += row
         total += partial
     return total

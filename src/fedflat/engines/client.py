@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,18 +10,8 @@ from fedflat.algorithms.algorithm import flat_state, nested_state
 from fedflat.engines.contract import Training
 from fedflat.engines.problem import Batch, Problem
 from fedflat.engines.randomness import generator, seed_torch
+from fedflat.engines.reduction import Report
 from fedflat.engines.table import Table
-
-
-class Report(NamedTuple):
-    """What a client reports beside its vectors."""
-
-    rates: float
-    loss: float
-    steps: int
-    backward_passes: int
-    samples: int
-    integers: dict[str, Tensor]
 
 
 class StepGradient:
@@ -32,13 +20,13 @@ class StepGradient:
     def __init__(self, problem: Problem, batch: Batch, buffers: dict[str, Tensor]) -> None:
         self.problem, self.batch, self.buffers = problem, batch, buffers
         self.passes = 0
-        self.loss = 0.0
+        self.loss = torch.zeros(())
 
     def __call__(self, point: Tensor) -> Tensor:
         buffers = self.buffers if self.passes == 0 else {name: b.clone() for name, b in self.buffers.items()}
         loss, gradient = self.problem.loss_and_gradient(point, buffers, self.batch)
         if self.passes == 0:
-            self.loss = loss.item()
+            self.loss = loss
         self.passes += 1
         return gradient
 
@@ -75,9 +63,10 @@ def train_client(
         own_gradient=own,
         common_gradient=table.common_gradient if algorithm.drift.whole_gradient == "common" else None,
     )
-    losses = 0.0
+    losses = torch.zeros((), dtype=z.dtype, device=z.device)
     for k, positions in enumerate(batches):
-        batch = _batch(problem, indices[positions], {name: draw[k].to(z.device) for name, draw in draws.items()})
+        chosen = torch.from_numpy(indices[positions]).to(z.device)
+        batch = problem.batch(chosen, {name: draw[k].to(z.device) for name, draw in draws.items()})
         gradient = StepGradient(problem, batch, buffers)
         local = algorithm.step(local, gradient, schedule, descent)
         passes, samples, losses = passes + gradient.passes, samples + gradient.passes * len(positions), losses + gradient.loss
@@ -88,7 +77,7 @@ def train_client(
         table.client[name][row].copy_(value)
     for name, value in flat_state(message.sent).items():
         table.sent[name][row].copy_(value)
-    return Report(float(message.rates), losses, len(batches), passes, samples, integers)
+    return Report(message.rates, losses, len(batches), passes, samples, integers)
 
 
 def whole_gradient(
@@ -108,13 +97,3 @@ def whole_gradient(
         _, gradient = problem.loss_and_gradient(table.z, buffers, Batch(problem.normalised(chosen.inputs), chosen.targets))
         total.add_(gradient, alpha=len(chosen) / size)
     return total, -(-size // training.plan.batch), size
-
-
-def _batch(problem: Problem, indices: np.ndarray, draws: dict[str, Tensor]) -> Batch:
-    chosen = problem.train_examples(indices)
-    inputs = problem.augmented(chosen.inputs, draws)
-    mixing = problem.augmentation.mix(draws, len(indices))
-    if mixing is None:
-        return Batch(inputs, chosen.targets)
-    share, permutation = mixing
-    return Batch(inputs, chosen.targets, chosen.targets[permutation], share)

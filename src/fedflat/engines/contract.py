@@ -71,7 +71,7 @@ class Outcome:
     """The cohort with its new states."""
     buffers: Tensor
     integers: dict[str, Tensor]
-    loss: float
+    loss: Tensor
     """The mean training loss over all steps of all clients."""
     cost: Cost = field(default_factory=Cost)
 

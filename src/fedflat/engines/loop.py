@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedflat.algorithms.algorithm import States, flat_fields, flat_state, nested_state
-from fedflat.algorithms.slot import Returned
+from fedflat.algorithms.algorithm import States
 from fedflat.data import Examples
-from fedflat.engines.aggregation import by_samples, uniform, weighted_sum
-from fedflat.engines.client import Report, train_client, whole_gradient
-from fedflat.engines.contract import Client, Cost, ModelState, Outcome, Training
+from fedflat.engines.aggregation import by_samples, weighted_sum
+from fedflat.engines.client import train_client, whole_gradient
+from fedflat.engines.contract import Client, ModelState, Outcome, Training
 from fedflat.engines.pool import Pool, available_cores, can_travel, pool_of
 from fedflat.engines.problem import Problem
+from fedflat.engines.reduction import Report, reduce_rows
 from fedflat.engines.table import Table
 
 
@@ -38,7 +38,7 @@ class LoopEngine:
         """Train a cohort for one round and reduce what it sends, in cohort order."""
         with one_thread():
             table = self._table(training, len(cohort), model.weights)
-            z = self._fill(table, training, model, server, cohort)
+            z = table.fill(training.algorithm, model, server, cohort)
             if training.algorithm.drift.whole_gradient == "common":
                 pre = self._map(_whole_gradient, [(training, round, row, c.number, c.indices) for row, c in enumerate(cohort)])
                 table.common_gradient.copy_(weighted_sum(table.gradient[: len(cohort)], by_samples([len(c.indices) for c in cohort])))
@@ -46,7 +46,7 @@ class LoopEngine:
                 pre = []
             tasks = [(training, round, row, c.number, c.indices, model.integers) for row, c in enumerate(cohort)]
             reports: list[Report] = self._map(_train, tasks)
-            outcome = _reduce(training, round, model, z, table, cohort, reports)
+            outcome = reduce_rows(training, round, model, z, table, cohort, reports)
             outcome.cost.backward_passes += sum(passes for passes, _ in pre)
             outcome.cost.samples += sum(samples for _, samples in pre)
             return outcome
@@ -57,18 +57,6 @@ class LoopEngine:
             self.table = Table.new(training.algorithm, problem.layout.size, problem.buffers.size, rows, like, self.workers > 1)
             self._share("table", self.table)
         return self.table
-
-    def _fill(self, table: Table, training: Training, model: ModelState, server: States, cohort: list[Client]) -> Tensor:
-        z = training.algorithm.broadcast(model.weights, server)
-        table.z.copy_(z)
-        for name, value in flat_state(server).items():
-            if name in table.server:
-                table.server[name].copy_(value)
-        for row, client in enumerate(cohort):
-            for name, value in flat_state(client.state).items():
-                table.client[name][row].copy_(value)
-            table.buffers[row].copy_(model.buffers if client.statistics is None else client.statistics)
-        return z
 
     # --- evaluation --------------------------------------------------------------------------------------------------------------
 
@@ -113,7 +101,9 @@ class LoopEngine:
 
 
 def _train(here: dict[str, Any], training: Training, round: int, row: int, client: int, indices: np.ndarray, integers: Any) -> Report:
-    return train_client(here["problem"], training, here["table"], round, row, client, indices, integers)
+    report = train_client(here["problem"], training, here["table"], round, row, client, indices, integers)
+    # As numbers: a tensor on its way through a pipe would take a piece of shared memory of its own.
+    return report._replace(rates=float(report.rates), loss=float(report.loss))
 
 
 def _whole_gradient(here: dict[str, Any], training: Training, round: int, row: int, client: int, indices: np.ndarray) -> tuple[int, int]:
@@ -128,47 +118,8 @@ def _evaluate(here: dict[str, Any], index: int, name: str, part: Tensor) -> dict
     models, integers = here["models"]
     weights, buffers = torch.split(models[index], [problem.layout.size, problem.buffers.size])
     examples: Examples = here["examples"][name]
-    return problem.sums(weights, {**problem.buffers.views(buffers), **integers[index]}, examples.take(part))
-
-
-def _reduce(
-    training: Training, round: int, model: ModelState, z: Tensor, table: Table, cohort: list[Client], reports: list[Report]
-) -> Outcome:
-    count = len(cohort)
-    samples = [len(client.indices) for client in cohort]
-    even, sized = uniform(count), by_samples(samples)
-    rows = table.displacement[:count]
-    fields = flat_fields(training.algorithm.message_fields())
-    means = {name: weighted_sum(sent[:count], sized if fields[name].by_samples else even) for name, sent in table.sent.items()}
-    returned = Returned(
-        x=model.weights,
-        z=z,
-        displacement=training.aggregation.combine(rows, samples),
-        uniform=weighted_sum(rows, even),
-        direction=weighted_sum(rows, [-weight / report.rates for weight, report in zip(even, reports, strict=True)]),
-        mean={},
-        share=count / training.clients,
-        round=round,
-        common_gradient=table.common_gradient.clone() if training.algorithm.drift.whole_gradient == "common" else None,
-    )
-    clients = [
-        client._replace(
-            state=nested_state({name: kept[row].clone() for name, kept in table.client.items()}),
-            statistics=table.buffers[row].clone() if training.own_statistics else None,
-        )
-        for row, client in enumerate(cohort)
-    ]
-    own = training.own_statistics
-    buffers = model.buffers if own else weighted_sum(table.buffers[:count], training.aggregation.weights(samples))
-    size = len(z)
-    cost = Cost(
-        sum(report.backward_passes for report in reports),
-        sum(report.samples for report in reports),
-        count * training.algorithm.floats_down(size),
-        count * training.algorithm.floats_up(size),
-    )
-    loss = sum(report.loss for report in reports) / sum(report.steps for report in reports)
-    return Outcome(returned, nested_state(means), clients, buffers, model.integers if own else reports[0].integers, loss, cost)
+    sums = problem.sum_tensors(weights, {**problem.buffers.views(buffers), **integers[index]}, examples.take(part))
+    return {name: float(value) for name, value in sums.items()}
 
 
 @contextmanager

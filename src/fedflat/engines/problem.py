@@ -77,14 +77,24 @@ class Problem:
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return loss.detach(), self.layout.flatten(dict(zip(leaves, gradients, strict=True)))
 
+    def batch(self, positions: Tensor, draws: dict[str, Tensor]) -> Batch:
+        """The training examples at some positions as one augmented batch."""
+        chosen = self.data.train.take(positions)
+        mixing = self.augmentation.mix(draws, len(positions))
+        inputs = self.augmented(chosen.inputs, draws)
+        if mixing is None:
+            return Batch(inputs, chosen.targets)
+        share, permutation = mixing
+        return Batch(inputs, chosen.targets, chosen.targets[permutation], share)
+
     @torch.no_grad()
-    def sums(self, vector: Tensor, buffers: dict[str, Tensor], examples: Examples) -> dict[str, float]:
+    def sum_tensors(self, vector: Tensor, buffers: dict[str, Tensor], examples: Examples) -> dict[str, Tensor]:
         """The task's metrics, summed over some examples, with the model in evaluation mode."""
         self.model.train(self.batch_statistics)
         if self.batch_statistics:
             buffers = {name: b.clone() for name, b in buffers.items()}
         output = self.output(vector, buffers, self.normalised(examples.inputs))
-        return {name: float(value) for name, value in self.task.sums(output, examples.targets).items()}
+        return self.task.sums(output, examples.targets)
 
     @torch.no_grad()
     def estimated_buffers(self, vector: Tensor, integers: dict[str, Tensor]) -> Tensor:

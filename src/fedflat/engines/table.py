@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedflat.algorithms.algorithm import Algorithm, flat_fields
+from fedflat.algorithms.algorithm import Algorithm, States, flat_fields, flat_state
 from fedflat.algorithms.slot import Field
+from fedflat.engines.contract import Client, ModelState
 
 
 @dataclass
@@ -54,3 +55,16 @@ class Table:
     def rows(self) -> int:
         """How many clients fit."""
         return len(self.displacement)
+
+    def fill(self, algorithm: Algorithm, model: ModelState, server: States, cohort: list[Client]) -> Tensor:
+        """Put in what a cohort reads: z, which is returned, the server's vectors, and each client's own state."""
+        z = algorithm.broadcast(model.weights, server)
+        self.z.copy_(z)
+        for name, value in flat_state(server).items():
+            if name in self.server:
+                self.server[name].copy_(value)
+        for row, client in enumerate(cohort):
+            for name, value in flat_state(client.state).items():
+                self.client[name][row].copy_(value)
+            self.buffers[row].copy_(model.buffers if client.statistics is None else client.statistics)
+        return z

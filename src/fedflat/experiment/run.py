@@ -143,7 +143,7 @@ class Run:
             self._keeping.write(client)
         cost = Cost(**{key: value + getattr(outcome.cost, key) for key, value in asdict(server.cost).items()})
         self.server = Server(number + 1, ModelState(weights, outcome.buffers, outcome.integers), states, cost)
-        self.loss = outcome.loss
+        self.loss = float(outcome.loss)
         after = self._whole(self.server.model)
         for average in self.averages.values():
             average.after(number, after)

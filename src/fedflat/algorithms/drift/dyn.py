@@ -60,5 +60,5 @@ class Dyn(Drift):
         return "FedDyn's dual adds up displacements for ever and may explode when clients differ: clip (training.clip=10) or change alpha"
 
     def evaluated(self, server: State) -> State:
-        models = {"active mean": server["active"]}
+        models = {"active mean": server["active"]} if self.dual_scope == "all" else {}
         return models | {"all mean": server["everyone"]} if self.all_mean else models

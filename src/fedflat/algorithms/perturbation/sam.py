@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fedflat.algorithms.perturbation.base import Perturbation
@@ -25,6 +26,9 @@ class Sam(Perturbation):
     @property
     def ascent_passes(self) -> int:
         return 1 if self.rho else 0
+
+    def begin(self, at: At) -> State:
+        return {} if self.share == 1 else {"ascent": torch.zeros_like(at.z)}
 
     def offset(self, at: At, gradient: Gradient) -> tuple[Tensor | None, State]:
         if self.rho == 0:

@@ -8,7 +8,9 @@ which the examples happen to lie.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,19 +22,32 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """The examples that are to be divided: the class of each, and its natural client (0, 1, ...) where there is one."""
+    """The examples that are to be divided: the class of each, and what else is known of them."""
 
     targets: IntArray
     num_classes: int
     groups: IntArray | None = None
+    """The natural client (0, 1, ...) of each example."""
     num_groups: int = 0
+    coarse: IntArray | None = None
+    """The superclass (0, 1, ...) of each class, -1 for classes that do not occur."""
 
 
 class Dialect(ABC):
     """A way to divide a training set among clients."""
 
+    by_label: ClassVar[bool] = True
+    """Whether it looks at the labels, so that every example must have exactly one."""
+    disjoint: ClassVar[bool] = True
+    """Whether no example is given to two clients."""
+
+    @property
+    def fixes_clients(self) -> bool:
+        """Whether the split says itself how many clients there are."""
+        return False
+
     @abstractmethod
-    def divide(self, pool: Pool, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
+    def divide(self, pool: Pool, clients: int | None, rng: np.random.Generator) -> Sequence[IntArray]:
         """The positions in the pool that each client gets."""
 
 
@@ -45,14 +60,18 @@ class ByClass(Dialect):
 
     def divide(self, pool: Pool, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
         """The examples dealt out by the matrix of counts."""
-        if clients is None or clients < 1:
-            raise UserError(f"this split needs a number of clients of at least 1, not {clients}")
-        if clients > len(pool.targets):
-            raise UserError(
-                f"{len(pool.targets)} training examples cannot be divided among {clients} clients; expected at most one client each"
-            )
+        number = checked_clients(clients, len(pool.targets))
         available = np.bincount(pool.targets, minlength=pool.num_classes)
-        return deal(self.counts(available, clients, rng), pool.targets, rng)
+        return deal(self.counts(available, number, rng), pool.targets, rng)
+
+
+def checked_clients(clients: int | None, examples: int) -> int:
+    """The number of clients, refused where there is none or where there are too few examples for it."""
+    if clients is None or clients < 1:
+        raise UserError(f"this split needs a number of clients of at least 1, not {clients}")
+    if clients > examples:
+        raise UserError(f"{examples} training examples cannot be divided among {clients} clients; expected at most one client each")
+    return clients
 
 
 def deal(counts: IntArray, targets: IntArray, rng: np.random.Generator) -> list[IntArray]:
@@ -67,12 +86,3 @@ def deal(counts: IntArray, targets: IntArray, rng: np.random.Generator) -> list[
     owner = np.repeat(np.tile(np.arange(clients), classes), counts.T.ravel())
     by_owner = dealt[np.lexsort((dealt, owner))].astype(np.int64)
     return np.split(by_owner, np.cumsum(counts.sum(1))[:-1])
-
-
-def equal_sizes(total: int, parts: int) -> IntArray:
-    """``total`` in ``parts`` whole numbers that differ by at most one, the larger ones first.
-
-    >>> equal_sizes(11, 4).tolist()
-    [3, 3, 3, 2]
-    """
-    return total // parts + (np.arange(parts) < total % parts)

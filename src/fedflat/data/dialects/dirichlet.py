@@ -5,12 +5,16 @@ In all of them alpha = 0 stands for the limit in which every client has one clas
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from fedflat.data.dialects.dialect import ByClass, IntArray, equal_sizes
+from fedflat.data.dialects.dialect import ByClass, IntArray
+from fedflat.data.dialects.sizes import SIGMA, client_sizes, equal_sizes
 from fedflat.errors import UserError
 from fedflat.text import param
 
@@ -23,28 +27,19 @@ class Dirichlet(ByClass):
     """Every client draws q ~ Dir(alpha) and gets equally many examples, their classes drawn from q; every example is used once.
 
     When a class runs out, those who still want some of it draw again from q renormalised over the classes that are left
-    (Acar et al. 2021; dialect B of the field: a true partition of equal sizes).
+    (Acar et al. 2021; dialect B of the field: a true partition of equal, or lognormal, sizes).
     """
 
     alpha: float = param(0.1, _ALPHA, low=0)
+    sigma: float = param(0.0, SIGMA, low=0, high=10)
 
     def counts(self, available: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
-        """All clients ask at once, scarce classes are rationed by lot, and who went short asks again."""
+        """What rationing leaves of everyone's wishes."""
+        sizes = partial(client_sizes, sigma=self.sigma, rng=rng)
         if self.alpha == 0:
-            return one_class_each(available, clients)
+            return one_class_each(available, clients, sizes)
         log_priors = log_dirichlet(self.alpha, (clients, len(available)), rng)
-        left, wanted = available.copy(), equal_sizes(int(available.sum()), clients)
-        given = np.zeros((clients, len(available)), dtype=np.int64)
-        # Someone goes short only when a class has run out, so that there are at most as many turns as classes.
-        while wanted.any():
-            open_classes = np.flatnonzero(left)
-            asked = rng.multinomial(wanted, softmax(log_priors[:, open_classes]))
-            for column in np.flatnonzero(asked.sum(0) > left[open_classes]):
-                asked[:, column] = rng.multivariate_hypergeometric(asked[:, column], left[open_classes[column]])
-            given[:, open_classes] += asked
-            left[open_classes] -= asked.sum(0)
-            wanted -= asked.sum(1)
-        return given
+        return ration(available, sizes(int(available.sum()), clients), lambda open: softmax(log_priors[:, open]), rng)
 
 
 @dataclass(frozen=True)
@@ -54,16 +49,19 @@ class DirichletReuse(ByClass):
     This is what the released code of FedSWA, FL-Simulator, FedLESAM and FedWMSAM does (dialect A of the field).
     """
 
+    disjoint: ClassVar[bool] = False
     alpha: float = param(0.1, _ALPHA, low=0)
+    sigma: float = param(0.0, SIGMA, low=0, high=10)
 
     def counts(self, available: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
         """What every client draws from its q, whether or not there is that much."""
+        sizes = partial(client_sizes, sigma=self.sigma, rng=rng)
         if self.alpha == 0:
-            return one_class_each(available, clients)
+            return one_class_each(available, clients, sizes)
         present = np.flatnonzero(available)
         counts = np.zeros((clients, len(available)), dtype=np.int64)
         priors = softmax(log_dirichlet(self.alpha, (clients, len(available)), rng)[:, present])
-        counts[:, present] = rng.multinomial(equal_sizes(int(available.sum()), clients), priors)
+        counts[:, present] = rng.multinomial(sizes(int(available.sum()), clients), priors)
         return counts
 
 
@@ -93,8 +91,27 @@ class DirichletClasswise(ByClass):
         return counts
 
 
-def one_class_each(available: IntArray, clients: int) -> IntArray:
-    """Every client gets one class; a class is divided equally among its clients, and classes have equally many clients, or nearly.
+def ration(available: IntArray, sizes: IntArray, priors: Callable[[IntArray], Reals], rng: np.random.Generator) -> IntArray:
+    """All clients ask at once, scarce classes are rationed by lot, and who went short asks again.
+
+    ``priors`` gives everyone's distribution over the classes that are still open, [clients, open classes].
+    """
+    left, wanted = available.copy(), sizes.copy()
+    given = np.zeros((len(sizes), len(available)), dtype=np.int64)
+    # Someone goes short only when a class has run out, so that there are at most as many turns as classes.
+    while wanted.any():
+        open_classes = np.flatnonzero(left)
+        asked = rng.multinomial(wanted, priors(open_classes))
+        for column in np.flatnonzero(asked.sum(0) > left[open_classes]):
+            asked[:, column] = rng.multivariate_hypergeometric(asked[:, column], left[open_classes[column]])
+        given[:, open_classes] += asked
+        left[open_classes] -= asked.sum(0)
+        wanted -= asked.sum(1)
+    return given
+
+
+def one_class_each(available: IntArray, clients: int, sizes: Callable[[int, int], IntArray] = equal_sizes) -> IntArray:
+    """Every client gets one class; a class is divided by ``sizes`` among its clients, of which classes have equally many, or nearly.
 
     >>> one_class_each(np.array([6, 4]), 3).tolist()
     [[3, 0], [3, 0], [0, 4]]
@@ -110,7 +127,7 @@ def one_class_each(available: IntArray, clients: int) -> IntArray:
     counts = np.zeros((clients, len(available)), dtype=np.int64)
     first = 0
     for label in np.flatnonzero(holders):
-        counts[first : first + holders[label], label] = equal_sizes(int(available[label]), int(holders[label]))
+        counts[first : first + holders[label], label] = sizes(int(available[label]), int(holders[label]))
         first += holders[label]
     return counts
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -12,7 +13,14 @@ from fedflat.errors import UserError
 
 @dataclass(frozen=True)
 class Natural(Dialect):
-    """Every writer, domain or role of the data set is a client."""
+    """Every writer, character or domain of the data set is a client."""
+
+    by_label: ClassVar[bool] = False
+
+    @property
+    def fixes_clients(self) -> bool:
+        """There is one client for each group."""
+        return True
 
     def divide(self, pool: Pool, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
         """The examples of each group."""
@@ -22,5 +30,8 @@ class Natural(Dialect):
             raise UserError(f"the natural split of this data set has {pool.num_groups} clients, but {clients} were asked for")
         sizes = np.bincount(pool.groups, minlength=pool.num_groups)
         if not sizes.all():
-            raise UserError(f"natural client {sizes.argmin()} has all its examples in the validation set; hold out a smaller share")
+            raise UserError(
+                f"natural client {sizes.argmin()} has all its examples in the validation set or beyond the long tail; "
+                "take a smaller share or factor"
+            )
         return np.split(np.argsort(pool.groups, kind="stable"), np.cumsum(sizes)[:-1])

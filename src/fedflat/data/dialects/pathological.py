@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedflat.data.dialects.dialect import ByClass, IntArray, equal_sizes
+from fedflat.data.dialects.dialect import ByClass, IntArray
+from fedflat.data.dialects.sizes import equal_sizes
 from fedflat.errors import UserError
 from fedflat.text import param
 

@@ -1,0 +1,79 @@
+"""The text of a split: a dialect, and what is added to it by ``+``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedflat.data.dialects.dialect import Dialect
+from fedflat.data.dialects.dirichlet import Dirichlet, DirichletClasswise, DirichletReuse
+from fedflat.data.dialects.held_out import HeldOut
+from fedflat.data.dialects.longtail import LongTail
+from fedflat.data.dialects.natural import Natural
+from fedflat.data.dialects.pachinko import Pachinko
+from fedflat.data.dialects.pathological import Pathological
+from fedflat.data.dialects.uniform import Centralised, Iid
+from fedflat.data.dialects.virtual import Virtual
+from fedflat.errors import UserError, one_of
+from fedflat.text import Value, changed, make, parameters, parse, show
+
+SPLITS: dict[str, type[Dialect]] = {
+    "iid": Iid,
+    "dirichlet": Dirichlet,
+    "dirichlet-reuse": DirichletReuse,
+    "dirichlet-classwise": DirichletClasswise,
+    "pathological": Pathological,
+    "pachinko": Pachinko,
+    "natural": Natural,
+    "virtual": Virtual,
+    "centralised": Centralised,
+}
+SPLIT_PARTS: dict[str, type[LongTail] | type[HeldOut]] = {"longtail": LongTail, "held-out": HeldOut}
+"""What can be added to any of them, in the order in which it takes effect."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A dialect by its name, and what is added to it."""
+
+    name: str
+    dialect: Dialect
+    longtail: LongTail | None = None
+    held_out: HeldOut | None = None
+
+    @property
+    def text(self) -> str:
+        """The shortest text of the recipe."""
+        return "+".join(show(name, changed(spec)) for name, spec in self._specs())
+
+    @property
+    def full_text(self) -> str:
+        """The text of the recipe with every parameter."""
+        return "+".join(show(name, _values(spec)) for name, spec in self._specs())
+
+    def _specs(self) -> list[tuple[str, object]]:
+        added = zip(SPLIT_PARTS, (self.longtail, self.held_out), strict=True)
+        return [(self.name, self.dialect), *((name, spec) for name, spec in added if spec is not None)]
+
+
+def read_recipe(text: str) -> Recipe:
+    """The recipe of a text such as ``dirichlet(alpha=0.1)+longtail(factor=100)``, with everything checked."""
+    first, *added = parse(text)
+    if first.name not in SPLITS:
+        raise one_of("split", first.name, SPLITS, "fedflat data")
+    found: dict[str, object] = {}
+    for call in added:
+        if call.name in SPLITS:
+            raise UserError(f"'{text}' has {len(added) + 1} parts, but a split is one dialect, to which {' and '.join(SPLIT_PARTS)} can be added")
+        if call.name not in SPLIT_PARTS:
+            raise one_of("part of a split", call.name, SPLIT_PARTS, "fedflat data")
+        if call.name in found:
+            raise UserError(f"'{text}' has {call.name} twice; expected each part once")
+        found[call.name] = make(SPLIT_PARTS[call.name], call, "split part")
+    recipe = Recipe(first.name, make(SPLITS[first.name], first, "split"), found.get("longtail"), found.get("held-out"))
+    if recipe.held_out and not recipe.dialect.disjoint:
+        raise UserError(f"{first.name} gives the same examples to several clients, so that none could be unseen; held-out cannot be added")
+    return recipe
+
+
+def _values(spec: object) -> dict[str, Value]:
+    return {field.name: getattr(spec, field.name) for field in parameters(spec)}

@@ -1,0 +1,65 @@
+"""The settings on which the library is held against the reference, and both of them as cached functions."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ..quadratics import Walk, text_of, walk
+from ..reference import METHODS, Quadratics, Setting, Trace, bed, draw_cohorts
+
+STEPS = [7, 3, 5, 1, 4]
+DECAY = 0.9
+FULL, PARTIAL = bed(rounds=6), bed(rounds=10, size=2)
+
+
+def uneven(setting: Setting) -> Setting:
+    """The same with a rate that falls every round and unequal numbers of local steps."""
+    return setting.but(eta=[0.06 * DECAY**t for t in range(len(setting.cohorts))], steps=STEPS)
+
+
+SETTINGS: dict[str, Setting] = {"full": FULL, "partial": PARTIAL, "uneven": uneven(FULL), "uneven-partial": uneven(PARTIAL)}
+
+BY_SAMPLES = ("fedavg", "fedavgm", "fedprox", "fedadam", "fedyogi", "fedadagrad", "mime", "mimelite", "fedsam", "fedasam")
+"""Methods whose reference weighs displacements by sample counts."""
+
+
+def by_samples(setting: Setting) -> Setting:
+    """The same problem with as many samples as steps."""
+    return setting.but(problem=Quadratics(setting.problem.A, setting.problem.b, setting.steps))
+
+
+@cache
+def library(text: str, setting: str, weighting: str = "uniform", record: bool = False) -> Walk:
+    """A walk of the library over a named setting."""
+    return walk(text, SETTINGS[setting], weighting=weighting, names=("weight",), quick=True, record=record)
+
+
+@cache
+def _reference(method: str, parameters: tuple[tuple[str, Any], ...], setting: str) -> Trace:
+    return SETTINGS[setting].run(METHODS[method], **dict(parameters))
+
+
+def reference(method: str, setting: str, **parameters: Any) -> Trace:
+    """A trace of the reference over a named setting, with equal weights."""
+    return _reference(method, tuple(parameters.items()), setting)
+
+
+def named(method: str, setting: str, **parameters: Any) -> Walk:
+    """A method of the reference, run by the library."""
+    return library(text_of(method, **parameters), setting)
+
+
+def same(left: Any, right: Any, atol: float = 1e-9) -> None:
+    np.testing.assert_allclose(np.asarray(left), np.asarray(right), rtol=0, atol=atol)
+
+
+def differ(left: Any, right: Any, by: float = 1e-3) -> None:
+    assert np.abs(np.asarray(left) - np.asarray(right)).max() > by
+
+
+def end(text: str, setting: Setting, rounds: int, size: int | None = None, **options: Any) -> np.ndarray:
+    """Where a long walk of the library ends."""
+    return walk(text, setting.but(cohorts=draw_cohorts(rounds, setting.problem.N, size)), quick=True, **options).x[-1]

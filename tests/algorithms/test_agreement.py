@@ -1,0 +1,283 @@
+"""Every method with every switch, library against reference: iterates, states, and the models that deserve evaluation beside x."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedflat.algorithms.algorithm import flat_state
+
+from ..quadratics import Walk, counts_of, text_of, walk
+from ..reference import METHODS, Trace, cyclic_rates, golden
+from .settings import BY_SAMPLES, DECAY, FULL, PARTIAL, SETTINGS, STEPS, by_samples, library, reference, same, uneven
+
+SWITCHES: dict[str, list[dict[str, Any]]] = {
+    "fedavg": [{}, {"server_rate": 1.5}],
+    "fedavgm": [{}, {"beta": 0.5, "server_rate": 0.7}],
+    "fedprox": [{}, {"mu": 0.5}],
+    "fedadam": [
+        {}, {"server_rate": 0.05, "beta1": 0.5, "beta2": 0.9, "tau": 0.01}, {"v_init": 0.3}, {"bias_correction": True, "v_init": 0.0},
+        {"second_moment_of": "momentum", "tau": 0.1},
+    ],
+    "fedyogi": [{}, {"server_rate": 0.05, "beta1": 0.5, "beta2": 0.9, "tau": 0.01}, {"v_init": 0.3}, {"bias_correction": True, "tau": 0.1},
+                {"second_moment_of": "momentum", "tau": 0.1}],
+    "fedadagrad": [{}, {"server_rate": 0.05, "beta1": 0.5, "tau": 0.01}, {"v_init": 0.3, "second_moment_of": "momentum", "beta1": 0.3},
+                   {"bias_correction": True, "beta1": 0.5, "tau": 0.1}],
+    "fedacg": [{}, {"lam": 0.6, "beta": 0.3}],
+    "fedcm": [{}, {"alpha": 0.5}, {"alpha": 0.3, "server_rate": 0.7}],
+    "mime": [{}, {"beta": 0.9}, {"beta": 0.9, "form": "ema"}, {"beta": 0.5, "server_rate": 0.7}],
+    "mimelite": [{}, {"beta": 0.9}, {"beta": 0.9, "form": "ema"}, {"beta": 0.5, "server_rate": 0.7}],
+    "fedswa": [{}, {"final_rate": 0.4, "server_rate": 0.8}],
+    "scaffold": [{}, {"option": "I"}, {"server_rate": 0.7}, {"cv_weight": 0.1}, {"option": "I", "cv_weight": 0.5, "server_rate": 1.2}],
+    "feddyn": [{}, {"alpha": 0.3}],
+    "adabest": [{}, {"mu": 0.3, "beta": 0.5}],
+    "fedmo": [{}, {"gamma": 0.7}, {"option": "I"}],
+    "fedmoswa": [
+        {}, {"option": "I"}, {"gamma": 0.6, "final_rate": 0.4, "server_rate": 0.8}, {"normaliser": "trapezoid"}, {"gamma_first_round": 1.0},
+        {"gamma": 0.1, "gamma_first_round": 1.0, "normaliser": "trapezoid"},
+    ],
+    "fedsam": [{}, {"rho": 0.5}],
+    "fedasam": [{}, {"rho": 0.2, "asam_eta": 0.0}, {"rho": 0.3, "asam_eta": 1.5}],
+    "mofedsam": [{}, {"rho": 0.5, "alpha": 0.4}],
+    "fedgamma": [{}, {"rho": 0.5}],
+    "fedspeed": [{}, {"rho": 0.3, "share": 0.6, "alpha": 0.3}, {"dual_scope": "active"}, {"normalise": False, "dual_scope": "active"},
+                 {"share": 0.3, "normalise": False}],
+    "fedsmoo": [{}, {"rho": 0.3, "alpha": 0.3}, {"s_source": "dual"}],
+    "fedlesam": [{}, {"rho": 0.5}, {"rho": 0.5, "direction": "global"}],
+    "fedlesam_s": [{}, {"rho": 0.5, "direction": "global"}, {"cv_weight": 0.1, "rho": 0.3}],
+    "fedlesam_d": [{}, {"rho": 0.5, "alpha": 0.3}, {"rho": 0.5, "direction": "global"}],
+    "fedwmsam": [
+        {}, {"rho": 0.5, "alpha0": 0.4, "lam": 0.3}, {"personal": False, "rho": 0.3}, {"sign": -1, "rho": 0.5}, {"lam": 0.0},
+        {"signal": "agreement", "lam": 0.5}, {"rho": 0.0, "alpha0": 0.7, "lam": 1.0}, {"server_rate": 0.7, "rho": 0.2},
+    ],
+}  # fmt: skip
+
+Scale = Callable[[Any, dict[str, Any]], Any]
+
+
+def _plain(value: Any, _: dict[str, Any]) -> Any:
+    return value
+
+
+def _dual(value: Any, parameters: dict[str, Any]) -> Any:
+    """FedDyn's dual in gradient units: h = -alpha a, with the default of the method."""
+    return -parameters["alpha"] * value
+
+
+SERVER: dict[str, dict[str, tuple[str, Scale]]] = {
+    **{name: {"server.m": ("m", _plain)} for name in ("fedavgm", "fedadam", "fedyogi", "fedadagrad")},
+    **{name: {"drift.m": ("m", _plain)} for name in ("fedacg", "mime", "mimelite", "fedmo", "fedmoswa")},
+    **{name: {"drift.momentum": ("Dlt", _plain)} for name in ("fedcm", "mofedsam")},
+    **{name: {"drift.c": ("c", _plain)} for name in ("scaffold", "fedgamma", "fedlesam_s")},
+    "feddyn": {"drift.a": ("h", _dual)},
+    "fedsmoo": {"drift.a": ("a", _plain), "perturbation.s": ("s", _plain)},
+    "fedlesam_d": {"drift.a": ("a", _plain)},
+    "adabest": {"drift.aggregate": ("xbar", _plain)},
+    "fedwmsam": {"drift.momentum": ("Dlt", _plain), "drift.c": ("c", _plain), "drift.alpha": ("alpha", _plain)},
+}
+for _name in ("fedadam", "fedyogi", "fedadagrad"):
+    SERVER[_name]["server.v"] = ("v", _plain)
+CLIENT: dict[str, dict[str, tuple[str, Scale]]] = {
+    **{name: {"drift.c": ("c", _plain)} for name in ("scaffold", "fedgamma", "fedlesam_s", "fedmo", "fedmoswa", "fedwmsam")},
+    "feddyn": {"drift.a": ("ghat", _dual), "drift.last": ("y", _plain)},
+    "fedspeed": {"drift.a": ("ghat", _dual)},
+    "fedsmoo": {"drift.a": ("a", _plain), "perturbation.mu": ("mu", _plain)},
+    "fedlesam_d": {"drift.a": ("a", _plain)},
+    "adabest": {"drift.h": ("h", _plain), "drift.last": ("last", _plain)},
+}
+for _name in ("fedlesam", "fedlesam_s", "fedlesam_d"):
+    CLIENT.setdefault(_name, {})["perturbation.last"] = ("w_old", _plain)
+DEFAULTS = {"feddyn": {"alpha": 0.01}, "fedspeed": {"alpha": 0.1}}
+
+
+def cases() -> Iterator[Any]:
+    for method, sets in SWITCHES.items():
+        for parameters in sets:
+            yield pytest.param(method, parameters, id=text_of(method, **parameters))
+
+
+def agree(walked: Walk, trace: Trace, method: str, parameters: dict[str, Any]) -> int:
+    """Hold iterates and every state that both of them have against each other; how many vectors of state there were."""
+    same(walked.x, trace.x)
+    full, compared = DEFAULTS.get(method, {}) | parameters, 0
+    for server, clients, expected, theirs in zip(walked.server, walked.clients, trace.server, trace.clients, strict=True):
+        kept = flat_state(server)
+        for name, (other, scale) in SERVER.get(method, {}).items():
+            if name in kept:
+                same(scale(kept[name].numpy(), full), expected[other])
+                compared += 1
+        for i, state in theirs.items():
+            kept = flat_state(clients[i])
+            for name, (other, scale) in CLIENT.get(method, {}).items():
+                if name in kept and other in state:
+                    same(scale(kept[name].numpy(), full), state[other])
+                    compared += 1
+    return compared
+
+
+def test_every_method_and_switch_is_here() -> None:
+    assert set(SWITCHES) == set(METHODS)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(("method", "parameters"), list(cases()))
+def test_library_equals_reference(method: str, parameters: dict[str, Any], setting: str) -> None:
+    """To 1e-9: equal or unequal steps and rates, full and partial participation, weights by samples and equal ones."""
+    stateful = method in SERVER or method in CLIENT
+    stateless_switch = parameters.get("beta") in (None, 0.0) and method in ("mime", "mimelite")
+    text = text_of(method, **parameters)
+    if setting.startswith("uneven") and method in BY_SAMPLES:
+        trace = by_samples(SETTINGS[setting]).run(METHODS[method], **parameters)
+        compared = agree(library(text, setting, "samples"), trace, method, parameters)
+    if not setting.startswith("uneven") or method not in ("mime", "mimelite"):  # their G is always weighted by samples
+        compared = agree(library(text, setting), reference(method, setting, **parameters), method, parameters)
+    assert bool(compared) == (stateful and not stateless_switch) or method == "fedlesam"
+
+
+def test_the_gradient_by_formula_is_autograds() -> None:
+    for text in ("fedsam", "mime-sgdm", "fedmoswa(option=I)"):
+        same(walk(text, PARTIAL).x, walk(text, PARTIAL, quick=True).x, atol=1e-13)
+        same(walk(text, uneven(FULL), scale=3.0).x, walk(text, uneven(FULL), scale=3.0, quick=True).x, atol=1e-13)
+
+
+@pytest.mark.parametrize("scope", ["weight", "all"])
+@pytest.mark.parametrize("eta", [0.0, 0.2, 3.0])
+def test_asam_scales_what_is_named_weight(scope: str, eta: float) -> None:
+    names = ("layer1_weight", "layer1_bias", "weight_of_norm")
+    mask = np.array([True, True, False, False, True, True])
+    parameters = {"rho": 0.4, "asam_eta": eta}
+    if scope == "weight":
+        trace = PARTIAL.run(METHODS["fedasam"], weight_mask=mask, **parameters)
+        same(walk(text_of("fedasam", **parameters), PARTIAL, names=names, quick=True).x, trace.x)
+        assert np.abs(np.array(trace.x) - reference("fedasam", "partial", **parameters).x).max() > 1e-3
+    elif eta == 0:  # the other common variant: |w| on everything, and no eta
+        trace = PARTIAL.run(METHODS["fedasam"], scope="all", **parameters)
+        same(walk(text_of("fedasam", scope="all", **parameters), PARTIAL, names=names, quick=True).x, trace.x)
+    else:  # with eta it is the scaling of weights, on everything
+        same(walk(text_of("fedasam", scope="all", **parameters), PARTIAL, names=names, quick=True).x,
+             reference("fedasam", "partial", **parameters).x)  # fmt: skip
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_models_to_evaluate_beside_x(setting: str) -> None:
+    dyn, trace = library("feddyn(alpha=0.3,all_mean=true)", setting), reference("feddyn", setting, alpha=0.3)
+    agree(dyn, trace, "feddyn", {"alpha": 0.3})
+    same([models["active mean"] for models in dyn.evaluated], trace.evaluated["active_mean"])
+    same([models["all mean"] for models in dyn.evaluated], trace.evaluated["all_mean"])
+    assert set(library("feddyn", setting).evaluated[0]) == {"active mean"}
+    same([m["active mean"] for m in library("feddyn", setting).evaluated], reference("feddyn", setting).evaluated["active_mean"])
+    best, trace = library("adabest(mu=0.3,beta=0.5)", setting), reference("adabest", setting, mu=0.3, beta=0.5)
+    same([models["aggregate"] for models in best.evaluated], trace.evaluated["avg"])
+
+
+def test_the_active_mean_is_the_mean_of_the_cohorts_models_or_not_offered() -> None:
+    """FedSpeed's clients upload y + a_i, from which the mean of y cannot be had."""
+    active = library("fedspeed(dual_scope=active)", "partial")
+    ends = [
+        np.mean([x + (after[i]["drift"]["a"] - before[i]["drift"]["a"]).numpy() for i in cohort], 0)
+        for x, cohort, before, after in zip(active.x, PARTIAL.cohorts[1:], active.clients, active.clients[1:], strict=False)
+    ]
+    for models, expected in zip(active.evaluated[1:], ends, strict=True):
+        if "active mean" in models:
+            same(models["active mean"], expected)
+
+
+def test_fedacg_broadcasts_its_look_ahead() -> None:
+    walked, trace = library("fedacg(lam=0.6,beta=0.3)", "partial"), reference("fedacg", "partial", lam=0.6, beta=0.3)
+    same([outcome.returned.z for outcome in walked.outcomes], [state["z"] for state in trace.server])
+    same([outcome.returned.x for outcome in walked.outcomes], [PARTIAL.x0, *trace.x[:-1]])
+
+
+def test_fedlesam_keeps_the_model_received_or_the_last_step() -> None:
+    for method in ("fedlesam", "fedlesam_s", "fedlesam_d"):
+        trace = reference(method, "partial", rho=0.5)
+        walked = library(text_of(method, rho=0.5), "partial")
+        for states, theirs in zip(walked.clients, trace.clients, strict=True):
+            assert [float(states[i]["perturbation"]["seen"]) for i in range(5)] == [float("w_old" in theirs.get(i, {})) for i in range(5)]
+            for i in theirs:
+                if "w_old" in theirs[i]:
+                    same(states[i]["perturbation"]["last"], theirs[i]["w_old"])
+        trace = reference(method, "partial", rho=0.5, direction="global")
+        walked = library(text_of(method, rho=0.5, direction="global"), "partial")
+        steps = [x - state["before"] for x, state in zip(trace.x, trace.server, strict=True)]
+        same([state["perturbation"]["step"] for state in walked.server], steps)
+
+
+@pytest.mark.parametrize("signal", ["agreement", "disagreement"])
+def test_fedwmsam_signal(signal: str) -> None:
+    walked, trace = (run("fedwmsam", "partial", signal=signal, lam=0.5) for run in (_walked, reference))
+    same([outcome.means["drift"]["signal"] for outcome in walked.outcomes], [state["signal"] for state in trace.server])
+
+
+def _walked(method: str, setting: str, **parameters: Any) -> Walk:
+    return library(text_of(method, **parameters), setting)
+
+
+def test_option_i_of_fedmo_may_look_at_a_few_batches() -> None:
+    """All samples of a client are alike here, so any part of them has the whole gradient; passes tell them apart."""
+    whole, some = (walk(f"fedmo(option=I,option_I_batches={n})", SETTINGS["uneven"], quick=True) for n in (0, 2))
+    same(whole.x, some.x)
+    saved = sum(n - min(n, 2) for n in STEPS)
+    assert whole.outcomes[0].cost.backward_passes - some.outcomes[0].cost.backward_passes == saved
+
+
+def test_cyclic_rate() -> None:
+    T, high = 10, 0.05
+    for decay in (1.0, DECAY):
+        rates = cyclic_rates(T, high=high, low=0.01, cycle=3, start=0.4)
+        trace = PARTIAL.but(eta=[rate * decay**t for t, rate in enumerate(rates)]).run(METHODS["scaffold"])
+        same(walk("scaffold+cyclic(low=0.01,length=3,start=0.4)", PARTIAL, decay=decay, quick=True).x, trace.x)
+    same(walk("fedavg+cyclic(low=0.01,length=1,start=0.4)", PARTIAL, quick=True).x, reference("fedavg", "partial").x)
+
+
+@pytest.mark.parametrize("method", ["fedswa", "fedmoswa"])
+def test_released_fedswa_decays_before_the_first_round(method: str) -> None:
+    rates = [0.06 * DECAY ** (t + 1) for t in range(10)]
+    released = {} if method == "fedswa" else {"gamma": 0.1, "gamma_first_round": 1.0, "normaliser": "trapezoid"}
+    trace = PARTIAL.but(eta=rates, steps=STEPS).run(METHODS[method], **released)
+    same(library(f"{method}(variant=released)", "uneven-partial").x, trace.x)
+
+
+@pytest.mark.parametrize("method", ["scaffold", "feddyn", "fedmo", "fedcm", "fedwmsam", "fedsmoo", "adabest"])
+def test_variates_and_duals_are_averaged_uniformly_whatever_the_weighting(method: str) -> None:
+    """While displacements follow the weights: x + sum p_i D_i, with D_i = y_K - z from the points of the next round's gradients."""
+    setting = SETTINGS["uneven-partial"]
+    walked = library(text_of(method), "uneven-partial", "samples")
+    n, before = counts_of(setting), setting.x0
+    for t, cohort in enumerate(setting.cohorts):
+        outcome, states = walked.outcomes[t], walked.clients[t]
+        weights = n[cohort] / n[cohort].sum()
+        earlier = walked.clients[t - 1] if t else {i: {"drift": {"c": 0.0, "a": 0.0}} for i in range(5)}
+        rates = np.array([n[i] * setting.eta[t] for i in cohort])
+        if method in ("scaffold", "fedmo", "fedwmsam"):
+            common = (walked.server[t - 1]["drift"]["m" if method == "fedmo" else "c"]).numpy() if t else 0.0
+            D = [-H * (states[i]["drift"]["c"].numpy() - np.asarray(earlier[i]["drift"]["c"]) + common)
+                 for i, H in zip(cohort, rates, strict=True)]  # fmt: skip
+        elif method in ("feddyn", "fedsmoo"):
+            D = [(states[i]["drift"]["a"] - earlier[i]["drift"]["a"]).numpy() for i in cohort]
+        else:
+            D = None
+        if D is not None:
+            same(outcome.returned.displacement, weights @ np.array(D))
+            same(outcome.returned.uniform, np.mean(D, 0))
+            same(outcome.returned.direction, np.mean([-d / H for d, H in zip(D, rates, strict=True)], 0))
+        server = walked.server[t]["drift"]
+        if method in ("scaffold", "fedwmsam"):
+            same(server["c"], np.mean([states[i]["drift"]["c"].numpy() for i in range(5)], 0))
+        if method in ("feddyn", "fedsmoo"):
+            same(server["a"], np.mean([states[i]["drift"]["a"].numpy() for i in range(5)], 0))
+            same(walked.x[t], before + weights @ np.array(D) + server["a"].numpy())
+        if method in ("fedcm", "fedwmsam"):
+            same(server["momentum"], outcome.returned.direction)
+        if method == "adabest":
+            same(server["aggregate"], before + outcome.returned.displacement.numpy())
+        if method in ("scaffold", "fedmo", "fedcm", "fedwmsam"):
+            same(walked.x[t], before + outcome.returned.displacement.numpy())
+        before = walked.x[t]
+
+
+def test_golden_setting_is_what_golden_says() -> None:
+    same(walk("fedavg", golden(), quick=True).x, golden().run(METHODS["fedavg"]).x, atol=1e-13)

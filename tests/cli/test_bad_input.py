@@ -1,0 +1,129 @@
+"""Whatever a user does wrong is one sentence on stderr and exit code 2."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+WRONG = {
+    "unknown algorithm": (("run", "fedsma"), "no algorithm 'fedsma'; did you mean fedswa or fedsam"),
+    "unknown parameter": (("run", "fedsam(roh=1)"), "no parameter of fedsam 'roh'; did you mean rho"),
+    "unknown part": (("run", "fedavg+wim"), "no part 'wim'; did you mean wima"),
+    "a part alone": (("run", "sam"), "'sam' is a part, not an algorithm"),
+    "two perturbations": (("run", "fedsam+asam"), "two values for one slot"),
+    "unreadable text": (("run", "fedavg++sam"), "cannot read 'fedavg++sam'"),
+    "negative alpha": (("run", "--split", "dirichlet(alpha=-1)"), "alpha=-1 is out of range; expected a number at least 0"),
+    "unknown split": (("run", "--split", "dirichle"), "no split 'dirichle'; did you mean dirichlet"),
+    "too many clients": (("run", "--clients", "5000"), "1442 training examples cannot be divided among 5000 clients"),
+    "cohort above clients": (("run", "--per-round", "51"), "federation.per_round=51 is more than data.clients=50"),
+    "unknown setting": (("run", "--set", "training.rouns=3"), "no setting in training 'rouns'; did you mean rounds"),
+    "unknown group": (("run", "--set", "trainin.rounds=3"), "no setting 'trainin'; did you mean training"),
+    "set without a value": (("run", "--set", "training.rounds"), "cannot read --set 'training.rounds'; expected key=value"),
+    "set nonsense": (("run", "--set", "=;"), "cannot read --set '=;'"),
+    "set a group to a value": (("run", "--set", "training=3"), "training=3 is not possible"),
+    "set below a value": (("run", "--set", "seed.a=3", "--set", "seed.b.c=1"), "not possible"),
+    "no rounds": (("run", "--rounds", "0"), "training.rounds=0 is not possible"),
+    "infinite rate": (("run", "--set", "training.rate=.inf"), "training.rate"),
+    "unknown data set": (("run", "--data", "cifr10"), "no data set 'cifr10'; did you mean cifar10"),
+    "unknown model": (("run", "--model", "resnet81"), "no model 'resnet81'; did you mean resnet18"),
+    "model for larger images": (("run", "--model", "cnn"), "cnn needs images of at least 16x16 pixels"),
+    "unknown augmentation": (("run", "--augmentation", "crop-flop"), "no augmentation 'crop-flop'"),
+    "unknown device": (("run", "--device", "gpu"), "engine.device='gpu' is not possible"),
+    "no config file": (("run", "--config", "missing.yaml"), "cannot read missing.yaml"),
+    "resume of nothing": (("resume", "nothing"), "there is no run in nothing"),
+    "show of nothing": (("show", "nothing"), "there is no run in nothing"),
+    "comparison with itself": (("compare", "fedavg", "fedavg"), "fedavg is listed twice"),
+    "unreadable seeds": (("compare", "fedavg", "--seeds", "a,b"), "cannot read --seeds 'a,b'"),
+    "unknown axis": (("compare", "fedavg", "--over", "time"), "no axis 'time'"),
+    "unknown figure": (("compare", "fedavg", "--figure", "f.xyz"), "cannot be written as f.xyz"),
+    "unknown in compare": (("compare", "fedavg", "fedsma"), "no algorithm 'fedsma'"),
+    "algorithms of an unknown": (("algorithms", "fedsma"), "no algorithm 'fedsma'"),
+    "models of an unknown": (("models", "resnet81"), "no model 'resnet81'; did you mean resnet18"),
+    "a model's parameter": (("models", "resnet18(nrm=batch)"), "no parameter of model resnet18 'nrm'; did you mean norm"),
+    "data get of an unknown": (("data", "get", "cifr10"), "no data set 'cifr10'; did you mean cifar10"),
+    "data verify of an unknown": (("data", "verify", "cifr10"), "no data set 'cifr10'"),
+    "data verify of what is not there": (("data", "verify", "cifar10", "--folder", "."), "is missing; get it again"),
+    "data describe of an unknown": (("data", "describe", "cifr10"), "no data set 'cifr10'"),
+    "no natural split": (("data", "describe", "digits", "--split", "natural"), "no natural split"),
+}
+USAGE = {
+    "unknown command": (("rn",), "'rn'"),
+    "unknown option": (("run", "--rouns", "3"), "--rouns"),
+    "word for a number": (("run", "--rounds", "many"), "--rounds"),
+    "missing argument": (("compare",), "ALGORITHM"),
+    "no clients": (("data", "describe", "digits", "--clients", "0"), "--clients"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), WRONG.values(), ids=WRONG)
+def test_a_mistake_is_one_sentence(fedflat, arguments, sentence):
+    told(fedflat(*arguments), sentence)
+    assert not list(Path().rglob("config.yaml"))
+
+
+@pytest.mark.parametrize(("arguments", "word"), USAGE.values(), ids=USAGE)
+def test_wrong_usage_exits_with_2(fedflat, arguments, word):
+    result = fedflat(*arguments)
+    assert result.exit_code == 2 and result.stdout == "" and word in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("algoritm: fedavg\n", "no setting 'algoritm'; did you mean algorithm"),
+        ("training:\n  rouns: 3\n", "no setting in training 'rouns'; did you mean rounds"),
+        ("training:\n", "training"),
+        ("training: 5\n", "training"),
+        ("format: 99\n", "this config has format 99, but this version of fedflat reads format 1"),
+        ("algorithm: [\n", "is not readable YAML"),
+        ("just words\n", "holds no settings"),
+        ("", "holds no settings"),
+    ],
+)
+@pytest.mark.parametrize("flags", [(), ("--rounds", "3"), ("--set", "training.rounds=3")])
+def test_a_wrong_config_file(fedflat, text, sentence, flags):
+    Path("c.yaml").write_text(text)
+    told(fedflat("run", "--config", "c.yaml", "--dry-run", *flags), sentence)
+
+
+def test_a_run_of_another_version(fedflat, small):
+    fedflat("run", *small, "--quiet", "--out", "old")
+    config = Path("old/config.yaml")
+    config.write_text(config.read_text().replace("format: 1", "format: 99"))
+    for command in ("resume", "show"):
+        told(fedflat(command, "old"), "this config has format 99, but this version of fedflat reads format 1")
+
+
+def test_a_run_without_its_status(fedflat, small):
+    fedflat("run", *small, "--quiet", "--out", "r")
+    Path("r/status.json").unlink()
+    told(fedflat("show", "r"), "status.json is missing or damaged")
+
+
+def test_a_file_in_the_way_of_the_folder(fedflat, small):
+    Path("file").write_text("")
+    told(fedflat("run", *small, "--out", "file/run"), "cannot create the folder file/run")
+    told(fedflat("compare", "fedavg", *small, "--quiet", "--out", "file/runs"), "cannot create the folder file/runs")
+    told(fedflat("run", *small, "--out", "file"), "file exists and is not a run")
+
+
+def test_a_folder_with_a_run_is_not_used_again(fedflat, finished):
+    told(fedflat("run", "--out", finished), f"there is already a run in {finished}; go on with it (fedflat resume {finished})")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read everything")
+def test_a_folder_that_may_not_be_read(fedflat, small):
+    fedflat("run", *small, "--quiet", "--out", "r")
+    Path("r/metrics.jsonl").chmod(0)
+    told(fedflat("show", "r"), "permission denied")
+
+
+def told(result, sentence: str) -> None:
+    """The mistake was told, in one line on stderr, and nothing else was said."""
+    assert result.exit_code == 2, result.output
+    assert sentence in result.stderr
+    assert result.stderr.startswith("fedflat: ") and result.stderr.count("\n") == 1
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr

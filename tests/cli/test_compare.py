@@ -1,0 +1,146 @@
+"""compare, and show of many runs: the table, the targets, the verdict, and that nothing is run twice."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fedflat.cli.compare import read_seeds
+from fedflat.cli.several_runs import print_comparison, verdict
+from fedflat.errors import UserError
+from fedflat.experiment.config import Config
+from fedflat.experiment.record import Record
+from fedflat.report.result import Comparison
+
+COSTS = {"backward_passes": 1, "samples": 1, "bytes_down": 1, "bytes_up": 1}
+
+
+def record(algorithm: str, seed: int, accuracy: float, status: str = "finished", **changes: object) -> Record:
+    config = Config(algorithm=algorithm, seed=seed, **changes)
+    history = [{"round": r, "train_loss": 1.0, "test": {"server": {"loss": 1.0, "accuracy": accuracy}}, **COSTS} for r in (1, 2)]
+    return Record(config, history, status, "round 2: too hot" if status == "diverged" else "", 1.0, {})
+
+
+def several(**accuracies: list[float | None]) -> Comparison:
+    return Comparison(
+        record(name, seed, value or 0.1, "finished" if value else "diverged")
+        for name, some in accuracies.items()
+        for seed, value in enumerate(some)
+    )
+
+
+def test_the_table_has_every_algorithm_and_a_verdict(fedflat, compared, small):
+    result = fedflat("compare", "fedavg", "fedsam", *small, "--seeds", "2", "--target", "0.05", "--target", "2", "--out", compared)
+    assert result.exit_code == 0
+    for word in ("fedavg", "fedsam", "±", "(2/2)", "– (0/2)", "sent up", "is best by the mean of the last 100 rounds", "comparison.png"):
+        assert word in result.stdout
+    assert (compared / "comparison.png").exists()
+
+
+def test_finished_runs_are_not_run_again(fedflat, compared, small, monkeypatch):
+    monkeypatch.setattr("fedflat.experiment.compare.Run", None)
+    assert fedflat("compare", "fedavg", "fedsam", *small, "--seeds", "0,1", "--quiet", "--out", compared).exit_code == 0
+
+
+def test_other_settings_in_the_same_folder_are_refused(fedflat, compared, small):
+    result = fedflat("compare", "fedavg", *small, "--batch", "11", "--out", compared)
+    assert result.exit_code == 2 and "training.batch=10 instead of 11" in result.stderr
+
+
+def test_json_has_rows_targets_and_runs(fedflat, compared, small):
+    flags = ("--seeds", "2", "--target", "0.05", "--json", "--out", compared, "--figure", "here.svg", "--over", "bytes_up")
+    result = fedflat("compare", "fedavg", "fedsam", *small, *flags)
+    document = json.loads(result.stdout)
+    assert result.stderr == ""
+    assert [row["algorithm"] for row in document["rows"]] == ["fedavg", "fedsam"]
+    assert document["rows"][0]["mean_last"]["count"] == 2
+    assert document["rows"][0]["rounds_to"] == [{"target": 0.05, "mean": 0.0, "reached": 2, "runs": 2}]
+    assert len(document["runs"]) == 4
+    assert Path("here.svg").read_text().startswith("<?xml")
+
+
+def test_the_default_folder_is_found_again(fedflat, small):
+    flags = ("compare", "fedavg", *small, "--seeds", "1", "--json")
+    first = json.loads(fedflat(*flags).stdout)
+    assert first["folder"].startswith("runs/compare-digits-")
+    assert json.loads(fedflat(*flags).stdout)["folder"] == first["folder"]
+    assert json.loads(fedflat(*flags, "--batch", "12").stdout)["folder"] != first["folder"]
+
+
+def test_a_diverged_run_does_not_stop_the_rest(fedflat, small):
+    result = fedflat("compare", "fedavg(server_rate=1e38)", "fedavg", *small, "--seeds", "2", "--quiet", "--out", "c")
+    assert result.exit_code == 0
+    assert "2 (2 diverged)" in result.stdout
+    assert "fedavg(server_rate=1e+38), seed 1: diverged, round" in result.stdout
+    assert "fedavg is best" in result.stdout
+
+
+def test_show_of_a_folder_compares_what_is_below(fedflat, compared):
+    shown = fedflat("show", compared.parent, "--target", "0.05")
+    assert shown.exit_code == 0 and "fedsam" in shown.stdout and "(2/2)" in shown.stdout
+    assert len(json.loads(fedflat("show", compared, "--json").stdout)["runs"]) == 4
+
+
+def test_show_leaves_out_what_it_cannot_read(fedflat, compared):
+    broken = Path("all/broken")
+    broken.mkdir(parents=True)
+    (broken / "config.yaml").write_text("format: 99\n")
+    shutil.copytree(compared / "fedavg" / "seed-0", "all/good")
+    result = fedflat("show", "all")
+    assert result.exit_code == 0 and "fedavg" in result.stdout
+    assert "all/broken is left out: this config has format 99" in result.stderr
+
+
+@pytest.mark.parametrize(("text", "seeds"), [("1", [0]), ("3", [0, 1, 2]), ("7,3", [7, 3]), ("5,", [5])])
+def test_seeds(text, seeds):
+    assert read_seeds(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "x", "1,x", "1,1", "-1,2", ","])
+def test_bad_seeds(text):
+    with pytest.raises(UserError, match="--seeds"):
+        read_seeds(text)
+
+
+def test_a_lead_beyond_both_spreads():
+    says = verdict(several(fedavg=[0.70, 0.72], fedsam=[0.80, 0.82]))
+    assert says.startswith("fedsam is best") and "10.00 points above fedavg, listed first, more than the seeds' spread" in says
+    assert "(1.41 + 1.41)" in says
+
+
+def test_a_lead_within_the_spreads():
+    assert "not more than the seeds' spread" in verdict(several(fedavg=[0.60, 0.80], fedsam=[0.65, 0.85]))
+
+
+def test_the_first_is_compared_with_the_second():
+    assert "fedavg is best" in (says := verdict(several(fedavg=[0.9, 0.9], fedsam=[0.5, 0.5], fedcm=[0.8, 0.8])))
+    assert "10.00 points above fedcm, the second" in says
+
+
+def test_one_seed_has_no_spread():
+    assert "use --seeds 3" in verdict(several(fedavg=[0.7], fedsam=[0.8]))
+
+
+def test_one_algorithm_has_no_rival():
+    assert "no other to compare" in verdict(several(fedavg=[0.7, 0.8]))
+
+
+def test_what_diverged_is_not_best():
+    assert "fedsam is best" in (says := verdict(several(fedavg=[None, None], fedsam=[0.5, 0.5], fedcm=[0.4, 0.4])))
+    assert "fedavg, listed first, diverged" in says
+    assert "over the 1 of 2 seeds that did not diverge" in verdict(several(fedavg=[0.9, None], fedsam=[0.5, 0.5]))
+    assert "Every run diverged" in verdict(several(fedavg=[None], fedsam=[None]))
+
+
+def test_runs_with_different_settings_are_told_apart(capsys):
+    comparison = Comparison([record("fedavg", 0, 0.5), record("fedavg", 0, 0.6, model="lenet5")])
+    print_comparison(comparison)
+    shown = capsys.readouterr().out
+    assert "model=mlp" in shown and "model=lenet5" in shown and "none is called best" in shown
+
+
+def test_runs_that_were_never_evaluated():
+    assert verdict(Comparison([Record(Config(), [], "running", "", 0.0, {})])) == "No run has been evaluated yet."

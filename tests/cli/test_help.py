@@ -1,0 +1,36 @@
+"""Every command explains itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import typer
+
+from fedflat.cli.application import app
+
+
+def commands(command: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield path
+    for name, inside in getattr(command, "commands", {}).items():
+        yield from commands(inside, (*path, name))
+
+
+PATHS = list(commands(typer.main.get_command(app)))
+
+
+def test_all_commands_are_there():
+    top = {path[0] for path in PATHS if path}
+    assert top == {"run", "compare", "resume", "show", "settings", "algorithms", "models", "data"}
+    assert {path[1] for path in PATHS if len(path) == 2} == {"list", "get", "verify", "describe"}
+
+
+@pytest.mark.parametrize("path", PATHS, ids=" ".join)
+def test_help_has_an_example(fedflat, path):
+    result = fedflat(*path, "--help")
+    assert result.exit_code == 0
+    assert f"Example: fedflat {' '.join(path)}".strip() in " ".join(result.stdout.split())
+
+
+def test_version(fedflat):
+    assert fedflat("--version").stdout.startswith("fedflat ")

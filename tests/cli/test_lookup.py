@@ -1,0 +1,148 @@
+"""algorithms, models, settings, data: what can be looked up."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fedflat import algorithm
+from fedflat.algorithms.composition import PARTS
+from fedflat.algorithms.drift import Mime
+from fedflat.algorithms.table import NAMED, RELEASED
+from fedflat.cli import data as data_commands
+from fedflat.cli.algorithm_card import cost_of, in_units_of_p, passes_per_step
+from fedflat.cli.citations import CITATIONS
+from fedflat.data import DATASETS, SPLITS
+from fedflat.experiment.config import Config
+from fedflat.models import MODELS
+
+
+def test_every_named_algorithm_is_listed_with_its_paper(fedflat):
+    document = json.loads(fedflat("algorithms", "--json").stdout)
+    assert [line["name"] for line in document["algorithms"]] == list(NAMED) == list(CITATIONS)
+    assert [part["part"] for part in document["parts"]] == list(PARTS)
+    shown = fedflat("algorithms").stdout
+    assert all(name in shown for name in (*NAMED, *PARTS))
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_every_named_algorithm_can_be_described(fedflat, name):
+    document = json.loads(fedflat("algorithms", name, "--json").stdout)
+    assert document["name"] == document["algorithm"] == name
+    assert all(slot["equations"] for slot in document["slots"])
+    assert all(parameter["meaning"] for parameter in document["parameters"])
+    assert bool(document["released"]) == (name in RELEASED)
+    assert name in fedflat("algorithms", name).stdout
+
+
+def test_a_composition_is_described_in_its_shortest_form(fedflat):
+    shown = fedflat("algorithms", "scaffold+sam(rho=0.2)+wima(window=50)").stdout
+    for word in ("fedgamma(rho=0.2)+wima(window=50)", "Dai et al. 2023", "d_k = g - c_i + c", "rho", "vector", "2P"):
+        assert word in shown
+    document = json.loads(fedflat("algorithms", "scaffold+sam(rho=0.2)+wima(window=50)", "--json").stdout)
+    by_name = {parameter["parameter"]: parameter for parameter in document["parameters"]}
+    assert (by_name["rho"]["value"], by_name["rho"]["default"], by_name["rho"]["range"]) == ("0.2", "0.1", "at least 0")
+    assert by_name["window"]["default"] == "100"
+    assert {"where": "every client", "name": "c", "slot": "drift", "kind": "vector", "sent": "never"} in document["state"]
+
+
+def test_the_released_variant_is_told(fedflat):
+    changes = json.loads(fedflat("algorithms", "fedmoswa", "--json").stdout)["released"]
+    assert {"parameter": "gamma", "paper": "0.2", "released": "0.1"} in changes
+    assert "variant=released" in fedflat("algorithms", "fedmoswa").stdout
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_passes_are_counted_as_the_slots_declare_them(name):
+    made = NAMED[name]
+    assert passes_per_step(made) == 1 + made.perturbation.ascent_passes + isinstance(made.drift, Mime)
+
+
+def test_costs_in_units_of_p():
+    assert in_units_of_p(lambda p: p) == "P" and in_units_of_p(lambda p: 3 * p + 1) == "3P + 1"
+    assert cost_of(algorithm("fedwmsam")) == {"down": "3P + 1", "up": "2P + 1", "passes": 1, "whole_gradient": False}
+    assert cost_of(algorithm("mime+sam")) == {"down": "2P", "up": "2P", "passes": 3, "whole_gradient": True}
+
+
+def test_models(fedflat):
+    found = {line["name"]: line for line in json.loads(fedflat("models", "--json").stdout)}
+    assert set(found) == set(MODELS)
+    assert found["cnn"]["numbers_cifar10"] == 797962 and found["char-lstm"]["numbers_cifar10"] is None
+    shown = fedflat("models").stdout
+    assert "797,962" in shown and "resnet18(norm=group,groups=2,stem=small)" in shown
+
+
+def test_one_model(fedflat):
+    document = json.loads(fedflat("models", "resnet18( norm=batch )", "--json").stdout)
+    assert document["name"] == "resnet18(norm=batch)" and document["numbers"]["cifar10"] == 11173962
+    assert {p["parameter"]: p["value"] for p in document["parameters"]}["norm"] == "batch"
+    assert "group or batch" in fedflat("models", "resnet18").stdout
+    assert "80" in fedflat("models", "char-lstm").stdout
+    assert fedflat("models", "lenet5").exit_code == 0
+
+
+def test_settings_are_those_of_the_config(fedflat):
+    found = {line["name"]: line for line in json.loads(fedflat("settings", "--json").stdout)}
+    sections = Config().model_dump()
+    full = [f"{name}.{key}" for name, value in sections.items() if isinstance(value, dict) for key in value]
+    assert set(found) == {name for name, value in sections.items() if not isinstance(value, dict)} | set(full)
+    assert found["training.rounds"] == {
+        "name": "training.rounds",
+        "flag": "--rounds",
+        "type": "integer",
+        "default": "100",
+        "description": "communication rounds",
+    }
+    assert found["training.clip"]["type"] == "number or none" and found["federation.sampling"]["type"] == "fixed or bernoulli"
+    assert "training.clip_mode" in fedflat("settings").stdout
+
+
+def test_data_is_listed_with_splits_and_augmentations(fedflat):
+    document = json.loads(fedflat("data", "list", "--json").stdout)
+    assert [line["name"] for line in document["data"]] == list(DATASETS)
+    assert [line["name"] for line in document["splits"]] == list(SPLITS)
+    assert document["data"][0]["files"] == "built in"
+    shown = fedflat("data").stdout
+    assert shown == fedflat("data", "list").stdout
+    assert "dirichlet(alpha=0.1)" in shown and "crop-flip" in shown
+
+
+def test_data_is_described(fedflat):
+    flags = ("data", "describe", "digits", "--split", "dirichlet-reuse(alpha=0.2)", "--clients", "12", "--seed", "3")
+    split = json.loads(fedflat(*flags, "--json").stdout)["split"]
+    assert split["clients"] == 12 and split["duplicates"] > 0 and split["coverage"] < 1 and 0 < split["heterogeneity"] < 1
+    shown = fedflat(*flags).stdout
+    for word in (
+        "1,442 for training, 355 for testing",
+        "Split by dirichlet-reuse(alpha=0.2)",
+        "heterogeneity",
+        "the first 10 of 12 clients",
+    ):
+        assert word in shown
+    assert "Split" not in fedflat("data", "describe", "digits").stdout
+    assert "1 on average" not in fedflat("data", "describe", "digits", "--split", "centralised").stdout
+
+
+def test_what_is_built_in_is_complete(fedflat):
+    assert "digits is complete" in fedflat("data", "get", "digits").stdout
+    assert json.loads(fedflat("data", "get", "digits", "--json").stdout)["name"] == "digits"
+    assert "no files" in fedflat("data", "verify", "digits").stdout
+    assert json.loads(fedflat("data", "verify", "digits", "--json").stdout)["files"] == []
+
+
+def test_downloads_are_told_once_per_file_in_a_pipe(capsys):
+    with data_commands.Downloads() as downloads:
+        for done in (10, 20):
+            downloads.arrived("a.gz", done, 2000)
+        downloads.arrived("b.gz", 5, None)
+    assert capsys.readouterr().err == "fetching a.gz (2 kB)\nfetching b.gz\n"
+
+
+def test_downloads_have_bars_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with data_commands.Downloads() as downloads:
+        for done in (10, 2000):
+            downloads.arrived("a.gz", done, 2000)
+    assert "a.gz" in capsys.readouterr().err
+    assert data_commands.Downloads(silent=True).arrived is None

@@ -1,0 +1,86 @@
+"""fedflat as a process of its own: pipes, interruptions, limits."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+FEDFLAT = (sys.executable, "-m", "fedflat")
+ENVIRONMENT = {key: value for key, value in os.environ.items() if key not in ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "COLUMNS")}
+ENVIRONMENT |= {"OMP_NUM_THREADS": "1"}
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def fedflat(*arguments: str, **more: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*FEDFLAT, *arguments], capture_output=True, text=True, env=ENVIRONMENT, timeout=120, **more)  # type: ignore[call-overload]
+
+
+def test_version_and_help_need_no_torch():
+    script = (
+        "import sys; sys.argv = ['fedflat', '--help']\nfrom fedflat.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=ENVIRONMENT, timeout=120)
+    assert result.stdout.strip().endswith("False") and "compare" in result.stdout
+    assert fedflat("--version").stdout.startswith("fedflat 0.")
+
+
+def test_piped_output_has_no_control_characters(tmp_path, small):
+    result = fedflat("run", "fedavg+wima", *small, cwd=tmp_path)
+    assert result.returncode == 0
+    assert not CONTROL.search(result.stdout + result.stderr)
+    assert "finished" in result.stderr and "wima" in result.stdout
+
+
+def test_a_mistake_leaves_no_traceback(tmp_path):
+    result = fedflat("run", "fedsma", cwd=tmp_path)
+    assert result.returncode == 2 and result.stdout == ""
+    assert result.stderr.startswith("fedflat: there is no algorithm 'fedsma'") and result.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="no such limit here")
+def test_a_limit_on_file_sizes_is_told_and_leaves_nothing_half_written(tmp_path, small, request):
+    limit = 16_000
+    result = fedflat(
+        "run", "fedavg", *small, "--out", "run", cwd=tmp_path, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    )
+    assert result.returncode == 2 and "Traceback" not in result.stderr
+    assert "fedflat: cannot write run/checkpoint/state.safetensors: file too large" in result.stderr
+    written = {path.name for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert written == {"config.yaml", "split.json", "status.json", "metrics.jsonl", "timing.jsonl"}
+    in_this_process = request.getfixturevalue("fedflat")
+    assert in_this_process("resume", "run").exit_code == 0
+
+
+def test_an_interruption_says_how_to_go_on(tmp_path):
+    flags = ("run", "fedavg", "--rounds", "100000", "--steps", "1", "--workers", "1", "--device", "cpu", "--out", "run")
+    process = subprocess.Popen([*FEDFLAT, *flags], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=tmp_path)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    patience = time.monotonic() + 60
+    while time.monotonic() < patience and not (metrics.exists() and metrics.stat().st_size > 500):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    told = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert told.splitlines()[-1] == "fedflat: interrupted; go on with: fedflat resume run" and "Traceback" not in told
+
+
+@pytest.mark.parametrize("arguments", [("settings", "--json"), ("settings",)])
+def test_a_reader_that_leaves_is_no_mistake(arguments):
+    process = subprocess.Popen([*FEDFLAT, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    process.wait(timeout=60)
+
+
+def test_a_screen_without_unicode():
+    result = subprocess.run([*FEDFLAT, "settings"], capture_output=True, env=ENVIRONMENT | {"PYTHONIOENCODING": "ascii"}, timeout=120)
+    assert result.returncode == 0 and b"training.clip" in result.stdout and result.stderr == b""

@@ -1,0 +1,97 @@
+"""Progress: lines in a pipe, bars on a terminal, silence when asked."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from fedflat.cli import progress as progress_module
+from fedflat.cli.progress import Bars, Lines, Progress, newest_figures, progress
+from fedflat.experiment.config import Config
+
+
+def run_at(done: int, rounds: int = 100, accuracy: float = 0.5, loss: float | None = 0.25, primary: str = "server") -> SimpleNamespace:
+    history = [{"train_loss": loss, "test": {"server": {"accuracy": accuracy, "loss": 1.0}}}]
+    config = Config(training={"rounds": rounds})
+    return SimpleNamespace(
+        config=config,
+        server=SimpleNamespace(rounds=done),
+        history=history,
+        primary=primary,
+        problem=SimpleNamespace(task=SimpleNamespace(metric="accuracy")),
+    )
+
+
+def go_through(shown: Progress, rounds: int) -> None:
+    shown.began(run_at(0, rounds))
+    for done in range(1, rounds + 1):
+        shown.round_done(run_at(done, rounds))
+        shown.evaluated(run_at(done, rounds))
+    shown.ended(run_at(rounds, rounds), SimpleNamespace(status="finished", seconds=3.0))
+    shown.run_over()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that is moved on by hand, or by ``step`` at every look."""
+    state = SimpleNamespace(now=0.0, step=0.0)
+
+    def look() -> float:
+        state.now += state.step
+        return state.now
+
+    monkeypatch.setattr(progress_module, "time", SimpleNamespace(monotonic=look))
+    return state
+
+
+def test_a_line_at_about_every_tenth_of_the_rounds(capsys, clock):
+    clock.step = 2.0
+    go_through(Lines(), 100)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 10
+    assert lines[0] == "fedavg, seed 0: round 10/100, accuracy 50.00 %, train loss 0.25, about 3 min 0 s left"
+    assert lines[-1] == "fedavg, seed 0: finished after 100 rounds, accuracy 50.00 %, train loss 0.25, 3.0 s"
+
+
+def test_at_most_one_line_in_a_second(capsys, clock):
+    clock.step = 0.02
+    go_through(Lines(), 100)
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_runs_are_numbered_in_a_comparison(capsys, clock):
+    lines = Lines(2)
+    go_through(lines, 1)
+    go_through(lines, 1)
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].startswith("[1/2] fedavg, seed 0: finished after 1 round,") and told[1].startswith("[2/2] ")
+
+
+def test_bars_show_rounds_and_figures(capsys, monkeypatch):
+    monkeypatch.setattr(progress_module, "screen", lambda stderr: Console(stderr=stderr, force_terminal=True, width=160))
+    with Bars(2) as bars:
+        go_through(bars, 3)
+        bars.began(run_at(0, 3))
+        bars.evaluated(run_at(1, 3))
+    told = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
+    assert "all runs" in told and "1/2 runs" in told and "3/3 rounds" in told and "accuracy 50.00 %" in told
+
+
+def test_what_suits_where_stderr_goes(monkeypatch):
+    assert type(progress(silent=True)) is Progress
+    assert type(progress(silent=False)) is Lines
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert type(progress(silent=False)) is Bars
+
+
+def test_silence(capsys):
+    with progress(silent=True, runs=2) as shown:
+        go_through(shown, 3)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_figures_before_the_average_exists():
+    assert newest_figures(run_at(0, loss=None, primary="wima")) == "accuracy 50.00 %"

@@ -1,0 +1,100 @@
+"""run, resume, show: one experiment from its flags to its folder and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+
+def test_a_run_leaves_its_figures_its_folder_and_its_curve(fedflat, small):
+    result = fedflat("run", "fedavg", *small)
+    folder = Path("runs/fedavg-digits-seed0")
+    assert result.exit_code == 0
+    for word in ("server", "best (max over test)", "mean of last 100 rounds (n=3)", "finished after 3 of 3 rounds", str(folder)):
+        assert word in result.stdout
+    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(folder.rglob("*.part"))
+    assert "finished after 3 rounds" in result.stderr
+
+
+def test_a_taken_default_folder_gets_a_number(fedflat, small):
+    first, second = (json.loads(fedflat("run", "fedavg+ema", *small, "--json").stdout) for _ in range(2))
+    assert (first["folder"], second["folder"]) == ("runs/fedavg-ema-digits-seed0", "runs/fedavg-ema-digits-seed0-2")
+    assert first["models"] == second["models"]
+    assert set(first["models"]) == {"server", "ema"}
+
+
+def test_json_is_one_document_and_silent(fedflat, small):
+    result = fedflat("run", *small, "--json", "--seed", "4", "--set", "federation.weighting=uniform")
+    document = json.loads(result.stdout)
+    assert result.stderr == ""
+    assert document["status"] == "finished" and document["config"]["seed"] == 4
+    assert document["config"]["federation"]["weighting"] == "uniform"
+    assert document["cost"]["bytes_up"] > 0 and document["models"]["server"]["mean_count"] == 3
+
+
+def test_a_dry_run_reads_back_as_the_same_config(fedflat):
+    first = fedflat("run", "scaffold+sam(rho=0.1)+wima", "--rounds", "7", "--clip", "10", "--set", "training.rate=1e-3", "--dry-run")
+    Path("again.yaml").write_text(first.stdout)
+    assert yaml.safe_load(first.stdout)["training"]["rate"] == 0.001
+    assert fedflat("run", "--config", "again.yaml", "--dry-run").stdout == first.stdout
+    assert json.loads(fedflat("run", "--config", "again.yaml", "--dry-run", "--json").stdout) == yaml.safe_load(first.stdout)
+    assert not Path("runs").exists()
+
+
+def test_flags_win_over_the_file_and_set_over_flags(fedflat):
+    Path("base.yaml").write_text("algorithm: fedsam\ntraining:\n  rounds: 5\n  batch: 20\n")
+    made = yaml.safe_load(fedflat("run", "--config", "base.yaml", "--rounds", "6", "--set", "training.batch=30", "--dry-run").stdout)
+    assert (made["algorithm"], made["training"]["rounds"], made["training"]["batch"]) == ("fedsam", 6, 30)
+
+
+def test_show_tells_settings_and_split_of_a_run(fedflat, finished):
+    shown = fedflat("show", finished)
+    assert shown.exit_code == 0
+    for word in ("wima", "training.steps", "Split by dirichlet(alpha=0.1)", "heterogeneity", "28 to 29, median 29"):
+        assert word in shown.stdout
+    document = json.loads(fedflat("show", finished, "--json").stdout)
+    assert document["split"]["clients"] == 50 and document["algorithm"] == "fedmoswa+wima"
+
+
+def test_resume_of_a_finished_run_says_so(fedflat, finished):
+    result = fedflat("resume", finished)
+    assert result.exit_code == 0
+    assert "finished; there is nothing to go on with" in result.stdout
+    assert json.loads(fedflat("resume", finished, "--json").stdout)["status"] == "finished"
+
+
+def test_resume_comes_to_the_end_of_the_whole_run(fedflat, small):
+    fedflat("run", "fedmo", *small, "--quiet", "--out", "whole")
+    stopped = fedflat("run", "fedmo", *small, "--set", "stop.seconds=0.000001", "--json", "--out", "parts")
+    assert json.loads(stopped.stdout)["status"] == "stopped"
+    while json.loads(fedflat("resume", "parts", "--workers", "1", "--json").stdout)["status"] != "finished":
+        pass
+    assert Path("parts/metrics.jsonl").read_text() == Path("whole/metrics.jsonl").read_text()
+
+
+def test_a_run_that_is_not_over_is_shown_with_how_to_go_on(fedflat, small):
+    fedflat("run", *small, "--quiet", "--out", "r")
+    Path("r/status.json").write_text('{"status": "running"}')
+    assert "fedflat resume r goes on" in fedflat("show", "r").stdout
+
+
+def test_a_diverged_run_is_a_result_with_a_reason(fedflat, small):
+    result = fedflat("run", "fedavg", *small, "--rate", "1e20", "--quiet")
+    assert result.exit_code == 0
+    assert "diverged: round 1" in result.stdout and "learning rate" in result.stdout
+
+
+def test_quiet_shows_the_table_but_no_progress(fedflat, small):
+    result = fedflat("run", *small, "--quiet")
+    assert result.stderr == "" and "finished" in result.stdout
+
+
+@pytest.mark.parametrize("flag", ["--data", "--split", "--clients", "--per-round", "--rate", "--every", "--model", "--seed", "--device"])
+def test_flags_carry_the_help_of_the_config(fedflat, flag):
+    shown = fedflat("run", "--help").stdout
+    assert flag in shown
+    assert "local learning rate (default: 0.1)" in shown
