@@ -8,11 +8,8 @@ import pytest
 
 from fedflat import algorithm
 from fedflat.algorithms.composition import PARTS
-from fedflat.algorithms.drift import Mime
 from fedflat.algorithms.table import NAMED, RELEASED
-from fedflat.cli import data as data_commands
-from fedflat.cli.algorithm_card import cost_of, in_units_of_p, passes_per_step
-from fedflat.cli.citations import CITATIONS
+from fedflat.cli.algorithm_card import cost_of, in_units_of_p
 from fedflat.data import DATASETS, SPLITS
 from fedflat.experiment.config import Config
 from fedflat.models import MODELS
@@ -20,7 +17,8 @@ from fedflat.models import MODELS
 
 def test_every_named_algorithm_is_listed_with_its_paper(fedflat):
     document = json.loads(fedflat("algorithms", "--json").stdout)
-    assert [line["name"] for line in document["algorithms"]] == list(NAMED) == list(CITATIONS)
+    assert [line["name"] for line in document["algorithms"]] == list(NAMED)
+    assert all(line["paper"] for line in document["algorithms"])
     assert [part["part"] for part in document["parts"]] == list(PARTS)
     shown = fedflat("algorithms").stdout
     assert all(name in shown for name in (*NAMED, *PARTS))
@@ -38,7 +36,7 @@ def test_every_named_algorithm_can_be_described(fedflat, name):
 
 def test_a_composition_is_described_in_its_shortest_form(fedflat):
     shown = fedflat("algorithms", "scaffold+sam(rho=0.2)+wima(window=50)").stdout
-    for word in ("fedgamma(rho=0.2)+wima(window=50)", "Dai et al. 2023", "d_k = g - c_i + c", "rho", "vector", "2P"):
+    for word in ("fedgamma(rho=0.2)+wima(window=50)", "Dai et al., TNNLS 2023", "d_k = g - c_i + c", "rho", "vector", "2P"):
         assert word in shown
     document = json.loads(fedflat("algorithms", "scaffold+sam(rho=0.2)+wima(window=50)", "--json").stdout)
     by_name = {parameter["parameter"]: parameter for parameter in document["parameters"]}
@@ -50,13 +48,8 @@ def test_a_composition_is_described_in_its_shortest_form(fedflat):
 def test_the_released_variant_is_told(fedflat):
     changes = json.loads(fedflat("algorithms", "fedmoswa", "--json").stdout)["released"]
     assert {"parameter": "gamma", "paper": "0.2", "released": "0.1"} in changes
-    assert "variant=released" in fedflat("algorithms", "fedmoswa").stdout
-
-
-@pytest.mark.parametrize("name", NAMED)
-def test_passes_are_counted_as_the_slots_declare_them(name):
-    made = NAMED[name]
-    assert passes_per_step(made) == 1 + made.perturbation.ascent_passes + isinstance(made.drift, Mime)
+    shown = fedflat("algorithms", "fedmoswa").stdout
+    assert "variant=released" in shown and "D23" in shown and "option II" in shown
 
 
 def test_costs_in_units_of_p():
@@ -105,7 +98,7 @@ def test_data_is_listed_with_splits_and_augmentations(fedflat):
     assert document["data"][0]["files"] == "built in"
     shown = fedflat("data").stdout
     assert shown == fedflat("data", "list").stdout
-    assert "dirichlet(alpha=0.1)" in shown and "crop-flip" in shown
+    assert "dirichlet(alpha=0.1" in shown and "crop-flip" in shown
 
 
 def test_data_is_described(fedflat):
@@ -115,7 +108,7 @@ def test_data_is_described(fedflat):
     shown = fedflat(*flags).stdout
     for word in (
         "1,442 for training, 355 for testing",
-        "Split by dirichlet-reuse(alpha=0.2)",
+        "Split by dirichlet-reuse(alpha=0.2",
         "heterogeneity",
         "the first 10 of 12 clients",
     ):
@@ -129,20 +122,3 @@ def test_what_is_built_in_is_complete(fedflat):
     assert json.loads(fedflat("data", "get", "digits", "--json").stdout)["name"] == "digits"
     assert "no files" in fedflat("data", "verify", "digits").stdout
     assert json.loads(fedflat("data", "verify", "digits", "--json").stdout)["files"] == []
-
-
-def test_downloads_are_told_once_per_file_in_a_pipe(capsys):
-    with data_commands.Downloads() as downloads:
-        for done in (10, 20):
-            downloads.arrived("a.gz", done, 2000)
-        downloads.arrived("b.gz", 5, None)
-    assert capsys.readouterr().err == "fetching a.gz (2 kB)\nfetching b.gz\n"
-
-
-def test_downloads_have_bars_on_a_terminal(capsys, monkeypatch):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    with data_commands.Downloads() as downloads:
-        for done in (10, 2000):
-            downloads.arrived("a.gz", done, 2000)
-    assert "a.gz" in capsys.readouterr().err
-    assert data_commands.Downloads(silent=True).arrived is None

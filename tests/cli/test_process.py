@@ -19,14 +19,14 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def fedflat(*arguments: str, **more: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*FEDFLAT, *arguments], capture_output=True, text=True, env=ENVIRONMENT, timeout=120, **more)  # type: ignore[call-overload]
+    return subprocess.run([*FEDFLAT, *arguments], check=False, capture_output=True, text=True, env=ENVIRONMENT, timeout=120, **more)  # type: ignore[call-overload]
 
 
 def test_version_and_help_need_no_torch():
     script = (
         "import sys; sys.argv = ['fedflat', '--help']\nfrom fedflat.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
     )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=ENVIRONMENT, timeout=120)
+    result = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, env=ENVIRONMENT, timeout=120)
     assert result.stdout.strip().endswith("False") and "compare" in result.stdout
     assert fedflat("--version").stdout.startswith("fedflat 0.")
 
@@ -63,7 +63,7 @@ def test_an_interruption_says_how_to_go_on(tmp_path):
     process = subprocess.Popen([*FEDFLAT, *flags], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=tmp_path)
     metrics = tmp_path / "run" / "metrics.jsonl"
     patience = time.monotonic() + 60
-    while time.monotonic() < patience and not (metrics.exists() and metrics.stat().st_size > 500):
+    while time.monotonic() < patience and process.poll() is None and not (metrics.exists() and metrics.stat().st_size > 500):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     told = process.communicate(timeout=60)[1]
@@ -82,5 +82,7 @@ def test_a_reader_that_leaves_is_no_mistake(arguments):
 
 
 def test_a_screen_without_unicode():
-    result = subprocess.run([*FEDFLAT, "settings"], capture_output=True, env=ENVIRONMENT | {"PYTHONIOENCODING": "ascii"}, timeout=120)
+    result = subprocess.run(
+        [*FEDFLAT, "settings"], check=False, capture_output=True, env=ENVIRONMENT | {"PYTHONIOENCODING": "ascii"}, timeout=120
+    )
     assert result.returncode == 0 and b"training.clip" in result.stdout and result.stderr == b""

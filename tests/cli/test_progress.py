@@ -75,9 +75,11 @@ def test_bars_show_rounds_and_figures(capsys, monkeypatch):
     with Bars(2) as bars:
         go_through(bars, 3)
         bars.began(run_at(0, 3))
+        bars.round_done(run_at(1, 3))
         bars.evaluated(run_at(1, 3))
+        bars._bars.refresh()
     told = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
-    assert "all runs" in told and "1/2 runs" in told and "3/3 rounds" in told and "accuracy 50.00 %" in told
+    assert "all runs" in told and "1/2 runs" in told and "1/3 rounds" in told and "accuracy 50.00 %" in told
 
 
 def test_what_suits_where_stderr_goes(monkeypatch):

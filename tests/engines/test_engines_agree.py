@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
 from fedflat.algorithms.table import NAMED, RELEASED
-from fedflat.engines.lanes import LaneEngine
+from fedflat.engines.lanes import LaneEngine, compiled
 from fedflat.engines.loop import LoopEngine
 
 from ..quadratics import problem_of, walk
@@ -32,3 +34,26 @@ def test_lanes_agree_with_the_loop(text: str) -> None:
     assert loop.outcomes[-1].cost == lanes.outcomes[-1].cost
     for one, other in zip(loop.outcomes, lanes.outcomes, strict=True):
         assert torch.isclose(one.loss, other.loss)
+
+
+TRACED = [
+    "fedavg",
+    "scaffold(option=I)",
+    "feddyn",
+    "adabest",
+    "mime-sgdm",
+    "fedwmsam",
+    "fedmoswa+asam",
+    "fedspeed(share=0.5)",
+    "fedsmoo",
+    "fedlesam",
+]
+
+
+@pytest.mark.parametrize("text", TRACED)
+def test_the_step_compiles_whole(text: str) -> None:
+    """Traced into one graph without a break, and run as traced: what a GPU compiles."""
+    setting = bed(rounds=2, size=3)
+    loop = walk(text, setting, engine=LoopEngine(problem_of(setting), workers=1))
+    traced = walk(text, setting, engine=LaneEngine(problem_of(setting), step=partial(compiled, backend="eager")))
+    assert np.abs(np.array(loop.x) - np.array(traced.x)).max() < 1e-12

@@ -11,16 +11,10 @@ from collections.abc import Callable
 from dataclasses import Field as Parameter
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
 from fedflat.algorithms import Algorithm, canonical
+from fedflat.algorithms.cards import CARDS, DIFFERENCES
 from fedflat.algorithms.composition import PARTS, SLOTS
-from fedflat.algorithms.descent import Descent
-from fedflat.algorithms.rate import Schedule
 from fedflat.algorithms.table import NAMED, RELEASED
-from fedflat.cli.citations import CITATIONS
-from fedflat.models.layout import Layout
 from fedflat.text import changed, choices, parameters, parse, show, write_value
 
 Facts = list[dict[str, Any]] | dict[str, Any]
@@ -64,7 +58,7 @@ def cost_of(made: Algorithm) -> dict[str, Any]:
     return {
         "down": in_units_of_p(made.floats_down),
         "up": in_units_of_p(made.floats_up),
-        "passes": passes_per_step(made),
+        "passes": made.backward_passes,
         "whole_gradient": made.drift.whole_gradient != "none",
     }
 
@@ -78,27 +72,6 @@ def in_units_of_p(count: Callable[[int], int]) -> str:
     rest = count(0)
     times = count(1) - rest
     return f"{'' if times == 1 else times}P" + (f" + {rest}" if rest else "")
-
-
-def passes_per_step(made: Algorithm) -> int:
-    """Backward passes of one local step, counted on a model of two numbers.
-
-    >>> from fedflat import algorithm
-    >>> passes_per_step(algorithm("fedavg")), passes_per_step(algorithm("mime+sam"))
-    (1, 3)
-    """
-    calls = 0
-
-    def gradient(point: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
-        return point
-
-    x, one, schedule, descent = torch.ones(2), torch.ones(()), Schedule(0.1), Descent()
-    layout = Layout(("weight",), ((2,),))
-    local = made.begin(x, made.new_server(x), made.new_client(x), layout, schedule, one, one, descent, own_gradient=x, common_gradient=x)
-    made.step(local, gradient, schedule, descent)
-    return calls
 
 
 # --- the sections ----------------------------------------------------------------------------------------------------------------
@@ -181,15 +154,22 @@ def _released(made: Algorithm, base: str) -> Facts:
     return [{"parameter": name, "paper": write_value(paper[name]), "released": write_value(value)} for name, value in changes.items()]
 
 
-def _paper(made: Algorithm, base: str) -> Facts:
-    return {"named algorithm": base, "paper": CITATIONS.get(base)}
+def _origin(made: Algorithm, base: str) -> Facts:
+    card = CARDS.get(base)
+    return {} if card is None else {"named algorithm": f"{base}: {card.title}", "paper": card.paper, "papers' values": card.values}
+
+
+def _differences(made: Algorithm, base: str) -> Facts:
+    found = [DIFFERENCES[number] for number in (CARDS[base].differences if base in CARDS else ())]
+    return [{"number": d.number, "where": d.where, "what differs": d.fault, "here": d.here} for d in found]
 
 
 SECTIONS: tuple[Section, ...] = (
-    Section("origin", "Origin", _paper),
+    Section("origin", "Origin", _origin),
     Section("slots", "Slots and equations", _slots),
     Section("parameters", "Parameters", _parameters),
     Section("state", "State", _state),
     Section("cost", "Cost, for a model of P numbers", _cost),
     Section("released", "What variant=released changes: the published code where it differs from the paper", _released),
+    Section("differences", "Where published code and published formula disagree", _differences),
 )

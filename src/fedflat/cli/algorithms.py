@@ -47,13 +47,13 @@ def _list(as_json: bool) -> None:
 
 
 def _line(name: str) -> dict[str, Any]:
+    from fedflat.algorithms.cards import CARDS
     from fedflat.algorithms.composition import SLOTS
     from fedflat.algorithms.table import NAMED
     from fedflat.cli.algorithm_card import cost_of, slot_texts
-    from fedflat.cli.citations import CITATIONS
 
-    slots = slot_texts(NAMED[name])
-    return {"name": name, **{slot: slots.get(slot) for slot in SLOTS}, **cost_of(NAMED[name]), "paper": CITATIONS.get(name)}
+    slots, paper = slot_texts(NAMED[name]), CARDS[name].paper if name in CARDS else None
+    return {"name": name, **{slot: slots.get(slot) for slot in SLOTS}, **cost_of(NAMED[name]), "paper": paper}
 
 
 def _parts() -> list[dict[str, Any]]:

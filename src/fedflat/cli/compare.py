@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fedflat.cli.downloads import fetch_if_missing
 from fedflat.cli.flags import CONFIG, JSON, QUIET, SET, with_settings
 from fedflat.cli.mistakes import Interrupted
 from fedflat.cli.one_run import check_figure, write_figure
@@ -64,6 +65,7 @@ def compare(
     if figure is not None:
         check_figure(figure)
     out = default_folder(base) if out is None else out
+    fetch_if_missing(base, quiet or as_json)
     records, runs = [], len(algorithms) * len(chosen)
     try:
         with progress(quiet or as_json, runs) as shown:

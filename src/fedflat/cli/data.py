@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
+from fedflat.cli.downloads import Downloads
 from fedflat.cli.flags import JSON
 from fedflat.cli.one_run import print_split
-from fedflat.cli.screen import facts, print_json, screen, shown_bytes, shown_count, table
-
-if TYPE_CHECKING:
-    from rich.progress import TaskID
-
-    from fedflat.data.download import Progress
+from fedflat.cli.screen import facts, print_json, screen, shown_count, table
 
 data = typer.Typer()
 
@@ -24,6 +19,13 @@ NAME = typer.Argument(metavar="NAME", help="a data set (see fedflat data list)")
 FOLDER = typer.Option(
     None, "--folder", metavar="DIR", help="where data sets lie [dim](default: $FEDFLAT_DATA, or the user's cache)[/dim]", show_default=False
 )
+
+
+TITLES = {
+    "splits": "Splits, for --split",
+    "split_parts": "To be added to a split with +",
+    "augmentations": "Augmentations, for --augmentation, joined by +",
+}
 
 
 @data.callback(invoke_without_command=True)
@@ -42,24 +44,24 @@ def list_all(folder: Path | None = FOLDER, as_json: bool = JSON) -> None:
 
     Example: fedflat data list
     """
-    from fedflat.data import AUGMENTATIONS, DATASETS, SPLITS, data_folder
+    from fedflat.data import AUGMENTATIONS, DATASETS, SPLIT_PARTS, SPLITS, data_folder
 
     where = data_folder(folder)
     sets = [
         {"name": name, "title": source.title, "files": _presence(len(source.files), len(source.missing(where)))}
         for name, source in DATASETS.items()
     ]
-    splits, augmentations = _described(SPLITS), _described(AUGMENTATIONS)
+    more = {"splits": _described(SPLITS), "split_parts": _described(SPLIT_PARTS), "augmentations": _described(AUGMENTATIONS)}
     if as_json:
-        print_json({"folder": where, "data": sets, "splits": splits, "augmentations": augmentations})
+        print_json({"folder": where, "data": sets, **more})
         return
     console = screen()
     console.print(table(("data set", "what it is", "files"), (line.values() for line in sets)))
     console.print(f"in {where}", style="dim")
-    for title, lines in (("Splits, for --split", splits), ("Augmentations, for --augmentation, joined by +", augmentations)):
+    for key, title in TITLES.items():
         console.print()
         console.print(title, style="bold")
-        console.print(table(("text", "what it does"), ((line["text"], line["summary"]) for line in lines)))
+        console.print(table(("text", "what it does"), ((line["text"], line["summary"]) for line in more[key])))
 
 
 @data.command()
@@ -113,15 +115,15 @@ def describe(
     Example: fedflat data describe digits --split 'dirichlet(alpha=0.1)'
     """
     from fedflat.data import describe as description_of
-    from fedflat.data import load, partition
+    from fedflat.data import fixes_clients, load, partition
 
     with Downloads(silent=as_json) as downloads:
         loaded = load(name, folder, progress=downloads.arrived)
     about = description_of(loaded)
     divided: dict[str, Any] | None = None
     if split is not None:
-        number = None if split.partition("(")[0].strip() in ("natural", "centralised") else clients
-        made = partition(split, loaded.train.targets, loaded.num_classes, number, seed, groups=loaded.train.groups)
+        number, train = None if fixes_clients(split) else clients, loaded.train
+        made = partition(split, train.targets, loaded.num_classes, number, seed, groups=train.groups, coarse=train.coarse)
         divided = made.describe(loaded.train.targets, loaded.num_classes)
     if as_json:
         print_json(about | ({"split": divided} if divided is not None else {}))
@@ -178,47 +180,3 @@ def _described(specs: dict[str, type[Any]]) -> list[dict[str, str]]:
     from fedflat.text import show
 
     return [{"name": name, "text": show(name, defaults(spec)), "summary": summary(spec)} for name, spec in specs.items()]
-
-
-class Downloads:
-    """A bar per file on a terminal, a line per file elsewhere."""
-
-    def __init__(self, silent: bool = False) -> None:
-        self.silent = silent
-        self._seen: dict[str, TaskID | None] = {}
-        self._bars: Any = None
-
-    def __enter__(self) -> Downloads:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bars is not None:
-            self._bars.stop()
-
-    @property
-    def arrived(self) -> Progress | None:
-        """What is to be told as bytes arrive."""
-        if self.silent:
-            return None
-        return self._on_bar if sys.stderr.isatty() else self._on_line
-
-    def _on_line(self, file: str, done: int, total: int | None) -> None:
-        if file not in self._seen:
-            self._seen[file] = None
-            print(f"fetching {file}{f' ({shown_bytes(total)})' if total else ''}", file=sys.stderr, flush=True)
-
-    def _on_bar(self, file: str, done: int, total: int | None) -> None:
-        if self._bars is None:
-            from rich import progress
-
-            columns = (
-                progress.TextColumn("{task.description}"),
-                progress.BarColumn(),
-                progress.DownloadColumn(),
-                progress.TransferSpeedColumn(),
-            )
-            self._bars = progress.Progress(*columns, progress.TimeRemainingColumn(), console=screen(stderr=True))
-            self._bars.start()
-        if file not in self._seen:
-            self._seen[file] = self._bars.add_task(file, total=total)
-        self._bars.update(self._seen[file], completed=done, total=total)

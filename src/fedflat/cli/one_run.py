@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedflat.report.result import Result
 
 COSTS = ("backward_passes", "samples", "bytes_down", "bytes_up")
-STATUS_STYLE = {"finished": "green", "stopped": "yellow", "running": "yellow", "diverged": "bold red"}
+STATUS_STYLE = {"finished": "green", "stopped": "yellow", "paused": "yellow", "running": "yellow", "diverged": "bold red"}
 
 
 def run_document(record: Record) -> dict[str, Any]:
@@ -63,8 +63,8 @@ def print_run(record: Record, settings: bool = False) -> None:
     console.print(table(columns, rows, numbers=columns[1:]))
     console.print()
     more = f": {record.reason}" if record.reason else f" after {document['rounds']} of {record.config.training.rounds} rounds"
-    if record.status == "running":
-        more += f", or interrupted (fedflat resume {document['folder']} goes on)"
+    if record.status in ("running", "paused"):
+        more += f"{', or interrupted' if record.status == 'running' else ''} (fedflat resume {document['folder']} goes on)"
     console.print(
         facts(
             {
@@ -86,30 +86,34 @@ def print_run(record: Record, settings: bool = False) -> None:
 
 def print_split(split: dict[str, Any]) -> None:
     """What a split did to the data."""
-    from fedflat.data.split import read_split
-    from fedflat.text import show
+    from fedflat.data import full_split
 
-    name, dialect = read_split(split["dialect"])
     console = screen()
     console.print()
-    console.print(f"Split by {show(name, vars(dialect))}", style="bold")
+    console.print(f"Split by {full_split(split['dialect'])}", style="bold")
     console.print(facts(split_facts(split)))
 
 
 def split_facts(split: dict[str, Any]) -> dict[str, object]:
     """The facts of a split, in words."""
-    sizes = split["sizes"]
-    return {
+    sizes, looked_at = split["sizes"], split.get("looked_at", split["clients"])
+    some = f" (figures are of the first {shown_count(looked_at)})" if looked_at < split["clients"] else ""
+    found: dict[str, object] = {
         "seed": split["seed"],
-        "clients": shown_count(split["clients"]),
+        "clients": f"{shown_count(split['clients'])}{some}",
         "examples per client": f"{sizes['min']} to {sizes['max']}, median {sizes['median']:g}",
         "classes per client": f"{split['classes_per_client']:.2f} on average",
         "heterogeneity": f"{split['heterogeneity']:.3f} (mean total variation distance from the whole; 0 is i.i.d.)",
         "coverage": f"{100 * split['coverage']:.1f} % of the training examples are used",
         "duplicates": f"{shown_count(split['duplicates'])} examples are used more than once",
-        "validation": f"{shown_count(split['validation'])} examples held out",
-        "hash": split["hash"],
     }
+    seldom = {
+        "unseen": "clients never train",
+        "thinned": "examples left out by the long tail",
+        "validation": "examples held out for validation",
+    }
+    found |= {name: f"{shown_count(split[name])} {words}" for name, words in seldom.items() if split.get(name)}
+    return found | {"hash": split["hash"]}
 
 
 def folder_of(record: Record) -> str | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fedflat.cli.downloads import fetch_if_missing
 from fedflat.cli.flags import CONFIG, JSON, QUIET, SET, with_settings
 from fedflat.cli.mistakes import Interrupted
 from fedflat.cli.one_run import draw_curve, print_run, run_document
@@ -70,15 +71,14 @@ def resume(
     Example: fedflat resume runs/fedmoswa-digits-seed0
     """
     from fedflat.experiment.record import load_record
+    from fedflat.experiment.stopping import OVER
 
     record = load_record(folder)
-    if record.status in ("finished", "diverged"):
+    if record.status in OVER:
         if as_json:
             print_json(run_document(record))
             return
-        print(
-            f"The run in {folder} is {'finished' if record.status == 'finished' else 'over: it diverged'}; there is nothing to go on with."
-        )
+        print(f"The run in {folder} is over ({record.status}); there is nothing to go on with.")
         print_run(record)
         return
     config = record.config
@@ -92,6 +92,7 @@ def _go(config: Config, folder: Path, as_json: bool, quiet: bool) -> None:
     from fedflat.experiment.run import Run
     from fedflat.report.result import Result
 
+    fetch_if_missing(config, quiet or as_json)
     try:
         with progress(quiet or as_json) as shown:
             record = Run(config, folder, callbacks=(shown,)).go()

@@ -65,7 +65,8 @@ def print_comparison(comparison: Comparison, targets: Sequence[float] = ()) -> N
         if record.status not in ("finished", "stopped"):
             name = f"{record.config.algorithm}, seed {record.config.seed}"
             console.print(
-                f"{name}: {record.status}{f', {record.reason}' if record.reason else ''}", style="red" if record.reason else "yellow"
+                f"{name}: {record.status}{f', {record.reason}' if record.reason else ''}",
+                style="red" if record.status == "diverged" else "yellow",
             )
     console.print(verdict(comparison), style="bold")
 

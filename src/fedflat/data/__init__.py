@@ -5,12 +5,13 @@ from fedflat.data.augment import AUGMENTATIONS, Augmentation, augmentation, norm
 from fedflat.data.dataset import Dataset, Examples, describe
 from fedflat.data.folder import data_folder
 from fedflat.data.registry import DATASETS, fetch, load, names, verify
-from fedflat.data.split import SPLITS, Split, canonical_split, partition
+from fedflat.data.split import SPLIT_PARTS, SPLITS, Split, canonical_split, fixes_clients, full_split, partition
 
 __all__ = [
     "AUGMENTATIONS",
     "DATASETS",
     "SPLITS",
+    "SPLIT_PARTS",
     "Augmentation",
     "Dataset",
     "Examples",
@@ -20,7 +21,9 @@ __all__ = [
     "data_folder",
     "describe",
     "fetch",
+    "fixes_clients",
     "from_arrays",
+    "full_split",
     "load",
     "names",
     "normalise",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -43,15 +44,17 @@ def from_arrays(
 
 def channel_statistics(images: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation per channel of uint8 images, on the scale from 0 to 1; a constant channel has deviation 1."""
-    sums, squares = torch.zeros(images.shape[1], dtype=torch.float64), torch.zeros(images.shape[1], dtype=torch.float64)
-    # Sums of whole numbers below 2**53 are exact, so that the statistics do not depend on how the sum is taken.
+    sums = np.zeros((2, images.shape[1]), dtype=np.int64)
     for start in range(0, len(images), 1000):
-        values = images[start : start + 1000].double().transpose(0, 1).flatten(1)
-        sums += values.sum(1)
-        squares += values.square().sum(1)
-    count = images[:, 0].numel()
-    mean = sums / count
-    std = (squares / count - mean.square()).clamp(min=0).sqrt()
+        values = images[start : start + 1000].numpy().astype(np.int64)
+        sums += np.stack([values.sum((0, 2, 3)), np.square(values).sum((0, 2, 3))])
+    return statistics_of_sums(sums, images[:, 0].numel())
+
+
+def statistics_of_sums(sums: npt.NDArray[np.int64], count: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation per channel from the sums of ``count`` values and of their squares; whole numbers, so that order plays no role."""
+    mean = sums[0] / max(count, 1)
+    std = np.sqrt(np.maximum(sums[1] / max(count, 1) - mean**2, 0))
     std[std == 0] = 255.0
     return tuple((mean / 255).tolist()), tuple((std / 255).tolist())
 

@@ -1,4 +1,4 @@
-"""Dividing a training set among clients: the dialects by name, and the split that comes out.
+"""Dividing a training set among clients: the split that a text names, and what it did to the data.
 
 A split is a function of its text, the seed and the labels. It names its dialect, hashes its index lists, and says what it did to the
 data: how large and how different the clients are, which share of the examples is used, and how many are used twice.
@@ -7,98 +7,131 @@ data: how large and how different the clients are, which share of the examples i
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
 from fedflat.data.dialects.dialect import Dialect, IntArray, Pool
-from fedflat.data.dialects.dirichlet import Dirichlet, DirichletClasswise, DirichletReuse
-from fedflat.data.dialects.natural import Natural
-from fedflat.data.dialects.pathological import Pathological
-from fedflat.data.dialects.uniform import Centralised, Iid
-from fedflat.errors import UserError, one_of
-from fedflat.text import changed, make, parse_one, show
+from fedflat.data.dialects.labels import coarse_of_class, held_out_share, one_label_each
+from fedflat.data.dialects.recipe import SPLIT_PARTS, SPLITS, read_recipe
+from fedflat.data.dialects.virtual import VirtualClients
+from fedflat.errors import UserError
 
-SPLITS: dict[str, type[Dialect]] = {
-    "iid": Iid,
-    "dirichlet": Dirichlet,
-    "dirichlet-reuse": DirichletReuse,
-    "dirichlet-classwise": DirichletClasswise,
-    "pathological": Pathological,
-    "natural": Natural,
-    "centralised": Centralised,
-}
+__all__ = ["SPLITS", "SPLIT_PARTS", "Split", "canonical_split", "fixes_clients", "full_split", "partition", "read_split"]
 
-# The purposes for which a split draws numbers: each has its own stream, so that a validation set does not disturb the other.
-_DIVIDE, _HOLD_OUT = 0x5911, 0x401D
+# The purposes for which a split draws numbers: each has its own stream, so that none disturbs another.
+_DIVIDE, _HOLD_OUT, _LONG_TAIL, _UNSEEN = 0x5911, 0x401D, 0x7A11, 0x0B5E
 
 Labels = torch.Tensor | IntArray
+
+LOOKED_AT = 1000
+"""How many clients, the first ones, are looked at where clients are drawn only when asked for."""
+
+
+def _nothing() -> IntArray:
+    return np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Who has which training examples: sorted positions for each client, and those held out for validation."""
+    """Who has which training examples: sorted positions for each client, and those that no client trains on."""
 
-    clients: tuple[IntArray, ...]
+    clients: Sequence[IntArray]
+    """The clients that train; a tuple, or a lazy sequence whose memory does not depend on how many there are."""
     validation: IntArray
     text: str
     seed: int
+    unseen: tuple[IntArray, ...] = ()
+    """The clients that never train."""
+    thinned: IntArray = field(default_factory=_nothing)
+    """The examples that a long tail left out."""
+
+    @property
+    def looked_at(self) -> Sequence[IntArray]:
+        """The clients that hash, histogram and description look at: all, or the first 1000 where they are drawn only when asked for."""
+        return [self.clients[i] for i in range(min(len(self.clients), LOOKED_AT))] if self._lazy else self.clients
+
+    @property
+    def _lazy(self) -> bool:
+        return isinstance(self.clients, VirtualClients)
 
     def digest(self) -> str:
-        """sha256 over the index lists."""
-        digest = hashlib.sha256()
-        for indices in (*self.clients, self.validation):
+        """sha256 over the index lists (and, where clients are drawn only when asked for, their number)."""
+        digest = hashlib.sha256(f"{len(self.clients)}\n".encode() if self._lazy else b"")
+        for indices in (*self.looked_at, self.validation, *self.unseen):
             digest.update(len(indices).to_bytes(8, "little"))
             digest.update(indices.astype("<i8").tobytes())
         return digest.hexdigest()
 
     def histogram(self, targets: Labels, num_classes: int) -> IntArray:
-        """How many examples of each class every client has, [clients, classes]."""
+        """How many examples of each class every client has that is looked at, [clients, classes]."""
         labels = np.asarray(targets)
-        return np.stack([np.bincount(labels[indices], minlength=num_classes) for indices in self.clients])
+        return np.stack([np.bincount(labels[indices].ravel(), minlength=num_classes) for indices in self.looked_at])
 
     def describe(self, targets: Labels, num_classes: int) -> dict[str, Any]:
         """The split as plain values, as ``split.json`` keeps it.
 
-        ``heterogeneity`` is the mean over clients of the total variation distance between the class distribution of the client and that
-        of all training examples: near 0 for an i.i.d. split, (C - 1) / C when every client has one of C equally frequent classes.
+        ``coverage`` is the share of the examples that clients could train on which some client has. ``heterogeneity`` is the mean over
+        clients of the total variation distance between the class distribution of the client and that of all training examples (without
+        what a long tail left out): near 0 for an i.i.d. split, (C - 1) / C when every client has one of C equally frequent classes.
         """
-        histogram, everything = self.histogram(targets, num_classes), np.bincount(np.asarray(targets), minlength=num_classes)
-        sizes, used = histogram.sum(1), len(np.unique(np.concatenate(self.clients)))
-        distance = np.abs(histogram / sizes[:, None] - everything / everything.sum()).sum(1) / 2
+        labels, clients, histogram = np.asarray(targets), self.looked_at, self.histogram(targets, num_classes)
+        everything, thinned = (np.bincount(part.ravel(), minlength=num_classes) for part in (labels, labels[self.thinned]))
+        whole = (everything - thinned) / (everything - thinned).sum()
+        sizes, used = np.array([len(indices) for indices in clients]), len(np.unique(np.concatenate(clients)))
+        offered = len(labels) - len(self.validation) - len(self.thinned) - sum(map(len, self.unseen))
         return {
             "dialect": self.text,
             "seed": self.seed,
             "hash": self.digest(),
             "clients": len(self.clients),
+            "looked_at": len(clients),
+            "unseen": len(self.unseen),
             "sizes": {"min": int(sizes.min()), "median": float(np.median(sizes)), "max": int(sizes.max())},
             "validation": len(self.validation),
-            "coverage": used / (int(everything.sum()) - len(self.validation)),
+            "thinned": len(self.thinned),
+            "coverage": used / offered,
             "duplicates": int(sizes.sum()) - used,
             "classes_per_client": float(np.count_nonzero(histogram, axis=1).mean()),
-            "heterogeneity": float(distance.mean()),
+            "heterogeneity": float(np.abs(histogram / histogram.sum(1, keepdims=True) - whole).sum(1).mean() / 2),
             "histogram": histogram.tolist(),
         }
 
 
 def read_split(text: str) -> tuple[str, Dialect]:
-    """The name and the checked dialect of a text such as ``dirichlet(alpha=0.1)``."""
-    call = parse_one(text)
-    if call.name not in SPLITS:
-        raise one_of("split", call.name, SPLITS, "fedflat data")
-    return call.name, make(SPLITS[call.name], call, "split")
+    """The name and the checked dialect of a text such as ``dirichlet(alpha=0.1)``, without what is added to it."""
+    recipe = read_recipe(text)
+    return recipe.name, recipe.dialect
 
 
 def canonical_split(text: str) -> str:
     """The shortest text of a split.
 
-    >>> canonical_split(" dirichlet( alpha = 0.10 )"), canonical_split("dirichlet(alpha=1)")
-    ('dirichlet', 'dirichlet(alpha=1.0)')
+    >>> canonical_split(" dirichlet( alpha = 0.10 )"), canonical_split("dirichlet(alpha=1)+held-out+longtail(factor=50)")
+    ('dirichlet', 'dirichlet(alpha=1.0)+longtail(factor=50.0)+held-out')
     """
-    name, dialect = read_split(text)
-    return show(name, changed(dialect))
+    return read_recipe(text).text
+
+
+def full_split(text: str) -> str:
+    """The text of a split with every parameter.
+
+    >>> full_split("iid+held-out")
+    'iid(sigma=0.0)+held-out(share=0.2)'
+    """
+    return read_recipe(text).full_text
+
+
+def fixes_clients(text: str) -> bool:
+    """Whether a split says itself how many clients there are, so that ``partition`` is best given none.
+
+    >>> fixes_clients("natural+held-out"), fixes_clients("virtual(clients=100000)"), fixes_clients("iid")
+    (True, True, False)
+    """
+    return read_recipe(text).dialect.fixes_clients
 
 
 def partition(
@@ -109,29 +142,32 @@ def partition(
     seed: int,
     validation: float = 0.0,
     groups: Labels | None = None,
+    coarse: Labels | None = None,
 ) -> Split:
-    """Divide training examples among clients, after holding out a share of every class for validation; a function of its arguments."""
-    name, dialect = read_split(text)
+    """Divide training examples among clients, after holding out a share of every class for validation; a function of its arguments.
+
+    ``groups`` says which natural client an example belongs to, ``coarse`` which superclass.
+    """
+    recipe = read_recipe(text)
     if seed < 0:
         raise UserError(f"the seed of a split must be at least 0, not {seed}")
-    labels = np.asarray(targets).astype(np.int64)
-    held_out = _hold_out(labels, validation, seed)
+    labels, num_classes = one_label_each(np.asarray(targets), num_classes, recipe)
+    held_out = held_out_share(labels, validation, _stream(seed, _HOLD_OUT))
     rest = np.flatnonzero(~np.isin(np.arange(len(labels)), held_out))
-    pool = Pool(labels[rest], num_classes)
+    kept = rest
+    if recipe.longtail and len(rest):
+        kept = rest[recipe.longtail.kept(labels[rest], num_classes, _stream(seed, _LONG_TAIL))]
+    pool = Pool(labels[kept], num_classes, coarse=None if coarse is None else coarse_of_class(labels, np.asarray(coarse), num_classes))
     if groups is not None:
         names, numbers = np.unique(np.asarray(groups), return_inverse=True)
-        pool = Pool(labels[rest], num_classes, numbers[rest], len(names))
-    parts = dialect.divide(pool, clients, _stream(seed, _DIVIDE))
-    return Split(tuple(rest[part] for part in parts), held_out, show(name, changed(dialect)), seed)
-
-
-def _hold_out(labels: IntArray, share: float, seed: int) -> IntArray:
-    """A share of every class, to the nearest whole number, drawn at random."""
-    if not 0 <= share < 1:
-        raise UserError(f"the share held out for validation must be at least 0 and below 1, not {share}")
-    rng = _stream(seed, _HOLD_OUT)
-    shuffled = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
-    return np.sort(np.concatenate([members[: round(share * len(members))] for members in shuffled])) if shuffled else labels
+        pool = Pool(pool.targets, num_classes, numbers[kept], len(names), pool.coarse)
+    parts = recipe.dialect.divide(pool, clients, _stream(seed, _DIVIDE))
+    if isinstance(parts, VirtualClients):
+        return Split(parts.renumbered(kept), held_out, recipe.text, seed, thinned=np.setdiff1d(rest, kept))
+    seen, unseen = tuple(kept[part] for part in parts), tuple[IntArray]()
+    if recipe.held_out:
+        seen, unseen = recipe.held_out.separate(seen, _stream(seed, _UNSEEN))
+    return Split(seen, held_out, recipe.text, seed, unseen, np.setdiff1d(rest, kept))
 
 
 def _stream(seed: int, purpose: int) -> np.random.Generator:

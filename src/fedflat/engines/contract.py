@@ -83,6 +83,10 @@ class Engine(Protocol):
         """Train a cohort for one round."""
         ...
 
+    def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:
+        """Get ready for a coming round, given as (client, indices), where that saves time."""
+        ...
+
     def evaluate(self, models: dict[str, ModelState], examples: dict[str, Examples]) -> dict[str, dict[str, dict[str, float]]]:
         """Every metric of every model on every set of examples: model, set, metric."""
         ...

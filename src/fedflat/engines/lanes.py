@@ -46,11 +46,49 @@ class Work:
             self.tensors = {name: tensor.pin_memory() for name, tensor in self.tensors.items()}
 
 
+Advance = Callable[[Local, Tensor, dict[str, Tensor], Tensor, dict[str, Tensor]], tuple[Local, Tensor, Tensor, int]]
+"""One local step: (client, positions, draws, statistics, integers) to (client, statistics, loss, backward passes)."""
+
+
+def in_place(problem: Problem, training: Training) -> Advance:
+    """The step as it is; BatchNorm statistics move in place."""
+
+    def advance(
+        local: Local, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
+    ) -> tuple[Local, Tensor, Tensor, int]:
+        gradient = StepGradient(problem, problem.batch(positions, draws), {**problem.buffers.views(statistics), **integers})
+        moved = training.algorithm.step(local, gradient, training.schedule, training.descent)
+        return moved, statistics, gradient.loss, gradient.passes
+
+    return advance
+
+
+def compiled(problem: Problem, training: Training, backend: str = "inductor") -> Advance:
+    """The step as a pure function, compiled whole: fewer and larger kernels, for some tens of seconds at the start."""
+
+    def advance(
+        local: Local, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
+    ) -> tuple[Local, Tensor, Tensor, int]:
+        batch = problem.batch(positions, draws)
+        seen: list[tuple[Tensor, Tensor]] = []
+
+        def gradient(point: Tensor) -> Tensor:
+            loss, value, moved = problem.functional_gradient(point, statistics, integers, batch)
+            seen.append((loss, moved))
+            return value
+
+        moved = training.algorithm.step(local, gradient, training.schedule, training.descent)
+        return moved, seen[0][1], seen[0][0], len(seen)
+
+    torch.compiler.reset()  # what was compiled for another run is of no use, and counts against torch's limit
+    return torch.compile(advance, dynamic=False, fullgraph=True, backend=backend)
+
+
 class Lane:
     """One client at a time, in tensors that stay where they are."""
 
-    def __init__(self, problem: Problem, training: Training, table: Table) -> None:
-        self.problem, self.training, self.table = problem, training, table
+    def __init__(self, problem: Problem, training: Training, table: Table, advance: Advance) -> None:
+        self.problem, self.training, self.table, self._advance = problem, training, table, advance
         cuda = problem.device.type == "cuda"
         self.stream = torch.cuda.Stream() if cuda else None  # type: ignore[no-untyped-call]
         self._graphs: dict[int, Any] = {}
@@ -125,16 +163,14 @@ class Lane:
             self.integers[name].copy_(value)
 
     def _step(self, size: int) -> None:
-        problem, local = self.problem, self.local
-        assert local is not None
+        assert self.local is not None
         now = {name: tensor.index_select(0, self.k)[0] for name, tensor in self.work.items()}
         positions = now.pop("indices")[:size]
-        batch = problem.batch(positions, now)
-        buffers = {**problem.buffers.views(self.statistics), **self.integers}
-        gradient = StepGradient(problem, batch, buffers)
-        _copy(self.training.algorithm.step(local, gradient, self.training.schedule, self.training.descent), local)
-        self.passes = gradient.passes
-        self.loss.add_(gradient.loss)
+        moved, statistics, loss, self.passes = self._advance(self.local, positions, now, self.statistics, self.integers)
+        _copy(moved, self.local)
+        if statistics is not self.statistics:
+            self.statistics.copy_(statistics)
+        self.loss.add_(loss)
         self.k.add_(1)
 
     def _captured(self, size: int) -> Callable[[], None]:
@@ -159,8 +195,8 @@ class Lane:
 class LaneEngine:
     """Trains the clients of a cohort at the same time on one device."""
 
-    def __init__(self, problem: Problem, lanes: int = MOST_LANES) -> None:
-        self.problem, self.most = problem, lanes
+    def __init__(self, problem: Problem, lanes: int = MOST_LANES, step: Callable[[Problem, Training], Advance] = in_place) -> None:
+        self.problem, self.most, self.step = problem, lanes, step
         self.table: Table | None = None
         self.lanes: list[Lane] = []
         self._prepared: dict[tuple[int, int], Work] = {}
@@ -207,7 +243,8 @@ class LaneEngine:
         if self.table is None or self.table.rows < rows or self.lanes[0].training is not training:
             problem = self.problem
             self.table = Table.new(training.algorithm, problem.layout.size, problem.buffers.size, rows, like, False)
-            self.lanes = [Lane(problem, training, self.table) for _ in range(min(rows, self.most))]
+            advance = self.step(problem, training)
+            self.lanes = [Lane(problem, training, self.table, advance) for _ in range(min(rows, self.most))]
         return self.table
 
     def _common_gradient(self, training: Training, round: int, table: Table, cohort: list[Client]) -> tuple[int, int]:

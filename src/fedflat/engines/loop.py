@@ -58,6 +58,9 @@ class LoopEngine:
             self._share("table", self.table)
         return self.table
 
+    def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:
+        """Nothing: workers draw their batches themselves."""
+
     # --- evaluation --------------------------------------------------------------------------------------------------------------
 
     def evaluate(self, models: dict[str, ModelState], examples: dict[str, Examples]) -> dict[str, dict[str, dict[str, float]]]:

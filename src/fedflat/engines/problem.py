@@ -24,6 +24,8 @@ class Problem:
     data: Dataset
     augmentation: Augmentation
     dtype: torch.dtype = torch.float32
+    arithmetic: torch.dtype | None = None
+    """A lower precision for the passes through the model; weights, losses and updates keep ``dtype``."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     evaluation_batch: int = 500
     held_out: dict[str, Examples] = field(default_factory=dict)
@@ -37,6 +39,8 @@ class Problem:
         self.held_out = {name: _moved(examples, self.device) for name, examples in self.held_out.items()}
         self.layout = Layout.of_parameters(self.model)
         self.buffers = Layout.of_buffers(self.model)
+        # On the device, so that normalising copies nothing there while a step is captured.
+        self._mean, self._std = (torch.tensor(values, device=self.device) for values in (self.data.mean, self.data.std))
         self.whole_layout = Layout(self.layout.names + self.buffers.names, self.layout.shapes + self.buffers.shapes)
         self.channels_last = any(len(shape) == 4 for shape in self.layout.shapes)
 
@@ -53,29 +57,51 @@ class Problem:
 
     def normalised(self, raw: Tensor) -> Tensor:
         """Inputs as the model wants them, without augmentation."""
-        return self._arranged(normalise(raw, self.data.mean, self.data.std, self.dtype))
+        return self._arranged(normalise(raw, self._mean, self._std, self.arithmetic or self.dtype))
 
     def augmented(self, raw: Tensor, draws: dict[str, Tensor]) -> Tensor:
         """Inputs as the model wants them, augmented by given draws."""
-        return self._arranged(self.augmentation.inputs(raw, draws, self.data.mean, self.data.std, self.dtype))
+        return self._arranged(self.augmentation.inputs(raw, draws, self._mean, self._std, self.arithmetic or self.dtype))
 
     def _arranged(self, inputs: Tensor) -> Tensor:
         return inputs.contiguous(memory_format=torch.channels_last) if self.channels_last and inputs.ndim == 4 else inputs
 
     def output(self, vector: Tensor, buffers: dict[str, Tensor], inputs: Tensor) -> Tensor:
         """The model's output with weights from a flat vector."""
-        result: Tensor = functional_call(self.model, {**self.layout.views(vector), **buffers}, (inputs,))
-        return result
+        weights = vector if self.arithmetic is None else vector.to(self.arithmetic)
+        return self._forward({**self.layout.views(weights), **buffers}, inputs)
+
+    def _forward(self, tensors: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        result: Tensor = functional_call(self.model, tensors, (inputs,))
+        return result if self.arithmetic is None else result.to(self.dtype)
+
+    def _loss(self, output: Tensor, batch: Batch) -> Tensor:
+        loss = self.task.loss(output, batch.targets)
+        if batch.mixed_targets is None:
+            return loss
+        return batch.share * loss + (1 - batch.share) * self.task.loss(output, batch.mixed_targets)
 
     def loss_and_gradient(self, vector: Tensor, buffers: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
         """The batch's mean loss and its gradient, as a flat vector. BatchNorm statistics in ``buffers`` change in place."""
-        leaves = {name: view.detach().requires_grad_() for name, view in self.layout.views(vector).items()}
-        output: Tensor = functional_call(self.model, {**leaves, **buffers}, (batch.inputs,))
-        loss = self.task.loss(output, batch.targets)
-        if batch.mixed_targets is not None:
-            loss = batch.share * loss + (1 - batch.share) * self.task.loss(output, batch.mixed_targets)
+        weights = vector if self.arithmetic is None else vector.to(self.arithmetic)
+        leaves = {name: view.detach().requires_grad_() for name, view in self.layout.views(weights).items()}
+        loss = self._loss(self._forward({**leaves, **buffers}, batch.inputs), batch)
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-        return loss.detach(), self.layout.flatten(dict(zip(leaves, gradients, strict=True)))
+        return loss.detach(), self.layout.flatten(dict(zip(leaves, gradients, strict=True))).to(vector.dtype)
+
+    def functional_gradient(
+        self, vector: Tensor, statistics: Tensor, integers: dict[str, Tensor], batch: Batch
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same as a pure function, which can be compiled: loss, gradient, and the new BatchNorm statistics."""
+
+        def loss_and_statistics(point: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            moved = statistics.clone()
+            buffers = {**self.buffers.views(moved), **{name: value.clone() for name, value in integers.items()}}
+            loss = self._loss(self.output(point, buffers, batch.inputs), batch)
+            return loss, (loss, moved)
+
+        gradient, (loss, moved) = torch.func.grad(loss_and_statistics, has_aux=True)(vector)
+        return loss, gradient, moved
 
     def batch(self, positions: Tensor, draws: dict[str, Tensor]) -> Batch:
         """The training examples at some positions as one augmented batch."""

@@ -53,10 +53,11 @@ def federation(
         task or Classification(),
         data,
         augmentation,
-        torch.float64 if config.engine.precision == "float64" else torch.float32,
-        device_of(config),
-        config.evaluation.batch,
-        held_out,
+        dtype=torch.float64 if config.engine.precision == "float64" else torch.float32,
+        arithmetic=torch.bfloat16 if config.engine.precision == "bf16" else None,
+        device=device_of(config),
+        evaluation_batch=config.evaluation.batch,
+        held_out=held_out,
         batch_statistics=config.training.statistics == "own",
     )
     return problem, split
@@ -71,6 +72,7 @@ def device_of(config: Config) -> torch.device:
         return torch.device("cpu")
     rounded = config.engine.precision == "tf32"
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = rounded
+    torch.backends.cudnn.benchmark = True
     return torch.device("cuda")
 
 

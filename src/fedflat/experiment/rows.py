@@ -37,6 +37,9 @@ class Rows:
     def __contains__(self, key: int) -> bool:
         return key in self._rows
 
+    def flush(self) -> None:
+        """Write what is still in memory, before a checkpoint relies on it."""
+
     def commit(self, rounds: int) -> None:
         """Note that a checkpoint after so many rounds needs the rows as they are now."""
 
@@ -116,6 +119,52 @@ class FileRows(Rows):
     def close(self) -> None:
         os.close(self._data)
         os.close(self._index)
+
+
+class CachedRows(Rows):
+    """Rows of a file that stay in memory, on the device they came from, until a checkpoint or a limit wants them written."""
+
+    def __init__(self, file: FileRows, limit: int) -> None:
+        super().__init__()
+        self._file, self._limit = file, limit
+        self._unwritten: dict[int, None] = {}
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._rows or key in self._file
+
+    def __getitem__(self, key: int) -> Tensor:
+        if key not in self._rows:
+            self._rows[key] = self._file[key]
+        return self._rows[key]
+
+    def __setitem__(self, key: int, row: Tensor) -> None:
+        self._rows[key] = row
+        self._unwritten[key] = None
+        if len(self._rows) * row.nbytes > self._limit:
+            self.flush()
+            self._rows.clear()
+
+    def flush(self) -> None:
+        self._file.now = self.now
+        for key in self._unwritten:
+            self._file[key] = self._rows[key]
+        self._unwritten.clear()
+
+    def commit(self, rounds: int) -> None:
+        self._file.commit(rounds)
+
+    def rewind(self, rounds: int) -> None:
+        self._rows.clear()
+        self._unwritten.clear()
+        self._file.rewind(rounds)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def cache_size(device: torch.device) -> int:
+    """How many bytes of rows may stay in memory: a quarter of a GPU's, or 2 GB."""
+    return torch.cuda.get_device_properties(device).total_memory // 4 if device.type == "cuda" else 2 * 10**9
 
 
 def _write(descriptor: int, data: bytes, offset: int) -> None:

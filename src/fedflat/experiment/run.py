@@ -20,16 +20,16 @@ from fedflat.averaging import Scene
 from fedflat.data import Dataset
 from fedflat.engines.aggregation import Aggregation
 from fedflat.engines.contract import Client, Cost, ModelState, Training
-from fedflat.engines.loop import LoopEngine
 from fedflat.engines.plan import Plan, Sampler
 from fedflat.engines.task import Task
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
+from fedflat.experiment.engine import engine_for
 from fedflat.experiment.federation import federation
 from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.keeping import Keeping
 from fedflat.experiment.record import Record, model_file
-from fedflat.experiment.rows import Rows
+from fedflat.experiment.rows import CachedRows, Rows, cache_size
 from fedflat.experiment.stopping import Verdict, diverged, stop_early
 from fedflat.models import classifier_parameters
 from fedflat.text import changed, show
@@ -63,7 +63,7 @@ class Run:
         self.config, self.callbacks = config, callbacks
         self.problem, self.split = federation(config, data, model, task)
         self.algorithm = algorithm(config.algorithm)
-        self.engine = LoopEngine(self.problem, config.engine.workers)
+        self.engine = engine_for(config, self.problem)
         self.folder = RunFolder(folder) if folder else None
         self.history: list[dict[str, Any]] = []
         self.loss = math.nan
@@ -143,6 +143,9 @@ class Run:
             self._keeping.write(client)
         cost = Cost(**{key: value + getattr(outcome.cost, key) for key, value in asdict(server.cost).items()})
         self.server = Server(number + 1, ModelState(weights, outcome.buffers, outcome.integers), states, cost)
+        if number + 1 < self.config.training.rounds:
+            coming = [(i, self.split.clients[i]) for i in self._sampler(self.config.seed, number + 1)]
+            self.engine.prepare(self._training, number + 1, coming)
         self.loss = float(outcome.loss)
         after = self._whole(self.server.model)
         for average in self.averages.values():
@@ -217,7 +220,8 @@ class Run:
         return self.folder.seconds()
 
     def _rows(self, name: str, width: int) -> Rows:
-        store = self.folder.rows(name, width, self.problem.dtype) if self.folder and width else Rows()
+        file = self.folder.rows(name, width, self.problem.dtype) if self.folder and width else None
+        store = CachedRows(file, cache_size(self.problem.device)) if file else Rows()
         self._stores.append(store)
         return store
 
@@ -225,6 +229,8 @@ class Run:
         if not self.folder:
             return
         server = self.server
+        for store in self._stores:
+            store.flush()
         tensors = {"weights": server.model.weights, "buffers": server.model.buffers}
         tensors |= {f"integers/{name}": value for name, value in server.model.integers.items()}
         tensors |= {f"server/{name}": value for name, value in flat_state(server.states).items()}

@@ -25,14 +25,12 @@ class Asam(Perturbation):
     def ascent_passes(self) -> int:
         return 1 if self.rho else 0
 
+    def begin(self, at: At) -> State:
+        return {"scaled": at.layout.indicator(lambda name: self.scope == "all" or "weight" in name, at.z)}
+
     def offset(self, at: At, gradient: Gradient) -> tuple[Tensor | None, State]:
         if self.rho == 0:
             return None, {}
-        scale = at.y.abs() + self.eta
-        if self.scope == "weight":
-            scale = torch.where(at.layout.indicator(_is_weight, at.y), scale, torch.ones_like(scale))
+        scale = torch.where(at.local["scaled"], at.y.abs() + self.eta, 1.0)
         return self.rho * scale * unit(scale * gradient(at.y)), {}
 
-
-def _is_weight(name: str) -> bool:
-    return "weight" in name

@@ -25,4 +25,5 @@ class HeldOut:
             raise UserError("held-out takes some of the clients away, but this split has only one; choose a split with at least 2")
         unseen = np.zeros(total, dtype=bool)
         unseen[rng.permutation(total)[: min(max(round(self.share * total), 1), total - 1)]] = True
-        return tuple(clients[i] for i in np.flatnonzero(~unseen)), tuple(clients[i] for i in np.flatnonzero(unseen))
+        seen, kept_apart = (tuple(clients[int(i)] for i in np.flatnonzero(chosen)) for chosen in (~unseen, unseen))
+        return seen, kept_apart

@@ -27,7 +27,8 @@ class LongTail:
         """
         rank = np.arange(len(available)) / max(len(available) - 1, 1)
         tail = np.floor(available.max() * self.factor**-rank * (1 + 1e-12)).astype(np.int64)
-        return np.minimum(available, np.maximum(tail, 1))
+        kept: IntArray = np.minimum(available, np.maximum(tail, 1))
+        return kept
 
     def kept(self, targets: IntArray, num_classes: int, rng: np.random.Generator) -> IntArray:
         """The positions of the examples that are kept, drawn at random within each class."""

@@ -13,6 +13,7 @@ from fedflat.errors import UserError
 from fedflat.text import param
 
 ATTEMPTS = 50
+"""How many graphs are tried at most; of large ones fewer, since they either nearly all will do or nearly none."""
 Graph = npt.NDArray[np.bool_]
 
 
@@ -37,7 +38,7 @@ class Pathological(ByClass):
             )
         holders = _holders(available[present], clients, clients * self.classes)
         if holders.sum() == clients * self.classes:
-            for _ in range(ATTEMPTS):
+            for _ in range(max(3, min(ATTEMPTS, 5_000_000 // (clients * len(present))))):
                 shares = _balanced_shares(_random_graph(holders, clients, self.classes, rng), sizes, available[present])
                 if shares is not None:
                     counts = np.zeros((clients, len(available)), dtype=np.int64)

@@ -60,19 +60,22 @@ def read_recipe(text: str) -> Recipe:
     first, *added = parse(text)
     if first.name not in SPLITS:
         raise one_of("split", first.name, SPLITS, "fedflat data")
-    found: dict[str, object] = {}
+    longtail, held_out = None, None
     for call in added:
         if call.name in SPLITS:
-            raise UserError(f"'{text}' has {len(added) + 1} parts, but a split is one dialect, to which {' and '.join(SPLIT_PARTS)} can be added")
+            raise UserError(f"'{text}' has {len(added) + 1} parts, but only {' and '.join(SPLIT_PARTS)} can be added to a split")
         if call.name not in SPLIT_PARTS:
             raise one_of("part of a split", call.name, SPLIT_PARTS, "fedflat data")
-        if call.name in found:
-            raise UserError(f"'{text}' has {call.name} twice; expected each part once")
-        found[call.name] = make(SPLIT_PARTS[call.name], call, "split part")
-    recipe = Recipe(first.name, make(SPLITS[first.name], first, "split"), found.get("longtail"), found.get("held-out"))
-    if recipe.held_out and not recipe.dialect.disjoint:
+        if [other.name for other in added].count(call.name) > 1:
+            raise UserError(f"'{text}' has {call.name} more than once; expected each part once")
+        if call.name == "longtail":
+            longtail = make(LongTail, call, "split part")
+        else:
+            held_out = make(HeldOut, call, "split part")
+    dialect = make(SPLITS[first.name], first, "split")
+    if held_out and not dialect.disjoint:
         raise UserError(f"{first.name} gives the same examples to several clients, so that none could be unseen; held-out cannot be added")
-    return recipe
+    return Recipe(first.name, dialect, longtail, held_out)
 
 
 def _values(spec: object) -> dict[str, Value]:

@@ -28,7 +28,7 @@ def client_sizes(total: int, parts: int, sigma: float, rng: np.random.Generator)
     logs = sigma * rng.standard_normal(parts)
     weights = np.exp(logs - logs.max())
     exact = (total - parts) * weights / weights.sum()
-    sizes = np.floor(exact).astype(np.int64)
-    by_remainder = np.argsort(sizes - exact, kind="stable")
-    sizes[by_remainder[: total - parts - sizes.sum()]] += 1
-    return sizes + 1
+    sizes: IntArray = np.floor(exact).astype(np.int64) + 1
+    by_remainder = np.argsort(np.floor(exact) - exact, kind="stable")
+    sizes[by_remainder[: total - sizes.sum()]] += 1
+    return sizes

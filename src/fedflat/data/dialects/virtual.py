@@ -11,7 +11,7 @@ import numpy as np
 from fedflat.data.dialects.dialect import Dialect, IntArray, Pool
 from fedflat.data.dialects.dirichlet import log_dirichlet, softmax
 from fedflat.errors import UserError
-from fedflat.text import param
+from fedflat.text import param, show
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Virtual(Dialect):
     def divide(self, pool: Pool, clients: int | None, rng: np.random.Generator) -> VirtualClients:
         """Clients that draw their examples when they are asked for."""
         if self.clients is not None and clients not in (None, self.clients):
-            raise UserError(f"virtual(clients={self.clients}) has {self.clients} clients, but {clients} were asked for; leave one of them out")
+            raise UserError(f"the split {show('virtual', {'clients': self.clients})} cannot have {clients} clients; name one number only")
         number = self.clients or clients
         if number is None or number < 1:
             raise UserError(f"this split needs a number of clients of at least 1, not {number}")
@@ -88,5 +88,5 @@ class VirtualClients(Sequence[IntArray]):
     def _asked(self, rng: np.random.Generator) -> IntArray:
         classes = len(self.available)
         if self.alpha == 0:
-            return self.size * (np.arange(classes) == rng.integers(classes))
+            return np.bincount([rng.integers(classes)], [self.size], classes).astype(np.int64)
         return rng.multinomial(self.size, softmax(log_dirichlet(self.alpha, (1, classes), rng))[0])

@@ -1,0 +1,97 @@
+"""Arrays in files, read through a memory map.
+
+What does not fit in memory lies in an ``.npy`` file and is read page by page as examples are asked for. The map is read-only and
+shared, so that all processes on a machine read the same pages and none of them counts as memory of their own.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedflat.errors import UserError
+
+
+class MappedTensor(torch.Tensor):
+    """A read-only tensor whose values lie in an ``.npy`` file; what is computed from it is an ordinary tensor.
+
+    It is sent to another process as the name of its file and its place there, never as its values.
+    """
+
+    path: Path
+    # As for torch's own Parameter: results of operations are plain tensors.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, path: Path) -> MappedTensor:
+        """A view of the values of ``path``, knowing where it comes from."""
+        made = torch.Tensor._make_subclass(cls, tensor)  # type: ignore[no-untyped-call]
+        made.path = path
+        return made  # type: ignore[no-any-return]
+
+    def part(self, start: int, length: int, dim: int = 0) -> MappedTensor:
+        """Some consecutive rows, still mapped."""
+        return MappedTensor.of(self.narrow(dim, start, length), self.path)
+
+    def channels_first(self) -> MappedTensor:
+        """Images [n, H, W, C] as [n, C, H, W], still mapped."""
+        return MappedTensor.of(self.permute(0, 3, 1, 2), self.path)
+
+    def share_memory_(self) -> Self:
+        """Nothing: other processes open the file."""
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        return _reopen, (str(self.path), tuple(self.shape), tuple(self.stride()), self.storage_offset())
+
+    def __deepcopy__(self, memo: object) -> MappedTensor:
+        return self
+
+
+def open_mapped(path: Path) -> MappedTensor:
+    """The array in an ``.npy`` file, without reading it."""
+    try:
+        array = np.load(path, mmap_mode="r")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)  # nor will it be written to
+            return MappedTensor.of(torch.from_numpy(array), path)
+    except (OSError, ValueError, EOFError, TypeError) as error:
+        raise UserError(f"{path} is not a whole .npy file of numbers ({error}); write it again with numpy.save") from error
+
+
+def _reopen(path: str, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> MappedTensor:
+    return MappedTensor.of(open_mapped(Path(path)).as_strided(shape, stride, offset), Path(path))
+
+
+class ArrayWriter:
+    """Writes an ``.npy`` file row by row, without knowing beforehand how many rows there will be."""
+
+    def __init__(self, path: Path, row_shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
+        self.row_shape, self.dtype, self.rows = row_shape, np.dtype(dtype), 0
+        self._stream = path.open("wb")
+        self._write_header()
+
+    def append(self, rows: npt.NDArray[Any]) -> None:
+        """Some more rows."""
+        self._stream.write(np.ascontiguousarray(rows, dtype=self.dtype).reshape(-1, *self.row_shape).data)
+        self.rows += len(rows)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self._stream.seek(0)
+            self._write_header()
+        self._stream.close()
+
+    def _write_header(self) -> None:
+        # numpy pads the header so that the first dimension can grow in place.
+        described = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": (self.rows, *self.row_shape)}
+        np.lib.format.write_array_header_1_0(self._stream, described)

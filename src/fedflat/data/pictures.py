@@ -1,0 +1,134 @@
+"""Data sets of pictures in files: listed, decoded once to one size, and from then on read through a memory map."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedflat.data.arrays import statistics_of_sums
+from fedflat.data.cache import entry, fingerprint, rows_of
+from fedflat.data.dataset import Dataset, Examples
+from fedflat.data.mapped import ArrayWriter, open_mapped
+from fedflat.data.tree import Tree
+from fedflat.errors import UserError
+from fedflat.text import param
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+TEST_EVERY = 5
+"""Where nothing says what to test on, every fifth picture of a class is."""
+AT_ONCE = 256
+
+Pixels = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class PictureOptions:
+    """How pictures are brought to one size."""
+
+    size: int = param(64, "height and width in pixels to which pictures are brought", low=1)
+    fit: Literal["squash", "crop"] = param("squash", "squash the whole picture into the square, or cut the largest square from its middle")
+
+
+@dataclass
+class Listing:
+    """Which pictures a data set is made of: for each the name of its file, its class, where it comes from, and whether it is for testing."""
+
+    names: list[str] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+    groups: list[int] = field(default_factory=list)
+    is_test: list[bool] = field(default_factory=list)
+
+    def add(self, names: Sequence[str], target: int, group: int = 0, test: bool | None = None) -> None:
+        """Some pictures of one class; where nothing says whether they are for testing, every fifth is."""
+        self.names += names
+        self.targets += [target] * len(names)
+        self.groups += [group] * len(names)
+        self.is_test += [place % TEST_EVERY == TEST_EVERY - 1 if test is None else test for place in range(len(names))]
+
+
+def is_picture(name: str) -> bool:
+    """Whether a file is a picture, by its name."""
+    return name.lower().endswith(SUFFIXES)
+
+
+def picture_dataset(
+    name: str,
+    folder: Path,
+    tree: Tree,
+    listing: Listing,
+    classes: Sequence[str],
+    options: PictureOptions,
+    group_names: Sequence[str] = (),
+) -> Dataset:
+    """The data set of a listing: decoded into the cache below ``folder`` unless that was done before."""
+    stamps = [f"{file} {tree.stamps[file]}" for file in listing.names]
+    short = name.partition("(")[0]
+    kept = entry(
+        folder,
+        f"{short}-{options.size}",
+        fingerprint((tree.where, options, *stamps)),
+        partial(_decode_all, tree, listing.names, options),
+    )
+    inputs, sums = open_mapped(kept / "inputs.npy"), np.load(kept / "sums.npy")
+    is_test = np.array(listing.is_test, dtype=bool)
+    parts = []
+    for rows in (np.flatnonzero(~is_test), np.flatnonzero(is_test)):
+        targets, groups = (torch.from_numpy(np.array(values, dtype=np.int64)[rows]) for values in (listing.targets, listing.groups))
+        images = rows_of(inputs, rows, folder, f"{short}-{options.size}-rows")
+        parts.append(Examples(images, targets, groups if group_names else None))
+    mean, std = statistics_of_sums(sums[~is_test].sum(0), options.size**2 * int((~is_test).sum()))
+    return Dataset(name, parts[0], parts[1], tuple(classes), mean, std, group_names=tuple(group_names))
+
+
+def _decode_all(tree: Tree, names: list[str], options: PictureOptions, side: Path) -> None:
+    """Write the pictures, and per picture and channel the sum of its values and of their squares: the statistics of any part of them."""
+    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    one = partial(decode_picture, tree, options=options)
+    with (
+        ArrayWriter(side / "inputs.npy", (3, options.size, options.size), np.uint8) as inputs,
+        ArrayWriter(side / "sums.npy", (2, 3), np.int64) as sums,
+        ThreadPoolExecutor(threads) as pool,
+    ):
+        for start in range(0, len(names), AT_ONCE):
+            pictures = np.stack(list(pool.map(one, names[start : start + AT_ONCE])))
+            wide = pictures.reshape(*pictures.shape[:2], -1).astype(np.int64)
+            inputs.append(pictures)
+            sums.append(np.stack([wide.sum(2), np.square(wide).sum(2)], 1))
+
+
+def decode_picture(tree: Tree, name: str, options: PictureOptions) -> Pixels:
+    """One picture as [3, size, size]."""
+    from PIL import Image
+
+    try:
+        with tree.open(name) as stream, Image.open(stream) as image:
+            return to_pixels(image, options)
+    except Exception as error:  # a damaged picture can fail in any way that its format can
+        raise UserError(f"{tree.where}/{name} is not a whole picture ({error}); replace it or take it away") from error
+
+
+def to_pixels(image: object, options: PictureOptions, mode: Literal["RGB", "L"] = "RGB") -> Pixels:
+    """A Pillow image as [channels, size, size]."""
+    from PIL import Image
+
+    assert isinstance(image, Image.Image)
+    side = options.size
+    image.draft(mode, (2 * side, 2 * side))  # JPEG can be decoded at a fraction of its size, which is many times faster
+    image = image.convert(mode)
+    width, height = image.size
+    if (width, height) != (side, side):
+        edge = min(width, height)
+        left, top = (width - edge) / 2, (height - edge) / 2
+        box = (left, top, left + edge, top + edge) if options.fit == "crop" else None
+        image = image.resize((side, side), Image.Resampling.BILINEAR, box)
+    pixels = np.asarray(image)
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels[None])

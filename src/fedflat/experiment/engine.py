@@ -1,0 +1,26 @@
+"""Which engine runs an experiment."""
+
+from __future__ import annotations
+
+from fedflat.engines.contract import Engine
+from fedflat.engines.lanes import LaneEngine, compiled, in_place
+from fedflat.engines.loop import LoopEngine
+from fedflat.engines.problem import Problem
+from fedflat.errors import UserError
+from fedflat.experiment.config import Config
+
+WORTH_COMPILING = 200
+"""Rounds from which on compiling, which takes some tens of seconds, pays for itself."""
+
+
+def engine_for(config: Config, problem: Problem) -> Engine:
+    """The engine that a config asks for: by default lanes on a GPU, and the loop on a CPU."""
+    wanted = config.engine
+    on_gpu = problem.device.type == "cuda"
+    if wanted.precision == "bf16" and not on_gpu:
+        raise UserError("engine.precision=bf16 is for a GPU, and this run is on the CPU; use float32")
+    if wanted.name == "loop" or (wanted.name == "auto" and not on_gpu):
+        return LoopEngine(problem, wanted.workers)
+    long = config.training.rounds >= WORTH_COMPILING and on_gpu
+    compiling = wanted.compile == "on" or (wanted.compile == "auto" and long)
+    return LaneEngine(problem, wanted.lanes, compiled if compiling else in_place)

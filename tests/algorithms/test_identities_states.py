@@ -1,0 +1,249 @@
+"""Identities 31, 32, 42 to 45, 51, 52 and 54 to 56 of the specification on the library: closed forms, states, symmetries."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedflat.algorithms import algorithm
+from fedflat.algorithms.algorithm import Local, flat_state
+from fedflat.algorithms.descent import Descent
+from fedflat.algorithms.rate import Schedule
+from fedflat.models.layout import Layout
+
+from ..quadratics import text_of, walk
+from ..reference import METHODS, Quadratics, Setting, bed, golden, identities, linear_rates
+from ..reference.problem import Linear
+from .settings import FULL, PARTIAL, SETTINGS, differ, library, same
+
+EVERY_SETTING = pytest.mark.parametrize("setting", SETTINGS)
+QUICK: dict[str, Any] = {"names": ("weight",), "quick": True}
+
+
+# --- closed forms --------------------------------------------------------------------------------------------------------------------
+
+
+def _local_round(text: str, steps: int, rate: float, gradient: torch.Tensor) -> Local:
+    """One client's round over a constant gradient."""
+    built, z = algorithm(text), torch.zeros(len(gradient), dtype=torch.float64)
+    count, schedule, descent = torch.tensor(float(steps), dtype=torch.float64), Schedule(rate), Descent()
+    layout = Layout(("weight",), ((len(gradient),),))
+    local = built.begin(z, built.new_server(z), built.new_client(z), layout, schedule, torch.zeros_like(count), count, descent)
+    for _ in range(steps):
+        local = built.step(local, lambda _: gradient, schedule, descent)
+    return local
+
+
+@pytest.mark.parametrize(("steps", "final_rate"), [(50, 0.1), (50, 1.0), (7, 0.4), (1, 0.1)])
+def test_31_the_sum_of_falling_rates(steps: int, final_rate: float) -> None:
+    gradient = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    H = 0.3 * (steps - (1 - final_rate) * (steps - 1) / 2)
+    text = f"fedmoswa(final_rate={final_rate})"
+    local = _local_round(text, steps, 0.3, gradient)
+    kept, message = algorithm(text).finish(local)
+    assert float(message.rates) == pytest.approx(H, abs=1e-12)
+    assert H == pytest.approx(0.3 * 27.95) or (steps, final_rate) != (50, 0.1)
+    same(kept["drift"]["c"], gradient)
+    released = f"fedmoswa(final_rate={final_rate},normaliser=trapezoid)"
+    kept, _ = algorithm(released).finish(_local_round(released, steps, 0.3, gradient))
+    same(kept["drift"]["c"], gradient * H / (0.3 * steps * (1 + final_rate) / 2))  # 27.95 / 27.5 at K = 50, rho = 0.1
+
+
+def test_32_local_closed_forms() -> None:
+    x, eye, alone = FULL.x0, np.eye(6), FULL.but(cohorts=[[2]])
+    A, b = FULL.problem.A[2], FULL.problem.b[2]
+    same(walk("fedavg", alone, quick=True).x[0], b + np.linalg.matrix_power(eye - 0.05 * A, 7) @ (x - b))
+    product = reduce(np.matmul, [eye - rate * A for rate in linear_rates(0.05, 7, 0.1)])
+    same(walk("fedswa(server_rate=1)", alone, quick=True).x[0], b + product @ (x - b))
+    M = A + 0.4 * eye
+    D = -(eye - np.linalg.matrix_power(eye - 0.05 * M, 7)) @ np.linalg.solve(M, A @ (x - b))
+    same(walk("fedprox(mu=0.4)", alone, quick=True).x[0], x + D)
+
+
+# --- states --------------------------------------------------------------------------------------------------------------------------
+
+
+def _server_and_mean(text: str, setting: str, field: str, weighting: str = "uniform") -> tuple[list[Any], list[Any]]:
+    walked = library(text, setting, weighting)
+    means = [torch.stack([state["drift"][field] for state in clients.values()]).mean(0).numpy() for clients in walked.clients]
+    return [state["drift"][field].numpy() for state in walked.server], means
+
+
+@EVERY_SETTING
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+@pytest.mark.parametrize("text", ["scaffold", "scaffold(option=I)", "fedgamma", "fedlesam-s(rho=0.3)", "fedwmsam(rho=0.2,lam=0.3)"])
+def test_42_the_servers_variate_is_the_mean_of_the_clients(text: str, weighting: str, setting: str) -> None:
+    same(*_server_and_mean(text, setting, "c", weighting))
+
+
+@EVERY_SETTING
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+@pytest.mark.parametrize("text", ["feddyn(alpha=0.2)", "fedspeed(alpha=0.2)", "fedsmoo(alpha=0.2)", "fedlesam-d(rho=0.3)"])
+def test_43_the_servers_dual_is_the_mean_of_the_clients(text: str, weighting: str, setting: str) -> None:
+    same(*_server_and_mean(text, setting, "a", weighting))
+
+
+def test_43_feddyns_dual_is_the_gradient_after_exact_minimisation() -> None:
+    exact = bed(rounds=4, size=2).but(eta=0.3, steps=120)
+    walked = walk("feddyn(alpha=0.2,all_mean=true)", exact, quick=True)
+    for cohort, clients in zip(exact.cohorts, walked.clients, strict=True):
+        for i in cohort:
+            state = clients[i]["drift"]
+            same(-0.2 * state["a"], exact.problem.gradient(i, state["last"].numpy()))
+
+
+RECORDED = [  # text, final rate, backward passes per step, of which the last is the gradient handed on
+    ("scaffold", 1.0, 1), ("scaffold(server_rate=0.5)", 1.0, 1), ("fedmo", 1.0, 1), ("fedmoswa", 0.1, 1), ("fedgamma(rho=0.3)", 1.0, 2),
+    ("fedcm(alpha=0.3)", 1.0, 1), ("fedcm(alpha=0.3)+linear(final_rate=0.2)+adam", 0.2, 1), ("fedwmsam(rho=0.2,lam=0.3)", 1.0, 1),
+]  # fmt: skip
+
+
+@EVERY_SETTING
+@pytest.mark.parametrize(("text", "final_rate", "passes"), RECORDED, ids=[row[0] for row in RECORDED])
+def test_44_45_variates_are_mean_local_gradients(text: str, final_rate: float, passes: int, setting: str) -> None:
+    """c_i+ = sum_k eta_k g_k / H; FedMoSWA's m+ = (1 - gamma) m + gamma mean c_i+; FedCM's and FedWMSAM's as in the specification."""
+    chosen, walked = SETTINGS[setting], library(text, setting, record=True)
+    gradients = iter([g for _, g in walked.gradients[passes - 1 :: passes]])
+    zero = np.zeros(6)
+    server: dict[str, Any] = {"momentum": zero, "c": zero, "m": zero, "alpha": 0.1}
+    clients: dict[int, Any] = {i: {"c": zero} for i in range(5)}
+    for t, cohort in enumerate(chosen.cohorts):
+        gbar = {}
+        for i in cohort:
+            rates = linear_rates(_at(chosen.eta, t), _at(chosen.steps, i), final_rate)
+            gbar[i] = sum(rate * next(gradients) for rate in rates) / sum(rates)
+        now = {name: value.numpy() for name, value in walked.server[t]["drift"].items()}
+        kept = {i: {name: value.numpy() for name, value in state["drift"].items()} for i, state in walked.clients[t].items()}
+        mean = np.mean(list(gbar.values()), 0)
+        if text.startswith("fedcm"):
+            same(now["momentum"], 0.3 * mean + 0.7 * server["momentum"])
+        for i in cohort if not text.startswith("fedcm") else []:
+            expected = gbar[i]
+            if text.startswith("fedwmsam"):
+                a = server["alpha"]
+                expected = (1 - a) * (clients[i]["c"] - server["c"]) + a * gbar[i] + (1 - a) * server["momentum"]
+            same(kept[i]["c"], expected)
+        if text.startswith("fedmo"):
+            same(now["m"], 0.8 * server["m"] + 0.2 * mean)
+        server, clients = now, kept
+    assert next(gradients, None) is None
+
+
+def _at(value: Any, index: int) -> Any:
+    return value if np.isscalar(value) else value[index]
+
+
+@pytest.mark.parametrize("signal", ["disagreement", "agreement"])
+def test_51_fedwmsams_weight_stays_in_bounds(signal: str) -> None:
+    lam = 0.5
+    states = library(f"fedwmsam(alpha0=0.3,lam={lam},alpha_signal={signal})", "partial").server
+    alpha = [0.3, *(float(state["drift"]["alpha"]) for state in states)]
+    assert min(alpha) >= 0.1
+    assert max(alpha) <= 0.9
+    assert np.ptp(alpha) > 0.01
+    assert max(abs(np.diff(alpha))) <= 0.8 * lam + 1e-12
+
+
+def _alphas(text: str, setting: Setting) -> list[float]:
+    return [float(state["drift"]["alpha"]) for state in walk(text, setting).server]
+
+
+SLOPE = FULL.but(problem=Linear(np.zeros((1, 6, 6)), np.ones((1, 6))), cohorts=[[0]] * 6)
+
+
+def test_51_fedwmsams_weight_at_a_constant_signal() -> None:
+    decay = 0.98 ** np.arange(1, 7)
+    still = FULL.but(problem=Quadratics(FULL.problem.A, np.tile(FULL.x0, (5, 1))))
+    for setting in (still, SLOPE):  # nobody moves; or all move along the momentum: a signal of 0, clipped to 0.1
+        same(_alphas("fedwmsam(alpha0=0.5,lam=0.02)", setting), 0.1 + 0.4 * decay)
+    rising = [0.98 * 0.5 + 0.02 * 0.1, *(0.9 - (0.9 - (0.98 * 0.5 + 0.02 * 0.1)) * decay[:5])]
+    same(_alphas("fedwmsam(alpha0=0.5,lam=0.02,alpha_signal=agreement)", SLOPE), rising)  # 1, clipped to 0.9
+
+
+def test_52_identical_directions_have_no_disagreement() -> None:
+    walked = walk("fedwmsam", SLOPE)
+    same([outcome.means["drift"]["signal"] for outcome in walked.outcomes], 0.0, atol=1e-12)
+    agreement = walk("fedwmsam(alpha_signal=agreement)", SLOPE)
+    same([outcome.means["drift"]["signal"] for outcome in agreement.outcomes], [0.0, *[1.0] * 5], atol=1e-12)
+    opposed = golden().but(cohorts=[[0]] * 3, eta=1.5, steps=1)  # one overshooting step back and forth
+    signals = [float(outcome.means["drift"]["signal"]) for outcome in walk("fedwmsam(alpha0=1,rho=0)", opposed).outcomes]
+    assert signals[0] == 0.0
+    assert max(signals) > 1.0
+
+
+@EVERY_SETTING
+@pytest.mark.parametrize("options", ["rho=0.4", "rho=0.4,perturb_sign=-1", "rho=3,alpha0=0.5,lam=0.3"])
+def test_52_fedwmsam_starts_every_round_unperturbed(options: str, setting: str) -> None:
+    chosen, walked = SETTINGS[setting], library(f"fedwmsam({options})", setting, record=True)
+    points = [point for point, _ in walked.gradients]
+    for z, cohort in zip([chosen.x0, *walked.x], chosen.cohorts, strict=False):
+        for i in cohort:
+            same(points[0], z, atol=0)
+            if _at(chosen.steps, i) > 1:
+                rho = float(options.split(",")[0].removeprefix("rho="))
+                assert np.linalg.norm(points[1] - z) > 0.5 * rho
+            points = points[_at(chosen.steps, i) :]
+    assert not points
+
+
+# --- symmetries ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_54_equivariance(method: str) -> None:
+    """Shifting or rotating the problem shifts or rotates every iterate, except where the method looks at coordinates."""
+    text, problem = text_of(method), PARTIAL.problem
+    expected = np.array(library(text, "partial").x)
+    shift = np.arange(6.0) - 2.0
+    moved = PARTIAL.but(problem=Quadratics(problem.A, problem.b + shift), x0=PARTIAL.x0 + shift)
+    Q, _ = np.linalg.qr(np.random.default_rng(1).normal(size=(6, 6)))
+    turned = PARTIAL.but(problem=Quadratics(Q @ problem.A @ Q.T, problem.b @ Q.T), x0=Q @ PARTIAL.x0)
+    shifts = np.allclose(walk(text, moved, **QUICK).x, expected + shift, rtol=0, atol=1e-8)
+    turns = np.allclose(walk(text, turned, **QUICK).x, expected @ Q.T, rtol=0, atol=1e-8)
+    assert shifts == (method not in identities.NOT_TRANSLATED)
+    assert turns == (method not in identities.NOT_ROTATED)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_55_scaling_the_loss_against_the_rate(method: str) -> None:
+    """With the loss times s and all rates over s every iterate stays, where no slot mixes units; alpha, mu and beta go with s."""
+    s, scale, flat = 3.0, identities.SCALES_WITH_LOSS.get(method, {}), SETTINGS["uneven-partial"]
+    steep = flat.but(eta=[rate / s for rate in flat.eta])
+    left = library(text_of(method, **scale), "uneven-partial").x
+    right = walk(text_of(method, **{key: s * value for key, value in scale.items()}), steep, scale=s, **QUICK).x
+    if method in identities.UNITS_MIXED:
+        differ(left, right, 1e-6)
+    else:
+        same(left, right, atol=1e-8)
+    if method == "fedwmsam":
+        same(library("fedwmsam(rho=0)", "uneven-partial").x, walk("fedwmsam(rho=0)", steep, scale=s, **QUICK).x, atol=1e-8)
+    if scale:
+        differ(left, walk(text_of(method, **scale), steep, scale=s, **QUICK).x, 1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_56_client_states_are_isolated(method: str) -> None:
+    """A client that never takes part keeps its first state, and swapping two clients swaps their states."""
+    some = PARTIAL.but(cohorts=[[0, 1], [1, 2], [0, 2], [1, 3]])
+    swapped = [1, 0, 2, 3, 4]
+    other = some.but(
+        problem=Quadratics(some.problem.A[swapped], some.problem.b[swapped]), cohorts=[[swapped[i] for i in c] for c in some.cohorts]
+    )
+    parameters = {"beta": 0.9} if method in ("mime", "mimelite") else {"all_mean": True} if method == "feddyn" else {}
+    left, right = (walk(text_of(method, **parameters), setting, **QUICK) for setting in (some, other))
+    same(left.x, right.x)
+    same(left.x, some.run(METHODS[method], **{k: v for k, v in parameters.items() if k != "all_mean"}).x)
+    for i, states in left.clients[-1].items():
+        twin = flat_state(right.clients[-1][swapped[i]])
+        for name, value in flat_state(states).items():
+            same(value, twin[name])
+            if i == 4:
+                same(value, some.x0 if (method, name) == ("feddyn", "drift.last") else 0.0)
+        for earlier, later, cohort in zip(left.clients, left.clients[1:], some.cohorts[1:], strict=False):
+            if i not in cohort:
+                assert all(torch.equal(flat_state(earlier[i])[name], value) for name, value in flat_state(later[i]).items())
+

@@ -1,0 +1,36 @@
+"""Downloads: what is shown of them, and that a run fetches what it lacks."""
+
+from __future__ import annotations
+
+from fedflat.cli.downloads import Downloads, fetch_if_missing
+from fedflat.experiment.config import Config
+
+
+def test_one_line_per_file_in_a_pipe(capsys):
+    with Downloads() as downloads:
+        for done in (10, 20):
+            downloads.arrived("a.gz", done, 2000)
+        downloads.arrived("b.gz", 5, None)
+    assert capsys.readouterr().err == "fetching a.gz (2 kB)\nfetching b.gz\n"
+
+
+def test_bars_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with Downloads() as downloads:
+        for done in (10, 2000):
+            downloads.arrived("a.gz", done, 2000)
+    assert "a.gz" in capsys.readouterr().err
+
+
+def test_silence(capsys):
+    with Downloads(silent=True) as downloads:
+        assert downloads.arrived is None
+
+
+def test_an_experiment_fetches_what_it_lacks(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("fedflat.data.fetch", lambda *arguments: asked.append(arguments[:2]))
+    fetch_if_missing(Config(data={"name": "cifar10", "folder": tmp_path}), silent=True)
+    fetch_if_missing(Config(), silent=True)
+    fetch_if_missing(Config(data={"name": "custom:mine"}), silent=True)
+    assert asked == [("cifar10", tmp_path)]
