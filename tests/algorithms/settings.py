@@ -12,7 +12,7 @@ from ..reference import METHODS, Quadratics, Setting, Trace, bed, draw_cohorts
 
 STEPS = [7, 3, 5, 1, 4]
 DECAY = 0.9
-FULL, PARTIAL = bed(rounds=6), bed(rounds=10, size=2)
+FULL, PARTIAL = bed(rounds=5), bed(rounds=8, size=2)
 
 
 def uneven(setting: Setting) -> Setting:
@@ -21,6 +21,8 @@ def uneven(setting: Setting) -> Setting:
 
 
 SETTINGS: dict[str, Setting] = {"full": FULL, "partial": PARTIAL, "uneven": uneven(FULL), "uneven-partial": uneven(PARTIAL)}
+
+SHORT = {"short": PARTIAL.but(cohorts=PARTIAL.cohorts[:5])}
 
 BY_SAMPLES = ("fedavg", "fedavgm", "fedprox", "fedadam", "fedyogi", "fedadagrad", "mime", "mimelite", "fedsam", "fedasam")
 """Methods whose reference weighs displacements by sample counts."""
@@ -34,12 +36,12 @@ def by_samples(setting: Setting) -> Setting:
 @cache
 def library(text: str, setting: str, weighting: str = "uniform", record: bool = False) -> Walk:
     """A walk of the library over a named setting."""
-    return walk(text, SETTINGS[setting], weighting=weighting, names=("weight",), quick=True, record=record)
+    return walk(text, (SETTINGS | SHORT)[setting], weighting=weighting, names=("weight",), quick=True, record=record)
 
 
 @cache
 def _reference(method: str, parameters: tuple[tuple[str, Any], ...], setting: str) -> Trace:
-    return SETTINGS[setting].run(METHODS[method], **dict(parameters))
+    return (SETTINGS | SHORT)[setting].run(METHODS[method], **dict(parameters))
 
 
 def reference(method: str, setting: str, **parameters: Any) -> Trace:

@@ -224,8 +224,14 @@ def test_option_i_of_fedmo_may_look_at_a_few_batches() -> None:
     assert whole.outcomes[0].cost.backward_passes - some.outcomes[0].cost.backward_passes == saved
 
 
+@pytest.mark.parametrize("perturbation", ["sam(rho=0.4)", "asam(rho=0.4)", "lesam(rho=0.4)"])
+def test_mime_takes_both_gradients_of_its_difference_at_one_offset(perturbation: str) -> None:
+    """So that on a quadratic, g(y + e) - g(z + e) = A (y - z), the offset cancels."""
+    same(library(f"mime(beta=0.5)+{perturbation}", "partial").x, reference("mime", "partial", beta=0.5).x)
+
+
 def test_cyclic_rate() -> None:
-    T, high = 10, 0.05
+    T, high = len(PARTIAL.cohorts), 0.05
     for decay in (1.0, DECAY):
         rates = cyclic_rates(T, high=high, low=0.01, cycle=3, start=0.4)
         trace = PARTIAL.but(eta=[rate * decay**t for t, rate in enumerate(rates)]).run(METHODS["scaffold"])
@@ -235,7 +241,7 @@ def test_cyclic_rate() -> None:
 
 @pytest.mark.parametrize("method", ["fedswa", "fedmoswa"])
 def test_released_fedswa_decays_before_the_first_round(method: str) -> None:
-    rates = [0.06 * DECAY ** (t + 1) for t in range(10)]
+    rates = [0.06 * DECAY ** (t + 1) for t in range(len(PARTIAL.cohorts))]
     released = {} if method == "fedswa" else {"gamma": 0.1, "gamma_first_round": 1.0, "normaliser": "trapezoid"}
     trace = PARTIAL.but(eta=rates, steps=STEPS).run(METHODS[method], **released)
     same(library(f"{method}(variant=released)", "uneven-partial").x, trace.x)

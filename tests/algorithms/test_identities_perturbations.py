@@ -142,7 +142,7 @@ def test_released_fedwmsam_looks_ahead_by_scalar_shifts() -> None:
     walked = walk("fedwmsam(variant=released,rho=0.3,alpha0=0.4,lam=0.2)", PARTIAL, names=SPLIT, quick=True, record=True)
     points, zero = iter(point for point, _ in walked.gradients), np.zeros(6)
     server, z = {"momentum": zero, "c": zero, "alpha": 0.4}, PARTIAL.x0
-    clients = {i: zero for i in range(5)}
+    clients = dict.fromkeys(range(5), zero)
     for t, cohort in enumerate(PARTIAL.cohorts):
         for i in cohort:
             alpha, r = server["alpha"], server["c"] - clients[i]

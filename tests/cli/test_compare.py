@@ -132,6 +132,7 @@ def test_what_diverged_is_not_best():
     assert "fedsam is best" in (says := verdict(several(fedavg=[None, None], fedsam=[0.5, 0.5], fedcm=[0.4, 0.4])))
     assert "fedavg, listed first, diverged" in says
     assert "over the 1 of 2 seeds that did not diverge" in verdict(several(fedavg=[0.9, None], fedsam=[0.5, 0.5]))
+    assert "all others diverged" in verdict(several(fedavg=[0.5, 0.5], fedsam=[None, None]))
     assert "Every run diverged" in verdict(several(fedavg=[None], fedsam=[None]))
 
 

@@ -81,6 +81,7 @@ def compare(
         print_json({"folder": out, "figure": figure, **comparison_document(comparison, target)})
         return
     print_comparison(comparison, target)
+    screen().print()
     screen().print(facts({"runs": out, "figure": figure}))
 
 

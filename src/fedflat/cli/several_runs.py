@@ -61,6 +61,7 @@ def print_comparison(comparison: Comparison, targets: Sequence[float] = ()) -> N
     many = f"; the mean is over {_to(counts)} evaluation{'s' * (max(counts) != 1)}" if counts else ""
     console.print(f"test {with_unit(metric)}: {spread}{many}", style="dim")
     console.print(table(columns, rows, numbers=set(columns) - {"algorithm", "settings"}))
+    console.print()
     for record in comparison.records:
         if record.status not in ("finished", "stopped"):
             name = f"{record.config.algorithm}, seed {record.config.seed}"
@@ -85,7 +86,7 @@ def verdict(comparison: Comparison) -> str:
     some = f", over the {best['mean_last'].count} of {best['seeds']} seeds that did not diverge" if best["diverged"] else ""
     says = f"{best['label']} is best by the mean of the last 100 rounds ({_words(best['mean_last'], metric)}{some})"
     if len(alive) == 1:
-        return f"{says}; there is no other to compare it with."
+        return f"{says}; {'there is no other to compare it with' if len(lines) == 1 else 'all others diverged'}."
     if best is first:
         return f"{says}: {_lead(best, alive[1], 'the second', metric)}."
     if "mean_last" not in first:

@@ -4,29 +4,42 @@ from fedflat.data.arrays import from_arrays
 from fedflat.data.augment import AUGMENTATIONS, Augmentation, augmentation, normalise
 from fedflat.data.dataset import Dataset, Examples, describe
 from fedflat.data.folder import data_folder
-from fedflat.data.registry import DATASETS, fetch, load, names, verify
+from fedflat.data.mapped import MappedTensor, open_mapped
+from fedflat.data.registry import DATASETS, OWN, canonical_dataset, dataset_source, fetch, load, load_corruptions, names, verify
+from fedflat.data.sources.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, SEVERITIES
 from fedflat.data.split import SPLIT_PARTS, SPLITS, Split, canonical_split, fixes_clients, full_split, partition
+from fedflat.data.torch_dataset import from_torch
 
 __all__ = [
     "AUGMENTATIONS",
+    "CORRUPTIONS",
     "DATASETS",
+    "EXTRA_CORRUPTIONS",
+    "OWN",
+    "SEVERITIES",
     "SPLITS",
     "SPLIT_PARTS",
     "Augmentation",
     "Dataset",
     "Examples",
+    "MappedTensor",
     "Split",
     "augmentation",
+    "canonical_dataset",
     "canonical_split",
     "data_folder",
+    "dataset_source",
     "describe",
     "fetch",
     "fixes_clients",
     "from_arrays",
+    "from_torch",
     "full_split",
     "load",
+    "load_corruptions",
     "names",
     "normalise",
+    "open_mapped",
     "partition",
     "verify",
 ]

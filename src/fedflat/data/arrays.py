@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from mmap import mmap
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from fedflat.data.dataset import Dataset, Examples, Kind
+from fedflat.data.mapped import MappedTensor, open_mapped
 from fedflat.errors import UserError
 
 Array = torch.Tensor | npt.NDArray[Any] | Sequence[Any]
@@ -31,22 +34,26 @@ def from_arrays(
 
     Statistics that are not given are computed from the training set when the inputs are uint8; float inputs are used as they are.
     """
-    train = Examples(_inputs(train_inputs), torch.as_tensor(train_targets).long(), _groups(train_groups))
-    test = Examples(_inputs(test_inputs), torch.as_tensor(test_targets).long(), _groups(test_groups))
+    labels, label_names = numbered(train_targets, test_targets)
+    groups, group_names = numbered(train_groups, test_groups)
+    train = Examples(_inputs(train_inputs), labels[0], groups[0])
+    test = Examples(_inputs(test_inputs), labels[1], groups[1])
     if classes is None:
         highest = max(int(part.targets.max()) if len(part) else 0 for part in (train, test))
-        classes = [str(label) for label in range(highest + 1)]
+        classes = label_names or [str(label) for label in range(highest + 1)]
+    kind = _kind(name, train.inputs)
     if train.inputs.dtype == torch.uint8 and len(train) and (mean is None or std is None):
         computed = channel_statistics(train.inputs)
         mean, std = mean or computed[0], std or computed[1]
-    return Dataset(name, train, test, tuple(classes), tuple(mean or ()), tuple(std or ()), _kind(name, train.inputs))
+    return Dataset(name, train, test, tuple(classes), tuple(mean or ()), tuple(std or ()), kind, tuple(group_names))
 
 
 def channel_statistics(images: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation per channel of uint8 images, on the scale from 0 to 1; a constant channel has deviation 1."""
     sums = np.zeros((2, images.shape[1]), dtype=np.int64)
-    for start in range(0, len(images), 1000):
-        values = images[start : start + 1000].numpy().astype(np.int64)
+    rows = max(1, (1 << 21) // max(1, images[:1].numel()))
+    for start in range(0, len(images), rows):
+        values = images[start : start + rows].numpy().astype(np.int64)
         sums += np.stack([values.sum((0, 2, 3)), np.square(values).sum((0, 2, 3))])
     return statistics_of_sums(sums, images[:, 0].numel())
 
@@ -59,17 +66,36 @@ def statistics_of_sums(sums: npt.NDArray[np.int64], count: int) -> tuple[tuple[f
     return tuple((mean / 255).tolist()), tuple((std / 255).tolist())
 
 
+def numbered(train: Any, test: Any) -> tuple[list[Any], list[str]]:
+    """Labels as int64 tensors; words are numbered in alphabetical order, and the words come along. None stays None."""
+    given = [values for values in (train, test) if values is not None]
+    worded = [not isinstance(values, torch.Tensor) and np.asarray(values).dtype.kind not in "biuf" for values in given]
+    if not any(worded):
+        return [None if values is None else torch.as_tensor(values).long() for values in (train, test)], []
+    if not all(worded):
+        raise UserError("the training and the test set name their labels in different ways; expected words in both or numbers in both")
+    names = sorted({str(word) for values in given for word in np.asarray(values).ravel()})
+    place = {name: number for number, name in enumerate(names)}
+    return [None if values is None else torch.tensor([place[str(word)] for word in np.asarray(values)]) for values in (train, test)], names
+
+
 def _inputs(values: Array) -> torch.Tensor:
+    path = _whole_file(values)
+    if path is not None:
+        values = open_mapped(path)
     inputs = torch.as_tensor(values).cpu()
     if inputs.dtype == torch.uint8 and inputs.ndim == 3:
-        inputs = inputs.unsqueeze(1)
+        inputs = MappedTensor.of(inputs.unsqueeze(1), inputs.path) if isinstance(inputs, MappedTensor) else inputs.unsqueeze(1)
     if inputs.dtype == torch.float64:
         inputs = inputs.float()
-    return inputs.contiguous()
+    return inputs if isinstance(inputs, MappedTensor) else inputs.contiguous()
 
 
-def _groups(values: Array | None) -> torch.Tensor | None:
-    return None if values is None else torch.as_tensor(values).long()
+def _whole_file(values: Any) -> Path | None:
+    """The ``.npy`` file that an array maps from beginning to end, if it does."""
+    base: object = getattr(values, "base", None)
+    is_whole = isinstance(values, np.memmap) and isinstance(base, mmap) and str(values.filename).endswith(".npy")
+    return Path(str(values.filename)) if is_whole else None
 
 
 def _kind(name: str, inputs: torch.Tensor) -> Kind:

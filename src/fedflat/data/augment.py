@@ -135,8 +135,59 @@ class Mixup(Part):
         return lam * values + (1 - lam) * values[order]
 
 
-# In the order in which they are applied; the place of a part is also the number of its stream, so that new ones go to the end.
-AUGMENTATIONS: dict[str, type[Part]] = {"crop-flip": CropFlip, "cutout": Cutout, "mixup": Mixup}
+@dataclass(frozen=True)
+class RandomResizedCrop(Part):
+    """A window of random area and shape, stretched to the size of the image (Szegedy et al. 2015).
+
+    Its area is a share ``scale`` to 1 of the image's, its width over height between 1/``ratio`` and ``ratio``, evenly in the logarithm. As
+    in torchvision, a window that does not fit is drawn again up to ten times and then replaced by the largest one in the middle. Mirror
+    images are ``crop-flip(padding=0)``.
+    """
+
+    scale: float = param(0.08, "the smallest area of the window, as a share of the image's", above=0, high=1)
+    ratio: float = param(4 / 3, "the largest ratio of width to height, and of height to width", low=1)
+    attempts: ClassVar[int] = 10
+    per_example = 2 * attempts + 2
+
+    def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
+        """Top, left, height and width of the window."""
+        size = np.array(shape[1:])
+        shares, shapes = np.split(per_example[..., : 2 * self.attempts], 2, axis=-1)
+        area = size.prod() * (self.scale + (1 - self.scale) * shares)
+        aspect = np.exp((2 * shapes - 1) * np.log(self.ratio))
+        windows = np.rint(np.sqrt(np.stack([area / aspect, area * aspect], -1)))
+        fits = ((windows >= 1) & (windows <= size)).all(-1)
+        first = np.take_along_axis(windows, fits.argmax(-1)[..., None, None], -2)[..., 0, :]
+        any_fits = fits.any(-1)[..., None]
+        window = np.where(any_fits, first, np.minimum(size, np.rint(size[::-1] * self.ratio))).astype(np.int64)
+        corner = np.where(any_fits, whole(per_example[..., -2:], size - window + 1), (size - window) // 2)
+        return {"window": torch.from_numpy(np.concatenate([corner, window], -1))}
+
+    def on_pixels(self, pixels: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """The windows, bilinearly interpolated from pixels inside them."""
+        window = draws["window"][: len(pixels)].to(torch.float32)
+        places = []
+        for axis, size in enumerate(pixels.shape[2:]):
+            first, length = window[:, axis : axis + 1], window[:, 2 + axis : 3 + axis]
+            centres = (torch.arange(size, device=pixels.device) + 0.5) * (length / size) - 0.5
+            source = first + torch.minimum(centres.clamp(min=0), length - 1)
+            places.append((2 * source + 1) / size - 1)
+        down, across = places
+        shape = (len(pixels), *pixels.shape[2:])
+        grid = torch.stack([across[:, None, :].expand(shape), down[:, :, None].expand(shape)], -1)
+        values = pixels if pixels.is_floating_point() else pixels.to(torch.float32)
+        cut = F.grid_sample(values, grid.to(values.dtype), mode="bilinear", padding_mode="border", align_corners=False)
+        return cut if pixels.is_floating_point() else cut.round().to(pixels.dtype)
+
+
+# In the order in which they are applied, first all on pixels and then all on values; the place of a part is also the number of its
+# stream, so that new ones go to the end.
+AUGMENTATIONS: dict[str, type[Part]] = {
+    "crop-flip": CropFlip,
+    "cutout": Cutout,
+    "mixup": Mixup,
+    "random-resized-crop": RandomResizedCrop,
+}
 
 
 @dataclass(frozen=True)
@@ -223,6 +274,6 @@ def permutation(draws: Draws, size: int | None = None) -> torch.Tensor:
     return draws["order"][:size].argsort()
 
 
-def whole(uniforms: Uniforms, count: int) -> npt.NDArray[np.int64]:
+def whole(uniforms: Uniforms, count: int | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Whole numbers from 0 to ``count`` - 1, equally likely."""
     return np.minimum((uniforms * count).astype(np.int64), count - 1)

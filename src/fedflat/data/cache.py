@@ -58,7 +58,7 @@ def fingerprint(parts: Iterable[object]) -> str:
 
 
 def rows_of(inputs: torch.Tensor, rows: np.ndarray, folder: Path, name: str) -> torch.Tensor:
-    """Some rows of an array: still mapped where they are consecutive, else in memory where they fit, else mapped from a file of their own."""
+    """Some rows of an array: still mapped where they are consecutive, else in memory where they fit, else mapped from another file."""
     consecutive = len(rows) > 0 and bool((np.diff(rows) == 1).all())
     if consecutive and isinstance(inputs, MappedTensor):
         return inputs.part(int(rows[0]), len(rows))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -12,8 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedflat.data.mapped import MappedTensor
 from fedflat.errors import UserError
 
+BLOCK_BYTES = 1 << 24
 Kind = Literal["image", "vector", "text"]
 
 
@@ -23,6 +25,7 @@ class Examples:
 
     inputs: torch.Tensor
     targets: torch.Tensor
+    """The class of each example; for text it may be a class per position, [n, length]."""
     groups: torch.Tensor | None = None
     """The natural client of each example: a writer, a domain, a role."""
     coarse: torch.Tensor | None = None
@@ -37,8 +40,8 @@ class Examples:
         return self._each(lambda tensor: tensor[rows])
 
     def share(self) -> None:
-        """Move the tensors to shared memory, so that worker processes read them without a copy."""
-        self._each(torch.Tensor.share_memory_)
+        """Move the tensors to shared memory, so that worker processes read them without a copy; what is mapped stays in its file."""
+        self._each(lambda tensor: tensor.share_memory_())  # type: ignore[no-untyped-call]
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every tensor that is there, by name."""
@@ -60,10 +63,12 @@ class Dataset:
     std: tuple[float, ...] = ()
     """Mean and deviation per channel of uint8 inputs, on the scale from 0 to 1."""
     kind: Kind = "image"
+    group_names: tuple[str, ...] = ()
+    """The names of the natural clients, where they have any: example i comes from ``group_names[groups[i]]``."""
 
     def __post_init__(self) -> None:
         for part, examples in (("training", self.train), ("test", self.test)):
-            _check_examples(f"the {part} set of {self.name}", examples, self.num_classes)
+            _check_examples(f"the {part} set of {self.name}", examples, self)
         if self.train.inputs.shape[1:] != self.test.inputs.shape[1:] or self.train.inputs.dtype != self.test.inputs.dtype:
             raise UserError(
                 f"the training inputs of {self.name} are {_form(self.train.inputs)}, "
@@ -91,7 +96,8 @@ class Dataset:
         for part in (self.train, self.test):
             for name, tensor in part.tensors().items():
                 digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-                digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+                for block in _blocks(tensor):
+                    digest.update(block.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
 
@@ -99,39 +105,61 @@ def describe(dataset: Dataset) -> dict[str, Any]:
     """What a data set holds, as plain values: sizes, shape, classes and how often each occurs, statistics, content hash."""
 
     def class_counts(examples: Examples) -> list[int]:
-        counts: list[int] = torch.bincount(examples.targets.flatten(), minlength=dataset.num_classes).tolist()
-        return counts
+        counts = sum(
+            (torch.bincount(block.flatten(), minlength=dataset.num_classes) for block in _blocks(examples.targets)), torch.tensor(0)
+        )
+        return counts.tolist()
 
+    sizes: Any = [] if dataset.train.groups is None else np.unique(dataset.train.groups, return_counts=True)[1]
     return {
         "name": dataset.name,
         "kind": dataset.kind,
         "train": len(dataset.train),
         "test": len(dataset.test),
         "input_shape": list(dataset.input_shape),
+        "target_shape": list(dataset.train.targets.shape[1:]),
+        "bytes": sum(tensor.nbytes for part in (dataset.train, dataset.test) for tensor in part.tensors().values()),
+        "mapped": isinstance(dataset.train.inputs, MappedTensor),
         "classes": list(dataset.classes),
         "train_class_counts": class_counts(dataset.train),
         "test_class_counts": class_counts(dataset.test),
-        "groups": 0 if dataset.train.groups is None else len(np.unique(dataset.train.groups)),
+        "groups": len(sizes),
+        "group_sizes": {"min": int(min(sizes)), "median": float(np.median(sizes)), "max": int(max(sizes))} if len(sizes) else {},
+        "group_names": list(dataset.group_names),
         "mean": list(dataset.mean),
         "std": list(dataset.std),
         "content": dataset.content,
     }
 
 
+def _blocks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The rows of a tensor, few enough at a time that what is computed from them needs little memory."""
+    rows = max(1, BLOCK_BYTES // max(1, tensor[:1].nbytes))
+    yield from (tensor[start : start + rows] for start in range(0, max(1, len(tensor)), rows))
+
+
 def _form(inputs: torch.Tensor) -> str:
     return f"{str(inputs.dtype).removeprefix('torch.')} of shape {tuple(inputs.shape[1:])}"
 
 
-def _check_examples(what: str, examples: Examples, num_classes: int) -> None:
+def _check_examples(what: str, examples: Examples, dataset: Dataset) -> None:
     lengths = {name: len(tensor) for name, tensor in examples.tensors().items()}
     if len(set(lengths.values())) > 1:
         raise UserError(f"{what} has {', '.join(f'{n} {name}' for name, n in lengths.items())}; expected equally many of each")
     if not len(examples):
         raise UserError(f"{what} is empty; expected at least one example")
-    if examples.targets.dtype != torch.int64:
-        raise UserError(f"the targets of {what} are {examples.targets.dtype}; expected class numbers of type int64")
-    low, high = int(examples.targets.min()), int(examples.targets.max())
-    if low < 0 or high >= num_classes:
-        raise UserError(f"{what} has label {low if low < 0 else high}; expected labels from 0 to {num_classes - 1}")
-    if examples.inputs.is_floating_point() and not bool(examples.inputs.isfinite().all()):
+    targets, inputs = examples.targets, examples.inputs
+    if targets.dtype != torch.int64:
+        raise UserError(f"the targets of {what} are {targets.dtype}; expected class numbers of type int64")
+    if targets.ndim > 1 and (dataset.kind != "text" or targets.shape != inputs.shape):
+        allowed = (
+            f"one class per example or, as the inputs, {tuple(inputs.shape[1:])}" if dataset.kind == "text" else "one class per example"
+        )
+        raise UserError(f"the targets of {what} have shape {tuple(targets.shape[1:])} per example; expected {allowed}")
+    low, high = int(targets.min()), int(targets.max())
+    if low < 0 or high >= dataset.num_classes:
+        raise UserError(f"{what} has label {low if low < 0 else high}; expected labels from 0 to {dataset.num_classes - 1}")
+    if inputs.is_floating_point() and not all(bool(block.isfinite().all()) for block in _blocks(inputs)):
         raise UserError(f"{what} has inputs that are infinite or not a number; expected finite values")
+    if dataset.group_names and examples.groups is not None and int(examples.groups.max()) >= len(dataset.group_names):
+        raise UserError(f"{what} has group {int(examples.groups.max())}, but there are names for {len(dataset.group_names)} groups only")

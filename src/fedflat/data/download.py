@@ -5,10 +5,12 @@ from __future__ import annotations
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 from fedflat.data.sources.source import Download, Source, md5_of
 from fedflat.errors import UserError
@@ -16,12 +18,15 @@ from fedflat.errors import UserError
 Progress = Callable[[str, int, int | None], None]
 """Called as bytes arrive with the name of the file, how many there are by now, and how many there will be if the server says so."""
 
+Member = Callable[[str], IO[bytes] | None]
+"""The bytes of a file of an archive, by name."""
+
 ATTEMPTS = 5
 TIMEOUT_SECONDS = 30
 BLOCK = 1 << 16
 
 
-def fetch_source(source: Source[Any], folder: Path, progress: Progress | None = None) -> None:
+def fetch_source(source: Source, folder: Path, progress: Progress | None = None) -> None:
     """Fetch what is missing or damaged of a data set; what is there and whole is left alone."""
     for download in source.downloads:
         if all(source.is_intact(folder, file) for file in download.files):
@@ -31,6 +36,8 @@ def fetch_source(source: Source[Any], folder: Path, progress: Progress | None = 
         except (OSError, HTTPException) as error:
             reason = str(error) or type(error).__name__
             raise UserError(f"{source.name} could not be fetched from {download.url} ({reason}); {source.expected(folder)}") from error
+    if source.missing(folder):
+        raise UserError(f"{source.name} cannot all be fetched by itself; {source.expected(folder)}")
 
 
 def _fetch(download: Download, folder: Path, progress: Progress) -> None:
@@ -88,10 +95,10 @@ def _receive(url: str, part: Path, progress: Progress) -> bool:
 
 def _unpack(archive: Path, download: Download, folder: Path) -> None:
     """Unpack the wanted files to the side, then move each into place; no name in the archive ever decides where something is written."""
-    with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as side, tarfile.open(archive) as tar:
+    opened = _open_zip if download.url.endswith(".zip") else _open_tar
+    with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as side, opened(archive) as member:
         for number, file in enumerate(download.files):
-            member = tar.getmember(file) if file in tar.getnames() else None
-            stream = tar.extractfile(member) if member is not None and member.isreg() else None
+            stream = member(file)
             if stream is None:
                 raise UserError(f"{download.url} holds no file {file}; it is not the archive that was expected")
             with stream, (Path(side) / str(number)).open("wb") as out:
@@ -99,3 +106,17 @@ def _unpack(archive: Path, download: Download, folder: Path) -> None:
         for number, file in enumerate(download.files):
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (Path(side) / str(number)).replace(folder / file)
+
+
+@contextmanager
+def _open_tar(archive: Path) -> Iterator[Member]:
+    with tarfile.open(archive) as tar:
+        files = {member.name: member for member in tar.getmembers() if member.isreg()}
+        yield lambda name: tar.extractfile(files[name]) if name in files else None
+
+
+@contextmanager
+def _open_zip(archive: Path) -> Iterator[Member]:
+    with zipfile.ZipFile(archive) as zipped:
+        files = {member.filename: member for member in zipped.infolist() if not member.is_dir()}
+        yield lambda name: zipped.open(files[name]) if name in files else None

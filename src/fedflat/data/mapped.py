@@ -31,9 +31,9 @@ class MappedTensor(torch.Tensor):
     @classmethod
     def of(cls, tensor: torch.Tensor, path: Path) -> MappedTensor:
         """A view of the values of ``path``, knowing where it comes from."""
-        made = torch.Tensor._make_subclass(cls, tensor)  # type: ignore[no-untyped-call]
+        made = torch.Tensor._make_subclass(cls, tensor)
         made.path = path
-        return made  # type: ignore[no-any-return]
+        return made
 
     def part(self, start: int, length: int, dim: int = 0) -> MappedTensor:
         """Some consecutive rows, still mapped."""

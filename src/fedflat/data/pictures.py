@@ -40,7 +40,7 @@ class PictureOptions:
 
 @dataclass
 class Listing:
-    """Which pictures a data set is made of: for each the name of its file, its class, where it comes from, and whether it is for testing."""
+    """Which pictures a data set is made of: the file of each, its class, where it comes from, and whether it is for testing."""
 
     names: list[str] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)
@@ -75,7 +75,7 @@ def picture_dataset(
     kept = entry(
         folder,
         f"{short}-{options.size}",
-        fingerprint((tree.where, options, *stamps)),
+        fingerprint((options.size, options.fit, *stamps)),
         partial(_decode_all, tree, listing.names, options),
     )
     inputs, sums = open_mapped(kept / "inputs.npy"), np.load(kept / "sums.npy")

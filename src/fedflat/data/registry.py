@@ -1,48 +1,113 @@
-"""Data sets by name: load, fetch, verify."""
+"""Data sets by name: load, fetch, verify.
+
+A text such as ``pacs(test_domain=sketch,size=64)`` names a data set with parameters. What has no publisher, a user's own files, is named
+the same way: ``images(path=FOLDER)``, ``domains(path=FOLDER)``, ``arrays(path=FILE)``, ``hub(path=NAME)``.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from typing import Any
 
-from fedflat.data.dataset import Dataset
+from fedflat.data.dataset import Dataset, Examples
 from fedflat.data.download import Progress, fetch_source
 from fedflat.data.folder import data_folder
+from fedflat.data.sources.array_files import ARRAYS
 from fedflat.data.sources.cifar import CIFAR10, CIFAR100
+from fedflat.data.sources.corruptions import CIFAR10_C, CIFAR100_C, CorruptedCifar
 from fedflat.data.sources.digits import DIGITS
+from fedflat.data.sources.domains import OFFICE_HOME, OWN_DOMAINS, PACS
+from fedflat.data.sources.femnist import FEMNIST
+from fedflat.data.sources.hub import HUB
 from fedflat.data.sources.idx import FASHION_MNIST, MNIST
+from fedflat.data.sources.image_folder import IMAGES
+from fedflat.data.sources.landmarks import LANDMARKS
+from fedflat.data.sources.shakespeare import SHAKESPEARE
 from fedflat.data.sources.source import FileReport, Source
+from fedflat.data.sources.tiny_imagenet import TINY_IMAGENET
 from fedflat.errors import UserError, one_of
+from fedflat.text import parse_one, revise
 
-DATASETS: dict[str, Source[Any]] = {source.name: source for source in (DIGITS, MNIST, FASHION_MNIST, CIFAR10, CIFAR100)}
+_PUBLISHED: tuple[Source, ...] = (
+    DIGITS,
+    MNIST,
+    FASHION_MNIST,
+    CIFAR10,
+    CIFAR100,
+    CIFAR10_C,
+    CIFAR100_C,
+    FEMNIST,
+    SHAKESPEARE,
+    TINY_IMAGENET,
+    LANDMARKS,
+    OFFICE_HOME,
+    PACS,
+)
+DATASETS: dict[str, Source] = {source.name: source for source in _PUBLISHED}
+OWN: dict[str, Source] = {source.name: source for source in (IMAGES, OWN_DOMAINS, ARRAYS, HUB)}
+"""Kinds of files that a user brings."""
 
 
 def names() -> tuple[str, ...]:
-    """The names of all data sets."""
+    """The names of all published data sets."""
     return tuple(DATASETS)
 
 
-def load(name: str, folder: Path | None = None, download: bool = True, progress: Progress | None = None) -> Dataset:
+def dataset_source(text: str) -> Source:
+    """The source that a text names, with its parameters checked.
+
+    >>> dataset_source("pacs(size=32)").options.size
+    32
+    """
+    call = parse_one(text)
+    known = DATASETS | OWN
+    if call.name not in known:
+        raise one_of("data set", call.name, known, "fedflat data")
+    source = known[call.name]
+    return dataclasses.replace(source, options=revise(source.options, call.values, f"data set {call.name}"))
+
+
+def canonical_dataset(text: str) -> str:
+    """The shortest text of a data set.
+
+    >>> canonical_dataset("pacs( size=64, test_domain = sketch )"), canonical_dataset("landmarks(fit=crop)")
+    ('pacs(test_domain=sketch)', 'landmarks')
+    """
+    return dataset_source(text).text
+
+
+def load(text: str, folder: Path | None = None, download: bool = True, progress: Progress | None = None) -> Dataset:
     """A data set by name, read from the data folder and verified; what is missing is fetched first, unless ``download`` is off."""
-    source, where = _source(name), data_folder(folder)
-    if source.missing(where):
-        if not download:
-            raise UserError(f"{name} is not all there; {source.expected(where)}, or by 'fedflat data get {name}'")
-        fetch_source(source, where, progress)
+    source, where = dataset_source(text), data_folder(folder)
+    _complete(source, where, download, progress)
     return source.read(where)
 
 
-def fetch(name: str, folder: Path | None = None, progress: Progress | None = None) -> None:
+def load_corruptions(
+    name: str, folder: Path | None = None, download: bool = True, progress: Progress | None = None
+) -> dict[str, dict[int, Examples]]:
+    """The corrupted test images of ``cifar10`` or ``cifar100``, by corruption and severity (1 to 5), mapped and not yet read."""
+    known = {of: source for source in DATASETS.values() if isinstance(source, CorruptedCifar) for of in (source.of, source.name)}
+    if name not in known:
+        raise one_of("data set with corruptions", name, known)
+    _complete(known[name], data_folder(folder), download, progress)
+    return known[name].examples(data_folder(folder))
+
+
+def fetch(text: str, folder: Path | None = None, progress: Progress | None = None) -> None:
     """Fetch what is missing or damaged of a data set."""
-    fetch_source(_source(name), data_folder(folder), progress)
+    fetch_source(dataset_source(text), data_folder(folder), progress)
 
 
-def verify(name: str, folder: Path | None = None) -> tuple[FileReport, ...]:
+def verify(text: str, folder: Path | None = None) -> tuple[FileReport, ...]:
     """Check every file of a data set against the hashes that its publisher or we know."""
-    return _source(name).verify(data_folder(folder))
+    return dataset_source(text).verify(data_folder(folder))
 
 
-def _source(name: str) -> Source[Any]:
-    if name not in DATASETS:
-        raise one_of("data set", name, DATASETS, "fedflat data")
-    return DATASETS[name]
+def _complete(source: Source, where: Path, download: bool, progress: Progress | None) -> None:
+    if not source.missing(where):
+        return
+    if not download or not source.downloads:
+        by_command = f", or by 'fedflat data get {source.name}'" if source.downloads else ""
+        raise UserError(f"{source.name} is not all there; {source.expected(where)}{by_command}")
+    fetch_source(source, where, progress)

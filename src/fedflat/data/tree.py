@@ -6,6 +6,7 @@ import hashlib
 import os
 import zipfile
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -36,16 +37,25 @@ class Tree(ABC):
         with self.open(name) as stream:
             return stream.read().decode("utf-8", "replace")
 
+    @cached_property
+    def _names(self) -> list[str]:
+        return list(self.stamps)
+
     def below(self, prefix: str) -> list[str]:
         """The names of all files below a folder."""
-        return [name for name in self.stamps if name.startswith(f"{prefix}/")]
+        first, last = (bisect_left(self._names, end) for end in (f"{prefix}/", f"{prefix}0"))  # 0 comes right after /
+        return self._names[first:last]
+
+    @abstractmethod
+    def folders(self, prefix: str) -> list[str]:
+        """The names of the folders in a folder, also of those without files."""
 
     def hash(self, prefix: str) -> str:
         """sha256 over the names and bytes of all files below a folder."""
         digest = hashlib.sha256()
         for name in self.below(prefix):
             with self.open(name) as stream:
-                digest.update(f"{name}\n{hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode())
+                digest.update(f"{name}\n{hashlib.sha256(stream.read()).hexdigest()}\n".encode())
         return digest.hexdigest()
 
 
@@ -56,6 +66,10 @@ class FolderTree(Tree):
     def stamps(self) -> dict[str, str]:
         """Size and time of change of every file."""
         return dict(sorted(_stamps(self.where, "")))
+
+    def folders(self, prefix: str) -> list[str]:
+        """The folders, without hidden ones."""
+        return sorted(found.name for found in (self.where / prefix).iterdir() if found.is_dir() and not found.name.startswith("."))
 
     def open(self, name: str) -> IO[bytes]:
         """The file itself."""
@@ -79,6 +93,12 @@ class ZipTree(Tree):
     def stamps(self) -> dict[str, str]:
         """Size and checksum of every file."""
         return dict(sorted((name.removeprefix(self._root), f"{info.file_size} {info.CRC}") for name, info in self._files.items()))
+
+    def folders(self, prefix: str) -> list[str]:
+        """The folders that the archive lists or that files lie in."""
+        start = f"{self._root}{prefix}/" if prefix else self._root
+        inside = (name.removeprefix(start) for name in self._zip.namelist() if name.startswith(start))
+        return sorted({name.partition("/")[0] for name in inside if "/" in name})
 
     def open(self, name: str) -> IO[bytes]:
         """The file, unpacked as it is read; several threads may do so."""

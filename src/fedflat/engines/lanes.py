@@ -46,8 +46,8 @@ class Work:
             self.tensors = {name: tensor.pin_memory() for name, tensor in self.tensors.items()}
 
 
-Advance = Callable[[Local, Tensor, dict[str, Tensor], Tensor, dict[str, Tensor]], tuple[Local, Tensor, Tensor, int]]
-"""One local step: (client, positions, draws, statistics, integers) to (client, statistics, loss, backward passes)."""
+Advance = Callable[[Local, Tensor, dict[str, Tensor], Tensor, dict[str, Tensor]], tuple[list[Tensor], Tensor, Tensor, int]]
+"""One local step: (client, positions, draws, statistics, integers) to (what changed of the client, statistics, loss, passes)."""
 
 
 def in_place(problem: Problem, training: Training) -> Advance:
@@ -55,10 +55,10 @@ def in_place(problem: Problem, training: Training) -> Advance:
 
     def advance(
         local: Local, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
-    ) -> tuple[Local, Tensor, Tensor, int]:
+    ) -> tuple[list[Tensor], Tensor, Tensor, int]:
         gradient = StepGradient(problem, problem.batch(positions, draws), {**problem.buffers.views(statistics), **integers})
         moved = training.algorithm.step(local, gradient, training.schedule, training.descent)
-        return moved, statistics, gradient.loss, gradient.passes
+        return _changing(moved), statistics, gradient.loss, gradient.passes
 
     return advance
 
@@ -68,7 +68,7 @@ def compiled(problem: Problem, training: Training, backend: str = "inductor") ->
 
     def advance(
         local: Local, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
-    ) -> tuple[Local, Tensor, Tensor, int]:
+    ) -> tuple[list[Tensor], Tensor, Tensor, int]:
         batch = problem.batch(positions, draws)
         seen: list[tuple[Tensor, Tensor]] = []
 
@@ -78,7 +78,7 @@ def compiled(problem: Problem, training: Training, backend: str = "inductor") ->
             return value
 
         moved = training.algorithm.step(local, gradient, training.schedule, training.descent)
-        return moved, seen[0][1], seen[0][0], len(seen)
+        return _changing(moved), seen[0][1], seen[0][0], len(seen)
 
     torch.compiler.reset()  # what was compiled for another run is of no use, and counts against torch's limit
     return torch.compile(advance, dynamic=False, fullgraph=True, backend=backend)
@@ -167,7 +167,9 @@ class Lane:
         now = {name: tensor.index_select(0, self.k)[0] for name, tensor in self.work.items()}
         positions = now.pop("indices")[:size]
         moved, statistics, loss, self.passes = self._advance(self.local, positions, now, self.statistics, self.integers)
-        _copy(moved, self.local)
+        for new, old in zip(moved, _changing(self.local), strict=True):
+            if new is not old:
+                old.copy_(new)
         if statistics is not self.statistics:
             self.statistics.copy_(statistics)
         self.loss.add_(loss)
@@ -280,6 +282,13 @@ def _settled(local: Local, shared: set[int]) -> Local:
 
     settled: Local = pytree.tree_map_with_path(settle, local)
     return settled
+
+
+def _changing(local: Local) -> list[Tensor]:
+    """What a step changes of a client; drift and perturbation share the iterate and the counters."""
+    velocity = [] if local.velocity is None else [local.velocity]
+    at = local.drift
+    return [at.y, at.step, at.rates, *at.local.values(), *local.perturbation.local.values(), *velocity]
 
 
 def _copy(source: Local, target: Local) -> None:

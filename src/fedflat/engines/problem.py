@@ -105,13 +105,13 @@ class Problem:
 
     def batch(self, positions: Tensor, draws: dict[str, Tensor]) -> Batch:
         """The training examples at some positions as one augmented batch."""
-        chosen = self.data.train.take(positions)
+        inputs = self.augmented(self.data.train.inputs[positions], draws)
+        targets = self.data.train.targets[positions]
         mixing = self.augmentation.mix(draws, len(positions))
-        inputs = self.augmented(chosen.inputs, draws)
         if mixing is None:
-            return Batch(inputs, chosen.targets)
+            return Batch(inputs, targets)
         share, permutation = mixing
-        return Batch(inputs, chosen.targets, chosen.targets[permutation], share)
+        return Batch(inputs, targets, targets[permutation], share)
 
     @torch.no_grad()
     def sum_tensors(self, vector: Tensor, buffers: dict[str, Tensor], examples: Examples) -> dict[str, Tensor]:

@@ -202,7 +202,7 @@ class Run:
         """Set up what is kept, going back to the last checkpoint where there is one; returns the seconds spent before."""
         if self.folder:
             if not self.folder.exists:
-                self.folder.create(self.config, self.split.describe(self.problem.data.train.targets, self.problem.data.num_classes))
+                self.folder.create(self.config, self.split.describe(self.problem.data.train.targets.cpu(), self.problem.data.num_classes))
             self.folder.hold()
         own_statistics = self._training.own_statistics
         self._keeping = Keeping(self.algorithm, self.server.model, own_statistics, lambda width: self._rows("clients", width))

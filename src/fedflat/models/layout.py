@@ -52,6 +52,8 @@ class Layout:
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """The named tensors inside a flat vector, sharing its memory."""
+        if not self.names:  # splitting into nothing is not the same in every version of torch
+            return {}
         pieces = torch.split(vector, self.sizes)
         return {name: _shaped(piece, shape) for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)}
 

@@ -22,6 +22,8 @@ COLOURS = ("#4e79a7", "#f28e2b", "#e15759", "#76b7b2", "#59a14f", "#edc948", "#b
 MOST_COLOURS = 2 * len(COLOURS)
 MOST_CLIENTS = 200
 """Of more clients than can be told apart in a picture, evenly spaced ones are shown."""
+LETTERS = 120
+"""How many letters fit in a line of the legend."""
 
 
 def split_picture(histogram: IntArray | Sequence[Sequence[int]], classes: Sequence[str], title: str) -> Figure:
@@ -39,7 +41,7 @@ def split_pictures(histograms: Mapping[str, IntArray | Sequence[Sequence[int]]],
         counts = np.asarray(histogram)
         shown = _ordered(counts)
         (_columns if few else _cells)(axes, shown, classes)
-        axes.set_title(title, loc="left", fontsize=10.5, fontweight="bold", pad=5)
+        axes.set_title(title if len(title) < 55 else f"{title}\n", loc="left", fontsize=10.5, fontweight="bold", pad=5)
         axes.set_title(_measured(counts, len(shown)), loc="right", fontsize=8.5, color="#666666", pad=5)
         axes.tick_params(labelsize=8, length=0, colors="#555555")
         axes.set_xlim(-0.5, len(shown) - 0.5)
@@ -97,10 +99,11 @@ def _cells(axes: Axes, counts: IntArray, classes: Sequence[str]) -> None:
 
 def _legend(figure: Figure, classes: Sequence[str]) -> None:
     patches = [Patch(color=colour, label=name) for name, colour in zip(classes, _colours(len(classes)), strict=True)]
+    lines = -(-sum(len(name) + 4 for name in classes) // LETTERS)
     figure.legend(
         handles=patches,
         loc="outside lower center",
-        ncols=min(len(classes), 10),
+        ncols=-(-len(classes) // lines),
         frameon=False,
         fontsize=8.5,
         handlelength=0.9,

@@ -132,14 +132,15 @@ def one_class_each(available: IntArray, clients: int, sizes: Callable[[int, int]
     return counts
 
 
-def log_dirichlet(alpha: float, shape: tuple[int, int], rng: np.random.Generator) -> Reals:
-    """Logarithms of unnormalised rows of Dir(alpha), for any alpha above 0.
+def log_dirichlet(alpha: float | Reals, shape: tuple[int, int], rng: np.random.Generator) -> Reals:
+    """Logarithms of unnormalised rows of Dir(alpha), for any alpha above 0, one for all classes or one for each.
 
     In logarithms no share is ever zero, so that it can be renormalised over whatever classes are left; log G(a) is
     log G(a + 1) + log(U) / a, since a gamma variable of shape a underflows for small a.
     """
-    bounded = min(max(alpha, 1e-300), 1e300)
-    return np.log(rng.standard_gamma(bounded + 1, shape)) + np.log1p(-rng.random(shape)) / bounded
+    bounded = np.clip(alpha, 1e-300, 1e300)
+    logs: Reals = np.log(rng.standard_gamma(bounded + 1, shape)) + np.log1p(-rng.random(shape)) / bounded
+    return logs
 
 
 def softmax(logs: Reals) -> Reals:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fedflat.data.dialects.dialect import Dialect
 from fedflat.data.dialects.dirichlet import Dirichlet, DirichletClasswise, DirichletReuse
 from fedflat.data.dialects.held_out import HeldOut
+from fedflat.data.dialects.lda import DirichletLda
 from fedflat.data.dialects.longtail import LongTail
 from fedflat.data.dialects.natural import Natural
 from fedflat.data.dialects.pachinko import Pachinko
@@ -21,6 +22,7 @@ SPLITS: dict[str, type[Dialect]] = {
     "dirichlet": Dirichlet,
     "dirichlet-reuse": DirichletReuse,
     "dirichlet-classwise": DirichletClasswise,
+    "dirichlet-lda": DirichletLda,
     "pathological": Pathological,
     "pachinko": Pachinko,
     "natural": Natural,

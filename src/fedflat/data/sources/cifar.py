@@ -18,14 +18,14 @@ import torch
 
 from fedflat.data.dataset import Dataset, Examples
 from fedflat.data.sources.plain_pickle import read_plain_pickle
-from fedflat.data.sources.source import Download, Source
+from fedflat.data.sources.source import Download, FileSource
 from fedflat.errors import UserError
 
 PIXELS = 3 * 32 * 32
 
 
 @dataclass(frozen=True)
-class Cifar(Source[dict[str, Any]]):
+class Cifar(FileSource[dict[str, Any]]):
     """A data set in the layout of CIFAR."""
 
     train_files: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from fedflat.data.dataset import Dataset, Examples
-from fedflat.data.sources.source import Download, Source
+from fedflat.data.sources.source import Download, FileSource
 from fedflat.errors import UserError
 
 Bytes = npt.NDArray[np.uint8]
@@ -26,7 +26,7 @@ UNSIGNED_BYTES = 8
 
 
 @dataclass(frozen=True)
-class Idx(Source[Bytes]):
+class Idx(FileSource[Bytes]):
     """A data set in the four files of MNIST."""
 
     root: str = ""

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 from fedflat.data.dataset import Dataset
 from fedflat.errors import UserError
+from fedflat.text import changed, show
 
 Content = TypeVar("Content")
 
@@ -26,7 +27,7 @@ class Download:
     @property
     def is_archive(self) -> bool:
         """Whether the files have to be unpacked."""
-        return self.url.endswith(".tar.gz")
+        return len(self.files) > 1 or PurePosixPath(self.url).name != PurePosixPath(self.files[0]).name
 
     def part(self, folder: Path) -> Path:
         """Where the bytes lie while they arrive: beside the files, under a name that no reader looks for."""
@@ -45,12 +46,68 @@ class FileReport:
 
 
 @dataclass(frozen=True)
-class Source(ABC, Generic[Content]):
-    """A published data set; tests make small ones by replacing ``digests`` and ``downloads``."""
+class NoOptions:
+    """What can be said of a data set that has no parameters."""
+
+
+@dataclass(frozen=True)
+class Source(ABC):
+    """A data set that can be fetched, found and read."""
 
     name: str
     title: str
     downloads: tuple[Download, ...] = ()
+    options: object = field(default=NoOptions(), kw_only=True)
+    """What the text in parentheses may change: a frozen dataclass."""
+    instructions: str = field(default="", kw_only=True)
+    """How to get what is not fetched by itself."""
+
+    @abstractmethod
+    def read(self, folder: Path) -> Dataset:
+        """The data set from its files, every one of them verified."""
+
+    def verify(self, folder: Path) -> tuple[FileReport, ...]:
+        """The content hash of every file, and whether it is the published one."""
+        return ()
+
+    @property
+    def text(self) -> str:
+        """The shortest text that names the data set with its parameters."""
+        return show(self.name, changed(self.options))
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Every file or folder that is needed, relative to the data folder."""
+        return tuple(file for download in self.downloads for file in download.files)
+
+    @property
+    def remedy(self) -> str:
+        """What to do about a file that cannot be used."""
+        return f"get it again with 'fedflat data get {self.name}'"
+
+    def find(self, folder: Path, file: str) -> Path | None:
+        """Where a file or folder lies, if it is there."""
+        return folder / file if (folder / file).exists() else None
+
+    def missing(self, folder: Path) -> tuple[str, ...]:
+        """The files that are not there."""
+        return tuple(file for file in self.files if self.find(folder, file) is None)
+
+    def is_intact(self, folder: Path, file: str) -> bool:
+        """Whether a file is there and can be used."""
+        return self.find(folder, file) is not None
+
+    def expected(self, folder: Path) -> str:
+        """One clause on the files that are needed, where, and where they come from."""
+        urls = " and ".join(sorted({download.url.rpartition("/")[0] + "/" for download in self.downloads}))
+        origin = "; ".join(filter(None, (f"from {urls}" if urls else "", self.instructions)))
+        return f"expected {', '.join(self.files)} in {folder}, {origin}"
+
+
+@dataclass(frozen=True)
+class FileSource(Source, Generic[Content]):
+    """A data set in a few files, each of which is verified as a whole; tests make small ones by replacing ``digests`` and ``downloads``."""
+
     digests: Mapping[str, str] = field(default_factory=dict)
     """sha256 of the content of each file: a file that differs is refused."""
     file_md5s: Mapping[str, str] = field(default_factory=dict)
@@ -60,27 +117,9 @@ class Source(ABC, Generic[Content]):
     def parse(self, path: Path) -> tuple[Content, str]:
         """What a file holds, and the sha256 of it."""
 
-    @abstractmethod
-    def read(self, folder: Path) -> Dataset:
-        """The data set from its files, every one of them verified."""
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Every file that is needed, relative to the data folder."""
-        return tuple(file for download in self.downloads for file in download.files)
-
-    @property
-    def remedy(self) -> str:
-        """What to do about a file that cannot be used."""
-        return f"get it again with 'fedflat data get {self.name}'"
-
     def find(self, folder: Path, file: str) -> Path | None:
         """Where a file lies, if it is there."""
         return folder / file if (folder / file).is_file() else None
-
-    def missing(self, folder: Path) -> tuple[str, ...]:
-        """The files that are not there."""
-        return tuple(file for file in self.files if self.find(folder, file) is None)
 
     def open(self, folder: Path, file: str) -> Content:
         """What a file holds, verified."""
@@ -97,11 +136,6 @@ class Source(ABC, Generic[Content]):
         except UserError:
             return False
         return True
-
-    def expected(self, folder: Path) -> str:
-        """One clause on the files that are needed, where, and where they come from."""
-        urls = " and ".join(sorted({download.url.rpartition("/")[0] + "/" for download in self.downloads}))
-        return f"expected {', '.join(self.files)} in {folder}, from {urls}"
 
     def _verified(self, folder: Path, file: str) -> tuple[Content, str]:
         path = self.find(folder, file)

@@ -1,0 +1,289 @@
+"""Randomly composed algorithms: their text, their symmetries, and the local descent against formulas by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from fedflat.algorithms import algorithm, canonical
+from fedflat.algorithms.algorithm import flat_state
+from fedflat.algorithms.composition import PARTS
+from fedflat.algorithms.descent import Descent
+from fedflat.algorithms.table import NAMED, RELEASED
+from fedflat.errors import UserError
+from fedflat.text import show
+
+from ..quadratics import Walk, walk
+from ..reference import Quadratics, Setting, bed, unit
+from .settings import same
+
+Values = dict[str, Any]
+CHOICES: dict[str, Values] = {
+    "prox": {"mu": [0.0, 0.1, 0.5]},
+    "scaffold": {"option": ["I", "II"], "cv_weight": [1.0, 0.1]},
+    "dyn": {"alpha": [0.01, 0.1, 0.5], "dual_scope": ["all", "active"], "all_mean": [False, True]},
+    "adabest": {"mu": [0.02, 0.3], "beta": [0.9, 0.3]},
+    "mime": {"beta": [0.0, 0.9], "form": ["fedjax", "ema"]},
+    "mimelite": {"beta": [0.0, 0.9], "form": ["fedjax", "ema"]},
+    "cm": {"alpha": [0.1, 0.6, 1.0]},
+    "acg": {"lam": [0.85, 0.4], "beta": [0.002, 0.3]},
+    "mo": {"gamma": [0.2, 0.7], "option": ["I", "II"], "normaliser": ["sum", "trapezoid"], "gamma_first_round": [None, 1.0]},
+    "wmsam": {"alpha0": [0.1, 0.5], "lam": [0.01, 0.4], "personal": [True, False], "alpha_signal": ["disagreement", "agreement"]},
+    "sam": {"rho": [0.05, 0.1, 0.4], "share": [1.0, 0.3], "normalise": [True, False]},
+    "asam": {"rho": [0.5, 0.1], "eta": [0.2, 0.0], "scope": ["weight", "all"]},
+    "lesam": {"rho": [0.1, 0.4], "direction": ["client", "global"], "indexing": ["vector", "tensor"]},
+    "smoo": {"rho": [0.1, 0.3], "s_source": ["paper", "dual"]},
+    "guided": {"rho": [0.01, 0.3], "perturb_sign": [1, -1], "indexing": ["vector", "tensor"]},
+    "linear": {"final_rate": [0.1, 0.6], "early_decay": [False, True]},
+    "cyclic": {"low": [0.0001, 0.01], "length": [20, 2], "start": [0.75, 0.3]},
+    "sgd": {"server_rate": [1.0, 0.5, 1.5]},
+    "momentum": {"beta": [0.9, 0.4], "server_rate": [1.0, 0.5]},
+    **{
+        name: {"server_rate": [0.1, 0.3], "tau": [0.001, 0.3], "beta1": [0.9, 0.0], "bias_correction": [False, True], "v_init": [None, 0.2]}
+        for name in ("adam", "yogi", "adagrad")
+    },
+    "swa": {"start": [0.75, 0.0], "every": [None, 2], "weighting": ["mean", "literal"]},
+    "wima": {"window": [100, 3], "part": ["all", "classifier"]},
+    "ema": {"decay": [0.99, 0.5]},
+}
+BY_SLOT = {
+    slot: [name for name, (where, _) in PARTS.items() if where == slot] for slot in ("drift", "perturbation", "rate", "server", "averages")
+}
+
+
+def test_every_part_is_composed() -> None:
+    assert set(CHOICES) == set(PARTS)
+    for name, values in CHOICES.items():
+        assert set(values) <= set(PARTS[name][1].__dataclass_fields__)
+
+
+@st.composite
+def part(draw: st.DrawFn, slot: str, among: list[str] | None = None) -> tuple[str, Values]:
+    name = draw(st.sampled_from(among or BY_SLOT[slot]))
+    return name, {key: draw(st.sampled_from(choices)) for key, choices in CHOICES[name].items()}
+
+
+@st.composite
+def compositions(draw: st.DrawFn) -> dict[str, tuple[str, Values]]:
+    """Any drift, perturbation, rate and server optimiser that go together, each or none."""
+    chosen: dict[str, tuple[str, Values]] = {}
+    if draw(st.booleans()):
+        chosen["drift"] = draw(part("drift"))
+    drift = chosen.get("drift", ("none", {}))[0]
+    among = ["sam", "asam", "lesam", *(["smoo"] if drift == "dyn" else []), *(["guided"] if drift == "wmsam" else [])]
+    if draw(st.booleans()):
+        chosen["perturbation"] = draw(part("perturbation", among))
+    if draw(st.booleans()):
+        chosen["rate"] = draw(part("rate"))
+    if drift != "acg" and draw(st.booleans()):
+        chosen["server"] = draw(part("server"))
+    return chosen
+
+
+def text_of(chosen: dict[str, tuple[str, Values]]) -> str:
+    return "+".join(["fedavg", *(show(name, values) for name, values in chosen.values())])
+
+
+def changed(chosen: dict[str, tuple[str, Values]], change: Any) -> dict[str, tuple[str, Values]]:
+    return {slot: (name, {key: change(name, key, value) for key, value in values.items()}) for slot, (name, values) in chosen.items()}
+
+
+# --- text ----------------------------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> str:
+    """A named algorithm with some parameters, some parts in any order, and averages; whether or not they are what they would be anyway."""
+    base = draw(st.sampled_from(list(NAMED)))
+    values: Values = {}
+    if base in RELEASED and draw(st.booleans()):
+        values["variant"] = "released"
+    free = []
+    for slot in ("drift", "perturbation", "rate", "server"):
+        spec = getattr(NAMED[base], slot)
+        name = next((name for name in BY_SLOT[slot] if PARTS[name][1] is type(spec)), None)
+        if spec == getattr(NAMED["fedavg"], slot):
+            free.append(slot)
+        if name:
+            values |= {key: draw(st.sampled_from(options)) for key, options in CHOICES[name].items() if draw(st.booleans())}
+    parts = [draw(part(slot)) for slot in draw(st.permutations(free)) if draw(st.booleans())]
+    parts = [(name, {key: value for key, value in some.items() if draw(st.booleans())}) for name, some in parts]
+    averages = draw(st.lists(part("averages"), max_size=3, unique_by=repr))
+    return "+".join([show(base, values), *(show(name, some) for name, some in parts + averages)])
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(texts())
+def test_text_round_trip(text: str) -> None:
+    """Text to algorithm to shortest text and back: the same algorithm, a fixed point, and no longer than what was given."""
+    try:
+        built = algorithm(text)
+    except UserError as refusal:
+        assert any(words in str(refusal) for words in ("two values for one slot", "needs the drift", "momentum twice"))
+        assume(False)
+    shortest = canonical(built)
+    assert algorithm(shortest) == built
+    assert canonical(algorithm(shortest)) == shortest
+    assert len(shortest) <= len(text)
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(compositions(), st.randoms())
+def test_parts_commute(chosen: dict[str, tuple[str, Values]], random: Any) -> None:
+    shuffled = list(chosen.items())
+    random.shuffle(shuffled)
+    assert algorithm(text_of(chosen)) == algorithm(text_of(dict(shuffled)))
+
+
+# --- symmetries ----------------------------------------------------------------------------------------------------------------------
+
+_bed = bed()
+COHORTS = [[0, 1, 2], [1, 3], [0, 1, 3], [2, 0]]
+TINY = Setting(
+    Quadratics(_bed.problem.A[:4, :4, :4], _bed.problem.b[:4, :4]),
+    _bed.x0[:4],
+    [0.1 * 0.9**t for t in range(len(COHORTS))],
+    [3, 1, 2, 3],
+    COHORTS,
+)
+
+
+def tiny(chosen: dict[str, tuple[str, Values]], setting: Setting = TINY, **options: Any) -> Walk:
+    return walk(text_of(chosen), setting, names=("weight", "bias"), quick=True, **options)
+
+
+def close(left: Any, right: Any, tolerance: float) -> bool:
+    """Relative to the larger of 1 and what is compared: a composition may be unstable without being wrong."""
+    left, right = np.asarray(left), np.asarray(right)
+    return bool(np.abs(left - right).max() <= tolerance * max(1.0, np.abs(left).max()))
+
+
+some = settings(max_examples=40, deadline=None, derandomize=True)
+
+
+@some
+@given(compositions())
+def test_the_order_of_clients_does_not_matter(chosen: dict[str, tuple[str, Values]]) -> None:
+    turned = TINY.but(cohorts=[cohort[::-1] for cohort in COHORTS])
+    for weighting in ("uniform", "samples"):
+        left, right = (tiny(chosen, setting, weighting=weighting) for setting in (TINY, turned))
+        assert close(left.x, right.x, 1e-10)
+
+
+@some
+@given(compositions())
+def test_54_translation(chosen: dict[str, tuple[str, Values]]) -> None:
+    shift = np.array([1.0, -2.0, 0.5, 3.0])
+    moved = TINY.but(problem=Quadratics(TINY.problem.A, TINY.problem.b + shift), x0=TINY.x0 + shift)
+    left, right = tiny(chosen).x, tiny(chosen, moved).x
+    adaptive = chosen.get("perturbation", ("", {}))[0] == "asam" and chosen.get("drift", ("", {}))[0] != "mime"
+    assert close(np.add(left, shift), right, 1e-8) == (not adaptive)  # on a quadratic MIME's difference forgets the perturbation
+
+
+WITH_LOSS = {("prox", "mu"), ("dyn", "alpha"), ("adabest", "mu"), ("acg", "beta")}
+
+
+@some
+@given(compositions())
+def test_55_scale_of_the_loss(chosen: dict[str, tuple[str, Values]]) -> None:
+    """Everything in gradient units goes with s, every rate against it; what mixes units is told apart."""
+    s = 2.0
+    steep = TINY.but(eta=[rate / s for rate in TINY.eta])
+    scaled = changed(chosen, lambda name, key, v: s * v if (name, key) in WITH_LOSS else v / s if (name, key) == ("cyclic", "low") else v)
+    left, right = tiny(chosen).x, tiny(scaled, steep, scale=s).x
+    name, values = chosen.get("perturbation", ("", {}))
+    mixes = name in ("smoo", "guided") or (name == "sam" and not values["normalise"])
+    assert close(left, right, 1e-8) or mixes
+
+
+@pytest.mark.parametrize(
+    "mixing", ["fedsmoo(alpha={})", "fedwmsam(rho=0.3)", "fedavg+sam(normalise=false,rho=0.3)", "fedprox", "feddyn", "adabest"]
+)
+def test_55_fails_where_units_are_mixed_or_left_behind(mixing: str) -> None:
+    s = 2.0
+    steep = TINY.but(eta=[rate / s for rate in TINY.eta])
+    left, right = (walk(mixing.format(a), TINY if a == 0.1 else steep, quick=True, scale=1.0 if a == 0.1 else s) for a in (0.1, 0.2))
+    assert not close(left.x, right.x, 1e-6)
+
+
+@some
+@given(compositions())
+def test_56_states_are_isolated(chosen: dict[str, tuple[str, Values]]) -> None:
+    """Swapped clients have swapped states, and clients that do not take part keep theirs bit for bit."""
+    swap = [1, 0, 2, 3]
+    other = TINY.but(
+        problem=Quadratics(TINY.problem.A[swap], TINY.problem.b[swap]),
+        steps=[TINY.steps[i] for i in swap],
+        cohorts=[[swap[i] for i in cohort] for cohort in COHORTS],
+    )
+    left, right = tiny(chosen), tiny(chosen, other)
+    assert close(left.x, right.x, 1e-10)
+    built = algorithm(text_of(chosen))
+    before = {i: built.new_client(torch.from_numpy(TINY.x0)) for i in range(4)}
+    for t, cohort in enumerate(COHORTS):
+        for i, state in left.clients[t].items():
+            twin = flat_state(right.clients[t][swap[i]])
+            for name, value in flat_state(state).items():
+                assert close(value, twin[name], 1e-9)
+                if i not in cohort:
+                    assert torch.equal(value, flat_state(before[i])[name])
+        before = left.clients[t]
+
+
+# --- local descent -------------------------------------------------------------------------------------------------------------------
+
+
+def clipped(v: np.ndarray, norm: float | None) -> np.ndarray:
+    length = np.linalg.norm(v)
+    return v if norm is None or length <= norm else v * norm / length
+
+
+def by_hand(setting: Setting, rho: float, descent: Descent) -> list[np.ndarray]:
+    """SCAFFOLD II with SAM, weight decay at the unperturbed point and outside the clip, heavy ball anew in every round."""
+    problem, x = setting.problem, setting.x0
+    c, c_i, found = np.zeros_like(x), np.zeros_like(problem.b), []
+    for t, cohort in enumerate(setting.cohorts):
+        ends, change = [], np.zeros_like(x)
+        for i in cohort:
+            y, velocity = x, np.zeros_like(x)
+            for _ in range(setting.steps[i]):
+                g = problem.gradient(i, y + rho * unit(problem.gradient(i, y)))
+                if descent.clip_mode == "grad":
+                    d = clipped(g, descent.clip) - c_i[i] + c
+                else:
+                    d = clipped(g - c_i[i] + c, descent.clip)
+                velocity = descent.momentum * velocity + d + descent.weight_decay * y
+                y = y - setting.eta[t] * velocity
+            new = c_i[i] - c + (x - y) / (setting.steps[i] * setting.eta[t])
+            change += (new - c_i[i]) / problem.N
+            c_i[i] = new
+            ends.append(y)
+        x, c = np.mean(ends, 0), c + change
+        found.append(x)
+    return found
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.sampled_from([0.0, 0.3]),
+    st.builds(
+        Descent,
+        weight_decay=st.sampled_from([0.0, 0.1, 1.0]),
+        momentum=st.sampled_from([0.0, 0.5, 0.9]),
+        clip=st.sampled_from([None, 0.5, 2.0, 100.0]),
+        clip_mode=st.sampled_from(["total", "grad"]),
+    ),
+)
+def test_weight_decay_clipping_and_local_momentum(rho: float, descent: Descent) -> None:
+    same(walk(f"fedgamma(rho={rho})", TINY, descent=descent, quick=True).x, by_hand(TINY, rho, descent))
+
+
+def test_clipping_acts() -> None:
+    """A clip of either mode changes the walk, and the modes differ."""
+    walks = [by_hand(TINY, 0.3, Descent(clip=clip, clip_mode=mode)) for clip, mode in ((None, "total"), (0.5, "total"), (0.5, "grad"))]
+    assert not any(close(walks[a], walks[b], 1e-3) for a, b in ((0, 1), (0, 2), (1, 2)))
