@@ -1,7 +1,7 @@
 """Write the pages of the documentation that are made from the code: all algorithms, and where published code differs.
 
-    python docs/generate.py          write them
-    python docs/generate.py --check  fail if they are not up to date
+python docs/generate.py          write them
+python docs/generate.py --check  fail if they are not up to date
 """
 
 from __future__ import annotations

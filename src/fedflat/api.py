@@ -93,7 +93,7 @@ def resume(
     found = RunFolder(path).config()
     if RunFolder(path).status()["status"] in OVER:
         return load(path)
-    return Result(Run(found, path, data=data, model=model, task=task, callbacks=tuple(callbacks)).go())
+    return Result(Run(found, path, data=data, model=model, task=task, callbacks=tuple(callbacks), resume=True).go())
 
 
 def load(folder: str | Path) -> Result:

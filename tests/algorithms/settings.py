@@ -10,9 +10,9 @@ import numpy as np
 from ..quadratics import Walk, text_of, walk
 from ..reference import METHODS, Quadratics, Setting, Trace, bed, draw_cohorts
 
-STEPS = [7, 3, 5, 1, 4]
+K, STEPS = 4, [4, 3, 5, 1, 2]
 DECAY = 0.9
-FULL, PARTIAL = bed(rounds=5), bed(rounds=8, size=2)
+FULL, PARTIAL = bed(rounds=5).but(steps=K), bed(rounds=8, size=2).but(steps=K)
 
 
 def uneven(setting: Setting) -> Setting:

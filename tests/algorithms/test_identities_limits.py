@@ -20,7 +20,7 @@ LIMIT = LONG.problem.fedavg_limit(0.15, 3)
 def test_33_fedavg_ends_beside_the_optimum() -> None:
     same(end("fedavg", LONG, 30), LIMIT)
     assert np.linalg.norm(LIMIT - OPTIMUM) > 0.05
-    same(end("fedavg", LONG.but(steps=1), 80), OPTIMUM)
+    same(end("fedavg", LONG.but(steps=1), 90), OPTIMUM)
     equal = LONG.but(problem=Quadratics(np.tile(LONG.problem.A[:1], (3, 1, 1)), LONG.problem.b))
     same(end("fedavg", equal, 80), equal.problem.optimum())
 

@@ -16,7 +16,7 @@ from fedflat.algorithms.rate import Schedule
 from fedflat.models.layout import Layout
 
 from ..quadratics import walk
-from .settings import FULL, PARTIAL, differ, library, reference, same
+from .settings import FULL, PARTIAL, K, differ, library, reference, same
 
 
 def offsets(text: str, setting=PARTIAL, names: tuple[str, ...] = ("weight",)) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -130,7 +130,7 @@ def test_released_fedlesam_through_the_engine() -> None:
         ends = []
         for i in cohort:
             y, e = x, 0.3 * numpy_shift(before - x)
-            for _ in range(7):
+            for _ in range(K):
                 y = y - eta * problem.gradient(i, y + e)
             ends.append(y)
         x, before = np.mean(ends, 0), x
@@ -147,7 +147,7 @@ def test_released_fedwmsam_looks_ahead_by_scalar_shifts() -> None:
         for i in cohort:
             alpha, r = server["alpha"], server["c"] - clients[i]
             y = z
-            for b in range(7):
+            for b in range(K):
                 e = -0.3 * numpy_shift(z + b * (server["momentum"] + alpha / (1 - alpha) * r) - y)
                 same(next(points), y + e)
                 y = y - PARTIAL.eta * (alpha * (PARTIAL.problem.gradient(i, y + e) + r) + (1 - alpha) * server["momentum"])

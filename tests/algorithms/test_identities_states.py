@@ -18,7 +18,7 @@ from fedflat.models.layout import Layout
 from ..quadratics import text_of, walk
 from ..reference import METHODS, Quadratics, Setting, bed, golden, identities, linear_rates
 from ..reference.problem import Linear
-from .settings import FULL, PARTIAL, SETTINGS, differ, library, same
+from .settings import FULL, PARTIAL, SETTINGS, K, differ, library, same
 
 EVERY_SETTING = pytest.mark.parametrize("setting", SETTINGS)
 QUICK: dict[str, Any] = {"names": ("weight",), "quick": True}
@@ -56,11 +56,11 @@ def test_31_the_sum_of_falling_rates(steps: int, final_rate: float) -> None:
 def test_32_local_closed_forms() -> None:
     x, eye, alone = FULL.x0, np.eye(6), FULL.but(cohorts=[[2]])
     A, b = FULL.problem.A[2], FULL.problem.b[2]
-    same(walk("fedavg", alone, quick=True).x[0], b + np.linalg.matrix_power(eye - 0.05 * A, 7) @ (x - b))
-    product = reduce(np.matmul, [eye - rate * A for rate in linear_rates(0.05, 7, 0.1)])
+    same(walk("fedavg", alone, quick=True).x[0], b + np.linalg.matrix_power(eye - 0.05 * A, K) @ (x - b))
+    product = reduce(np.matmul, [eye - rate * A for rate in linear_rates(0.05, K, 0.1)])
     same(walk("fedswa(server_rate=1)", alone, quick=True).x[0], b + product @ (x - b))
     M = A + 0.4 * eye
-    D = -(eye - np.linalg.matrix_power(eye - 0.05 * M, 7)) @ np.linalg.solve(M, A @ (x - b))
+    D = -(eye - np.linalg.matrix_power(eye - 0.05 * M, K)) @ np.linalg.solve(M, A @ (x - b))
     same(walk("fedprox(mu=0.4)", alone, quick=True).x[0], x + D)
 
 

@@ -21,6 +21,9 @@ class Sgd(Slot):
         """The new model and the optimiser's new state."""
         return x + self.server_rate * q, {}
 
+    def may_explode(self) -> str:
+        return f"server_rate={self.server_rate:g} overshoots what the clients found: lower it" if self.server_rate > 2 else ""
+
 
 @dataclass(frozen=True)
 class Momentum(Sgd):

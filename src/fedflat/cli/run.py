@@ -15,7 +15,6 @@ from fedflat.cli.mistakes import Interrupted
 from fedflat.cli.one_run import draw_curve, print_run, run_document
 from fedflat.cli.progress import progress
 from fedflat.cli.screen import print_json
-from fedflat.errors import UserError
 
 if TYPE_CHECKING:
     from fedflat.experiment.config import Config
@@ -55,7 +54,7 @@ def run(
     if dry_run:
         print_json(made.model_dump(mode="json")) if as_json else print(made.to_yaml(), end="")
         return
-    _go(made, new_folder(made) if out is None else _unused(out), as_json, quiet)
+    _go(made, new_folder(made) if out is None else out, as_json, quiet)
 
 
 def resume(
@@ -84,10 +83,10 @@ def resume(
     config = record.config
     if workers is not None:
         config = config.model_copy(update={"engine": config.engine.model_copy(update={"workers": workers})})
-    _go(config, folder, as_json, quiet)
+    _go(config, folder, as_json, quiet, resume=True)
 
 
-def _go(config: Config, folder: Path, as_json: bool, quiet: bool) -> None:
+def _go(config: Config, folder: Path, as_json: bool, quiet: bool, resume: bool = False) -> None:
     from fedflat.experiment.folder import RunFolder
     from fedflat.experiment.run import Run
     from fedflat.report.result import Result
@@ -95,7 +94,7 @@ def _go(config: Config, folder: Path, as_json: bool, quiet: bool) -> None:
     fetch_if_missing(config, quiet or as_json)
     try:
         with progress(quiet or as_json) as shown:
-            record = Run(config, folder, callbacks=(shown,)).go()
+            record = Run(config, folder, callbacks=(shown,), resume=resume).go()
     except KeyboardInterrupt:
         begun = RunFolder(folder).exists
         raise Interrupted(f"go on with: fedflat resume {folder}" if begun else "nothing had been written yet") from None
@@ -111,11 +110,3 @@ def new_folder(config: Config) -> Path:
     slug = re.sub(r"[^a-z0-9.]+", "-", config.algorithm.lower()).strip("-")
     path = RUNS / f"{slug}-{config.data.name}-seed{config.seed}"
     return next(p for n in count(1) if not (p := path if n == 1 else path.with_name(f"{path.name}-{n}")).exists())
-
-
-def _unused(folder: Path) -> Path:
-    from fedflat.experiment.folder import RunFolder
-
-    if RunFolder(folder).exists:
-        raise UserError(f"there is already a run in {folder}; go on with it (fedflat resume {folder}) or choose another --out")
-    return folder

@@ -37,14 +37,13 @@ def compare(
 
 
 def _one(config: Config, path: Path | None, callbacks: tuple[Callback, ...], own: dict[str, Any]) -> Record:
-    if path and RunFolder(path).exists:
-        found = RunFolder(path).config()
-        if found != config:
-            raise UserError(f"{path} holds a run with other settings ({_difference(found, config)}); choose another --out or remove it")
-        record = load_record(path)
-        if record.status in OVER:
-            return record
-    return Run(config, path, callbacks=callbacks, **own).go()
+    if not path or not RunFolder(path).exists:
+        return Run(config, path, callbacks=callbacks, **own).go()
+    difference = _difference(RunFolder(path).config(), config)
+    if difference:
+        raise UserError(f"{path} holds a run with other settings ({difference}); choose another --out or remove it")
+    record = load_record(path)
+    return record if record.status in OVER else Run(config, path, callbacks=callbacks, resume=True, **own).go()
 
 
 def folder_name(text: str) -> str:
@@ -57,9 +56,12 @@ def folder_name(text: str) -> str:
 
 
 def _difference(one: Config, other: Config) -> str:
+    """The settings in which two configs differ, of those that change results."""
+
     def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         pairs = ((f"{prefix}{k}", v) for k, v in values.items())
         return {k: v for key, value in pairs for k, v in (flat(value, f"{key}.") if isinstance(value, dict) else {key: value}).items()}
 
     ours, theirs = flat(one.model_dump()), flat(other.model_dump())
-    return ", ".join(f"{key}={ours[key]} instead of {theirs[key]}" for key in ours if ours[key] != theirs.get(key))
+    counts = [key for key in ours if not key.startswith("engine.") or key == "engine.precision"]
+    return ", ".join(f"{key}={ours[key]} instead of {theirs[key]}" for key in counts if ours[key] != theirs[key])

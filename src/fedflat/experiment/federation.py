@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import torch
 from torch import nn
@@ -60,6 +61,8 @@ def federation(
         held_out=held_out,
         batch_statistics=config.training.statistics == "own",
     )
+    if config.training.statistics == "own" and not problem.buffers.names:
+        warnings.warn(f"training.statistics=own keeps BatchNorm statistics, and {config.model} has none: nothing is kept", stacklevel=2)
     return problem, split
 
 

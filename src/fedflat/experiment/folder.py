@@ -18,6 +18,9 @@ from fedflat.experiment.config import Config, config, read_yaml
 from fedflat.experiment.files import create_folder, told_plainly, write_whole
 from fedflat.experiment.rows import FileRows
 
+BEGINNINGS = {name for whole in ("split.json", "status.json", "config.yaml") for name in (whole, f"{whole}.part")} | {"checkpoint", "state"}
+"""What may lie in a folder where a run was killed before it had a config: it can be begun again."""
+
 
 class RunFolder:
     """The folder of one run. Nothing in it is ever half-written, except lines that a resumed run cuts off."""
@@ -35,7 +38,7 @@ class RunFolder:
         """Make the folder with what describes the run."""
         if self.exists:
             raise UserError(f"there is already a run in {self.path}; go on with it (fedflat resume {self.path}) or choose another --out")
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        if self.path.exists() and not (self.path.is_dir() and {path.name for path in self.path.iterdir()} <= BEGINNINGS):
             raise UserError(f"{self.path} exists and is not a run; choose another --out")
         for part in ("checkpoint", "state"):
             create_folder(self.path / part)
@@ -79,15 +82,20 @@ class RunFolder:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The evaluations, one record each; a last line cut off by a kill does not count."""
-        path = self.path / "metrics.jsonl"
-        whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
-        return [json.loads(line) for line in whole.splitlines()]
+        return self._lines("metrics.jsonl")
 
     def seconds(self) -> float:
         """How long the run has taken so far."""
-        path = self.path / "timing.jsonl"
-        lines = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
-        return float(json.loads(lines[-1])["seconds"]) if lines else 0.0
+        lines = self._lines("timing.jsonl")
+        return float(lines[-1]["seconds"]) if lines else 0.0
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
+        path = self.path / name
+        whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
+        try:
+            return [json.loads(line) for line in whole.splitlines()]
+        except ValueError:
+            raise UserError(f"{path} is damaged: one of its lines is not JSON; run it anew") from None
 
     def _json(self, path: Path) -> dict[str, Any]:
         try:

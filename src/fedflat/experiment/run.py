@@ -48,7 +48,7 @@ class Server:
 
 
 class Run:
-    """One experiment, from its first round to its last."""
+    """One experiment, from its first round to its last; with ``resume``, from where its folder left it."""
 
     def __init__(
         self,
@@ -59,8 +59,9 @@ class Run:
         model: nn.Module | None = None,
         task: Task | None = None,
         callbacks: tuple[Callback, ...] = (),
+        resume: bool = False,
     ) -> None:
-        self.config, self.callbacks = config, callbacks
+        self.config, self.callbacks, self._resume = config, callbacks, resume
         self.problem, self.split = federation(config, data, model, task)
         self.algorithm = algorithm(config.algorithm)
         self.engine = engine_for(config, self.problem)
@@ -201,7 +202,7 @@ class Run:
     def _open(self) -> float:
         """Set up what is kept, going back to the last checkpoint where there is one; returns the seconds spent before."""
         if self.folder:
-            if not self.folder.exists:
+            if not self._resume:
                 self.folder.create(self.config, self.split.describe(self.problem.data.train.targets.cpu(), self.problem.data.num_classes))
             self.folder.hold()
         own_statistics = self._training.own_statistics

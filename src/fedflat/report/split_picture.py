@@ -80,7 +80,7 @@ def _columns(axes: Axes, counts: IntArray, classes: Sequence[str]) -> None:
         first = first + held
     axes.set_ylim(0, 1.01 * first.max())
     axes.set_ylabel("examples", fontsize=9, color="#333333")
-    axes.yaxis.set_major_locator(MaxNLocator(4, integer=True, steps=[1, 2.5, 5, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2.5, 5, 10]))
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
 

@@ -33,4 +33,3 @@ class Asam(Perturbation):
             return None, {}
         scale = torch.where(at.local["scaled"], at.y.abs() + self.eta, 1.0)
         return self.rho * scale * unit(scale * gradient(at.y)), {}
-

@@ -1,0 +1,113 @@
+"""The cache of arrays: whole or not there, never out of date, never in the way."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedflat.data import MappedTensor, cache, open_mapped
+from fedflat.data.cache import entry, fingerprint, fits_in_memory, rows_of
+from fedflat.errors import UserError
+
+
+def hello(side: Path) -> None:
+    (side / "a.txt").write_text("hello")
+
+
+def left_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "decoded").iterdir())
+
+
+def test_an_entry_is_written_once(tmp_path: Path) -> None:
+    first = entry(tmp_path, "mine", fingerprint(["x"]), hello)
+    assert (first / "a.txt").read_text() == "hello" and left_in(tmp_path) == [first.name]
+    assert entry(tmp_path, "mine", fingerprint(["x"]), lambda side: pytest.fail("it is there")) == first
+    assert entry(tmp_path, "mine", fingerprint(["y"]), hello) != first
+
+
+def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
+    def fail(side: Path) -> None:
+        hello(side)
+        raise UserError("a picture is broken")
+
+    with pytest.raises(UserError, match="a picture is broken"):
+        entry(tmp_path, "mine", "f" * 64, fail)
+    assert left_in(tmp_path) == []
+
+    def interrupt(side: Path) -> None:
+        hello(side)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        entry(tmp_path, "mine", "f" * 64, interrupt)
+    assert left_in(tmp_path) == []
+
+
+def test_a_full_disk_is_said_in_one_sentence(tmp_path: Path) -> None:
+    def full(side: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(UserError, match=r"mine-ffff\w* cannot be written \(No space left on device\); make room there"):
+        entry(tmp_path, "mine", "f" * 64, full)
+    assert left_in(tmp_path) == []
+
+
+def test_of_two_processes_the_first_wins(tmp_path: Path) -> None:
+    def while_another_finishes(side: Path) -> None:
+        hello(side)
+        (side.parent / "mine-ffffffffffffffff").mkdir()
+        (side.parent / "mine-ffffffffffffffff" / "a.txt").write_text("theirs")
+
+    kept = entry(tmp_path, "mine", "f" * 64, while_another_finishes)
+    assert (kept / "a.txt").read_text() == "theirs" and left_in(tmp_path) == [kept.name]
+
+
+def test_what_a_killed_process_left_is_cleared_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    names = {number: f".writing-{host}-{number}-00" for host, number in ((socket.gethostname(), gone.pid), (socket.gethostname(), os.getppid()))}
+    elsewhere = f".writing-{socket.gethostname()}x-{gone.pid}-00"
+    for name in (*names.values(), elsewhere):
+        (tmp_path / "decoded" / name).mkdir(parents=True)
+        (tmp_path / "decoded" / name / "half.npy").touch()
+    entry(tmp_path, "mine", "f" * 64, hello)
+    assert left_in(tmp_path) == sorted([names[os.getppid()], elsewhere, "mine-ffffffffffffffff"])
+
+
+def test_a_folder_that_cannot_be_written_to_has_its_entries_in_the_user_s_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("read-only"))
+    (tmp_path / "read-only").mkdir()
+    kept = entry(tmp_path / "read-only", "mine", "f" * 64, hello)
+    assert kept.is_relative_to(tmp_path / "cache") and not (tmp_path / "read-only" / "decoded").exists()
+
+
+@pytest.fixture
+def mapped(tmp_path: Path) -> MappedTensor:
+    np.save(tmp_path / "rows.npy", np.arange(30).reshape(10, 3))
+    return open_mapped(tmp_path / "rows.npy")
+
+
+@pytest.mark.parametrize("rows", [[3, 4, 5], [0, 2, 9], [7], [5, 1]])
+@pytest.mark.parametrize("fits", [True, False])
+def test_rows_are_mapped_or_in_memory(
+    mapped: MappedTensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[int], fits: bool
+) -> None:
+    monkeypatch.setattr(cache, "fits_in_memory", lambda size: fits)
+    monkeypatch.setattr(cache, "BLOCK", 2)
+    consecutive = rows == list(range(rows[0], rows[0] + len(rows)))
+    taken = rows_of(mapped, np.array(rows), tmp_path, "some")
+    assert torch.equal(taken, mapped[rows]) and isinstance(taken, MappedTensor) == (consecutive or not fits)
+    assert rows_of(torch.arange(10), np.array(rows), tmp_path, "some").tolist() == rows
+
+
+def test_what_fits_is_a_quarter_of_the_memory() -> None:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert fits_in_memory(1000) and not fits_in_memory(memory // 2)
