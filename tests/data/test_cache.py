@@ -72,7 +72,9 @@ def test_of_two_processes_the_first_wins(tmp_path: Path) -> None:
 def test_what_a_killed_process_left_is_cleared_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    names = {number: f".writing-{host}-{number}-00" for host, number in ((socket.gethostname(), gone.pid), (socket.gethostname(), os.getppid()))}
+    names = {
+        number: f".writing-{host}-{number}-00" for host, number in ((socket.gethostname(), gone.pid), (socket.gethostname(), os.getppid()))
+    }
     elsewhere = f".writing-{socket.gethostname()}x-{gone.pid}-00"
     for name in (*names.values(), elsewhere):
         (tmp_path / "decoded" / name).mkdir(parents=True)

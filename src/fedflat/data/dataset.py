@@ -97,7 +97,8 @@ class Dataset:
             for name, tensor in part.tensors().items():
                 digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
                 for block in _blocks(tensor):
-                    digest.update(block.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+                    packed = block.detach().cpu().flatten().clone(memory_format=torch.contiguous_format)
+                    digest.update(packed.view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
 

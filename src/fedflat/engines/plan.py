@@ -22,17 +22,12 @@ class Sampler:
 
     def __call__(self, seed: int, round: int) -> list[int]:
         """The clients of a round, in ascending order; never none."""
-        if self.kind == "fixed":
-            chosen = generator(seed, "cohort", round).permutation(self.clients)[: self.per_round]
-        else:
-            chosen = self._bernoulli(seed, round)
+        rng = generator(seed, "cohort", round)
+        # A binomial number of clients drawn without replacement is each client on its own with the same probability, at the cohort's cost.
+        count = self.per_round if self.kind == "fixed" else max(1, int(rng.binomial(self.clients, self.per_round / self.clients)))
+        chosen = rng.choice(self.clients, count, replace=False)
         answers = [int(i) for i in sorted(chosen) if generator(seed, "dropout", round, int(i)).random() >= self.dropout]
         return answers or [int(min(chosen))]
-
-    def _bernoulli(self, seed: int, round: int) -> np.ndarray:
-        draws = generator(seed, "cohort", round).random(self.clients)
-        chosen = np.flatnonzero(draws < self.per_round / self.clients)
-        return chosen if len(chosen) else np.array([draws.argmin()])
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ class Problem:
         # On the device, so that normalising copies nothing there while a step is captured.
         self._mean, self._std = (torch.tensor(values, device=self.device) for values in (self.data.mean, self.data.std))
         self.whole_layout = Layout(self.layout.names + self.buffers.names, self.layout.shapes + self.buffers.shapes)
+        self._tied = len(list(self.model.named_parameters(remove_duplicate=False))) > len(list(self.model.parameters()))
         self.channels_last = any(len(shape) == 4 for shape in self.layout.shapes)
 
     def initial(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -72,7 +73,7 @@ class Problem:
         return self._forward({**self.layout.views(weights), **buffers}, inputs)
 
     def _forward(self, tensors: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        result: Tensor = functional_call(self.model, tensors, (inputs,))
+        result: Tensor = functional_call(self.model, tensors, (inputs,), tie_weights=self._tied)
         return result if self.arithmetic is None else result.to(self.dtype)
 
     def _loss(self, output: Tensor, batch: Batch) -> Tensor:

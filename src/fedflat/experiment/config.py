@@ -137,7 +137,9 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
-        if self.data.clients is not None and self.federation.per_round > self.data.clients and self.data.split != "centralised":
+        from fedflat.data import fixes_clients
+
+        if self.data.clients is not None and self.federation.per_round > self.data.clients and not fixes_clients(self.data.split):
             raise UserError(
                 f"federation.per_round={self.federation.per_round} is more than data.clients={self.data.clients}; lower it or add clients"
             )

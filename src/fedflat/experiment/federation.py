@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -34,10 +35,11 @@ def federation(
         config.data.split,
         data.train.targets,
         data.num_classes,
-        config.data.clients,
+        None if datasets.fixes_clients(config.data.split) else config.data.clients,
         seed,
         config.data.validation,
         data.train.groups,
+        data.train.coarse,
     )
     if config.federation.per_round > len(split.clients) > 1:
         raise UserError(f"federation.per_round={config.federation.per_round} is more than the {len(split.clients)} clients of the split")
@@ -49,6 +51,8 @@ def federation(
     held_out = {"test": data.test}
     if len(split.validation):
         held_out["validation"] = data.train.take(torch.from_numpy(split.validation))
+    if split.unseen:
+        held_out["unseen"] = data.train.take(torch.from_numpy(np.concatenate(split.unseen)))
     problem = Problem(
         network,
         task or Classification(),
