@@ -6,7 +6,7 @@ export OMP_NUM_THREADS := 1
 .PHONY: demo test lint docs clean
 
 demo: .venv/installed
-	$(BIN)/fedflat compare fedavg fedsam fedswa fedmoswa fedavg+wima --seeds 3 --target 0.9 --out demo
+	$(BIN)/fedflat compare "fedavg+wima(window=20)" fedsam scaffold fedswa fedmoswa --rounds 60 --seeds 3 --target 0.9 --out demo
 
 test: .venv/installed lint
 	$(BIN)/pytest -n 2

@@ -1,6 +1,6 @@
 """Run every named algorithm on digits and write docs/digits.md with its table and picture.
 
-    python docs/digits_table.py [--out runs/digits]      about 15 minutes on two cores; goes on where it was interrupted
+python docs/digits_table.py [--out runs/digits]      about 15 minutes on two cores; goes on where it was interrupted
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def page(comparison: Comparison) -> str:
         "",
         "Every named algorithm at the papers' values on `digits`, Dirichlet 0.1, 50 clients, 10 per round, 5 epochs of batch 10, rate 0.1, `mlp`,",
         "60 rounds, 3 seeds: means over seeds and their standard deviation. For FedLESAM and FedWMSAM, whose published rho does not transfer",
-        f"([D3](differences.md#d3)), rho is {', '.join(map(str, GRID))} in turn. The rows are the server's own model unless an arrow says otherwise.",
+        f"([D3](differences.md#d3)), rho is {', '.join(map(str, GRID))} in turn.",
         "This page is made by `python docs/digits_table.py`.",
         "",
         "![The curves of a few of them](images/digits.png)",

@@ -348,7 +348,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"write images\(path=FOLDER\)"):
         load("images", tmp_path)
     (tmp_path / "broken.zip").write_bytes(b"PK nonsense")
-    with pytest.raises(UserError, match="broken.zip is not a whole zip archive"):
+    with pytest.raises(UserError, match=r"broken\.zip is not a whole zip archive"):
         load(f"images(path={tmp_path / 'broken.zip'})", tmp_path)
 
 

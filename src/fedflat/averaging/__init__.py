@@ -4,7 +4,15 @@ from fedflat.averaging.base import Average, Ring, Running, Scene
 from fedflat.averaging.ema import Ema
 from fedflat.averaging.swa import Swa
 from fedflat.averaging.wima import Wima
+from fedflat.text import changed, show
 
 AVERAGES: dict[str, type[Average]] = {"swa": Swa, "wima": Wima, "ema": Ema}
 
-__all__ = ["AVERAGES", "Average", "Ema", "Ring", "Running", "Scene", "Swa", "Wima"]
+
+def average_name(average: Average) -> str:
+    """An average as text, by which its model is known: ``wima(window=50)``."""
+    name = next(name for name, spec in AVERAGES.items() if spec is type(average))
+    return show(name, changed(average))
+
+
+__all__ = ["AVERAGES", "Average", "Ema", "Ring", "Running", "Scene", "Swa", "Wima", "average_name"]

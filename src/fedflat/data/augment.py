@@ -177,7 +177,8 @@ class RandomResizedCrop(Part):
         grid = torch.stack([across[:, None, :].expand(shape), down[:, :, None].expand(shape)], -1)
         values = pixels if pixels.is_floating_point() else pixels.to(torch.float32)
         cut = F.grid_sample(values, grid.to(values.dtype), mode="bilinear", padding_mode="border", align_corners=False)
-        return cut if pixels.is_floating_point() else cut.round().to(pixels.dtype)
+        # Halves are frequent: they are lifted a little, so that it is not rounding errors that decide which way they go.
+        return cut if pixels.is_floating_point() else (cut + 2**-10).round().to(pixels.dtype)
 
 
 # In the order in which they are applied, first all on pixels and then all on values; the place of a part is also the number of its

@@ -36,10 +36,11 @@ def from_torch(
         classes = [str(label) for label in train.classes]
     arrays: dict[str, Any] = {}
     for part, items in (("train", train), ("test", test)):
+        what = f"the {'training' if part == 'train' else part} set of {name}"
         if isinstance(items, torch.utils.data.TensorDataset):
             columns: Sequence[Any] = items.tensors
         else:
-            columns = collected(_items(items), f"the {part} set of {name}", folder and folder / f"{name}-{part}.npy")
+            columns = collected(_items(items), what, folder and folder / f"{name}-{part}.npy")
         arrays |= {f"{part}_{what}": column for what, column in zip(("inputs", "targets", "groups"), columns, strict=False)}
     return from_arrays(**arrays, name=name, classes=classes, mean=mean, std=std)
 

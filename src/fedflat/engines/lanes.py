@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fedflat.algorithms.algorithm import Local, States, flat_state, nested_state
+from fedflat.algorithms.algorithm import Local, Message, States, flat_state, nested_state
 from fedflat.engines.aggregation import by_samples, weighted_sum
 from fedflat.engines.client import StepGradient, whole_gradient
 from fedflat.engines.contract import Client, ModelState, Outcome, Training
@@ -85,68 +86,73 @@ def compiled(problem: Problem, training: Training, backend: str = "inductor") ->
 
 
 class Lane:
-    """One client at a time, in tensors that stay where they are."""
+    """One client at a time, in tensors that stay where they are; beginning, stepping and finishing are captured once each."""
 
     def __init__(self, problem: Problem, training: Training, table: Table, advance: Advance) -> None:
         self.problem, self.training, self.table, self._advance = problem, training, table, advance
-        cuda = problem.device.type == "cuda"
-        self.stream = torch.cuda.Stream() if cuda else None  # type: ignore[no-untyped-call]
-        self._graphs: dict[int, Any] = {}
-        self._pool = torch.cuda.graph_pool_handle() if cuda else None
-        self.local: Local | None = None
-        self.work: dict[str, Tensor] = {}
-        self.k = torch.zeros(1, dtype=torch.int64, device=problem.device)
-        self.loss = torch.zeros((), dtype=problem.dtype, device=problem.device)
+        z = table.z
+        self.stream = torch.cuda.Stream() if z.is_cuda else None  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle() if z.is_cuda else None
+        self._graphs: dict[int, Callable[[], None]] = {}
+        self._begin: Callable[[], None] | None = None
+        self._finish: Callable[[], None] | None = None
+        self.client = {name: torch.zeros_like(rows[0]) for name, rows in table.client.items()}
+        self.round, self.steps, self.loss = (z.new_zeros(()) for _ in range(3))
+        self.own_gradient = torch.zeros_like(z) if training.algorithm.drift.whole_gradient == "own" else None
+        self.k = torch.zeros(1, dtype=torch.int64, device=z.device)
         self.statistics = torch.zeros_like(table.buffers[0])
         self.integers: dict[str, Tensor] = {}
+        self.work: dict[str, Tensor] = {}
+        self.local: Local | None = None
+        self.finished: tuple[States, Message] | None = None
         self.passes = 0
+        self._row, self._sizes, self._before = 0, [0], (0, 0)
 
     def on_stream(self) -> AbstractContextManager[Any]:
         """Everything inside happens on this lane's stream."""
         return torch.cuda.stream(self.stream) if self.stream is not None else nullcontext()
 
-    def train(self, round: int, row: int, client: Client, work: Work, integers: dict[str, Tensor]) -> Report:
-        """Queue a client's whole round; nothing here waits for the GPU."""
-        training, table, problem = self.training, self.table, self.problem
-        steps = len(work.sizes)
+    def load(self, round: int, row: int, client: Client, work: Work, integers: dict[str, Tensor]) -> None:
+        """Bring a client to its first step; nothing here waits for the device."""
+        training, table = self.training, self.table
+        self._row, self._sizes, self._before = row, work.sizes, (0, 0)
         self._hold(work, integers)
-        own, passes, samples = None, 0, 0
-        if training.algorithm.drift.whole_gradient == "own":
-            own, passes, samples = whole_gradient(problem, training, table, round, client.number, client.indices, row)
-        fresh = training.algorithm.begin(
-            table.z,
-            nested_state(table.server),
-            nested_state({name: rows[row] for name, rows in table.client.items()}),
-            problem.layout,
-            training.schedule,
-            torch.tensor(round, dtype=table.z.dtype, device=problem.device),
-            torch.tensor(steps, dtype=table.z.dtype, device=problem.device),
-            training.descent,
-            own_gradient=own,
-            common_gradient=table.common_gradient if training.algorithm.drift.whole_gradient == "common" else None,
-        )
-        shared = {id(tensor) for tensor in (table.z, table.common_gradient, *table.server.values())}
-        for size in sorted(set(work.sizes)):
-            if self.local is None:
-                self.local = _settled(fresh, shared)
-            if size not in self._graphs:
-                self._graphs[size] = self._captured(size)
-        assert self.local is not None
-        _copy(fresh, self.local)
+        for name, rows in table.client.items():
+            self.client[name].copy_(rows[row])
+        if self.own_gradient is not None:
+            own, passes, samples = whole_gradient(self.problem, training, table, round, client.number, client.indices, row)
+            self._before = (passes, samples)
+            self.own_gradient.copy_(own)
         self.statistics.copy_(table.buffers[row])
-        self.k.zero_()
-        self.loss.zero_()
-        for size in work.sizes:
-            self._graphs[size]()
-        kept, message = training.algorithm.finish(self.local)
+        self.round.fill_(round)
+        self.steps.fill_(len(work.sizes))
+        self._begin = self._begin or self._captured(self._begin_client)
+        self._begin()
+        for size in sorted(set(work.sizes) - set(self._graphs)):
+            self._graphs[size] = self._captured(partial(self._step, size))
+            self._begin()  # trying the step out has moved the client
+            self.statistics.copy_(table.buffers[row])
+
+    def step(self, k: int) -> None:
+        """Queue the client's step k, where it has one."""
+        if k < len(self._sizes):
+            self._graphs[self._sizes[k]]()
+
+    def unload(self) -> Report:
+        """Write what the client keeps and sends to its row, after its last step."""
+        table, row = self.table, self._row
+        self._finish = self._finish or self._captured(self._finish_client)
+        self._finish()
+        assert self.finished is not None
+        kept, message = self.finished
         table.displacement[row].copy_(message.displacement)
         table.buffers[row].copy_(self.statistics)
         for name, value in flat_state(kept).items():
             table.client[name][row].copy_(value)
         for name, value in flat_state(message.sent).items():
             table.sent[name][row].copy_(value)
-        passes += self.passes * steps
-        samples += self.passes * sum(work.sizes)
+        steps, (passes, samples) = len(self._sizes), self._before
+        passes, samples = passes + self.passes * steps, samples + self.passes * sum(self._sizes)
         return Report(message.rates.clone(), self.loss.clone(), steps, passes, samples, dict(self.integers))
 
     def _hold(self, work: Work, integers: dict[str, Tensor]) -> None:
@@ -154,13 +160,34 @@ class Lane:
         steps = len(work.sizes)
         if not self.work or len(self.work["indices"]) < steps:
             self._graphs = {}
-            self.work = {n: torch.zeros((steps, *t.shape[1:]), dtype=t.dtype, device=self.problem.device) for n, t in work.tensors.items()}
+            self.work = {n: torch.zeros((steps, *t.shape[1:]), dtype=t.dtype, device=self.k.device) for n, t in work.tensors.items()}
         for name, tensor in work.tensors.items():
             self.work[name][:steps].copy_(tensor, non_blocking=True)
         if not self.integers:
             self.integers = {name: value.clone() for name, value in integers.items()}
         for name, value in integers.items():
             self.integers[name].copy_(value)
+
+    def _begin_client(self) -> None:
+        training, table = self.training, self.table
+        common = table.common_gradient if training.algorithm.drift.whole_gradient == "common" else None
+        fresh = training.algorithm.begin(
+            table.z,
+            nested_state(table.server),
+            nested_state(self.client),
+            self.problem.layout,
+            training.schedule,
+            self.round,
+            self.steps,
+            training.descent,
+            own_gradient=self.own_gradient,
+            common_gradient=common,
+        )
+        if self.local is None:
+            self.local = _settled(fresh)
+        _copy(fresh, self.local)
+        self.k.zero_()
+        self.loss.zero_()
 
     def _step(self, size: int) -> None:
         assert self.local is not None
@@ -175,20 +202,23 @@ class Lane:
         self.loss.add_(loss)
         self.k.add_(1)
 
-    def _captured(self, size: int) -> Callable[[], None]:
-        """One step on batches of a given size, as something to replay."""
+    def _finish_client(self) -> None:
+        assert self.local is not None
+        self.finished = self.training.algorithm.finish(self.local)
+
+    def _captured(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Some work on this lane's tensors as something to replay; on a CPU, the work itself."""
         self.problem.model.train()
         if self.stream is None:
-            return lambda: self._step(size)
+            return work
         torch.cuda.synchronize()
         for _ in range(WARM_UPS):
+            work()
             self.k.zero_()
-            self._step(size)
-        self.k.zero_()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local"):
-            self._step(size)
+            work()
         torch.cuda.synchronize()
         replay: Callable[[], None] = graph.replay
         return replay
@@ -208,19 +238,35 @@ class LaneEngine:
         table = self._room(training, len(cohort), model.weights)
         z = table.fill(training.algorithm, model, server, cohort)
         extra = self._common_gradient(training, round, table, cohort)
-        reports = []
         self._join(to_lanes=True)
-        for row, client in enumerate(cohort):
-            lane = self.lanes[row % len(self.lanes)]
-            work = self._prepared.pop((round, client.number), None)
-            with lane.on_stream():
-                work = work or Work(self.problem, training, round, client.number, client.indices)
-                reports.append(lane.train(round, row, client, work, model.integers))
+        reports: list[Report] = []
+        for first in range(0, len(cohort), len(self.lanes)):
+            reports += self._side_by_side(training, round, list(enumerate(cohort))[first : first + len(self.lanes)], model.integers)
         self._join(to_lanes=False)
         outcome = reduce_rows(training, round, model, z, table, cohort, reports)
         outcome.cost.backward_passes += extra[0]
         outcome.cost.samples += extra[1]
         return outcome
+
+    def _side_by_side(self, training: Training, round: int, clients: list[tuple[int, Client]], integers: dict[str, Tensor]) -> list[Report]:
+        works = [self._work(training, round, client) for _, client in clients]
+        lanes = self.lanes[: len(clients)]
+        for lane, (row, client), work in zip(lanes, clients, works, strict=True):
+            with lane.on_stream():
+                lane.load(round, row, client, work, integers)
+        for k in range(max(len(work.sizes) for work in works)):
+            for lane in lanes:
+                with lane.on_stream():
+                    lane.step(k)
+        reports = []
+        for lane in lanes:
+            with lane.on_stream():
+                reports.append(lane.unload())
+        return reports
+
+    def _work(self, training: Training, round: int, client: Client) -> Work:
+        prepared = self._prepared.pop((round, client.number), None)
+        return prepared or Work(self.problem, training, round, client.number, client.indices)
 
     def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:
         """Draw a coming round's batches while the device is busy with this one."""
@@ -268,17 +314,20 @@ class LaneEngine:
                 lane.stream.wait_stream(main) if to_lanes else main.wait_stream(lane.stream)
 
 
-def _settled(local: Local, shared: set[int]) -> Local:
-    """A copy of a client in tensors of its own, except for what the whole cohort shares.
+def _settled(local: Local) -> Local:
+    """A client in tensors of its own for all that is made anew in every round; the rest, which a lane or table holds, as it is.
 
     What drift and perturbation see as the same tensor under the same name, the iterate above all, is one tensor in the copy too.
     """
     copies: dict[Any, Tensor] = {}
+    made_anew = ("y", "local", "drift", "step", "rates", "first_rate", "final_rate")
 
     def settle(path: Any, leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or id(leaf) in shared:
+        if not isinstance(leaf, Tensor) or (len(path) > 1 and path[1].name not in made_anew):
             return leaf
-        return copies.setdefault((path[1:], id(leaf)), leaf.clone())
+        # At.drift is what At.local is for the drift itself.
+        inside = tuple(path[2:]) if path[1:] and path[1].name in ("local", "drift") else tuple(path[1:])
+        return copies.setdefault((inside, id(leaf)), leaf.clone())
 
     settled: Local = pytree.tree_map_with_path(settle, local)
     return settled

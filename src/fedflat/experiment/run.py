@@ -16,7 +16,7 @@ from fedflat.algorithms import algorithm
 from fedflat.algorithms.algorithm import States, flat_state, nested_state
 from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.rate import Schedule
-from fedflat.averaging import Scene
+from fedflat.averaging import Scene, average_name
 from fedflat.data import Dataset
 from fedflat.engines.aggregation import Aggregation
 from fedflat.engines.contract import Client, Cost, ModelState, Training
@@ -32,9 +32,10 @@ from fedflat.experiment.record import Record, model_file
 from fedflat.experiment.rows import CachedRows, Rows, cache_size
 from fedflat.experiment.stopping import Verdict, diverged, stop_early
 from fedflat.models import classifier_parameters
-from fedflat.text import changed, show
 
 CHECKPOINT = "checkpoint/state.safetensors"
+LOOKS_EVERY = 10
+"""Rounds between looks for divergence on a GPU, besides those at evaluations."""
 
 
 @dataclass
@@ -67,7 +68,7 @@ class Run:
         self.engine = engine_for(config, self.problem)
         self.folder = RunFolder(folder) if folder else None
         self.history: list[dict[str, Any]] = []
-        self.loss = math.nan
+        self._loss = torch.tensor(math.nan)
         self._training = self._make_training()
         self._sampler = Sampler(
             len(self.split.clients),
@@ -102,6 +103,11 @@ class Run:
         return record
 
     @property
+    def loss(self) -> float:
+        """The mean training loss of the last round; not a number before the first."""
+        return float(self._loss)
+
+    @property
     def seconds(self) -> float:
         """How long the run has taken, without the time it lay still."""
         return time.monotonic() - self._begun
@@ -111,11 +117,14 @@ class Run:
             self._evaluate()
         while self.server.rounds < self.config.training.rounds:
             self._round()
-            bad = diverged(self.server.model.weights, self.loss, self.algorithm, self.config)
-            if bad:
-                return Verdict("diverged", f"round {self.server.rounds}: {bad}")
             done = self.server.rounds == self.config.training.rounds
-            if done or self.server.rounds % self.config.evaluation.every == 0:
+            evaluating = done or self.server.rounds % self.config.evaluation.every == 0
+            # Looking at numbers on a GPU means waiting for it, so that is not done after every round there.
+            if evaluating or self.problem.device.type == "cpu" or self.server.rounds % LOOKS_EVERY == 0:
+                bad = diverged(self.server.model.weights, self.loss, self.algorithm, self.config)
+                if bad:
+                    return Verdict("diverged", f"round {self.server.rounds}: {bad}")
+            if evaluating:
                 self._evaluate()
                 verdict = stop_early(self.history, self.config.stop, self.primary, self.problem.task.metric)
                 if verdict:
@@ -147,7 +156,7 @@ class Run:
         if number + 1 < self.config.training.rounds:
             coming = [(i, self.split.clients[i]) for i in self._sampler(self.config.seed, number + 1)]
             self.engine.prepare(self._training, number + 1, coming)
-        self.loss = float(outcome.loss)
+        self._loss = outcome.loss
         after = self._whole(self.server.model)
         for average in self.averages.values():
             average.after(number, after)
@@ -210,7 +219,7 @@ class Run:
         whole = self._whole(self.server.model)
         classifier = self.problem.whole_layout.indicator(classifier_parameters(self.problem.model).__contains__, whole)
         scene = Scene(self.config.training.rounds, self.algorithm.rate.cycle, classifier, lambda name, _: self._rows(name, len(whole)))
-        self.averages = {_name_of(average): average.begin(scene, whole) for average in self.algorithm.averages}
+        self.averages = {average_name(average): average.begin(scene, whole) for average in self.algorithm.averages}
         if not self.folder or not (self.folder.path / CHECKPOINT).exists():
             for store in self._stores:
                 store.rewind(0)
@@ -247,7 +256,7 @@ class Run:
         tensors = {name: tensor.to(self.problem.device) for name, tensor in saved.items()}
         model = ModelState(tensors["weights"], tensors["buffers"], _under(tensors, "integers/"))
         self.server = Server(about["rounds"], model, nested_state(_under(tensors, "server/")), Cost(**about["cost"]))
-        self.loss = math.nan if about["loss"] is None else about["loss"]
+        self._loss = torch.tensor(math.nan if about["loss"] is None else about["loss"], dtype=self.problem.dtype)
         for name, average in self.averages.items():
             average.restore(_under(tensors, f"average/{name}/"))
         for store in self._stores:
@@ -284,10 +293,6 @@ class Run:
     def _tell(self, event: str) -> None:
         for callback in self.callbacks:
             getattr(callback, event)(self)
-
-
-def _name_of(average: Any) -> str:
-    return show(type(average).__name__.lower(), changed(average))
 
 
 def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from fedflat import models
+from fedflat.algorithms import algorithm, canonical
+from fedflat.averaging import average_name
 from fedflat.data import load
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config
@@ -97,8 +99,13 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The algorithm, and the model where it is not the server's."""
-        return self.algorithm if self.model == "server" else f"{self.algorithm} → {self.model}"
+        """The algorithm with the one average that this model is, or with none: averages never change what is trained."""
+        built = algorithm(self.algorithm)
+        trained = canonical(replace(built, averages=()))
+        if self.model == "server":
+            return trained
+        is_average = any(average_name(average) == self.model for average in built.averages)
+        return f"{trained}+{self.model}" if is_average else f"{trained} ({self.model})"
 
 
 class Comparison:

@@ -1,8 +1,9 @@
 """A user's own arrays in files: an ``.npz``, a folder of ``.npy`` files, or parquet.
 
 The arrays are called ``train_inputs``, ``train_targets``, ``test_inputs`` and ``test_targets`` (or ``x_train``, ``y_train`` and so on),
-with ``train_groups`` and ``test_groups`` where examples have natural clients, and ``classes`` where classes have names. Without the
-test arrays, ``inputs`` and ``targets`` will do: every fifth example of a class is then a test example.
+with ``train_groups`` and ``test_groups`` where examples have natural clients, ``classes`` where classes have names, and ``mean`` and
+``std`` where these are known. Without the test arrays, ``inputs`` and ``targets`` will do: every fifth example of a class is then a test
+example.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ ALIASES = {
     "train_groups": ("groups_train", "groups"),
     "test_groups": ("groups_test",),
     "classes": ("class_names",),
+    "mean": (),
+    "std": (),
 }
 Arrays = Mapping[str, Any]
 
@@ -85,8 +88,9 @@ def dataset_of_arrays(name: str, found: Arrays, path: Path, folder: Path) -> Dat
         raise UserError(f"{path} has no array {lacking}, only {', '.join(found)}; expected both test_inputs and test_targets, or neither")
     if arrays["test_inputs"] is None:
         arrays |= _held_out(arrays, folder)
-    classes = arrays.pop("classes")
-    return from_arrays(**arrays, name=name, classes=None if classes is None else [str(label) for label in classes])
+    for what, kind in (("classes", str), ("mean", float), ("std", float)):
+        arrays[what] = None if arrays[what] is None else [kind(value) for value in arrays[what]]
+    return from_arrays(**arrays, name=name)
 
 
 def every_fifth(targets: Any) -> np.ndarray:

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from fedflat.data.arrays import channel_statistics
 from fedflat.data.cache import entry, fingerprint
 from fedflat.data.dataset import Dataset
 from fedflat.data.mapped import open_mapped
@@ -70,8 +72,11 @@ class Hub(Source):
             parts = collected(self._items(split, columns, what), what, side / f"{part}_inputs.npy")
             for name, values in zip(("targets", "groups"), parts[1:], strict=False):
                 np.save(side / f"{part}_{name}.npy", values)
-        names = getattr(features[columns[1]], "names", None)
-        (side / "about.json").write_text(json.dumps({"classes": names} if names else {}), encoding="utf-8")
+        about = {"classes": getattr(features[columns[1]], "names", None), "mean": None, "std": None}
+        images = open_mapped(side / "train_inputs.npy")
+        if "test" in splits and images.dtype == torch.uint8 and images.ndim == 4:
+            about["mean"], about["std"] = channel_statistics(images)
+        (side / "about.json").write_text(json.dumps(about), encoding="utf-8")
 
     def _splits(self) -> dict[str, Any]:
         """The training split, and the test split where there is one."""

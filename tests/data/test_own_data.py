@@ -1,0 +1,298 @@
+"""What users bring: arrays in files, torch data sets, data sets of the hub."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import IterableDataset, Subset, TensorDataset
+
+from fedflat.data import MappedTensor, from_arrays, from_torch, load
+from fedflat.data.sources import array_files
+from fedflat.errors import UserError
+
+RNG = np.random.default_rng(0)
+IMAGES = RNG.integers(0, 256, (20, 3, 4, 4), dtype=np.uint8)
+LABELS = np.arange(20) % 2
+FOUR = {"train_inputs": IMAGES[:15], "train_targets": LABELS[:15], "test_inputs": IMAGES[15:], "test_targets": LABELS[15:]}
+EXPECTED = from_arrays(IMAGES[:15], LABELS[:15], IMAGES[15:], LABELS[15:]).content
+
+
+# --- arrays --------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_an_npz_of_four_arrays(tmp_path: Path, save: Any) -> None:
+    save(tmp_path / "mine.npz", **FOUR, train_groups=np.arange(15) // 5, classes=np.array(["cat", "dog"]))
+    dataset = load(f"arrays(path={tmp_path / 'mine.npz'})", tmp_path)
+    assert dataset.classes == ("cat", "dog") and torch.equal(dataset.test.inputs, torch.from_numpy(IMAGES[15:]))
+    assert dataset.train.groups is not None and dataset.train.groups.tolist() == (np.arange(15) // 5).tolist()
+    assert not isinstance(dataset.train.inputs, MappedTensor) and not (tmp_path / "decoded").exists()
+
+
+def test_an_npz_with_the_names_that_keras_uses(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", x_train=IMAGES[:15], y_train=LABELS[:15], x_test=IMAGES[15:], y_test=LABELS[15:])
+    assert load(f"arrays(path={tmp_path / 'mine.npz'})", tmp_path).content == EXPECTED
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_an_npz_that_does_not_fit_in_memory_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: Any) -> None:
+    save(tmp_path / "mine.npz", **FOUR)
+    monkeypatch.setattr(array_files, "fits_in_memory", lambda size: False)
+    for _ in range(2):
+        dataset = load(f"arrays(path={tmp_path / 'mine.npz'})", tmp_path)
+        assert isinstance(dataset.train.inputs, MappedTensor) and dataset.content == EXPECTED
+    assert len(list((tmp_path / "decoded").iterdir())) == 1
+
+
+def test_a_folder_of_npy_files_is_mapped(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    for name, array in FOUR.items():
+        np.save(tmp_path / "mine" / f"{name}.npy", array)
+    dataset = load(f"arrays(path={tmp_path / 'mine'})", tmp_path)
+    assert isinstance(dataset.train.inputs, MappedTensor) and dataset.content == EXPECTED
+
+
+def test_without_test_arrays_every_fifth_of_a_class_is_for_testing(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", inputs=IMAGES, targets=LABELS, groups=np.array(["ann", "bob"] * 10))
+    dataset = load(f"arrays(path={tmp_path / 'mine.npz'})", tmp_path)
+    assert torch.equal(dataset.test.inputs, torch.from_numpy(IMAGES[[8, 9, 18, 19]])) and dataset.test.targets.tolist() == [0, 1, 0, 1]
+    assert dataset.group_names == ("ann", "bob") and dataset.train.groups is not None and dataset.train.groups.tolist()[:3] == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"a": LABELS}, "mine.npz has no array train_inputs, only a; expected train_inputs and train_targets"),
+        ({}, "has no array train_inputs, only none at all"),
+        ({"inputs": IMAGES}, "has no array train_targets, only inputs"),
+        ({k: v for k, v in FOUR.items() if k != "test_targets"}, "has no array test_targets, only .*expected both"),
+        (FOUR | {"train_targets": LABELS[:15] + 5, "classes": np.array(["a", "b"])}, "has label 6; expected labels from 0 to 1"),
+        (FOUR | {"train_inputs": np.array([{}] * 15)}, "is not a whole .npz file of numbers"),
+    ],
+)
+def test_an_npz_without_the_expected_arrays(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
+    np.savez(tmp_path / "mine.npz", **arrays)
+    with pytest.raises(UserError, match=message):
+        load(f"arrays(path={tmp_path / 'mine.npz'})", tmp_path)
+
+
+def test_an_npz_cut_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez(tmp_path / "mine.npz", **FOUR)
+    (tmp_path / "mine.npz").write_bytes((tmp_path / "mine.npz").read_bytes()[:-500])
+    for fits in (True, False):
+        monkeypatch.setattr(array_files, "fits_in_memory", lambda size, fits=fits: fits)
+        with pytest.raises(UserError, match=r"mine\.npz is not a whole \.npz file"):
+            load(f"arrays(path={tmp_path / 'mine.npz'})", tmp_path)
+    assert not (tmp_path / "decoded").exists()
+    with pytest.raises(UserError, match="is not there or of no known kind"):
+        load(f"arrays(path={tmp_path / 'other.npz'})", tmp_path)
+    with pytest.raises(UserError, match=r"write arrays\(path=FILE\)"):
+        load("arrays", tmp_path)
+
+
+# --- parquet -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.parquet").touch()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"needs pyarrow, which is not installed; install it with: pip install 'fedflat\[hub\]'"):
+        load(f"arrays(path={tmp_path / 'mine.parquet'})", tmp_path)
+
+
+def test_parquet_of_lists_and_of_columns(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    import pandas
+
+    flat = [image.ravel() for image in IMAGES]
+    pandas.DataFrame({"inputs": flat, "target": LABELS, "group": ["a"] * 10 + ["b"] * 10}).to_parquet(tmp_path / "mine.parquet")
+    dataset = load(f"arrays(path={tmp_path / 'mine.parquet'},shape=3x4x4)", tmp_path)
+    assert dataset.input_shape == (3, 4, 4) and torch.equal(dataset.test.inputs, torch.from_numpy(IMAGES[[8, 9, 18, 19]]))
+    assert dataset.group_names == ("a", "b")
+    with pytest.raises(UserError, match="shape=3x4 does not fit the 48 numbers"):
+        load(f"arrays(path={tmp_path / 'mine.parquet'},shape=3x4)", tmp_path)
+    with pytest.raises(UserError, match="has no column label, only inputs, target, group"):
+        load(f"arrays(path={tmp_path / 'mine.parquet'},target=label)", tmp_path)
+    (tmp_path / "both").mkdir()
+    for part, rows in (("train", slice(0, 15)), ("test", slice(15, 20))):
+        table = pandas.DataFrame({"a": np.arange(20.0)[rows], "b": 1, "word": "x", "kind": np.array(["no", "yes"])[LABELS[rows]]})
+        table.to_parquet(tmp_path / "both" / f"{part}.parquet")
+    columns = load(f"arrays(path={tmp_path / 'both'},target=kind)", tmp_path)
+    assert columns.kind == "vector" and columns.input_shape == (2,) and columns.classes == ("no", "yes")
+    assert columns.test.inputs[:, 0].tolist() == [15, 16, 17, 18, 19] and columns.test.targets.tolist() == LABELS[15:].tolist()
+    (tmp_path / "mine.parquet").write_bytes((tmp_path / "mine.parquet").read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"mine\.parquet is not a whole parquet file"):
+        load(f"arrays(path={tmp_path / 'mine.parquet'})", tmp_path)
+
+
+# --- torch ---------------------------------------------------------------------------------------------------------------------------
+
+
+class Pictures:
+    """A torch data set as torchvision has them."""
+
+    classes: tuple[str, ...] = ("cat", "dog")
+
+    def __init__(self, mode: str = "RGB") -> None:
+        self.mode = mode
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, place: int) -> tuple[Image.Image, int]:
+        return Image.fromarray(IMAGES[place].transpose(1, 2, 0)).convert(self.mode), int(LABELS[place])
+
+
+class Stream(IterableDataset):  # type: ignore[type-arg]
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, str]]:
+        for image, label in zip(IMAGES, LABELS, strict=True):
+            yield torch.from_numpy(image).float() / 255, torch.tensor(label), "ann" if label else "bob"
+
+
+def test_torch_data_sets_of_pictures() -> None:
+    train, test = Subset(Pictures(), range(15)), Subset(Pictures(), range(15, 20))  # type: ignore[arg-type]
+    dataset = from_torch(train, test, name="mine")
+    assert dataset.content == EXPECTED and dataset.name == "mine" and dataset.classes == ("0", "1")
+    assert from_torch(Pictures(), Pictures()).classes == ("cat", "dog")
+    assert from_torch(Pictures("L"), Pictures("L")).input_shape == (1, 4, 4)
+
+
+def test_torch_data_sets_of_tensors_and_streams_with_clients() -> None:
+    tensors = TensorDataset(torch.from_numpy(IMAGES[:15]), torch.from_numpy(LABELS[:15]))
+    assert from_torch(tensors, TensorDataset(torch.from_numpy(IMAGES[15:]), torch.from_numpy(LABELS[15:]))).content == EXPECTED
+    streamed = from_torch(Stream(), Stream())
+    assert streamed.train.inputs.dtype == torch.float32 and streamed.group_names == ("ann", "bob")
+    assert streamed.train.groups is not None and streamed.train.groups.tolist() == (1 - LABELS).tolist()
+
+
+def test_torch_data_sets_can_be_put_in_files(tmp_path: Path) -> None:
+    dataset = from_torch(Pictures(), Pictures(), name="mine", folder=tmp_path / "here")
+    assert isinstance(dataset.train.inputs, MappedTensor) and torch.equal(dataset.train.inputs, torch.from_numpy(IMAGES))
+    assert sorted(path.name for path in (tmp_path / "here").iterdir()) == ["mine-test.npy", "mine-train.npy"]
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ([], "the training set of mine is empty"),
+        ([IMAGES[0]], "item 0 of the training set of mine is a ndarray; expected"),
+        (
+            [(IMAGES[0], 0), (IMAGES[0, :, :2], 1)],
+            r"item 1 of the training set of mine has shape \(3, 2, 4\), but the first has \(3, 4, 4\)",
+        ),
+        ([(IMAGES[0], "cat")], "expected words in both or numbers in both"),
+    ],
+)
+def test_torch_data_sets_that_cannot_be_used(tmp_path: Path, items: list[Any], message: str) -> None:
+    for folder in (None, tmp_path):
+        with pytest.raises(UserError, match=message):
+            from_torch(items, Pictures(), name="mine", folder=folder)
+    assert not list(tmp_path.glob(".*")), "nothing half-written"
+
+
+# --- the hub -------------------------------------------------------------------------------------------------------------------------
+
+
+def feature(kind: str, **attributes: object) -> object:
+    return type(kind, (), attributes)()
+
+
+class Split(list[dict[str, Any]]):
+    features: Any
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A stand-in for flwr_datasets with one data set; counts how often it is asked."""
+    calls = []
+
+    class FederatedDataset:
+        def __init__(self, *, dataset: str, subset: str | None, partitioners: dict[str, int], shuffle: bool) -> None:
+            calls.append((dataset, subset, shuffle))
+            self.name = dataset
+
+        def load_split(self, name: str) -> Split:
+            if self.name != "us/pets":
+                raise FileNotFoundError("no such\nrepository")
+            if name not in ("train", "test"):
+                raise ValueError(f"The given split: '{name}' is not present")
+            rows = range(15) if name == "train" else range(15, 20)
+            split = Split({"picture": Pictures()[row][0], "kind": int(LABELS[row]), "owner": f"o{row % 3}", "text": "a"} for row in rows)
+            names = feature("ClassLabel", names=["cat", "dog"])
+            split.features = {"text": feature("Value"), "picture": feature("Image"), "kind": names, "owner": feature("Value")}
+            return split
+
+    module = ModuleType("flwr_datasets")
+    module.FederatedDataset = FederatedDataset  # type: ignore[attr-defined]
+    module.__spec__ = importlib.machinery.ModuleSpec("flwr_datasets", None)
+    monkeypatch.setitem(sys.modules, "flwr_datasets", module)
+    return SimpleNamespace(calls=calls)
+
+
+def test_a_data_set_of_the_hub_is_fetched_once(hub: SimpleNamespace, tmp_path: Path) -> None:
+    for _ in range(2):
+        dataset = load("hub(path=us/pets,size=4)", tmp_path)
+        assert dataset.content == EXPECTED and dataset.classes == ("cat", "dog") and isinstance(dataset.train.inputs, MappedTensor)
+    assert hub.calls == [("us/pets", None, False)], "the second time nobody is asked"
+    grouped = load("hub(path=us/pets,size=4,group=owner,subset=all)", tmp_path)
+    assert grouped.group_names == ("o0", "o1", "o2") and hub.calls[1:] == [("us/pets", "all", False)]
+
+
+def test_a_data_set_of_the_hub_without_a_test_split(hub: SimpleNamespace, tmp_path: Path) -> None:
+    dataset = load("hub(path=us/pets,size=4,test=validation)", tmp_path)
+    assert len(dataset.train) == 13 and torch.equal(dataset.test.inputs, torch.from_numpy(IMAGES[[8, 9]]))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hub", r"write hub\(path=NAME\)"),
+        ("hub(path=us/none)", r"us/none cannot be had from the hub \(no such repository\)"),
+        ("hub(path=us/pets,inputs=image)", "us/pets has no column image for inputs=; its columns are text, picture, kind, owner"),
+        ("hub(path=us/pets,group=user)", "has no column user for group="),
+        ("hub(path=us/pets,inputs=text)", "item 0 of the train split of us/pets is text; expected pictures or lists of numbers"),
+        ("hub(path=us/pets,train=all)", "cannot be had from the hub .*split: 'all' is not present"),
+    ],
+)
+def test_what_cannot_be_had_from_the_hub(hub: SimpleNamespace, tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as raised:
+        load(text, tmp_path)
+    assert "\n" not in str(raised.value) and not list((tmp_path / "decoded").glob("*") if (tmp_path / "decoded").exists() else [])
+
+
+def test_the_hub_without_flwr_datasets_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"needs flwr-datasets, which is not installed; install it with: pip install 'fedflat\[hub\]'"):
+        load("hub(path=ylecun/mnist)", tmp_path)
+
+
+def test_the_hub_through_the_real_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From parquet files on this machine, which the library reads as it would those of the hub."""
+    pytest.importorskip("flwr_datasets")
+    pytest.importorskip("pyarrow")
+    import pandas
+
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    (tmp_path / "pets").mkdir()
+    for part, rows in (("train", range(15)), ("test", range(15, 20))):
+        table = pandas.DataFrame({"values": [IMAGES[row].ravel()[:5].astype(float) for row in rows], "kind": LABELS[rows]})
+        table.to_parquet(tmp_path / "pets" / f"{part}.parquet")
+        for row in rows:
+            folder = tmp_path / "pictures" / part / Pictures.classes[LABELS[row]]
+            folder.mkdir(parents=True, exist_ok=True)
+            Pictures()[row][0].save(folder / f"{row:02d}.png")
+    values = load(f"hub(path={tmp_path / 'pets'},inputs=values,target=kind)", tmp_path)
+    assert values.kind == "vector" and np.array_equal(values.test.inputs.numpy(), IMAGES[15:].reshape(5, -1)[:, :5])
+    pictures = load(f"hub(path={tmp_path / 'pictures'},size=4)", tmp_path)
+    assert pictures.classes == ("cat", "dog") and len(pictures.train) == 15
+    assert torch.equal(pictures.test.inputs[pictures.test.targets == 0], torch.from_numpy(IMAGES[[16, 18]]))

@@ -1,0 +1,48 @@
+"""Targets with a class per position, groups with names, labels that are words."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedflat.data import Dataset, Examples, describe, from_arrays
+from fedflat.errors import UserError
+
+TOKENS = torch.arange(12).view(3, 4) % 5
+
+
+def test_text_may_have_a_target_per_position() -> None:
+    dataset = from_arrays(TOKENS, TOKENS, TOKENS[:1], TOKENS[:1], name="words")
+    assert dataset.kind == "text" and dataset.train.targets.shape == (3, 4) and dataset.num_classes == 5
+    assert describe(dataset)["target_shape"] == [4] and describe(dataset)["train_class_counts"] == [3, 3, 2, 2, 2]
+    assert dataset.train.take(np.array([2])).targets.tolist() == [[3, 4, 0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "message"),
+    [
+        (TOKENS, TOKENS[:, :3], r"the targets of the training set of words have shape \(3,\) per example; expected one class .* \(4,\)"),
+        (TOKENS, TOKENS + 1, "has label 5; expected labels from 0 to 4"),
+        (TOKENS.float(), TOKENS, r"have shape \(4,\) per example; expected one class per example$"),
+    ],
+)
+def test_other_targets_are_refused(inputs: torch.Tensor, targets: torch.Tensor, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        from_arrays(inputs, targets, inputs, targets, name="words", classes=list("abcde"))
+
+
+def test_labels_and_groups_may_be_words() -> None:
+    groups = ["zoe", "ann", "zoe"]
+    dataset = from_arrays(np.zeros((3, 2)), ["no", "yes", "no"], np.zeros((1, 2)), ["yes"], train_groups=groups, test_groups=["bob"])
+    assert dataset.classes == ("no", "yes") and dataset.train.targets.tolist() == [0, 1, 0] and dataset.test.targets.tolist() == [1]
+    assert dataset.group_names == ("ann", "bob", "zoe") and dataset.train.groups is not None
+    assert dataset.train.groups.tolist() == [2, 0, 2]
+    with pytest.raises(UserError, match="name their labels in different ways"):
+        from_arrays(np.zeros((1, 2)), ["no"], np.zeros((1, 2)), [1])
+
+
+def test_every_group_has_a_name_or_none_has() -> None:
+    examples = Examples(torch.zeros(2, 3), torch.tensor([0, 0]), torch.tensor([0, 2]))
+    with pytest.raises(UserError, match="has group 2, but there are names for 2 groups only"):
+        Dataset("mine", examples, examples, ("a",), kind="vector", group_names=("x", "y"))
