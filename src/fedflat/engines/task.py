@@ -41,3 +41,37 @@ class Classification:
         """Summed cross-entropy and the number of right answers."""
         right = (output.argmax(1) == target).sum()
         return {"loss": F.cross_entropy(output, target, reduction="sum"), "accuracy": right}
+
+
+@dataclass(frozen=True)
+class NextCharacter:
+    """Cross-entropy per character, and the share of characters predicted right; the positions of an example count as one.
+
+    Logits are [batch, length, characters] and targets [batch, length]. Where targets are [batch], one per text, the logits at the last
+    position are meant, or the model gives one row of logits per text anyway.
+    """
+
+    metric: str = "accuracy"
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Mean cross-entropy over the characters of a batch."""
+        return F.cross_entropy(*_per_character(output, target))
+
+    def sums(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
+        """Cross-entropy and right answers, each the mean over an example's characters, summed over examples."""
+        logits, characters = _per_character(output, target)
+        length = characters.numel() // len(target)
+        right = (logits.argmax(1) == characters).sum()
+        return {"loss": F.cross_entropy(logits, characters, reduction="sum") / length, "accuracy": right / length}
+
+
+def _per_character(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits [n, characters] and targets [n], one row for each character that is to be predicted."""
+    if output.ndim == 3 and target.ndim == 1:
+        output = output[:, -1]
+    return output.reshape(-1, output.shape[-1]), target.reshape(-1)
+
+
+def task_for(kind: str) -> Task:
+    """The task of a kind of data set: text is predicted character by character, everything else is classified."""
+    return NextCharacter() if kind == "text" else Classification()
