@@ -56,7 +56,7 @@ def kind_of(annotation: Any) -> str:
         return " or ".join(map(str, typing.get_args(annotation)))
     if isinstance(annotation, types.UnionType):
         return " or ".join(kind_of(part) for part in typing.get_args(annotation))
-    return _KINDS.get(annotation, "folder")
+    return _KINDS.get(annotation, "path")
 
 
 def flat_settings(config: Config) -> dict[str, Any]:

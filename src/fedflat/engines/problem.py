@@ -35,8 +35,8 @@ class Problem:
 
     def __post_init__(self) -> None:
         self.model.to(self.device, self.dtype)
-        self.data = replace(self.data, train=_moved(self.data.train, self.device))
-        self.held_out = {name: _moved(examples, self.device) for name, examples in self.held_out.items()}
+        self.data = replace(self.data, train=moved(self.data.train, self.device))
+        self.held_out = {name: moved(examples, self.device) for name, examples in self.held_out.items()}
         self.layout = Layout.of_parameters(self.model)
         self.buffers = Layout.of_buffers(self.model)
         # On the device, so that normalising copies nothing there while a step is captured.
@@ -115,13 +115,16 @@ class Problem:
         return Batch(inputs, targets, targets[permutation], share)
 
     @torch.no_grad()
-    def sum_tensors(self, vector: Tensor, buffers: dict[str, Tensor], examples: Examples) -> dict[str, Tensor]:
-        """The task's metrics, summed over some examples, with the model in evaluation mode."""
+    def predicted(self, vector: Tensor, buffers: dict[str, Tensor], raw: Tensor) -> Tensor:
+        """The model's output on raw inputs, in evaluation mode."""
         self.model.train(self.batch_statistics)
         if self.batch_statistics:
             buffers = {name: b.clone() for name, b in buffers.items()}
-        output = self.output(vector, buffers, self.normalised(examples.inputs))
-        return self.task.sums(output, examples.targets)
+        return self.output(vector, buffers, self.normalised(raw))
+
+    def sum_tensors(self, vector: Tensor, buffers: dict[str, Tensor], examples: Examples) -> dict[str, Tensor]:
+        """The task's metrics, summed over some examples, with the model in evaluation mode."""
+        return self.task.sums(self.predicted(vector, buffers, examples.inputs), examples.targets)
 
     @torch.no_grad()
     def estimated_buffers(self, vector: Tensor, integers: dict[str, Tensor]) -> Tensor:
@@ -146,7 +149,8 @@ class Problem:
         yield from torch.split(torch.arange(count, device=self.device), self.evaluation_batch)
 
 
-def _moved(examples: Examples, device: torch.device) -> Examples:
+def moved(examples: Examples, device: torch.device) -> Examples:
+    """Examples on a device."""
     return Examples(**{name: tensor.to(device) for name, tensor in examples.tensors().items()})
 
 

@@ -87,6 +87,9 @@ class Evaluation(Section):
 
     every: int = Field(1, ge=1, description="rounds between evaluations")
     batch: int = Field(500, ge=1, description="examples per forward pass")
+    examples: int | None = Field(
+        None, ge=1, description="during the run, look at so many examples of the test set (and of others held out) only, always the same"
+    )
     statistics: Literal["averaged", "estimated"] = Field(
         "averaged", description="BatchNorm statistics of averaged models: averaged too, or estimated anew on training data"
     )
@@ -120,6 +123,7 @@ class Config(Section):
     format: Literal[1] = Field(FORMAT, description="version of this file's format")
     algorithm: str = Field("fedavg", description="algorithm, as name(parameter=value)+part(parameter=value)")
     model: str = Field("mlp", description="model, as name(parameter=value)")
+    init: Path | None = Field(None, description="weights to start from, a .safetensors file; default: fresh ones, drawn by the seed")
     seed: int = Field(0, ge=0, description="seed of everything random")
     data: Data = Data()
     federation: Federation = Federation()
@@ -134,6 +138,11 @@ class Config(Section):
         from fedflat.algorithms import algorithm, canonical  # here, so that the command line's help need not wait for torch
 
         return canonical(algorithm(text))
+
+    @field_validator("init")
+    @classmethod
+    def _from_anywhere(cls, path: Path | None) -> Path | None:
+        return None if path is None else path.expanduser().absolute()
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:

@@ -11,12 +11,13 @@ from torch import nn
 
 from fedflat import data as datasets
 from fedflat import models
-from fedflat.data import Dataset, Split
+from fedflat.data import Dataset, Examples, Split
 from fedflat.engines.problem import Problem
-from fedflat.engines.randomness import seed_torch
-from fedflat.engines.task import Classification, Task
+from fedflat.engines.randomness import generator, seed_torch
+from fedflat.engines.task import Classification, NextCharacter, Task, task_for
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
+from fedflat.experiment.weights import load_weights
 
 CUSTOM = "custom"
 """The name, in a config, of what the user brought in Python."""
@@ -46,6 +47,8 @@ def federation(
     with torch.random.fork_rng(devices=[]):
         seed_torch(config.seed, "weights")
         network = models.build(config.model, data.input_shape, data.num_classes) if model is None else copy.deepcopy(model)
+    if config.init is not None:
+        load_weights(network, config.model, config.init)
     augmentation = datasets.augmentation(config.data.augmentation)
     augmentation.check(data)
     held_out = {"test": data.test}
@@ -55,19 +58,46 @@ def federation(
         held_out["unseen"] = data.train.take(torch.from_numpy(np.concatenate(split.unseen)))
     problem = Problem(
         network,
-        task or Classification(),
+        task or task_for(data.kind),
         data,
         augmentation,
         dtype=torch.float64 if config.engine.precision == "float64" else torch.float32,
         arithmetic=torch.bfloat16 if config.engine.precision == "bf16" else None,
         device=device_of(config),
         evaluation_batch=config.evaluation.batch,
-        held_out=held_out,
+        held_out={name: _some(examples, config.evaluation.examples) for name, examples in held_out.items()},
         batch_statistics=config.training.statistics == "own",
     )
     if config.training.statistics == "own" and not problem.buffers.names:
         warnings.warn(f"training.statistics=own keeps BatchNorm statistics, and {config.model} has none: nothing is kept", stacklevel=2)
+    _try_out(problem, config.model)
     return problem, split
+
+
+def _some(examples: Examples, most: int | None) -> Examples:
+    """A sample of a held-out set, the same for every seed, so that runs are compared on the same examples."""
+    if most is None or most >= len(examples):
+        return examples
+    chosen = generator(0, "evaluated examples").choice(len(examples), most, replace=False)
+    return examples.take(np.sort(chosen))
+
+
+def _try_out(problem: Problem, name: str) -> None:
+    """Refuse a model that cannot take these data, before anything is written."""
+    two = problem.held_out["test"].take(torch.arange(min(2, len(problem.held_out["test"])), device=problem.device))
+    weights, buffers, integers = problem.initial()
+    what = f"{problem.data.name}, whose inputs are {str(two.inputs.dtype).removeprefix('torch.')} of shape {problem.data.input_shape}"
+    try:
+        with torch.random.fork_rng(devices=[]):
+            output = problem.predicted(weights, {**problem.buffers.views(buffers), **integers}, two.inputs)
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise UserError(f"{name} cannot be used on {what}: {str(error).splitlines()[0]}") from error
+    known = isinstance(problem.task, Classification | NextCharacter)
+    if known and (output.ndim < 2 or len(output) != len(two) or output.shape[-1] < problem.data.num_classes):
+        raise UserError(
+            f"{name} gives an output of shape {tuple(output.shape[1:])} for each example, "
+            f"but {problem.data.name} has {problem.data.num_classes} classes; expected a number for each of them"
+        )
 
 
 def device_of(config: Config) -> torch.device:

@@ -1,0 +1,213 @@
+"""What a run does beside training: stopping, diverging, averaging statistics, telling callbacks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedflat
+from fedflat.data import from_arrays
+from fedflat.experiment.config import config
+from fedflat.experiment.rows import CachedRows, FileRows
+from fedflat.experiment.run import Run
+
+SMALL = {"rounds": 6, "clients": 12, "per_round": 4, "steps": 3, "workers": 1, "model": "mlp(hidden=8)"}
+
+
+class Normalised(nn.Module):
+    """A classifier with BatchNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layers(inputs)
+
+
+# --- stopping --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_target_stops_the_run_and_is_named() -> None:
+    result = fedflat.run("fedavg", stop__target=0.3, **(SMALL | {"rounds": 50}))
+    assert result.status == "stopped" and "reached the target 0.3" in result.record.reason
+    assert result.history[-1]["test"]["server"]["accuracy"] >= 0.3 > result.history[-2]["test"]["server"]["accuracy"]
+
+
+def test_patience_looks_at_the_validation_split() -> None:
+    settings = SMALL | {"rounds": 60, "rate": 1e-6}
+    result = fedflat.run("fedavg", data__validation=0.2, stop__patience=3, **settings)
+    assert result.status == "stopped" and result.history[-1]["round"] < 60
+    with pytest.raises(fedflat.UserError, match="validation"):
+        fedflat.run("fedavg", stop__patience=3, **SMALL)
+
+
+def test_a_time_budget_pauses_a_run_that_then_goes_on(tmp_path: Path) -> None:
+    settings = SMALL | {"rounds": 4}
+    paused = fedflat.run("scaffold", stop__seconds=1e-6, out=tmp_path / "run", **settings)
+    assert paused.status == "paused" and paused.history[-1]["round"] == 1
+    while paused.status == "paused":
+        paused = fedflat.resume(tmp_path / "run")
+    whole = fedflat.run("scaffold", **settings)
+    assert paused.status == "finished" and paused.history == whole.history
+
+
+# --- divergence ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "cause"),
+    [
+        ("fedavg", "learning rate"),
+        ("fedavgm(beta=0.99,server_rate=1e20)", "server momentum"),
+        ("feddyn(alpha=0.5)", "dual"),
+        ("adabest(mu=5)", "AdaBest"),
+        ("fedavg(server_rate=1e20)", "server_rate"),
+    ],
+)
+def test_a_diverging_run_ends_with_its_cause(algorithm: str, cause: str) -> None:
+    result = fedflat.run(algorithm, **(SMALL | {"rounds": 60, "rate": 1e4 if algorithm == "fedavg" else 30.0}))
+    assert result.status == "diverged"
+    assert cause in result.record.reason and "round" in result.record.reason
+    json.dumps(result.history, allow_nan=False)
+
+
+def test_the_rest_of_a_comparison_goes_on_after_a_divergence() -> None:
+    comparison = fedflat.compare(["fedavg(server_rate=1e30)", "fedavg"], seeds=1, **SMALL)
+    first, second = comparison.table()
+    assert (first["diverged"], second["diverged"]) == (1, 0) and "mean_last" not in first and second["last"].mean > 0.1
+
+
+# --- the same data for everyone --------------------------------------------------------------------------------------------------------
+
+
+def test_compared_algorithms_start_from_the_same_model_and_split(tmp_path: Path) -> None:
+    def compared() -> list[list[dict[str, object]]]:
+        return [record.history for record in fedflat.compare(["fedavg", "scaffold"], seeds=2, out=tmp_path, **SMALL).records]
+
+    histories = compared()
+    for fedavg, scaffold in (histories[:2], histories[2:]):
+        # Variates are zero in the first round, so SCAFFOLD takes exactly FedAvg's steps if it sees the same batches.
+        for key in ("round", "train_loss", "test", "samples"):
+            assert [record[key] for record in fedavg[:2]] == [record[key] for record in scaffold[:2]]
+        assert fedavg[2]["test"] != scaffold[2]["test"]
+    splits = [json.loads(path.read_text()) for path in tmp_path.glob("*/*/split.json")]
+    assert len(splits) == 4 and len({split["hash"] for split in splits}) == 2
+    assert compared() == histories
+
+
+def test_an_average_changes_nothing_in_training() -> None:
+    alone = fedflat.run("fedmoswa", **SMALL).history
+    beside = fedflat.run("fedmoswa+wima(window=3)+swa(start=0.5)+ema", **SMALL).history
+    assert [r["test"]["server"] for r in alone] == [r["test"]["server"] for r in beside]
+    assert set(beside[-1]["test"]) == {"server", "wima(window=3)", "swa(start=0.5)", "ema"}
+
+
+# --- BatchNorm -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_statistics_are_averaged_estimated_or_kept() -> None:
+    averaged = fedflat.run("fedavg+ema(decay=0.5)", **(SMALL | {"model": Normalised()}))
+    estimated = fedflat.run("fedavg+ema(decay=0.5)", evaluation__statistics="estimated", **(SMALL | {"model": Normalised()}))
+    one, other = (r.record.models["ema(decay=0.5)"] for r in (averaged, estimated))
+    assert torch.equal(one.weights, other.weights) and not torch.equal(one.buffers, other.buffers)
+    server = averaged.record.models["server"]
+    assert server.integers["layers.2.num_batches_tracked"] == 3 * 6
+
+
+def test_estimated_statistics_are_those_of_the_training_data() -> None:
+    model = Normalised()
+    run = Run(config({"data": {"clients": 4}, "federation": {"per_round": 2}, "engine": {"workers": 1}}), model=model)
+    weights, _, integers = run.problem.initial()
+    buffers = run.problem.buffers.views(run.problem.estimated_buffers(weights, integers))
+    train = run.problem.data.train.inputs
+    hidden = model.layers[1](run.problem.normalised(train).flatten(1).to(torch.float32))
+    parts = hidden.split(run.problem.evaluation_batch)
+    assert torch.allclose(buffers["layers.2.running_mean"], torch.stack([p.mean(0) for p in parts]).mean(0), atol=1e-5)
+
+
+def test_kept_statistics_stay_with_their_clients(tmp_path: Path) -> None:
+    """SiLoBN: the server's statistics never move, and a resumed run knows every client's own."""
+    settings = SMALL | {"training__statistics": "own"}
+    result = fedflat.run("fedavg", **(settings | {"model": Normalised()}), out=tmp_path / "run")
+    assert torch.equal(result.record.models["server"].buffers, torch.cat([torch.zeros(8), torch.ones(8)]))
+    rows = FileRows(tmp_path / "run/state/clients", 16, torch.float32)
+    kept = [rows[client] for client in range(12) if client in rows]
+    assert len(kept) > 4 and all(not torch.equal(a, b) for a in kept for b in kept if a is not b)
+
+
+def test_keeping_statistics_of_a_model_without_any_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="has none"):
+        own = fedflat.run("fedavg", training__statistics="own", **SMALL)
+    assert own.history == fedflat.run("fedavg", **SMALL).history
+
+
+def test_sam_moves_statistics_once_per_step() -> None:
+    settings = SMALL | {"model": Normalised(), "rounds": 1, "steps": 1, "batch": 64}
+    plain, sam = (fedflat.run(text, **settings).record.models["server"] for text in ("fedavg", "fedsam(rho=1e-9)"))
+    assert torch.allclose(plain.buffers, sam.buffers, atol=1e-6)
+    assert sam.integers["layers.2.num_batches_tracked"] == 1
+
+
+# --- the user's own --------------------------------------------------------------------------------------------------------------------
+
+
+def test_own_data_model_and_task() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 5)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.int64)
+    data = from_arrays(x[:200], y[:200], x[200:], y[200:], name="mine")
+    result = fedflat.run("fedavg", data=data, model=nn.Linear(5, 2), clients=4, per_round=4, rounds=15, workers=1, split="iid", rate=0.5)
+    assert result.summary().last > 0.9 and result.config.model == "custom:Linear"
+
+
+def test_callbacks_see_every_round() -> None:
+    seen: list[tuple[str, int]] = []
+
+    class Watcher(fedflat.Callback):
+        def began(self, run: Run) -> None:
+            seen.append(("began", run.server.rounds))
+
+        def round_done(self, run: Run) -> None:
+            seen.append(("round", run.server.rounds))
+
+        def ended(self, run: Run, record: object) -> None:
+            seen.append(("ended", run.server.rounds))
+
+    fedflat.run("fedavg", callbacks=[Watcher()], every=3, **SMALL)
+    assert seen == [("began", 0), *(("round", n) for n in range(1, 7)), ("ended", 6)]
+
+
+def test_a_saved_model_is_the_evaluated_one(tmp_path: Path) -> None:
+    result = fedflat.run("fedavg+ema(decay=0.5)", out=tmp_path / "run", **SMALL)
+    loaded = fedflat.load(tmp_path / "run")
+    assert loaded.history == result.history
+    for name in ("server", "ema(decay=0.5)"):
+        run = Run(loaded.config)
+        outputs = loaded.model(name)(run.problem.normalised(run.problem.held_out["test"].inputs))
+        accuracy = (outputs.argmax(1) == run.problem.held_out["test"].targets).float().mean().item()
+        assert accuracy == pytest.approx(result.history[-1]["test"][name]["accuracy"])
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_small_cache_writes_early_and_forgets_nothing(tmp_path: Path) -> None:
+    rows = CachedRows(FileRows(tmp_path, 3, torch.float64), limit=2 * 24)
+    for round in range(1, 8):
+        rows.now = round
+        for key in range(5):
+            rows[key] = torch.full((3,), 10.0 * round + key, dtype=torch.float64)
+        if round in (3, 6):
+            rows.flush()
+            rows.commit(round)
+    assert [rows[key][0].item() for key in range(5)] == [70.0, 71.0, 72.0, 73.0, 74.0]
+    rows.flush()
+    again = FileRows(tmp_path, 3, torch.float64)
+    again.rewind(6)
+    assert [again[key][0].item() for key in range(5)] == [60.0, 61.0, 62.0, 63.0, 64.0]

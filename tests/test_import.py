@@ -1,0 +1,21 @@
+"""Importing fedflat is quick: nothing heavy comes along until it is used."""
+
+import subprocess
+import sys
+
+HEAVY = ("matplotlib", "pandas", "plotly", "scipy", "sklearn", "pydantic", "typer", "rich", "yaml", "jinja2", "PIL", "ray", "flwr")
+
+
+def loaded_by(code: str) -> set[str]:
+    program = f"{code}; import sys; print(' '.join(sys.modules))"
+    return set(subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split())
+
+
+def test_importing_fedflat_imports_nothing_heavy() -> None:
+    assert not loaded_by("import fedflat") & set(HEAVY)
+
+
+def test_algorithms_need_torch_and_numpy_alone() -> None:
+    loaded = loaded_by("import fedflat; fedflat.algorithm('fedmoswa+asam')")
+    assert {"torch", "numpy"} <= loaded
+    assert not loaded & set(HEAVY)
