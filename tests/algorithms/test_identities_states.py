@@ -106,7 +106,8 @@ RECORDED = [  # text, final rate, backward passes per step, of which the last is
 @pytest.mark.parametrize(("text", "final_rate", "passes"), RECORDED, ids=[row[0] for row in RECORDED])
 def test_44_45_variates_are_mean_local_gradients(text: str, final_rate: float, passes: int, setting: str) -> None:
     """c_i+ = sum_k eta_k g_k / H; FedMoSWA's m+ = (1 - gamma) m + gamma mean c_i+; FedCM's and FedWMSAM's as in the specification."""
-    chosen, walked = SETTINGS[setting], library(text, setting, record=True)
+    weighting = "samples" if setting.startswith("uneven") else "uniform"  # variates and momenta are uniform means all the same
+    chosen, walked = SETTINGS[setting], library(text, setting, weighting, record=True)
     gradients = iter([g for _, g in walked.gradients[passes - 1 :: passes]])
     zero = np.zeros(6)
     server: dict[str, Any] = {"momentum": zero, "c": zero, "m": zero, "alpha": 0.1}

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedflat.data import Dataset, load, pictures
 from fedflat.data.sources.cifar import CIFAR10, CIFAR100
 from fedflat.data.sources.idx import FILES, MNIST
 
@@ -105,3 +106,44 @@ def small_mnist(tmp_path: Path) -> SimpleNamespace:
 @pytest.fixture
 def pickled() -> Callable[[dict[str, object]], bytes]:
     return python2_pickle
+
+
+@pytest.fixture
+def picture() -> Callable[..., np.ndarray]:
+    """Writes a picture of one colour per quarter, which survives JPEG well, and returns what was written."""
+    from PIL import Image
+
+    def draw(path: Path, seed: int, size: tuple[int, int] = (64, 64), mode: str = "RGB") -> np.ndarray:
+        quarters = np.random.default_rng(seed).integers(0, 256, (2, 2, 3), dtype=np.uint8)
+        pixels = np.kron(quarters, np.ones((size[1] // 2, size[0] // 2, 1), dtype=np.uint8))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image = Image.fromarray(pixels).convert(mode)
+        image.save(path, quality=95) if path.suffix.lower() in (".jpg", ".jpeg") else image.save(path)
+        return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+
+    return draw
+
+
+@pytest.fixture
+def decoded_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Path], Dataset]:
+    """Loads a data set a second time, which must not open a picture."""
+
+    def load_twice(text: str, folder: Path) -> Dataset:
+        first = load(text, folder)
+        monkeypatch.setattr(pictures, "decode_picture", lambda *_, **__: pytest.fail("decoded again"))
+        second = load(text, folder)
+        assert second.content == first.content and second.mean == first.mean
+        return second
+
+    return load_twice
+
+
+@pytest.fixture
+def left_in_cache() -> Callable[[Path], list[str]]:
+    """The names of the entries of a data folder's cache, also of half-written ones."""
+
+    def entries(folder: Path) -> list[str]:
+        cache = folder / "decoded"
+        return sorted(path.name for path in cache.iterdir()) if cache.exists() else []
+
+    return entries

@@ -138,10 +138,10 @@ LARGER_THAN_MEMORY = """
     resource.setrlimit(resource.RLIMIT_DATA, (gigabyte, gigabyte))
     mapped = open_mapped(Path(sys.argv[1]))
     labels = torch.arange(len(mapped)) % 10
-    train, test = Examples(mapped, labels), Examples(mapped.part(0, 500), labels[:500])
+    train, test = Examples(mapped, labels), Examples(mapped.part(0, 100), labels[:100])
     data = Dataset("large", train, test, tuple("0123456789"), (0.5,) * 3, (0.5,) * 3)
     result = fedflat.run(
-        "fedavg", data=data, model="lenet5", clients=100, per_round=4, rounds=2, steps=5, batch=50, split="iid",
+        "fedavg", data=data, model="lenet5", clients=100, per_round=4, rounds=1, steps=3, batch=50, split="iid",
         augmentation="crop-flip", workers=2
     )
     own = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("RssAnon"))
@@ -169,4 +169,4 @@ def test_a_data_set_larger_than_memory_trains_through_the_map(tmp_path: Path) ->
     measured = json.loads(done.stdout.splitlines()[-1])
     assert measured["mapped"] > 4.2e9 and measured["limited"], "the data are larger than the limit, and the limit holds"
     assert measured["own"] < 500e6, "private memory is that of a small data set"
-    assert measured["rounds"] >= 2
+    assert measured["rounds"] == 2, "before and after"

@@ -55,5 +55,16 @@ def test_the_step_compiles_whole(text: str) -> None:
     """Traced into one graph without a break, and run as traced: what a GPU compiles."""
     setting = bed(rounds=2, size=3)
     loop = walk(text, setting, engine=LoopEngine(problem_of(setting), workers=1))
-    traced = walk(text, setting, engine=LaneEngine(problem_of(setting), step=partial(compiled, backend="eager")))
+    traced = walk(text, setting, engine=LaneEngine(problem_of(setting), step=partial(compiled, backend="eager", strict=True)))
     assert np.abs(np.array(loop.x) - np.array(traced.x)).max() < 1e-12
+
+
+def test_what_cannot_be_compiled_runs_as_it_is() -> None:
+    def broken(graph: object, inputs: object) -> None:
+        raise RuntimeError("no compiler here")
+
+    setting = bed(rounds=2, size=3)
+    loop = walk("fedsam", setting, engine=LoopEngine(problem_of(setting), workers=1))
+    with pytest.warns(UserWarning, match="could not be compiled"):
+        lanes = walk("fedsam", setting, engine=LaneEngine(problem_of(setting), step=partial(compiled, backend=broken)))  # type: ignore[arg-type]
+    assert np.abs(np.array(loop.x) - np.array(lanes.x)).max() < 1e-12

@@ -9,8 +9,10 @@ from typer.core import TyperGroup
 
 from fedflat import __version__
 from fedflat.cli.algorithms import algorithms
+from fedflat.cli.bench import bench
 from fedflat.cli.compare import compare
 from fedflat.cli.data import data
+from fedflat.cli.evaluate import evaluate
 from fedflat.cli.mistakes import told_in_a_sentence
 from fedflat.cli.models import models
 from fedflat.cli.run import resume, run
@@ -51,7 +53,7 @@ def fedflat(version: bool = typer.Option(False, "--version", callback=_version, 
 
 
 EXPERIMENTS, LOOKING = "Experiments", "Looking things up"
-for _command in (run, compare, resume, show):
+for _command in (run, compare, resume, show, evaluate, bench):
     app.command(rich_help_panel=EXPERIMENTS)(_command)
 for _command in (algorithms, models, settings):
     app.command(rich_help_panel=LOOKING)(_command)

@@ -13,7 +13,7 @@ from fedflat.cli.flags import CONFIG, JSON, QUIET, SET, with_settings
 from fedflat.cli.mistakes import Interrupted
 from fedflat.cli.one_run import check_figure, write_figure
 from fedflat.cli.progress import progress
-from fedflat.cli.run import RUNS
+from fedflat.cli.run import RUNS, data_slug
 from fedflat.cli.screen import facts, print_json, screen
 from fedflat.cli.several_runs import comparison_document, print_comparison
 from fedflat.errors import UserError
@@ -103,7 +103,7 @@ def read_seeds(text: str) -> list[int]:
 def default_folder(base: Config) -> Path:
     """A folder that the same settings always find again, so that a repeated comparison goes on where it was."""
     settings = base.model_copy(update={"algorithm": "", "seed": 0}).model_dump_json()
-    return RUNS / f"compare-{base.data.name}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"
+    return RUNS / f"compare-{data_slug(base)}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"
 
 
 def _check_axis(over: str) -> None:

@@ -105,8 +105,13 @@ def _go(config: Config, folder: Path, as_json: bool, quiet: bool, resume: bool =
         print_run(record)
 
 
+def data_slug(config: Config) -> str:
+    """The name of a config's data set as a part of a folder's name."""
+    return re.sub(r"[^\w.]+", "-", config.data.name).strip("-")
+
+
 def new_folder(config: Config) -> Path:
     """The default folder of a run; a number is appended where it is taken."""
     slug = re.sub(r"[^a-z0-9.]+", "-", config.algorithm.lower()).strip("-")
-    path = RUNS / f"{slug}-{config.data.name}-seed{config.seed}"
+    path = RUNS / f"{slug}-{data_slug(config)}-seed{config.seed}"
     return next(p for n in count(1) if not (p := path if n == 1 else path.with_name(f"{path.name}-{n}")).exists())

@@ -49,6 +49,11 @@ def entry(folder: Path, name: str, fingerprint: str, write: Callable[[Path], Non
     return found
 
 
+def open_kept(kept: Path, name: str) -> MappedTensor:
+    """An array of an entry, mapped."""
+    return open_mapped(kept / f"{name}.npy", f"delete {kept}, and it will be made again")
+
+
 def fingerprint(parts: Iterable[object]) -> str:
     """sha256 over some values."""
     digest = hashlib.sha256(f"{VERSION}\n".encode())
@@ -72,7 +77,7 @@ def rows_of(inputs: torch.Tensor, rows: np.ndarray, folder: Path, name: str) -> 
 
     stamp = inputs.path.stat()
     key = fingerprint((inputs.path, stamp.st_size, stamp.st_mtime_ns, hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest()))
-    return open_mapped(entry(folder, name, key, copy) / "rows.npy")
+    return open_kept(entry(folder, name, key, copy), "rows")
 
 
 def fits_in_memory(size: int) -> bool:

@@ -160,7 +160,12 @@ def _check_examples(what: str, examples: Examples, dataset: Dataset) -> None:
     low, high = int(targets.min()), int(targets.max())
     if low < 0 or high >= dataset.num_classes:
         raise UserError(f"{what} has label {low if low < 0 else high}; expected labels from 0 to {dataset.num_classes - 1}")
-    if inputs.is_floating_point() and not all(bool(block.isfinite().all()) for block in _blocks(inputs)):
+    # What is mapped may be larger than memory, and is not read from end to end for this.
+    if (
+        inputs.is_floating_point()
+        and not isinstance(inputs, MappedTensor)
+        and not all(bool(block.isfinite().all()) for block in _blocks(inputs))
+    ):
         raise UserError(f"{what} has inputs that are infinite or not a number; expected finite values")
     if dataset.group_names and examples.groups is not None and int(examples.groups.max()) >= len(dataset.group_names):
         raise UserError(f"{what} has group {int(examples.groups.max())}, but there are names for {len(dataset.group_names)} groups only")

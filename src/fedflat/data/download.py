@@ -37,7 +37,7 @@ def fetch_source(source: Source, folder: Path, progress: Progress | None = None)
             reason = str(error) or type(error).__name__
             raise UserError(f"{source.name} could not be fetched from {download.url} ({reason}); {source.expected(folder)}") from error
     if source.missing(folder):
-        raise UserError(f"{source.name} cannot all be fetched by itself; {source.expected(folder)}")
+        raise UserError(f"{source.name} is not all there, and what is missing must be put there by hand; {source.expected(folder)}")
 
 
 def _fetch(download: Download, folder: Path, progress: Progress) -> None:

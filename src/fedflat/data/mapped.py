@@ -54,7 +54,7 @@ class MappedTensor(torch.Tensor):
         return self
 
 
-def open_mapped(path: Path) -> MappedTensor:
+def open_mapped(path: Path, remedy: str = "write it again with numpy.save") -> MappedTensor:
     """The array in an ``.npy`` file, without reading it."""
     try:
         array = np.load(path, mmap_mode="r")
@@ -62,7 +62,7 @@ def open_mapped(path: Path) -> MappedTensor:
             warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)  # nor will it be written to
             return MappedTensor.of(torch.from_numpy(array), path)
     except (OSError, ValueError, EOFError, TypeError) as error:
-        raise UserError(f"{path} is not a whole .npy file of numbers ({error}); write it again with numpy.save") from error
+        raise UserError(f"{path} is not a whole .npy file of numbers ({error}); {remedy}") from error
 
 
 def _reopen(path: str, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> MappedTensor:

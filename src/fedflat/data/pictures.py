@@ -15,9 +15,9 @@ import numpy.typing as npt
 import torch
 
 from fedflat.data.arrays import statistics_of_sums
-from fedflat.data.cache import entry, fingerprint, rows_of
+from fedflat.data.cache import entry, fingerprint, open_kept, rows_of
 from fedflat.data.dataset import Dataset, Examples
-from fedflat.data.mapped import ArrayWriter, open_mapped
+from fedflat.data.mapped import ArrayWriter
 from fedflat.data.tree import Tree
 from fedflat.errors import UserError
 from fedflat.text import param
@@ -78,7 +78,7 @@ def picture_dataset(
         fingerprint((options.size, options.fit, *stamps)),
         partial(_decode_all, tree, listing.names, options),
     )
-    inputs, sums = open_mapped(kept / "inputs.npy"), np.load(kept / "sums.npy")
+    inputs, sums = open_kept(kept, "inputs"), open_kept(kept, "sums").numpy()
     is_test = np.array(listing.is_test, dtype=bool)
     parts = []
     for rows in (np.flatnonzero(~is_test), np.flatnonzero(is_test)):

@@ -7,6 +7,7 @@ time, and their clients may have different numbers of steps. On a CPU the same c
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -64,8 +65,11 @@ def in_place(problem: Problem, training: Training) -> Advance:
     return advance
 
 
-def compiled(problem: Problem, training: Training, backend: str = "inductor") -> Advance:
-    """The step as a pure function, compiled whole: fewer and larger kernels, for some tens of seconds at the start."""
+def compiled(problem: Problem, training: Training, backend: str = "inductor", strict: bool = False) -> Advance:
+    """The step as a pure function, compiled whole: fewer and larger kernels, for some tens of seconds at the start.
+
+    Where the compiler fails, which it does on a few models, the step runs as it is, unless ``strict``.
+    """
 
     def advance(
         local: Local, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
@@ -82,7 +86,21 @@ def compiled(problem: Problem, training: Training, backend: str = "inductor") ->
         return _changing(moved), seen[0][1], seen[0][0], len(seen)
 
     torch.compiler.reset()  # what was compiled for another run is of no use, and counts against torch's limit
-    return torch.compile(advance, dynamic=False, fullgraph=True, backend=backend)
+    fast: Advance = torch.compile(advance, dynamic=False, fullgraph=True, backend=backend)
+    plain = in_place(problem, training)
+    failed = False
+
+    def attempt(*client: Any) -> tuple[list[Tensor], Tensor, Tensor, int]:
+        nonlocal failed
+        if not failed:
+            try:
+                return fast(*client)
+            except Exception as error:  # compilers fail in many ways; a mistake of the user's own comes back from the plain step
+                failed = True
+                warnings.warn(f"the step could not be compiled and runs as it is ({type(error).__name__})", stacklevel=2)
+        return plain(*client)
+
+    return fast if strict else attempt
 
 
 class Lane:

@@ -28,7 +28,7 @@ class Pool:
         for _ in range(workers):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs,), daemon=True)
-            _start_without_main(process)
+            start_without_main(process)
             theirs.close()
             self.processes.append(process)
             self.pipes.append(ours)
@@ -132,7 +132,7 @@ class _WithoutTensors(pickle.Pickler):
         return (int, ()) if isinstance(value, torch.Tensor) else NotImplemented
 
 
-def _start_without_main(process: Any) -> None:
+def start_without_main(process: Any) -> None:
     """Start a spawned process that does not run the user's script again: a script then needs no ``if __name__ == "__main__"``."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")

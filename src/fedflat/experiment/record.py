@@ -25,6 +25,8 @@ class Record:
     seconds: float
     models: dict[str, ModelState] = field(repr=False)
     folder: RunFolder | None = None
+    own: dict[str, Any] = field(default_factory=dict, repr=False)
+    """What the user brought in Python, while the run is in memory: data, model and task."""
 
     @property
     def evaluated(self) -> list[str]:

@@ -63,6 +63,7 @@ class Run:
         resume: bool = False,
     ) -> None:
         self.config, self.callbacks, self._resume = config, callbacks, resume
+        self._own = {"data": data, "model": model, "task": task}
         self.problem, self.split = federation(config, data, model, task)
         self.algorithm = algorithm(config.algorithm)
         self.engine = engine_for(config, self.problem)
@@ -97,7 +98,7 @@ class Run:
                 store.close()
             if self.folder:
                 self.folder.release()
-        record = Record(self.config, self.history, verdict.status, verdict.reason, self.seconds, self.models(), self.folder)
+        record = Record(self.config, self.history, verdict.status, verdict.reason, self.seconds, self.models(), self.folder, self._own)
         for callback in self.callbacks:
             callback.ended(self, record)
         return record

@@ -35,29 +35,27 @@ class Scorer:
 
     def by_class(self, examples: Examples) -> dict[int, Scores]:
         """The scores on the examples of each class; where each position has a class, on the positions of each."""
-        return self._apart(examples, None)
+
+        def pieces() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+            for batch, output in self._outputs(examples):
+                if batch.targets.ndim > 1:
+                    output = output.reshape(-1, output.shape[-1])
+                yield batch.targets.reshape(-1), output, batch.targets.reshape(-1)
+
+        return self._apart(pieces())
 
     def by_group(self, examples: Examples) -> dict[int, Scores]:
         """The scores on the examples of each group."""
-        assert examples.groups is not None
-        return self._apart(examples, examples.groups)
+        return self._apart((batch.tensors()["groups"], output, batch.targets) for batch, output in self._outputs(examples))
 
-    def _apart(self, examples: Examples, labels: Tensor | None) -> dict[int, Scores]:
-        """Batches are of all examples alike, so that a model that normalises by its batch sees the usual mixture."""
+    def _apart(self, pieces: Iterator[tuple[Tensor, Tensor, Tensor]]) -> dict[int, Scores]:
+        """The scores for each label of (labels, outputs, targets), whose batches are mixed: some models normalise by their batch."""
         totals: dict[int, _Total] = {}
         with one_thread():
-            for batch, output in self._outputs(examples):
-                targets = batch.targets
-                of_batch = batch.groups
-                if labels is None:
-                    if targets.ndim > 1:
-                        output, targets = output.reshape(-1, output.shape[-1]), targets.reshape(-1)
-                    of_batch = targets
-                assert of_batch is not None
-                for label in of_batch.unique().tolist():
-                    rows = of_batch == label
-                    total = totals.setdefault(int(label), _Total())
-                    total.add(self.problem.task.sums(output[rows], targets[rows]), int(rows.sum()))
+            for labels, output, targets in pieces:
+                for label in torch.unique(labels).tolist():
+                    rows = labels == label
+                    totals.setdefault(label, _Total()).add(self.problem.task.sums(output[rows], targets[rows]), int(rows.sum()))
         return {label: totals[label].means() for label in sorted(totals)}
 
     def _outputs(self, examples: Examples, positions: np.ndarray | None = None) -> Iterator[tuple[Examples, Tensor]]:

@@ -15,6 +15,7 @@ from fedflat.averaging import average_name
 from fedflat.data import load
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config
+from fedflat.experiment.evaluation import PARTS, Evaluation, evaluate
 from fedflat.experiment.record import Record, load_record, saved_tensors
 from fedflat.report.summary import Summary, rounds_to, spread, summarise
 
@@ -83,6 +84,13 @@ class Result:
         built = models.build(self.config.model, data.input_shape, data.num_classes)
         built.load_state_dict(tensors)
         return built.eval()
+
+    def evaluate(self, model: str = "server", on: Iterable[str] = tuple(PARTS), **more: Any) -> Evaluation:
+        """How good one of the run's models is, and for whom: test set, classes, clients, domains, corruptions, after fine-tuning.
+
+        ``more`` may be ``fine_tuning``, ``corruptions``, and the ``data``, ``network`` and ``task`` of the run where they are your own.
+        """
+        return evaluate(self.record, model, on, **more)
 
     def plot(self, metric: str | None = None, over: str = "round") -> Figure:
         """The curve of every evaluated model."""

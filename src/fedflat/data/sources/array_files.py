@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from fedflat.data.arrays import from_arrays
-from fedflat.data.cache import entry, fingerprint, fits_in_memory, rows_of
+from fedflat.data.cache import entry, fingerprint, fits_in_memory, open_kept, rows_of
 from fedflat.data.dataset import Dataset
 from fedflat.data.mapped import open_mapped
 from fedflat.data.pictures import TEST_EVERY
@@ -131,7 +131,7 @@ def _from_npz(path: Path, folder: Path) -> Arrays:
             stamp = path.stat()
             key = fingerprint((path, stamp.st_size, stamp.st_mtime_ns))
             kept = entry(folder, "arrays", key, unpack)
-            return {name: open_mapped(kept / f"{name}.npy") for name in members}
+            return {name: open_kept(kept, name) for name in members}
     except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
         raise UserError(f"{path} is not a whole .npz file of numbers ({error}); write it again with numpy.savez") from error
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from fedflat.data.arrays import channel_statistics
-from fedflat.data.cache import entry, fingerprint
+from fedflat.data.cache import entry, fingerprint, open_kept
 from fedflat.data.dataset import Dataset
 from fedflat.data.mapped import open_mapped
 from fedflat.data.pictures import PictureOptions, to_pixels
@@ -58,7 +58,7 @@ class Hub(Source):
             raise UserError("hub needs to know which data set; write hub(path=NAME), with the name it has on huggingface.co/datasets")
         short = f"hub-{self.options.path.rpartition('/')[2]}"
         kept = entry(folder, short, fingerprint([show(self.name, changed(self.options))]), self._write)
-        arrays: dict[str, Any] = {file.stem: open_mapped(file) for file in sorted(kept.glob("*_inputs.npy"))}
+        arrays: dict[str, Any] = {file.stem: open_kept(kept, file.stem) for file in sorted(kept.glob("*_inputs.npy"))}
         arrays |= {file.stem: np.load(file) for file in sorted(kept.glob("*.npy")) if file.stem not in arrays}
         arrays |= json.loads((kept / "about.json").read_text(encoding="utf-8"))
         return dataset_of_arrays(self.text, arrays, kept, folder)

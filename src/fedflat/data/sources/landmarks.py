@@ -14,13 +14,13 @@ from typing import Literal
 
 from fedflat.data.dataset import Dataset
 from fedflat.data.pictures import Listing, PictureOptions, picture_dataset
-from fedflat.data.sources.source import Download, FileSource
+from fedflat.data.sources.source import Download, FileReport, FileSource
 from fedflat.data.tree import FolderTree
 from fedflat.errors import UserError
 from fedflat.text import param
 
 ROOT = "landmarks-user-160k"
-TRAIN, TEST = f"{ROOT}/federated_train.csv", f"{ROOT}/test.csv"
+TRAIN, TEST, PICTURES = f"{ROOT}/federated_train.csv", f"{ROOT}/test.csv", f"{ROOT}/images"
 Rows = list[dict[str, str]]
 
 
@@ -55,10 +55,20 @@ class Landmarks(FileSource[Rows]):
                 raise UserError(f"{path} has class {label} for {row['image_id']}; expected 0 to {self.num_classes - 1}; {self.remedy}")
         return rows, hashlib.sha256(raw).hexdigest()
 
-    def missing(self, folder: Path) -> tuple[str, ...]:
-        """The lists that are not there, and the folder of pictures if there is none."""
-        pictures = any((folder / ROOT / place).is_dir() for place in ("images", "train"))
-        return super().missing(folder) + (() if pictures else (f"{ROOT}/images",))
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The two lists and the folder of pictures."""
+        return TRAIN, TEST, PICTURES
+
+    def find(self, folder: Path, file: str) -> Path | None:
+        """Where a list lies, or the pictures in either layout."""
+        if file != PICTURES:
+            return super().find(folder, file)
+        return next((folder / ROOT / place for place in ("images", "train") if (folder / ROOT / place).is_dir()), None)
+
+    def verify(self, folder: Path) -> tuple[FileReport, ...]:
+        """The hashes of the lists; no hash of the pictures is known."""
+        return tuple(self._report(folder, file) for file in (TRAIN, TEST))
 
     def read(self, folder: Path) -> Dataset:
         """The data set, from the cache after the first time."""
@@ -99,6 +109,6 @@ LANDMARKS = Landmarks(
     ),
     instructions=(
         f"and the pictures as {ROOT}/images/<id>.jpg or {ROOT}/train/a/b/c/<id>.jpg, out of images_000.tar to images_499.tar at "
-        "https://s3.amazonaws.com/google-landmark/train/ (500 GB, of which 25 GB are needed)"
+        "https://s3.amazonaws.com/google-landmark/train/ (500 GB in all)"
     ),
 )

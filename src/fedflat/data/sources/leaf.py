@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedflat.data.cache import entry, fingerprint
+from fedflat.data.cache import entry, fingerprint, open_kept
 from fedflat.data.dataset import Dataset
-from fedflat.data.mapped import ArrayWriter, MappedTensor, open_mapped
+from fedflat.data.mapped import ArrayWriter, MappedTensor
 from fedflat.data.sources.source import FileReport, Source
 from fedflat.errors import UserError
 
@@ -91,8 +91,8 @@ class Leaf(Source):
         stamps = [f"{part}/{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for part, found in paths.items() for path in found]
         kept = entry(folder, self.name, fingerprint(stamps), lambda side: self._write(paths, side))
         about = json.loads((kept / "about.json").read_text(encoding="utf-8"))
-        arrays = {name: open_mapped(kept / f"{name}.npy") for name in about["arrays"]}
-        groups = torch.from_numpy(np.load(kept / "groups.npy"))
+        arrays = {name: open_kept(kept, name) for name in about["arrays"]}
+        groups = open_kept(kept, "groups").clone()
         return self.assemble(Kept(arrays, groups, about["train"], tuple(about["users"]), about["facts"]))
 
     def _write(self, paths: dict[str, list[Path]], side: Path) -> None:

@@ -1,0 +1,244 @@
+"""Measuring contenders against one another, and what comes of it as plain values."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from fedflat.algorithms import algorithm, canonical
+from fedflat.bench.contenders import Bound, Fedflat, Plain
+from fedflat.bench.machine import hardware, versions
+from fedflat.bench.others import OTHERS
+from fedflat.bench.setting import Setting, plan_of, sampler_of
+from fedflat.bench.stage import Contender, Failed, Performer
+from fedflat.data import fixes_clients, partition
+from fedflat.engines.pool import available_cores
+from fedflat.errors import UserError, one_of
+from fedflat.models import parameter_count
+from fedflat.text import parse
+
+FORMAT = 1
+COUNTED = 5
+"""Rounds over which samples are counted."""
+PLAIN = "plain"
+PRECISIONS = ("float32", "tf32", "bf16")
+ENGINES = ("auto", "loop", "lanes")
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure, and how often."""
+
+    setting: Setting
+    algorithms: Sequence[str] = ("fedavg",)
+    precisions: Sequence[str] = ("float32",)
+    engines: Sequence[str] = ("auto",)
+    clients: Sequence[int] = (100,)
+    against: Sequence[str] = (PLAIN, *OTHERS)
+    rounds: int = 10
+    warm_up: int = 2
+
+    def check(self) -> None:
+        """Refuse what cannot be measured."""
+        setting = self.setting
+        for what, given, known in (
+            ("precision to measure", self.precisions, PRECISIONS),
+            ("engine", self.engines, ENGINES),
+            ("contender", self.against, (PLAIN, *OTHERS)),
+        ):
+            for name in given:
+                if name not in known:
+                    raise one_of(what, name, known)
+        lower = [precision for precision in self.precisions if precision != "float32"]
+        if lower and not setting.on_gpu:
+            raise UserError(f"--precision {lower[0]} is for a GPU, and this measures on the CPU; use float32")
+        if setting.device == "cuda" and not setting.on_gpu:
+            raise UserError("--device cuda was asked for, but torch sees no GPU here; use --device cpu")
+        if "mixup" in [call.name for call in parse(setting.augmentation)]:
+            raise UserError("mixup blends targets, which the plain loop does not; measure with --augmentation crop-flip or none")
+        data = setting.dataset()
+        parameter_count(setting.model, data.input_shape, data.num_classes)
+        for clients in self.clients:
+            setting.config(clients=clients)
+
+    def contenders(self) -> list[Contender]:
+        """Everything to measure, in the order of the table."""
+        found: list[Contender] = []
+        for clients in self.clients:
+            for precision in self.precisions:
+                for engine in self.engines:
+                    shown = engine if engine != "auto" else "lanes" if self.setting.on_gpu else "loop"
+                    found += [Fedflat(self.setting, canonical(algorithm(text)), precision, shown, clients) for text in self.algorithms]
+        for precision in self.precisions:
+            found.append(Plain(self.setting, precision=precision, clients=self.clients[0]))
+        for name in self.against:
+            if name != PLAIN and OTHERS[name].installed():
+                found.append(OTHERS[name](self.setting, clients=self.clients[0]))
+        for precision in self.precisions:
+            for compiled in sorted({self.setting.compiled(engine) for engine in self.engines}):
+                engine = "compiled" if compiled else "eager"
+                found.append(Bound(self.setting, "", precision, engine, self.clients[0], compiled))
+        return found
+
+    def notes(self) -> list[str]:
+        """What is not measured because it is not there."""
+        absent = [OTHERS[name] for name in self.against if name != PLAIN and not OTHERS[name].installed()]
+        return [f"{other.name} is not installed, so it was not measured; install it with: {other.install}" for other in absent]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of one contender."""
+
+    contender: Contender
+    seconds: list[float]
+    """Of each round after the warm-up."""
+    first: float
+    """Set-up and first round together."""
+    device_bytes: int | None
+    host_bytes: int | None
+
+    @property
+    def median(self) -> float:
+        """Seconds per round."""
+        return median(self.seconds)
+
+
+def benchmark(request: Request, command: str, tell: Tell) -> dict[str, Any]:
+    """Measure everything that is asked for; the result as plain values, as it goes into a JSON file."""
+    request.check()
+    notes = request.notes()
+    for note in notes:
+        tell(note)
+    measured = _one_by_one(request, tell, notes) if request.setting.on_gpu else _in_turns(request, tell, notes)
+    if not any(isinstance(m.contender, Fedflat) for m in measured):
+        raise UserError(f"nothing could be measured: {notes[-1] if notes else 'no contender is left'}")
+    samples = {clients: samples_per_round(request.setting, clients) for clients in request.clients}
+    return {
+        "format": FORMAT,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": command,
+        "hardware": hardware(),
+        "versions": versions(),
+        "setting": {key: str(value) if isinstance(value, Path) else value for key, value in asdict(request.setting).items()},
+        "rounds": request.rounds,
+        "warm_up": request.warm_up,
+        "rows": [row(m, measured, samples[m.contender.clients]) for m in measured],
+        "notes": notes,
+    }
+
+
+def samples_per_round(setting: Setting, clients: int) -> float:
+    """How many training samples the cohorts of the first rounds see on average; the passes of SAM are not counted twice."""
+    data, config = setting.dataset(), setting.config(clients=clients)
+    number = None if fixes_clients(setting.split) else clients
+    train = data.train
+    split = partition(setting.split, train.targets, data.num_classes, number, config.seed, 0.0, train.groups, train.coarse).clients
+    plan, sampler = plan_of(config), sampler_of(config, len(split))
+    cohorts = [(number, client) for number in range(COUNTED) for client in sampler(config.seed, number)]
+    return (
+        sum(len(batch) for number, client in cohorts for batch in plan.batches(config.seed, number, client, len(split[client]))) / COUNTED
+    )
+
+
+def row(one: Measured, measured: Sequence[Measured], samples: float) -> dict[str, Any]:
+    """One line of the table; quotients are medians over rounds that were measured side by side."""
+    contender = one.contender
+    same = [m for m in measured if m.contender.precision == contender.precision] or list(measured)
+    compiled = contender.setting.compiled(contender.engine) if isinstance(contender, Fedflat) else False
+    bounds = [m for m in same if isinstance(m.contender, Bound)]
+    bound = next((m for m in bounds if isinstance(m.contender, Bound) and m.contender.compiled == compiled), bounds[0] if bounds else None)
+    plain = next((m for m in same if isinstance(m.contender, Plain)), None)
+    cores = 1 if contender.setting.on_gpu else available_cores()
+    return {
+        "contender": contender.name,
+        "algorithm": contender.algorithm or None,
+        "precision": contender.precision,
+        "engine": contender.engine or None,
+        "clients": contender.clients,
+        "seconds_per_round": one.median / (cores if isinstance(contender, Bound) else 1),
+        "seconds": one.seconds,
+        "samples_per_round": samples,
+        "samples_per_second": samples / one.median * (cores if isinstance(contender, Bound) else 1),
+        "share_of_bound": None if bound is None or one is bound else quotient(bound, one) / cores,
+        "times_plain": None if plain is None or one is plain or isinstance(contender, Bound) else quotient(plain, one),
+        "set_up_seconds": max(0.0, one.first - one.median),
+        "peak_device_bytes": one.device_bytes,
+        "peak_host_bytes": one.host_bytes,
+    }
+
+
+def quotient(one: Measured, other: Measured) -> float:
+    """How many times longer one takes than another: the median over rounds that were measured side by side."""
+    return median(a / b for a, b in zip(one.seconds, other.seconds, strict=True))
+
+
+def _one_by_one(request: Request, tell: Tell, notes: list[str]) -> list[Measured]:
+    """Each contender alone, so that it has the whole device and its memory."""
+    measured = []
+    for contender in request.contenders():
+        tell(f"{contender}: setting up and measuring {request.rounds} rounds")
+        performer = Performer(contender)
+        try:
+            found = _set_up(performer, request, notes, tell)
+            if found is None:
+                continue
+            done = performer.rounds(request.rounds)
+            if isinstance(done, Failed):
+                _note(contender, done, notes, tell)
+                continue
+            measured.append(Measured(contender, done.seconds, found, done.device_bytes, performer.host_bytes()))
+        finally:
+            performer.end()
+    return measured
+
+
+def _in_turns(request: Request, tell: Tell, notes: list[str]) -> list[Measured]:
+    """All contenders round by round in turns: whatever else the machine does, it does to all of them."""
+    performers = [Performer(contender) for contender in request.contenders()]
+    try:
+        first: dict[int, float] = {}
+        for number, performer in enumerate(performers):
+            tell(f"{performer.contender}: setting up")
+            found = _set_up(performer, request, notes, tell)
+            if found is not None:
+                first[number] = found
+        seconds: dict[int, list[float]] = {number: [] for number in first}
+        for turn in range(request.rounds):
+            tell(f"measuring round {turn + 1} of {request.rounds}")
+            for number in list(seconds):
+                done = performers[number].rounds(1)
+                if isinstance(done, Failed):
+                    _note(performers[number].contender, done, notes, tell)
+                    del seconds[number]
+                else:
+                    seconds[number] += done.seconds
+        return [
+            Measured(performers[number].contender, some, first[number], None, performers[number].host_bytes())
+            for number, some in seconds.items()
+        ]
+    finally:
+        for performer in performers:
+            performer.end()
+
+
+def _set_up(performer: Performer, request: Request, notes: list[str], tell: Tell) -> float | None:
+    """Let a contender set up and warm up; the seconds until its first round was done, or None where it failed."""
+    first = performer.rounds(1)
+    warm = performer.rounds(request.warm_up) if not isinstance(first, Failed) and request.warm_up else first
+    for answer in (first, warm):
+        if isinstance(answer, Failed):
+            _note(performer.contender, answer, notes, tell)
+            return None
+    assert not isinstance(first, Failed)
+    return first.seconds[0]
+
+
+def _note(contender: Contender, failure: Failed, notes: list[str], tell: Tell) -> None:
+    notes.append(f"{contender} was not measured: {failure.sentence}")
+    tell(notes[-1])

@@ -1,0 +1,86 @@
+"""The machine that is measured on: hardware, versions, and how much memory processes take."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedflat.engines.pool import available_cores
+
+PACKAGES = ("fedflat", "torch", "numpy", "flwr", "ray", "pfl")
+PROC = Path("/proc")
+
+
+def hardware() -> dict[str, Any]:
+    """Processor, cores, memory and GPUs."""
+    return {
+        "processor": _processor(),
+        "cores": available_cores(),
+        "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None,
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else [],
+        "system": platform.platform(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Python and the packages that matter, where they are installed."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    found["torch"] = torch.__version__
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def host_memory(root: int) -> int | None:
+    """The most memory a process and all below it have had: each one's own, and what they share once; None where it cannot be known."""
+    if not sys.platform.startswith("linux"):
+        return None
+    own, shared = 0, 0
+    for pid in _family(root):
+        pages = _status(pid)
+        if "VmHWM" in pages:
+            own += pages["VmHWM"] - pages.get("RssFile", 0) - pages.get("RssShmem", 0)
+            shared = max(shared, pages.get("RssShmem", 0))
+    return own + shared or None
+
+
+def _family(root: int) -> list[int]:
+    """A process and all that descend from it."""
+    parents = {int(path.name): _parent(path) for path in PROC.iterdir() if path.name.isdigit()}
+    found = [root]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found
+
+
+def _parent(process: Path) -> int:
+    try:
+        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:  # it has ended meanwhile
+        return 0
+
+
+def _status(pid: int) -> dict[str, int]:
+    """What the system says of a process's memory, in bytes."""
+    try:
+        lines = (PROC / str(pid) / "status").read_text().splitlines()
+    except OSError:
+        return {}
+    return {name: int(value.split()[0]) * 1024 for name, _, value in (line.partition(":") for line in lines) if value.endswith("kB")}
+
+
+def _processor() -> str:
+    information = PROC / "cpuinfo"
+    lines = information.read_text().splitlines() if information.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())

@@ -1,0 +1,171 @@
+"""Other simulators doing the same rounds: Flower's simulation with Ray, and pfl-research. Neither is needed to install fedflat."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from fedflat.bench.plain import PlainLoop
+from fedflat.bench.setting import LONG
+from fedflat.bench.stage import Contender, Enough, Stage
+from fedflat.engines.pool import available_cores
+
+
+@dataclass(frozen=True)
+class Other(Contender):
+    """A simulator of others, as its documentation says to use it, on as many workers as there are cores."""
+
+    packages: ClassVar[tuple[str, ...]]
+    install: ClassVar[str]
+
+    @classmethod
+    def installed(cls) -> bool:
+        """Whether it can be measured here."""
+        return all(find_spec(package) is not None for package in cls.packages)
+
+
+@lru_cache(maxsize=1)
+def loop_of(contender: Other) -> PlainLoop:
+    """What a worker process keeps from one client to the next: the data, the split, and how a client trains."""
+    torch.set_num_threads(1)
+    setting = contender.setting
+    return PlainLoop(setting.config(contender.algorithm, contender.precision, "loop", contender.clients), setting.dataset())
+
+
+@dataclass(frozen=True)
+class Flower(Other):
+    """Flower's simulation: its FedAvg strategy, a ClientApp, Ray workers; no evaluation."""
+
+    name = "flower"
+    packages = ("flwr", "ray")
+    install = "pip install 'flwr[simulation]'"
+
+    def perform(self, stage: Stage) -> None:
+        os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+        from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+        from flwr.clientapp import ClientApp
+        from flwr.serverapp import Grid, ServerApp
+        from flwr.serverapp.strategy import FedAvg
+        from flwr.simulation import run_simulation
+
+        logging.getLogger("flwr").setLevel(logging.CRITICAL)
+        setting, cores = self.setting, available_cores()
+        client, server = ClientApp(), ServerApp()
+        failures: list[str] = []
+
+        @client.train()  # type: ignore[untyped-decorator, unused-ignore]
+        def train(message: Message, context: Context) -> Message:
+            number = int(message.content["config"]["server-round"]) - 1
+            received = message.content["arrays"].to_torch_state_dict()
+            state, samples = loop_of(self).train(received, int(context.node_config["partition-id"]), number)
+            sent = {"arrays": ArrayRecord(state), "metrics": MetricRecord({"num-examples": samples})}
+            return Message(RecordDict(sent), reply_to=message)
+
+        class Paced(FedAvg):  # type: ignore[misc, unused-ignore]
+            """FedAvg that tells the stage of every round."""
+
+            def aggregate_train(self, server_round: int, replies: Any) -> Any:
+                received = list(replies)
+                errors = [str(reply.error.reason) for reply in received if reply.has_error()]
+                if errors or len(received) != setting.per_round:
+                    raise RuntimeError(errors[0] if errors else f"{len(received)} of {setting.per_round} clients answered")
+                combined = super().aggregate_train(server_round, received)
+                stage.round_done()
+                return combined
+
+        @server.main()  # type: ignore[untyped-decorator, unused-ignore]
+        def main(grid: Grid, context: Context) -> None:
+            share, count = setting.per_round / self.clients, setting.per_round
+            strategy = Paced(fraction_train=share, fraction_evaluate=0.0, min_train_nodes=count, min_available_nodes=self.clients)
+            try:
+                strategy.start(grid=grid, initial_arrays=ArrayRecord(loop_of(self).state), num_rounds=LONG)
+            except Enough:
+                return
+            except Exception as error:  # Flower logs it and goes on
+                failures.append(str(error))
+
+        resources = {"num_cpus": 1, "num_gpus": 1 / min(cores, setting.per_round) if setting.on_gpu else 0.0}
+        backend = {"client_resources": resources, "init_args": {"num_cpus": cores, "log_to_driver": False, "logging_level": 40}}
+        run_simulation(server_app=server, client_app=client, num_supernodes=self.clients, backend_config=backend)
+        if failures:
+            raise RuntimeError(failures[0])
+        raise Enough
+
+
+@dataclass(frozen=True)
+class Pfl(Other):
+    """pfl-research: its FederatedAveraging on a SimulatedBackend; one process, as it has on one machine without a launcher."""
+
+    name = "pfl-research"
+    packages = ("pfl",)
+    install = "pip install 'pfl[pytorch]'"
+
+    def perform(self, stage: Stage) -> None:
+        from pfl.aggregate.simulate import SimulatedBackend
+        from pfl.algorithm.base import NNAlgorithmParams
+        from pfl.algorithm.federated_averaging import FederatedAveraging
+        from pfl.callback.base import TrainingProcessCallback
+        from pfl.data.federated_dataset import FederatedDataset
+        from pfl.data.pytorch import PyTorchTensorDataset
+        from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
+        from pfl.metrics import Metrics, Weighted
+        from pfl.model.pytorch import PyTorchModel
+
+        logging.getLogger("pfl").setLevel(logging.CRITICAL)
+        loop, setting = loop_of(self), self.setting
+        cohort: list[int] = []
+        done = [0]
+
+        class Network(torch.nn.Module):
+            """The model with the loss and metrics that pfl asks for."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = loop.new_model()
+
+            def loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+                """Cross-entropy, in training mode."""
+                self.train()
+                return F.cross_entropy(self.inner(inputs), targets)
+
+            def metrics(self, inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, Any]:
+                """The loss alone."""
+                return {"loss": Weighted(float(self.loss(inputs, targets).detach()) * len(inputs), len(inputs))}
+
+        class Paced(TrainingProcessCallback):  # type: ignore[misc, unused-ignore]
+            """Tells the stage of every round."""
+
+            def after_central_iteration(self, metrics: Any, model: Any, *, central_iteration: int) -> tuple[bool, Any]:
+                done[0] += 1
+                stage.round_done()
+                return False, Metrics()
+
+        def next_user() -> int:
+            if not cohort:
+                cohort.extend(loop.cohort(done[0]))
+            return cohort.pop(0)
+
+        def dataset(client: int) -> Any:
+            inputs, targets = zip(*loop.batches(loop.split.clients[client], client, done[0]), strict=True)
+            return PyTorchTensorDataset((torch.cat(inputs), torch.cat(targets)), user_id=str(client))
+
+        network, users = Network(), FederatedDataset(dataset, next_user)
+        model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0))
+        FederatedAveraging().run(
+            NNAlgorithmParams(LONG, LONG, setting.per_round, None),
+            SimulatedBackend(users, users),
+            model,
+            NNTrainHyperParams(local_batch_size=setting.batch, local_num_epochs=1, local_learning_rate=setting.rate),
+            NNEvalHyperParams(local_batch_size=None),
+            [Paced()],
+        )
+
+
+OTHERS: dict[str, type[Other]] = {"flower": Flower, "pfl": Pfl}

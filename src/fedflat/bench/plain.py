@@ -1,0 +1,82 @@
+"""FedAvg as one writes it first: a loop over clients in one process, eager, in torch's usual memory format.
+
+The plain loop sees the same data, cohorts, batches and augmentation as fedflat and ends at the same model, so that it is a fair
+comparison; Flower's and pfl's clients train by the same function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedflat import models
+from fedflat.bench.setting import plan_of, sampler_of
+from fedflat.data import Dataset
+from fedflat.engines.randomness import generator
+from fedflat.experiment.config import Config
+from fedflat.experiment.federation import federation
+
+StateDict = dict[str, Tensor]
+
+
+class PlainLoop:
+    """A model, and one client after another that trains a copy of it."""
+
+    def __init__(self, config: Config, data: Dataset) -> None:
+        self.config = config
+        self.problem, self.split = federation(config, data=data)
+        self.state: StateDict = {name: tensor.clone() for name, tensor in self.problem.model.state_dict().items()}
+        self._plan, self._sampler = plan_of(config), sampler_of(config, len(self.split.clients))
+
+    def round(self, number: int) -> None:
+        """Train a cohort and average its models by sample counts."""
+        trained = [self.train(self.state, client, number) for client in self.cohort(number)]
+        total = sum(samples for _, samples in trained)
+        mean = {name: torch.zeros_like(tensor) for name, tensor in self.state.items()}
+        for state, samples in trained:
+            for name, tensor in state.items():
+                if tensor.is_floating_point():
+                    mean[name] += tensor * (samples / total)
+                else:
+                    mean[name] = tensor
+        self.state = mean
+
+    def cohort(self, number: int) -> list[int]:
+        """The clients of a round."""
+        return self._sampler(self.config.seed, number)
+
+    def train(self, state: StateDict, client: int, number: int) -> tuple[StateDict, int]:
+        """One client's round from a given model: the model it ends with, and how many samples it has."""
+        model = self.new_model()
+        model.load_state_dict(state)
+        model.train()
+        optimiser = torch.optim.SGD(model.parameters(), lr=self.config.training.rate)
+        indices = self.split.clients[client]
+        for inputs, targets in self.batches(indices, client, number):
+            optimiser.zero_grad()
+            with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.config.engine.precision == "bf16"):
+                loss = F.cross_entropy(model(inputs), targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+        return model.state_dict(), len(indices)
+
+    def new_model(self) -> nn.Module:
+        """A model to train."""
+        data = self.problem.data
+        return models.build(self.config.model, data.input_shape, data.num_classes).to(self.problem.device, self.problem.dtype)
+
+    def batches(self, indices: np.ndarray, client: int, number: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """A client's batches of one round, one at a time."""
+        problem, seed = self.problem, self.config.seed
+        batches = self._plan.batches(seed, number, client, len(indices))
+        rng = generator(seed, "augment", number, client)
+        draws = problem.augmentation.draw(rng, len(batches), self._plan.batch, problem.data.input_shape)
+        for k, positions in enumerate(batches):
+            chosen = torch.from_numpy(indices[positions]).to(problem.device)
+            raw, targets = problem.data.train.inputs[chosen], problem.data.train.targets[chosen]
+            now = {name: draw[k].to(problem.device) for name, draw in draws.items()}
+            yield problem.augmentation.inputs(raw, now, problem.data.mean, problem.data.std, problem.dtype), targets

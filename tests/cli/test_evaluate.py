@@ -1,0 +1,96 @@
+"""fedflat evaluate, and runs that start from given weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedflat.experiment.evaluation import PARTS
+
+
+@pytest.fixture(scope="module")
+def held_out(tmp_path_factory):
+    """A run with unseen clients and a long tail."""
+    from .conftest import SMALL, call
+
+    folder = tmp_path_factory.mktemp("held-out") / "run"
+    split = ("--split", "iid+longtail(factor=5)+held-out", "--clients", "10", "--per-round", "3")
+    assert call("run", "fedavg+wima", *SMALL, *split, "--quiet", "--out", folder).exit_code == 0
+    return folder
+
+
+def test_every_part_has_its_lines(fedflat, held_out):
+    result = fedflat("evaluate", held_out)
+    assert result.exit_code == 0 and result.stderr == ""
+    lines = ("test", "10 classes", "head of the long tail", "tail of the long tail", "8 clients", "2 unseen clients", "participation gap")
+    for word in (*lines, "before fine-tuning", "after fine-tuning", "accuracy %", "worst 10 %", "model server"):
+        assert word in result.stdout
+    assert "Not on domains: digits does not say" in result.stdout
+    assert "Not on corruptions: digits has no corrupted test images; cifar10 and cifar100 have." in result.stdout
+
+
+def test_json_is_one_document(fedflat, held_out):
+    result = fedflat("evaluate", held_out, "--model", "wima", "--json", "--tune-clients", "3", "--tune-rate", "0.01")
+    document = json.loads(result.stdout)
+    assert result.stderr == "" and document["folder"] == str(held_out)
+    assert (document["model"], document["metric"], document["algorithm"]) == ("wima", "accuracy", "fedavg+wima")
+    assert set(document["on"]) | set(document["missing"]) == set(PARTS)
+    assert document["on"]["fine-tuned"]["count"] == 3 and document["on"]["fine-tuned"]["rate"] == 0.01
+    assert len(document["on"]["clients"]["each"]) == 8
+
+
+def test_some_parts_only(fedflat, held_out):
+    document = json.loads(fedflat("evaluate", held_out, "--on", "test, unseen,domains", "--json").stdout)
+    assert list(document["on"]) == ["test", "unseen"] and list(document["missing"]) == ["domains"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--on", "tset"), "no part to evaluate on 'tset'; did you mean test"),
+        (("--model", "ema"), "no model of this run 'ema'"),
+        (("--tune-share", "1"), "fine-tuning on a share of 1 is not possible"),
+        (("--tune-rate", "0"), "fine-tuning with rate=0 is not possible"),
+    ],
+)
+def test_mistakes(fedflat, held_out, arguments, sentence):
+    told(fedflat("evaluate", held_out, *arguments), sentence)
+
+
+def test_what_is_no_run(fedflat):
+    told(fedflat("evaluate", "nothing"), "there is no run in nothing")
+
+
+def test_a_run_without_its_model(fedflat, small):
+    fedflat("run", *small, "--quiet", "--out", "r")
+    Path("r/model.safetensors").unlink()
+    told(fedflat("evaluate", "r"), "model.safetensors is missing")
+
+
+def test_the_flag_for_weights_to_start_from(fedflat, small):
+    fedflat("run", *small, "--quiet", "--out", "first")
+    result = fedflat("run", *small, "--init", "first/model.safetensors", "--out", "second", "--json")
+    assert json.loads(result.stdout)["config"]["init"] == str(Path("first/model.safetensors").absolute())
+    told(fedflat("run", *small, "--model", "mlp(hidden=3)", "--init", "first/model.safetensors"), "weights of another architecture (mlp)")
+    told(fedflat("run", *small, "--init", "first"), "first is a folder; expected a file of weights")
+    assert not Path("runs").exists()
+
+
+def test_a_data_set_with_parameters_has_a_plain_folder(fedflat, small):
+    import numpy as np
+
+    labels = np.arange(60) % 3
+    np.savez("mine.npz", train_inputs=np.eye(3)[labels], train_targets=labels, test_inputs=np.eye(3), test_targets=np.arange(3))
+    data = f"arrays(path={Path('mine.npz').absolute()})"
+    assert fedflat("run", *small, "--data", data, "--split", "iid", "--quiet", "--clients", "10").exit_code == 0
+    (folder,) = Path("runs").iterdir()
+    assert (folder / "config.yaml").exists() and folder.name.startswith("fedavg-arrays-path-")
+
+
+def told(result, sentence: str) -> None:
+    """The mistake was told, in one line on stderr, and nothing else was said."""
+    assert result.exit_code == 2, result.output
+    assert sentence in result.stderr
+    assert result.stderr.startswith("fedflat: ") and result.stderr.count("\n") == 1

@@ -1,0 +1,118 @@
+"""Tasks: their losses by hand, and text through every engine."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedflat
+from fedflat.data import Dataset, Examples
+from fedflat.engines.lanes import LaneEngine, compiled
+from fedflat.engines.loop import LoopEngine
+from fedflat.engines.task import Classification, NextCharacter, Task, task_for
+from fedflat.experiment.config import config
+from fedflat.experiment.run import Run
+
+LENGTH, CHARACTERS = 6, "abc"
+
+
+def repeating(count: int, offset: int) -> Examples:
+    """Texts abcabc, bcabca, ...: the next character follows from this one."""
+    rows = (torch.arange(offset, offset + count)[:, None] + torch.arange(LENGTH + 1)) % len(CHARACTERS)
+    return Examples(rows[:, :-1].clone(), rows[:, 1:].clone(), torch.arange(count) % 4)
+
+
+def alphabet() -> Dataset:
+    return Dataset("alphabet", repeating(24, 0), repeating(9, 1), tuple(CHARACTERS), kind="text")
+
+
+SMALL = {"model": "char-lstm(hidden=8,layers=1)", "split": "natural", "per_round": 3, "batch": 4, "workers": 1, "device": "cpu"}
+
+
+def test_the_tasks_of_kinds_of_data():
+    assert [task_for(kind) for kind in ("image", "vector", "text")] == [Classification(), Classification(), NextCharacter()]
+    assert isinstance(NextCharacter(), Task)
+
+
+def test_the_loss_of_characters_is_their_mean():
+    logits, targets = torch.randn(5, LENGTH, 7, dtype=torch.float64), torch.randint(7, (5, LENGTH))
+    by_hand = [-math.log(torch.softmax(logits[i, j], 0)[targets[i, j]]) for i in range(5) for j in range(LENGTH)]
+    assert NextCharacter().loss(logits, targets).item() == pytest.approx(np.mean(by_hand))
+
+
+def test_sums_divided_by_examples_are_means_over_characters():
+    """Whole texts count, however they fall into batches."""
+    logits, targets = torch.zeros(3, 4, 5), torch.tensor([[0, 0, 0, 0], [0, 0, 1, 1], [2, 2, 2, 2]])
+    whole = NextCharacter().sums(logits, targets)
+    assert whole["accuracy"].item() / 3 == pytest.approx((1 + 0.5 + 0) / 3)
+    assert whole["loss"].item() / 3 == pytest.approx(math.log(5))
+    parts = [NextCharacter().sums(logits[rows], targets[rows]) for rows in (slice(0, 2), slice(2, 3))]
+    assert sum(part["accuracy"].item() for part in parts) == pytest.approx(whole["accuracy"].item())
+
+
+def test_one_target_per_text_means_the_last_character():
+    logits, targets = torch.randn(5, LENGTH, 7), torch.randint(7, (5,))
+    for output in (logits, logits[:, -1]):
+        assert torch.equal(NextCharacter().loss(output, targets), Classification().loss(logits[:, -1], targets))
+        for name, value in Classification().sums(logits[:, -1], targets).items():
+            assert float(NextCharacter().sums(output, targets)[name]) == pytest.approx(float(value))
+
+
+def test_text_is_learnt_character_by_character():
+    result = fedflat.run("fedavg", data=alphabet(), rounds=12, epochs=4, rate=1.0, evaluation__every=12, **SMALL)
+    first, last = (record["test"]["server"] for record in (result.history[0], result.history[-1]))
+    assert first["loss"] == pytest.approx(math.log(3), abs=0.3)
+    assert last["accuracy"] == 1 and last["loss"] < 0.1
+
+
+@pytest.mark.parametrize("other", [LaneEngine, partial(LaneEngine, step=partial(compiled, backend="eager"))], ids=["lanes", "compiled"])
+def test_engines_agree_on_text(other):
+    """Tokens are neither normalised nor augmented, whichever engine draws the batches."""
+    made = config({"algorithm": "scaffold+sam", "engine": {"precision": "float64", "device": "cpu", "workers": 1}} | settings())
+    found = []
+    for make in (partial(LoopEngine, workers=1), other):
+        run = Run(made, data=alphabet())
+        assert run.problem.task == NextCharacter()
+        run.engine = make(run.problem)
+        run.go()
+        found.append(run.server.model.weights)
+    assert (found[0] - found[1]).abs().max() < 1e-12
+
+
+def settings() -> dict[str, object]:
+    return {
+        "model": "char-lstm(hidden=4,layers=1)",
+        "data": {"name": "custom:alphabet", "split": "natural"},
+        "federation": {"per_round": 3},
+        "training": {"rounds": 2, "steps": 2, "batch": 6},
+    }
+
+
+def test_texts_of_one_label_can_be_classified():
+    """A user's own model gives one row of logits per text."""
+    train, test = repeating(24, 0), repeating(9, 1)
+    data = Dataset(
+        "beginnings", Examples(train.inputs, train.inputs[:, 0].clone()), Examples(test.inputs, test.inputs[:, 0].clone()),
+        tuple(CHARACTERS), kind="text",
+    )  # fmt: skip
+    model = nn.Sequential(nn.Embedding(3, 4), nn.Flatten(), nn.Linear(4 * LENGTH, 3))
+    more = {"clients": 4, "per_round": 4, "batch": 4, "workers": 1, "device": "cpu", "split": "iid"}
+    result = fedflat.run("fedavg", data=data, model=model, rounds=8, epochs=3, rate=0.5, **more)
+    assert result.summary().last == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ("mlp", "mlp cannot be used on alphabet, whose inputs are int64 of shape"),
+        ("lenet5", "use mlp for plain features and char-lstm for text"),
+    ],
+)
+def test_a_model_for_something_else_is_refused(model: str, sentence: str):
+    with pytest.raises(fedflat.UserError, match=sentence):
+        fedflat.run("fedavg", data=alphabet(), rounds=1, **(SMALL | {"model": model}))

@@ -1,0 +1,101 @@
+"""Starting from given weights, and models that do not fit: one sentence, and nothing is written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import fedflat
+from fedflat.experiment.weights import fill, first_mismatch, load_weights
+
+SMALL = {"rounds": 2, "steps": 2, "workers": 1, "device": "cpu", "split": "iid"}
+
+
+def test_a_run_starts_where_another_ended(tmp_path):
+    first = fedflat.run("fedavg", out=tmp_path / "first", **SMALL)
+    second = fedflat.run("fedavg", init=tmp_path / "first" / "model.safetensors", out=tmp_path / "second", **(SMALL | {"seed": 7}))
+    assert fedflat.load(tmp_path / "second").config.init == tmp_path / "first" / "model.safetensors"
+    assert second.history[0]["test"]["server"] == first.history[-1]["test"]["server"], "the test set is the same for every seed"
+
+
+def test_weights_of_torch_alone(tmp_path):
+    """A state dictionary that fedflat did not write, with BatchNorm's statistics and its counter."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))
+    model(torch.randn(32, 64))
+    save_file(model.state_dict(), tmp_path / "torch.safetensors")
+    fresh = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))
+    run = fedflat.experiment.run.Run(
+        fedflat.api.make_config(None, SMALL | {"init": str(tmp_path / "torch.safetensors"), "model": "custom:Sequential"}), model=fresh
+    )
+    for name, tensor in run.problem.buffers.views(run.server.model.buffers).items():
+        assert torch.equal(tensor, model.state_dict()[name])
+    assert run.server.model.integers["2.num_batches_tracked"] == 1
+    assert torch.equal(run.problem.layout.views(run.server.model.weights)["1.weight"], model[1].weight)
+    assert not torch.equal(fresh[1].weight, model[1].weight), "the user's own module is not touched"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda tensors: tensors | {"1.weight": torch.zeros(3, 64)}, r"1\.weight is 3x64 there but 64x64 in the model"),
+        (lambda tensors: {k: v for k, v in tensors.items() if k != "3.bias"}, r"it has no tensor 3\.bias"),
+        (lambda tensors: tensors | {"9.weight": torch.zeros(1)}, r"it has a tensor 9\.weight, which the model has not"),
+        (lambda tensors: tensors | {"3.bias": torch.full((10,), torch.nan)}, r"values in 3\.bias that are infinite or not a number"),
+        (lambda tensors: {}, r"it has no tensor 1\.weight"),
+    ],
+)
+def test_weights_of_another_architecture(tmp_path, change, sentence):
+    model = fedflat.models.build("mlp", (1, 8, 8), 10)
+    save_file(change(dict(model.state_dict())), tmp_path / "w.safetensors")
+    with pytest.raises(fedflat.UserError, match=sentence):
+        fedflat.run("fedavg", init=tmp_path / "w.safetensors", out=tmp_path / "run", **SMALL)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_sentence_names_the_file_and_both_models(tmp_path):
+    fedflat.run("fedavg", out=tmp_path / "first", **SMALL)
+    saved = tmp_path / "first" / "model.safetensors"
+    with pytest.raises(fedflat.UserError) as told:
+        fedflat.run("fedavg", init=saved, model="mlp(hidden=3)", **SMALL)
+    assert str(told.value) == (
+        f"{saved} holds weights of another architecture (mlp): 1.weight is 64x64 there but 3x64 in the model; "
+        "expected those of mlp(hidden=3) for this data set"
+    )
+
+
+def test_files_that_hold_no_weights(tmp_path):
+    (tmp_path / "broken").write_bytes(b"nonsense")
+    for path, sentence in ((tmp_path, "is a folder"), (tmp_path / "broken", "not a whole safetensors"), (tmp_path / "no", "no weights in")):
+        with pytest.raises(fedflat.UserError, match=sentence):
+            load_weights(nn.Linear(1, 1), "mine", path)
+
+
+def test_frozen_and_tied_parameters_need_not_be_there():
+    frozen = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    frozen[0].requires_grad_(False)
+    tensors = {name: torch.ones_like(value) for name, value in frozen[1].named_parameters(prefix="1")}
+    assert first_mismatch(frozen, tensors) == ""
+    before = frozen[0].weight.clone()
+    fill(frozen, "frozen", tensors, "a file")
+    assert torch.equal(frozen[0].weight, before) and bool((frozen[1].weight == 1).all())
+    tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    tied[1].weight = tied[0].weight
+    once = dict(tied.named_parameters())
+    assert first_mismatch(tied, once) == "" and first_mismatch(tied, {**once, "0.weight": torch.zeros(3)}) != ""
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Linear(20, 10)), r"Sequential cannot be used on digits, whose inputs are .* of shape \(1, 8, 8\)"),
+        (nn.Conv2d(3, 10, 3), "Conv2d cannot be used on digits"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 9)), r"an output of shape \(9,\) for each example, but digits has 10 classes"),
+        (nn.Sequential(nn.Flatten(0), nn.Linear(128, 10)), "an output of shape .* for each example, but digits has 10 classes"),
+    ],
+)
+def test_a_model_of_the_wrong_size_is_refused_before_anything_is_written(tmp_path, model, sentence):
+    with pytest.raises(fedflat.UserError, match=sentence):
+        fedflat.run("fedavg", model=model, out=tmp_path / "run", **SMALL)
+    assert not (tmp_path / "run").exists()
