@@ -31,13 +31,13 @@ def page(comparison: Comparison) -> str:
         "# All algorithms on digits",
         "",
         "Every named algorithm at the papers' values on `digits`, Dirichlet 0.1, 50 clients, 10 per round, 5 epochs of batch 10, rate 0.1, `mlp`,",
-        "60 rounds, 3 seeds: means over seeds and their standard deviation. For FedLESAM and FedWMSAM, whose published rho does not transfer",
+        "60 rounds, evaluated every 2, 3 seeds: means over seeds and their standard deviation. For FedLESAM and FedWMSAM, whose published rho does not transfer",
         f"([D3](differences.md#d3)), rho is {', '.join(map(str, GRID))} in turn.",
         "This page is made by `python docs/digits_table.py`.",
         "",
         "![The curves of a few of them](images/digits.png)",
         "",
-        f"| algorithm | last 60 rounds, mean | last | best (max over test) | rounds to {TARGET:.0%} | MB up | backward passes | diverged |",
+        f"| algorithm | mean of all evaluations | last | best (max over test) | rounds to {TARGET:.0%} | MB up | backward passes | diverged |",
         "|---|---|---|---|---|---|---|---|",
     ]
     rows = sorted(comparison.table([TARGET]), key=lambda row: row["mean_last"].mean if "mean_last" in row else 0.0, reverse=True)

@@ -266,8 +266,13 @@ def normalise(raw: torch.Tensor, mean: Statistics, std: Statistics, dtype: torch
     if raw.dtype != torch.uint8:
         return raw
     exact = torch.float64 if dtype == torch.float64 else torch.float32
-    shift, scale = (torch.as_tensor(values, dtype=exact, device=raw.device).reshape(-1, 1, 1) for values in (mean, std))
-    return ((raw.to(exact) / 255 - shift) / scale).to(dtype)
+    shift, scale = (_per_channel(torch.as_tensor(values, dtype=exact, device=raw.device)) for values in (mean, std))
+    return raw.to(exact).div_(255).sub_(shift).div_(scale).to(dtype)
+
+
+def _per_channel(values: torch.Tensor) -> torch.Tensor:
+    """A value per channel so that it meets images; where there is one per pixel, it does already."""
+    return values if values.ndim == 3 else values.reshape(-1, 1, 1)
 
 
 def permutation(draws: Draws, size: int | None = None) -> torch.Tensor:

@@ -20,7 +20,7 @@ class StepGradient:
     def __init__(self, problem: Problem, batch: Batch, buffers: dict[str, Tensor]) -> None:
         self.problem, self.batch, self.buffers = problem, batch, buffers
         self.passes = 0
-        self.loss = torch.zeros(())
+        self.loss: Tensor
 
     def __call__(self, point: Tensor) -> Tensor:
         buffers = self.buffers if self.passes == 0 else {name: b.clone() for name, b in self.buffers.items()}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedflat.data import Augmentation, Dataset, Examples, normalise
+from fedflat.data import Augmentation, Dataset, Examples, MappedTensor, normalise
+from fedflat.engines.places import Places
 from fedflat.engines.task import Task
 from fedflat.models.layout import Layout
 
@@ -44,6 +46,22 @@ class Problem:
         self.whole_layout = Layout(self.layout.names + self.buffers.names, self.layout.shapes + self.buffers.shapes)
         self._tied = len(list(self.model.named_parameters(remove_duplicate=False))) > len(list(self.model.parameters()))
         self.channels_last = any(len(shape) == 4 for shape in self.layout.shapes)
+        self._places = Places(self.model)
+        self._leaves: tuple[Tensor, dict[str, Tensor]] | None = None
+        self._by_pixel = self.channels_last and self.device.type == "cpu" and not self.augmentation.parts and _in_memory(self.data.train)
+        if self._by_pixel:
+            self._lay_by_pixel()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a worker process receives: all but the memory in which this process differentiates."""
+        return {**vars(self), "_leaves": None}
+
+    def _lay_by_pixel(self) -> None:
+        """Keep images as the model's convolutions want them, channels last, so that a batch is gathered and normalised by whole rows."""
+        train = self.data.train
+        self.data = replace(self.data, train=replace(train, inputs=train.inputs.contiguous(memory_format=torch.channels_last)))
+        channels, height, width = self.data.input_shape
+        self._mean, self._std = (v.repeat(height, width, 1).permute(2, 0, 1) for v in (self._mean, self._std))
 
     def initial(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The model's own weights, floating buffers and integer buffers, as flat vectors and a dictionary."""
@@ -84,11 +102,25 @@ class Problem:
 
     def loss_and_gradient(self, vector: Tensor, buffers: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
         """The batch's mean loss and its gradient, as a flat vector. BatchNorm statistics in ``buffers`` change in place."""
-        weights = vector if self.arithmetic is None else vector.to(self.arithmetic)
-        leaves = {name: view.detach().requires_grad_() for name, view in self.layout.views(weights).items()}
-        loss = self._loss(self._forward({**leaves, **buffers}, batch.inputs), batch)
+        leaves = self._leaves_of(vector)
+        output = self._places.call({**leaves, **buffers}, batch.inputs)
+        loss = self._loss(output if self.arithmetic is None else output.to(self.dtype), batch)
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return loss.detach(), self.layout.flatten(dict(zip(leaves, gradients, strict=True))).to(vector.dtype)
+
+    def _leaves_of(self, vector: Tensor) -> dict[str, Tensor]:
+        """The weights of a flat vector as tensors to differentiate by: on a CPU always the same ones, which need not be cut out anew."""
+        if vector.is_cuda:  # several clients at once, each in tensors of its own
+            return self._cut_out(vector if self.arithmetic is None else vector.to(self.arithmetic))
+        if self._leaves is None:
+            own = torch.empty_like(vector, dtype=self.arithmetic or vector.dtype)
+            self._leaves = own, self._cut_out(own)
+        own, leaves = self._leaves
+        own.copy_(vector)
+        return leaves
+
+    def _cut_out(self, vector: Tensor) -> dict[str, Tensor]:
+        return {name: view.detach().requires_grad_() for name, view in self.layout.views(vector).items()}
 
     def functional_gradient(
         self, vector: Tensor, statistics: Tensor, integers: dict[str, Tensor], batch: Batch
@@ -104,10 +136,17 @@ class Problem:
         gradient, (loss, moved) = torch.func.grad(loss_and_statistics, has_aux=True)(vector)
         return loss, gradient, moved
 
+    def _raw(self, positions: Tensor) -> Tensor:
+        """Training inputs as they lie in memory, row by row."""
+        inputs = self.data.train.inputs
+        if not self._by_pixel:
+            return inputs.index_select(0, positions)
+        return inputs.permute(0, 2, 3, 1).index_select(0, positions).permute(0, 3, 1, 2)
+
     def batch(self, positions: Tensor, draws: dict[str, Tensor]) -> Batch:
         """The training examples at some positions as one augmented batch."""
-        inputs = self.augmented(self.data.train.inputs[positions], draws)
-        targets = self.data.train.targets[positions]
+        inputs = self.augmented(self._raw(positions), draws)
+        targets = self.data.train.targets.index_select(0, positions)
         mixing = self.augmentation.mix(draws, len(positions))
         if mixing is None:
             return Batch(inputs, targets)
