@@ -18,6 +18,8 @@ OVER = {
     "bytes_down": "bytes sent to clients",
     "samples": "samples processed",
 }
+EARLY = 0.12
+"""The share of a run that may rise below the frame."""
 COLOURS = ("#1b6ca8", "#d1495b", "#edae49", "#00798c", "#7b4b94", "#66a182", "#8d6a4f", "#333333", "#e07be0", "#9aa0a6")
 
 
@@ -28,14 +30,19 @@ def curves(lines: Sequence[tuple[str, Sequence[list[dict[str, Any]]], str]], met
     figure = Figure(figsize=(8.2, 4.8), layout="constrained")
     axes = figure.subplots()
     scale = 100 if metric == "accuracy" else 1
+    early = []
     for index, (label, histories, model) in enumerate(lines):
         grid, values = _aligned([series(history, model, metric, over) for history in histories])
         if not len(grid):
             continue
         mean, std = values.mean(0) * scale, values.std(0, ddof=1) * scale if len(values) > 1 else np.zeros(len(grid))
+        early.append(mean[int(EARLY * len(mean))])
         colour = COLOURS[index % len(COLOURS)]
         axes.plot(grid, mean, color=colour, lw=1.8, label=f"{label}   {mean[-1]:.1f}" if scale == 100 else label)
         axes.fill_between(grid, mean - std, mean + std, color=colour, alpha=0.15, lw=0)
+    if metric == "accuracy" and early:
+        # The first steep rise looks the same for every method; what follows is worth the room.
+        axes.set_ylim(bottom=min(early) - 0.1 * (axes.get_ylim()[1] - min(early)))
     axes.set_xlabel(OVER[over])
     axes.set_ylabel(f"test {metric}" + (" (%)" if scale == 100 else ""))
     axes.grid(alpha=0.25)
