@@ -40,11 +40,15 @@ def main(runs: Path) -> None:
             result = load(runs / name)
             rounds, values = zip(*series(result.history, "server", "accuracy"), strict=True)
             chance = most_frequent(result.config.data.name)
-            label = name.partition("-")[2].replace("_", " ")
-            axes.plot(rounds, [100 * value for value in values], color=colour, lw=1.8, label=f"{label} {100 * values[-1]:.1f}".strip())
-            axes.axhline(100 * chance, color=colour, lw=1, ls=":")
+            label = name.partition("-")[2].replace("_", " ") or "fedavg"
+            axes.plot(rounds, [100 * value for value in values], color=colour, lw=1.8, label=f"{label}   {100 * values[-1]:.1f}")
+            axes.axhline(
+                100 * chance, color=colour, lw=1, ls=":", label=None if name != "femnist" else f"most frequent class   {100 * chance:.1f}"
+            )
             whole = result.evaluate(on="test")["test"]
-            print(f"{name:18} {100 * chance:6.1f} {100 * values[0]:6.1f} {100 * whole['accuracy']:6.1f} {whole['examples']:7} {rounds[-1]:4}")
+            print(
+                f"{name:18} {100 * chance:6.1f} {100 * values[0]:6.1f} {100 * whole['accuracy']:6.1f} {whole['examples']:7} {rounds[-1]:4}"
+            )
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("communication round")
         axes.set_ylim(bottom=0)

@@ -14,7 +14,7 @@ def one_of(what: str, name: object, known: Iterable[str], see: str = "") -> User
     """The error for an unknown name, with the nearest valid ones and where to see them all.
 
     >>> str(one_of("algorithm", "fedsma", ["fedavg", "fedsam", "fedswa"], "fedflat algorithms"))
-    "there is no algorithm 'fedsma'; did you mean fedsam or fedswa? (all of them: fedflat algorithms)"
+    "there is no algorithm 'fedsma'; did you mean fedswa or fedsam or fedavg? (all of them: fedflat algorithms)"
     """
     names = sorted(known)
     close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.6)

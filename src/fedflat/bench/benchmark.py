@@ -11,7 +11,7 @@ from typing import Any
 
 from fedflat.algorithms import algorithm, canonical
 from fedflat.bench.contenders import Bound, Fedflat, Plain
-from fedflat.bench.machine import hardware, versions
+from fedflat.bench.machine import Load, hardware, versions
 from fedflat.bench.others import OTHERS
 from fedflat.bench.setting import Setting, plan_of, sampler_of
 from fedflat.bench.stage import Contender, Failed, Performer
@@ -25,6 +25,8 @@ FORMAT = 1
 COUNTED = 5
 """Rounds over which samples are counted."""
 PLAIN = "plain"
+QUIET = 0.05
+"""The share of the cores that other processes may take without being told of."""
 PRECISIONS = ("float32", "tf32", "bf16")
 ENGINES = ("auto", "loop", "lanes")
 Tell = Callable[[str], None]
@@ -209,6 +211,7 @@ def _in_turns(request: Request, tell: Tell, notes: list[str]) -> list[Measured]:
             if found is not None:
                 first[number] = found
         seconds: dict[int, list[float]] = {number: [] for number in first}
+        load = Load()
         for turn in range(request.rounds):
             tell(f"measuring round {turn + 1} of {request.rounds}")
             for number in list(seconds):
@@ -218,6 +221,7 @@ def _in_turns(request: Request, tell: Tell, notes: list[str]) -> list[Measured]:
                     del seconds[number]
                 else:
                     seconds[number] += done.seconds
+        _note_load(load, notes, tell)
         return [
             Measured(performers[number].contender, some, first[number], None, performers[number].host_bytes())
             for number, some in seconds.items()
@@ -237,6 +241,13 @@ def _set_up(performer: Performer, request: Request, notes: list[str], tell: Tell
             return None
     assert not isinstance(first, Failed)
     return first.seconds[0]
+
+
+def _note_load(load: Load, notes: list[str], tell: Tell) -> None:
+    share = load.share_of_others()
+    if share is not None and share > QUIET:
+        notes.append(f"other processes took {share:.0%} of the cores meanwhile: measure again when the machine is quiet")
+        tell(notes[-1])
 
 
 def _note(contender: Contender, failure: Failed, notes: list[str], tell: Tell) -> None:

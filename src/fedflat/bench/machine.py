@@ -55,6 +55,29 @@ def host_memory(root: int) -> int | None:
     return own + shared or None
 
 
+class Load:
+    """How busy other processes keep the machine, from its making on."""
+
+    def __init__(self) -> None:
+        self._before = self._ticks()
+
+    def share_of_others(self) -> float | None:
+        """The share of all cores that processes other than this one and its children have taken; None where it cannot be known."""
+        before, now = self._before, self._ticks()
+        if before is None or now is None or now[0] <= before[0]:
+            return None
+        whole, busy, own = (after - earlier for after, earlier in zip(now, before, strict=True))
+        return max(0.0, (busy - own) / whole)
+
+    def _ticks(self) -> tuple[int, int, int] | None:
+        """Clock ticks of all cores, those that were not idle, and those of this process and its children."""
+        if not sys.platform.startswith("linux"):
+            return None
+        ticks = [int(word) for word in (PROC / "stat").read_text().split("\n", 1)[0].split()[1:9]]
+        idle = ticks[3] + ticks[4]
+        return sum(ticks), sum(ticks) - idle, sum(_used(PROC / str(pid)) for pid in _family(os.getpid()))
+
+
 def _family(root: int) -> list[int]:
     """A process and all that descend from it."""
     parents = {int(path.name): _parent(path) for path in PROC.iterdir() if path.name.isdigit()}
@@ -65,10 +88,20 @@ def _family(root: int) -> list[int]:
 
 
 def _parent(process: Path) -> int:
+    return int((_stat(process) or ["", "0"])[1])
+
+
+def _used(process: Path) -> int:
+    """The clock ticks that a process and what it has waited for have used."""
+    return sum(int(word) for word in _stat(process)[11:15])
+
+
+def _stat(process: Path) -> list[str]:
+    """What the system says of a process, after its name."""
     try:
-        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+        return (process / "stat").read_text().rpartition(")")[2].split()
     except OSError:  # it has ended meanwhile
-        return 0
+        return []
 
 
 def _status(pid: int) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 from dataclasses import dataclass
 from functools import lru_cache
@@ -108,6 +109,8 @@ class Pfl(Other):
     install = "pip install 'pfl[pytorch]'"
 
     def perform(self, stage: Stage) -> None:
+        multiprocessing.current_process().name = "MainProcess"  # in any other, pfl believes it is a data loader
+        os.environ["PFL_PYTORCH_DEVICE"] = "cuda" if self.setting.on_gpu else "cpu"
         from pfl.aggregate.simulate import SimulatedBackend
         from pfl.algorithm.base import NNAlgorithmParams
         from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -165,6 +168,7 @@ class Pfl(Other):
             NNTrainHyperParams(local_batch_size=setting.batch, local_num_epochs=1, local_learning_rate=setting.rate),
             NNEvalHyperParams(local_batch_size=None),
             [Paced()],
+            send_metrics_to_platform=False,
         )
 
 

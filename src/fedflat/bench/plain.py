@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedflat import models
 from fedflat.bench.setting import plan_of, sampler_of
 from fedflat.data import Dataset
+from fedflat.engines.problem import moved
 from fedflat.engines.randomness import generator
 from fedflat.experiment.config import Config
 from fedflat.experiment.federation import federation
@@ -29,6 +30,7 @@ class PlainLoop:
     def __init__(self, config: Config, data: Dataset) -> None:
         self.config = config
         self.problem, self.split = federation(config, data=data)
+        self._train = moved(data.train, self.problem.device)  # as they were read, in torch's usual memory format
         self.state: StateDict = {name: tensor.clone() for name, tensor in self.problem.model.state_dict().items()}
         self._plan, self._sampler = plan_of(config), sampler_of(config, len(self.split.clients))
 
@@ -77,6 +79,6 @@ class PlainLoop:
         draws = problem.augmentation.draw(rng, len(batches), self._plan.batch, problem.data.input_shape)
         for k, positions in enumerate(batches):
             chosen = torch.from_numpy(indices[positions]).to(problem.device)
-            raw, targets = problem.data.train.inputs[chosen], problem.data.train.targets[chosen]
+            raw, targets = self._train.inputs[chosen], self._train.targets[chosen]
             now = {name: draw[k].to(problem.device) for name, draw in draws.items()}
             yield problem.augmentation.inputs(raw, now, problem.data.mean, problem.data.std, problem.dtype), targets

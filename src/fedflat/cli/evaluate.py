@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 LISTED = 20
 """Classes, domains and clients are listed one by one where there are no more of them than this."""
 FINE_TUNING = "Fine-tuning"
+ONE = {"classes": "class", "clients": "client", "unseen": "unseen client", "domains": "domain", "corruptions": "corruption"}
 
 
 def evaluate(
@@ -115,7 +116,8 @@ def _summary(part: str, figures: dict[str, Any], metric: str) -> Iterator[tuple[
         yield "before fine-tuning", f"{whose}, on {100 * (1 - figures['share']):.0f} % of their data", shown("before"), None, None, None
         yield "after fine-tuning", f"{epochs}; {100 * figures['improved']:.0f} % improved", shown("after"), None, None, None
     else:
-        of = f"{shown_count(figures['count'])} {'unseen clients' if part == 'unseen' else part}"
+        several = "unseen clients" if part == "unseen" else part
+        of = f"{shown_count(figures['count'])} {several if figures['count'] != 1 else ONE[part]}"
         yield part, of, shown("mean"), shown("std"), shown("worst_tenth"), loss
         if "participation_gap" in figures:
             yield "participation gap", "training clients less unseen ones", shown("participation_gap"), None, None, None
@@ -125,10 +127,9 @@ def _summary(part: str, figures: dict[str, Any], metric: str) -> Iterator[tuple[
 
 def _each(part: str, each: dict[str, dict[str, float]], metric: str) -> Any:
     """A table with a line for each class, domain or corruption."""
-    names = {"classes": "class", "domains": "domain", "corruptions": "corruption"}
     figures = [name for name in next(iter(each.values())) if name != "loss"]
     figures.sort(key=lambda name: name != metric)
-    columns = (names[part], *(with_unit(name) if name == metric else name for name in figures))
+    columns = (ONE[part], *(with_unit(name) if name == metric else name for name in figures))
     rows = (
         (one, *(shown_count(scores[name]) if name == "examples" else shown_metric(scores[name], metric) for name in figures))
         for one, scores in each.items()

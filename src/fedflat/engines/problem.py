@@ -48,6 +48,7 @@ class Problem:
         self.channels_last = any(len(shape) == 4 for shape in self.layout.shapes)
         self._places = Places(self.model)
         self._leaves: tuple[Tensor, dict[str, Tensor]] | None = None
+        self._train_mean, self._train_std = self._mean, self._std
         self._by_pixel = self.channels_last and self.device.type == "cpu" and not self.augmentation.parts and _in_memory(self.data.train)
         if self._by_pixel:
             self._lay_by_pixel()
@@ -57,11 +58,10 @@ class Problem:
         return {**vars(self), "_leaves": None}
 
     def _lay_by_pixel(self) -> None:
-        """Keep images as the model's convolutions want them, channels last, so that a batch is gathered and normalised by whole rows."""
-        train = self.data.train
+        """Keep images channels last, as convolutions want them: batches are then gathered, and normalised, by whole rows."""
+        train, (_, height, width) = self.data.train, self.data.input_shape
         self.data = replace(self.data, train=replace(train, inputs=train.inputs.contiguous(memory_format=torch.channels_last)))
-        channels, height, width = self.data.input_shape
-        self._mean, self._std = (v.repeat(height, width, 1).permute(2, 0, 1) for v in (self._mean, self._std))
+        self._train_mean, self._train_std = (v.repeat(height, width, 1).permute(2, 0, 1) for v in (self._mean, self._std))
 
     def initial(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The model's own weights, floating buffers and integer buffers, as flat vectors and a dictionary."""
@@ -80,7 +80,7 @@ class Problem:
 
     def augmented(self, raw: Tensor, draws: dict[str, Tensor]) -> Tensor:
         """Inputs as the model wants them, augmented by given draws."""
-        return self._arranged(self.augmentation.inputs(raw, draws, self._mean, self._std, self.arithmetic or self.dtype))
+        return self._arranged(self.augmentation.inputs(raw, draws, self._train_mean, self._train_std, self.arithmetic or self.dtype))
 
     def _arranged(self, inputs: Tensor) -> Tensor:
         return inputs.contiguous(memory_format=torch.channels_last) if self.channels_last and inputs.ndim == 4 else inputs
@@ -136,17 +136,14 @@ class Problem:
         gradient, (loss, moved) = torch.func.grad(loss_and_statistics, has_aux=True)(vector)
         return loss, gradient, moved
 
-    def _raw(self, positions: Tensor) -> Tensor:
-        """Training inputs as they lie in memory, row by row."""
-        inputs = self.data.train.inputs
-        if not self._by_pixel:
-            return inputs.index_select(0, positions)
-        return inputs.permute(0, 2, 3, 1).index_select(0, positions).permute(0, 3, 1, 2)
-
     def batch(self, positions: Tensor, draws: dict[str, Tensor]) -> Batch:
         """The training examples at some positions as one augmented batch."""
-        inputs = self.augmented(self._raw(positions), draws)
-        targets = self.data.train.targets.index_select(0, positions)
+        inputs, targets = self.data.train.inputs, self.data.train.targets.index_select(0, positions)
+        if self._by_pixel:
+            raw = inputs.permute(0, 2, 3, 1).index_select(0, positions).permute(0, 3, 1, 2)
+        else:
+            raw = inputs.index_select(0, positions)
+        inputs = self.augmented(raw, draws)
         mixing = self.augmentation.mix(draws, len(positions))
         if mixing is None:
             return Batch(inputs, targets)
@@ -186,6 +183,12 @@ class Problem:
     def evaluation_batches(self, count: int) -> Iterator[Tensor]:
         """The positions of a set's examples in fixed batches, so that sums do not depend on who computes them."""
         yield from torch.split(torch.arange(count, device=self.device), self.evaluation_batch)
+
+
+def _in_memory(examples: Examples) -> bool:
+    """Whether examples are images in memory, not in a file."""
+    inputs = examples.inputs
+    return inputs.ndim == 4 and inputs.dtype == torch.uint8 and not isinstance(inputs, MappedTensor)
 
 
 def moved(examples: Examples, device: torch.device) -> Examples:

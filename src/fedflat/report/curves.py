@@ -18,7 +18,7 @@ OVER = {
     "bytes_down": "bytes sent to clients",
     "samples": "samples processed",
 }
-EARLY = 0.12
+EARLY = 0.2
 """The share of a run that may rise below the frame."""
 COLOURS = ("#1b6ca8", "#d1495b", "#edae49", "#00798c", "#7b4b94", "#66a182", "#8d6a4f", "#333333", "#e07be0", "#9aa0a6")
 
