@@ -54,7 +54,7 @@ def main(runs: Path) -> None:
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=8, loc="lower right")
+        axes.legend(frameon=False, fontsize=8, loc="center right" if len(names) == 1 else "lower right")
     panels[0].set_ylabel("test accuracy (%)")
     figure.savefig(HERE / "images" / "realworld.png", dpi=150)
 

@@ -71,13 +71,14 @@ def compare(
     model: str | nn.Module | None = None,
     task: Task | None = None,
     callbacks: Sequence[Callback] = (),
+    jobs: int | None = None,
     **settings: Any,
 ) -> Comparison:
-    """Run several algorithms on the same splits, cohorts and batches, for several seeds."""
+    """Run several algorithms on the same splits, cohorts and batches, for several seeds, ``jobs`` runs at a time (default: what is fastest)."""
     own = _own(data, model, settings)
     made = custom(make_config(base, settings), own["data"], own["model"])
     chosen = range(seeds) if isinstance(seeds, int) else seeds
-    return Comparison(comparing.compare(made, algorithms, chosen, Path(out) if out else None, tuple(callbacks), task=task, **own))
+    return Comparison(comparing.compare(made, algorithms, chosen, Path(out) if out else None, tuple(callbacks), jobs, task=task, **own))
 
 
 def resume(

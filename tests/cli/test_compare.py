@@ -41,7 +41,7 @@ def test_the_table_has_every_algorithm_and_a_verdict(fedflat, compared, small):
 
 
 def test_finished_runs_are_not_run_again(fedflat, compared, small, monkeypatch):
-    monkeypatch.setattr("fedflat.experiment.compare.Run", None)
+    monkeypatch.setattr("fedflat.experiment.jobs.Run", None)
     assert fedflat("compare", "fedavg", "fedsam", *small, "--seeds", "0,1", "--quiet", "--out", compared).exit_code == 0
 
 

@@ -49,6 +49,14 @@ def compare(
     over: str = typer.Option(
         "round", "--over", metavar="AXIS", help="what the curves are drawn over: round, bytes_up, backward_passes or samples"
     ),
+    jobs: int | None = typer.Option(
+        None,
+        "--jobs",
+        min=1,
+        metavar="N",
+        help="runs at the same time, each in a process of its own [dim](default: one per core where they are small)[/dim]",
+        show_default=False,
+    ),
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
@@ -57,6 +65,7 @@ def compare(
     Example: fedflat compare fedavg fedsam fedmoswa --rounds 50 --target 0.9
     """
     from fedflat.api import make_config
+    from fedflat.experiment.compare import SomeFailed
     from fedflat.experiment.compare import compare as records_of
     from fedflat.report.result import Comparison
 
@@ -67,22 +76,29 @@ def compare(
     out = default_folder(base) if out is None else out
     fetch_if_missing(base, quiet or as_json)
     records, runs = [], len(algorithms) * len(chosen)
+    failed: SomeFailed | None = None
     try:
         with progress(quiet or as_json, runs) as shown:
-            for record in records_of(base, algorithms, chosen, out, (shown,)):
+            for record in records_of(base, algorithms, chosen, out, (shown,), jobs):
                 records.append(record)
                 shown.run_over()
     except KeyboardInterrupt:
         raise Interrupted(f"{len(records)} of {runs} runs are done; the same command with --out {out} goes on from there") from None
+    except SomeFailed as some:
+        failed = some
+        if not records:
+            raise
     comparison = Comparison(records)
     figure = out / "comparison.png" if figure is None else figure
     write_figure(comparison.plot(over=over), figure)
     if as_json:
         print_json({"folder": out, "figure": figure, **comparison_document(comparison, target)})
-        return
-    print_comparison(comparison, target)
-    screen().print()
-    screen().print(facts({"runs": out, "figure": figure}))
+    else:
+        print_comparison(comparison, target)
+        screen().print()
+        screen().print(facts({"runs": out, "figure": figure}))
+    if failed is not None:
+        raise failed
 
 
 def read_seeds(text: str) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from fedflat.cli.screen import screen, shown_metric, shown_seconds
@@ -21,7 +22,9 @@ SECONDS_BETWEEN_LINES = 1.0
 
 
 class Progress(Callback):
-    """Says nothing; its children show how far one or several runs have come."""
+    """Says nothing; its children show how far one or several runs have come, in this process or in others."""
+
+    from_afar = True
 
     def __enter__(self) -> Self:
         return self
@@ -33,27 +36,40 @@ class Progress(Callback):
         """One of several runs is over, or was there already."""
 
 
+@dataclass
+class Shown:
+    """What was last said of a run."""
+
+    number: int
+    """In the order in which runs began."""
+    first_round: int
+    last_round: int
+    begun: float
+    last_line: float
+
+
 class Lines(Progress):
     """A plain line at about every tenth of the rounds."""
 
     def __init__(self, runs: int = 1) -> None:
-        self.runs, self.over = runs, 0
-        self._begun = self._last_line = 0.0
-        self._first_round = self._last_round = 0
+        self.runs, self.over, self.begun = runs, 0, 0
+        self._shown: dict[str, Shown] = {}
 
     def run_over(self) -> None:
         self.over += 1
+        self.begun = max(self.begun, self.over)
 
     def began(self, run: Run) -> None:
-        self._begun = self._last_line = time.monotonic()
-        self._first_round = self._last_round = run.server.rounds
+        self.begun += 1
+        now, rounds = time.monotonic(), run.server.rounds
+        self._shown[name_of(run)] = Shown(self.begun, rounds, rounds, now, now)
 
     def round_done(self, run: Run) -> None:
-        now, done, total = time.monotonic(), run.server.rounds, run.config.training.rounds
-        if done == total or (done - self._last_round) * LINES < total or now - self._last_line < SECONDS_BETWEEN_LINES:
+        now, done, total, shown = time.monotonic(), run.server.rounds, run.config.training.rounds, self._shown[name_of(run)]
+        if done == total or (done - shown.last_round) * LINES < total or now - shown.last_line < SECONDS_BETWEEN_LINES:
             return
-        self._last_line, self._last_round = now, done
-        left = (now - self._begun) / (done - self._first_round) * (total - done)
+        shown.last_line, shown.last_round = now, done
+        left = (now - shown.begun) / (done - shown.first_round) * (total - done)
         self._say(run, f"round {done}/{total}, {newest_figures(run)}, about {shown_seconds(left)} left")
 
     def ended(self, run: Run, record: Record) -> None:
@@ -61,12 +77,12 @@ class Lines(Progress):
         self._say(run, f"{record.status} after {rounds} round{'s' * (rounds != 1)}, {newest_figures(run)}, {shown_seconds(record.seconds)}")
 
     def _say(self, run: Run, text: str) -> None:
-        number = f"[{self.over + 1}/{self.runs}] " if self.runs > 1 else ""
+        number = f"[{self._shown[name_of(run)].number}/{self.runs}] " if self.runs > 1 else ""
         print(f"{number}{name_of(run)}: {text}", file=sys.stderr, flush=True)
 
 
 class Bars(Progress):
-    """A bar for the current run and, where there are several, one for all of them."""
+    """A bar for each run that goes on and, where there are several, one for all of them."""
 
     def __init__(self, runs: int = 1) -> None:
         from rich import progress
@@ -82,7 +98,7 @@ class Bars(Progress):
             transient=True,
         )
         self._all = self._bars.add_task("all runs", total=runs, unit="runs", figures="") if runs > 1 else None
-        self._current: TaskID | None = None
+        self._going: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -96,21 +112,17 @@ class Bars(Progress):
             self._bars.advance(self._all)
 
     def began(self, run: Run) -> None:
-        rounds = run.config.training.rounds
-        self._current = self._bars.add_task(name_of(run), total=rounds, completed=run.server.rounds, unit="rounds", figures="")
+        name, rounds = name_of(run), run.config.training.rounds
+        self._going[name] = self._bars.add_task(name, total=rounds, completed=run.server.rounds, unit="rounds", figures="")
 
     def round_done(self, run: Run) -> None:
-        if self._current is not None:
-            self._bars.update(self._current, completed=run.server.rounds)
+        self._bars.update(self._going[name_of(run)], completed=run.server.rounds)
 
     def evaluated(self, run: Run) -> None:
-        if self._current is not None:
-            self._bars.update(self._current, figures=newest_figures(run))
+        self._bars.update(self._going[name_of(run)], figures=newest_figures(run))
 
     def ended(self, run: Run, record: Record) -> None:
-        if self._current is not None:
-            self._bars.remove_task(self._current)
-            self._current = None
+        self._bars.remove_task(self._going.pop(name_of(run)))
 
 
 def progress(silent: bool, runs: int = 1) -> Progress:
@@ -127,6 +139,8 @@ def name_of(run: Run) -> str:
 
 def newest_figures(run: Run) -> str:
     """The newest metric of the model that stands for the run, and its training loss."""
+    if not run.history:
+        return "not yet evaluated"
     test, metric = run.history[-1]["test"], run.problem.task.metric
     value = test.get(run.primary, test["server"]).get(metric)
     loss = run.history[-1]["train_loss"]

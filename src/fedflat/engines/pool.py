@@ -110,8 +110,19 @@ def _close_pool() -> None:
         _pool.close()
 
 
+_most_cores: int | None = None
+
+
+def use_cores(most: int) -> None:
+    """Let this process use so many cores at most: one of several that share a machine."""
+    global _most_cores  # noqa: PLW0603
+    _most_cores = most
+
+
 def available_cores() -> int:
     """The cores this process may really use."""
+    if _most_cores is not None:
+        return _most_cores
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

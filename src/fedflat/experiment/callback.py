@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from fedflat.experiment.record import Record
@@ -11,6 +11,10 @@ if TYPE_CHECKING:
 
 class Callback:
     """Told of every round; override what is of interest. ``run.server`` and ``run.history`` hold all there is to see."""
+
+    from_afar: ClassVar[bool] = False
+    """Whether it looks at a run's ``config``, ``server.rounds``, ``history[-1]``, ``primary`` and metric alone, and does not mind missing
+    a round now and then: it can then watch runs in other processes."""
 
     def began(self, run: Run) -> None:
         """Before the first round, or before going on after a restart."""

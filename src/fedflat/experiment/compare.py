@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from fedflat.algorithms import algorithm, canonical
+from fedflat.data import load
+from fedflat.engines.pool import available_cores, can_travel
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
+from fedflat.experiment.federation import device_of
 from fedflat.experiment.folder import RunFolder
+from fedflat.experiment.jobs import Job, in_a_row, side_by_side
 from fedflat.experiment.record import Record, load_record
-from fedflat.experiment.run import Run
 from fedflat.experiment.stopping import OVER
+from fedflat.models import parameter_count
+
+SMALL = 250_000
+"""Numbers of a model up to which several runs side by side are faster than one after another on all cores."""
+WORTH_STARTING = 20_000
+"""Local steps of all runs together from which on starting processes, which takes seconds, pays for itself."""
+
+
+class SomeFailed(UserError):
+    """Some runs of a comparison could not be done; the others are there."""
 
 
 def compare(
@@ -23,27 +38,79 @@ def compare(
     seeds: Sequence[int],
     out: Path | None = None,
     callbacks: tuple[Callback, ...] = (),
+    jobs: int | None = None,
     **own: Any,
 ) -> Iterator[Record]:
-    """Run every algorithm with every seed; runs already finished in ``out`` are not run again, interrupted ones go on."""
+    """Run every algorithm with every seed; runs already finished in ``out`` are not run again, interrupted ones go on.
+
+    ``jobs`` runs are done at the same time, as many as there are cores where they are small; records come in the same order always.
+    """
     texts = [canonical(algorithm(text)) for text in algorithms]
     for text in texts:
         if texts.count(text) > 1:
             raise UserError(f"{text} is listed twice in the comparison; list each algorithm once")
-    for seed in seeds:
-        for text in texts:
-            config = base.model_copy(update={"algorithm": text, "seed": seed})
-            yield _one(config, out / folder_name(text) / f"seed-{seed}" if out else None, callbacks, own)
+    configs = [base.model_copy(update={"algorithm": text, "seed": seed}) for seed in seeds for text in texts]
+    folders = [out / folder_name(c.algorithm) / f"seed-{c.seed}" if out else None for c in configs]
+    begun = [_begun(config, folder) for config, folder in zip(configs, folders, strict=True)]
+    records = {number: record for number, record in enumerate(begun) if record and record.status in OVER}
+    waiting = [number for number in range(len(configs)) if number not in records]
+    todo = [Job(configs[number], folders[number], begun[number] is not None, own) for number in waiting]
+    at_once = _at_once(base, len(todo), callbacks, jobs, own)
+    failures: dict[int, UserError] = {}
+    with closing(side_by_side(todo, at_once, callbacks) if at_once > 1 else in_a_row(todo, callbacks)) as results:
+        for number in range(len(configs)):
+            while number not in records and number not in failures:
+                done, outcome = next(results)
+                if isinstance(outcome, UserError):
+                    failures[waiting[done]] = outcome
+                else:
+                    records[waiting[done]] = outcome
+            if number in records:
+                yield records[number]
+    if failures:
+        first, more = min(failures), f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+        raise SomeFailed(f"{Job(configs[first])} could not be run: {failures[first]}{more}")
 
 
-def _one(config: Config, path: Path | None, callbacks: tuple[Callback, ...], own: dict[str, Any]) -> Record:
+def _begun(config: Config, path: Path | None) -> Record | None:
+    """The run that lies in a folder, which must have the same settings; None where there is none yet."""
     if not path or not RunFolder(path).exists:
-        return Run(config, path, callbacks=callbacks, **own).go()
+        return None
     difference = _difference(RunFolder(path).config(), config)
     if difference:
         raise UserError(f"{path} holds a run with other settings ({difference}); choose another --out or remove it")
-    record = load_record(path)
-    return record if record.status in OVER else Run(config, path, callbacks=callbacks, resume=True, **own).go()
+    return load_record(path)
+
+
+def _at_once(base: Config, runs: int, callbacks: tuple[Callback, ...], jobs: int | None, own: dict[str, Any]) -> int:
+    """How many runs to do at the same time."""
+    if jobs == 1 or runs < 2:
+        return 1
+    workers, obstacle = base.engine.workers, ""
+    if not all(callback.from_afar for callback in callbacks):
+        obstacle = "these callbacks look at runs of this process"
+    elif workers is not None and workers > 1:
+        obstacle = f"engine.workers={workers} gives a single run several processes"
+    elif not can_travel(own):
+        obstacle = "data, model or task that the running script defines cannot go to another process"
+    if jobs is None:
+        return min(available_cores(), runs) if not obstacle and _are_small(base, runs, own) else 1
+    if obstacle:
+        raise UserError(f"{jobs} jobs at the same time are not possible: {obstacle}; use 1")
+    return min(jobs, runs)
+
+
+def _are_small(base: Config, runs: int, own: dict[str, Any]) -> bool:
+    """Whether runs are too small to keep all cores busy, and together long enough that starting processes pays."""
+    if available_cores() < 2 or base.engine.name == "lanes" or device_of(base).type != "cpu":
+        return False
+    data = own.get("data") or load(base.data.name, base.data.folder)
+    model = own.get("model")
+    count = parameter_count(base.model, data.input_shape, data.num_classes) if model is None else sum(p.numel() for p in model.parameters())
+    t = base.training
+    per_epoch = math.ceil(len(data.train) / (base.data.clients or base.federation.per_round) / t.batch)
+    steps = runs * t.rounds * base.federation.per_round * (t.steps or t.epochs * per_epoch)
+    return count <= SMALL and steps >= WORTH_STARTING
 
 
 def folder_name(text: str) -> str:
