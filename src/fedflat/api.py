@@ -74,7 +74,7 @@ def compare(
     jobs: int | None = None,
     **settings: Any,
 ) -> Comparison:
-    """Run several algorithms on the same splits, cohorts and batches, for several seeds, ``jobs`` runs at a time (default: what is fastest)."""
+    """Run several algorithms on the same splits, cohorts and batches, for several seeds; ``jobs`` of them at a time."""
     own = _own(data, model, settings)
     made = custom(make_config(base, settings), own["data"], own["model"])
     chosen = range(seeds) if isinstance(seeds, int) else seeds

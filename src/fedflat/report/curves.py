@@ -30,19 +30,21 @@ def curves(lines: Sequence[tuple[str, Sequence[list[dict[str, Any]]], str]], met
     figure = Figure(figsize=(8.2, 4.8), layout="constrained")
     axes = figure.subplots()
     scale = 100 if metric == "accuracy" else 1
-    early = []
+    early, highest = [], 0.0
     for index, (label, histories, model) in enumerate(lines):
         grid, values = _aligned([series(history, model, metric, over) for history in histories])
         if not len(grid):
             continue
         mean, std = values.mean(0) * scale, values.std(0, ddof=1) * scale if len(values) > 1 else np.zeros(len(grid))
         early.append(mean[int(EARLY * len(mean))])
+        highest = max(highest, float((mean + std).max()))
         colour = COLOURS[index % len(COLOURS)]
         axes.plot(grid, mean, color=colour, lw=1.8, label=f"{label}   {mean[-1]:.1f}" if scale == 100 else label)
         axes.fill_between(grid, mean - std, mean + std, color=colour, alpha=0.15, lw=0)
     if metric == "accuracy" and early:
         # The first steep rise looks the same for every method; what follows is worth the room.
-        axes.set_ylim(bottom=min(early) - 0.1 * (axes.get_ylim()[1] - min(early)))
+        room = 0.05 * (highest - min(early))
+        axes.set_ylim(min(early) - 2 * room, highest + room or None)
     axes.set_xlabel(OVER[over])
     axes.set_ylabel(f"test {metric}" + (" (%)" if scale == 100 else ""))
     axes.grid(alpha=0.25)
