@@ -37,7 +37,7 @@ class Contender(ABC):
         """Set up, then do rounds without end and say after each that it is done."""
 
     def __str__(self) -> str:
-        clients = f"{self.clients:,} clients" if self.clients else ""
+        clients = f"{self.clients:,} clients" if self.algorithm else ""
         return ", ".join(word for word in (self.name, self.algorithm, self.precision, self.engine, clients) if word)
 
 

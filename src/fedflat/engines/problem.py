@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedflat.data import Augmentation, Dataset, Examples, MappedTensor, normalise
+from fedflat.data import Augmentation, Dataset, Examples, normalise
+from fedflat.engines.feed import Feed
 from fedflat.engines.places import Places
 from fedflat.engines.task import Task
 from fedflat.models.layout import Layout
@@ -42,26 +43,18 @@ class Problem:
         self.layout = Layout.of_parameters(self.model)
         self.buffers = Layout.of_buffers(self.model)
         # On the device, so that normalising copies nothing there while a step is captured.
-        self._mean, self._std = (torch.tensor(values, device=self.device) for values in (self.data.mean, self.data.std))
+        self._mean, self._std = (torch.tensor(v, dtype=self.dtype, device=self.device) for v in (self.data.mean, self.data.std))
         self.whole_layout = Layout(self.layout.names + self.buffers.names, self.layout.shapes + self.buffers.shapes)
         self._tied = len(list(self.model.named_parameters(remove_duplicate=False))) > len(list(self.model.parameters()))
         self.channels_last = any(len(shape) == 4 for shape in self.layout.shapes)
         self._places = Places(self.model)
         self._leaves: tuple[Tensor, dict[str, Tensor]] | None = None
-        self._train_mean, self._train_std = self._mean, self._std
-        self._by_pixel = self.channels_last and self.device.type == "cpu" and not self.augmentation.parts and _in_memory(self.data.train)
-        if self._by_pixel:
-            self._lay_by_pixel()
+        self._feed = Feed(self.data.train, self.augmentation, self._mean, self._std, self.arithmetic or self.dtype, self.channels_last)
+        self.data = replace(self.data, train=self._feed.examples)
 
     def __getstate__(self) -> dict[str, Any]:
         """What a worker process receives: all but the memory in which this process differentiates."""
         return {**vars(self), "_leaves": None}
-
-    def _lay_by_pixel(self) -> None:
-        """Keep images channels last, as convolutions want them: batches are then gathered, and normalised, by whole rows."""
-        train, (_, height, width) = self.data.train, self.data.input_shape
-        self.data = replace(self.data, train=replace(train, inputs=train.inputs.contiguous(memory_format=torch.channels_last)))
-        self._train_mean, self._train_std = (v.repeat(height, width, 1).permute(2, 0, 1) for v in (self._mean, self._std))
 
     def initial(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The model's own weights, floating buffers and integer buffers, as flat vectors and a dictionary."""
@@ -77,10 +70,6 @@ class Problem:
     def normalised(self, raw: Tensor) -> Tensor:
         """Inputs as the model wants them, without augmentation."""
         return self._arranged(normalise(raw, self._mean, self._std, self.arithmetic or self.dtype))
-
-    def augmented(self, raw: Tensor, draws: dict[str, Tensor]) -> Tensor:
-        """Inputs as the model wants them, augmented by given draws."""
-        return self._arranged(self.augmentation.inputs(raw, draws, self._train_mean, self._train_std, self.arithmetic or self.dtype))
 
     def _arranged(self, inputs: Tensor) -> Tensor:
         return inputs.contiguous(memory_format=torch.channels_last) if self.channels_last and inputs.ndim == 4 else inputs
@@ -138,12 +127,7 @@ class Problem:
 
     def batch(self, positions: Tensor, draws: dict[str, Tensor]) -> Batch:
         """The training examples at some positions as one augmented batch."""
-        inputs, targets = self.data.train.inputs, self.data.train.targets.index_select(0, positions)
-        if self._by_pixel:
-            raw = inputs.permute(0, 2, 3, 1).index_select(0, positions).permute(0, 3, 1, 2)
-        else:
-            raw = inputs.index_select(0, positions)
-        inputs = self.augmented(raw, draws)
+        inputs, targets = self._feed(positions, draws), self.data.train.targets.index_select(0, positions)
         mixing = self.augmentation.mix(draws, len(positions))
         if mixing is None:
             return Batch(inputs, targets)
@@ -183,12 +167,6 @@ class Problem:
     def evaluation_batches(self, count: int) -> Iterator[Tensor]:
         """The positions of a set's examples in fixed batches, so that sums do not depend on who computes them."""
         yield from torch.split(torch.arange(count, device=self.device), self.evaluation_batch)
-
-
-def _in_memory(examples: Examples) -> bool:
-    """Whether examples are images in memory, not in a file."""
-    inputs = examples.inputs
-    return inputs.ndim == 4 and inputs.dtype == torch.uint8 and not isinstance(inputs, MappedTensor)
 
 
 def moved(examples: Examples, device: torch.device) -> Examples:

@@ -1,0 +1,157 @@
+"""Measuring: what is refused, what is reported, and one small benchmark from the command line."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass, replace
+from multiprocessing import Pipe
+
+import pytest
+from typer.testing import CliRunner
+
+from fedflat.bench.benchmark import Measured, Request, row, samples_per_round
+from fedflat.bench.contenders import Bound, Fedflat, Plain
+from fedflat.bench.machine import Load, host_memory
+from fedflat.bench.others import OTHERS
+from fedflat.bench.setting import Setting
+from fedflat.bench.stage import Contender, Done, Failed, _perform
+from fedflat.cli.application import app
+from fedflat.cli.bench import listed, numbers, print_benchmark
+from fedflat.errors import UserError
+
+SMALL = Setting("mlp(hidden=4)", "random(size=60,side=4)", per_round=2, steps=2, batch=5, device="cpu", workers=1)
+ROW = {
+    "contender": str,
+    "algorithm": str | None,
+    "precision": str,
+    "engine": str | None,
+    "clients": int,
+    "seconds_per_round": float,
+    "seconds": list,
+    "samples_per_round": float,
+    "samples_per_second": float,
+    "share_of_bound": float | None,
+    "times_plain": float | None,
+    "set_up_seconds": float,
+    "peak_device_bytes": int | None,
+    "peak_host_bytes": int | None,
+}
+
+
+def test_a_small_benchmark(tmp_path):
+    file = tmp_path / "made" / "bench.json"
+    flags = ("--model", "mlp(hidden=4)", "--data", "random(size=60,side=4)", "--clients", "6", "--clients-per-round", "2", "--steps", "2")
+    more = ("--batch", "5", "--rounds", "3", "--warm-up", "1", "--workers", "1", "--device", "cpu", "--against", "plain", "--json", str(file))
+    result = CliRunner().invoke(app, ["bench", *flags, *more])
+    assert result.exit_code == 0, result.stderr
+    for word in ("fedflat", "plain loop", "bound", "s/round", "samples/s", "share of", "medians"):
+        assert word in result.stdout
+    found = json.loads(file.read_text())
+    assert set(found) == {"format", "date", "command", "hardware", "versions", "setting", "rounds", "warm_up", "rows", "notes"}
+    assert found["hardware"]["cores"] >= 1 and found["versions"]["torch"]
+    assert [line["contender"] for line in found["rows"]] == ["fedflat", "plain loop", "bound"]
+    for line in found["rows"]:
+        assert set(line) == set(ROW)
+        assert all(isinstance(line[key], kind) for key, kind in ROW.items()), line
+        assert len(line["seconds"]) == 3 and min(line["seconds"]) > 0
+        assert line["samples_per_round"] == 20
+    assert found["rows"][0]["times_plain"] > 0 and found["rows"][2]["times_plain"] is None
+
+
+@pytest.mark.parametrize(
+    ("request_", "sentence"),
+    [
+        (Request(SMALL, precisions=("bf16",)), "is for a GPU"),
+        (Request(SMALL, precisions=("float16",)), "there is no precision"),
+        (Request(SMALL, engines=("lane",)), "did you mean lanes"),
+        (Request(SMALL, against=("fate",)), "there is no contender"),
+        (Request(replace(SMALL, augmentation="mixup")), "mixup"),
+        (Request(replace(SMALL, model="cnn")), "at least 16x16 pixels"),
+        (Request(replace(SMALL, device="cuda")), "sees no GPU"),
+        (Request(replace(SMALL, per_round=9), clients=(8,)), "more than data.clients=8"),
+    ],
+)
+def test_what_cannot_be_measured(request_, sentence, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UserError, match=sentence):
+        request_.check()
+
+
+def test_contenders_and_notes(monkeypatch):
+    monkeypatch.setattr(OTHERS["flower"], "installed", classmethod(lambda cls: True))
+    monkeypatch.setattr(OTHERS["pfl"], "installed", classmethod(lambda cls: False))
+    request = Request(SMALL, ("fedavg", "scaffold"), engines=("loop", "lanes"), clients=(100, 1000))
+    names = [str(contender) for contender in request.contenders()]
+    assert names[0] == "fedflat, fedavg, float32, loop, 100 clients" and len([n for n in names if n.startswith("fedflat")]) == 8
+    assert names[-3:] == ["plain loop, fedavg, float32, 100 clients", "flower, fedavg, float32, 100 clients", "bound, float32, eager"]
+    assert request.notes() == [
+        "pfl-research is not installed, so it was not measured; install it with: pip install 'pfl[pytorch]'",
+    ]
+
+
+def test_quotients_are_of_rounds_side_by_side(monkeypatch):
+    monkeypatch.setattr("fedflat.bench.benchmark.available_cores", lambda: 2)
+    ours = Measured(Fedflat(SMALL, engine="loop"), [1.0, 3.0, 2.0], 5.0, None, 10)
+    plain = Measured(Plain(SMALL), [2.0, 9.0, 4.0], 4.0, None, 10)
+    bound = Measured(Bound(SMALL, ""), [1.0, 1.5, 2.0], 4.0, None, 10)
+    line = row(ours, [ours, plain, bound], 100)
+    assert line["times_plain"] == 2.0 and line["seconds_per_round"] == 2.0 and line["samples_per_second"] == 50
+    assert line["share_of_bound"] == 0.5 and line["set_up_seconds"] == 3.0
+    assert row(bound, [ours, plain, bound], 100)["seconds_per_round"] == 0.75
+
+
+def test_samples_are_counted_without_second_passes():
+    assert samples_per_round(SMALL, 6) == 20
+    assert samples_per_round(replace(SMALL, split="virtual(size=3)"), 10**6) == 12
+
+
+@dataclass(frozen=True)
+class Breaks(Contender):
+    name = "breaks"
+
+    def perform(self, stage):
+        stage.round_done()
+        raise ValueError("out of\norder")
+
+
+def test_a_contender_that_breaks_is_told_of():
+    ours, theirs = Pipe()
+    thread = threading.Thread(target=_perform, args=(theirs, Breaks(SMALL)))
+    thread.start()
+    ours.send(1)
+    assert isinstance(ours.recv(), Done)
+    ours.send(1)
+    assert ours.recv() == Failed("broke: ValueError: out of order")
+    thread.join()
+
+
+def test_memory_and_load_of_this_process():
+    import os
+
+    assert (host_memory(os.getpid()) or 10**8) > 10**7
+    load = Load()
+    sum(range(10**7))
+    share = load.share_of_others()
+    assert share is None or 0 <= share <= 1
+
+
+@pytest.mark.parametrize("text", ["", "x", "0", "3,-1"])
+def test_bad_numbers_of_clients(text):
+    with pytest.raises(UserError):
+        numbers(text)
+
+
+def test_lists():
+    assert listed("a, b(c=1,d=2),,a") == ["a", "b(c=1,d=2)"]
+
+
+def test_the_table_of_a_gpu_has_its_memory(capsys):
+    line = dict.fromkeys(ROW) | {"contender": "fedflat", "clients": 10, "seconds_per_round": 0.05, "samples_per_second": 5e5}
+    line |= {"set_up_seconds": 12.0, "peak_device_bytes": 2 * 10**9, "share_of_bound": 0.75, "times_plain": 20.0}
+    document = {"rows": [line, line | {"clients": 20}], "notes": ["a note"], "rounds": 3, "warm_up": 1, "versions": {"torch": "2"}}
+    document["setting"] = {"model": "cnn", "data": "random", "per_round": 10, "steps": 50, "batch": 50, "augmentation": "none"}
+    print_benchmark(document | {"hardware": {"gpus": ["H200"], "processor": "p", "cores": 16}})
+    shown = capsys.readouterr().out
+    for word in ("GPU memory", "2 GB", "75 %", "20.00", "500,000", "H200", "a note", "clients"):
+        assert word in shown

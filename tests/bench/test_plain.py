@@ -1,0 +1,76 @@
+"""The plain loop does the same work as fedflat, so that comparing them is fair."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedflat.bench.contenders import Bound
+from fedflat.bench.plain import PlainLoop
+from fedflat.bench.setting import RandomImages, Setting
+from fedflat.experiment.callback import Callback
+from fedflat.experiment.run import Run
+
+SETTING = Setting("lenet5", "random(size=120,side=16)", per_round=3, steps=3, batch=8, rate=0.1, device="cpu", workers=1)
+
+
+class Until(Callback):
+    """Keeps the model of a round and then ends the run."""
+
+    def __init__(self, round: int) -> None:
+        self.round = round
+
+    def round_done(self, run):
+        if run.server.rounds == self.round:
+            self.state = run.problem.layout.views(run.server.model.weights.clone())
+            raise StopIteration
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        SETTING,
+        replace(SETTING, augmentation="crop-flip+cutout(size=4)"),
+        replace(SETTING, model="mlp(hidden=8)", split="dirichlet(alpha=0.5)"),
+        replace(SETTING, steps=7, batch=5),
+    ],
+)
+def test_the_plain_loop_ends_at_the_same_model(setting):
+    config = setting.config(precision="float64", clients=8)
+    loop, until = PlainLoop(config, setting.dataset()), Until(2)
+    start = {name: tensor.clone() for name, tensor in loop.state.items()}
+    for number in range(2):
+        loop.round(number)
+    with pytest.raises(StopIteration):
+        Run(config, data=setting.dataset(), callbacks=(until,)).go()
+    for name, tensor in loop.state.items():
+        assert torch.allclose(tensor, until.state[name], rtol=0, atol=1e-12), name
+        assert not torch.equal(tensor, start[name])
+
+
+def test_the_plain_loop_is_in_the_usual_memory_format():
+    loop = PlainLoop(SETTING.config(clients=8), SETTING.dataset())
+    inputs, _ = next(loop.batches(loop.split.clients[0], 0, 0))
+    assert inputs.is_contiguous() and not inputs.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_the_bound_trains():
+    setting = replace(SETTING, model="mlp(hidden=8)", rate=1.0)
+    bound = Bound(setting, clients=8)
+    step = bound.step(setting.config(clients=8))
+    weights = next(cell.cell_contents for cell in step.__closure__ if isinstance(cell.cell_contents, list))
+    before = [w.detach().clone() for w in weights]
+    step()
+    assert all(not torch.equal(w, b) for w, b in zip(weights, before, strict=True))
+
+
+def test_random_images_are_always_the_same():
+    one, two = (RandomImages(size=5, side=4).dataset() for _ in range(2))
+    assert one.content == two.content and one.input_shape == (3, 4, 4) and one.train.inputs.dtype == torch.uint8
+
+
+def test_a_named_data_set_has_a_small_test_set():
+    data = Setting(data="digits").dataset()
+    assert data.name == "digits" and len(data.test) <= 500
