@@ -22,6 +22,7 @@ def weights(algorithm: str = "fedavg", **settings: Any) -> torch.Tensor:
     return fedflat.run(algorithm, **(SMALL | settings)).record.models["server"].weights
 
 
+@pytest.mark.filterwarnings("ignore:training.statistics=own")
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedmoswa+asam"])
 def test_29_silobn_without_batch_norm_is_the_base(algorithm: str) -> None:
     first, second = (fedflat.run(algorithm, **SMALL, training__statistics=kind).record for kind in ("averaged", "own"))

@@ -25,8 +25,10 @@ FORMAT = 1
 COUNTED = 5
 """Rounds over which samples are counted."""
 PLAIN = "plain"
-QUIET = 0.05
-"""The share of the cores that other processes may take without being told of."""
+QUIET = 0.1
+"""The share of the cores that other processes may take in a round that counts."""
+ENOUGH = 3
+"""Quiet rounds from which on the others do not count."""
 PRECISIONS = ("float32", "tf32", "bf16")
 ENGINES = ("auto", "loop", "lanes")
 Tell = Callable[[str], None]
@@ -211,9 +213,10 @@ def _in_turns(request: Request, tell: Tell, notes: list[str]) -> list[Measured]:
             if found is not None:
                 first[number] = found
         seconds: dict[int, list[float]] = {number: [] for number in first}
-        load = Load()
+        shares: list[float] = []
         for turn in range(request.rounds):
             tell(f"measuring round {turn + 1} of {request.rounds}")
+            load = Load()
             for number in list(seconds):
                 done = performers[number].rounds(1)
                 if isinstance(done, Failed):
@@ -221,9 +224,11 @@ def _in_turns(request: Request, tell: Tell, notes: list[str]) -> list[Measured]:
                     del seconds[number]
                 else:
                     seconds[number] += done.seconds
-        _note_load(load, notes, tell)
+            shares.append(load.share_of_others())
+        kept = quiet_turns(shares)
+        _note_load(shares, kept, notes, tell)
         return [
-            Measured(performers[number].contender, some, first[number], None, performers[number].host_bytes())
+            Measured(performers[number].contender, [some[turn] for turn in kept], first[number], None, performers[number].host_bytes())
             for number, some in seconds.items()
         ]
     finally:
@@ -243,11 +248,25 @@ def _set_up(performer: Performer, request: Request, notes: list[str], tell: Tell
     return first.seconds[0]
 
 
-def _note_load(load: Load, notes: list[str], tell: Tell) -> None:
-    share = load.share_of_others()
-    if share is not None and share > QUIET:
-        notes.append(f"other processes took {share:.0%} of the cores meanwhile: measure again when the machine is quiet")
-        tell(notes[-1])
+def quiet_turns(shares: Sequence[float]) -> list[int]:
+    """The turns in which other processes left the machine alone, where these are enough; otherwise all.
+
+    >>> quiet_turns([0.0, 0.9, 0.02, 0.5, 0.1]), quiet_turns([0.5, 0.0])
+    ([0, 2, 4], [0, 1])
+    """
+    quiet = [turn for turn, share in enumerate(shares) if share <= QUIET]
+    return quiet if len(quiet) >= ENOUGH else list(range(len(shares)))
+
+
+def _note_load(shares: Sequence[float], kept: Sequence[int], notes: list[str], tell: Tell) -> None:
+    most = max(shares[turn] for turn in kept)
+    if len(kept) < len(shares):
+        notes.append(f"{len(kept)} of {len(shares)} rounds count: in the others, other processes took more than {QUIET:.0%} of the cores")
+    elif most > QUIET:
+        notes.append(f"other processes took {median(shares):.0%} of the cores meanwhile: measure again when the machine is quiet")
+    else:
+        return
+    tell(notes[-1])
 
 
 def _note(contender: Contender, failure: Failed, notes: list[str], tell: Tell) -> None:

@@ -61,11 +61,11 @@ class Load:
     def __init__(self) -> None:
         self._before = self._ticks()
 
-    def share_of_others(self) -> float | None:
-        """The share of all cores that processes other than this one and its children have taken; None where it cannot be known."""
+    def share_of_others(self) -> float:
+        """The share of all cores that processes other than this one and its children have taken; 0 where it cannot be known."""
         before, now = self._before, self._ticks()
         if before is None or now is None or now[0] <= before[0]:
-            return None
+            return 0.0
         whole, busy, own = (after - earlier for after, earlier in zip(now, before, strict=True))
         return max(0.0, (busy - own) / whole)
 

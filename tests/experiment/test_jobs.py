@@ -1,0 +1,170 @@
+"""Runs side by side end as they do in a row; what happens to one of them does not touch the others."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fedflat
+from fedflat.data import from_arrays
+from fedflat.errors import UserError
+from fedflat.experiment import compare as comparing
+from fedflat.experiment.callback import Callback
+from fedflat.experiment.compare import SomeFailed, compare
+from fedflat.experiment.config import Config, config
+from fedflat.experiment.jobs import Job, side_by_side
+
+BASE = config(
+    {
+        "model": "mlp(hidden=4)",
+        "data": {"clients": 10},
+        "federation": {"per_round": 3},
+        "training": {"rounds": 4, "steps": 2},
+        "engine": {"device": "cpu", "checkpoint_every": 2, "workers": 1},
+    }
+)
+
+
+WERE_THERE = set(multiprocessing.active_children())
+
+
+def others() -> list[multiprocessing.process.BaseProcess]:
+    """The processes that jobs started; not the workers that an earlier test may have left."""
+    return [child for child in multiprocessing.active_children() if child not in WERE_THERE]
+
+
+@pytest.fixture(autouse=True)
+def note_processes() -> None:
+    WERE_THERE.clear()
+    WERE_THERE.update(multiprocessing.active_children())
+
+
+class Watcher(Callback):
+    """Notes what it is told, from afar."""
+
+    from_afar = True
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str, int]] = []
+
+    def _note(self, event: str, run) -> None:
+        self.told.append((event, f"{run.config.algorithm} {run.config.seed}", run.server.rounds))
+
+    def began(self, run):
+        assert run.primary in ("server", "wima(window=2)") and run.problem.task.metric == "accuracy"
+        self._note("began", run)
+
+    def round_done(self, run):
+        self._note("round", run)
+
+    def ended(self, run, record):
+        assert run.history[-1] == record.history[-1]
+        self._note("ended", run)
+
+
+class Killer(Watcher):
+    """Kills the one process that there is when the first run begins."""
+
+    def began(self, run):
+        if not self.told:
+            (child,) = others()
+            os.kill(child.pid or 0, signal.SIGKILL)
+        super().began(run)
+
+
+def test_side_by_side_is_as_in_a_row(tmp_path: Path) -> None:
+    texts, watcher = ["fedavg+wima(window=2)", "scaffold"], Watcher()
+    row = list(compare(BASE, texts, [0, 1], tmp_path / "row", jobs=1))
+    beside = list(compare(BASE, texts, [0, 1], tmp_path / "beside", (watcher,), jobs=2))
+    assert [(r.config.algorithm, r.config.seed) for r in beside] == [(r.config.algorithm, r.config.seed) for r in row]
+    for one, other in zip(row, beside, strict=True):
+        assert one.config == other.config and one.history == other.history and one.status == other.status == "finished"
+        assert other.own == {"data": None, "model": None, "task": None} and list(one.models) == list(other.models)
+        for name, model in one.models.items():
+            assert torch.equal(model.weights, other.models[name].weights)
+    for name in ("metrics.jsonl", "config.yaml", "model.safetensors", "checkpoint/state.safetensors", "state/clients/rows.bin"):
+        for path in sorted((tmp_path / "row").rglob(name)):
+            assert path.read_bytes() == (tmp_path / "beside" / path.relative_to(tmp_path / "row")).read_bytes(), path
+    assert [event for event, _, _ in watcher.told].count("began") == 4
+    assert {told for told in watcher.told if told[0] == "ended"} == {("ended", f"{t} {s}", 4) for t in texts for s in (0, 1)}
+
+
+def test_a_killed_job_does_not_stop_the_others() -> None:
+    endless = BASE.model_copy(update={"training": BASE.training.model_copy(update={"rounds": 10**6})})
+    outcomes = dict(side_by_side([Job(endless), Job(BASE), Job(BASE.model_copy(update={"seed": 1}))], 1, (Killer(),)))
+    assert str(outcomes[0]) == "its process was killed, most likely because memory ran out"
+    assert [getattr(outcomes[number], "status", "") for number in (1, 2)] == ["finished", "finished"]
+    assert not others()
+
+
+def test_a_mistake_does_not_stop_the_others(tmp_path: Path) -> None:
+    (tmp_path / "fedsam").mkdir()
+    (tmp_path / "fedsam" / "seed-0").write_text("not a run")
+    found = []
+    with pytest.raises(SomeFailed, match=r"^fedsam, seed 0 could not be run: .* exists and is not a run; choose another --out$"):
+        for record in compare(BASE, ["fedsam", "fedavg", "scaffold"], [0], tmp_path, jobs=2):
+            found.append(record.config.algorithm)
+    assert found == ["fedavg", "scaffold"]
+
+
+class Interruption(Watcher):
+    """Ctrl-C when a run begins."""
+
+    def began(self, run):
+        raise KeyboardInterrupt
+
+
+def test_an_interruption_ends_the_processes() -> None:
+    endless = BASE.model_copy(update={"training": BASE.training.model_copy(update={"rounds": 10**6})})
+    with pytest.raises(KeyboardInterrupt):
+        next(side_by_side([Job(endless), Job(BASE)], 1, (Interruption(),)))
+    assert not others()
+
+
+def test_what_cannot_be_side_by_side() -> None:
+    for jobs in (None, 1):
+        assert comparing._at_once(BASE, 10, (Callback(),), jobs, {}) == 1
+    with pytest.raises(UserError, match="callbacks look at runs of this process"):
+        comparing._at_once(BASE, 10, (Callback(),), 2, {})
+    with pytest.raises(UserError, match=r"engine\.workers=4"):
+        comparing._at_once(_with(BASE, workers=4), 10, (), 2, {})
+
+    class Mine(nn.Module):
+        pass
+
+    with pytest.raises(UserError, match="cannot go to another process"):
+        comparing._at_once(BASE, 10, (), 2, {"model": Mine()})
+    assert comparing._at_once(BASE, 1, (), 8, {}) == 1
+
+
+def test_runs_are_side_by_side_by_default_where_that_pays(monkeypatch) -> None:
+    monkeypatch.setattr(comparing, "available_cores", lambda: 4)
+    long = BASE.model_copy(update={"training": BASE.training.model_copy(update={"rounds": 2000})})
+    assert comparing._at_once(long, 10, (), None, {}) == 4
+    assert comparing._at_once(long, 3, (), None, {}) == 3
+    assert comparing._at_once(BASE, 10, (), None, {}) == 1, "too short"
+    assert comparing._at_once(long.model_copy(update={"model": "mlp(hidden=5000)"}), 10, (), None, {}) == 1, "too large"
+    assert comparing._at_once(_with(long, workers=2), 10, (), None, {}) == 1
+    assert comparing._at_once(_with(long, name="lanes"), 10, (), None, {}) == 1
+    monkeypatch.setattr(comparing, "available_cores", lambda: 1)
+    assert comparing._at_once(long, 10, (), None, {}) == 1
+
+
+def test_own_data_travels() -> None:
+    rng = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randn(40, 3, generator=rng), torch.arange(40) % 2
+    own = from_arrays(inputs, targets, inputs, targets, name="own")
+    settings = {"data": own, "clients": 4, "per_round": 2, "rounds": 2, "steps": 1, "device": "cpu", "seeds": 2}
+    one, two = (fedflat.compare(["fedavg"], jobs=jobs, **settings) for jobs in (1, 2))
+    assert [r.history for r in one.records] == [r.history for r in two.records]
+    assert two.records[0].own["data"] is own
+
+
+def _with(base: Config, **engine: object) -> Config:
+    return base.model_copy(update={"engine": base.engine.model_copy(update=engine)})
