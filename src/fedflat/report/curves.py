@@ -41,10 +41,10 @@ def curves(lines: Sequence[tuple[str, Sequence[list[dict[str, Any]]], str]], met
         colour = COLOURS[index % len(COLOURS)]
         axes.plot(grid, mean, color=colour, lw=1.8, label=f"{label}   {mean[-1]:.1f}" if scale == 100 else label)
         axes.fill_between(grid, mean - std, mean + std, color=colour, alpha=0.15, lw=0)
-    if metric == "accuracy" and early:
+    if metric == "accuracy" and early and highest > min(early):
         # The first steep rise looks the same for every method; what follows is worth the room.
         room = 0.05 * (highest - min(early))
-        axes.set_ylim(min(early) - 2 * room, highest + room or None)
+        axes.set_ylim(min(early) - 2 * room, highest + room)
     axes.set_xlabel(OVER[over])
     axes.set_ylabel(f"test {metric}" + (" (%)" if scale == 100 else ""))
     axes.grid(alpha=0.25)
