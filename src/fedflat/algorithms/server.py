@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
@@ -44,7 +45,7 @@ class Momentum(Sgd):
 
 
 @dataclass(frozen=True)
-class Adaptive(Sgd):
+class Adaptive(Sgd, ABC):
     """m <- beta1 m + (1 - beta1) q, x <- x + server_rate m / (sqrt(v) + tau) (FedOpt; Reddi et al. 2021, Algorithm 2)."""
 
     server_rate: float = param(0.1, "how far the server follows", above=0)
@@ -59,9 +60,9 @@ class Adaptive(Sgd):
         start = self.tau**2 if self.v_init is None else self.v_init
         return (vector("m", sent=False), vector("v", sent=False, start=start), scalar("t", sent=False))
 
+    @abstractmethod
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
         """The new v."""
-        raise NotImplementedError
 
     def corrected(self, v: Tensor, t: Tensor) -> Tensor:
         """v without the bias of its start."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -29,32 +30,33 @@ class Scene:
     """A new ring, by name and number of vectors."""
 
 
-class Running:
+class Running(ABC):
     """An average in the middle of a run."""
 
-    def before(self, round: int, x: Tensor) -> None:
+    def before(self, round: int, x: Tensor) -> None:  # noqa: B027 - most averages only look after a round
         """Called with the server's model before a round."""
 
+    @abstractmethod
     def after(self, round: int, x: Tensor) -> None:
         """Called with the server's model after a round."""
 
+    @abstractmethod
     def model(self, x: Tensor) -> Tensor | None:
         """The average as a model, ``x`` being the server's; None while there is none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint must hold."""
-        raise NotImplementedError
 
+    @abstractmethod
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Go on from what ``tensors`` gave."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Average:
+class Average(ABC):
     """A way to average the server's models over rounds."""
 
+    @abstractmethod
     def begin(self, scene: Scene, x: Tensor) -> Running:
         """The average of a run that starts at ``x``."""
-        raise NotImplementedError
