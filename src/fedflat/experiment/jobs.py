@@ -22,7 +22,7 @@ import torch
 import torch.multiprocessing as multiprocessing
 
 from fedflat.engines.contract import ModelState
-from fedflat.engines.pool import start_without_main, use_cores
+from fedflat.engines.pool import keep_memory, start_without_main, use_cores
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
@@ -226,6 +226,7 @@ def _news(run: Run) -> News:
 def _serve(pipe: Connection) -> None:
     torch.set_num_threads(1)
     use_cores(1)
+    keep_memory()
     try:
         while True:
             job: Job = pipe.recv()
