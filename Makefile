@@ -16,6 +16,7 @@ lint: .venv/installed
 	$(BIN)/ruff format --check src tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python docs/generate.py --check
 
 docs: .venv/installed
 	$(BIN)/pip install -q -c constraints.txt -e ".[docs]"
