@@ -1,0 +1,101 @@
+"""What makes a step on a CPU fast changes no bit of it."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from fedflat import models
+from fedflat.data import Dataset, Examples, augmentation
+from fedflat.engines import feed
+from fedflat.engines.places import Places
+from fedflat.engines.problem import Batch, Problem
+from fedflat.engines.task import Classification
+
+
+def problem_of(model: str, text: str = "none", dtype: torch.dtype = torch.float32) -> Problem:
+    rng = torch.Generator().manual_seed(0)
+    pixels, labels = torch.randint(0, 256, (30, 3, 16, 16), dtype=torch.uint8, generator=rng), torch.arange(30) % 4
+    examples = Examples(pixels, labels)
+    data = Dataset("images", examples, examples, tuple("abcd"), (0.1, 0.5, 0.7), (0.2, 0.3, 0.25))
+    torch.manual_seed(1)
+    return Problem(models.build(model, (3, 16, 16), 4), Classification(), data, augmentation(text), dtype)
+
+
+@pytest.mark.parametrize("model", ["lenet5", "mlp"])
+@pytest.mark.parametrize("small", [0, 10**9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_batch_is_what_it_was(model, small, dtype, monkeypatch):
+    monkeypatch.setattr(feed, "SMALL", small)
+    problem, raw = problem_of(model, dtype=dtype), problem_of("mlp", "crop-flip").data.train
+    positions = torch.tensor([3, 29, 3, 0])
+    batch = problem.batch(positions, {})
+    mean, std = (torch.tensor(values, dtype=dtype).reshape(3, 1, 1) for values in (problem.data.mean, problem.data.std))
+    assert torch.equal(batch.inputs, (raw.inputs[positions].to(dtype) / 255 - mean) / std)
+    assert torch.equal(batch.targets, raw.targets[positions])
+    assert batch.inputs.is_contiguous(memory_format=torch.channels_last if model == "lenet5" else torch.contiguous_format)
+    assert torch.equal(problem.data.train.inputs, raw.inputs), "the examples are the same, however they lie"
+    assert torch.equal(problem.normalised(problem.train_examples(positions.numpy()).inputs), batch.inputs)
+
+
+def test_augmented_images_lie_as_they_came():
+    problem = problem_of("lenet5", "crop-flip(padding=0)")
+    draws = {"corner": torch.zeros(2, 2, dtype=torch.int64), "mirrored": torch.tensor([False, True])}
+    batch = problem.batch(torch.tensor([4, 5]), draws)
+    assert problem.data.train.inputs.is_contiguous()
+    plain = problem.normalised(problem.data.train.inputs[[4, 5]])
+    assert torch.equal(batch.inputs[0], plain[0]) and torch.equal(batch.inputs[1], plain[1].flip(-1))
+
+
+@pytest.mark.parametrize("model", ["lenet5", "resnet20(norm=batch)"])
+def test_gradients_are_those_of_a_fresh_problem_wherever_they_are_taken(model):
+    """The memory in which weights are differentiated is used again, and stays behind when a problem travels."""
+    problem = problem_of(model)
+    weights, statistics, integers = problem.initial()
+    batch = Batch(problem.normalised(problem.data.train.inputs[:8]), problem.data.train.targets[:8])
+
+    def gradient(of: Problem, point: torch.Tensor) -> torch.Tensor:
+        buffers = {**of.buffers.views(statistics.clone()), **{name: value.clone() for name, value in integers.items()}}
+        return of.loss_and_gradient(point, buffers, batch)[1]
+
+    first = gradient(problem, weights)
+    elsewhere = gradient(problem, weights + 0.01)
+    traveller = pickle.loads(pickle.dumps(problem))
+    assert traveller._leaves is None
+    assert torch.equal(gradient(problem, weights), first) and torch.equal(gradient(traveller, weights), first)
+    assert not torch.equal(elsewhere, first)
+    _, pure, _ = problem.functional_gradient(weights, statistics, integers, batch)
+    assert torch.allclose(pure, first, rtol=1e-4, atol=1e-6)
+
+
+class Tied(nn.Module):
+    """One weight in two places, and a buffer that counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(3, 3), nn.Linear(3, 3, bias=False)
+        self.other.weight = self.one.weight
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("nothing", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls > 8:
+            raise ValueError
+        return self.other(self.one(x))
+
+
+def test_places_are_a_functional_call():
+    model, x = Tied(), torch.randn(2, 3)
+    own = dict(model.named_parameters())
+    tensors = {"one.weight": torch.randn(3, 3), "one.bias": torch.randn(3)}
+    calls = torch.zeros(())
+    assert torch.equal(Places(model).call({**tensors, "calls": calls}, x), functional_call(model, tensors, (x,), tie_weights=True))
+    assert calls == 1 and model.calls == 1, "a buffer that is put in place moves instead of the model's own"
+    with pytest.raises(ValueError):
+        Places(model).call({**tensors, "calls": torch.full((), 8.0)}, x)
+    assert all(model.get_parameter(name) is tensor for name, tensor in own.items()) and model.other.weight is model.one.weight
