@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from fedflat.algorithms.table import NAMED, RELEASED
-from fedflat.engines.lanes import LaneEngine, compiled
+from fedflat.engines.lanes import LaneEngine
 from fedflat.engines.loop import LoopEngine
+from fedflat.engines.steps import compiled
 
 from ..quadratics import problem_of, walk
 from ..reference import bed

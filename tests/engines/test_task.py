@@ -12,8 +12,9 @@ from torch import nn
 
 import fedflat
 from fedflat.data import Dataset, Examples
-from fedflat.engines.lanes import LaneEngine, compiled
+from fedflat.engines.lanes import LaneEngine
 from fedflat.engines.loop import LoopEngine
+from fedflat.engines.steps import compiled
 from fedflat.engines.task import Classification, NextCharacter, Task, task_for
 from fedflat.experiment.config import config
 from fedflat.experiment.run import Run

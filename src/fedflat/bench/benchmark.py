@@ -84,7 +84,8 @@ class Request:
             if name != PLAIN and OTHERS[name].installed():
                 found.append(OTHERS[name](self.setting, clients=self.clients[0]))
         for precision in self.precisions:
-            for compiled in sorted({self.setting.compiled(engine) for engine in self.engines}):
+            # On a CPU the compiler makes one large batch slower, not faster, and a bound should be the least there is.
+            for compiled in sorted({self.setting.on_gpu and self.setting.compiled(engine) for engine in self.engines}):
                 engine = "compiled" if compiled else "eager"
                 found.append(Bound(self.setting, "", precision, engine, self.clients[0], compiled))
         return found
@@ -154,7 +155,7 @@ def row(one: Measured, measured: Sequence[Measured], samples: float) -> dict[str
     """One line of the table; quotients are medians over rounds that were measured side by side."""
     contender = one.contender
     same = [m for m in measured if m.contender.precision == contender.precision] or list(measured)
-    compiled = contender.setting.compiled(contender.engine) if isinstance(contender, Fedflat) else False
+    compiled = isinstance(contender, Fedflat) and contender.setting.on_gpu and contender.setting.compiled(contender.engine)
     bounds = [m for m in same if isinstance(m.contender, Bound)]
     bound = next((m for m in bounds if isinstance(m.contender, Bound) and m.contender.compiled == compiled), bounds[0] if bounds else None)
     plain = next((m for m in same if isinstance(m.contender, Plain)), None)

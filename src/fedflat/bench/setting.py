@@ -98,7 +98,7 @@ class Setting:
     def compiled(self, engine: str) -> bool:
         """Whether an engine compiles its steps."""
         lanes = engine == "lanes" or (engine == "auto" and self.on_gpu)
-        return lanes and (self.compile == "on" or (self.compile == "auto" and self.on_gpu))
+        return self.compile == "on" or (self.compile == "auto" and self.on_gpu and lanes)
 
 
 def plan_of(config: Config) -> Plan:

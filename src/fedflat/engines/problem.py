@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedflat.data import Augmentation, Dataset, Examples, normalise
+from fedflat.engines.compilation import CompiledGradient
 from fedflat.engines.feed import Feed
 from fedflat.engines.places import Places
 from fedflat.engines.task import Task
@@ -35,6 +36,8 @@ class Problem:
     """What models are evaluated on, by name: the test set, and a validation split where there is one."""
     batch_statistics: bool = False
     """Whether evaluation normalises by each batch's own statistics, as SiLoBN does for clients it has not seen."""
+    compiled_size: int | None = None
+    """The size of batches whose gradient is compiled on a CPU."""
 
     def __post_init__(self) -> None:
         self.model.to(self.device, self.dtype)
@@ -49,12 +52,13 @@ class Problem:
         self.channels_last = any(len(shape) == 4 for shape in self.layout.shapes)
         self._places = Places(self.model)
         self._leaves: tuple[Tensor, dict[str, Tensor]] | None = None
+        self._compiled: CompiledGradient | None = None
         self._feed = Feed(self.data.train, self.augmentation, self._mean, self._std, self.arithmetic or self.dtype, self.channels_last)
         self.data = replace(self.data, train=self._feed.examples)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a worker process receives: all but the memory in which this process differentiates."""
-        return {**vars(self), "_leaves": None}
+        """What a worker process receives: all but the memory in which this process differentiates, and what it has compiled."""
+        return {**vars(self), "_leaves": None, "_compiled": None}
 
     def initial(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The model's own weights, floating buffers and integer buffers, as flat vectors and a dictionary."""
@@ -91,6 +95,11 @@ class Problem:
 
     def loss_and_gradient(self, vector: Tensor, buffers: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
         """The batch's mean loss and its gradient, as a flat vector. BatchNorm statistics in ``buffers`` change in place."""
+        if self.compiled_size is not None:
+            self._compiled = self._compiled or CompiledGradient(self, self.compiled_size)
+            found = self._compiled(vector, batch)
+            if found is not None:
+                return found
         leaves = self._leaves_of(vector)
         output = self._places.call({**leaves, **buffers}, batch.inputs)
         loss = self._loss(output if self.arithmetic is None else output.to(self.dtype), batch)

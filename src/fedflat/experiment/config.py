@@ -108,7 +108,7 @@ class Engine(Section):
 
     name: Literal["auto", "loop", "lanes"] = Field("auto", description="clients in a loop over workers, or side by side on a GPU")
     lanes: int = Field(16, ge=1, description="clients trained at the same time by the lanes engine")
-    compile: Literal["auto", "on", "off"] = Field("auto", description="compile the local step on a GPU; auto: when the run is long")
+    compile: Literal["auto", "on", "off"] = Field("auto", description="compile the local step; auto: on a GPU, when the run is long")
     workers: int | None = Field(None, ge=1, description="worker processes; default: as many as there are cores")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to train; auto takes a GPU where there is one")
     precision: Literal["float32", "tf32", "bf16", "float64"] = Field(

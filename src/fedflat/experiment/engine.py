@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
 from fedflat.engines.contract import Engine
-from fedflat.engines.lanes import LaneEngine, compiled, in_place
+from fedflat.engines.lanes import LaneEngine
 from fedflat.engines.loop import LoopEngine
 from fedflat.engines.problem import Problem
+from fedflat.engines.steps import compiled, in_place
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 
@@ -20,7 +26,22 @@ def engine_for(config: Config, problem: Problem) -> Engine:
     if wanted.precision == "bf16" and not on_gpu:
         raise UserError("engine.precision=bf16 is for a GPU, and this run is on the CPU; use float32")
     if wanted.name == "loop" or (wanted.name == "auto" and not on_gpu):
+        if wanted.compile == "on" and not on_gpu:
+            problem.compiled_size = config.training.batch
         return LoopEngine(problem, wanted.workers)
     long = config.training.rounds >= WORTH_COMPILING and on_gpu
     compiling = wanted.compile == "on" or (wanted.compile == "auto" and long)
     return LaneEngine(problem, wanted.lanes, compiled if compiling else in_place)
+
+
+@contextmanager
+def shortage_told(config: Config) -> Iterator[None]:
+    """Turn an overfull GPU into a sentence that says what to change."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        free, whole = (size / 2**30 for size in torch.cuda.mem_get_info())
+        raise UserError(
+            f"the GPU's memory is full: {whole - free:.1f} of {whole:.1f} GB are in use; lower training.batch (now {config.training.batch}), "
+            f"engine.lanes (now {config.engine.lanes}) or evaluation.batch (now {config.evaluation.batch}), or use engine.precision=bf16"
+        ) from None

@@ -24,7 +24,7 @@ from fedflat.engines.plan import Plan, Sampler
 from fedflat.engines.task import Task
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
-from fedflat.experiment.engine import engine_for
+from fedflat.experiment.engine import engine_for, shortage_told
 from fedflat.experiment.federation import federation
 from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.keeping import Keeping
@@ -64,7 +64,8 @@ class Run:
     ) -> None:
         self.config, self.callbacks, self._resume = config, callbacks, resume
         self._own = {"data": data, "model": model, "task": task}
-        self.problem, self.split = federation(config, data, model, task)
+        with shortage_told(config):
+            self.problem, self.split = federation(config, data, model, task)
         self.algorithm = algorithm(config.algorithm)
         self.engine = engine_for(config, self.problem)
         self.folder = RunFolder(folder) if folder else None
@@ -91,8 +92,9 @@ class Run:
         self._begun = self._session - earlier
         try:
             self._tell("began")
-            verdict = self._rounds()
-            self._close(verdict)
+            with shortage_told(self.config):
+                verdict = self._rounds()
+                self._close(verdict)
         finally:
             for store in self._stores:
                 store.close()
