@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -23,8 +22,8 @@ from fedflat.engines.steps import Advance, changing
 from fedflat.engines.table import Table
 
 WARM_UPS = 2
-BURST = 5
-"""Steps that are captured in one piece where a client has so many batches of one size in a row: fewer gaps between them."""
+ROOM = 2**27
+"""Bytes besides those of a trial that capturing may take: libraries keep some memory for each stream."""
 
 
 class Work:
@@ -66,23 +65,6 @@ def memory_needed(work: Callable[[], None]) -> int:
     return needed
 
 
-Piece = tuple[int, int]
-"""A size of batch, and how many steps with it are captured in one."""
-
-
-def pieces_of(sizes: Sequence[int], burst: int) -> list[Piece]:
-    """A client's steps as pieces that can be captured, given the sizes of its batches.
-
-    >>> pieces_of([50, 50, 50, 50, 50, 50, 7], 5)
-    [(50, 5), (50, 1), (7, 1)]
-    """
-    found: list[Piece] = []
-    for size, run in itertools.groupby(sizes):
-        length = len(list(run))
-        found += [(size, burst)] * (length // burst) + [(size, 1)] * (length % burst)
-    return found
-
-
 class Lane:
     """One client at a time, in tensors that stay where they are; beginning, stepping and finishing are captured once each."""
 
@@ -91,7 +73,7 @@ class Lane:
         z = table.z
         self.stream = torch.cuda.Stream() if z.is_cuda else None  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle() if z.is_cuda else None
-        self._graphs: dict[Piece, Callable[[], None]] = {}
+        self._graphs: dict[int, Callable[[], None]] = {}
         self._begin: Callable[[], None] | None = None
         self._finish: Callable[[], None] | None = None
         self.client = {name: torch.zeros_like(rows[0]) for name, rows in table.client.items()}
@@ -105,7 +87,6 @@ class Lane:
         self.finished: tuple[States, Message] | None = None
         self.passes = 0
         self._row, self._sizes, self._before = 0, [0], (0, 0)
-        self.pieces: list[Piece] = []
 
     def on_stream(self) -> AbstractContextManager[Any]:
         """Everything inside happens on this lane's stream."""
@@ -127,16 +108,20 @@ class Lane:
         self.steps.fill_(len(work.sizes))
         self._begin = self._begin or self._captured(self._begin_client)
         self._begin()
-        self.pieces = pieces_of(work.sizes, BURST if self.stream is not None else 1)
-        for piece in sorted(set(self.pieces) - set(self._graphs)):
-            self._graphs[piece] = self._captured(partial(self._steps, *piece))
-            self._begin()  # trying the steps out has moved the client
+        for size in sorted(set(work.sizes) - set(self._graphs)):
+            self._graphs[size] = self._captured(partial(self._step, size))
+            self._begin()  # trying the step out has moved the client
             self.statistics.copy_(table.buffers[row])
 
-    def play(self, number: int) -> None:
-        """Queue one of the client's pieces, where it has so many."""
-        if number < len(self.pieces):
-            self._graphs[self.pieces[number]]()
+    @property
+    def steps_to_go(self) -> int:
+        """How many steps the client that was loaded has."""
+        return len(self._sizes)
+
+    def step(self, k: int) -> None:
+        """Queue the client's step k, where it has one."""
+        if k < len(self._sizes):
+            self._graphs[self._sizes[k]]()
 
     def unload(self) -> Report:
         """Write what the client keeps and sends to its row, after its last step."""
@@ -189,10 +174,6 @@ class Lane:
         self.k.zero_()
         self.loss.zero_()
 
-    def _steps(self, size: int, count: int) -> None:
-        for _ in range(count):
-            self._step(size)
-
     def _step(self, size: int) -> None:
         assert self.local is not None
         now = {name: tensor.index_select(0, self.k)[0] for name, tensor in self.work.items()}
@@ -223,8 +204,8 @@ class Lane:
         torch.cuda.synchronize()
         needed = memory_needed(lambda: self._try_out(work))
         free = torch.cuda.mem_get_info()[0]
-        if needed > free:
-            raise DoesNotFit(needed, free)
+        if needed + ROOM > free:
+            raise DoesNotFit(needed + ROOM, free)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local"):
             work()

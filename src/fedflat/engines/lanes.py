@@ -63,10 +63,10 @@ class LaneEngine:
                 self._use_fewer(lane, training, shortage)
                 break
         lanes = self.lanes[: len(clients)]
-        for number in range(max(len(lane.pieces) for lane in lanes)):
+        for k in range(max(lane.steps_to_go for lane in lanes)):
             for lane in lanes:
                 with lane.on_stream():
-                    lane.play(number)
+                    lane.step(k)
         reports = []
         for lane in lanes:
             with lane.on_stream():
