@@ -41,7 +41,8 @@ def shortage_told(config: Config) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError:
         free, whole = (size / 2**30 for size in torch.cuda.mem_get_info())
+        t, e = config.training, config.engine
         raise UserError(
-            f"the GPU's memory is full: {whole - free:.1f} of {whole:.1f} GB are in use; "
-            f"lower training.batch (now {config.training.batch}), engine.lanes (now {config.engine.lanes}) or evaluation.batch (now {config.evaluation.batch}), or use engine.precision=bf16"
+            f"the GPU's memory is full: {whole - free:.1f} of {whole:.1f} GB are in use; lower training.batch (now {t.batch}), "
+            f"engine.lanes (now {e.lanes}) or evaluation.batch (now {config.evaluation.batch}), or use engine.precision=bf16"
         ) from None
