@@ -12,7 +12,7 @@ from typing import Any
 from fedflat.algorithms import algorithm, canonical
 from fedflat.bench.contenders import Bound, Fedflat, Plain
 from fedflat.bench.machine import Load, hardware, versions
-from fedflat.bench.others import OTHERS
+from fedflat.bench.others import OTHERS, Other
 from fedflat.bench.setting import Setting, plan_of, sampler_of
 from fedflat.bench.stage import Contender, Failed, Performer
 from fedflat.data import fixes_clients, partition
@@ -24,7 +24,7 @@ from fedflat.text import parse
 FORMAT = 1
 COUNTED = 5
 """Rounds over which samples are counted."""
-PLAIN = "plain"
+PLAIN, NONE = "plain", "none"
 QUIET = 0.1
 """The share of the cores that other processes may take in a round that counts."""
 ENOUGH = 3
@@ -53,7 +53,7 @@ class Request:
         for what, given, known in (
             ("precision to measure", self.precisions, PRECISIONS),
             ("engine", self.engines, ENGINES),
-            ("contender", self.against, (PLAIN, *OTHERS)),
+            ("contender", self.against, (PLAIN, *OTHERS, NONE)),
         ):
             for name in given:
                 if name not in known:
@@ -78,11 +78,9 @@ class Request:
                 for engine in self.engines:
                     shown = engine if engine != "auto" else "lanes" if self.setting.on_gpu else "loop"
                     found += [Fedflat(self.setting, canonical(algorithm(text)), precision, shown, clients) for text in self.algorithms]
-        for precision in self.precisions:
-            found.append(Plain(self.setting, precision=precision, clients=self.clients[0]))
-        for name in self.against:
-            if name != PLAIN and OTHERS[name].installed():
-                found.append(OTHERS[name](self.setting, clients=self.clients[0]))
+        if PLAIN in self.against:
+            found += [Plain(self.setting, precision=precision, clients=self.clients[0]) for precision in self.precisions]
+        found += [other(self.setting, clients=self.clients[0]) for other in self._others() if other.installed()]
         for precision in self.precisions:
             # On a CPU the compiler makes one large batch slower, not faster, and a bound should be the least there is.
             for compiled in sorted({self.setting.on_gpu and self.setting.compiled(engine) for engine in self.engines}):
@@ -90,9 +88,12 @@ class Request:
                 found.append(Bound(self.setting, "", precision, engine, self.clients[0], compiled))
         return found
 
+    def _others(self) -> list[type[Other]]:
+        return [OTHERS[name] for name in self.against if name in OTHERS]
+
     def notes(self) -> list[str]:
         """What is not measured because it is not there."""
-        absent = [OTHERS[name] for name in self.against if name != PLAIN and not OTHERS[name].installed()]
+        absent = [other for other in self._others() if not other.installed()]
         return [f"{other.name} is not installed, so it was not measured; install it with: {other.install}" for other in absent]
 
 

@@ -3,6 +3,7 @@ several contenders can take turns, so that a busy machine is as busy for one as 
 
 from __future__ import annotations
 
+import itertools
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -60,11 +61,13 @@ class Failed(NamedTuple):
 
 
 class Stage:
-    """Where a contender says that a round is done, and waits until another is wanted."""
+    """Where a contender says that a round is done, and waits until another is wanted.
+
+    On a GPU the end of a round is marked in the queue of its work: waiting for it would keep the next round from being prepared.
+    """
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        self._seconds: list[float] = []
         self.wait()
 
     def wait(self) -> None:
@@ -75,20 +78,36 @@ class Stage:
             self._wanted = 0
         if not self._wanted:
             raise Enough
-        self._seconds = []
         self._began = time.perf_counter()
+        self._ends: list[float] = []
+        self._start = _mark() if _on_gpu() else None
+        self._marks: list[torch.cuda.Event] = []
 
     def round_done(self) -> None:
         """Note how long a round took; the first one's time has the set-up in it."""
-        on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        if on_gpu:
-            torch.cuda.synchronize()
-        now = time.perf_counter()
-        self._seconds.append(now - self._began)
-        self._began = now
-        if len(self._seconds) == self._wanted:
-            self._pipe.send(Done(self._seconds, torch.cuda.max_memory_reserved() if on_gpu else None))
+        if _on_gpu():
+            self._marks.append(_mark())
+            if len(self._marks) == self._wanted:
+                torch.cuda.synchronize()
+        self._ends.append(time.perf_counter() - self._began)
+        if len(self._ends) == self._wanted:
+            self._pipe.send(Done(self._seconds(), torch.cuda.max_memory_reserved() if _on_gpu() else None))
             self.wait()
+
+    def _seconds(self) -> list[float]:
+        if self._start is None:
+            return [end - before for before, end in itertools.pairwise([0.0, *self._ends])]
+        return [before.elapsed_time(end) / 1000 for before, end in itertools.pairwise([self._start, *self._marks])]
+
+
+def _on_gpu() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _mark() -> torch.cuda.Event:
+    mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    mark.record()
+    return mark
 
 
 class Performer:

@@ -56,7 +56,11 @@ def bench(
         2, "--warm-up", min=0, help="rounds before them, beside the first one, which counts as set-up", rich_help_panel=MEASURING
     ),
     against: str = typer.Option(
-        "plain,flower,pfl", "--against", metavar="NAME,...", help="plain (always), flower, pfl, joined by commas", rich_help_panel=MEASURING
+        "plain,flower,pfl",
+        "--against",
+        metavar="NAME,...",
+        help="plain (a loop in PyTorch), flower, pfl, joined by commas, or none",
+        rich_help_panel=MEASURING,
     ),
     json_file: Path | None = typer.Option(
         None, "--json", metavar="FILE.json", help="where all figures go; - prints them instead of the table", show_default=False

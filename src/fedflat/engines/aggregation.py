@@ -58,7 +58,7 @@ def by_samples(samples: Sequence[int]) -> list[float]:
 
 def weighted_sum(rows: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
     """The sum of weighted rows; on CPU block by block in order, so that it never depends on who computed them."""
-    scale = torch.as_tensor(weights, dtype=rows.dtype, device=rows.device)
+    scale = weights if isinstance(weights, Tensor) else brought(weights, rows)
     weighted = rows * scale.reshape(-1, *[1] * (rows.ndim - 1))
     if rows.is_cuda:
         return weighted.sum(0)
@@ -69,3 +69,9 @@ def weighted_sum(rows: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
             partial += row
         total += partial
     return total
+
+
+def brought(numbers: Sequence[float], like: Tensor) -> Tensor:
+    """Numbers as a tensor beside another one; on a GPU they are sent without waiting for it."""
+    here = torch.tensor(numbers, dtype=like.dtype)
+    return here.pin_memory().to(like.device, non_blocking=True) if like.is_cuda else here.to(like.device)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,8 @@ from fedflat.engines.steps import Advance, changing
 from fedflat.engines.table import Table
 
 WARM_UPS = 2
+SELDOM = 8
+"""Uses of a batch that is not full before its step is captured: capturing takes as long as some tens of steps."""
 ROOM = 2**27
 """Bytes besides those of a trial that capturing may take: libraries keep some memory for each stream."""
 
@@ -33,8 +36,7 @@ class Work:
         batches = training.plan.batches(training.seed, round, client, len(indices))
         self.sizes = [len(batch) for batch in batches]
         padded = np.zeros((len(batches), training.plan.batch), np.int64)
-        for row, batch in zip(padded, batches, strict=True):
-            row[: len(batch)] = indices[batch]
+        padded[np.arange(training.plan.batch) < np.array(self.sizes)[:, None]] = indices[np.concatenate(batches)]
         rng = generator(training.seed, "augment", round, client)
         draws = problem.augmentation.draw(rng, len(batches), training.plan.batch, problem.data.input_shape)
         self.tensors = {"indices": torch.from_numpy(padded), **draws}
@@ -65,6 +67,17 @@ def memory_needed(work: Callable[[], None]) -> int:
     return needed
 
 
+@contextmanager
+def convolutions_searched(thoroughly: bool) -> Iterator[None]:
+    """Let the GPU's library try out ways to convolve for a shape it has not seen, or not: that pays for shapes that are used often."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = before and thoroughly
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
 class Lane:
     """One client at a time, in tensors that stay where they are; beginning, stepping and finishing are captured once each."""
 
@@ -74,6 +87,7 @@ class Lane:
         self.stream = torch.cuda.Stream() if z.is_cuda else None  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle() if z.is_cuda else None
         self._graphs: dict[int, Callable[[], None]] = {}
+        self._uses: Counter[int] = Counter()
         self._begin: Callable[[], None] | None = None
         self._finish: Callable[[], None] | None = None
         self.client = {name: torch.zeros_like(rows[0]) for name, rows in table.client.items()}
@@ -108,7 +122,8 @@ class Lane:
         self.steps.fill_(len(work.sizes))
         self._begin = self._begin or self._captured(self._begin_client)
         self._begin()
-        for size in sorted(set(work.sizes) - set(self._graphs)):
+        self._uses.update(work.sizes)
+        for size in sorted(self._worth_capturing() - set(self._graphs)):
             self._graphs[size] = self._captured(partial(self._step, size))
             self._begin()  # trying the step out has moved the client
             self.statistics.copy_(table.buffers[row])
@@ -120,8 +135,18 @@ class Lane:
 
     def step(self, k: int) -> None:
         """Queue the client's step k, where it has one."""
-        if k < len(self._sizes):
-            self._graphs[self._sizes[k]]()
+        if k >= len(self._sizes):
+            return
+        size = self._sizes[k]
+        if size in self._graphs:
+            self._graphs[size]()
+        else:
+            self.problem.model.train()
+            self._step(size)
+
+    def _worth_capturing(self) -> set[int]:
+        full = self.training.plan.batch
+        return {size for size, uses in self._uses.items() if size == full or uses > SELDOM}
 
     def unload(self) -> Report:
         """Write what the client keeps and sends to its row, after its last step."""
@@ -178,7 +203,8 @@ class Lane:
         assert self.local is not None
         now = {name: tensor.index_select(0, self.k)[0] for name, tensor in self.work.items()}
         positions = now.pop("indices")[:size]
-        moved, statistics, loss, self.passes = self._advance(self.local, positions, now, self.statistics, self.integers)
+        with convolutions_searched(size == self.training.plan.batch):
+            moved, statistics, loss, self.passes = self._advance(self.local, positions, now, self.statistics, self.integers)
         for new, old in zip(moved, changing(self.local), strict=True):
             if new is not old:
                 old.copy_(new)
@@ -202,10 +228,10 @@ class Lane:
         if self.stream is None:
             return work
         torch.cuda.synchronize()
-        needed = memory_needed(lambda: self._try_out(work))
+        needed = memory_needed(lambda: self._try_out(work)) + ROOM
         free = torch.cuda.mem_get_info()[0]
-        if needed + ROOM > free:
-            raise DoesNotFit(needed + ROOM, free)
+        if needed > free:
+            raise DoesNotFit(needed, free)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local"):
             work()

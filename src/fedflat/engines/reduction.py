@@ -69,4 +69,5 @@ def reduce_rows(
 
 
 def _stacked(values: list[Tensor | float], like: Tensor) -> Tensor:
+    """Numbers from workers, or tensors that are still being computed, as one tensor."""
     return torch.stack([torch.as_tensor(value, dtype=like.dtype, device=like.device) for value in values])

@@ -56,15 +56,15 @@ def compiled(problem: Problem, training: Training, backend: str = "inductor", st
     plain = in_place(problem, training)
     failed = False
 
-    def attempt(*client: Any) -> tuple[list[Tensor], Tensor, Tensor, int]:
+    def attempt(local: Local, positions: Tensor, *rest: Any) -> tuple[list[Tensor], Tensor, Tensor, int]:
         nonlocal failed
-        if not failed:
+        if not failed and len(positions) == training.plan.batch:  # every other size would be compiled anew
             try:
-                return fast(*client)
+                return fast(local, positions, *rest)
             except Exception as error:  # compilers fail in many ways; a mistake of the user's own comes back from the plain step
                 failed = True
                 warnings.warn(f"the step could not be compiled and runs as it is ({type(error).__name__})", stacklevel=2)
-        return plain(*client)
+        return plain(local, positions, *rest)
 
     return fast if strict else attempt
 
