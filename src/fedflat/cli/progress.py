@@ -7,12 +7,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from fedflat.cli.screen import screen, shown_metric, shown_seconds
+from fedflat.cli.screen import screen, shown_bytes, shown_metric, shown_seconds
 from fedflat.experiment.callback import Callback
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
+    from fedflat.experiment.forecast import Forecast
     from fedflat.experiment.record import Record
     from fedflat.experiment.run import Run
 
@@ -34,6 +35,9 @@ class Progress(Callback):
 
     def run_over(self) -> None:
         """One of several runs is over, or was there already."""
+
+    def foretell(self, forecast: Forecast) -> None:
+        """A long run has begun, and this is what it will take."""
 
 
 @dataclass
@@ -58,6 +62,9 @@ class Lines(Progress):
     def run_over(self) -> None:
         self.over += 1
         self.begun = max(self.begun, self.over)
+
+    def foretell(self, forecast: Forecast) -> None:
+        print(in_words(forecast), file=sys.stderr, flush=True)
 
     def began(self, run: Run) -> None:
         self.begun += 1
@@ -111,6 +118,9 @@ class Bars(Progress):
         if self._all is not None:
             self._bars.advance(self._all)
 
+    def foretell(self, forecast: Forecast) -> None:
+        self._bars.console.print(in_words(forecast), style="dim", highlight=False)
+
     def began(self, run: Run) -> None:
         name, rounds = name_of(run), run.config.training.rounds
         self._going[name] = self._bars.add_task(name, total=rounds, completed=run.server.rounds, unit="rounds", figures="")
@@ -130,6 +140,18 @@ def progress(silent: bool, runs: int = 1) -> Progress:
     if silent:
         return Progress()
     return Bars(runs) if sys.stderr.isatty() else Lines(runs)
+
+
+def in_words(forecast: Forecast) -> str:
+    """What a run will take, in a line or two."""
+    each = shown_seconds(forecast.seconds_per_round) if forecast.seconds_per_round >= 1 else f"{forecast.seconds_per_round:.2g} s"
+    time_needed = f"{forecast.rounds:,} rounds at about {each}: {shown_seconds(forecast.seconds)}"
+    memory = f"{shown_bytes(forecast.data)} of data, {shown_bytes(forecast.model)} a model, {shown_bytes(forecast.cohort)} for a cohort"
+    if forecast.states:
+        memory += f", up to {shown_bytes(forecast.states)} kept for {forecast.clients:,} clients"
+    gpu = f"; {' of '.join(shown_bytes(size) for size in forecast.gpu)} of the GPU" if forecast.gpu else ""
+    disk = f"; up to {shown_bytes(forecast.disk)} on disk" if forecast.disk else ""
+    return f"plan: {time_needed}; memory: {memory}{gpu}{disk}"
 
 
 def name_of(run: Run) -> str:

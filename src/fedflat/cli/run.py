@@ -88,13 +88,14 @@ def resume(
 
 def _go(config: Config, folder: Path, as_json: bool, quiet: bool, resume: bool = False) -> None:
     from fedflat.experiment.folder import RunFolder
+    from fedflat.experiment.forecast import Foretell
     from fedflat.experiment.run import Run
     from fedflat.report.result import Result
 
     fetch_if_missing(config, quiet or as_json)
     try:
         with progress(quiet or as_json) as shown:
-            record = Run(config, folder, callbacks=(shown,), resume=resume).go()
+            record = Run(config, folder, callbacks=(shown, Foretell(shown.foretell)), resume=resume).go()
     except KeyboardInterrupt:
         begun = RunFolder(folder).exists
         raise Interrupted(f"go on with: fedflat resume {folder}" if begun else "nothing had been written yet") from None

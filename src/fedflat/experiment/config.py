@@ -114,7 +114,9 @@ class Engine(Section):
     precision: Literal["float32", "tf32", "bf16", "float64"] = Field(
         "float32", description="precision of arithmetic; weights are kept in full"
     )
-    checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints")
+    checkpoint_every: int | None = Field(
+        None, ge=1, description="rounds between checkpoints; default: 10, but no more than one in 5 seconds"
+    )
 
 
 class Config(Section):

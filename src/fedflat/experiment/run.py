@@ -34,6 +34,8 @@ from fedflat.experiment.stopping import Verdict, diverged, stop_early
 from fedflat.models import classifier_parameters
 
 CHECKPOINT = "checkpoint/state.safetensors"
+CHECKPOINT_EVERY, SECONDS_BETWEEN_CHECKPOINTS = 10, 5.0
+"""Where nothing else is asked for: rounds between checkpoints, and the least time, since rounds may be faster than a disk."""
 LOOKS_EVERY = 10
 """Rounds between looks for divergence on a GPU, besides those at evaluations."""
 
@@ -81,7 +83,7 @@ class Run:
         weights, buffers, integers = self.problem.initial()
         self.server = Server(0, ModelState(weights, buffers, integers), self.algorithm.new_server(weights), Cost())
         self._stores: list[Rows] = []
-        self._begun = self._session = time.monotonic()
+        self._begun = self._session = self._saved = time.monotonic()
 
     # --- the life of a run -------------------------------------------------------------------------------------------------------
 
@@ -132,7 +134,7 @@ class Run:
                 verdict = stop_early(self.history, self.config.stop, self.primary, self.problem.task.metric)
                 if verdict:
                     return verdict
-            if done or self.server.rounds % self.config.engine.checkpoint_every == 0:
+            if done or self._checkpoint_is_due():
                 self._checkpoint()
             budget = self.config.stop.seconds
             if budget is not None and time.monotonic() - self._session > budget and not done:
@@ -238,9 +240,16 @@ class Run:
         self._stores.append(store)
         return store
 
+    def _checkpoint_is_due(self) -> bool:
+        every = self.config.engine.checkpoint_every
+        if every is not None:
+            return self.server.rounds % every == 0
+        return self.server.rounds % CHECKPOINT_EVERY == 0 and time.monotonic() - self._saved >= SECONDS_BETWEEN_CHECKPOINTS
+
     def _checkpoint(self) -> None:
         if not self.folder:
             return
+        self._saved = time.monotonic()
         server = self.server
         for store in self._stores:
             store.flush()

@@ -1,0 +1,95 @@
+"""What a run will take: memory and disk by arithmetic, time from its first rounds."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedflat.algorithms.algorithm import flat_fields
+from fedflat.experiment.callback import Callback
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fedflat.experiment.run import Run
+
+TIMED = (1, 3)
+"""Time is taken from the end of the first of these rounds of a session, which has the set-up in it, to the end of the second."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Bytes that a run needs, and how long it will take."""
+
+    data: int
+    """Training and held-out examples, as they lie in memory."""
+    model: int
+    """One copy of the weights and buffers."""
+    cohort: int
+    """What the clients of a round read and write."""
+    states: int
+    """What all clients keep between rounds, once each has taken part."""
+    clients: int
+    disk: int
+    """What of it goes to the run's folder: two places for each client's state, the checkpoint and the models."""
+    seconds: float
+    """For the rounds that are left."""
+    seconds_per_round: float
+    rounds: int
+    gpu: tuple[int, int] | None = None
+    """What is reserved on the GPU, steps and all, and what it has."""
+
+
+def forecast(run: Run, seconds_per_round: float) -> Forecast:
+    """What a run will take from here on."""
+    problem, algorithm, config = run.problem, run.algorithm, run.config
+    item = torch.finfo(problem.dtype).bits // 8
+    size = problem.layout.size
+    examples = [problem.data.train, *problem.held_out.values()]
+    kept = sum(field.scalars(size) for field in flat_fields(algorithm.client_fields()).values())
+    kept += problem.buffers.size if config.training.statistics == "own" else 0
+    sent = sum(field.scalars(size) for field in flat_fields(algorithm.message_fields()).values())
+    server = sum(field.scalars(size) for field in flat_fields(algorithm.server_fields()).values())
+    whole = size + problem.buffers.size
+    clients = len(run.split.clients)
+    models = 1 + len(run.averages)
+    left = config.training.rounds - run.server.rounds
+    on_gpu = problem.device.type == "cuda"
+    return Forecast(
+        data=sum(tensor.nbytes for some in examples for tensor in some.tensors().values()),
+        model=whole * item,
+        cohort=min(config.federation.per_round, clients) * (whole + kept + sent) * item,
+        states=clients * kept * item,
+        clients=clients,
+        disk=(2 * clients * kept + (2 * models) * whole + server) * item if run.folder else 0,
+        seconds=left * seconds_per_round,
+        seconds_per_round=seconds_per_round,
+        rounds=left,
+        gpu=(torch.cuda.max_memory_reserved(), torch.cuda.mem_get_info()[1]) if on_gpu else None,
+    )
+
+
+class Foretell(Callback):
+    """Says once, after the first rounds of a run, what it will take, where that is long."""
+
+    def __init__(self, tell: Callable[[Forecast], None], long: float = 60.0) -> None:
+        self._tell, self._long = tell, long
+        self._begun: float | None = None
+        self._rounds = 0
+
+    def round_done(self, run: Run) -> None:
+        self._rounds += 1
+        if self._rounds not in TIMED:
+            return
+        if run.problem.device.type == "cuda":
+            torch.cuda.synchronize()
+        now = time.monotonic()
+        if self._begun is None:
+            self._begun = now
+            return
+        found = forecast(run, (now - self._begun) / (TIMED[1] - TIMED[0]))
+        if found.seconds >= self._long:
+            self._tell(found)

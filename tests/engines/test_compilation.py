@@ -1,0 +1,74 @@
+"""Gradients compiled for a CPU are the gradients that they replace."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from fedflat.bench.setting import RandomImages, Setting
+from fedflat.engines.compilation import CompiledGradient
+from fedflat.engines.problem import Problem
+from fedflat.experiment.run import Run
+
+
+def a_run(model: str = "lenet5", compiled: str = "on", augmentation: str = "none") -> Run:
+    setting = Setting(model, steps=2, batch=8, compile=compiled, augmentation=augmentation, workers=1)
+    return Run(setting.config("fedsam", "float32", "loop", 10), data=RandomImages(size=200).dataset())
+
+
+def test_a_full_batch_is_compiled_and_the_same() -> None:
+    problem = a_run().problem
+    weights = problem.initial()[0]
+    fast = CompiledGradient(problem, 8, backend="eager")
+    batch = problem.batch(torch.arange(8), {})
+    found = fast(weights, batch)
+    assert found is not None
+    problem.compiled_size = None
+    loss, gradient = problem.loss_and_gradient(weights, {}, batch)
+    assert float(found[0]) == pytest.approx(float(loss))
+    assert torch.allclose(found[1], gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_other_batches_stay_with_the_problem() -> None:
+    problem = a_run().problem
+    fast = CompiledGradient(problem, 8, backend="eager")
+    assert fast(problem.initial()[0], problem.batch(torch.arange(5), {})) is None
+    mixing = a_run(augmentation="mixup").problem
+    draws = {name: draw[0] for name, draw in mixing.augmentation.draw(np.random.default_rng(0), 1, 8, (3, 32, 32)).items()}
+    assert CompiledGradient(mixing, 8, backend="eager")(mixing.initial()[0], mixing.batch(torch.arange(8), draws)) is None
+    normalising = a_run("resnet20(norm=batch)").problem
+    assert CompiledGradient(normalising, 8)(normalising.initial()[0], normalising.batch(torch.arange(8), {})) is None
+
+
+def test_where_there_is_no_compiler_the_step_runs_as_it_is() -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no compiler here")
+
+    problem = a_run().problem
+    weights, batch = problem.initial()[0], problem.batch(torch.arange(8), {})
+    fast = CompiledGradient(problem, 8, backend=broken)  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match="could not be compiled"):
+        assert fast(weights, batch) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fast(weights, batch) is None
+
+
+def test_a_run_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+    real = CompiledGradient.__init__
+
+    def noted(self: CompiledGradient, problem: Problem, size: int) -> None:
+        used.append(size)
+        real(self, problem, size, "eager")
+
+    monkeypatch.setattr(CompiledGradient, "__init__", noted)
+    run = a_run()
+    assert run.problem.compiled_size == 8
+    run._open()
+    run._round()
+    assert used == [8]
+    assert a_run(compiled="auto").problem.compiled_size is None
