@@ -119,10 +119,19 @@ def _summary(part: str, figures: dict[str, Any], metric: str) -> Iterator[tuple[
         several = "unseen clients" if part == "unseen" else part
         of = f"{shown_count(figures['count'])} {several if figures['count'] != 1 else ONE[part]}"
         yield part, of, shown("mean"), shown("std"), shown("worst_tenth"), loss
+        for name in ("seen", "unseen"):
+            if part == "domains" and name in figures:
+                pooled = figures[name]
+                yield f"{name} domains", _of(pooled), shown(metric, pooled), None, None, shown_metric(pooled["loss"], "loss")
         if "participation_gap" in figures:
             yield "participation gap", "training clients less unseen ones", shown("participation_gap"), None, None, None
         if "mean_corruption_error" in figures:
             yield "mean corruption error", f"{of}, over severities", shown("mean_corruption_error"), None, None, None
+
+
+def _of(pooled: dict[str, Any]) -> str:
+    domains = f"{shown_count(pooled['domains'])} domain{'s' if pooled['domains'] > 1 else ''}"
+    return f"{domains} together, {shown_count(pooled['examples'])} examples"
 
 
 def _each(part: str, each: dict[str, dict[str, float]], metric: str) -> Any:

@@ -26,6 +26,7 @@ from fedflat.engines.problem import Problem
 from fedflat.engines.randomness import generator
 from fedflat.engines.reduction import Report, reduce_rows
 from fedflat.engines.table import Table
+from fedflat.engines.totals import Totals
 
 MOST_LANES = 16
 """More streams than this bring nothing: the GPU is full."""
@@ -253,6 +254,7 @@ class LaneEngine:
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
         """Queue a cohort's round on the lanes and reduce what it sends; nothing waits for the device."""
+        self.problem.model.train()  # an evaluation may have come between
         table = self._room(training, len(cohort), model.weights)
         z = table.fill(training.algorithm, model, server, cohort)
         extra = self._common_gradient(training, round, table, cohort)
@@ -298,11 +300,10 @@ class LaneEngine:
             buffers = {**problem.buffers.views(model.buffers), **model.integers}
             results[name] = {}
             for part, some in examples.items():
-                totals: dict[str, Tensor] = {}
+                totals = Totals(problem.task)
                 for positions in problem.evaluation_batches(len(some)):
-                    for metric, value in problem.sum_tensors(model.weights, buffers, some.take(positions)).items():
-                        totals[metric] = totals[metric] + value if metric in totals else value.double()
-                results[name][part] = {metric: float(value) / len(some) for metric, value in totals.items()}
+                    totals.add(problem.sum_tensors(model.weights, buffers, some.take(positions)), len(positions))
+                results[name][part] = totals.figures()
         return results
 
     def _room(self, training: Training, rows: int, like: Tensor) -> Table:

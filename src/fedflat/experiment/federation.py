@@ -14,6 +14,7 @@ from fedflat import models
 from fedflat.data import Dataset, Examples, Split
 from fedflat.engines.problem import Problem
 from fedflat.engines.randomness import generator, seed_torch
+from fedflat.engines.segmentation import Segmentation
 from fedflat.engines.task import Classification, NextCharacter, Task, task_for
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
@@ -92,12 +93,25 @@ def _try_out(problem: Problem, name: str) -> None:
             output = problem.predicted(weights, {**problem.buffers.views(buffers), **integers}, two.inputs)
     except (RuntimeError, ValueError, IndexError) as error:
         raise UserError(f"{name} cannot be used on {what}: {str(error).splitlines()[0]}") from error
-    known = isinstance(problem.task, Classification | NextCharacter)
-    if known and (output.ndim < 2 or len(output) != len(two) or output.shape[-1] < problem.data.num_classes):
+    expected = _expected_output(problem.task, two)
+    if expected is None:
+        return
+    dimensions, axis, where = expected
+    fits = output.ndim in dimensions and len(output) == len(two) and output.shape[axis] >= problem.data.num_classes
+    if not fits or (axis == 1 and output.shape[2:] != two.targets.shape[1:]):
         raise UserError(
             f"{name} gives an output of shape {tuple(output.shape[1:])} for each example, "
-            f"but {problem.data.name} has {problem.data.num_classes} classes; expected a number for each of them"
+            f"but {problem.data.name} has {problem.data.num_classes} classes; expected a number for each of them{where}"
         )
+
+
+def _expected_output(task: Task, examples: Examples) -> tuple[tuple[int, ...], int, str] | None:
+    """How many dimensions a known task's output may have, which of them is the classes, and where they are told apart."""
+    if isinstance(task, Segmentation):
+        return (4,), 1, f" at each of {'x'.join(map(str, examples.targets.shape[1:]))} pixels: choose a model for segmentation (bisenetv2)"
+    if isinstance(task, NextCharacter):
+        return (2, 3), -1, ""
+    return ((2,), -1, "") if isinstance(task, Classification) else None
 
 
 def device_of(config: Config) -> torch.device:

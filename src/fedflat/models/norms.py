@@ -39,6 +39,10 @@ class BatchNorm(nn.BatchNorm2d):
     """torch's BatchNorm without counting batches: the count is not used, and writing it would be refused under grad and vmap."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """The normalised features; in training the running statistics follow the batch's with the layer's momentum."""
+        """The normalised features; in training the running statistics follow the batch's with the layer's momentum.
+
+        A batch with a single value per channel, one image after global pooling, has no variance: the running statistics stand in for it.
+        """
         momentum = 0.0 if self.momentum is None else self.momentum
-        return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, self.training, momentum, self.eps)
+        of_batch = self.training and input.numel() > input.shape[1]
+        return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, of_batch, momentum, self.eps)
