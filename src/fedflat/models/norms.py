@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -45,4 +46,10 @@ class BatchNorm(nn.BatchNorm2d):
         """
         momentum = 0.0 if self.momentum is None else self.momentum
         of_batch = self.training and input.numel() > input.shape[1]
-        return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, of_batch, momentum, self.eps)
+        weight, bias = (None if p is None else p.to(_precision(self.running_mean, p)) for p in (self.weight, self.bias))
+        return F.batch_norm(input, self.running_mean, self.running_var, weight, bias, of_batch, momentum, self.eps)
+
+
+def _precision(statistics: Tensor | None, parameter: Tensor) -> torch.dtype:
+    """That of the statistics, which are kept in full where a network computes in less: torch wants both alike."""
+    return parameter.dtype if statistics is None else statistics.dtype

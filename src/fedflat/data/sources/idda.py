@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from fedflat.data.dataset import IGNORED, Dataset
 from fedflat.data.masks import MaskOptions, Pairs, mask_dataset
 from fedflat.data.pictures import TEST_EVERY, is_picture
 from fedflat.data.sources.source import FileReport, Source
 from fedflat.data.tree import open_tree
-from fedflat.errors import UserError
+from fedflat.errors import UserError, one_of
 from fedflat.text import param
 
 CLASSES = (
@@ -36,9 +35,7 @@ class IddaOptions(MaskOptions):
     """Which domains are unseen, and how large pictures are."""
 
     size: int | None = param(540, "height in pixels to which pictures are brought (of 1080); none: as they are", low=1)
-    unseen: Literal["country", "rainy", "none"] = param(
-        "country", "which domains are for testing alone: the countryside, hard rain, or none"
-    )
+    unseen: str | None = param("country", "which domains are for testing alone: country, rainy (hard rain) or none")
 
 
 @dataclass(frozen=True)
@@ -59,6 +56,8 @@ class Idda(Source):
 
     def read(self, folder: Path) -> Dataset:
         """The data set, from the cache after the first time."""
+        if self.options.unseen not in (None, *HELD_OUT):
+            raise one_of("unseen part of idda", self.options.unseen, (*HELD_OUT, "none"))
         tree = open_tree(folder / ROOT)
         domains = [domain for domain in tree.folders("") if any(map(is_picture, tree.below(f"{domain}/RGB")))]
         if not domains:
@@ -80,7 +79,9 @@ class Idda(Source):
         pieces = domain.split("_")
         if len(pieces) != 3:
             raise UserError(f"{domain} is no domain of IDDA; expected town, weather and vehicle, as in T01_CN_A")
-        piece, place = HELD_OUT.get(self.options.unseen, ("", 0))
+        if self.options.unseen is None:
+            return False
+        piece, place = HELD_OUT[self.options.unseen]
         return pieces[place] == piece
 
 
