@@ -175,7 +175,7 @@ def run_of(algorithm: str, engine: Any, model: str | nn.Module = "bisenetv2(widt
         "evaluation": {"batch": 4},
         "engine": {"precision": "float64", "device": "cpu", "workers": 1},
     }
-    run = Run(config(values), data=made(7), model=None if isinstance(model, str) else model)
+    run = Run(config(values), data=made(8 if training.get("batch") == 4 else 7), model=None if isinstance(model, str) else model)
     run.engine = engine(run.problem)
     run.go()
     return run
@@ -205,11 +205,39 @@ def test_sam_moves_statistics_once_per_step(network: str, engine: Any) -> None:
         pytest.skip("tracing so deep a network takes a minute; the step is the same")
     torch.manual_seed(0)
     model: Any = Dense() if network == "dense" else network
-    plain, sam = (run_of(text, engine, model, rate=1e-12, steps=3).server.model for text in ("fedavg", "fedsam(rho=5.0)"))
-    fresh = run_of("fedavg", engine, model, rate=1e-12, steps=1).server.model
+    still = {"rate": 1e-12, "rounds": 1, "batch": 4}
+    plain, sam = (run_of(text, engine, model, **still, steps=3).server.model for text in ("fedavg", "fedsam(rho=5.0)"))
+    fresh = run_of("fedavg", engine, model, **still, steps=1).server.model
     assert torch.allclose(plain.buffers, sam.buffers, atol=1e-7)
     assert not torch.allclose(plain.buffers, fresh.buffers, atol=1e-3), "three steps are not one"
     assert all(torch.equal(plain.integers[name], sam.integers[name]) for name in plain.integers)
+
+
+def test_batch_norm_keeps_full_statistics_where_passes_are_in_bfloat16() -> None:
+    """As on a GPU: weights, passes and outputs of several heads are rounded; statistics, losses and updates are not."""
+    torch.manual_seed(0)
+    model = Dense()
+    full, rough = (Run(config(rough_settings()), data=made(7), model=model) for _ in range(2))
+    rough.problem.arithmetic = torch.bfloat16
+    rough.problem.__post_init__()
+    for run in (full, rough):
+        run.engine = LaneEngine(run.problem, lanes=2)
+        run.go()
+    one, other = full.server.model, rough.server.model
+    assert other.weights.dtype == other.buffers.dtype == torch.float32
+    assert 0 < (one.weights - other.weights).abs().mean() < 0.005
+    assert full.history[-1]["test"]["server"]["loss"] == pytest.approx(rough.history[-1]["test"]["server"]["loss"], abs=0.05)
+
+
+def rough_settings() -> dict[str, Any]:
+    return {
+        "algorithm": "fedavg",
+        "model": "custom:Dense",
+        "data": {"name": "custom:scenes", "split": "natural", "augmentation": "scale-crop+flip"},
+        "federation": {"per_round": 2},
+        "training": {"rounds": 2, "steps": 2, "batch": 3, "rate": 0.01},
+        "engine": {"device": "cpu", "workers": 1},
+    }
 
 
 def test_a_network_learns_to_segment() -> None:
