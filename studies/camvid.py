@@ -1,7 +1,7 @@
 """CamVid among ten clients: FedAvg, FedASAM, FedAvg with SWA, and SiLoBN, with IoU per class and a picture of what they see.
 
 python studies/camvid.py --data-folder DATA --out results/camvid --device cuda --precision bf16
-python studies/camvid.py --out results/camvid --draw docs/images/camvid.png    only the picture and the table, from what was saved
+python studies/camvid.py --out results/camvid --draw docs/images/camvid.png --page docs/segmentation.md    from what was saved
 
 ``numbers.json`` grows by one entry after each run; what it has already is not run again, unless settings differ. Predictions are kept
 beside it as arrays, so that the picture can be drawn anywhere.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from fedflat.data import IGNORED, load
 from fedflat.experiment.federation import federation
 from fedflat.experiment.files import write_whole
 
+BEGIN, END = "<!-- camvid: made by studies/camvid.py -->", "<!-- camvid: end -->"
+"""Between these lines of a page stands what ``--page`` writes."""
 SHOWN = 4
 """Frames in the picture."""
 COLOURS = (
@@ -156,6 +159,30 @@ def draw(out: Path, picture: Path) -> None:
     figure.savefig(picture, dpi=110)
 
 
+def section(numbers: dict[str, Any], picture: str) -> str:
+    """What a page says of the runs: how they were made, the table, the picture."""
+    s = numbers["settings"]
+    seconds = sum(one["seconds"] for one in numbers["runs"].values())
+    how = (
+        f"`{s['model']}` on `{s['data']}`, {s['clients']} clients of equal size, {s['per_round']} of them in each of {s['rounds']} rounds, "
+        f"{s['epochs']} epochs of batches of {s['batch']}, rate {s['rate']:g}, momentum {s['training__momentum']:g}, weight decay "
+        f"{s['weight_decay']:g}, `{s['augmentation']}`, seed {s['seed']}, {numbers['precision']}: {seconds:.0f} s for all of them. "
+        "IoU in per cent on the 233 test frames, after the last round."
+    )
+    texts = "; ".join(f"{name}: `{one['algorithm']}`" for name, one in numbers["runs"].items())
+    own = "SiLoBN is FedAvg with `training.statistics=own`, tested by the statistics of each test batch."
+    return f"{how}\n\n{table(numbers)}\n{texts}. {own}\n\n![Frame, truth and prediction of each algorithm]({picture})"
+
+
+def put_on(page: Path, text: str) -> None:
+    """Replace what stands between the two lines of a page."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, found, after = rest.partition(END)
+    if not found:
+        raise SystemExit(f"{page} has no place for the table; expected the lines {BEGIN} and {END}")
+    write_whole(page, f"{before}{BEGIN}\n{text}\n{END}{after}")
+
+
 def main(arguments: list[str] | None = None) -> None:
     options = parsed(arguments)
     out: Path = options.out
@@ -163,7 +190,7 @@ def main(arguments: list[str] | None = None) -> None:
     numbers_file = out / "numbers.json"
     if options.draw is None:
         shared, here = settings_of(options), where(options)
-        numbers: dict[str, Any] = json.loads(numbers_file.read_text()) if numbers_file.exists() else {}
+        numbers = json.loads(numbers_file.read_text()) if numbers_file.exists() else {}
         if numbers.get("settings") != shared:
             data = load(shared["data"], options.data_folder)
             numbers = {"settings": shared, "precision": options.precision, "classes": list(data.classes), "runs": {}}
@@ -175,8 +202,12 @@ def main(arguments: list[str] | None = None) -> None:
                 write_whole(numbers_file, json.dumps(numbers, indent=1) + "\n")
                 one = numbers["runs"][name]
                 print(f"{name:14} mIoU {100 * one['test']['miou']:5.1f}   {one['seconds']:.0f} s   {one['status']}", flush=True)
-    write_whole(out / "table.md", table(json.loads(numbers_file.read_text())))
-    draw(out, options.draw or out / "camvid.png")
+    numbers = json.loads(numbers_file.read_text())
+    write_whole(out / "table.md", table(numbers))
+    picture: Path = options.draw or out / "camvid.png"
+    draw(out, picture)
+    if options.page is not None:
+        put_on(options.page, section(numbers, os.path.relpath(picture, options.page.parent)))
 
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
@@ -199,6 +230,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int)
     parser.add_argument("--only", nargs="*", help="some of them, by name")
     parser.add_argument("--draw", type=Path, metavar="PICTURE", help="run nothing; draw this picture from what was saved")
+    parser.add_argument("--page", type=Path, help="also put table and picture on this page")
     return parser.parse_args(arguments)
 
 

@@ -67,6 +67,12 @@ def test_it_runs_what_is_missing_and_draws_what_was_saved(study: ModuleType, fra
     assert len(table) == 6 and table[0].count("|") == 14 and table[3].startswith("| FedASAM | **")
     truth, seen = np.load(out / "truth.npy"), np.load(out / "silobn.npy")
     assert truth.shape == seen.shape == (4, 36, 48) and seen.max() < 11
-    study.main(["--out", str(out), "--draw", str(picture)])
+    page = frames / "docs/page.md"
+    page.parent.mkdir()
+    page.write_text(f"# Page\n\n{study.BEGIN}\nold\n{study.END}\nrest\n")
+    study.main(["--out", str(out), "--draw", str(picture), "--page", str(page)])
+    text = page.read_text()
+    assert "old" not in text and "| FedASAM | **" in text and "(camvid.png)" in text and text.endswith(f"{study.END}\nrest\n")
+    assert study.BEGIN in (SCRIPT.parents[1] / "docs/segmentation.md").read_text() and study.END in text
     assert Image.open(picture).size[0] > 1000
     assert "FedASAM        mIoU" in capsys.readouterr().out
