@@ -19,6 +19,7 @@ from fedflat.engines.loop import LoopEngine
 from fedflat.engines.segmentation import Segmentation
 from fedflat.engines.task import Classification, Pooling, Task, task_for
 from fedflat.engines.totals import Totals
+from fedflat.experiment import federation as federating
 from fedflat.experiment.config import config
 from fedflat.experiment.record import client_statistics
 from fedflat.experiment.run import Run
@@ -309,6 +310,24 @@ def test_silobn_tests_seen_domains_by_their_client_s_statistics_and_others_by_th
     assert found["domains"]["each"]["fog"]["miou"] == pytest.approx(by_hand(fresh, data.test, unseen, None), abs=2e-3)
     assert found["test"]["miou"] == pytest.approx(by_hand(fresh, data.test, torch.arange(9), None), abs=2e-3)
     assert found["domains"]["seen"]["examples"] == 6 and found["domains"]["unseen"]["miou"] == found["domains"]["each"]["fog"]["miou"]
+
+
+def test_silobn_trains_the_weights_of_fedavg() -> None:
+    """In training, normalisation looks at its batch alone; statistics matter only when a model is tested."""
+    torch.manual_seed(0)
+    model = Dense()
+    plain, silo = (
+        fedflat.run("fedasam", data=made(), model=model, rounds=2, epochs=1, training__statistics=kept, **settings())
+        for kept in ("averaged", "own")
+    )
+    assert torch.equal(plain.record.models["server"].weights, silo.record.models["server"].weights)
+    assert plain.history[-1]["test"] != silo.history[-1]["test"]
+
+
+def test_large_masks_are_evaluated_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(federating, "MOST_PIXELS", 3 * SIDE**2 + 1)
+    run = Run(config(rough_settings()), data=made(7), model=Dense())
+    assert run.problem.evaluation_batch == 3
 
 
 def test_evaluation_by_class_and_domain() -> None:
