@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-SHARES = frozenset({"accuracy", "miou", "pixel_accuracy"})
+SHARES = frozenset({"accuracy", "miou", "iou", "pixel_accuracy"})
 
 
 def is_share(metric: str) -> bool:

@@ -138,7 +138,8 @@ def _each(part: str, each: dict[str, dict[str, float]], metric: str) -> Any:
     """A table with a line for each class, domain or corruption."""
     figures = [name for name in next(iter(each.values())) if name != "loss"]
     figures.sort(key=lambda name: name != metric)
-    columns = (ONE[part], *(with_unit(name) if name == metric else name for name in figures))
+    own = "iou" if part == "classes" and metric == "miou" else metric  # the mean over one class is its own
+    columns = (ONE[part], *(with_unit(own) if name == metric else name for name in figures))
     rows = (
         (one, *(shown_count(scores[name]) if name == "examples" else shown_metric(scores[name], metric) for name in figures))
         for one, scores in each.items()
