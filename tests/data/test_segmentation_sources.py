@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedflat.data import IGNORED, Dataset, Examples, augmentation, describe, load, masks, partition, registry, verify
+from fedflat.data import IGNORED, Dataset, Examples, augmentation, describe, from_arrays, load, masks, partition, registry, verify
 from fedflat.data.arrays import channel_statistics
 from fedflat.data.sources.cityscapes import CITYSCAPES, LABEL_IDS
 from fedflat.errors import UserError
@@ -214,6 +214,22 @@ def test_a_user_s_own_masks(targets: torch.Tensor, sentence: str) -> None:
         made(targets)
     data = made(torch.tensor([0, 1, 255, 1] * 8, dtype=torch.uint8).view(2, 4, 4))
     assert describe(data)["train_class_counts"] == [8, 16]
+
+
+def test_a_user_s_own_arrays(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images, ids = rng.integers(0, 256, (10, 3, 4, 6), dtype=np.uint8), rng.choice([0, 1, 2, 255], (10, 4, 6))
+    groups = ["north", "south"] * 5
+    data = from_arrays(images[:8], ids[:8], images[8:], ids[8:], train_groups=groups[:8], test_groups=groups[8:])
+    assert (data.kind, data.classes, data.group_names) == ("segmentation", ("0", "1", "2"), ("north", "south"))
+    assert data.train.targets.dtype == torch.uint8 and np.array_equal(data.test.targets.numpy(), ids[8:])
+    np.savez(tmp_path / "mine.npz", inputs=images, targets=ids)
+    whole = load(f"arrays(path={tmp_path / 'mine.npz'})", tmp_path)
+    assert whole.kind == "segmentation" and (len(whole.train), len(whole.test)) == (8, 2), "every fifth is for testing"
+    with pytest.raises(UserError, match="masks have whole numbers from 0 to 255"):
+        from_arrays(images, ids - 1, images, ids)
+    with pytest.raises(UserError, match="has images of 4x6 pixels and masks of 4x5"):
+        from_arrays(images, ids[:, :, :5], images, ids)
 
 
 @pytest.mark.parametrize("text", ["mixup", "cutout", "random-resized-crop"])
