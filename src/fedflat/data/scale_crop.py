@@ -18,7 +18,7 @@ class ScaleCrop(Part):
     """The image is scaled by a factor drawn evenly from ``low`` to ``high``, then a window of ``height`` x ``width`` is cut out of it.
 
     Where the scaled image is smaller than the window it lies somewhere inside, and around it is the mean, which the mask ignores.
-    Images are interpolated bilinearly, masks take the nearest id (Caldarola et al. 2022, appendix B.1: 0.5 to 1.5 on Cityscapes).
+    Images are interpolated bilinearly, masks take the nearest id (Caldarola et al. 2022, appendix C.1: 0.5 to 1.5 on Cityscapes).
     """
 
     low: float = param(0.5, "the smallest scale", above=0)

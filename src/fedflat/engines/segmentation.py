@@ -20,11 +20,11 @@ class Segmentation:
     """Cross-entropy over the hardest pixels of each image, and the mean over classes of intersection over union.
 
     Pixels whose target is IGNORED count in neither. A model with auxiliary heads, which gives several logits in training, is trained on the
-    sum of the losses of all (Yu et al. 2021, section 4.3).
+    sum of the losses of all (booster training; Yu et al. 2021).
     """
 
     hard: float = 0.25
-    """The share of each image's pixels, those of the highest loss, that the mean is over (Caldarola et al. 2022, appendix B.2)."""
+    """The share of each image's pixels, those of the highest loss, that the mean is over (Caldarola et al. 2022, appendix C.2)."""
     auxiliary: float = 1.0
     """The weight of each auxiliary head's loss."""
     metric: str = "miou"
@@ -55,9 +55,11 @@ class Segmentation:
         truth, guess = target.long().flatten(1), logits.argmax(1).flatten(1)
         place = torch.where(truth == IGNORED, classes, truth)  # what is ignored is counted apart, and cut off
         confusion = torch.bincount((place * classes + guess).flatten(), minlength=(classes + 1) * classes).view(classes + 1, classes)
-        loss = logits.new_zeros(classes + 1).scatter_add_(0, place.flatten(), _cross_entropy(logits, target).flatten())
+        each = _cross_entropy(logits, target).flatten(1)
+        # Class by class: on a GPU, scattering sums in no fixed order, and evaluations would differ in their last digits.
+        loss = torch.stack([torch.where(place == label, each, 0).sum(dtype=torch.float64) for label in range(classes)])
         images = truth.new_zeros(len(truth), classes + 1).scatter_(1, place, 1).sum(0)
-        return {"confusion": confusion[:classes], "loss": loss[:classes], "images": images[:classes]}
+        return {"confusion": confusion[:classes], "loss": loss, "images": images[:classes]}
 
     def finish(self, totals: Mapping[str, Tensor], count: int) -> dict[str, float]:
         """Mean cross-entropy of a pixel, mIoU over the classes that occur, and the share of pixels that are right."""
