@@ -41,6 +41,7 @@ CHOICES: dict[str, Values] = {
     "guided": {"rho": [0.01, 0.3], "perturb_sign": [1, -1], "indexing": ["vector", "tensor"]},
     "linear": {"final_rate": [0.1, 0.6], "early_decay": [False, True]},
     "cyclic": {"low": [0.0001, 0.01], "length": [20, 2], "start": [0.75, 0.3]},
+    "poly": {"power": [0.9, 2.0], "span": ["run", "round"]},
     "sgd": {"server_rate": [1.0, 0.5, 1.5]},
     "momentum": {"beta": [0.9, 0.4], "server_rate": [1.0, 0.5]},
     **{

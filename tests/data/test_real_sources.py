@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedflat.data import DATASETS, MappedTensor, data_folder, load, partition
+from fedflat.data import DATASETS, IGNORED, MappedTensor, data_folder, load, partition
 from fedflat.data.arrays import channel_statistics
 
 
@@ -67,3 +67,13 @@ def bytes_read() -> int:
     if not account.is_file():
         pytest.skip("this system does not count what is read")
     return int(account.read_text().split()[1])
+
+
+def test_camvid() -> None:
+    here("camvid")
+    dataset = load("camvid")
+    assert (len(dataset.train), len(dataset.test), dataset.num_classes) == (367, 233, 11) and dataset.kind == "segmentation"
+    counts = [int((dataset.train.targets == label).sum()) for label in range(11)]
+    assert dataset.classes[int(np.argmax(counts))] == "road" and min(counts) > 0
+    share = float((dataset.train.targets == IGNORED).float().mean())
+    assert 0 < share < 0.1, "few pixels do not count"

@@ -22,6 +22,7 @@ CASES = {
     "femnist-cnn(dropout=false)": (1, 12, 12),
     "char-lstm(hidden=16)": (7,),
     "char-lstm(hidden=16,layers=1,tanh=true)": (7,),
+    "bisenetv2(norm=batch,width=0.25,auxiliary=false)": (3, 32, 32),
 }
 CLASSES = 5
 every_model = pytest.mark.parametrize("text", CASES)
@@ -40,6 +41,7 @@ def samples(text, count=3, seed=1):
 
 
 def loss_of(logits):
+    logits = logits.movedim(1, -1) if logits.ndim == 4 else logits  # a class for each pixel
     wanted = torch.arange(logits[..., 0].numel(), device=logits.device) % CLASSES
     return F.cross_entropy(logits.reshape(-1, CLASSES), wanted)
 
@@ -51,6 +53,7 @@ def test_every_model_is_here():
 @every_model
 def test_output_shape(text):
     expected = (3, *CASES[text], CLASSES) if text.startswith("char-lstm") else (3, CLASSES)
+    expected = (*expected, *CASES[text][1:]) if text.startswith("bisenetv2") else expected
     logits = model_of(text)(samples(text))
     assert logits.shape == expected
     assert torch.isfinite(logits).all()

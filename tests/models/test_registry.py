@@ -127,7 +127,8 @@ def test_classifier_is_the_layer_that_gives_the_classes(name):
 def test_classifier_of_other_models():
     assert classifier_parameters(nn.Linear(2, 3, bias=False)) == {"weight"}
     with pytest.raises(UserError, match="no linear layer"):
-        classifier_parameters(nn.Conv2d(1, 1, 1))
+        classifier_parameters(nn.ReLU())
+    assert classifier_parameters(nn.Sequential(nn.Conv2d(1, 2, 1), nn.Conv2d(2, 1, 1))) == {"1.weight", "1.bias"}
 
 
 def test_a_model_of_ones_own(monkeypatch):

@@ -53,10 +53,14 @@ CARDS: dict[str, Card] = {
     "fedsam": Card(
         "FedAvg with SAM clients",
         "Caldarola et al., ECCV 2022; Qu et al., ICML 2022",
-        "rho 0.1 at alpha=0, 0.02 at alpha=100 (CIFAR-10); 0.05 (FedSWA); 0.1 (FedWMSAM)",
+        "rho 0.1 at alpha=0, 0.02 at alpha=100 (CIFAR-10); 0.01 (Cityscapes, IDDA); 0.05 (FedSWA); 0.1 (FedWMSAM)",
         ("D5",),
     ),
-    "fedasam": Card("FedAvg with ASAM clients", "Caldarola et al., ECCV 2022", "rho 0.7 (CIFAR-10, alpha=0), 0.5 (CIFAR-100); eta 0.2"),
+    "fedasam": Card(
+        "FedAvg with ASAM clients",
+        "Caldarola et al., ECCV 2022",
+        "rho 0.7 (CIFAR-10, alpha=0), 0.5 (CIFAR-100, IDDA), 0.1 (Cityscapes); eta 0.2",
+    ),
     "mofedsam": Card(
         "FedCM with SAM clients", "Qu et al., ICML 2022", "alpha 0.1, rho 0.1; best at 0.01 in FedWMSAM's Table 6", ("D5", "D11")
     ),

@@ -119,17 +119,27 @@ def _summary(part: str, figures: dict[str, Any], metric: str) -> Iterator[tuple[
         several = "unseen clients" if part == "unseen" else part
         of = f"{shown_count(figures['count'])} {several if figures['count'] != 1 else ONE[part]}"
         yield part, of, shown("mean"), shown("std"), shown("worst_tenth"), loss
+        for name in ("seen", "unseen"):
+            if part == "domains" and name in figures:
+                pooled = figures[name]
+                yield f"{name} domains", _of(pooled), shown(metric, pooled), None, None, shown_metric(pooled["loss"], "loss")
         if "participation_gap" in figures:
             yield "participation gap", "training clients less unseen ones", shown("participation_gap"), None, None, None
         if "mean_corruption_error" in figures:
             yield "mean corruption error", f"{of}, over severities", shown("mean_corruption_error"), None, None, None
 
 
+def _of(pooled: dict[str, Any]) -> str:
+    domains = f"{shown_count(pooled['domains'])} domain{'s' if pooled['domains'] > 1 else ''}"
+    return f"{domains} together, {shown_count(pooled['examples'])} examples"
+
+
 def _each(part: str, each: dict[str, dict[str, float]], metric: str) -> Any:
     """A table with a line for each class, domain or corruption."""
     figures = [name for name in next(iter(each.values())) if name != "loss"]
     figures.sort(key=lambda name: name != metric)
-    columns = (ONE[part], *(with_unit(name) if name == metric else name for name in figures))
+    own = "iou" if part == "classes" and metric == "miou" else metric  # the mean over one class is its own
+    columns = (ONE[part], *(with_unit(own) if name == metric else name for name in figures))
     rows = (
         (one, *(shown_count(scores[name]) if name == "examples" else shown_metric(scores[name], metric) for name in figures))
         for one, scores in each.items()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from fedflat.cli.screen import screen, shown_bytes, shown_metric, shown_seconds
 from fedflat.experiment.callback import Callback
+from fedflat.units import is_share
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -166,5 +167,5 @@ def newest_figures(run: Run) -> str:
     test, metric = run.history[-1]["test"], run.problem.task.metric
     value = test.get(run.primary, test["server"]).get(metric)
     loss = run.history[-1]["train_loss"]
-    unit = " %" if metric == "accuracy" else ""
+    unit = " %" if is_share(metric) else ""
     return f"{metric} {shown_metric(value, metric)}{unit}" + ("" if loss is None else f", train loss {loss:.3g}")

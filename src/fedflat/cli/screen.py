@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from fedflat.units import is_share
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -70,19 +72,19 @@ def cell(value: object) -> Any:
 
 
 def shown_metric(value: float | None, metric: str) -> str:
-    """A metric's value: accuracies in per cent, anything else to four digits.
+    """A metric's value: accuracies and other shares in per cent, anything else to four digits.
 
     >>> shown_metric(0.91234, "accuracy"), shown_metric(1.5, "loss")
     ('91.23', '1.5')
     """
     if value is None:
         return "–"
-    return f"{100 * value:.2f}" if metric == "accuracy" else f"{value:.4g}"
+    return f"{100 * value:.2f}" if is_share(metric) else f"{value:.4g}"
 
 
 def with_unit(metric: str) -> str:
     """A metric's name, with its unit."""
-    return f"{metric} %" if metric == "accuracy" else metric
+    return f"{metric} %" if is_share(metric) else metric
 
 
 def shown_bytes(count: float | None) -> str:

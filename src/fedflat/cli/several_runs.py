@@ -10,6 +10,7 @@ from fedflat.cli.one_run import folder_of
 from fedflat.cli.screen import screen, shown_bytes, shown_metric, shown_seconds, table, with_unit
 from fedflat.cli.settings import flat_settings
 from fedflat.text import write_value
+from fedflat.units import is_share
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -97,7 +98,7 @@ def verdict(comparison: Comparison) -> str:
 def _lead(best: dict[str, Any], other: dict[str, Any], place: str, metric: str) -> str:
     one, two = best["mean_last"], other["mean_last"]
     ahead = one.mean - two.mean
-    points = f"{shown_metric(ahead, metric)} {'points ' if metric == 'accuracy' else ''}above {other['label']}, {place}"
+    points = f"{shown_metric(ahead, metric)} {'points ' if is_share(metric) else ''}above {other['label']}, {place}"
     if one.count < 2 or two.count < 2:
         return f"{points} (one seed has no spread to judge that by: use --seeds 3)"
     spreads = f"{shown_metric(one.std, metric)} + {shown_metric(two.std, metric)}"
@@ -118,7 +119,7 @@ def _assignments(settings: dict[str, Any]) -> str:
 
 
 def _words(spread: Spread, metric: str) -> str:
-    unit = " %" if metric == "accuracy" else ""
+    unit = " %" if is_share(metric) else ""
     deviation = f" ± {shown_metric(spread.std, metric)}" if spread.count > 1 else ""
     return f"{shown_metric(spread.mean, metric)}{deviation}{unit}"
 

@@ -2,7 +2,7 @@
 
 from fedflat.data.arrays import from_arrays
 from fedflat.data.augment import AUGMENTATIONS, Augmentation, augmentation, normalise
-from fedflat.data.dataset import Dataset, Examples, describe
+from fedflat.data.dataset import IGNORED, Dataset, Examples, describe
 from fedflat.data.folder import data_folder
 from fedflat.data.mapped import MappedTensor, open_mapped
 from fedflat.data.registry import DATASETS, OWN, canonical_dataset, dataset_source, fetch, load, load_corruptions, names, verify
@@ -15,6 +15,7 @@ __all__ = [
     "CORRUPTIONS",
     "DATASETS",
     "EXTRA_CORRUPTIONS",
+    "IGNORED",
     "OWN",
     "SEVERITIES",
     "SPLITS",

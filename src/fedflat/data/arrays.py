@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedflat.data.dataset import Dataset, Examples, Kind
+from fedflat.data.dataset import IGNORED, Dataset, Examples, Kind
 from fedflat.data.mapped import MappedTensor, open_mapped
 from fedflat.errors import UserError
 
@@ -32,20 +32,39 @@ def from_arrays(
 ) -> Dataset:
     """A data set from arrays: images as [n, C, H, W] or [n, H, W], vectors as [n, features], token sequences as [n, length] of integers.
 
+    Images whose targets are [n, H, W] are a segmentation: an id for each pixel, 255 for those that do not count.
     Statistics that are not given are computed from the training set when the inputs are uint8; float inputs are used as they are.
     """
-    labels, label_names = numbered(train_targets, test_targets)
+    dense = np.ndim(train_targets) == 3
+    labels, label_names = (
+        ([_masks(targets) for targets in (train_targets, test_targets)], []) if dense else numbered(train_targets, test_targets)
+    )
     groups, group_names = numbered(train_groups, test_groups)
     train = Examples(_inputs(train_inputs), labels[0], groups[0])
     test = Examples(_inputs(test_inputs), labels[1], groups[1])
     if classes is None:
-        highest = max(int(part.targets.max()) if len(part) else 0 for part in (train, test))
+        highest = max(_highest(part.targets, dense) for part in (train, test))
         classes = label_names or [str(label) for label in range(highest + 1)]
-    kind = _kind(name, train.inputs)
+    kind = "segmentation" if dense else _kind(name, train.inputs)
     if train.inputs.dtype == torch.uint8 and len(train) and (mean is None or std is None):
         computed = channel_statistics(train.inputs)
         mean, std = mean or computed[0], std or computed[1]
     return Dataset(name, train, test, tuple(classes), tuple(mean or ()), tuple(std or ()), kind, tuple(group_names))
+
+
+def _masks(targets: Any) -> torch.Tensor:
+    """Masks as bytes in memory; ids that no byte can hold are refused."""
+    ids = torch.as_tensor(targets)
+    if ids.is_floating_point() or (ids.numel() and (int(ids.min()) < 0 or int(ids.max()) > IGNORED)):
+        raise UserError(
+            f"masks have whole numbers from 0 to {IGNORED}, of which {IGNORED} is for pixels that do not count; these have others"
+        )
+    return ids.to(torch.uint8).clone()
+
+
+def _highest(targets: torch.Tensor, dense: bool) -> int:
+    counting = targets[targets != IGNORED] if dense else targets
+    return int(counting.max()) if counting.numel() else 0
 
 
 def channel_statistics(images: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

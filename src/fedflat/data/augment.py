@@ -10,43 +10,21 @@ stay the same when there are more of them.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from fedflat.data.dataset import Dataset
+from fedflat.data.dataset import IGNORED, Dataset
+from fedflat.data.parts import Draws, Part, Uniforms, taken, whole
+from fedflat.data.scale_crop import Flip, ScaleCrop
 from fedflat.errors import UserError, one_of
 from fedflat.text import changed, make, param, parse, show
 
-Uniforms = npt.NDArray[np.float64]
-Draws = dict[str, torch.Tensor]
 Statistics = torch.Tensor | Sequence[float]
-
-
-class Part(ABC):
-    """One kind of augmentation: a function of uniform random numbers, so many per step and so many per example."""
-
-    needs_images: ClassVar[bool] = True
-    per_step: ClassVar[int] = 0
-    per_example: ClassVar[int] = 0
-
-    @abstractmethod
-    def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
-        """What ``on_pixels`` and ``on_values`` need, from uniforms [steps, per_step] and [steps, batch, per_example]."""
-
-    def on_pixels(self, pixels: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """The batch before normalisation."""
-        return pixels
-
-    def on_values(self, values: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """The batch after normalisation."""
-        return values
 
 
 @dataclass(frozen=True)
@@ -59,6 +37,7 @@ class CropFlip(Part):
 
     padding: int = param(4, "by how many pixels the image is padded on each side", low=0)
     style: Literal["pixel", "mean"] = param("pixel", "pad with black and always crop, or with the mean and crop every other time")
+    moves_masks = True
     per_example = 4
 
     def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
@@ -77,15 +56,17 @@ class CropFlip(Part):
         """The window, where padding is the mean."""
         return self._window(values, draws) if self.style == "mean" else values
 
-    def _window(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
-        size, channels, height, width = images.shape
+    def on_masks(self, masks: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """The window, where padding is ignored."""
+        return self._window(masks[:, None], draws, IGNORED)[:, 0]
+
+    def _window(self, images: torch.Tensor, draws: Draws, around: int = 0) -> torch.Tensor:
+        size, _, height, width = images.shape
         corner, mirrored = draws["corner"][:size], draws["mirrored"][:size]
         down, across = (torch.arange(n, device=images.device) for n in (height, width))
         rows = corner[:, :1] + down
         columns = corner[:, 1:] + torch.where(mirrored[:, None], width - 1 - across, across)
-        padded = F.pad(images, [self.padding] * 4).flatten(2)
-        places = (rows[:, :, None] * (width + 2 * self.padding) + columns[:, None, :]).flatten(1)
-        return padded.gather(2, places[:, None].expand(-1, channels, -1)).view(images.shape)
+        return taken(F.pad(images, [self.padding] * 4, value=around), rows, columns)
 
 
 @dataclass(frozen=True)
@@ -188,6 +169,8 @@ AUGMENTATIONS: dict[str, type[Part]] = {
     "cutout": Cutout,
     "mixup": Mixup,
     "random-resized-crop": RandomResizedCrop,
+    "scale-crop": ScaleCrop,
+    "flip": Flip,
 }
 
 
@@ -205,9 +188,18 @@ class Augmentation:
 
     def check(self, dataset: Dataset) -> None:
         """Refuse what has no meaning for a data set."""
+        names = {kind: name for name, kind in AUGMENTATIONS.items()}
         for part in self.parts:
-            if dataset.kind == "text" or (part.needs_images and dataset.kind != "image"):
+            name = names[type(part)]
+            if dataset.kind == "segmentation" and not part.moves_masks:
+                able = ", ".join(known for known, kind in AUGMENTATIONS.items() if kind.moves_masks)
+                raise UserError(f"{name} does not move masks along with their images, and {dataset.name} has masks; use {able} or 'none'")
+            if part.needs_masks and dataset.kind == "image":
+                raise UserError(f"{name} is for segmentations, and {dataset.name} has a class for each image; use random-resized-crop")
+            if dataset.kind == "text" or (part.needs_images and dataset.kind == "vector"):
                 raise UserError(f"{dataset.name} holds {dataset.kind} inputs, so that '{self.text}' cannot be applied; use 'none'")
+            if isinstance(part, ScaleCrop) and part.low > part.high:
+                raise UserError(f"scale-crop has low={part.low:g} above high={part.high:g}; expected the smaller scale first")
 
     def draw(self, rng: np.random.Generator, steps: int, batch: int, shape: tuple[int, ...]) -> Draws:
         """All random numbers of a client's round, with leading dimension [steps]; ``shape`` is that of one example."""
@@ -235,6 +227,13 @@ class Augmentation:
         for part in self.parts:
             values = part.on_values(values, draws)
         return values
+
+    def targets(self, raw: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """The targets of an augmented batch: masks move with their images, and everything else stays."""
+        if raw.ndim == 3:
+            for part in self.parts:
+                raw = part.on_masks(raw, draws)
+        return raw
 
     def mix(self, draws: Draws, size: int | None = None) -> tuple[torch.Tensor, torch.Tensor] | None:
         """lam and the permutation pi of a batch of ``size``: the loss is lam CE(f, Y) + (1 - lam) CE(f, Y[pi]); None without mixup."""
@@ -278,8 +277,3 @@ def _per_channel(values: torch.Tensor) -> torch.Tensor:
 def permutation(draws: Draws, size: int | None = None) -> torch.Tensor:
     """The permutation of a batch; examples that only fill a batch up go last when their ``order`` is set to infinity."""
     return draws["order"][:size].argsort()
-
-
-def whole(uniforms: Uniforms, count: int | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Whole numbers from 0 to ``count`` - 1, equally likely."""
-    return np.minimum((uniforms * count).astype(np.int64), count - 1)

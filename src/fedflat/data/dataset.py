@@ -16,7 +16,9 @@ from fedflat.data.mapped import MappedTensor
 from fedflat.errors import UserError
 
 BLOCK_BYTES = 1 << 24
-Kind = Literal["image", "vector", "text"]
+Kind = Literal["image", "vector", "text", "segmentation"]
+IGNORED = 255
+"""The id, in the masks of a segmentation, of pixels that count neither in training nor in scores."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +27,7 @@ class Examples:
 
     inputs: torch.Tensor
     targets: torch.Tensor
-    """The class of each example; for text it may be a class per position, [n, length]."""
+    """The class of each example; for text perhaps a class per position, [n, length]; for a segmentation a mask of bytes, [n, H, W]."""
     groups: torch.Tensor | None = None
     """The natural client of each example: a writer, a domain, a role."""
     coarse: torch.Tensor | None = None
@@ -106,9 +108,7 @@ def describe(dataset: Dataset) -> dict[str, Any]:
     """What a data set holds, as plain values: sizes, shape, classes and how often each occurs, statistics, content hash."""
 
     def class_counts(examples: Examples) -> list[int]:
-        counts = sum(
-            (torch.bincount(block.flatten(), minlength=dataset.num_classes) for block in _blocks(examples.targets)), torch.tensor(0)
-        )
+        counts = sum((_class_counts(block, dataset.num_classes) for block in _blocks(examples.targets)), torch.tensor(0))
         return counts.tolist()
 
     sizes: Any = [] if dataset.train.groups is None else np.unique(dataset.train.groups, return_counts=True)[1]
@@ -133,6 +133,11 @@ def describe(dataset: Dataset) -> dict[str, Any]:
     }
 
 
+def _class_counts(targets: torch.Tensor, classes: int) -> torch.Tensor:
+    """How often each class occurs, without what is ignored."""
+    return torch.bincount(targets.flatten(), minlength=classes)[:classes]
+
+
 def _blocks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """The rows of a tensor, few enough at a time that what is computed from them needs little memory."""
     rows = max(1, BLOCK_BYTES // max(1, tensor[:1].nbytes))
@@ -149,6 +154,23 @@ def _check_examples(what: str, examples: Examples, dataset: Dataset) -> None:
         raise UserError(f"{what} has {', '.join(f'{n} {name}' for name, n in lengths.items())}; expected equally many of each")
     if not len(examples):
         raise UserError(f"{what} is empty; expected at least one example")
+    inputs = examples.inputs
+    if dataset.kind == "segmentation":
+        _check_masks(what, examples, dataset)
+    else:
+        _check_labels(what, examples, dataset)
+    # What is mapped may be larger than memory, and is not read from end to end for this.
+    if (
+        inputs.is_floating_point()
+        and not isinstance(inputs, MappedTensor)
+        and not all(bool(block.isfinite().all()) for block in _blocks(inputs))
+    ):
+        raise UserError(f"{what} has inputs that are infinite or not a number; expected finite values")
+    if dataset.group_names and examples.groups is not None and int(examples.groups.max()) >= len(dataset.group_names):
+        raise UserError(f"{what} has group {int(examples.groups.max())}, but there are names for {len(dataset.group_names)} groups only")
+
+
+def _check_labels(what: str, examples: Examples, dataset: Dataset) -> None:
     targets, inputs = examples.targets, examples.inputs
     if targets.dtype != torch.int64:
         raise UserError(f"the targets of {what} are {targets.dtype}; expected class numbers of type int64")
@@ -160,12 +182,27 @@ def _check_examples(what: str, examples: Examples, dataset: Dataset) -> None:
     low, high = int(targets.min()), int(targets.max())
     if low < 0 or high >= dataset.num_classes:
         raise UserError(f"{what} has label {low if low < 0 else high}; expected labels from 0 to {dataset.num_classes - 1}")
-    # What is mapped may be larger than memory, and is not read from end to end for this.
-    if (
-        inputs.is_floating_point()
-        and not isinstance(inputs, MappedTensor)
-        and not all(bool(block.isfinite().all()) for block in _blocks(inputs))
-    ):
-        raise UserError(f"{what} has inputs that are infinite or not a number; expected finite values")
-    if dataset.group_names and examples.groups is not None and int(examples.groups.max()) >= len(dataset.group_names):
-        raise UserError(f"{what} has group {int(examples.groups.max())}, but there are names for {len(dataset.group_names)} groups only")
+
+
+def _check_masks(what: str, examples: Examples, dataset: Dataset) -> None:
+    masks, images = examples.targets, examples.inputs
+    if images.dtype != torch.uint8 or images.ndim != 4 or masks.dtype != torch.uint8:
+        raise UserError(
+            f"{what} has inputs of type {images.dtype} and masks of type {masks.dtype}; "
+            "expected images [n, C, H, W] and masks [n, H, W], both of type uint8"
+        )
+    if masks.shape[1:] != images.shape[2:]:
+        raise UserError(
+            f"{what} has images of {_size(images)} pixels and masks of {_size(masks)}; expected the same size: scale one of them"
+        )
+    if isinstance(masks, MappedTensor):
+        return  # written by us, after every id was looked at
+    wrong = [int(number) for block in _blocks(masks) for number in block[(block >= dataset.num_classes) & (block != IGNORED)][:1]]
+    if wrong:
+        raise UserError(
+            f"{what} has id {wrong[0]} in a mask; expected 0 to {dataset.num_classes - 1}, or {IGNORED} for pixels that do not count"
+        )
+
+
+def _size(tensor: torch.Tensor) -> str:
+    return "x".join(map(str, tensor.shape[-2:]))

@@ -13,12 +13,15 @@ from fedflat.data.dataset import Dataset, Examples
 from fedflat.data.download import Progress, fetch_source
 from fedflat.data.folder import data_folder
 from fedflat.data.sources.array_files import ARRAYS
+from fedflat.data.sources.camvid import CAMVID
 from fedflat.data.sources.cifar import CIFAR10, CIFAR100
+from fedflat.data.sources.cityscapes import CITYSCAPES
 from fedflat.data.sources.corruptions import CIFAR10_C, CIFAR100_C, CorruptedCifar
 from fedflat.data.sources.digits import DIGITS
 from fedflat.data.sources.domains import OFFICE_HOME, OWN_DOMAINS, PACS
 from fedflat.data.sources.femnist import FEMNIST
 from fedflat.data.sources.hub import HUB
+from fedflat.data.sources.idda import IDDA
 from fedflat.data.sources.idx import FASHION_MNIST, MNIST
 from fedflat.data.sources.image_folder import IMAGES
 from fedflat.data.sources.landmarks import LANDMARKS
@@ -42,6 +45,9 @@ _PUBLISHED: tuple[Source, ...] = (
     LANDMARKS,
     OFFICE_HOME,
     PACS,
+    CAMVID,
+    CITYSCAPES,
+    IDDA,
 )
 DATASETS: dict[str, Source] = {source.name: source for source in _PUBLISHED}
 OWN: dict[str, Source] = {source.name: source for source in (IMAGES, OWN_DOMAINS, ARRAYS, HUB)}

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedflat.data.dialects.dialect import Dialect, IntArray, Pool
-from fedflat.data.dialects.labels import coarse_of_class, held_out_share, one_label_each
+from fedflat.data.dialects.labels import class_counter, coarse_of_class, held_out_share, one_label_each
 from fedflat.data.dialects.recipe import SPLIT_PARTS, SPLITS, read_recipe
 from fedflat.data.dialects.virtual import VirtualClients
 from fedflat.errors import UserError
@@ -67,9 +67,9 @@ class Split:
         return digest.hexdigest()
 
     def histogram(self, targets: Labels, num_classes: int) -> IntArray:
-        """How many examples of each class every client has that is looked at, [clients, classes]."""
-        labels = np.asarray(targets)
-        return np.stack([np.bincount(labels[indices].ravel(), minlength=num_classes) for indices in self.looked_at])
+        """How many examples of each class every client has that is looked at, [clients, classes]; of masks, how many pixels."""
+        count = class_counter(targets, num_classes)
+        return np.stack([count(indices) for indices in self.looked_at])
 
     def describe(self, targets: Labels, num_classes: int) -> dict[str, Any]:
         """The split as plain values, as ``split.json`` keeps it.
@@ -78,11 +78,12 @@ class Split:
         clients of the total variation distance between the class distribution of the client and that of all training examples (without
         what a long tail left out): near 0 for an i.i.d. split, (C - 1) / C when every client has one of C equally frequent classes.
         """
-        labels, clients, histogram = np.asarray(targets), self.looked_at, self.histogram(targets, num_classes)
-        everything, thinned = (np.bincount(part.ravel(), minlength=num_classes) for part in (labels, labels[self.thinned]))
-        whole = (everything - thinned) / (everything - thinned).sum()
+        clients, count = self.looked_at, class_counter(targets, num_classes)
+        histogram = np.stack([count(indices) for indices in clients])
+        everything = count(np.arange(len(targets))) - count(self.thinned)
+        whole = everything / everything.sum()
         sizes, used = np.array([len(indices) for indices in clients]), len(np.unique(np.concatenate(clients)))
-        offered = len(labels) - len(self.validation) - len(self.thinned) - sum(map(len, self.unseen))
+        offered = len(targets) - len(self.validation) - len(self.thinned) - sum(map(len, self.unseen))
         return {
             "dialect": self.text,
             "seed": self.seed,
@@ -96,7 +97,7 @@ class Split:
             "coverage": used / offered,
             "duplicates": int(sizes.sum()) - used,
             "classes_per_client": float(np.count_nonzero(histogram, axis=1).mean()),
-            "heterogeneity": float(np.abs(histogram / histogram.sum(1, keepdims=True) - whole).sum(1).mean() / 2),
+            "heterogeneity": float(np.abs(histogram / np.maximum(histogram.sum(1, keepdims=True), 1) - whole).sum(1).mean() / 2),
             "histogram": histogram.tolist(),
         }
 

@@ -14,7 +14,9 @@ SMALL = 64 * 2**20
 
 
 class Feed:
-    """Gathers training inputs, augments and normalises them; ``examples`` are the same examples, in the memory order that this likes.
+    """Gathers training inputs and targets, augments and normalises them.
+
+    ``examples`` are the same examples, in the memory order that this likes.
 
     On a CPU, images that lie in memory and are not augmented are kept channels last, as convolutions want them: they are then gathered,
     and normalised, by whole rows.
@@ -38,6 +40,10 @@ class Feed:
             return raw
         values = self._augmentation.inputs(raw, draws, self._mean, self._std, self._dtype)
         return values.contiguous(memory_format=torch.channels_last) if self._channels_last else values
+
+    def targets(self, positions: Tensor, draws: dict[str, Tensor]) -> Tensor:
+        """The targets at some positions; masks are augmented by the draws of their images."""
+        return self._augmentation.targets(self.examples.targets.index_select(0, positions), draws)
 
     def _prepare(self) -> None:
         inputs = self.examples.inputs

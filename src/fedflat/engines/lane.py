@@ -141,7 +141,6 @@ class Lane:
         if size in self._graphs:
             self._graphs[size]()
         else:
-            self.problem.model.train()
             self._step(size)
 
     def _worth_capturing(self) -> set[int]:

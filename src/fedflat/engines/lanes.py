@@ -23,6 +23,7 @@ from fedflat.engines.problem import Problem
 from fedflat.engines.reduction import Report, reduce_rows
 from fedflat.engines.steps import Advance, in_place
 from fedflat.engines.table import Table
+from fedflat.engines.totals import Totals
 from fedflat.errors import UserError
 
 MOST_LANES = 16
@@ -40,6 +41,7 @@ class LaneEngine:
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
         """Queue a cohort's round on the lanes and reduce what it sends; nothing waits for the device."""
+        self.problem.model.train()  # an evaluation may have come between
         table = self._room(training, len(cohort), model.weights)
         z = table.fill(training.algorithm, model, server, cohort)
         extra = self._common_gradient(training, round, table, cohort)
@@ -101,11 +103,10 @@ class LaneEngine:
             buffers = {**problem.buffers.views(model.buffers), **model.integers}
             results[name] = {}
             for part, some in examples.items():
-                totals: dict[str, Tensor] = {}
+                totals = Totals(problem.task)
                 for positions in problem.evaluation_batches(len(some)):
-                    for metric, value in problem.sum_tensors(model.weights, buffers, some.take(positions)).items():
-                        totals[metric] = totals[metric] + value if metric in totals else value.double()
-                results[name][part] = {metric: float(value) / len(some) for metric, value in totals.items()}
+                    totals.add(problem.sum_tensors(model.weights, buffers, some.take(positions)), len(positions))
+                results[name][part] = totals.figures()
         return results
 
     def _room(self, training: Training, rows: int, like: Tensor) -> Table:

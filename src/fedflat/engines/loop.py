@@ -19,6 +19,7 @@ from fedflat.engines.pool import Pool, available_cores, can_travel, pool_of
 from fedflat.engines.problem import Problem
 from fedflat.engines.reduction import Report, reduce_rows
 from fedflat.engines.table import Table
+from fedflat.engines.totals import Totals
 
 
 class LoopEngine:
@@ -78,12 +79,10 @@ class LoopEngine:
                 for part in self.problem.evaluation_batches(len(some))
             ]
             sums = self._map(_evaluate, tasks)
-        results: dict[str, dict[str, dict[str, float]]] = {m: {name: {} for name in examples} for m in models}
-        for (index, name, _), part in zip(tasks, sums, strict=True):
-            metrics = results[list(models)[index]][name]
-            for metric, value in part.items():
-                metrics[metric] = metrics.get(metric, 0.0) + value / len(examples[name])
-        return results
+        totals = {(index, name): Totals(self.problem.task) for index in range(len(models)) for name in examples}
+        for (index, name, positions), part in zip(tasks, sums, strict=True):
+            totals[index, name].add(part, len(positions))
+        return {model: {name: totals[index, name].figures() for name in examples} for index, model in enumerate(models)}
 
     # --- workers -----------------------------------------------------------------------------------------------------------------
 
@@ -116,13 +115,14 @@ def _whole_gradient(here: dict[str, Any], training: Training, round: int, row: i
     return passes, samples
 
 
-def _evaluate(here: dict[str, Any], index: int, name: str, part: Tensor) -> dict[str, float]:
+def _evaluate(here: dict[str, Any], index: int, name: str, part: Tensor) -> dict[str, np.ndarray]:
     problem: Problem = here["problem"]
     models, integers = here["models"]
     weights, buffers = torch.split(models[index], [problem.layout.size, problem.buffers.size])
     examples: Examples = here["examples"][name]
     sums = problem.sum_tensors(weights, {**problem.buffers.views(buffers), **integers[index]}, examples.take(part))
-    return {name: float(value) for name, value in sums.items()}
+    # As arrays: a tensor on its way through a pipe would take a piece of shared memory of its own.
+    return {name: value.double().cpu().numpy() for name, value in sums.items()}
 
 
 @contextmanager

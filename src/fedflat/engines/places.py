@@ -22,13 +22,12 @@ class Places:
                         name = first.setdefault(id(tensor), f"{prefix}.{key}" if prefix else key)  # tied tensors go by one name
                         self._places.setdefault(name, []).append((tensors, key))
 
-    def call(self, tensors: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+    def call(self, tensors: Mapping[str, Tensor], inputs: Tensor) -> Any:
         """The model's output with other tensors in place of its own."""
         own = [(name, holder[key]) for name in tensors for holder, key in self._places[name][:1]]
         try:
             self._put(tensors.items())
-            output: Tensor = self._model(inputs)
-            return output
+            return self._model(inputs)
         finally:
             self._put(own)
 

@@ -78,16 +78,21 @@ class Problem:
     def _arranged(self, inputs: Tensor) -> Tensor:
         return inputs.contiguous(memory_format=torch.channels_last) if self.channels_last and inputs.ndim == 4 else inputs
 
-    def output(self, vector: Tensor, buffers: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        """The model's output with weights from a flat vector."""
+    def output(self, vector: Tensor, buffers: dict[str, Tensor], inputs: Tensor) -> Any:
+        """The model's output with weights from a flat vector: a tensor, or in training a tuple where the model has several heads."""
         weights = vector if self.arithmetic is None else vector.to(self.arithmetic)
         return self._forward({**self.layout.views(weights), **buffers}, inputs)
 
-    def _forward(self, tensors: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        result: Tensor = functional_call(self.model, tensors, (inputs,), tie_weights=self._tied)
-        return result if self.arithmetic is None else result.to(self.dtype)
+    def _forward(self, tensors: dict[str, Tensor], inputs: Tensor) -> Any:
+        return self._widened(functional_call(self.model, tensors, (inputs,), tie_weights=self._tied))
 
-    def _loss(self, output: Tensor, batch: Batch) -> Tensor:
+    def _widened(self, output: Any) -> Any:
+        """An output, or each of several, in the precision of losses."""
+        if self.arithmetic is None:
+            return output
+        return tuple(one.to(self.dtype) for one in output) if isinstance(output, tuple) else output.to(self.dtype)
+
+    def _loss(self, output: Any, batch: Batch) -> Tensor:
         loss = self.task.loss(output, batch.targets)
         if batch.mixed_targets is None:
             return loss
@@ -101,8 +106,7 @@ class Problem:
             if found is not None:
                 return found
         leaves = self._leaves_of(vector)
-        output = self._places.call({**leaves, **buffers}, batch.inputs)
-        loss = self._loss(output if self.arithmetic is None else output.to(self.dtype), batch)
+        loss = self._loss(self._widened(self._places.call({**leaves, **buffers}, batch.inputs)), batch)
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return loss.detach(), self.layout.flatten(dict(zip(leaves, gradients, strict=True))).to(vector.dtype)
 
@@ -136,7 +140,7 @@ class Problem:
 
     def batch(self, positions: Tensor, draws: dict[str, Tensor]) -> Batch:
         """The training examples at some positions as one augmented batch."""
-        inputs, targets = self._feed(positions, draws), self.data.train.targets.index_select(0, positions)
+        inputs, targets = self._feed(positions, draws), self._feed.targets(positions, draws)
         mixing = self.augmentation.mix(draws, len(positions))
         if mixing is None:
             return Batch(inputs, targets)
@@ -144,12 +148,18 @@ class Problem:
         return Batch(inputs, targets, targets[permutation], share)
 
     @torch.no_grad()
-    def predicted(self, vector: Tensor, buffers: dict[str, Tensor], raw: Tensor) -> Tensor:
-        """The model's output on raw inputs, in evaluation mode."""
-        self.model.train(self.batch_statistics)
-        if self.batch_statistics:
+    def predicted(self, vector: Tensor, buffers: dict[str, Tensor], raw: Tensor, batch_statistics: bool | None = None) -> Tensor:
+        """The model's output on raw inputs, in evaluation mode; with ``batch_statistics``, all but its normalisations are."""
+        self.model.eval()
+        if self.batch_statistics if batch_statistics is None else batch_statistics:
             buffers = {name: b.clone() for name, b in buffers.items()}
-        return self.output(vector, buffers, self.normalised(raw))
+            for norm in self._norms():
+                norm.train()
+        output: Tensor = self.output(vector, buffers, self.normalised(raw))
+        return output
+
+    def _norms(self) -> list[nn.modules.batchnorm._BatchNorm]:
+        return [module for module in self.model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
 
     def sum_tensors(self, vector: Tensor, buffers: dict[str, Tensor], examples: Examples) -> dict[str, Tensor]:
         """The task's metrics, summed over some examples, with the model in evaluation mode."""
@@ -158,7 +168,7 @@ class Problem:
     @torch.no_grad()
     def estimated_buffers(self, vector: Tensor, integers: dict[str, Tensor]) -> Tensor:
         """BatchNorm statistics of given weights, estimated anew as the plain mean over the batches of the training set."""
-        norms = [m for m in self.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        norms = self._norms()
         momenta = [norm.momentum for norm in norms]
         flat = torch.zeros(self.buffers.size, dtype=self.dtype, device=self.device)
         buffers = {**self.buffers.views(flat), **{name: torch.zeros_like(value) for name, value in integers.items()}}

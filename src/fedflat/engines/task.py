@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -24,6 +25,19 @@ class Task(Protocol):
 
     def sums(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
         """Every metric, and ``loss``, summed over the examples of a batch; divided by the number of examples in the end."""
+        ...
+
+
+@runtime_checkable
+class Pooling(Task, Protocol):
+    """A task whose metrics are no means over examples: its sums, which may be tensors of any shape, become figures in the end."""
+
+    def finish(self, totals: Mapping[str, Tensor], count: int) -> dict[str, float]:
+        """Every metric, and ``loss``, from what was summed over so many examples."""
+        ...
+
+    def by_class(self, totals: Mapping[str, Tensor]) -> dict[int, dict[str, float]]:
+        """The same for each class that occurs, and under ``examples`` how many have it."""
         ...
 
 
@@ -73,5 +87,9 @@ def _per_character(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def task_for(kind: str) -> Task:
-    """The task of a kind of data set: text is predicted character by character, everything else is classified."""
+    """The task of a kind of data set: text is predicted character by character, masks pixel by pixel, everything else is classified."""
+    if kind == "segmentation":
+        from fedflat.engines.segmentation import Segmentation
+
+        return Segmentation()
     return NextCharacter() if kind == "text" else Classification()

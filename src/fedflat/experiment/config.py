@@ -86,7 +86,7 @@ class Evaluation(Section):
     """When and how models are evaluated."""
 
     every: int = Field(1, ge=1, description="rounds between evaluations")
-    batch: int = Field(500, ge=1, description="examples per forward pass")
+    batch: int = Field(500, ge=1, description="examples per forward pass; fewer where they have large masks")
     examples: int | None = Field(
         None, ge=1, description="during the run, look at so many examples of the test set (and of others held out) only, always the same"
     )

@@ -12,18 +12,20 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fedflat.data import CORRUPTIONS, DATASETS, Dataset, Examples, Split, canonical_split, data_folder, load_corruptions
 from fedflat.engines.contract import ModelState
 from fedflat.engines.problem import Problem
 from fedflat.engines.task import Task
+from fedflat.engines.totals import Totals
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config
 from fedflat.experiment.federation import CUSTOM, federation
 from fedflat.experiment.fine_tuning import FineTuner, FineTuning
-from fedflat.experiment.record import Record, model_file, saved_tensors
-from fedflat.experiment.scoring import Scorer, Scores, spread_over
+from fedflat.experiment.record import Record, client_statistics, model_file, saved_tensors
+from fedflat.experiment.scoring import Scorer, Scores, scores_of, spread_over
 from fedflat.experiment.weights import fill
 
 if TYPE_CHECKING:
@@ -77,8 +79,9 @@ class Evaluation:
 
         rows = []
         for part, figures in self.parts.items():
-            rows += [(part, "", name, value) for name, value in figures.items() if name != "each"]
-            for one, scores in figures.get("each", {}).items():
+            rows += [(part, "", name, value) for name, value in figures.items() if not isinstance(value, dict)]
+            several = {name: value for name, value in figures.items() if isinstance(value, dict) and name != "each"}
+            for one, scores in (several | figures.get("each", {})).items():
                 rows += [(part, one, name, value) for name, value in scores.items()]
         return pd.DataFrame(rows, columns=["on", "name", "figure", "value"])
 
@@ -110,7 +113,8 @@ def evaluate(
     given = {"data": data, "model": network, "task": task}
     own = {what: record.own.get(what) if value is None else value for what, value in given.items()}
     problem, split = _federation(record, own)
-    evaluator = _Evaluator(record.config, problem, split, _state(record, model, problem), fine_tuning or FineTuning(), corruptions)
+    state, statistics = _state(record, model, problem), client_statistics(record)
+    evaluator = _Evaluator(record.config, problem, split, state, fine_tuning or FineTuning(), corruptions, statistics)
     parts, missing = {}, {}
     for name in wanted:
         tell(name)
@@ -148,12 +152,20 @@ class _Evaluator:
     """The parts of an evaluation, each a method by its name."""
 
     def __init__(
-        self, config: Config, problem: Problem, split: Split, model: ModelState, fine_tuning: FineTuning, corruptions: Corruptions | None
+        self,
+        config: Config,
+        problem: Problem,
+        split: Split,
+        model: ModelState,
+        fine_tuning: FineTuning,
+        corruptions: Corruptions | None,
+        statistics: Mapping[int, Tensor],
     ) -> None:
         self.config, self.problem, self.split, self.model = config, problem, split, model
         self.wanted, self.corrupted = fine_tuning, corruptions
         self.metric = problem.task.metric
         self.scorer = Scorer(problem, model)
+        self.statistics = statistics
         self.data = problem.data
 
     # --- the test set ------------------------------------------------------------------------------------------------------------
@@ -189,7 +201,43 @@ class _Evaluator:
         """Each group of the test set."""
         if self.data.test.groups is None:
             raise NotAvailable(f"{self.data.name} does not say which domain or writer its test examples come from")
-        return self._spread({self._group(group): scores for group, scores in self.scorer.by_group(self.data.test).items()})
+        totals = self._totals_of_domains(np.asarray(self.data.test.groups.cpu()))
+        found = self._spread({self._group(group): scores_of(totals[group]) for group in sorted(totals)})
+        seen = set() if self.data.train.groups is None else set(self.data.train.groups.tolist())
+        for name, groups in (("seen", totals.keys() & seen), ("unseen", totals.keys() - seen)):
+            if 0 < len(groups) < len(totals):
+                pooled = Totals(self.problem.task)
+                for group in sorted(groups):
+                    pooled.merge(totals[group])
+                found[name] = {**scores_of(pooled), "domains": len(groups)}
+        return found
+
+    def _totals_of_domains(self, groups: np.ndarray) -> dict[int, Totals]:
+        """Clients that keep their statistics lend them to the test examples of their domain; other domains use those of each batch."""
+        lenders = self._lenders() if self.statistics else {}
+        rest = np.flatnonzero(~np.isin(groups, list(lenders)))
+        totals = self.scorer.by_group(self.data.test, rest) if len(rest) else {}
+        for group in set(groups.tolist()) & lenders.keys():
+            statistics = torch.stack([self.statistics[number] for number in lenders[group]]).mean(0)
+            totals[group] = self._with(statistics).totals(self.data.test, np.flatnonzero(groups == group))
+        return totals
+
+    def _lenders(self) -> dict[int, list[int]]:
+        """For each group, the training clients that have nothing but it and have taken part."""
+        found: dict[int, list[int]] = {}
+        if self.data.train.groups is not None:
+            for number in self.statistics:
+                groups = torch.unique(
+                    self.data.train.groups[torch.from_numpy(self.split.clients[number]).to(self.data.train.groups.device)]
+                )
+                if len(groups) == 1:
+                    found.setdefault(int(groups), []).append(number)
+        return found
+
+    def _with(self, statistics: Tensor) -> Scorer:
+        """The model with normalisation statistics that some client kept."""
+        own = self.model._replace(buffers=statistics.to(self.model.buffers))
+        return Scorer(self.problem, own, batch_statistics=False)
 
     def corruptions(self) -> Part:
         """Each corruption, averaged over its severities; the mean over corruptions is over those of the benchmark."""
@@ -225,7 +273,11 @@ class _Evaluator:
 
     @cached_property
     def _clients(self) -> dict[str, Scores]:
-        return self._each_client(self.split.looked_at)
+        each = {}
+        for number, indices in enumerate(self.split.looked_at):
+            scorer = self._with(self.statistics[number]) if number in self.statistics else self.scorer
+            each[self._name(number, indices)] = scorer.of(self.data.train, indices)
+        return each
 
     def unseen(self) -> Part:
         """Each unseen client on its own data; the gap is by how much training clients, on theirs, are better on average."""
@@ -282,9 +334,11 @@ class _Evaluator:
 
     def _name(self, number: int, indices: np.ndarray) -> str:
         """A natural client by its name, any other by its number."""
-        if self.data.train.groups is None or not canonical_split(self.split.text).startswith("natural"):
+        text = canonical_split(self.split.text)
+        if self.data.train.groups is None or not text.startswith("natural"):
             return str(number)
-        return self._group(int(self.data.train.groups[int(indices[0])]))
+        name = self._group(int(self.data.train.groups[int(indices[0])]))
+        return f"{name} {number}" if "largest=" in text else name
 
     def _group(self, group: int) -> str:
         return self.data.group_names[group] if self.data.group_names else str(group)

@@ -14,11 +14,14 @@ from fedflat import models
 from fedflat.data import Dataset, Examples, Split
 from fedflat.engines.problem import Problem
 from fedflat.engines.randomness import generator, seed_torch
+from fedflat.engines.segmentation import Segmentation
 from fedflat.engines.task import Classification, NextCharacter, Task, task_for
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.weights import load_weights
 
+MOST_PIXELS = 2**23
+"""Pixels with masks in one forward pass of an evaluation: 194 frames of CamVid at 180x240, 16 of Cityscapes at 512x1024."""
 CUSTOM = "custom"
 """The name, in a config, of what the user brought in Python."""
 
@@ -64,7 +67,7 @@ def federation(
         dtype=torch.float64 if config.engine.precision == "float64" else torch.float32,
         arithmetic=torch.bfloat16 if config.engine.precision == "bf16" else None,
         device=device_of(config),
-        evaluation_batch=config.evaluation.batch,
+        evaluation_batch=_evaluation_batch(config.evaluation.batch, data),
         held_out={name: _some(examples, config.evaluation.examples) for name, examples in held_out.items()},
         batch_statistics=config.training.statistics == "own",
     )
@@ -72,6 +75,11 @@ def federation(
         warnings.warn(f"training.statistics=own keeps BatchNorm statistics, and {config.model} has none: nothing is kept", stacklevel=2)
     _try_out(problem, config.model)
     return problem, split
+
+
+def _evaluation_batch(wanted: int, data: Dataset) -> int:
+    """As many examples per forward pass as are wanted, but of masks no more than memory is sure to hold."""
+    return wanted if data.kind != "segmentation" else max(1, min(wanted, MOST_PIXELS // data.train.targets[0].numel()))
 
 
 def _some(examples: Examples, most: int | None) -> Examples:
@@ -92,12 +100,25 @@ def _try_out(problem: Problem, name: str) -> None:
             output = problem.predicted(weights, {**problem.buffers.views(buffers), **integers}, two.inputs)
     except (RuntimeError, ValueError, IndexError) as error:
         raise UserError(f"{name} cannot be used on {what}: {str(error).splitlines()[0]}") from error
-    known = isinstance(problem.task, Classification | NextCharacter)
-    if known and (output.ndim < 2 or len(output) != len(two) or output.shape[-1] < problem.data.num_classes):
+    expected = _expected_output(problem.task, two)
+    if expected is None:
+        return
+    dimensions, axis, where = expected
+    fits = output.ndim in dimensions and len(output) == len(two) and output.shape[axis] >= problem.data.num_classes
+    if not fits or (axis == 1 and output.shape[2:] != two.targets.shape[1:]):
         raise UserError(
             f"{name} gives an output of shape {tuple(output.shape[1:])} for each example, "
-            f"but {problem.data.name} has {problem.data.num_classes} classes; expected a number for each of them"
+            f"but {problem.data.name} has {problem.data.num_classes} classes; expected a number for each of them{where}"
         )
+
+
+def _expected_output(task: Task, examples: Examples) -> tuple[tuple[int, ...], int, str] | None:
+    """How many dimensions a known task's output may have, which of them is the classes, and where they are told apart."""
+    if isinstance(task, Segmentation):
+        return (4,), 1, f" at each of {'x'.join(map(str, examples.targets.shape[1:]))} pixels: choose a model for segmentation (bisenetv2)"
+    if isinstance(task, NextCharacter):
+        return (2, 3), -1, ""
+    return ((2,), -1, "") if isinstance(task, Classification) else None
 
 
 def device_of(config: Config) -> torch.device:

@@ -36,6 +36,13 @@ class Keeping:
         statistics = pieces.pop(STATISTICS, None)
         return nested_state({name: piece if self._fields[name].vector else piece[0] for name, piece in pieces.items()}), statistics
 
+    def statistics(self, clients: int) -> dict[int, Tensor]:
+        """The own statistics of all clients that have taken part, where clients keep them."""
+        if STATISTICS not in self._widths:
+            return {}
+        kept = {number: self.read(number)[1] for number in range(clients) if number in self._rows}
+        return {number: statistics for number, statistics in kept.items() if statistics is not None}
+
     def write(self, client: Client) -> None:
         """Keep a client's new state."""
         pieces = {name: value.reshape(-1) for name, value in flat_state(client.state).items()}

@@ -13,6 +13,9 @@ from fedflat.engines.contract import ModelState
 from fedflat.experiment.config import Config
 from fedflat.experiment.folder import RunFolder
 
+STATISTICS_FILE = "statistics.safetensors"
+"""The normalisation statistics that clients kept, each under its number."""
+
 
 @dataclass(frozen=True)
 class Record:
@@ -27,6 +30,8 @@ class Record:
     folder: RunFolder | None = None
     own: dict[str, Any] = field(default_factory=dict, repr=False)
     """What the user brought in Python, while the run is in memory: data, model and task."""
+    statistics: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    """The normalisation statistics of each client that has taken part, while the run is in memory and clients keep them."""
 
     @property
     def evaluated(self) -> list[str]:
@@ -45,6 +50,13 @@ def load_record(path: Path) -> Record:
 def saved_tensors(folder: RunFolder, name: str) -> dict[str, Tensor]:
     """The tensors of a saved model, by the name under which it was evaluated."""
     return folder.read_tensors(model_file(name))[0]
+
+
+def client_statistics(record: Record) -> dict[int, Tensor]:
+    """The normalisation statistics of each client of a run that kept them, from memory or from its folder."""
+    if record.statistics or record.folder is None or not (record.folder.path / STATISTICS_FILE).exists():
+        return record.statistics
+    return {int(number): statistics for number, statistics in record.folder.read_tensors(STATISTICS_FILE)[0].items()}
 
 
 def model_file(name: str) -> str:

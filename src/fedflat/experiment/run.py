@@ -28,7 +28,7 @@ from fedflat.experiment.engine import engine_for, shortage_told
 from fedflat.experiment.federation import federation
 from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.keeping import Keeping
-from fedflat.experiment.record import Record, model_file
+from fedflat.experiment.record import STATISTICS_FILE, Record, model_file
 from fedflat.experiment.rows import CachedRows, Rows, cache_size
 from fedflat.experiment.stopping import Verdict, diverged, stop_early
 from fedflat.models import classifier_parameters
@@ -83,6 +83,7 @@ class Run:
         weights, buffers, integers = self.problem.initial()
         self.server = Server(0, ModelState(weights, buffers, integers), self.algorithm.new_server(weights), Cost())
         self._stores: list[Rows] = []
+        self._statistics: dict[int, Tensor] = {}
         self._begun = self._session = self._saved = time.monotonic()
 
     # --- the life of a run -------------------------------------------------------------------------------------------------------
@@ -102,7 +103,9 @@ class Run:
                 store.close()
             if self.folder:
                 self.folder.release()
-        record = Record(self.config, self.history, verdict.status, verdict.reason, self.seconds, self.models(), self.folder, self._own)
+        record = Record(
+            self.config, self.history, verdict.status, verdict.reason, self.seconds, self.models(), self.folder, self._own, self._statistics
+        )
         for callback in self.callbacks:
             callback.ended(self, record)
         return record
@@ -277,8 +280,12 @@ class Run:
         self.history = folder.metrics()
 
     def _close(self, verdict: Verdict) -> None:
+        self._statistics = self._keeping.statistics(len(self.split.clients))
         if not self.folder:
             return
+        if self._statistics:
+            named = {str(number): statistics for number, statistics in self._statistics.items()}
+            self.folder.write_tensors(STATISTICS_FILE, named, {"rounds": self.server.rounds})
         for name, model in self.models().items():
             tensors = {**self.problem.layout.views(model.weights), **self.problem.buffers.views(model.buffers), **model.integers}
             self.folder.write_tensors(model_file(name), tensors, {"model": self.config.model, "name": name, "rounds": self.server.rounds})

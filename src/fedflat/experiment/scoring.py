@@ -1,4 +1,4 @@
-"""Scores of one model on any examples: the task's metrics, averaged, batch by batch."""
+"""Scores of one model on any examples: the task's metrics, batch by batch."""
 
 from __future__ import annotations
 
@@ -13,28 +13,36 @@ from fedflat.data import Examples
 from fedflat.engines.contract import ModelState
 from fedflat.engines.loop import one_thread
 from fedflat.engines.problem import Problem, moved
+from fedflat.engines.task import Pooling
+from fedflat.engines.totals import Totals
 
 Scores = dict[str, float]
-"""The mean of every metric, and under ``examples`` over how many."""
+"""Every metric, and under ``examples`` over how many."""
 
 
 class Scorer:
-    """Scores one model on examples that may lie anywhere."""
+    """Scores one model on examples that may lie anywhere; ``batch_statistics`` says otherwise than the problem how it normalises."""
 
-    def __init__(self, problem: Problem, model: ModelState) -> None:
-        self.problem, self.model = problem, model
+    def __init__(self, problem: Problem, model: ModelState, batch_statistics: bool | None = None) -> None:
+        self.problem, self.model, self._batch_statistics = problem, model, batch_statistics
         self._buffers = {**problem.buffers.views(model.buffers), **model.integers}
 
     def of(self, examples: Examples, positions: np.ndarray | None = None) -> Scores:
         """The scores on all examples, or on those at some positions."""
-        total = _Total()
+        return scores_of(self.totals(examples, positions))
+
+    def totals(self, examples: Examples, positions: np.ndarray | None = None) -> Totals:
+        """What the task summed over all examples, or over those at some positions."""
+        totals = Totals(self.problem.task)
         with one_thread():
             for batch, output in self._outputs(examples, positions):
-                total.add(self.problem.task.sums(output, batch.targets), len(batch))
-        return total.means()
+                totals.add(self.problem.task.sums(output, batch.targets), len(batch))
+        return totals
 
     def by_class(self, examples: Examples) -> dict[int, Scores]:
-        """The scores on the examples of each class; where each position has a class, on the positions of each."""
+        """The scores on the examples of each class; where each position or pixel has a class, on those of each."""
+        if isinstance(self.problem.task, Pooling):
+            return self.problem.task.by_class(self.totals(examples).sums)
 
         def pieces() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
             for batch, output in self._outputs(examples):
@@ -42,41 +50,33 @@ class Scorer:
                     output = output.reshape(-1, output.shape[-1])
                 yield batch.targets.reshape(-1), output, batch.targets.reshape(-1)
 
-        return self._apart(pieces())
+        return {label: scores_of(totals) for label, totals in self._apart(pieces()).items()}
 
-    def by_group(self, examples: Examples) -> dict[int, Scores]:
-        """The scores on the examples of each group."""
-        return self._apart((batch.tensors()["groups"], output, batch.targets) for batch, output in self._outputs(examples))
+    def by_group(self, examples: Examples, positions: np.ndarray | None = None) -> dict[int, Totals]:
+        """What the task summed over the examples of each group."""
+        return self._apart((batch.tensors()["groups"], output, batch.targets) for batch, output in self._outputs(examples, positions))
 
-    def _apart(self, pieces: Iterator[tuple[Tensor, Tensor, Tensor]]) -> dict[int, Scores]:
-        """The scores for each label of (labels, outputs, targets), whose batches are mixed: some models normalise by their batch."""
-        totals: dict[int, _Total] = {}
+    def _apart(self, pieces: Iterator[tuple[Tensor, Tensor, Tensor]]) -> dict[int, Totals]:
+        """The sums for each label of (labels, outputs, targets), whose batches are mixed: some models normalise by their batch."""
+        totals: dict[int, Totals] = {}
         with one_thread():
             for labels, output, targets in pieces:
                 for label in torch.unique(labels).tolist():
                     rows = labels == label
-                    totals.setdefault(label, _Total()).add(self.problem.task.sums(output[rows], targets[rows]), int(rows.sum()))
-        return {label: totals[label].means() for label in sorted(totals)}
+                    one = totals.setdefault(label, Totals(self.problem.task))
+                    one.add(self.problem.task.sums(output[rows], targets[rows]), int(rows.sum()))
+        return dict(sorted(totals.items()))
 
     def _outputs(self, examples: Examples, positions: np.ndarray | None = None) -> Iterator[tuple[Examples, Tensor]]:
         chosen = torch.arange(len(examples)) if positions is None else torch.from_numpy(positions)
         for part in torch.split(chosen, self.problem.evaluation_batch):
             batch = moved(examples.take(part.to(examples.targets.device)), self.problem.device)
-            yield batch, self.problem.predicted(self.model.weights, self._buffers, batch.inputs)
+            yield batch, self.problem.predicted(self.model.weights, self._buffers, batch.inputs, self._batch_statistics)
 
 
-class _Total:
-    def __init__(self) -> None:
-        self.sums: dict[str, float] = {}
-        self.count = 0
-
-    def add(self, sums: Mapping[str, Tensor], count: int) -> None:
-        for name, value in sums.items():
-            self.sums[name] = self.sums.get(name, 0.0) + float(value)
-        self.count += count
-
-    def means(self) -> Scores:
-        return {**{name: value / self.count for name, value in self.sums.items()}, "examples": self.count}
+def scores_of(totals: Totals) -> Scores:
+    """The figures of some sums, and over how many examples they are."""
+    return {**totals.figures(), "examples": totals.count}
 
 
 def spread_over(each: Mapping[str, Scores], metric: str) -> dict[str, float]:

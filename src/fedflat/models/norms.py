@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -39,6 +40,16 @@ class BatchNorm(nn.BatchNorm2d):
     """torch's BatchNorm without counting batches: the count is not used, and writing it would be refused under grad and vmap."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """The normalised features; in training the running statistics follow the batch's with the layer's momentum."""
+        """The normalised features; in training the running statistics follow the batch's with the layer's momentum.
+
+        A batch with a single value per channel, one image after global pooling, has no variance: the running statistics stand in for it.
+        """
         momentum = 0.0 if self.momentum is None else self.momentum
-        return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, self.training, momentum, self.eps)
+        of_batch = self.training and input.numel() > input.shape[1]
+        weight, bias = (None if p is None else p.to(_precision(self.running_mean, p)) for p in (self.weight, self.bias))
+        return F.batch_norm(input, self.running_mean, self.running_var, weight, bias, of_batch, momentum, self.eps)
+
+
+def _precision(statistics: Tensor | None, parameter: Tensor) -> torch.dtype:
+    """That of the statistics, which are kept in full where a network computes in less: torch wants both alike."""
+    return parameter.dtype if statistics is None else statistics.dtype

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from fedflat.errors import UserError, one_of
+from fedflat.models.bisenet import BiSeNetV2
 from fedflat.models.femnist import FemnistCnn
 from fedflat.models.lenet import Cnn, LeNet5
 from fedflat.models.lstm import CharLstm
@@ -17,7 +18,7 @@ from fedflat.models.vgg import Vgg11
 from fedflat.text import changed, make, parse_one, show
 
 MODELS: dict[str, type[ModelSpec]] = {
-    spec.name: spec for spec in (Mlp, LeNet5, Cnn, Vgg11, ResNet18, ResNet20, MobileNetV2, FemnistCnn, CharLstm)
+    spec.name: spec for spec in (Mlp, LeNet5, Cnn, Vgg11, ResNet18, ResNet20, MobileNetV2, FemnistCnn, CharLstm, BiSeNetV2)
 }
 
 
@@ -75,11 +76,14 @@ def parameter_count(text: str, input_shape: tuple[int, ...], classes: int) -> in
 def classifier_parameters(model: nn.Module) -> set[str]:
     """The names of the parameters of the last linear layer, in the order in which the model declares its layers.
 
+    Where there is none, as in models for segmentation, the last convolution is meant.
+
     >>> sorted(classifier_parameters(build("mlp", (4,), 2)))
     ['3.bias', '3.weight']
     """
-    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    if not linear:
+    found = [[pair for pair in model.named_modules() if isinstance(pair[1], kind)] for kind in (nn.Linear, nn.Conv2d)]
+    layers = found[0] or found[1]
+    if not layers:
         raise UserError("this model has no linear layer, so it has no classifier to tell apart from its features")
-    prefix, classifier = linear[-1]
+    prefix, classifier = layers[-1]
     return {f"{prefix}.{name}" if prefix else name for name, _ in classifier.named_parameters()}

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from fedflat.errors import one_of
 from fedflat.report.summary import series
+from fedflat.units import is_share
 
 OVER = {
     "round": "communication round",
@@ -29,7 +30,7 @@ def curves(lines: Sequence[tuple[str, Sequence[list[dict[str, Any]]], str]], met
         raise one_of("axis", over, OVER)
     figure = Figure(figsize=(8.2, 4.8), layout="constrained")
     axes = figure.subplots()
-    scale = 100 if metric == "accuracy" else 1
+    scale = 100 if is_share(metric) else 1
     early, highest = [], 0.0
     for index, (label, histories, model) in enumerate(lines):
         grid, values = _aligned([series(history, model, metric, over) for history in histories])
@@ -41,7 +42,7 @@ def curves(lines: Sequence[tuple[str, Sequence[list[dict[str, Any]]], str]], met
         colour = COLOURS[index % len(COLOURS)]
         axes.plot(grid, mean, color=colour, lw=1.8, label=f"{label}   {mean[-1]:.1f}" if scale == 100 else label)
         axes.fill_between(grid, mean - std, mean + std, color=colour, alpha=0.15, lw=0)
-    if metric == "accuracy" and early and highest > min(early):
+    if is_share(metric) and early and highest > min(early):
         # The first steep rise looks the same for every method; what follows is worth the room.
         room = 0.05 * (highest - min(early))
         axes.set_ylim(min(early) - 2 * room, highest + room)
@@ -49,7 +50,7 @@ def curves(lines: Sequence[tuple[str, Sequence[list[dict[str, Any]]], str]], met
     axes.set_ylabel(f"test {metric}" + (" (%)" if scale == 100 else ""))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=9, loc="lower right" if metric == "accuracy" else "upper right")
+    axes.legend(frameon=False, fontsize=9, loc="lower right" if is_share(metric) else "upper right")
     return figure
 
 

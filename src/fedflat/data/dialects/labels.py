@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+import torch
 
 from fedflat.data.dialects.dialect import IntArray
 from fedflat.data.dialects.recipe import Recipe
@@ -18,6 +21,18 @@ def one_label_each(targets: IntArray, num_classes: int, recipe: Recipe) -> tuple
             f"split {recipe.text} needs one label per example, but here each has {targets[0].size}; choose iid, natural or centralised"
         )
     return np.zeros(len(targets), dtype=np.int64), 1
+
+
+def class_counter(targets: torch.Tensor | IntArray, num_classes: int) -> Callable[[IntArray], IntArray]:
+    """A function that says how often each class occurs in the examples at some positions.
+
+    Masks are counted one by one and once only, since all of them together may be larger than memory; ids beyond the classes are ignored.
+    """
+    labels = np.asarray(targets)
+    if labels.ndim < 3:
+        return lambda rows: np.bincount(labels[rows].ravel(), minlength=num_classes)
+    each = np.stack([np.bincount(mask.ravel(), minlength=num_classes)[:num_classes] for mask in labels])
+    return lambda rows: each[rows].sum(0)
 
 
 def coarse_of_class(labels: IntArray, coarse: IntArray, num_classes: int) -> IntArray:

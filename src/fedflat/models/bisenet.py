@@ -1,0 +1,174 @@
+"""BiSeNetV2 (Yu et al. 2021): a wide and shallow branch for details, a narrow and deep one for semantics, each guiding the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedflat.models.norms import NormalisedModelSpec
+from fedflat.text import param
+
+MakeNorm = Callable[[int], nn.Module]
+EXPANSION = 6
+"""By how much a gather-and-expansion layer widens its input (the paper's epsilon)."""
+
+
+@dataclass(frozen=True)
+class BiSeNetV2(NormalisedModelSpec):
+    """Bilateral segmentation network: a class for each pixel, in training also by four auxiliary heads along the semantic branch."""
+
+    name = "bisenetv2"
+    norm: Literal["group", "batch"] = param("batch", "normalisation: group keeps no buffers, batch keeps running statistics")
+    width: float = param(1.0, "factor on all channel counts", above=0)
+    auxiliary: bool = param(True, "whether four auxiliary heads are trained too; they are not used in evaluation")
+
+    def smallest_side(self) -> int:
+        """The least height and width in pixels: what all strides together divide to one."""
+        return 32
+
+    def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Both branches, their aggregation and the heads."""
+        return BilateralNetwork(input_shape[0], classes, self.scaled, self.norm_layer, self.auxiliary)
+
+    def scaled(self, channels: int) -> int:
+        """A channel count times ``width``, to an even number so that two groups divide it."""
+        return max(2, 2 * round(channels * self.width / 2))
+
+
+class BilateralNetwork(nn.Module):
+    """Logits [n, classes, H, W]; in training with auxiliary heads a tuple of them, those of the main head first."""
+
+    def __init__(self, channels: int, classes: int, scaled: Callable[[int], int], norm: MakeNorm, auxiliary: bool) -> None:
+        super().__init__()
+        c16, c32, c64, c128 = (scaled(c) for c in (16, 32, 64, 128))
+        self.detail = nn.Sequential(
+            convolution(channels, c64, norm, stride=2), convolution(c64, c64, norm),
+            convolution(c64, c64, norm, stride=2), convolution(c64, c64, norm), convolution(c64, c64, norm),
+            convolution(c64, c128, norm, stride=2), convolution(c128, c128, norm), convolution(c128, c128, norm),
+        )  # fmt: skip
+        self.stem = Stem(channels, c16, scaled(8), norm)
+        self.stage3 = nn.Sequential(Expansion(c16, c32, norm, stride=2), Expansion(c32, c32, norm))
+        self.stage4 = nn.Sequential(Expansion(c32, c64, norm, stride=2), Expansion(c64, c64, norm))
+        self.stage5 = nn.Sequential(Expansion(c64, c128, norm, stride=2), *(Expansion(c128, c128, norm) for _ in range(3)))
+        self.context = ContextEmbedding(c128, norm)
+        self.aggregation = GuidedAggregation(c128, norm)
+        widths = (c16, c32, c64, c128) if auxiliary else ()
+        self.auxiliary = nn.ModuleList(head(width, c128, classes, norm) for width in widths)
+        self.head = head(c128, scaled(1024), classes, norm)
+
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """The logits of a batch of images."""
+        size = images.shape[2:]
+        stages = [self.stem(images)]
+        for stage in (self.stage3, self.stage4, self.stage5):
+            stages.append(stage(stages[-1]))
+        features = self.aggregation(self.detail(images), self.context(stages[-1]))
+        logits = enlarged(self.head(features), size)
+        if not self.training or not len(self.auxiliary):
+            return logits
+        return (logits, *(enlarged(one(stage), size) for one, stage in zip(self.auxiliary, stages, strict=True)))
+
+
+class Stem(nn.Module):
+    """To a quarter of the size on two ways, by convolution and by pooling (figure 4a)."""
+
+    def __init__(self, inputs: int, outputs: int, narrow: int, norm: MakeNorm) -> None:
+        super().__init__()
+        self.first = convolution(inputs, outputs, norm, stride=2)
+        self.left = nn.Sequential(convolution(outputs, narrow, norm, kernel=1), convolution(narrow, outputs, norm, stride=2))
+        self.right = nn.MaxPool2d(3, 2, padding=1)
+        self.fuse = convolution(2 * outputs, outputs, norm)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The stem's features."""
+        x = self.first(images)
+        fused: Tensor = self.fuse(torch.cat([self.left(x), self.right(x)], 1))
+        return fused
+
+
+class Expansion(nn.Module):
+    """The gather-and-expansion layer: a 3x3 convolution, a depthwise one that widens sixfold, a projection, a shortcut (figure 5).
+
+    With stride 2 there are two depthwise convolutions, and the shortcut has one too.
+    """
+
+    def __init__(self, inputs: int, outputs: int, norm: MakeNorm, stride: int = 1) -> None:
+        super().__init__()
+        wide = EXPANSION * inputs
+        again = depthwise(wide, wide, norm) if stride == 2 else nn.Identity()
+        self.residual = nn.Sequential(
+            convolution(inputs, inputs, norm), depthwise(inputs, wide, norm, stride), again, projection(wide, outputs), norm(outputs)
+        )
+        self.shortcut = nn.Identity() if stride == 1 else nn.Sequential(
+            depthwise(inputs, inputs, norm, stride), projection(inputs, outputs), norm(outputs)
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer's features."""
+        return F.relu(self.residual(x) + self.shortcut(x))
+
+
+class ContextEmbedding(nn.Module):
+    """What the whole image shows is added to each of its places (figure 4b)."""
+
+    def __init__(self, channels: int, norm: MakeNorm) -> None:
+        super().__init__()
+        self.whole = nn.Sequential(norm(channels), convolution(channels, channels, norm, kernel=1))
+        self.last = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The features with their context."""
+        embedded: Tensor = self.last(x + self.whole(x.mean((2, 3), keepdim=True)))
+        return embedded
+
+
+class GuidedAggregation(nn.Module):
+    """Each branch is weighed by the other, on the other's scale, and both are added (figure 6)."""
+
+    def __init__(self, channels: int, norm: MakeNorm) -> None:
+        super().__init__()
+        self.detail_kept = nn.Sequential(depthwise(channels, channels, norm), projection(channels, channels))
+        self.detail_shrunk = nn.Sequential(
+            nn.Conv2d(channels, channels, 3, 2, padding=1, bias=False), norm(channels), nn.AvgPool2d(3, 2, padding=1)
+        )
+        self.semantic_enlarged = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1, bias=False), norm(channels))
+        self.semantic_kept = nn.Sequential(depthwise(channels, channels, norm), projection(channels, channels))
+        self.fuse = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1, bias=False), norm(channels))
+
+    def forward(self, detail: Tensor, semantic: Tensor) -> Tensor:
+        """The features of both branches, on the scale of the details."""
+        size = detail.shape[2:]
+        fine = self.detail_kept(detail) * torch.sigmoid(enlarged(self.semantic_enlarged(semantic), size))
+        coarse = self.detail_shrunk(detail) * torch.sigmoid(self.semantic_kept(semantic))
+        fused: Tensor = self.fuse(fine + enlarged(coarse, size))
+        return fused
+
+
+def head(inputs: int, hidden: int, classes: int, norm: MakeNorm) -> nn.Module:
+    """A segmentation head: a 3x3 convolution, and logits from a 1x1 convolution with bias (figure 7)."""
+    return nn.Sequential(convolution(inputs, hidden, norm), nn.Conv2d(hidden, classes, 1))
+
+
+def convolution(inputs: int, outputs: int, norm: MakeNorm, kernel: int = 3, stride: int = 1) -> nn.Module:
+    """A convolution without bias, its normalisation, and ReLU."""
+    return nn.Sequential(nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False), norm(outputs), nn.ReLU())
+
+
+def depthwise(inputs: int, outputs: int, norm: MakeNorm, stride: int = 1) -> nn.Module:
+    """A 3x3 convolution that keeps channels apart, and its normalisation; each channel gives ``outputs / inputs``."""
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, padding=1, groups=inputs, bias=False), norm(outputs))
+
+
+def projection(inputs: int, outputs: int) -> nn.Module:
+    """A 1x1 convolution without bias."""
+    return nn.Conv2d(inputs, outputs, 1, bias=False)
+
+
+def enlarged(x: Tensor, size: torch.Size) -> Tensor:
+    """Features bilinearly interpolated to a size."""
+    return F.interpolate(x, size=tuple(size), mode="bilinear", align_corners=False)

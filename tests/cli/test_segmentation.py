@@ -1,0 +1,78 @@
+"""Segmentation from the command line, on small files in IDDA's layout: what a run says, and its mIoU per class and domain."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from .conftest import SMALL, call
+
+DOMAINS = ("T01_CN_A", "T02_CS_B", "T07_CN_A")
+IDS = (7, 8, 1, 10)  # road, sidewalk, building, vehicle
+
+
+@pytest.fixture(scope="module")
+def idda(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten pictures of quarters, each with its id's brightness, in each of two seen domains and one unseen one."""
+    folder = tmp_path_factory.mktemp("idda")
+    rng = np.random.default_rng(0)
+    for domain in DOMAINS:
+        for index in range(10):
+            numbers = np.kron(rng.choice(IDS, (2, 2)), np.ones((16, 24), int)).astype(np.uint8)
+            pixels = np.repeat((25 * numbers)[..., None], 3, -1).astype(np.uint8)
+            for kind, suffix, array in (("RGB", "jpg", pixels), ("Semantic", "png", numbers)):
+                path = folder / f"IDDAsmall/{domain}/{kind}/{index}_{domain}.{suffix}"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(array).save(path)
+    return folder
+
+
+FLAGS = (
+    *("--data", "idda(size=32)", "--model", "bisenetv2(width=0.1)", "--split", "natural", "--per-round", "2", "--batch", "4"),
+    *("--augmentation", "scale-crop(high=2.0)+flip", "--set", "training.momentum=0.9", "--rate", "0.05"),
+)
+
+
+@pytest.fixture(scope="module")
+def silo(idda: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of SiLoBN with ASAM and SWA."""
+    folder = tmp_path_factory.mktemp("silo") / "run"
+    text = "fedasam+cyclic(low=0.0005,length=2,start=0.3)+swa(start=0.3)"
+    result = call("run", text, *SMALL, *FLAGS, "--data-folder", idda, "--set", "training.statistics=own", "--out", folder)
+    assert result.exit_code == 0 and "miou" in result.stdout
+    return folder
+
+
+def test_iou_per_class_and_domain(silo: Path) -> None:
+    shown = call("evaluate", silo, "--on", "test,classes,domains,clients").stdout
+    for word in ("miou %", "seen domains", "2 domains together, 4 examples", "unseen domains", "1 domain together, 10 examples"):
+        assert word in shown
+    for word in ("sidewalk", "building", " iou %", *DOMAINS):
+        assert word in shown
+    document = json.loads(call("evaluate", silo, "--model", "swa(start=0.3)", "--on", "classes,domains", "--json").stdout)
+    assert document["metric"] == "miou" and set(document["on"]["classes"]["each"]) == {"road", "sidewalk", "building", "car"}
+    assert set(document["on"]["domains"]["each"]) == set(DOMAINS) and document["on"]["domains"]["unseen"]["examples"] == 10
+
+
+def test_what_a_data_set_of_masks_holds(idda: Path) -> None:
+    shown = call("data", "describe", "idda(size=32,unseen=none)", "--folder", idda, "--split", "natural").stdout
+    assert "24 for training, 6 for testing" in shown and "3x32x48 (segmentation)" in shown and "natural clients" in shown
+    told = call("run", "fedavg", *SMALL, *FLAGS, "--data-folder", idda, "--split", "dirichlet(alpha=0.1)", "--clients", "2")
+    assert told.exit_code != 0 and "needs one label per example" in told.output
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--augmentation", "mixup"), "mixup does not move masks along with their images"),
+        (("--model", "lenet5"), "choose a model for segmentation (bisenetv2)"),
+        (("--data", "idda(unseen=snow)"), "there is no unseen part of idda 'snow'"),
+    ],
+)
+def test_mistakes(idda: Path, flags: tuple[str, ...], sentence: str) -> None:
+    result = call("run", "fedavg", *SMALL, *FLAGS, *flags, "--data-folder", idda)
+    assert result.exit_code != 0 and sentence in " ".join(result.output.split()) and "Traceback" not in result.output

@@ -1,0 +1,345 @@
+"""Segmentation: loss and mining by hand, mIoU by hand, every engine alike, and what normalisation statistics do."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedflat
+from fedflat.data import IGNORED, Dataset, Examples, from_arrays
+from fedflat.engines.lanes import LaneEngine, compiled
+from fedflat.engines.loop import LoopEngine
+from fedflat.engines.segmentation import Segmentation
+from fedflat.engines.task import Classification, Pooling, Task, task_for
+from fedflat.engines.totals import Totals
+from fedflat.experiment import federation as federating
+from fedflat.experiment.config import config
+from fedflat.experiment.record import client_statistics
+from fedflat.experiment.run import Run
+from fedflat.models.layout import Layout
+from fedflat.models.norms import BatchNorm
+
+SIDE, NAMES = 32, ("dark", "middle", "bright")
+
+
+def scenes(count: int, seed: int, groups: list[int], shift: int = 0) -> Examples:
+    """Blocks whose brightness is their class, 20 pixels in a row that do not count; each group is lighter than the one before."""
+    rng = np.random.default_rng(seed)
+    masks = np.kron(rng.integers(0, 3, (count, 4, 4)), np.ones((8, 8), np.int64))
+    of = np.resize(groups, count)
+    pixels = np.clip(40 + 70 * masks + 25 * of[:, None, None] + rng.integers(-15, 15, masks.shape), 0, 255)
+    masks[:, 0, :20] = IGNORED
+    images = np.repeat(pixels[:, None], 3, 1)
+    return Examples(torch.from_numpy(images.astype(np.uint8)), torch.from_numpy(masks.astype(np.uint8)), torch.from_numpy(of))
+
+
+def made(train: int = 16) -> Dataset:
+    """Two domains to train on; a third one is only in the test set."""
+    return Dataset(
+        "scenes", scenes(train, 0, [0, 1]), scenes(9, 1, [0, 1, 2]), NAMES, (0.5,) * 3, (0.3,) * 3, "segmentation", ("day", "dusk", "fog")
+    )
+
+
+class Dense(nn.Module):
+    """A small convolutional network for each pixel; in training it has an auxiliary head before its normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.auxiliary = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 3, 1)
+        self.norm = BatchNorm(6)
+        self.head = nn.Conv2d(6, 3, 1)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        features = self.first(images)
+        logits: torch.Tensor = self.head(torch.relu(self.norm(features)))
+        return (logits, self.auxiliary(features)) if self.training else logits
+
+
+def settings(**more: Any) -> dict[str, Any]:
+    quick = {"per_round": 2, "split": "natural", "batch": 4, "workers": 1, "device": "cpu", "rate": 0.1, "augmentation": "scale-crop+flip"}
+    return quick | more
+
+
+# --- the loss ---------------------------------------------------------------------------------------------------------------------------
+
+
+def logits_for(losses: list[list[float]]) -> torch.Tensor:
+    """Two-class logits [n, 2, 1, pixels] for which the cross-entropy of class 0 is what is asked for: log(1 + e^z) = loss."""
+    z = torch.tensor(losses, dtype=torch.float64).expm1().log()
+    return torch.stack([torch.zeros_like(z), z], 1)[:, :, None]
+
+
+def test_the_mean_over_the_hardest_quarter_by_hand() -> None:
+    logits = logits_for([[1.0, 5.0, 2.0, 3.0, 0.5, 4.0, 0.2, 0.1], [9.0, 0.3, 0.4, 8.0, 7.0, 0.1, 0.2, 0.6]])
+    target = torch.zeros(2, 1, 8, dtype=torch.uint8)
+    assert Segmentation().loss(logits, target).item() == pytest.approx((5 + 4 + 9 + 8) / 4), "two of eight in each image"
+    assert Segmentation(hard=1.0).loss(logits, target).item() == pytest.approx((15.8 + 25.6) / 16)
+    assert Segmentation(hard=0.01).loss(logits, target).item() == pytest.approx((5 + 9) / 2), "at least one"
+
+
+def test_ignored_pixels_are_neither_mined_nor_counted() -> None:
+    logits = logits_for([[1.0, 50.0, 2.0, 3.0, 50.0, 4.0, 50.0, 50.0], [9.0, 0.3, 0.4, 8.0, 7.0, 0.1, 0.2, 0.6]])
+    target = torch.zeros(2, 1, 8, dtype=torch.uint8)
+    target[0, 0, [1, 4, 6, 7]] = IGNORED
+    assert Segmentation().loss(logits, target).item() == pytest.approx((4 + 9 + 8) / 3), "one of four, two of eight"
+    target[0] = IGNORED
+    assert Segmentation().loss(logits, target).item() == pytest.approx((9 + 8) / 2)
+    target[1] = IGNORED
+    nothing = logits.clone().requires_grad_()
+    loss = Segmentation().loss(nothing, target)
+    (gradient,) = torch.autograd.grad(loss, nothing)
+    assert loss.item() == 0 and torch.equal(gradient, torch.zeros_like(gradient)), "where nothing counts, nothing is learnt"
+
+
+def test_only_the_hardest_pixels_have_a_gradient() -> None:
+    torch.manual_seed(0)
+    logits, target = torch.randn(3, 4, 6, 6, dtype=torch.float64, requires_grad=True), torch.randint(4, (3, 6, 6))
+    (gradient,) = torch.autograd.grad(Segmentation().loss(logits, target), logits)
+    assert (gradient.abs().sum(1) > 0).flatten(1).sum(1).tolist() == [9, 9, 9]
+    plain = nn.functional.cross_entropy(logits, target)
+    assert Segmentation(hard=1.0).loss(logits, target).item() == pytest.approx(plain.item())
+
+
+def test_auxiliary_heads_add_their_own_mined_losses() -> None:
+    torch.manual_seed(0)
+    heads, target = tuple(torch.randn(2, 3, 4, 4) for _ in range(5)), torch.randint(3, (2, 4, 4))
+    alone = [Segmentation().loss(head, target).item() for head in heads]
+    assert Segmentation().loss(heads, target).item() == pytest.approx(sum(alone))
+    assert Segmentation(auxiliary=0.4).loss(heads, target).item() == pytest.approx(alone[0] + 0.4 * sum(alone[1:]))
+    assert Segmentation().sums(heads, target)["confusion"].equal(Segmentation().sums(heads[0], target)["confusion"])
+
+
+# --- the metric --------------------------------------------------------------------------------------------------------------------------
+
+
+def certain(guess: torch.Tensor, classes: int = 4) -> torch.Tensor:
+    return 100 * nn.functional.one_hot(guess, classes).movedim(-1, 1).double()
+
+
+TRUTH = torch.tensor([[[0, 0, 0, 1], [1, 1, 255, 255]], [[0, 2, 2, 2], [2, 0, 0, 0]]])
+GUESS = torch.tensor([[[0, 0, 1, 1], [1, 0, 0, 3]], [[0, 2, 2, 0], [2, 0, 0, 3]]])
+
+
+def test_intersection_over_union_by_hand() -> None:
+    totals = Totals(Segmentation())
+    totals.add(Segmentation().sums(certain(GUESS), TRUTH.to(torch.uint8)), 2)
+    assert totals.sums["confusion"].tolist() == [[5, 1, 0, 1], [1, 2, 0, 0], [1, 0, 3, 0], [0, 0, 0, 0]]
+    figures = totals.figures()
+    # Class 3 is predicted but never true: it costs class 0 a pixel, and has no score of its own.
+    assert figures["miou"] == pytest.approx((5 / 9 + 2 / 4 + 3 / 4) / 3) and figures["pixel_accuracy"] == pytest.approx(10 / 14)
+    each = Segmentation().by_class(totals.sums)
+    assert {label: one["miou"] for label, one in each.items()} == pytest.approx({0: 5 / 9, 1: 0.5, 2: 0.75})
+    assert {label: one["examples"] for label, one in each.items()} == {0: 2, 1: 1, 2: 1}
+    assert figures["loss"] == pytest.approx(4 * 100 / 14) and each[0]["loss"] == pytest.approx(2 * 100 / 7)
+
+
+def test_figures_do_not_depend_on_batches() -> None:
+    task, whole, parts = Segmentation(), Totals(Segmentation()), Totals(Segmentation())
+    torch.manual_seed(1)
+    logits, target = torch.randn(5, 4, 6, 7, dtype=torch.float64), torch.randint(0, 4, (5, 6, 7))
+    target[0, :2] = IGNORED
+    whole.add(task.sums(logits, target), 5)
+    for rows in ([0], [1, 2, 3], [4]):
+        parts.add(task.sums(logits[rows], target[rows]), len(rows))
+    assert whole.figures() == pytest.approx(parts.figures()) and parts.count == 5
+    assert whole.figures()["miou"] == pytest.approx(np.mean([one["miou"] for one in task.by_class(whole.sums).values()])), (
+        "the mean over classes"
+    )
+
+
+def test_tasks_of_other_kinds_are_means_as_before() -> None:
+    assert isinstance(task_for("segmentation"), Segmentation) and isinstance(Segmentation(), Pooling) and isinstance(Segmentation(), Task)
+    assert not isinstance(Classification(), Pooling)
+    totals = Totals(Classification())
+    totals.add({"loss": torch.tensor(3.0), "accuracy": torch.tensor(1)}, 2)
+    totals.add({"loss": torch.tensor(1.0), "accuracy": torch.tensor(1)}, 2)
+    assert totals.figures() == {"loss": 1.0, "accuracy": 0.5}
+
+
+# --- engines -----------------------------------------------------------------------------------------------------------------------------
+
+
+def run_of(algorithm: str, engine: Any, model: str | nn.Module = "bisenetv2(width=0.1)", **training: Any) -> Run:
+    values = {
+        "algorithm": algorithm,
+        "model": model if isinstance(model, str) else "custom:Dense",
+        "data": {"name": "custom:scenes", "split": "natural", "augmentation": "scale-crop+flip"},
+        "federation": {"per_round": 2},
+        "training": {"rounds": 2, "steps": 2, "batch": 3, "rate": 0.05, "momentum": 0.9} | training,
+        "evaluation": {"batch": 4},
+        "engine": {"precision": "float64", "device": "cpu", "workers": 1},
+    }
+    run = Run(config(values), data=made(8 if training.get("batch") == 4 else 7), model=None if isinstance(model, str) else model)
+    run.engine = engine(run.problem)
+    run.go()
+    return run
+
+
+LOOP = partial(LoopEngine, workers=1)
+OTHERS = {"lanes": partial(LaneEngine, lanes=2), "compiled": partial(LaneEngine, step=partial(compiled, backend="eager", strict=True))}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_engines_agree(other: str) -> None:
+    """Auxiliary heads, mining, masks that move with their images, batches that are too short, statistics, and the metric."""
+    torch.manual_seed(0)
+    model = "bisenetv2(width=0.1)" if other == "lanes" else Dense()  # tracing a deep network takes a minute
+    whole = {"batch": 4} if other == "compiled" else {}  # and each size of a batch is traced anew
+    loop, lanes = (run_of("fedasam+poly", engine, model, **whole) for engine in (LOOP, OTHERS[other]))
+    assert (loop.server.model.weights - lanes.server.model.weights).abs().max() < 1e-10
+    assert (loop.server.model.buffers - lanes.server.model.buffers).abs().max() < 1e-10
+    for one, two in zip(loop.history, lanes.history, strict=True):
+        assert one["test"]["server"] == pytest.approx(two["test"]["server"], abs=1e-9) and set(one["test"]["server"]) > {"loss", "miou"}
+
+
+@pytest.mark.parametrize(
+    ("network", "engine"),
+    [("dense", "loop"), ("dense", "lanes"), ("dense", "compiled"), ("bisenetv2(width=0.1)", "loop"), ("bisenetv2(width=0.1)", "lanes")],
+)
+def test_sam_moves_statistics_once_per_step(network: str, engine: str) -> None:
+    """Weights stand still, so that FedAvg and SAM see the same batches at the same point: equal, unless the perturbed pass left a trace."""
+    torch.manual_seed(0)
+    model: Any = Dense() if network == "dense" else network
+    still = {"rate": 1e-12, "rounds": 1, "batch": 4}
+    plain, sam = (
+        run_of(text, ({"loop": LOOP} | OTHERS)[engine], model, **still, steps=3).server.model for text in ("fedavg", "fedsam(rho=5.0)")
+    )
+    fresh = run_of("fedavg", LOOP, model, **still, steps=1).server.model
+    assert torch.allclose(plain.buffers, sam.buffers, atol=1e-7)
+    assert not torch.allclose(plain.buffers, fresh.buffers, atol=1e-3), "three steps are not one"
+    assert all(torch.equal(plain.integers[name], sam.integers[name]) for name in plain.integers)
+
+
+def test_batch_norm_keeps_full_statistics_where_passes_are_in_bfloat16() -> None:
+    """As on a GPU: weights, passes and outputs of several heads are rounded; statistics, losses and updates are not."""
+    torch.manual_seed(0)
+    model = Dense()
+    full, rough = (Run(config(rough_settings()), data=made(7), model=model) for _ in range(2))
+    rough.problem.arithmetic = torch.bfloat16
+    rough.problem.__post_init__()
+    for run in (full, rough):
+        run.engine = LaneEngine(run.problem, lanes=2)
+        run.go()
+    one, other = full.server.model, rough.server.model
+    assert other.weights.dtype == other.buffers.dtype == torch.float32
+    assert 0 < (one.weights - other.weights).abs().mean() < 0.005
+    assert full.history[-1]["test"]["server"]["loss"] == pytest.approx(rough.history[-1]["test"]["server"]["loss"], abs=0.05)
+
+
+def rough_settings() -> dict[str, Any]:
+    return {
+        "algorithm": "fedavg",
+        "model": "custom:Dense",
+        "data": {"name": "custom:scenes", "split": "natural", "augmentation": "scale-crop+flip"},
+        "federation": {"per_round": 2},
+        "training": {"rounds": 2, "steps": 2, "batch": 3, "rate": 0.01},
+        "engine": {"device": "cpu", "workers": 1},
+    }
+
+
+def test_a_network_learns_to_segment() -> None:
+    torch.manual_seed(0)
+    result = fedflat.run("fedavg", data=made(24), model=Dense(), rounds=6, epochs=3, evaluation__every=6, **settings())
+    first, last = (record["test"]["server"] for record in (result.history[0], result.history[-1]))
+    assert first["miou"] < 0.5 < 0.7 < last["miou"] <= 1 and last["loss"] < first["loss"]
+    assert result.metric == "miou"
+
+
+def test_models_for_something_else_are_refused() -> None:
+    with pytest.raises(
+        fedflat.UserError, match=r"lenet5 gives an output of shape \(3,\) .* at each of 32x32 pixels: choose a model for segm"
+    ):
+        fedflat.run("fedavg", data=made(), model="lenet5", rounds=1, **settings())
+    pixels = np.zeros((12, 3, SIDE, SIDE), np.uint8)
+    images = from_arrays(pixels, [0, 1, 2] * 4, pixels, [0, 1, 2] * 4)
+    with pytest.raises(fedflat.UserError, match=r"custom:Dense gives an output of shape \(3, 32, 32\) for each example"):
+        fedflat.run("fedavg", data=images, model=Dense(), rounds=1, **settings(split="iid", clients=3, augmentation="none"))
+
+
+# --- whose statistics ---------------------------------------------------------------------------------------------------------------------
+
+
+def by_hand(model: nn.Module, examples: Examples, rows: torch.Tensor, statistics: torch.Tensor | None) -> float:
+    """mIoU on some examples, normalised by given statistics or, without any, by those of the batch."""
+    if statistics is not None:
+        model.norm.running_mean, model.norm.running_var = statistics[:6].clone(), statistics[6:].clone()
+    model.train(statistics is None)
+    with torch.no_grad():
+        images = (examples.inputs[rows].float() / 255 - 0.5) / 0.3
+        totals = Totals(Segmentation())
+        totals.add(Segmentation().sums(model(images), examples.targets[rows]), len(rows))
+    return totals.figures()["miou"]
+
+
+@pytest.mark.parametrize("from_disk", [False, True])
+def test_silobn_tests_seen_domains_by_their_client_s_statistics_and_others_by_their_batch(tmp_path: Path, from_disk: bool) -> None:
+    torch.manual_seed(0)
+    network, data = Dense(), made()
+    result = fedflat.run(
+        "fedavg",
+        data=data,
+        model=network,
+        rounds=3,
+        epochs=1,
+        training__statistics="own",
+        out=tmp_path / "run",
+        **settings(evaluation__batch=50),
+    )
+    kept = result.record.statistics
+    assert set(kept) == {0, 1} and not torch.allclose(kept[0], kept[1], atol=1e-2), "each client has its own"
+    server = result.record.models["server"]
+    assert torch.equal(server.buffers, torch.cat([torch.zeros(6), torch.ones(6)])), "and none of them reaches the server"
+    if from_disk:
+        result = fedflat.load(tmp_path / "run")
+        assert all(torch.equal(kept[number], value) for number, value in client_statistics(result.record).items())
+    found = result.evaluate(on=("test", "domains", "clients"), data=data, network=network)
+    fresh = Dense()
+    fresh.load_state_dict(dict(Layout.of_parameters(network).views(server.weights)), strict=False)
+    groups = data.test.groups
+    assert groups is not None and data.train.groups is not None
+    for number, domain in enumerate(("day", "dusk")):
+        rows = torch.nonzero(groups == number)[:, 0]
+        assert found["domains"]["each"][domain]["miou"] == pytest.approx(by_hand(fresh, data.test, rows, kept[number]), abs=2e-3)
+        own = torch.nonzero(data.train.groups == number)[:, 0]
+        assert found["clients"]["each"][domain]["miou"] == pytest.approx(by_hand(fresh, data.train, own, kept[number]), abs=2e-3)
+    unseen = torch.nonzero(groups == 2)[:, 0]
+    assert found["domains"]["each"]["fog"]["miou"] == pytest.approx(by_hand(fresh, data.test, unseen, None), abs=2e-3)
+    assert found["test"]["miou"] == pytest.approx(by_hand(fresh, data.test, torch.arange(9), None), abs=2e-3)
+    assert found["domains"]["seen"]["examples"] == 6 and found["domains"]["unseen"]["miou"] == found["domains"]["each"]["fog"]["miou"]
+
+
+def test_silobn_trains_the_weights_of_fedavg() -> None:
+    """In training, normalisation looks at its batch alone; statistics matter only when a model is tested."""
+    torch.manual_seed(0)
+    model = Dense()
+    plain, silo = (
+        fedflat.run("fedasam", data=made(), model=model, rounds=2, epochs=1, training__statistics=kept, **settings())
+        for kept in ("averaged", "own")
+    )
+    assert torch.equal(plain.record.models["server"].weights, silo.record.models["server"].weights)
+    assert plain.history[-1]["test"] != silo.history[-1]["test"]
+
+
+def test_large_masks_are_evaluated_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(federating, "MOST_PIXELS", 3 * SIDE**2 + 1)
+    run = Run(config(rough_settings()), data=made(7), model=Dense())
+    assert run.problem.evaluation_batch == 3
+
+
+def test_evaluation_by_class_and_domain() -> None:
+    torch.manual_seed(0)
+    result = fedflat.run("fedavg", data=made(), model=Dense(), rounds=2, epochs=1, **settings())
+    found = result.evaluate(on=("test", "classes", "domains", "clients"))
+    assert set(found["classes"]["each"]) == set(NAMES)
+    assert found["classes"]["mean"] == pytest.approx(found["test"]["miou"]) and math.isfinite(found["classes"]["loss"])
+    assert {name: one["examples"] for name, one in found["domains"]["each"].items()} == {"day": 3, "dusk": 3, "fog": 3}
+    assert found["domains"]["seen"]["domains"] == 2 and found["domains"]["unseen"]["examples"] == 3
+    frame = found.frame()
+    assert len(frame[(frame.on == "classes") & (frame.figure == "miou") & (frame.name != "")]) == 3
