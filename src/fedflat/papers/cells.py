@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from fedflat.errors import UserError
@@ -130,7 +130,7 @@ def _config(values: Words) -> Config:
     return _cached(json.dumps(values))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _cached(text: str) -> Config:
     """Cells of one run share its config, and checking it takes time."""
     return config(json.loads(text))

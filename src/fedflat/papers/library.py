@@ -6,7 +6,7 @@ import itertools
 import re
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from importlib import resources
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from fedflat.errors import UserError, one_of
 from fedflat.papers.cells import Cell, make_cell
-from fedflat.papers.schema import Note, Part, PaperFile, Protocol, TableFile, Words
+from fedflat.papers.schema import Note, PaperFile, Part, Protocol, TableFile, Words
 
 ORDER = ("fedswa", "fedwmsam", "wima", "eccv")
 """The works, as they are listed."""
@@ -138,7 +138,7 @@ class Paper:
         return self.tables[name]
 
 
-@lru_cache
+@cache
 def papers() -> dict[str, Paper]:
     """All papers by name."""
     return {name: _read_paper(name) for name in ORDER}

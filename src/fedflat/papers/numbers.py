@@ -36,7 +36,7 @@ class Published:
         (0.05, 0.5)
         """
         digits = self.text.partition("±")[0].partition(".")[2].rstrip("+")
-        return 0.5 * 10 ** -len(digits)
+        return float(0.5 / 10 ** len(digits))
 
 
 def read(text: str) -> Published | None:
