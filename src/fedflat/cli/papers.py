@@ -93,7 +93,7 @@ def _print_table(found: Table) -> None:
 
     console = screen()
     console.print(f"\n{found.full_name}: {found.file.caption}\n", style="bold", highlight=False)
-    heads = ["", *("\n".join(labels) for labels in found.columns)]
+    heads = ["", *("\n".join(labels) for labels in _without_repetition(found.columns))]
     console.print(table(heads, [[None if text == "-" else text for text in row] for row in printed_rows(found)], numbers=heads[1:]))
     console.print()
     for name, protocol in found.protocols.items():
@@ -107,6 +107,19 @@ def _print_table(found: Table) -> None:
     for need in needs:
         console.print(f"cannot be run yet, needs: {need}", style="yellow", highlight=False)
     console.print(f"\nReproduce it: fedflat reproduce {found.full_name} [--cells ...] [--scale small]", style="dim", markup=False)
+
+
+def _without_repetition(columns: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Labels of the header, each only above the first of the columns that share it.
+
+    >>> _without_repetition([("a", "x"), ("a", "y"), ("b", "x")])
+    [('a', 'x'), ('', 'y'), ('b', 'x')]
+    """
+    shown = []
+    for before, labels in zip([(), *columns], columns, strict=False):
+        same = next((level for level, label in enumerate(labels) if before[level : level + 1] != (label,)), 0)
+        shown.append(tuple("" if level < same else label for level, label in enumerate(labels)))
+    return shown
 
 
 def _print_cells(found: Table) -> None:

@@ -20,6 +20,7 @@ from fedflat.errors import UserError, one_of
 
 if TYPE_CHECKING:
     from fedflat.experiment.config import Config
+    from fedflat.papers import Table
     from fedflat.papers.cost import Cost
     from fedflat.papers.outcome import Measured, Outcome
     from fedflat.papers.plan import Plan, Scale
@@ -32,7 +33,10 @@ ASK_FROM = 3600.0
 
 
 def reproduce(
-    name: str = typer.Argument(metavar="PAPER/TABLE", help="for example fedswa/table3 (all of them: fedflat papers)"),
+    name: str = typer.Argument(
+        metavar="PAPER/TABLE",
+        help="for example fedswa/table3 (all of them: fedflat papers); a paper, or all, means all of its tables and figures",
+    ),
     cells: list[str] = typer.Option(
         [], "--cells", metavar="PATTERN", help="cells by name, as in 'fedmoswa/*' (may be repeated); default: all", show_default=False
     ),
@@ -56,35 +60,75 @@ def reproduce(
 
     Example: fedflat reproduce fedswa/table3 --cells 'fedmoswa/*' --seeds 3
     """
-    from fedflat.papers import find_table
-    from fedflat.papers.cost import cost_of
-    from fedflat.papers.outcome import outcomes
-    from fedflat.papers.plan import make_plan
-
-    found, chosen = find_table(name), read_seeds(seeds)
+    found, chosen = _tables(name), read_seeds(seeds)
     if scale not in SCALES:
         raise one_of("scale", scale, SCALES)
+    if cells and len(found) > 1:
+        raise UserError(f"--cells are those of one table, but '{name}' means {len(found)}; name one, for example {found[0].full_name}")
     wanted = _scale(scale, rounds, data_folder, assignments)
-    out = out or RUNS / "reproduce" / found.full_name.replace("/", "-") / _variant(wanted)
-    plan = make_plan(found, found.choose([found.file.small] if representative else cells), chosen, out, wanted)
-    silent = quiet or as_json
-    cost = cost_of(plan.runs, probe and not wanted.small)
-    if dry_run:
-        _print_plan(plan, cost, as_json)
-        return
-    if not silent:
-        _print_cost(plan, cost, stderr=True)
-    if not yes and not silent and sys.stdin.isatty() and (cost.seconds is None or cost.seconds > ASK_FROM) and not wanted.small:
-        typer.confirm("Start?", abort=True, err=True)
-    measured, failed = _run(plan, out, jobs, silent)
-    result = outcomes(plan, measured)
-    _write(markdown, as_csv, result)
+    documents: list[dict[str, Any]] = []
+    result: list[Outcome] = []
+    failed: UserError | None = None
+    for one in found:
+        folder = (out or RUNS / "reproduce" / _variant(wanted)) / one.full_name if len(found) > 1 or out is None else out
+        plan = _plan(one, [one.file.small] if representative else cells, chosen, folder, wanted)
+        cost = _cost(plan, probe)
+        if dry_run:
+            documents.append(_show_plan(plan, cost, as_json))
+            continue
+        _before(plan, cost, quiet or as_json, yes)
+        measured, failed = _run(plan, folder, jobs, quiet or as_json)
+        outcomes = _outcomes(plan, measured)
+        result += outcomes
+        documents.append(_document(plan, cost, outcomes, folder))
+        if not as_json:
+            _print_result(plan, outcomes, folder)
+        if failed is not None:
+            break
+    if not dry_run:
+        _write(markdown, as_csv, result)
     if as_json:
-        _print_json(plan, cost, result, out)
-    else:
-        _print_result(plan, result, out)
+        print_json(documents if len(found) > 1 else documents[0])
     if failed is not None:
         raise failed
+
+
+def _tables(name: str) -> list[Table]:
+    """The table of a name, those of a paper, or all there are."""
+    from fedflat.papers import Paper, find, papers
+
+    if name.lower() == "all":
+        return [table for paper in papers().values() for table in paper.tables.values()]
+    found = find(name)
+    return list(found.tables.values()) if isinstance(found, Paper) else [found]
+
+
+def _plan(found: Table, cells: Sequence[str], seeds: Sequence[int], folder: Path, scale: Scale) -> Plan:
+    from fedflat.papers.plan import make_plan
+
+    return make_plan(found, found.choose(list(cells)), seeds, folder, scale)
+
+
+def _cost(plan: Plan, probing: bool) -> Cost:
+    from fedflat.papers.cost import cost_of
+
+    return cost_of(plan.runs, probing and not plan.scale.small)
+
+
+def _outcomes(plan: Plan, measured: dict[Path, Measured]) -> list[Outcome]:
+    from fedflat.papers.outcome import outcomes
+
+    return outcomes(plan, measured)
+
+
+def _before(plan: Plan, cost: Cost, silent: bool, yes: bool) -> None:
+    """Say what is ahead, and at a terminal ask where it is long."""
+    if silent:
+        return
+    _print_cost(plan, cost, stderr=True)
+    long = cost.seconds is None or cost.seconds > ASK_FROM
+    if long and not yes and not plan.scale.small and cost.rounds and sys.stdin.isatty():
+        typer.confirm("Start?", abort=True, err=True)
 
 
 def _scale(scale: str, rounds: int | None, folder: Path | None, assignments: Sequence[str]) -> Scale:
@@ -155,26 +199,23 @@ def _print_cost(plan: Plan, cost: Cost, stderr: bool = False) -> None:
     instead = sorted({text for run in plan.runs for text in run.instead})
     if instead:
         lines["stand-ins"] = "; ".join(instead)
-    for reason in dict.fromkeys(plan.lacking.values()):
-        lines["left out" if "left out" not in lines else f"left out ({reason})"] = reason
+    reasons = list(plan.lacking.values())
+    if reasons:
+        lines["left out"] = "; ".join(f"{reasons.count(reason)} cells: {reason}" for reason in dict.fromkeys(reasons))
     screen(stderr).print(facts(lines))
 
 
-def _print_plan(plan: Plan, cost: Cost, as_json: bool) -> None:
-    if as_json:
-        runs = [
-            {"folder": run.folder, "done": run.done, "cells": run.cells, "config": run.config.model_dump(mode="json")} for run in plan.runs
-        ]
-        print_json({"table": plan.table.full_name, "runs": runs, "lacking": plan.lacking, "cost": vars(cost)})
-        return
-    _print_cost(plan, cost)
-    first = [run for run in plan.runs if run.config.seed == plan.seeds[0]]
-    rows = [
-        [run.config.algorithm, run.config.model, run.config.data.name, run.config.data.split, run.config.training.rounds, len(run.cells)]
-        for run in first
-    ]
-    screen().print()
-    screen().print(table(("algorithm", "model", "data", "split", "rounds", "cells"), rows, numbers=("rounds", "cells")))
+def _show_plan(plan: Plan, cost: Cost, as_json: bool) -> dict[str, Any]:
+    """What would be run: as a document, or on the screen."""
+    if not as_json:
+        _print_cost(plan, cost)
+        first = [run.config for run in plan.runs if run.config.seed == plan.seeds[0]]
+        rows = [[c.algorithm, c.model, c.data.name, c.data.split, c.federation.per_round, c.training.rounds] for c in first]
+        screen().print()
+        screen().print(table(("algorithm", "model", "data", "split", "per round", "rounds"), rows, numbers=("per round", "rounds")))
+        return {}
+    runs = [{"folder": run.folder, "done": run.done, "cells": run.cells, "config": run.config.model_dump(mode="json")} for run in plan.runs]
+    return {"table": plan.table.full_name, "runs": runs, "lacking": plan.lacking, "cost": vars(cost)}
 
 
 def _print_result(plan: Plan, result: Sequence[Outcome], out: Path) -> None:
@@ -208,21 +249,18 @@ def _rule(plan: Plan) -> str:
     )
 
 
-def _print_json(plan: Plan, cost: Cost, result: Sequence[Outcome], out: Path) -> None:
+def _document(plan: Plan, cost: Cost, result: Sequence[Outcome], folder: Path) -> dict[str, Any]:
     from fedflat.papers.document import outcomes_document
 
-    instead = sorted({text for run in plan.runs for text in run.instead})
-    print_json(
-        {
-            "table": plan.table.full_name,
-            "folder": out,
-            "scale": "small" if plan.scale.small else "paper",
-            "stand_ins": instead,
-            "cost": vars(cost),
-            "rule": _rule(plan),
-            "cells": outcomes_document(result),
-        }
-    )
+    return {
+        "table": plan.table.full_name,
+        "folder": folder,
+        "scale": "small" if plan.scale.small else "paper",
+        "stand_ins": sorted({text for run in plan.runs for text in run.instead}),
+        "cost": vars(cost),
+        "rule": _rule(plan),
+        "cells": outcomes_document(result),
+    }
 
 
 def _write(markdown_file: Path | None, csv_file: Path | None, result: Sequence[Outcome]) -> None:

@@ -22,7 +22,7 @@ from fedflat.papers.plan import Plan
 from fedflat.report.result import Result
 from fedflat.report.summary import rounds_to, series, summarise
 
-Verdict = Literal["within", "above", "below", "censored", "not run", "diverged", "unjudged", "not printed", "runs", ""]
+Verdict = Literal["within", "above", "below", "censored", "not run", "diverged", "unjudged", "not printed", "ran"]
 CONFIDENCE = 0.975
 NORMAL = 1.959964
 
@@ -66,9 +66,13 @@ class Outcome:
 
     @property
     def difference(self) -> float | None:
-        """Measured less published."""
+        """Measured less published; None where the two cannot be compared."""
         published = self.cell.published
-        return None if self.mean is None or published is None or published.value is None else self.mean - published.value
+        return (
+            None
+            if self.verdict == "ran" or self.mean is None or published is None or published.value is None
+            else self.mean - published.value
+        )
 
 
 def outcomes(plan: Plan, measured: Mapping[Path, Measured]) -> list[Outcome]:
@@ -135,7 +139,7 @@ def _numbers(cell: Cell, runs: Sequence[Measured]) -> tuple[float, ...]:
 
 def _diverged(plan: Plan, cell: Cell) -> Outcome:
     if plan.scale.obstacle:
-        return Outcome(cell, (), "runs", "it diverged")
+        return Outcome(cell, (), "ran", "it diverged")
     as_published = cell.published is not None and cell.published.value is None
     return Outcome(cell, (), "within" if as_published else "diverged", "diverged, as published" if as_published else "every seed")
 
@@ -144,7 +148,7 @@ def _judged(plan: Plan, cell: Cell, values: tuple[float, ...], missing: str) -> 
     published, obstacle = cell.published, plan.scale.obstacle
     shortened = plan.scale.rounds is not None and plan.scale.rounds < cell.configs[0].training.rounds
     if obstacle or shortened:
-        return Outcome(cell, values, "runs", obstacle or f"{plan.scale.rounds} rounds instead of {cell.configs[0].training.rounds}")
+        return Outcome(cell, values, "ran", obstacle or f"{plan.scale.rounds} rounds instead of {cell.configs[0].training.rounds}")
     if isinstance(cell.number, RoundsTo) and (missing or cell.unreached):
         return _censored(cell, values, missing)
     if published is None:
@@ -174,8 +178,8 @@ def _of_gain(plan: Plan, measured: Mapping[Path, Measured], cell: Cell, gain: Ga
     scale = 100.0 if of.cell.unit == "share" else 1.0
     pairs = zip(of.values, over.values, strict=True) if len(of.values) == len(over.values) else [(of.mean, over.mean)]
     values = tuple(100 * (a - b) / b if gain.relative else scale * (a - b) for a, b in pairs if b)
-    if of.verdict == "runs":
-        return Outcome(cell, values, "runs", of.says)
+    if of.verdict == "ran":
+        return Outcome(cell, values, "ran", of.says)
     if cell.published is None or cell.published.value is None:
         return Outcome(cell, values, "not printed")
     allowed = tolerance(cell.published, values) if values else None
