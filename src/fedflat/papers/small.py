@@ -37,7 +37,7 @@ def small(config: Config, folder: Path | None = None) -> tuple[Config, tuple[str
         update={
             "model": model,
             "data": data,
-            "federation": config.federation.model_copy(update={"per_round": per_round, "sampling": "fixed"}),
+            "federation": config.federation.model_copy(update={"per_round": per_round}),
             "training": training,
             "evaluation": config.evaluation.model_copy(update={"every": 1, "final": 0, "examples": EXAMPLES}),
             "engine": config.engine.model_copy(update={"workers": 1}),
