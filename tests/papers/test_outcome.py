@@ -123,6 +123,11 @@ def test_without_runs_nothing_is_said():
     assert (lacking.verdict, lacking.says) == ("not run", "ViT-Base with published weights")
 
 
+def test_an_unfinished_run_has_no_number_yet():
+    found = judged(*ACCURACY, measured([0.0, 0.62], status="paused"))
+    assert (found.verdict, found.values, found.says) == ("not run", (), "not finished; the same command goes on")
+
+
 def test_divergence():
     gone = measured([0.0, 0.1], status="diverged")
     assert judged(*ACCURACY, gone).verdict == "diverged"

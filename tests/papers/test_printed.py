@@ -28,7 +28,7 @@ def rows_of(found: Table) -> list[tuple[str, list[str]]]:
     cells = iter(found.cells.values())
     for group, method in found.rows:
         row = [next(cells) for _ in found.columns]
-        gone = {cell.name for cell in row for note in found.notes_on(cell) if note.kind == "gap" and note.cells != ["*"]}
+        gone = {cell.name for cell in row for note in found.notes_on(cell) if note.kind == "gap"}
         numbers = [cell.published.text for cell in row if cell.published and cell.published.value is not None and cell.name not in gone]
         rows.append((f"{group} {method}".strip(), numbers))
     return rows

@@ -16,6 +16,7 @@ from statistics import fmean, stdev
 from typing import Any, Literal
 
 from fedflat.experiment.record import Record
+from fedflat.experiment.stopping import OVER
 from fedflat.papers.cells import Cell
 from fedflat.papers.numbers import Best, Form, Gain, Last, Mean, Published, RoundsTo
 from fedflat.papers.plan import Plan
@@ -122,6 +123,8 @@ def _outcome(plan: Plan, measured: Mapping[Path, Measured], cell: Cell) -> Outco
     tried = [[measured[run.folder] for run in runs if run.folder in measured] for runs in plan.runs_of(cell)]
     if not all(tried):
         return Outcome(cell, (), "not run")
+    if any(run.status not in OVER for runs in tried for run in runs):
+        return Outcome(cell, (), "not run", "not finished; the same command goes on")
     if all(run.status == "diverged" for runs in tried for run in runs):
         return _diverged(plan, cell)
     numbers = [_numbers(cell, runs) for runs in tried]

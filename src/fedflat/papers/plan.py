@@ -54,6 +54,8 @@ class Planned:
 
     config: Config
     folder: Path
+    experiment: str
+    """The config with seed 0 as text, by which cells find it."""
     cells: tuple[str, ...]
     """The names of the chosen cells that need it."""
     instead: tuple[str, ...]
@@ -87,9 +89,8 @@ class Plan:
 
     def runs_of(self, cell: Cell) -> list[list[Planned]]:
         """The runs of a cell, those of each of its experiments together."""
-        return [
-            [run for run in self.runs if run.config.model_copy(update={"seed": 0}) == self.scale.of(config)[0]] for config in cell.configs
-        ]
+        wanted = [_as_text(self.scale.of(config)[0]) for config in cell.configs]
+        return [[run for run in self.runs if run.experiment == experiment] for experiment in wanted]
 
 
 def make_plan(table: Table, cells: Sequence[Cell], seeds: Sequence[int], out: Path, scale: Scale) -> Plan:
@@ -102,11 +103,11 @@ def make_plan(table: Table, cells: Sequence[Cell], seeds: Sequence[int], out: Pa
     for cell in wanted:
         for config in cell.configs if cell.name not in lacking else ():
             adapted, instead = scale.of(config)
-            key = adapted.model_dump_json()
+            key = _as_text(adapted)
             made.setdefault(key, (adapted, instead))
             needing.setdefault(key, []).append(cell.name)
     runs = [
-        Planned(config.model_copy(update={"seed": seed}), out / homes[key] / f"seed-{seed}", tuple(needing[key]), instead)
+        Planned(config.model_copy(update={"seed": seed}), out / homes[key] / f"seed-{seed}", key, tuple(needing[key]), instead)
         for seed in seeds
         for key, (config, instead) in made.items()
     ]
@@ -128,5 +129,9 @@ def _homes(table: Table, scale: Scale) -> dict[str, str]:
     for cell in table.cells.values():
         for config in cell.configs:
             several = f"/{folder_name(config.algorithm)}" if len(cell.configs) > 1 else ""
-            homes.setdefault(scale.of(config)[0].model_dump_json(), cell.name + several)
+            homes.setdefault(_as_text(scale.of(config)[0]), cell.name + several)
     return homes
+
+
+def _as_text(config: Config) -> str:
+    return config.model_dump_json()
