@@ -36,8 +36,6 @@ def test_every_cell_is_a_valid_experiment(table: Table):
                 augmentation(config.data.augmentation)
             until = cell.number.until if isinstance(cell.number, Mean) else None
             assert until is None or until <= config.training.rounds
-    if any(cell.needs for cell in table.cells.values()):
-        assert {cell.needs for cell in table.cells.values()} - {""}
 
 
 def test_how_many_there_are():

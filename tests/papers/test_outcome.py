@@ -120,7 +120,8 @@ def test_an_accuracy_is_within_above_or_below(value, verdict):
 def test_without_runs_nothing_is_said():
     assert judged(*ACCURACY).verdict == "not run"
     lacking = judged("fedswa/table3", "fedavg/tiny-imagenet-dirichlet-0.1-accuracy")
-    assert (lacking.verdict, lacking.says) == ("not run", "ViT-Base with published weights")
+    assert lacking.verdict == "not run"
+    assert "published weights of ViT-B/16: bring them with --set init=FILE" in lacking.says
 
 
 def test_an_unfinished_run_has_no_number_yet():
@@ -195,6 +196,14 @@ def test_gains_are_taken_seed_by_seed():
     by_seed = {("scaffold", 0): 0.60, ("fedavg", 0): 0.58, ("scaffold", 1): 0.62, ("fedavg", 1): 0.61}
     runs = {run.folder: measured([0.0, by_seed[run.config.algorithm, run.config.seed]]) for run in plan.runs}
     assert outcomes(plan, runs)[0].values == pytest.approx((2.0, 1.0))
+
+
+def test_weights_may_be_brought_where_the_paper_starts_from_some():
+    scale = Scale(weights=True)
+    assert scale.obstacle(find_table("wima/table3").cells["fedavg/w-wima"]) == ""
+    assert scale.obstacle(find_table("wima/table4").cells["w-5/cifar10"]) == "other initial weights"
+    assert planned("wima/table3", ["fedavg/*"], 1).lacking
+    assert not planned("wima/table3", ["fedavg/*"], 1, scale).lacking
 
 
 @pytest.mark.parametrize(

@@ -103,9 +103,10 @@ def _print_table(found: Table) -> None:
     for note in found.file.notes:
         about = f" ({', '.join(note.cells)})" if note.cells and note.cells != ["*"] else ""
         console.print(f"{note.kind}{about}: {note.says}", highlight=False, markup=False)
-    needs = {cell.needs: None for cell in found.cells.values() if cell.needs}
-    for need in needs:
+    for need in dict.fromkeys(cell.needs for cell in found.cells.values() if cell.needs):
         console.print(f"cannot be run yet, needs: {need}", style="yellow", highlight=False)
+    for weights in dict.fromkeys(cell.weights for cell in found.cells.values() if cell.weights):
+        console.print(f"starts from {weights}: bring them with --set init=FILE", style="yellow", highlight=False)
     console.print(f"\nReproduce it: fedflat reproduce {found.full_name} [--cells ...] [--scale small]", style="dim", markup=False)
 
 

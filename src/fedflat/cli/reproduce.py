@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from fedflat.papers.plan import Plan, Scale
 
 SCALES = ("paper", "small")
-HARMLESS = ("engine.", "data.folder")
-"""Settings that change no result, or none that a paper could mean."""
+HARMLESS = ("engine.", "data.folder", "init")
+"""Settings that change no result, and the weights that some tables start from."""
 ASK_FROM = 3600.0
 """Seconds from which on, at a terminal, the user is asked before anything starts."""
 
@@ -144,7 +144,8 @@ def _scale(scale: str, rounds: int | None, folder: Path | None, assignments: Seq
         return config(values)
 
     changed = tuple(text for text in assignments if not text.startswith(HARMLESS))
-    return Scale(scale == "small", rounds, folder, change, changed)
+    brought = any(text.startswith("init=") for text in assignments)
+    return Scale(scale == "small", rounds, folder, change, changed, brought)
 
 
 def _variant(scale: Scale) -> str:

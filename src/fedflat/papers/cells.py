@@ -12,11 +12,13 @@ from fedflat.errors import UserError
 from fedflat.experiment.config import Config, config
 from fedflat.papers.numbers import Form, Gain, Published, RoundsTo, form, read
 from fedflat.papers.schema import Protocol, Words
+from fedflat.text import parse
 
 if TYPE_CHECKING:
     from fedflat.papers.library import Table
 
 _WORD = re.compile(r"\{(\w+)\}")
+ALL = "all"
 OR = " | "
 """Between algorithms of which a paper reports the best."""
 
@@ -37,10 +39,29 @@ class Cell:
         """How its runs were done."""
         return self.table.paper.protocol(str(self.words["protocol"]))
 
-    @property
+    @cached_property
     def needs(self) -> str:
-        """What fedflat lacks to run it; empty where nothing."""
-        return str(self.words["needs"])
+        """What fedflat lacks to run it and form its number; empty where nothing."""
+        from fedflat.data import DATASETS
+        from fedflat.models.registry import MODELS
+
+        lacks = [str(self.words["needs"])] if self.words["needs"] else []
+        for experiment in self.configs[:1]:
+            model, data = parse(experiment.model)[0].name, parse(experiment.data.name)[0].name
+            lacks += [f"the model {model}"] * (model not in MODELS) + [f"the data set {data}"] * (data not in DATASETS)
+        if self.tested != ALL:
+            lacks.append(f"an evaluation on {self.tested} alone")
+        return ", ".join(lacks)
+
+    @property
+    def weights(self) -> str:
+        """The published weights from which its runs start, which a user must bring; empty where they start afresh."""
+        return str(self.words["weights"])
+
+    @property
+    def tested(self) -> str:
+        """The part of the test set that counts."""
+        return str(self.words["tested"])
 
     @property
     def unit(self) -> str:

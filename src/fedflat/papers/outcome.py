@@ -141,14 +141,14 @@ def _numbers(cell: Cell, runs: Sequence[Measured]) -> tuple[float, ...]:
 
 
 def _diverged(plan: Plan, cell: Cell) -> Outcome:
-    if plan.scale.obstacle:
+    if plan.scale.obstacle(cell):
         return Outcome(cell, (), "ran", "it diverged")
     as_published = cell.published is not None and cell.published.value is None
     return Outcome(cell, (), "within" if as_published else "diverged", "diverged, as published" if as_published else "every seed")
 
 
 def _judged(plan: Plan, cell: Cell, values: tuple[float, ...], missing: str) -> Outcome:
-    published, obstacle = cell.published, plan.scale.obstacle
+    published, obstacle = cell.published, plan.scale.obstacle(cell)
     shortened = plan.scale.rounds is not None and plan.scale.rounds < cell.configs[0].training.rounds
     if obstacle or shortened:
         return Outcome(cell, values, "ran", obstacle or f"{plan.scale.rounds} rounds instead of {cell.configs[0].training.rounds}")

@@ -28,6 +28,8 @@ class Scale:
     """What the user sets besides."""
     changed: tuple[str, ...] = ()
     """The settings among them that change results."""
+    weights: bool = False
+    """Whether the user brings weights to start from."""
 
     def of(self, config: Config) -> tuple[Config, tuple[str, ...]]:
         """A config at this scale, and what stands for what in it."""
@@ -38,14 +40,13 @@ class Scale:
             made = made.model_copy(update={"data": made.data.model_copy(update={"folder": self.folder})})
         return self.change(made), instead
 
-    @property
-    def obstacle(self) -> str:
-        """Why no verdict can be given, if none can."""
+    def obstacle(self, cell: Cell) -> str:
+        """Why no verdict on a cell can be given, if none can."""
         if self.small:
             return "small scale"
         if self.changed:
             return "other settings"
-        return ""
+        return "other initial weights" if self.weights and not cell.weights else ""
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,10 @@ def _sources(cell: Cell) -> tuple[Cell, ...]:
 
 def _lacks(cell: Cell, scale: Scale) -> str:
     """Why a cell cannot be run at this scale; at small scale stand-ins do for whatever is no other kind of task."""
-    return cell.protocol.not_small if scale.small else cell.needs
+    if scale.small:
+        return cell.protocol.not_small
+    missing = f"{cell.weights}: bring them with --set init=FILE" if cell.weights and not scale.weights else ""
+    return ", ".join(filter(None, (cell.needs, missing)))
 
 
 def _homes(table: Table, scale: Scale) -> dict[str, str]:
