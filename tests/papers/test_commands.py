@@ -172,6 +172,7 @@ def test_a_whole_paper_at_once(fedflat):
     [
         (("fedswa/table3", "--cells", "fedavg/nothing"), "there is no cell of fedswa/table3 'fedavg/nothing'"),
         (("fedswa/table3", "--scale", "tiny"), "there is no scale 'tiny'; expected one of paper, small"),
+        (("fedswa/table3", "--csv", "nowhere/r.csv"), "nowhere/r.csv cannot be written: there is no folder nowhere"),
         (("fedswa/table3", "--seeds", "none"), "cannot read --seeds 'none'"),
         (("fedswa", "--cells", "fedavg/*"), "--cells are those of one table, but 'fedswa' means 18"),
         (("fedswa/table6", "--set", "training.rate", "--scale", "small"), "cannot read --set 'training.rate'"),
@@ -182,6 +183,21 @@ def test_bad_input_is_one_sentence(fedflat, arguments, message):
     assert result.exit_code == 2
     assert message in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_runs_with_other_settings_are_not_mixed(fedflat):
+    arguments = ("reproduce", "fedswa/table6", "--representative", *SMALL, "--out", "here")
+    assert fedflat(*arguments).exit_code == 0
+    other = fedflat(*arguments, "--rounds", "2")
+    assert other.exit_code == 2
+    assert "holds a run with other settings (training.rounds=4 instead of 2)" in other.stderr
+
+
+def test_cells_and_markdown_are_about_one_table(fedflat):
+    for arguments in (("papers", "fedswa", "--cells"), ("papers", "--markdown")):
+        result = fedflat(*arguments)
+        assert result.exit_code == 2
+        assert "are about one table" in result.stderr
 
 
 def test_every_table_has_its_page_in_the_list(fedflat):

@@ -38,6 +38,14 @@ def test_every_cell_is_a_valid_experiment(table: Table):
             assert until is None or until <= config.training.rounds
 
 
+@pytest.mark.parametrize("paper", list(papers().values()), ids=list(papers()))
+def test_every_protocol_and_every_method_is_used(paper: Paper):
+    cells = [cell for table in paper.tables.values() for cell in table.cells.values()]
+    assert {cell.words["protocol"] for cell in cells} == set(paper.file.protocols)
+    rows = {method for table in paper.tables.values() for _, method in table.rows if method not in table.file.methods}
+    assert rows == set(paper.file.methods)
+
+
 def test_how_many_there_are():
     cells = [cell for table in TABLES for cell in table.cells.values()]
     assert len(TABLES) == 29 + 35

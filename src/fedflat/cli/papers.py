@@ -8,6 +8,7 @@ import typer
 
 from fedflat.cli.flags import JSON
 from fedflat.cli.screen import facts, print_json, screen, table
+from fedflat.errors import UserError
 
 if TYPE_CHECKING:
     from fedflat.papers import Paper, Table
@@ -24,18 +25,19 @@ def papers(
 
     Example: fedflat papers fedswa/table3
     """
-    from fedflat.papers import Paper, find
+    from fedflat.papers import Paper, Table, find
     from fedflat.papers import papers as all_papers
     from fedflat.papers.document import paper_document, table_document, table_markdown
 
-    if name is None:
+    found = None if name is None else find(name)
+    if (cells or markdown) and not isinstance(found, Table):
+        raise UserError("--cells and --markdown are about one table; name it, for example fedflat papers fedswa/table3 --cells")
+    if found is None:
         if as_json:
             print_json([paper_document(paper) for paper in all_papers().values()])
         else:
             _print_papers(all_papers())
-        return
-    found = find(name)
-    if isinstance(found, Paper):
+    elif isinstance(found, Paper):
         if as_json:
             print_json(paper_document(found))
         else:

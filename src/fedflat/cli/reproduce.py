@@ -65,6 +65,9 @@ def reproduce(
         raise one_of("scale", scale, SCALES)
     if cells and len(found) > 1:
         raise UserError(f"--cells are those of one table, but '{name}' means {len(found)}; name one, for example {found[0].full_name}")
+    for file in filter(None, (markdown, as_csv)):
+        if not file.absolute().parent.is_dir():
+            raise UserError(f"{file} cannot be written: there is no folder {file.parent}; make it first")
     wanted = _scale(scale, rounds, data_folder, assignments)
     documents: list[dict[str, Any]] = []
     result: list[Outcome] = []
@@ -244,6 +247,8 @@ def _rule(plan: Plan) -> str:
         return f"At small scale only the structure is tried; the numbers mean nothing. Stand-ins: {'; '.join(instead) or 'none'}."
     if plan.scale.changed:
         return f"No verdict: settings were changed ({', '.join(plan.scale.changed)})."
+    if plan.scale.rounds is not None:
+        return f"No verdict where the paper has more rounds than {plan.scale.rounds}."
     return (
         "within: the published number lies where one more run would in 95 of 100 cases, "
         "judged by its ± and by the spread of the seeds, whichever is larger."
