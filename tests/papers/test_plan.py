@@ -17,6 +17,12 @@ SMALL = Scale(small=True)
 TABLES = [table.full_name for paper in papers().values() for table in paper.tables.values() if table.name.startswith("table")]
 
 
+@pytest.fixture(scope="module")
+def without_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder without any data set."""
+    return tmp_path_factory.mktemp("data")
+
+
 def plan(table: str, cells: list[str], out: Path, seeds: int = 1, scale: Scale = SMALL) -> Plan:
     found = find_table(table)
     return make_plan(found, found.choose(cells), range(seeds), out, scale)
@@ -32,7 +38,13 @@ def test_folders_do_not_depend_on_which_cells_are_chosen(tmp_path):
     by_rounds = plan("fedswa/table3", ["fedavg/cifar100-dirichlet-0.1-rounds"], tmp_path, scale=Scale())
     by_accuracy = plan("fedswa/table3", ["fedavg/cifar100-dirichlet-0.1-accuracy"], tmp_path, scale=Scale())
     assert by_rounds.runs[0].folder == by_accuracy.runs[0].folder
-    assert by_rounds.runs[0].folder == tmp_path / "fedavg" / "cifar100-dirichlet-0.1-accuracy" / "seed-0"
+    assert by_rounds.runs[0].folder == tmp_path / "table3" / "fedavg" / "cifar100-dirichlet-0.1-accuracy" / "seed-0"
+
+
+def test_tables_of_a_paper_share_their_runs(tmp_path):
+    cells = {"table3": "fedmoswa/cifar100-dirichlet-0.6-accuracy", "table4": "fedmoswa/rho-0.1", "table6": "fedmoswa-i-ii/accuracy"}
+    folders = {plan(f"fedswa/{table}", [cell], tmp_path, scale=Scale()).runs[0].folder for table, cell in cells.items()}
+    assert folders == {tmp_path / "table2" / "fedmoswa" / "cifar100-resnet-18-accuracy" / "seed-0"}
 
 
 def test_methods_of_which_the_best_counts_have_folders_of_their_own(tmp_path):
@@ -53,9 +65,9 @@ def test_what_is_lacking_is_not_run(tmp_path):
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_every_table_runs_at_small_scale(table, tmp_path):
+def test_every_table_runs_at_small_scale(table, tmp_path, without_data):
     """One representative cell of each, with the real engine, on embedded data."""
-    made = plan(table, [find_table(table).file.small], tmp_path, scale=Scale(small=True, folder=tmp_path))
+    made = plan(table, [find_table(table).file.small], tmp_path, scale=Scale(small=True, folder=without_data))
     if made.lacking:
         assert table == "eccv/table8"
         return

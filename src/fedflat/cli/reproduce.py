@@ -73,7 +73,7 @@ def reproduce(
     result: list[Outcome] = []
     failed: UserError | None = None
     for one in found:
-        folder = (out or RUNS / "reproduce" / _variant(wanted)) / one.full_name if len(found) > 1 or out is None else out
+        folder = (out or RUNS / "reproduce" / _variant(wanted)) / one.paper.name
         plan = _plan(one, [one.file.small] if representative else cells, chosen, folder, wanted)
         cost = _cost(plan, probe)
         if dry_run:

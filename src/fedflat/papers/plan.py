@@ -1,9 +1,10 @@
-"""What must be run for some cells of a table: each distinct experiment once, in a folder named by the first cell that needs it."""
+"""What must be run for some cells of a table: each distinct experiment once, in a folder named by the paper's first cell that needs it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from fedflat.experiment.compare import folder_name
@@ -11,9 +12,13 @@ from fedflat.experiment.config import Config
 from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.stopping import OVER
 from fedflat.papers.cells import Cell
-from fedflat.papers.library import Table
+from fedflat.papers.library import Paper, Table
 from fedflat.papers.numbers import Gain
 from fedflat.papers.small import small
+
+
+def _unchanged(config: Config) -> Config:
+    return config
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,7 @@ class Scale:
     rounds: int | None = None
     folder: Path | None = None
     """Where the data sets lie."""
-    change: Callable[[Config], Config] = lambda config: config
+    change: Callable[[Config], Config] = _unchanged
     """What the user sets besides."""
     changed: tuple[str, ...] = ()
     """The settings among them that change results."""
@@ -98,7 +103,7 @@ def make_plan(table: Table, cells: Sequence[Cell], seeds: Sequence[int], out: Pa
     """The runs of some cells and of those from which they are formed."""
     wanted = dict.fromkeys(source for cell in cells for source in _sources(cell))
     lacking = {cell.name: reason for cell in wanted if (reason := _lacks(cell, scale))}
-    homes = _homes(table, scale)
+    homes = _homes(table.paper, scale)
     needing: dict[str, list[str]] = {}
     made: dict[str, tuple[Config, tuple[str, ...]]] = {}
     for cell in wanted:
@@ -127,13 +132,15 @@ def _lacks(cell: Cell, scale: Scale) -> str:
     return ", ".join(filter(None, (cell.needs, missing)))
 
 
-def _homes(table: Table, scale: Scale) -> dict[str, str]:
-    """The folder of every experiment of the table, whichever cells are chosen, so that a later choice finds it again."""
+@cache
+def _homes(paper: Paper, scale: Scale) -> dict[str, str]:
+    """The folder of every experiment of a paper, whichever cells are chosen, so that another choice or another table finds it again."""
     homes: dict[str, str] = {}
-    for cell in table.cells.values():
-        for config in cell.configs:
-            several = f"/{folder_name(config.algorithm)}" if len(cell.configs) > 1 else ""
-            homes.setdefault(_as_text(scale.of(config)[0]), cell.name + several)
+    for table in paper.tables.values():
+        for cell in table.cells.values():
+            for config in cell.configs:
+                several = f"/{folder_name(config.algorithm)}" if len(cell.configs) > 1 else ""
+                homes.setdefault(_as_text(scale.of(config)[0]), f"{table.name}/{cell.name}{several}")
     return homes
 
 
