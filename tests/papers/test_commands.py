@@ -139,7 +139,7 @@ def test_a_dry_run_runs_nothing(fedflat, tmp_path):
 
 def test_results_as_markdown_and_csv(fedflat, tmp_path):
     fedflat("reproduce", "fedswa/table8", "--cells", "fedgamma/*", *SMALL, "--markdown", "r.md", "--csv", "r.csv")
-    assert Path("r.md").read_text().startswith("| cell | published | measured |")
+    assert Path("r.md").read_text().startswith("| table | cell | published | measured |")
     rows = list(csv.DictReader(Path("r.csv").read_text().splitlines()))
     assert [row["published"] for row in rows] == ["48.4", "51.8", "52.6"]
     assert {row["verdict"] for row in rows} == {"ran"}

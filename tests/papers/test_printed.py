@@ -72,6 +72,11 @@ def test_every_figure_with_a_caption_is_there(paper):
     assert captions == {name for name in papers()[paper].tables if name.startswith("figure")}
 
 
+def test_the_figures_of_the_slides_are_there():
+    numbers = re.findall(r"Figure (\d)", text_of(papers()[SLIDES].file.documents[0]))
+    assert {f"figure{number}" for number in numbers} == {name for name in papers()[SLIDES].tables if name.startswith("figure")}
+
+
 # --- what was read by OCR ----------------------------------------------------------------------------------------------------------
 
 ROW_NAMES = {"FedLESAM": "Fed LESAM", "FedLESAM-D": "FedLESAM-D", "FedLESAM-S": "FedLESAM-S"}

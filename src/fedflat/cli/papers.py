@@ -84,7 +84,8 @@ def _print_protocol(name: str, protocol: Protocol) -> None:
     settings = ", ".join(f"{key}={value}" for key, value in protocol.settings.items() if "{" not in str(value))
     varying = ", ".join(key for key, value in protocol.settings.items() if "{" in str(value))
     seeds = f"mean of {protocol.seeds} seeds" if protocol.seeds else "number of seeds not stated"
-    console.print(facts({"number": f"{protocol.number}, in {protocol.unit}; {seeds}", "settings": settings, "by cell": varying}))
+    unit = "as a share" if protocol.unit == "share" else f"in {protocol.unit}"
+    console.print(facts({"number": f"{protocol.number}, {unit}; {seeds}", "settings": settings, "by cell": varying}))
     for line in protocol.assumed:
         console.print(f"assumed: {line}", style="dim", highlight=False)
     console.print()

@@ -273,7 +273,9 @@ def _write(markdown_file: Path | None, csv_file: Path | None, result: Sequence[O
     from fedflat.experiment.files import write_whole
     from fedflat.papers.document import OUTCOME, comma_separated, markdown, outcome_rows
 
+    heads = ("table", *OUTCOME)
+    rows = [[one.cell.table.full_name, *row] for one, row in zip(result, outcome_rows(result), strict=True)]
     if markdown_file is not None:
-        write_whole(markdown_file, markdown(OUTCOME, outcome_rows(result)) + "\n")
+        write_whole(markdown_file, markdown(heads, rows) + "\n")
     if csv_file is not None:
-        write_whole(csv_file, comma_separated(OUTCOME, outcome_rows(result)))
+        write_whole(csv_file, comma_separated(heads, rows))
