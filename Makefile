@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test lint docs tables-small clean
 
 demo: .venv/installed
 	$(BIN)/fedflat compare "fedavg+wima(window=20)" fedsam scaffold fedswa fedmoswa --rounds 60 --seeds 3 --target 0.9 --out demo
@@ -17,6 +17,9 @@ lint: .venv/installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
+
+tables-small: .venv/installed
+	$(BIN)/fedflat reproduce all --scale small --representative --seeds 1
 
 docs: .venv/installed
 	$(BIN)/pip install -q -c constraints.txt -e ".[docs]"

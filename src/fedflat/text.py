@@ -16,6 +16,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 from fedflat.errors import UserError, one_of
@@ -132,12 +133,18 @@ def show(name: str, values: Mapping[str, Value]) -> str:
 
 def choices(spec: object, name: str) -> tuple[Value, ...]:
     """The words a parameter admits, when its type is a Literal."""
-    kind = typing.get_type_hints(spec if isinstance(spec, type) else type(spec))[name]
+    kind = _kinds(spec if isinstance(spec, type) else type(spec))[name]
     return typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
 
 
+@cache
+def _kinds(spec: type) -> dict[str, Any]:
+    """The types of a spec's parameters; kept, since Python evaluates annotations anew whenever they are asked for."""
+    return typing.get_type_hints(spec)
+
+
 def _checked(spec: object, field: dataclasses.Field[Any], value: Value, what: str) -> Value:
-    kind = typing.get_type_hints(type(spec))[field.name]
+    kind = _kinds(type(spec))[field.name]  # type: ignore[arg-type]
     where = f"{what}: {field.name}={write_value(value)}"
     allowed = choices(spec, field.name)
     if allowed:

@@ -21,7 +21,10 @@ PATHS = list(commands(typer.main.get_command(app)))
 
 def test_all_commands_are_there():
     top = {path[0] for path in PATHS if path}
-    assert top == {"run", "compare", "resume", "show", "evaluate", "bench", "settings", "algorithms", "models", "data"}
+    assert top == {
+        *("run", "compare", "reproduce", "resume", "show", "evaluate", "bench"),
+        *("settings", "algorithms", "models", "papers", "data"),
+    }
     assert {path[1] for path in PATHS if len(path) == 2} == {"list", "get", "verify", "describe"}
 
 

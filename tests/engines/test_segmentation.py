@@ -14,9 +14,10 @@ from torch import nn
 
 import fedflat
 from fedflat.data import IGNORED, Dataset, Examples, from_arrays
-from fedflat.engines.lanes import LaneEngine, compiled
+from fedflat.engines.lanes import LaneEngine
 from fedflat.engines.loop import LoopEngine
 from fedflat.engines.segmentation import Segmentation
+from fedflat.engines.steps import compiled
 from fedflat.engines.task import Classification, Pooling, Task, task_for
 from fedflat.engines.totals import Totals
 from fedflat.experiment import federation as federating

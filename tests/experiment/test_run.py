@@ -211,3 +211,11 @@ def test_a_small_cache_writes_early_and_forgets_nothing(tmp_path: Path) -> None:
     again = FileRows(tmp_path, 3, torch.float64)
     again.rewind(6)
     assert [again[key][0].item() for key in range(5)] == [60.0, 61.0, 62.0, 63.0, 64.0]
+
+
+def test_the_last_rounds_are_each_evaluated_where_asked() -> None:
+    result = fedflat.run("fedavg", evaluation__every=4, evaluation__final=3, **(SMALL | {"rounds": 10}))
+    assert [record["round"] for record in result.history] == [0, 4, 8, 9, 10]
+    plain = fedflat.run("fedavg", evaluation__every=4, **(SMALL | {"rounds": 10}))
+    assert [record["round"] for record in plain.history] == [0, 4, 8, 10]
+    assert plain.history[-1] == result.history[-1]

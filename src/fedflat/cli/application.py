@@ -15,6 +15,8 @@ from fedflat.cli.data import data
 from fedflat.cli.evaluate import evaluate
 from fedflat.cli.mistakes import told_in_a_sentence
 from fedflat.cli.models import models
+from fedflat.cli.papers import papers
+from fedflat.cli.reproduce import reproduce
 from fedflat.cli.run import resume, run
 from fedflat.cli.settings import settings
 from fedflat.cli.show import show
@@ -53,8 +55,8 @@ def fedflat(version: bool = typer.Option(False, "--version", callback=_version, 
 
 
 EXPERIMENTS, LOOKING = "Experiments", "Looking things up"
-for _command in (run, compare, resume, show, evaluate, bench):
+for _command in (run, compare, reproduce, resume, show, evaluate, bench):
     app.command(rich_help_panel=EXPERIMENTS)(_command)
-for _command in (algorithms, models, settings):
+for _command in (algorithms, models, papers, settings):
     app.command(rich_help_panel=LOOKING)(_command)
 app.add_typer(data, name="data", rich_help_panel=LOOKING)

@@ -14,6 +14,7 @@ from fedflat.units import is_share
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
+    from fedflat.experiment.config import Config
     from fedflat.experiment.forecast import Forecast
     from fedflat.experiment.record import Record
     from fedflat.experiment.run import Run
@@ -58,7 +59,7 @@ class Lines(Progress):
 
     def __init__(self, runs: int = 1) -> None:
         self.runs, self.over, self.begun = runs, 0, 0
-        self._shown: dict[str, Shown] = {}
+        self._shown: dict[Config, Shown] = {}
 
     def run_over(self) -> None:
         self.over += 1
@@ -70,10 +71,10 @@ class Lines(Progress):
     def began(self, run: Run) -> None:
         self.begun += 1
         now, rounds = time.monotonic(), run.server.rounds
-        self._shown[name_of(run)] = Shown(self.begun, rounds, rounds, now, now)
+        self._shown[run.config] = Shown(self.begun, rounds, rounds, now, now)
 
     def round_done(self, run: Run) -> None:
-        now, done, total, shown = time.monotonic(), run.server.rounds, run.config.training.rounds, self._shown[name_of(run)]
+        now, done, total, shown = time.monotonic(), run.server.rounds, run.config.training.rounds, self._shown[run.config]
         if done == total or (done - shown.last_round) * LINES < total or now - shown.last_line < SECONDS_BETWEEN_LINES:
             return
         shown.last_line, shown.last_round = now, done
@@ -85,7 +86,7 @@ class Lines(Progress):
         self._say(run, f"{record.status} after {rounds} round{'s' * (rounds != 1)}, {newest_figures(run)}, {shown_seconds(record.seconds)}")
 
     def _say(self, run: Run, text: str) -> None:
-        number = f"[{self._shown[name_of(run)].number}/{self.runs}] " if self.runs > 1 else ""
+        number = f"[{self._shown[run.config].number}/{self.runs}] " if self.runs > 1 else ""
         print(f"{number}{name_of(run)}: {text}", file=sys.stderr, flush=True)
 
 
@@ -106,7 +107,7 @@ class Bars(Progress):
             transient=True,
         )
         self._all = self._bars.add_task("all runs", total=runs, unit="runs", figures="") if runs > 1 else None
-        self._going: dict[str, TaskID] = {}
+        self._going: dict[Config, TaskID] = {}
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -124,16 +125,16 @@ class Bars(Progress):
 
     def began(self, run: Run) -> None:
         name, rounds = name_of(run), run.config.training.rounds
-        self._going[name] = self._bars.add_task(name, total=rounds, completed=run.server.rounds, unit="rounds", figures="")
+        self._going[run.config] = self._bars.add_task(name, total=rounds, completed=run.server.rounds, unit="rounds", figures="")
 
     def round_done(self, run: Run) -> None:
-        self._bars.update(self._going[name_of(run)], completed=run.server.rounds)
+        self._bars.update(self._going[run.config], completed=run.server.rounds)
 
     def evaluated(self, run: Run) -> None:
-        self._bars.update(self._going[name_of(run)], figures=newest_figures(run))
+        self._bars.update(self._going[run.config], figures=newest_figures(run))
 
     def ended(self, run: Run, record: Record) -> None:
-        self._bars.remove_task(self._going.pop(name_of(run)))
+        self._bars.remove_task(self._going.pop(run.config))
 
 
 def progress(silent: bool, runs: int = 1) -> Progress:

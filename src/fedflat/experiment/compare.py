@@ -51,11 +51,18 @@ def compare(
             raise UserError(f"{text} is listed twice in the comparison; list each algorithm once")
     configs = [base.model_copy(update={"algorithm": text, "seed": seed}) for seed in seeds for text in texts]
     folders = [out / folder_name(c.algorithm) / f"seed-{c.seed}" if out else None for c in configs]
+    yield from run_each(configs, folders, callbacks, jobs, **own)
+
+
+def run_each(
+    configs: Sequence[Config], folders: Sequence[Path | None], callbacks: tuple[Callback, ...] = (), jobs: int | None = None, **own: Any
+) -> Iterator[Record]:
+    """Run every config in its folder; those already finished there are not run again, interrupted ones go on."""
     begun = [_begun(config, folder) for config, folder in zip(configs, folders, strict=True)]
     records = {number: record for number, record in enumerate(begun) if record and record.status in OVER}
     waiting = [number for number in range(len(configs)) if number not in records]
     todo = [Job(configs[number], folders[number], begun[number] is not None, own) for number in waiting]
-    at_once = _at_once(base, len(todo), callbacks, jobs, own)
+    at_once = _at_once(configs[waiting[0]], len(todo), callbacks, jobs, own) if todo else 1
     failures: dict[int, UserError] = {}
     with closing(side_by_side(todo, at_once, callbacks) if at_once > 1 else in_a_row(todo, callbacks)) as results:
         for number in range(len(configs)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -86,6 +87,7 @@ class Evaluation(Section):
     """When and how models are evaluated."""
 
     every: int = Field(1, ge=1, description="rounds between evaluations")
+    final: int = Field(0, ge=0, description="so many of the last rounds are each evaluated besides, for a mean over them")
     batch: int = Field(500, ge=1, description="examples per forward pass; fewer where they have large masks")
     examples: int | None = Field(
         None, ge=1, description="during the run, look at so many examples of the test set (and of others held out) only, always the same"
@@ -137,9 +139,7 @@ class Config(Section):
     @field_validator("algorithm")
     @classmethod
     def _shortest(cls, text: str) -> str:
-        from fedflat.algorithms import algorithm, canonical  # here, so that the command line's help need not wait for torch
-
-        return canonical(algorithm(text))
+        return _canonical(text)
 
     @field_validator("init")
     @classmethod
@@ -161,6 +161,14 @@ class Config(Section):
     def to_yaml(self) -> str:
         """The whole config as YAML."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+@lru_cache(maxsize=1024)
+def _canonical(text: str) -> str:
+    """The shortest text of an algorithm; kept, since whole tables of experiments name the same ones."""
+    from fedflat.algorithms import algorithm, canonical  # here, so that the command line's help need not wait for torch
+
+    return canonical(algorithm(text))
 
 
 def config(values: dict[str, Any]) -> Config:

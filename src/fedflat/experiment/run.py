@@ -126,7 +126,7 @@ class Run:
         while self.server.rounds < self.config.training.rounds:
             self._round()
             done = self.server.rounds == self.config.training.rounds
-            evaluating = done or self.server.rounds % self.config.evaluation.every == 0
+            evaluating = done or self._is_evaluated(self.server.rounds)
             # Looking at numbers on a GPU means waiting for it, so that is not done after every round there.
             if evaluating or self.problem.device.type == "cpu" or self.server.rounds % LOOKS_EVERY == 0:
                 bad = diverged(self.server.model.weights, self.loss, self.algorithm, self.config)
@@ -194,6 +194,10 @@ class Run:
                     buffers = self.problem.estimated_buffers(weights, own.integers)
                 found[name] = ModelState(weights, buffers, own.integers)
         return found
+
+    def _is_evaluated(self, rounds: int) -> bool:
+        evaluation = self.config.evaluation
+        return rounds % evaluation.every == 0 or rounds > self.config.training.rounds - evaluation.final
 
     def _evaluate(self) -> None:
         found = self.engine.evaluate(self.models(), self.problem.held_out)

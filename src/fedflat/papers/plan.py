@@ -1,0 +1,148 @@
+"""What must be run for some cells of a table: each distinct experiment once, in a folder named by the paper's first cell that needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from fedflat.experiment.compare import folder_name
+from fedflat.experiment.config import Config
+from fedflat.experiment.folder import RunFolder
+from fedflat.experiment.stopping import OVER
+from fedflat.papers.cells import Cell
+from fedflat.papers.library import Paper, Table
+from fedflat.papers.numbers import Gain
+from fedflat.papers.small import small
+
+
+def _unchanged(config: Config) -> Config:
+    return config
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How a table is reproduced: as in the paper, with fewer rounds, small, or with other settings."""
+
+    small: bool = False
+    rounds: int | None = None
+    folder: Path | None = None
+    """Where the data sets lie."""
+    change: Callable[[Config], Config] = _unchanged
+    """What the user sets besides."""
+    changed: tuple[str, ...] = ()
+    """The settings among them that change results."""
+    weights: bool = False
+    """Whether the user brings weights to start from."""
+
+    def of(self, config: Config) -> tuple[Config, tuple[str, ...]]:
+        """A config at this scale, and what stands for what in it."""
+        made, instead = small(config, self.folder) if self.small else (config, ())
+        if self.rounds is not None:
+            made = made.model_copy(update={"training": made.training.model_copy(update={"rounds": self.rounds})})
+        if self.folder is not None:
+            made = made.model_copy(update={"data": made.data.model_copy(update={"folder": self.folder})})
+        return self.change(made), instead
+
+    def obstacle(self, cell: Cell) -> str:
+        """Why no verdict on a cell can be given, if none can."""
+        if self.small:
+            return "small scale"
+        if self.changed:
+            return "other settings"
+        return "other initial weights" if self.weights and not cell.weights else ""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One experiment with one seed."""
+
+    config: Config
+    folder: Path
+    experiment: str
+    """The config with seed 0 as text, by which cells find it."""
+    cells: tuple[str, ...]
+    """The names of the chosen cells that need it."""
+    instead: tuple[str, ...]
+
+    @property
+    def done(self) -> bool:
+        """Whether it is over already."""
+        return RunFolder(self.folder).exists and RunFolder(self.folder).status()["status"] in OVER
+
+    @property
+    def rounds_left(self) -> int:
+        """Rounds that are still to be run, as far as its last evaluation tells."""
+        if self.done:
+            return 0
+        evaluated = RunFolder(self.folder).metrics() if RunFolder(self.folder).exists else []
+        return self.config.training.rounds - (evaluated[-1]["round"] if evaluated else 0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that is to be run, and what cannot be."""
+
+    table: Table
+    cells: tuple[Cell, ...]
+    """The chosen ones."""
+    scale: Scale
+    seeds: tuple[int, ...]
+    runs: tuple[Planned, ...]
+    lacking: dict[str, str]
+    """By cell, why it cannot be run."""
+
+    def runs_of(self, cell: Cell) -> list[list[Planned]]:
+        """The runs of a cell, those of each of its experiments together."""
+        wanted = [_as_text(self.scale.of(config)[0]) for config in cell.configs]
+        return [[run for run in self.runs if run.experiment == experiment] for experiment in wanted]
+
+
+def make_plan(table: Table, cells: Sequence[Cell], seeds: Sequence[int], out: Path, scale: Scale) -> Plan:
+    """The runs of some cells and of those from which they are formed."""
+    wanted = dict.fromkeys(source for cell in cells for source in _sources(cell))
+    lacking = {cell.name: reason for cell in wanted if (reason := _lacks(cell, scale))}
+    homes = _homes(table.paper, scale)
+    needing: dict[str, list[str]] = {}
+    made: dict[str, tuple[Config, tuple[str, ...]]] = {}
+    for cell in wanted:
+        for config in cell.configs if cell.name not in lacking else ():
+            adapted, instead = scale.of(config)
+            key = _as_text(adapted)
+            made.setdefault(key, (adapted, instead))
+            needing.setdefault(key, []).append(cell.name)
+    runs = [
+        Planned(config.model_copy(update={"seed": seed}), out / homes[key] / f"seed-{seed}", key, tuple(needing[key]), instead)
+        for seed in seeds
+        for key, (config, instead) in made.items()
+    ]
+    return Plan(table, tuple(cells), scale, tuple(seeds), tuple(runs), lacking)
+
+
+def _sources(cell: Cell) -> tuple[Cell, ...]:
+    return cell.formed_from() if isinstance(cell.number, Gain) else (cell,)
+
+
+def _lacks(cell: Cell, scale: Scale) -> str:
+    """Why a cell cannot be run at this scale; at small scale stand-ins do for whatever is no other kind of task."""
+    if scale.small:
+        return cell.protocol.not_small
+    missing = f"{cell.weights}: bring them with --set init=FILE" if cell.weights and not scale.weights else ""
+    return ", ".join(filter(None, (cell.needs, missing)))
+
+
+@cache
+def _homes(paper: Paper, scale: Scale) -> dict[str, str]:
+    """The folder of every experiment of a paper, whichever cells are chosen, so that another choice or another table finds it again."""
+    homes: dict[str, str] = {}
+    for table in paper.tables.values():
+        for cell in table.cells.values():
+            for config in cell.configs:
+                several = f"/{folder_name(config.algorithm)}" if len(cell.configs) > 1 else ""
+                homes.setdefault(_as_text(scale.of(config)[0]), f"{table.name}/{cell.name}{several}")
+    return homes
+
+
+def _as_text(config: Config) -> str:
+    return config.model_dump_json()

@@ -1,0 +1,205 @@
+"""fedflat papers and fedflat reproduce, as they are called."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedflat.cli.application import app
+from fedflat.papers import find_table, papers
+
+WIDE = {"COLUMNS": "250"}
+
+
+def call(*arguments: object):
+    result = CliRunner().invoke(app, [str(a) for a in arguments], env=WIDE)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.fixture
+def fedflat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """``fedflat`` in an empty folder, without any data set but the embedded one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDFLAT_DATA", str(tmp_path / "data"))
+    return call
+
+
+SMALL = ("--scale", "small", "--seeds", "1", "--quiet")
+
+
+# --- papers --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_all_papers_are_listed(fedflat):
+    shown = fedflat("papers").stdout
+    for paper in papers().values():
+        assert paper.name in shown
+    assert "ICML 2025" in shown
+
+
+def test_a_paper_shows_its_protocols_and_tables(fedflat):
+    shown = fedflat("papers", "wima").stdout
+    assert "Window-based Model Averaging" in shown
+    assert "Protocol femnist" in shown
+    assert "mean of 3 seeds" in shown
+    for table in papers()["wima"].tables.values():
+        assert table.full_name in shown
+
+
+def test_a_table_shows_what_is_printed_and_what_is_noted(fedflat):
+    shown = fedflat("papers", "fedswa/table3").stdout
+    assert "61.9±0.5" in shown
+    assert "400+" in shown
+    assert "misprint" in shown
+    assert "starts from published weights of ViT-B/16: bring them with --set init=FILE" in shown
+    assert "assumed:" in shown
+
+
+def test_a_table_in_markdown(fedflat):
+    lines = fedflat("papers", "fedswa/table6", "--markdown").stdout.splitlines()
+    assert "|  | accuracy | improvement |" in lines
+    assert "| FedMoSWA (i+ii) | 67.9 | +13.7 |" in lines
+
+
+def test_a_table_as_json(fedflat):
+    document = json.loads(fedflat("papers", "eccv/table13", "--json").stdout)
+    cell = next(cell for cell in document["cells"] if cell["name"] == "adam-lr-0.1/alpha-0")
+    assert (cell["value"], cell["unit"], cell["number"]) == (29.75, "%", "mean")
+    assert cell["configs"][0]["training"]["rounds"] == 20000
+
+
+def test_papers_as_json(fedflat):
+    assert [paper["name"] for paper in json.loads(fedflat("papers", "--json").stdout)] == list(papers())
+    assert json.loads(fedflat("papers", "fedwmsam", "--json").stdout)["year"] == 2025
+
+
+def test_cells_are_listed_with_what_they_need(fedflat):
+    shown = fedflat("papers", "eccv/table7", "--cells").stdout
+    assert "fedasam/swa-75" in shown
+    assert "cannot" not in shown
+    needing = fedflat("papers", "eccv/table1", "--cells").stdout
+    assert "Hessian eigenvalues" in needing
+
+
+@pytest.mark.parametrize("command", ["papers", "reproduce"])
+@pytest.mark.parametrize(("name", "message"), [("fedswaa/table3", "there is no paper"), ("fedswa/table7", "it has table2, table3")])
+def test_unknown_tables(fedflat, command, name, message):
+    result = fedflat(command, name)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+# --- reproduce -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_small_scale_runs_the_structure_and_names_the_stand_ins(fedflat):
+    shown = fedflat("reproduce", "fedswa/table4", "--cells", "*/rho-0.1", *SMALL).stdout
+    assert "fedswa/table4: 2 ran" in shown
+    assert "digits for cifar100; mlp(hidden=32) for resnet18" in shown
+    assert "numbers mean nothing" in shown
+
+
+def test_what_is_done_is_not_run_again(fedflat, tmp_path):
+    arguments = ("reproduce", "wima/table4", "--cells", "*/cifar10", *SMALL, "--json")
+    first, second = (json.loads(fedflat(*arguments).stdout) for _ in range(2))
+    assert (first["cost"]["runs"], first["cost"]["done"], first["cost"]["rounds"]) == (1, 0, 4)
+    assert (second["cost"]["runs"], second["cost"]["done"], second["cost"]["rounds"]) == (1, 1, 0)
+    assert first["cells"] == second["cells"]
+    assert len(first["cells"]) == 5
+    assert len(list(tmp_path.rglob("config.yaml"))) == 1
+
+
+def test_an_interrupted_run_goes_on(fedflat, tmp_path):
+    arguments = ("reproduce", "fedswa/table6", "--cells", "fedmo-ii/accuracy", *SMALL, "--set", "engine.checkpoint_every=1", "--json")
+    whole = json.loads(fedflat(*arguments, "--out", "whole").stdout)
+    fedflat(*arguments, "--out", "halves", "--set", "stop.seconds=0.000001")
+    config = next(Path("halves").rglob("config.yaml"))
+    config.write_text(config.read_text().replace("seconds: 1.0e-06", "seconds: null"))
+    again = json.loads(fedflat(*arguments, "--out", "halves").stdout)
+    assert 0 < again["cost"]["rounds"] < 4
+    assert again["cells"] == whole["cells"]
+
+
+def test_a_dry_run_runs_nothing(fedflat, tmp_path):
+    shown = fedflat("reproduce", "fedswa/table3", "--cells", "fedavg/*", "--seeds", "2", "--dry-run").stdout
+    assert "6 with 2 seeds, of which 0 are done" in shown
+    assert "6,000 to go" in shown
+    assert "cifar100 is not here yet" in shown
+    assert "published weights of ViT-B/16: bring them with --set init=FILE" in shown
+    assert not list(tmp_path.rglob("config.yaml"))
+    document = json.loads(fedflat("reproduce", "fedswa/table3", "--cells", "fedavg/*", "--dry-run", "--json").stdout)
+    assert len(document["runs"]) == 9
+
+
+def test_results_as_markdown_and_csv(fedflat, tmp_path):
+    fedflat("reproduce", "fedswa/table8", "--cells", "fedgamma/*", *SMALL, "--markdown", "r.md", "--csv", "r.csv")
+    assert Path("r.md").read_text().startswith("| table | cell | published | measured |")
+    rows = list(csv.DictReader(Path("r.csv").read_text().splitlines()))
+    assert [row["published"] for row in rows] == ["48.4", "51.8", "52.6"]
+    assert {row["verdict"] for row in rows} == {"ran"}
+
+
+def test_fewer_rounds_or_other_settings_give_no_verdict(fedflat):
+    document = json.loads(
+        fedflat("reproduce", "fedswa/table6", "--representative", *SMALL, "--rounds", "2", "--set", "training.rate=0.01", "--json").stdout
+    )
+    assert document["cost"]["rounds"] == 2
+    assert document["cells"][0]["verdict"] == "ran"
+    assert document["folder"].endswith("/fedswa")
+    assert "small-2-rounds-" in document["folder"]
+
+
+def test_a_dense_task_is_said_to_be_missing(fedflat):
+    shown = fedflat("reproduce", "eccv/table8", "--representative", *SMALL).stdout
+    assert "a dense task, for which no data are embedded" in shown
+    assert "1 not run" in shown
+
+
+def test_a_whole_paper_at_once(fedflat):
+    documents = json.loads(fedflat("reproduce", "wima", "--representative", *SMALL, "--json").stdout)
+    assert [one["table"] for one in documents] == [table.full_name for table in papers()["wima"].tables.values()]
+    assert {cell["verdict"] for one in documents for cell in one["cells"]} == {"ran"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("fedswa/table3", "--cells", "fedavg/nothing"), "there is no cell of fedswa/table3 'fedavg/nothing'"),
+        (("fedswa/table3", "--scale", "tiny"), "there is no scale 'tiny'; expected one of paper, small"),
+        (("fedswa/table3", "--csv", "nowhere/r.csv"), "nowhere/r.csv cannot be written: there is no folder nowhere"),
+        (("fedswa/table3", "--seeds", "none"), "cannot read --seeds 'none'"),
+        (("fedswa", "--cells", "fedavg/*"), "--cells are those of one table, but 'fedswa' means 18"),
+        (("fedswa/table6", "--set", "training.rate", "--scale", "small"), "cannot read --set 'training.rate'"),
+    ],
+)
+def test_bad_input_is_one_sentence(fedflat, arguments, message):
+    result = fedflat("reproduce", *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_runs_with_other_settings_are_not_mixed(fedflat):
+    arguments = ("reproduce", "fedswa/table6", "--representative", *SMALL, "--out", "here")
+    assert fedflat(*arguments).exit_code == 0
+    other = fedflat(*arguments, "--rounds", "2")
+    assert other.exit_code == 2
+    assert "holds a run with other settings (training.rounds=4 instead of 2)" in other.stderr
+
+
+def test_cells_and_markdown_are_about_one_table(fedflat):
+    for arguments in (("papers", "fedswa", "--cells"), ("papers", "--markdown")):
+        result = fedflat(*arguments)
+        assert result.exit_code == 2
+        assert "are about one table" in result.stderr
+
+
+def test_every_table_has_its_page_in_the_list(fedflat):
+    assert find_table("eccv/table17").title == "Table 17"
+    assert find_table("fedswa/figure5").title == "Figure 5"

@@ -1,0 +1,210 @@
+"""Every cell of every table is a valid experiment, and names find what they mean."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedflat.algorithms import algorithm
+from fedflat.averaging import average_name
+from fedflat.data import augmentation, canonical_dataset, canonical_split
+from fedflat.errors import UserError
+from fedflat.models import canonical_model
+from fedflat.papers import Paper, Table, find, find_table, papers
+from fedflat.papers.cells import fill
+from fedflat.papers.library import _checked, slug
+from fedflat.papers.numbers import Gain, Mean, RoundsTo, form, read
+from fedflat.papers.schema import PaperFile, Rule, TableFile
+
+TABLES = [table for paper in papers().values() for table in paper.tables.values()]
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.full_name)
+def test_every_cell_is_a_valid_experiment(table: Table):
+    assert len(table.cells) == len(table.rows) * len(table.columns)
+    assert table.file.small in table.cells
+    for cell in table.cells.values():
+        if isinstance(cell.number, Gain):
+            assert all(source.configs for source in cell.formed_from())
+            continue
+        for config in cell.configs:
+            evaluated = {"server", *map(average_name, algorithm(config.algorithm).averages)}
+            assert cell.evaluated in evaluated, cell.name
+            if not cell.needs:
+                canonical_dataset(config.data.name)
+                canonical_model(config.model)
+                canonical_split(config.data.split)
+                augmentation(config.data.augmentation)
+            until = cell.number.until if isinstance(cell.number, Mean) else None
+            assert until is None or until <= config.training.rounds
+
+
+@pytest.mark.parametrize("paper", list(papers().values()), ids=list(papers()))
+def test_every_protocol_and_every_method_is_used(paper: Paper):
+    cells = [cell for table in paper.tables.values() for cell in table.cells.values()]
+    assert {cell.words["protocol"] for cell in cells} == set(paper.file.protocols)
+    rows = {method for table in paper.tables.values() for _, method in table.rows if method not in table.file.methods}
+    assert rows == set(paper.file.methods)
+
+
+def test_how_many_there_are():
+    cells = [cell for table in TABLES for cell in table.cells.values()]
+    assert len(TABLES) == 29 + 35
+    assert sum(cell.published is not None for cell in cells) > 1900
+    assert sum(bool(cell.needs) for cell in cells) < 300
+
+
+@pytest.mark.parametrize(
+    ("table", "cell", "algorithm_text", "settings"),
+    [
+        ("fedswa/table3", "fedmoswa/cifar100-dirichlet-0.1-accuracy", "fedmoswa", {"split": "dirichlet-reuse(alpha=0.1)", "rounds": 1000}),
+        (
+            "fedswa/table4",
+            "fedswa/rho-1.0",
+            "fedswa(final_rate=1.0,server_rate=1.0)",
+            {"split": "dirichlet-reuse(alpha=0.6)", "rounds": 1000},
+        ),
+        (
+            "fedwmsam/table5",
+            "nothing/accuracy",
+            "fedwmsam(lam=0.0,personal=false,rho=0.0)",
+            {"split": "dirichlet-reuse(alpha=0.1)", "rounds": 500},
+        ),
+        ("wima/table4", "w-5/cifar100", None, {"split": "dirichlet-lda(alpha=0)", "rounds": 10000}),
+        ("eccv/table2", "cifar10-fedasam/alpha-0-5cl", "fedasam(rho=0.7)", {"split": "dirichlet-lda(alpha=0)", "rounds": 10000}),
+        ("eccv/table2", "cifar10-fedsam/alpha-1000-100-20cl", "fedsam(rho=0.02)", {"split": "dirichlet-lda(alpha=100)", "rounds": 10000}),
+        (
+            "eccv/table2",
+            "cifar100-fedavg-swa/alpha-0.5-0.05-10cl",
+            "fedavg+cyclic+swa",
+            {"split": "dirichlet-lda(alpha=0.5)", "rounds": 20000},
+        ),
+        ("eccv/table3", "mixup-fedasam/e-1-10-clients-10k", "fedasam(eta=0.0)", {"split": "pachinko", "rounds": 10000}),
+        ("eccv/table5", "asam/accuracy-centr", "fedasam", {"split": "centralised", "rounds": 200}),
+        ("eccv/table13", "adagrad-lr-0.01/alpha-1k", "fedadagrad(server_rate=0.01,tau=0.01,v_init=0.0)", {"rounds": 20000}),
+    ],
+)
+def test_what_cells_resolve_to(table, cell, algorithm_text, settings):
+    config = find_table(table).cells[cell].configs[0]
+    assert algorithm_text is None or algorithm(config.algorithm) == algorithm(algorithm_text)
+    assert config.data.split == settings.get("split", config.data.split)
+    assert config.training.rounds == settings["rounds"]
+
+
+def test_cells_of_one_run_share_its_config():
+    cells = find_table("fedswa/table3").cells
+    assert cells["fedavg/cifar100-dirichlet-0.1-accuracy"].configs == cells["fedavg/cifar100-dirichlet-0.1-rounds"].configs
+    wima = find_table("wima/table4").cells
+    assert len({id(wima[f"w-{window}/cifar10"].configs[0]) for window in (5, 10, 50, 100, 200)}) == 1
+
+
+def test_a_cell_may_be_the_best_of_several():
+    assert [c.algorithm for c in find_table("fedwmsam/table1").cells["fedlesam-s-d/cifar-10-beta-0.1"].configs] == [
+        "fedlesam",
+        "fedlesam-s",
+        "fedlesam-d",
+    ]
+
+
+def test_names():
+    assert isinstance(find("FedSWA"), Paper)
+    assert find_table("eccv/Table 13").full_name == "eccv/table13"
+    assert slug("CIFAR10 α=0.05 (ours)") == "cifar10-alpha-0.05-ours"
+    chosen = find_table("fedswa/table2").choose(["fedavg/*-rounds", "fedswa/cifar10-vgg-11-accuracy"])
+    assert [cell.name for cell in chosen][-1] == "fedswa/cifar10-vgg-11-accuracy"
+    assert len(chosen) == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("fedsaw", "there is no paper 'fedsaw'; did you mean fedswa"),
+        ("fedswa/table1", "it has table2, table3, table4, table5, table6, table8, figure1"),
+        ("fedswa", "'fedswa' is a paper; expected one of its tables"),
+    ],
+)
+def test_unknown_names_say_what_exists(name, message):
+    with pytest.raises(UserError) as mistake:
+        find_table(name)
+    assert message in str(mistake.value)
+
+
+def test_unknown_cells_say_what_exists():
+    with pytest.raises(UserError, match=r"did you mean fedavg/accuracy .*fedflat papers fedswa/table6 --cells"):
+        find_table("fedswa/table6").choose(["fedavg/acuracy"])
+
+
+# --- reading -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_words_are_filled_in():
+    words = {"a": "{b}", "b": 3, "text": "x({a})", "nothing": None}
+    assert fill("{a}", words) == 3
+    assert fill("f({text},{b})", words) == "f(x(3),3)"
+    assert fill("{nothing}", words) is None
+    with pytest.raises(UserError, match=r"the word \{c\} has no value"):
+        fill("{c}", words)
+
+
+def test_rules_hold_where_all_their_words_fit():
+    rule = Rule.model_validate({"if": {"data": ["cifar10", "mnist"], "skew": "high"}, "then": {"rho": 0.1}})
+    assert rule.holds({"data": "mnist", "skew": "high"})
+    assert not rule.holds({"data": "mnist", "skew": "none"})
+    assert not rule.holds({"skew": "high"})
+
+
+def small_paper(rows: str = "1.0 2.0", **more: object) -> Table:
+    protocol = {
+        "says": "s",
+        "number": "last",
+        "settings": {"algorithm": "{algorithm}", "training.rounds": "{rounds}"},
+        "words": {"rounds": 5},
+    }
+    protocol["rules"] = [{"if": {"rounds": 5}, "then": {"rounds": 7}}]
+    file = {
+        "title": "t",
+        "authors": ["a"],
+        "venue": "v",
+        "year": 1,
+        "documents": [],
+        "methods": {"A": "fedavg"},
+        "protocols": {"p": protocol},
+    }
+    table = {"caption": "c", "protocol": "p", "header": [{"x": None, "y": {"rounds": 5}}], "rows": {"A": rows}, **more}
+    return Table(Paper("own", PaperFile.model_validate(file)), "table1", TableFile.model_validate(table))
+
+
+def test_the_header_counts_more_than_rules_and_rules_more_than_the_protocol():
+    cells = small_paper().cells
+    assert [cell.configs[0].training.rounds for cell in cells.values()] == [7, 5]
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"rows": "1.0"}, "row  A has 1 numbers for 2 columns"),
+        ({"rows": "1.0 2,0"}, "cannot read the printed number '2,0'"),
+        ({"header": [{"x": None, "X": None}]}, "two cells named a/x"),
+        ({"methods": {"A": {"protocol": "q"}}}, "there is no protocol of own 'q'"),
+    ],
+)
+def test_mistakes_in_data_files(table, message):
+    with pytest.raises(UserError) as mistake:
+        _ = small_paper(**table).cells
+    assert message in str(mistake.value)
+
+
+def test_data_files_are_checked():
+    with pytest.raises(UserError, match=r"own is not as expected: \('surprise',\)"):
+        _checked(TableFile, "own", "caption: c\nprotocol: p\nrows: {A: '1'}\nsurprise: 1")
+    with pytest.raises(UserError, match="either rows or groups"):
+        _checked(TableFile, "own", "caption: c\nprotocol: p")
+
+
+def test_printed_numbers_and_their_forms():
+    assert read("0.7664").rounding == pytest.approx(0.00005)
+    assert read("1000+").rounding == 0.5
+    assert read("+3.02").value == 3.02
+    assert read("-20.3").value == -20.3
+    assert isinstance(form("rounds-to(target=0.55)"), RoundsTo)
+    with pytest.raises(UserError, match="there is no way to form a number 'median'"):
+        form("median")

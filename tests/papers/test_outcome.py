@@ -1,0 +1,214 @@
+"""How numbers are formed from histories, and when a difference is within what chance allows."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from statistics import stdev
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedflat.papers import find_table
+from fedflat.papers.numbers import Best, Last, Mean, RoundsTo, read
+from fedflat.papers.outcome import Measured, Outcome, formed, outcomes, tolerance
+from fedflat.papers.plan import Plan, Scale, make_plan
+
+OUT = Path("nowhere")
+
+
+def history(values: list[float], model: str = "server", every: int = 1) -> list[dict]:
+    return [{"round": every * number, "test": {model: {"loss": 1.0, "accuracy": value}}} for number, value in enumerate(values)]
+
+
+def measured(values: list[float], status: str = "finished", rounds: int | None = None) -> Measured:
+    return Measured(history(values), "accuracy", status, rounds or len(values) - 1)
+
+
+def judged(table: str, cell: str, *runs: Measured, scale: Scale | None = None) -> Outcome:
+    """The outcome of a cell, given the histories of its runs."""
+    plan = planned(table, [cell], len(runs) or 1, scale)
+    return outcomes(plan, {run.folder: one for run, one in zip(plan.runs, runs, strict=bool(runs))})[0]
+
+
+def planned(table: str, cells: list[str], seeds: int, scale: Scale | None = None) -> Plan:
+    found = find_table(table)
+    return make_plan(found, found.choose(cells), range(seeds), OUT, scale or Scale())
+
+
+# --- numbers -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_last_best_and_rounds_to():
+    run = measured([0.1, 0.5, 0.7, 0.6])
+    assert formed(Last(), run, "server", 3) == 0.6
+    assert formed(Best(), run, "server", 3) == 0.7
+    assert formed(RoundsTo(0.5), run, "server", 3) == 1
+    assert formed(RoundsTo(0.9), run, "server", 3) is None
+    assert formed(Last(), run, "swa", 3) is None
+
+
+def test_the_mean_of_the_last_hundred_rounds():
+    run = measured([0.0] * 101 + [1.0] * 100)
+    assert formed(Mean(), run, "server", 200) == 1.0
+    assert formed(Mean(rounds=200), run, "server", 200) == 0.5
+    assert formed(Mean(until=100), run, "server", 200) == 0.0
+    assert formed(Mean(until=150), run, "server", 200) == 0.5
+
+
+def test_a_shortened_run_has_its_middle_in_the_middle():
+    run = measured([0.0, 0.0, 1.0, 0.5, 0.5])
+    assert formed(Mean(rounds=1, until=5000), run, "server", 10000) == 1.0
+
+
+def test_the_initial_model_counts_for_no_mean():
+    assert formed(Mean(), measured([0.9, 0.1, 0.3]), "server", 2) == pytest.approx(0.2)
+
+
+# --- tolerance -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_tolerance_by_the_papers_spread():
+    """One seed: 1.96 standard deviations of the difference of two runs, and half a digit."""
+    assert tolerance(read("61.9±0.5"), [60.0]) == pytest.approx(1.959964 * 0.5 * math.sqrt(2) + 0.05)
+
+
+def test_tolerance_by_the_seeds():
+    """Student's t with two degrees of freedom is 4.303 at 97.5 %."""
+    values = [60.0, 61.0, 62.0]
+    assert tolerance(read("61.9"), values) == pytest.approx(4.302653 * 1.0 * math.sqrt(4 / 3) + 0.05, rel=1e-6)
+
+
+def test_the_larger_of_both_counts():
+    wide, narrow = [50.0, 60.0, 70.0], [61.899, 61.9, 61.901]
+    assert tolerance(read("61.9±0.5"), wide) == tolerance(read("61.9"), wide)
+    assert tolerance(read("61.9±0.5"), narrow) == pytest.approx(1.959964 * 0.5 * math.sqrt(4 / 3) + 0.05)
+
+
+def test_one_seed_and_no_spread_justify_nothing():
+    assert tolerance(read("61.9"), [61.9]) is None
+
+
+def test_a_spread_of_zero_leaves_the_rounding():
+    assert tolerance(read("1.0±0.0"), [1.0]) == pytest.approx(0.05)
+
+
+@given(st.lists(st.floats(0, 100), min_size=2, max_size=8), st.floats(0.1, 5))
+def test_tolerance_covers_the_rounding_and_grows_with_the_spread(values, factor):
+    middle = sum(values) / len(values)
+    wider = [middle + (1 + factor) * (value - middle) for value in values]
+    published = read("50.0")
+    assert published.rounding <= tolerance(published, values) <= tolerance(published, wider) + 1e-6
+    assert tolerance(published, values) >= stdev(values)
+
+
+# --- verdicts ------------------------------------------------------------------------------------------------------------------------
+
+ACCURACY = ("fedswa/table3", "fedmoswa/cifar100-dirichlet-0.1-accuracy")
+REACHED, NEVER = ("fedswa/table3", "fedmoswa/cifar100-dirichlet-0.1-rounds"), ("fedswa/table3", "fedavg/cifar100-dirichlet-0.1-rounds")
+
+
+@pytest.mark.parametrize(("value", "verdict"), [(0.62, "within"), (0.605, "within"), (0.70, "above"), (0.50, "below")])
+def test_an_accuracy_is_within_above_or_below(value, verdict):
+    found = judged(*ACCURACY, measured([0.0, value], rounds=1000))
+    assert found.verdict == verdict
+    assert found.mean == pytest.approx(100 * value)
+    assert found.difference == pytest.approx(100 * value - 61.9)
+
+
+def test_without_runs_nothing_is_said():
+    assert judged(*ACCURACY).verdict == "not run"
+    lacking = judged("fedswa/table3", "fedavg/tiny-imagenet-dirichlet-0.1-accuracy")
+    assert lacking.verdict == "not run"
+    assert "published weights of ViT-B/16: bring them with --set init=FILE" in lacking.says
+
+
+def test_an_unfinished_run_has_no_number_yet():
+    found = judged(*ACCURACY, measured([0.0, 0.62], status="paused"))
+    assert (found.verdict, found.values, found.says) == ("not run", (), "not finished; the same command goes on")
+
+
+def test_divergence():
+    gone = measured([0.0, 0.1], status="diverged")
+    assert judged(*ACCURACY, gone).verdict == "diverged"
+    as_published = judged("wima/table2", "feddyn/femnist-without", gone)
+    assert (as_published.verdict, as_published.says) == ("within", "diverged, as published")
+    assert judged("wima/table2", "feddyn/femnist-without", measured([0.0, 0.8])).verdict == "above"
+
+
+def test_some_seeds_diverge():
+    found = judged(*ACCURACY, measured([0.0, 0.62]), measured([0.0, 0.1], status="diverged"))
+    assert (found.verdict, found.says, len(found.values)) == ("within", "1 of 2 seeds", 1)
+
+
+def test_rounds_to_a_target():
+    reached, never = measured([0.0] * 570 + [0.6]), measured([0.1] * 10)
+    assert judged(*REACHED, reached, reached).verdict == "below"
+    assert judged(*REACHED, never).verdict == "censored"
+    assert judged(*REACHED, reached, never).says == "reached by 1 of 2 seeds in 1000 rounds"
+    assert judged(*NEVER, never).says == "never reached, as published"
+    assert judged(*NEVER, never).verdict == "within"
+    assert judged(*NEVER, reached).verdict == "below"
+
+
+def test_a_dash_among_rounds_is_a_target_not_reached():
+    assert judged("fedwmsam/table3", "fedavg/0.78", measured([0.1] * 5)).verdict == "within"
+
+
+def test_one_seed_against_a_bare_number_is_not_judged():
+    found = judged("fedswa/table4", "fedswa/rho-0.4", measured([0.0, 0.5]))
+    assert (found.verdict, found.difference) == ("unjudged", pytest.approx(50 - 56.6))
+
+
+def test_figures_have_nothing_to_be_judged_by():
+    assert judged("fedswa/figure3", "fedavg/accuracy", measured([0.0, 0.5])).verdict == "not printed"
+
+
+def test_the_best_of_several_methods_counts():
+    runs = [measured([0.0, value]) for value in (0.70, 0.72, 0.71)]
+    found = judged_best(runs)
+    assert found.values == (0.72,)
+
+
+def judged_best(runs: list[Measured]) -> Outcome:
+    plan = planned("fedwmsam/table1", ["fedlesam-s-d/cifar-10-beta-0.1"], 1)
+    return outcomes(plan, {run.folder: one for run, one in zip(plan.runs, runs, strict=True)})[0]
+
+
+@pytest.mark.parametrize(
+    ("table", "cell", "pair", "gain"),
+    [
+        ("fedswa/table5", "scaffold/improvement", (0.60, 0.58), 2.0),
+        ("fedwmsam/table5", "mom/improvement", (0.75, 0.72), 3.0),
+        ("eccv/table5", "asam/relative-alpha-0", (0.36, 0.30), 20.0),
+    ],
+)
+def test_gains_follow_from_two_cells(table, cell, pair, gain):
+    plan = planned(table, [cell], 1)
+    found = outcomes(plan, {run.folder: measured([0.0, value], rounds=1) for run, value in zip(plan.runs, pair, strict=True)})[0]
+    assert found.values == pytest.approx((gain,))
+    assert found.verdict == "unjudged"
+
+
+def test_gains_are_taken_seed_by_seed():
+    plan = planned("fedswa/table5", ["scaffold/improvement"], 2)
+    by_seed = {("scaffold", 0): 0.60, ("fedavg", 0): 0.58, ("scaffold", 1): 0.62, ("fedavg", 1): 0.61}
+    runs = {run.folder: measured([0.0, by_seed[run.config.algorithm, run.config.seed]]) for run in plan.runs}
+    assert outcomes(plan, runs)[0].values == pytest.approx((2.0, 1.0))
+
+
+def test_weights_may_be_brought_where_the_paper_starts_from_some():
+    scale = Scale(weights=True)
+    assert scale.obstacle(find_table("wima/table3").cells["fedavg/w-wima"]) == ""
+    assert scale.obstacle(find_table("wima/table4").cells["w-5/cifar10"]) == "other initial weights"
+    assert planned("wima/table3", ["fedavg/*"], 1).lacking
+    assert not planned("wima/table3", ["fedavg/*"], 1, scale).lacking
+
+
+@pytest.mark.parametrize(
+    "scale", [Scale(small=True), Scale(rounds=10), Scale(changed=("training.rate=1",))], ids=["small", "short", "changed"]
+)
+def test_no_verdict_on_anything_but_the_protocol(scale):
+    found = judged(*ACCURACY, measured([0.0, 0.62]), scale=scale)
+    assert (found.verdict, found.difference, found.tolerance) == ("ran", None, None)
