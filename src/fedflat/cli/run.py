@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,12 +90,17 @@ def resume(
 def _go(config: Config, folder: Path, as_json: bool, quiet: bool, resume: bool = False) -> None:
     from fedflat.experiment.folder import RunFolder
     from fedflat.experiment.run import Run
+    from fedflat.models import trained_sentence
     from fedflat.report.result import Result
 
     fetch_if_missing(config, quiet or as_json)
     try:
         with progress(quiet or as_json) as shown:
-            record = Run(config, folder, callbacks=(shown,), resume=resume).go()
+            going = Run(config, folder, callbacks=(shown,), resume=resume)
+            trained = trained_sentence(going.problem.model)
+            if trained and not (quiet or as_json):
+                print(f"{config.model}: {trained}", file=sys.stderr)
+            record = going.go()
     except KeyboardInterrupt:
         begun = RunFolder(folder).exists
         raise Interrupted(f"go on with: fedflat resume {folder}" if begun else "nothing had been written yet") from None

@@ -226,7 +226,7 @@ class Lane:
 
     def _captured(self, work: Callable[[], None]) -> Callable[[], None]:
         """Some work on this lane's tensors as something to replay; on a CPU, the work itself."""
-        self.problem.model.train()
+        self.problem.training_mode()
         if self.stream is None:
             return work
         torch.cuda.synchronize()
@@ -257,6 +257,7 @@ class LaneEngine:
         z = table.fill(training.algorithm, model, server, cohort)
         extra = self._common_gradient(training, round, table, cohort)
         self._join(to_lanes=True)
+        self.problem.training_mode()  # an evaluation may have come between
         reports: list[Report] = []
         for first in range(0, len(cohort), len(self.lanes)):
             reports += self._side_by_side(training, round, list(enumerate(cohort))[first : first + len(self.lanes)], model.integers)

@@ -14,6 +14,7 @@ from torch.func import functional_call
 from fedflat.data import Augmentation, Dataset, Examples, normalise
 from fedflat.engines.feed import Feed
 from fedflat.engines.places import Places
+from fedflat.engines.still import Still
 from fedflat.engines.task import Task
 from fedflat.models.layout import Layout
 
@@ -41,12 +42,13 @@ class Problem:
         self.data = replace(self.data, train=moved(self.data.train, self.device))
         self.held_out = {name: moved(examples, self.device) for name, examples in self.held_out.items()}
         self.layout = Layout.of_parameters(self.model)
-        self.buffers = Layout.of_buffers(self.model)
+        self.still = Still(self.model, self.arithmetic)
+        self.buffers = Layout.of_buffers(self.model, self.still.buffers)
         # On the device, so that normalising copies nothing there while a step is captured.
         self._mean, self._std = (torch.tensor(v, dtype=self.dtype, device=self.device) for v in (self.data.mean, self.data.std))
         self.whole_layout = Layout(self.layout.names + self.buffers.names, self.layout.shapes + self.buffers.shapes)
         self._tied = len(list(self.model.named_parameters(remove_duplicate=False))) > len(list(self.model.parameters()))
-        self.channels_last = any(len(shape) == 4 for shape in self.layout.shapes)
+        self.channels_last = any(parameter.ndim == 4 for parameter in self.model.parameters())
         self._places = Places(self.model)
         self._leaves: tuple[Tensor, dict[str, Tensor]] | None = None
         self._feed = Feed(self.data.train, self.augmentation, self._mean, self._std, self.arithmetic or self.dtype, self.channels_last)
@@ -63,6 +65,15 @@ class Problem:
         integers = {name: b.clone() for name, b in named.items() if not b.is_floating_point()}
         return weights, self.buffers.flatten(named).to(self.device, self.dtype), integers
 
+    def named(self, weights: Tensor, buffers: Tensor, integers: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A whole model by the names of its tensors, with what is frozen."""
+        return {**self.still.tensors(), **self.layout.views(weights), **self.buffers.views(buffers), **integers}
+
+    def training_mode(self, on: bool = True) -> None:
+        """Let the model behave as in training, or as in evaluation; what is frozen normalises as in evaluation either way."""
+        self.model.train(on)
+        self.still.rest()
+
     def train_examples(self, indices: np.ndarray) -> Examples:
         """The training examples at some positions."""
         return self.data.train.take(torch.from_numpy(indices).to(self.device))
@@ -77,7 +88,7 @@ class Problem:
     def output(self, vector: Tensor, buffers: dict[str, Tensor], inputs: Tensor) -> Tensor:
         """The model's output with weights from a flat vector."""
         weights = vector if self.arithmetic is None else vector.to(self.arithmetic)
-        return self._forward({**self.layout.views(weights), **buffers}, inputs)
+        return self._forward({**self.still.rounded, **self.layout.views(weights), **buffers}, inputs)
 
     def _forward(self, tensors: dict[str, Tensor], inputs: Tensor) -> Tensor:
         result: Tensor = functional_call(self.model, tensors, (inputs,), tie_weights=self._tied)
@@ -92,7 +103,7 @@ class Problem:
     def loss_and_gradient(self, vector: Tensor, buffers: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
         """The batch's mean loss and its gradient, as a flat vector. BatchNorm statistics in ``buffers`` change in place."""
         leaves = self._leaves_of(vector)
-        output = self._places.call({**leaves, **buffers}, batch.inputs)
+        output = self._places.call({**self.still.rounded, **leaves, **buffers}, batch.inputs)
         loss = self._loss(output if self.arithmetic is None else output.to(self.dtype), batch)
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return loss.detach(), self.layout.flatten(dict(zip(leaves, gradients, strict=True))).to(vector.dtype)
@@ -137,7 +148,7 @@ class Problem:
     @torch.no_grad()
     def predicted(self, vector: Tensor, buffers: dict[str, Tensor], raw: Tensor) -> Tensor:
         """The model's output on raw inputs, in evaluation mode."""
-        self.model.train(self.batch_statistics)
+        self.training_mode(self.batch_statistics)
         if self.batch_statistics:
             buffers = {name: b.clone() for name, b in buffers.items()}
         return self.output(vector, buffers, self.normalised(raw))
@@ -153,7 +164,7 @@ class Problem:
         momenta = [norm.momentum for norm in norms]
         flat = torch.zeros(self.buffers.size, dtype=self.dtype, device=self.device)
         buffers = {**self.buffers.views(flat), **{name: torch.zeros_like(value) for name, value in integers.items()}}
-        self.model.train()
+        self.training_mode()
         try:
             for norm in norms:
                 norm.momentum = None  # torch then takes the plain mean
