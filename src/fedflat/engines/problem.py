@@ -14,7 +14,7 @@ from torch.func import functional_call
 from fedflat.data import Augmentation, Dataset, Examples, normalise
 from fedflat.engines.feed import Feed
 from fedflat.engines.places import Places
-from fedflat.engines.still import Still
+from fedflat.engines.still import Still, must_be_plain
 from fedflat.engines.task import Task
 from fedflat.models.layout import Layout
 
@@ -42,13 +42,13 @@ class Problem:
         self.data = replace(self.data, train=moved(self.data.train, self.device))
         self.held_out = {name: moved(examples, self.device) for name, examples in self.held_out.items()}
         self.layout = Layout.of_parameters(self.model)
-        self.still = Still(self.model, self.arithmetic)
+        self.channels_last = any(parameter.ndim == 4 for parameter in self.model.parameters()) and not must_be_plain(self.model)
+        self.still = Still(self.model, self.arithmetic, self.channels_last)
         self.buffers = Layout.of_buffers(self.model, self.still.buffers)
         # On the device, so that normalising copies nothing there while a step is captured.
         self._mean, self._std = (torch.tensor(v, dtype=self.dtype, device=self.device) for v in (self.data.mean, self.data.std))
         self.whole_layout = Layout(self.layout.names + self.buffers.names, self.layout.shapes + self.buffers.shapes)
         self._tied = len(list(self.model.named_parameters(remove_duplicate=False))) > len(list(self.model.parameters()))
-        self.channels_last = any(parameter.ndim == 4 for parameter in self.model.parameters())
         self._places = Places(self.model)
         self._leaves: tuple[Tensor, dict[str, Tensor]] | None = None
         self._feed = Feed(self.data.train, self.augmentation, self._mean, self._std, self.arithmetic or self.dtype, self.channels_last)
@@ -166,9 +166,9 @@ class Problem:
         buffers = {**self.buffers.views(flat), **{name: torch.zeros_like(value) for name, value in integers.items()}}
         self.training_mode()
         try:
-            for norm in norms:
-                norm.momentum = None  # torch then takes the plain mean
-            for part in self.evaluation_batches(len(self.data.train)):
+            for done, part in enumerate(self.evaluation_batches(len(self.data.train))):
+                for norm in norms:
+                    norm.momentum = 1 / (done + 1)  # which makes it the plain mean of the batches so far
                 self.output(vector, buffers, self.normalised(self.data.train.take(part).inputs))
         finally:
             for norm, momentum in zip(norms, momenta, strict=True):

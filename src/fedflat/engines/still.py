@@ -11,10 +11,10 @@ from torch import Tensor, nn
 class Still:
     """The frozen part of a model, which stays in the model itself and in no flat vector."""
 
-    def __init__(self, model: nn.Module, arithmetic: torch.dtype | None = None) -> None:
+    def __init__(self, model: nn.Module, arithmetic: torch.dtype | None = None, channels_last: bool = False) -> None:
         self._parameters = {name: p for name, p in model.named_parameters() if not p.requires_grad}
         for parameter in self._parameters.values():
-            if parameter.ndim == 4:  # as the trained ones lie in a flat vector
+            if channels_last and parameter.ndim == 4:  # as the trained ones lie in a flat vector
                 parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
         self.rounded = {} if arithmetic is None else {name: p.detach().to(arithmetic) for name, p in self._parameters.items()}
         """Copies in the precision in which the model is passed through, where that is lower."""
@@ -47,6 +47,13 @@ class Still:
             digest.update(name.encode())
             digest.update(tensor.cpu().contiguous().numpy().data)
         return digest.hexdigest() if self.tensors() else ""
+
+
+def must_be_plain(model: nn.Module) -> bool:
+    """Whether images may not lie channels last: torch's GroupNorm on a CPU then crashes where it trains but nothing before it does."""
+    parameters = list(model.parameters())
+    trains = any(p.requires_grad for m in model.modules() if isinstance(m, nn.GroupNorm) for p in m.parameters())
+    return trains and parameters[0].device.type == "cpu" and not all(p.requires_grad for p in parameters)
 
 
 def _frozen(module: nn.Module) -> bool:

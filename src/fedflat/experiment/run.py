@@ -88,10 +88,10 @@ class Run:
 
     def go(self) -> Record:
         """Run to the end, from the last checkpoint where there is one."""
-        earlier = self._open()
-        self._session = time.monotonic()
-        self._begun = self._session - earlier
         try:
+            earlier = self._open()
+            self._session = time.monotonic()
+            self._begun = self._session - earlier
             self._tell("began")
             verdict = self._rounds()
             self._close(verdict)

@@ -41,9 +41,7 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], str]:
     return tensors, str(about.get("model", ""))
 
 
-def fill(
-    network: nn.Module, name: str, tensors: Mapping[str, Tensor], where: str, origin: str = "", fresh_head: bool = False
-) -> None:
+def fill(network: nn.Module, name: str, tensors: Mapping[str, Tensor], where: str, origin: str = "", fresh_head: bool = False) -> None:
     """Put tensors into a model, all of them and into all of it; frozen parameters alone may be left as they are.
 
     Models that know how others call their weights translate them first. Adapters may be missing as a whole: they then stay as drawn.

@@ -1,7 +1,7 @@
 """Models, one module per family, each named by a text such as ``resnet18(norm=batch,stem=torchvision)``.
 
-All of them start from torch's default init (transformers from timm's), keep no state but parameters (and the buffers of ``norm=batch``), work in place on
-nothing, and so run under ``torch.func.functional_call`` and ``vmap``.
+All of them start from torch's default init (transformers from timm's), keep no state but parameters (and the buffers of
+``norm=batch``), work in place on nothing, and so run under ``torch.func.functional_call`` and ``vmap``.
 """
 
 from fedflat.models.adapters import merge_adapters

@@ -44,14 +44,13 @@ class LowRankLinear(nn.Linear):
         self.weight = base.weight
         self.register_parameter("bias", base.bias)
         self.rank, self.scale, self.pieces, self.adapted = rank, alpha / rank, pieces, adapted
-        of = {"dtype": base.weight.dtype, "device": base.weight.device}
-        self.lora_a_weight = nn.Parameter(torch.empty(len(adapted) * rank, self.in_features, **of))
-        self.lora_b_weight = nn.Parameter(torch.zeros(len(adapted), self.out_features // pieces, rank, **of))
+        self.lora_a_weight = nn.Parameter(base.weight.detach().new_empty(len(adapted) * rank, self.in_features))
+        self.lora_b_weight = nn.Parameter(base.weight.detach().new_zeros(len(adapted), self.out_features // pieces, rank))
         nn.init.kaiming_uniform_(self.lora_a_weight, a=math.sqrt(5))
 
     def forward(self, input: Tensor) -> Tensor:
         """The layer's output and the adapter's."""
-        small = F.linear(input, self.lora_a_weight).split(self.rank, -1)
+        small = torch.split(F.linear(input, self.lora_a_weight), self.rank, -1)
         outputs = list(F.linear(input, self.weight, self.bias).chunk(self.pieces, -1))
         for piece, one, b in zip(self.adapted, small, self.lora_b_weight.unbind(0), strict=True):
             outputs[piece] = outputs[piece] + self.scale * F.linear(one, b)
@@ -59,9 +58,12 @@ class LowRankLinear(nn.Linear):
 
     def merged(self) -> nn.Linear:
         """The plain layer that does the same: W + (alpha / r) B A."""
-        plain = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
+        plain = nn.Linear.__new__(nn.Linear)  # without drawing weights that are not used
+        nn.Module.__init__(plain)
+        plain.in_features, plain.out_features = self.in_features, self.out_features
         change = self.weight.new_zeros(self.pieces, self.out_features // self.pieces, self.in_features)
-        for piece, a, b in zip(self.adapted, self.lora_a_weight.detach().split(self.rank), self.lora_b_weight.detach(), strict=True):
+        apart = torch.split(self.lora_a_weight.detach(), self.rank)
+        for piece, a, b in zip(self.adapted, apart, self.lora_b_weight.detach(), strict=True):
             change[piece] = self.scale * b @ a
         plain.weight = nn.Parameter(self.weight.detach() + change.flatten(0, 1), self.weight.requires_grad)
         plain.register_parameter("bias", self.bias)

@@ -18,8 +18,7 @@ from fedflat.models.vit import VitB16, VitS16, VitTiny
 from fedflat.text import changed, make, parse_one, show
 
 MODELS: dict[str, type[ModelSpec]] = {
-    spec.name: spec
-    for spec in (Mlp, LeNet5, Cnn, Vgg11, ResNet18, ResNet20, MobileNetV2, VitB16, VitS16, VitTiny, FemnistCnn, CharLstm)
+    spec.name: spec for spec in (Mlp, LeNet5, Cnn, Vgg11, ResNet18, ResNet20, MobileNetV2, VitB16, VitS16, VitTiny, FemnistCnn, CharLstm)
 }
 
 

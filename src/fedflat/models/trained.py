@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import nn
 
 from fedflat.errors import UserError, one_of
-from fedflat.models.adapters import A, B, Adapter, add_adapters, linear_layers, query_and_value
+from fedflat.models.adapters import A, Adapter, B, add_adapters, linear_layers, query_and_value
 from fedflat.models.registry import classifier_parameters
 from fedflat.text import make, param, parse
 
@@ -80,7 +80,9 @@ class Layers(Part):
         for word in _words(self.names, "layers(names=...)", "layers(names=blocks.10|blocks.11)"):
             below = {name for name in every if name == word or name.startswith(f"{word}.")}
             if not below:
-                raise one_of("layer or parameter of this model", word, {_layer(name) for name in every} | {n.partition(".")[0] for n in every})
+                raise one_of(
+                    "layer or parameter of this model", word, {_layer(name) for name in every} | {n.partition(".")[0] for n in every}
+                )
             found |= below
         return found
 
@@ -92,7 +94,9 @@ class Lora(Part):
     name = "lora"
     rank: int = param(8, "rank of the change to each layer (r)", low=1)
     alpha: float = param(16.0, "the change is scaled by alpha / rank", above=0)
-    layers: str | int | float = param("qv", "qv: queries and values of attention; all: every linear layer but the head; or names joined by |")
+    layers: str | int | float = param(
+        "qv", "qv: queries and values of attention; all: all linear layers but the head; or names joined by |"
+    )
     head: bool = param(True, "train the head too, all of it")
     only_b: bool = param(False, "train B alone, so that the mean of the clients' changes is the change by the mean (FFA-LoRA)")
 

@@ -134,7 +134,8 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Tokens [batch, patches, width], row by row."""
-        return self.proj(images).flatten(2).transpose(1, 2)
+        tokens: Tensor = self.proj(images).flatten(2).transpose(1, 2)
+        return tokens
 
 
 class Block(nn.Module):
@@ -150,7 +151,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The tokens after this block."""
         x = x + self.attn(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+        after: Tensor = x + self.mlp(self.norm2(x))
+        return after
 
 
 class Attention(nn.Module):
