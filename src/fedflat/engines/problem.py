@@ -16,6 +16,7 @@ from fedflat.engines.feed import Feed
 from fedflat.engines.places import Places
 from fedflat.engines.still import Still, must_be_plain
 from fedflat.engines.task import Task
+from fedflat.errors import UserError
 from fedflat.models.layout import Layout
 
 
@@ -182,7 +183,14 @@ class Problem:
 
 def moved(examples: Examples, device: torch.device) -> Examples:
     """Examples on a device."""
-    return Examples(**{name: tensor.to(device) for name, tensor in examples.tensors().items()})
+    try:
+        return Examples(**{name: tensor.to(device) for name, tensor in examples.tensors().items()})
+    except torch.OutOfMemoryError:
+        size = examples.inputs.numel() * examples.inputs.element_size() / 1e9
+        raise UserError(
+            f"the data set does not fit on the GPU, where its {len(examples):,} inputs take {size:.1f} GB; "
+            "take a smaller size, for example landmarks(size=64), or engine.device=cpu, which reads it from its file"
+        ) from None
 
 
 @dataclass(frozen=True)
