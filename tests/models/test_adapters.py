@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import math
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from fedflat.algorithms import algorithm
 from fedflat.errors import UserError
 from fedflat.models import build, freeze, merge_adapters, trained_parts, trained_sentence
 from fedflat.models.adapters import (
@@ -222,3 +225,23 @@ def test_texts_that_name_nothing(text: str, said: str) -> None:
 def test_parts_that_a_model_has_not(model: nn.Module, text: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         trained(model, text)
+
+
+# --- the page --------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_figures_of_the_page() -> None:
+    """Trained numbers, bytes and states of docs/partial-training.md, from the model and from FedMoSWA's declarations."""
+    page = (Path(__file__).parents[2] / "docs" / "partial-training.md").read_text(encoding="utf-8")
+    table = page.partition("| ViT-B/16 for 200 classes, FedMoSWA |")[2].partition("\n\n")[0].splitlines()[2:]
+    moswa = algorithm("fedmoswa")
+    assert len(table) == 4
+    for row in table:
+        text, numbers, sent, kept = (cell.strip(" `") for cell in row.strip("|").split("|"))
+        with torch.device("meta"):
+            shapes = trained(build("vit-b16", (3, 224, 224), 200), text)
+        size = sum(math.prod(shape) for shape in shapes.values())
+        assert f"{size:,}" == numbers
+        assert moswa.floats_up(size) == moswa.floats_down(size) == 2 * size
+        assert float(sent.removesuffix(" MB")) == pytest.approx(2 * 4 * size / 1e6, abs=0.5 if size > 10**7 else 0.05)
+        assert float(kept.removesuffix(" MB")) == pytest.approx(4 * size / 1e6, abs=0.5 if size > 10**7 else 0.05)

@@ -131,7 +131,10 @@ def _federation(record: Record, model: str, own: dict[str, Any]) -> tuple[Proble
             )
     if model not in record.models:
         assert record.folder is not None
-        config = config.model_copy(update={"init": record.folder.path / model_file(model), "init_head": "given"})
+        saved = record.folder.path / model_file(model)
+        if not saved.exists():
+            raise UserError(f"{saved} is missing; the run wrote none (yet)")
+        config = config.model_copy(update={"init": saved, "init_head": "given"})
     elif own["model"] is None and config.training.train == "all":  # nothing is left of what it started from
         config = config.model_copy(update={"init": None, "init_head": "given"})
     problem, split = federation(config, **own)
