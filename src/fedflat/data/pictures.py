@@ -83,11 +83,16 @@ def picture_dataset(
     is_test = np.array(listing.is_test, dtype=bool)
     parts = []
     for rows in (np.flatnonzero(~is_test), np.flatnonzero(is_test)):
-        targets, groups = (torch.from_numpy(np.array(values, dtype=np.int64)[rows]) for values in (listing.targets, listing.groups))
         images = rows_of(inputs, rows, folder, f"{short}-{options.size}-rows")
-        parts.append(Examples(images, targets, groups if group_names else None))
+        parts.append(labelled(listing, rows, images, bool(group_names)))
     mean, std = statistics_of_sums(sums[~is_test].sum(0), options.size**2 * int((~is_test).sum()))
     return Dataset(name, parts[0], parts[1], tuple(classes), mean, std, group_names=tuple(group_names))
+
+
+def labelled(listing: Listing, rows: npt.NDArray[np.int64], images: torch.Tensor, grouped: bool) -> Examples:
+    """Some pictures of a listing, with their classes and, where they have any, their groups."""
+    targets, groups = (torch.from_numpy(np.array(values, dtype=np.int64)[rows]) for values in (listing.targets, listing.groups))
+    return Examples(images, targets, groups if grouped else None)
 
 
 def _decode_all(tree: Tree, names: list[str], options: PictureOptions, side: Path) -> None:
@@ -102,10 +107,10 @@ def _decode_all(tree: Tree, names: list[str], options: PictureOptions, side: Pat
         for start in range(0, len(names), AT_ONCE):
             pictures = np.stack(list(pool.map(one, names[start : start + AT_ONCE])))
             inputs.append(pictures)
-            sums.append(np.stack([_sums(picture) for picture in pictures]))
+            sums.append(np.stack([channel_sums(picture) for picture in pictures]))
 
 
-def _sums(picture: Pixels) -> npt.NDArray[np.int64]:
+def channel_sums(picture: Pixels) -> npt.NDArray[np.int64]:
     """Per channel the sum of a picture's values and of their squares, one picture at a time: whole numbers are eight times as wide."""
     wide = picture.reshape(len(picture), -1).astype(np.int64)
     return np.stack([wide.sum(1), np.square(wide).sum(1)])

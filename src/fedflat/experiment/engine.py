@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedflat.data.streamed import StreamedTensor
 from fedflat.engines.contract import Engine
 from fedflat.engines.lanes import LaneEngine, compiled, in_place
 from fedflat.engines.loop import LoopEngine
@@ -19,7 +20,12 @@ def engine_for(config: Config, problem: Problem) -> Engine:
     on_gpu = problem.device.type == "cuda"
     if wanted.precision == "bf16" and not on_gpu:
         raise UserError("engine.precision=bf16 is for a GPU, and this run is on the CPU; use float32")
-    if wanted.name == "loop" or (wanted.name == "auto" and not on_gpu):
+    streamed = isinstance(problem.data.train.inputs, StreamedTensor)
+    if streamed and wanted.name == "lanes":
+        raise UserError(
+            f"engine.name=lanes needs all data on its device, and {problem.data.name} is decoded on demand; use engine.name=loop"
+        )
+    if wanted.name == "loop" or (wanted.name == "auto" and streamed) or (wanted.name == "auto" and not on_gpu):
         return LoopEngine(problem, wanted.workers)
     long = config.training.rounds >= WORTH_COMPILING and on_gpu
     compiling = wanted.compile == "on" or (wanted.compile == "auto" and long)

@@ -86,6 +86,6 @@ def resized_positions(positions: Tensor, grid: tuple[int, int]) -> Tensor:
     if count == rows * columns or side * side != count or count < 1:
         return positions
     token, patches = torch.split(positions, [1, count], 1)
-    image = patches.float().unflatten(1, (side, side)).permute(0, 3, 1, 2)
+    image = patches.float().reshape(len(patches), side, side, -1).permute(0, 3, 1, 2)
     resized = F.interpolate(image, (rows, columns), mode="bicubic", antialias=True, align_corners=False)
     return torch.cat([token, resized.flatten(2).transpose(1, 2).to(positions.dtype)], 1)
