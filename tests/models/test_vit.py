@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fedflat.api import make_config
 from fedflat.errors import UserError
+from fedflat.experiment.run import Run
 from fedflat.models import build
 from fedflat.models.vit import VisionTransformer
 from fedflat.models.vit_weights import resized_positions, translated
@@ -197,6 +202,25 @@ def test_what_is_missing_of_three_stays_apart() -> None:
 def test_names_that_are_not_known_are_left_alone() -> None:
     strange = {"decoder.layer.0.weight": torch.zeros(1), "fc_norm.weight": torch.zeros(1)}
     assert translated(strange, (2, 2)).keys() == strange.keys()
+
+
+def test_a_run_starts_from_a_file_of_hugging_face_or_says_what_is_wrong_with_it(tmp_path: Path) -> None:
+    theirs = as_hugging_face(dict(small(image=(1, 16, 16), classes=10).state_dict()), 2)
+    settings = {"model": SMALL, "split": "iid", "workers": 1, "device": "cpu", "init": tmp_path / "theirs.safetensors"}
+    save_file(theirs, tmp_path / "theirs.safetensors")
+    run = Run(make_config(None, settings))
+    found = run.problem.named(*run.server.model)
+    assert torch.equal(found["blocks.1.attn.qkv.weight"][12:24], theirs["vit.encoder.layer.1.attention.attention.key.weight"])
+    assert found["pos_embed"].shape == (1, 1 + 4, 12) and theirs["vit.embeddings.position_embeddings"].shape == (1, 1 + 16, 12)
+    damaged = {name: tensor for name, tensor in theirs.items() if "layer.1" not in name} | {"vit.mask_token": torch.zeros(1)}
+    save_file(damaged, tmp_path / "theirs.safetensors")
+    with pytest.raises(UserError) as told:
+        Run(make_config(None, settings))
+    assert str(told.value) == (
+        f"{tmp_path / 'theirs.safetensors'} holds weights of another architecture: it has no tensors blocks.1.norm1.weight, "
+        "blocks.1.norm1.bias, blocks.1.attn.qkv.weight, blocks.1.attn.qkv.bias and 8 more, and it has a tensor vit.mask_token, "
+        f"which the model has not; expected those of {SMALL} for this data set"
+    )
 
 
 def ramp(rows: int, columns: int) -> Tensor:

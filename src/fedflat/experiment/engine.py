@@ -15,7 +15,7 @@ WORTH_COMPILING = 200
 
 
 def engine_for(config: Config, problem: Problem) -> Engine:
-    """The engine that a config asks for: by default lanes on a GPU, and the loop on a CPU."""
+    """The engine that a config asks for: by default lanes on a GPU, and the loop on a CPU or for data that are decoded on demand."""
     wanted = config.engine
     on_gpu = problem.device.type == "cuda"
     if wanted.precision == "bf16" and not on_gpu:
@@ -25,7 +25,7 @@ def engine_for(config: Config, problem: Problem) -> Engine:
         raise UserError(
             f"engine.name=lanes needs all data on its device, and {problem.data.name} is decoded on demand; use engine.name=loop"
         )
-    if wanted.name == "loop" or (wanted.name == "auto" and streamed) or (wanted.name == "auto" and not on_gpu):
+    if wanted.name == "loop" or (wanted.name == "auto" and (streamed or not on_gpu)):
         return LoopEngine(problem, wanted.workers)
     long = config.training.rounds >= WORTH_COMPILING and on_gpu
     compiling = wanted.compile == "on" or (wanted.compile == "auto" and long)

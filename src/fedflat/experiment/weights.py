@@ -99,9 +99,11 @@ def _optional(network: nn.Module) -> set[str]:
 
 def _about_the_head(network: nn.Module, tensors: Mapping[str, Tensor]) -> str:
     """A word on other classes, where all but the head fits."""
-    head = {name for name, module in network.named_modules() if isinstance(module, nn.Linear)} and classifier_parameters(network)
+    if not any(isinstance(module, nn.Linear) for module in network.modules()):
+        return ""
+    head = classifier_parameters(network)
     rest = {key: value for key, value in tensors.items() if key not in head and not key.startswith(POOLERS)}
-    return "; with init_head=fresh the head may be another" if head and not first_mismatch(network, rest, head) else ""
+    return "" if first_mismatch(network, rest, head) else "; with init_head=fresh the head may be another"
 
 
 def _listed(keys: list[str]) -> str:
