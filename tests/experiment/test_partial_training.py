@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -304,3 +305,18 @@ def test_settings_that_contradict_each_other() -> None:
         make_config(None, {"init_head": "fresh"})
     with pytest.raises(fedflat.UserError, match="there is no part of a model to train 'tail'"):
         make_config(None, {"train": "tail"})
+
+
+def test_the_study_of_a_round(tmp_path: Path) -> None:
+    """studies/vit_round.py, small: what is sent and kept is that of the part, and the rest is the same afterwards."""
+    spec = importlib.util.spec_from_file_location("vit_round", Path(__file__).parents[2] / "studies" / "vit_round.py")
+    assert spec is not None and spec.loader is not None
+    study = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(study)
+    small = ["--model", VIT, "--size", "8", "--classes", "10", "--clients", "2", "--batch", "2", "--steps", "1", "--algorithms", "fedmoswa"]
+    whole, adapters, head = study.main([str(tmp_path), *small])
+    assert adapters["trained"] == 2 * (2 * 8 * 12 + 2 * 12 * 8) + 13 * 10 and head["trained"] == 13 * 10
+    for one in (whole, adapters, head):
+        assert one["bytes_up_per_client"] == one["bytes_down_per_client"] == 2 * 4 * one["trained"]
+        assert one["bytes_kept_per_client"] == 4 * one["trained"] and one["frozen_part_is_the_same"] and one["status"] == "finished"
+    assert len((tmp_path / "vit_round.md").read_text().splitlines()) == 2 + 3

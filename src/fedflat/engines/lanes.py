@@ -234,6 +234,8 @@ class Lane:
             work()
             self.k.zero_()
         torch.cuda.synchronize()
+        if torch.cuda.memory_reserved() > torch.cuda.get_device_properties(self.k.device).total_memory // 2:
+            torch.cuda.empty_cache()  # a graph has memory of its own, so what trying out has left would be held twice
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local"):
             work()
