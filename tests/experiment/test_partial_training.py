@@ -134,6 +134,17 @@ def test_frozen_batch_norm_keeps_its_statistics_and_uses_them() -> None:
     assert estimated.shape == (4 * 64,) and bool(estimated.abs().min() > 0), "those of the part that is trained"
 
 
+@pytest.mark.parametrize("frozen", [True, False])
+def test_group_norms_before_which_nothing_trains(frozen: bool) -> None:
+    """torch crashes in the backward pass of such a GroupNorm if images lie channels last."""
+    own = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10))
+    own[0].requires_grad_(not frozen)
+    first = nn.Sequential(nn.GroupNorm(1, 1), own)
+    for model, plain in ((own, frozen), (first, True)):
+        run = run_of(own=model, rounds=1)
+        assert run.go().status == "finished" and run.problem.channels_last is not plain
+
+
 def test_a_module_that_froze_a_part_itself(tmp_path: Path) -> None:
     torch.manual_seed(0)
     own = OneFrozen()

@@ -53,7 +53,9 @@ def must_be_plain(model: nn.Module) -> bool:
     """Whether images may not lie channels last: torch's GroupNorm on a CPU then crashes where it trains but nothing before it does."""
     parameters = list(model.parameters())
     trains = any(p.requires_grad for m in model.modules() if isinstance(m, nn.GroupNorm) for p in m.parameters())
-    return trains and parameters[0].device.type == "cpu" and not all(p.requires_grad for p in parameters)
+    first = next((m for m in model.modules() if any(p is not None for p in m._parameters.values())), None)
+    alone = isinstance(first, nn.GroupNorm) or not all(p.requires_grad for p in parameters)
+    return trains and alone and parameters[0].device.type == "cpu"
 
 
 def _frozen(module: nn.Module) -> bool:
