@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,10 +12,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedflat.data import Dataset, load, partition, registry, verify
+from fedflat.api import make_config
+from fedflat.data import Dataset, MappedTensor, load, partition, registry, verify
+from fedflat.data.cache import Room, _require
 from fedflat.data.download import fetch_source
 from fedflat.data.sources.landmarks import LANDMARKS
 from fedflat.errors import UserError
+from fedflat.experiment.run import Run
 
 DrawPicture = Callable[..., np.ndarray]
 LoadTwice = Callable[[str, Path], Dataset]
@@ -89,3 +93,37 @@ def test_landmarks_lists_can_be_fetched_but_pictures_cannot(tmp_path: Path) -> N
         "https://s3.amazonaws.com/google-landmark/train/",
     ):
         assert part in str(raised.value)
+
+
+def test_landmarks_lie_in_a_file_of_the_stated_size_and_mobilenet_trains_on_them(landmarks: Path) -> None:
+    """Photographers are the clients; neither decoding nor training holds the pictures in memory."""
+    dataset = load("landmarks(size=32)", landmarks)
+    for part in (dataset.train, dataset.test):
+        assert isinstance(part.inputs, MappedTensor), "read from the file when it is asked for"
+    store = dataset.train.inputs.path
+    assert dataset.test.inputs.path == store and store.stat().st_size == 128 + 6 * 3 * 32 * 32, "a byte per value, and a header"
+    settings = {"split": "natural", "per_round": 3, "rounds": 2, "steps": 1, "batch": 2, "workers": 1, "device": "cpu"}
+    model = "mobilenetv2(width=0.25)"
+    run = Run(make_config(None, {"data": "landmarks(size=32)", "data_folder": str(landmarks), "model": model, **settings}))
+    assert isinstance(run.problem.data.train.inputs, MappedTensor) and len(run.split.clients) == 3
+    assert run.go().status == "finished" and run.history[-1]["samples"] == 2 * (1 + 2 + 1)
+
+
+def test_pictures_that_would_fill_the_disk_are_not_decoded(
+    landmarks: Path, monkeypatch: pytest.MonkeyPatch, left_in_cache: Callable[[Path], list[str]]
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 9000, 9000))  # type: ignore[attr-defined]
+    with pytest.raises(
+        UserError, match=r"landmarks\(size=32\) takes 0\.018 MB once decoded, but .*decoded has 0\.009 MB free; make room there"
+    ):
+        load("landmarks(size=32)", landmarks)
+    assert left_in_cache(landmarks) == []
+    assert len(load("landmarks(size=16)", landmarks).train) == 4
+
+
+def test_the_real_size_is_said_beforehand(landmarks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """28 GB at 224 pixels for the 183,698 photographs of the original."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**11, 10**11 - 10**10, 10**10))  # type: ignore[attr-defined]
+    assert LANDMARKS.sizes is not None
+    with pytest.raises(UserError, match=r"landmarks takes 27.7 GB once decoded, but .* has 10.0 GB free; .* or take a smaller size"):
+        _require(Room(sum(LANDMARKS.sizes) * 3 * 224**2, "landmarks", "take a smaller size"), landmarks)

@@ -68,6 +68,11 @@ FULL_WIDTH = ((1, 16, 1), (6, 24, 2), (6, 32, 3), (6, 64, 4), (6, 96, 3), (6, 16
 HALF_WIDTH = ((1, 8, 1), (6, 16, 2), (6, 16, 3), (6, 32, 4), (6, 48, 3), (6, 80, 3), (6, 160, 1))
 
 
+def vit(width, depth, patch, patches, classes, channels=3, mlp=4):
+    block = 2 * 2 * width + linear(width, 3 * width) + linear(width, width) + linear(width, mlp * width) + linear(mlp * width, width)
+    return conv(channels, width, patch) + (1 + 1 + patches) * width + depth * block + 2 * width + linear(width, classes)
+
+
 def femnist(flat, classes):
     return conv(1, 32, 3) + conv(32, 64, 3) + linear(flat, 128) + linear(128, classes)
 
@@ -115,6 +120,12 @@ CASES = [
     ("mobilenetv2", IMAGE, 10, mobilenetv2(10, 32, FULL_WIDTH, 1280)),
     ("mobilenetv2(norm=batch)", IMAGE, 1000, 3_504_872),
     ("mobilenetv2(width=0.5,stem=small)", IMAGE, 10, mobilenetv2(10, 16, HALF_WIDTH, 1280)),
+    ("vit-b16", (3, 224, 224), 200, 85_952_456),
+    ("vit-b16", (3, 224, 224), 1000, vit(768, 12, 16, 196, 1000)),
+    ("vit-s16", (3, 224, 224), 1000, vit(384, 12, 16, 196, 1000)),
+    ("vit-tiny", IMAGE, 10, vit(192, 12, 4, 64, 10)),
+    ("vit-tiny(patch=16)", (3, 224, 224), 1000, vit(192, 12, 16, 196, 1000)),
+    ("vit-tiny(patch=7,depth=2,width=8,heads=1,mlp=2)", (1, 28, 28), 3, vit(8, 2, 7, 16, 3, channels=1, mlp=2)),
     ("femnist-cnn", (1, 28, 28), 62, femnist(64 * 12 * 12, 62)),
     ("bisenetv2", (3, 180, 240), 11, bisenetv2(11)),
     ("char-lstm", (80,), 90, char_lstm(90, 8, 256, 2)),
@@ -135,6 +146,9 @@ def test_published_sizes():
     assert round(resnet18(3, 10) / 1e6, 2) == 11.17
     assert round(resnet20(10) / 1e6, 2) == 0.27
     assert cnn(3, 64 * 5 * 5, 10) == 797_962
+    assert vit(768, 12, 16, 196, 1000) == 86_567_656  # timm's vit_base_patch16_224
+    assert vit(384, 12, 16, 196, 1000) == 22_050_664
+    assert vit(192, 12, 16, 196, 1000) == 5_717_416
     assert mobilenetv2(1000, 32, FULL_WIDTH, 1280) == 3_504_872
 
 

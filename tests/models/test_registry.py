@@ -35,6 +35,8 @@ def test_every_parameter_explains_itself(name):
         ("femnist-cnn(dropout=false)", "femnist-cnn(dropout=false)"),
         ("char-lstm(embedding=8,hidden=128,tanh=true)", "char-lstm(hidden=128,tanh=true)"),
         ("vgg11(hidden=256)", "vgg11(hidden=256)"),
+        ("vit-tiny(patch=4,depth=6,heads=3)", "vit-tiny(depth=6)"),
+        ("vit-b16(width=768)", "vit-b16"),
     ],
 )
 def test_round_trip(text, canonical):

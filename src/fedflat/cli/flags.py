@@ -12,11 +12,11 @@ from pydantic.fields import FieldInfo
 from fedflat.experiment.config import SHORT, Config
 from fedflat.text import write_value
 
-FLAGS = {"model": "model", "init": "init", "seed": "seed", **SHORT}
+FLAGS = {"model": "model", "init": "init", "init_head": "init_head", "seed": "seed", **SHORT}
 """Every flag that is a setting, with the setting's full name."""
 
 PANELS = {
-    **dict.fromkeys(("algorithm", "model", "init", "data"), "Model and data"),
+    **dict.fromkeys(("algorithm", "model", "init", "init_head", "data"), "Model and data"),
     **dict.fromkeys(("seed", "federation", "training"), "Training"),
     **dict.fromkeys(("evaluation", "stop", "engine"), "Evaluation and engine"),
 }

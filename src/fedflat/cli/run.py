@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,12 +91,17 @@ def _go(config: Config, folder: Path, as_json: bool, quiet: bool, resume: bool =
     from fedflat.experiment.folder import RunFolder
     from fedflat.experiment.forecast import Foretell
     from fedflat.experiment.run import Run
+    from fedflat.models import trained_sentence
     from fedflat.report.result import Result
 
     fetch_if_missing(config, quiet or as_json)
     try:
         with progress(quiet or as_json) as shown:
-            record = Run(config, folder, callbacks=(shown, Foretell(shown.foretell)), resume=resume).go()
+            going = Run(config, folder, callbacks=(shown, Foretell(shown.foretell)), resume=resume)
+            trained = trained_sentence(going.problem.model)
+            if trained and not (quiet or as_json):
+                print(f"{config.model}: {trained}", file=sys.stderr)
+            record = going.go()
     except KeyboardInterrupt:
         begun = RunFolder(folder).exists
         raise Interrupted(f"go on with: fedflat resume {folder}" if begun else "nothing had been written yet") from None

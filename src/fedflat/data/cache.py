@@ -13,6 +13,7 @@ import shutil
 import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +27,15 @@ VERSION = 1
 BLOCK = 256
 
 
-def entry(folder: Path, name: str, fingerprint: str, write: Callable[[Path], None]) -> Path:
+class Room(NamedTuple):
+    """How many bytes an entry takes on disk, for what, and what to do where they are not free."""
+
+    size: int
+    what: str
+    remedy: str
+
+
+def entry(folder: Path, name: str, fingerprint: str, write: Callable[[Path], None], room: Room | None = None) -> Path:
     """The entry of that name and fingerprint, written by ``write`` into an empty folder if it is not there."""
     root = folder / FOLDER if _writable(folder) else _own_cache() / FOLDER
     found = root / f"{name}-{fingerprint[:16]}"
@@ -36,6 +45,8 @@ def entry(folder: Path, name: str, fingerprint: str, write: Callable[[Path], Non
     try:
         _clear_abandoned(root)
         side.mkdir(parents=True)
+        if room is not None:
+            _require(room, root)
         write(side)
         try:
             side.rename(found)
@@ -78,6 +89,14 @@ def rows_of(inputs: torch.Tensor, rows: np.ndarray, folder: Path, name: str) -> 
     stamp = inputs.path.stat()
     key = fingerprint((inputs.path, stamp.st_size, stamp.st_mtime_ns, hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest()))
     return open_kept(entry(folder, name, key, copy), "rows")
+
+
+def _require(room: Room, root: Path) -> None:
+    """Refuse what would fill the disk, before hours of decoding."""
+    free = shutil.disk_usage(root).free
+    if room.size > free:
+        needed, there = (f"{size / 1e9:.1f} GB" if size > 1e8 else f"{size / 1e6:.3f} MB" for size in (room.size, free))
+        raise UserError(f"{room.what} takes {needed} once decoded, but {root} has {there} free; make room there, or {room.remedy}")
 
 
 def fits_in_memory(size: int) -> bool:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from fedflat.data.arrays import statistics_of_sums
-from fedflat.data.cache import entry, fingerprint, open_kept, rows_of
+from fedflat.data.cache import Room, entry, fingerprint, open_kept, rows_of
 from fedflat.data.dataset import Dataset, Examples
 from fedflat.data.mapped import ArrayWriter
 from fedflat.data.tree import Tree
@@ -77,16 +77,22 @@ def picture_dataset(
         f"{short}-{options.size}",
         fingerprint((options.size, options.fit, *stamps)),
         partial(_decode_all, tree, listing.names, options),
+        Room(len(listing.names) * 3 * options.size**2, name, "take a smaller size"),
     )
     inputs, sums = open_kept(kept, "inputs"), open_kept(kept, "sums").numpy()
     is_test = np.array(listing.is_test, dtype=bool)
     parts = []
     for rows in (np.flatnonzero(~is_test), np.flatnonzero(is_test)):
-        targets, groups = (torch.from_numpy(np.array(values, dtype=np.int64)[rows]) for values in (listing.targets, listing.groups))
         images = rows_of(inputs, rows, folder, f"{short}-{options.size}-rows")
-        parts.append(Examples(images, targets, groups if group_names else None))
+        parts.append(labelled(listing, rows, images, bool(group_names)))
     mean, std = statistics_of_sums(sums[~is_test].sum(0), options.size**2 * int((~is_test).sum()))
     return Dataset(name, parts[0], parts[1], tuple(classes), mean, std, group_names=tuple(group_names))
+
+
+def labelled(listing: Listing, rows: npt.NDArray[np.int64], images: torch.Tensor, grouped: bool) -> Examples:
+    """Some pictures of a listing, with their classes and, where they have any, their groups."""
+    targets, groups = (torch.from_numpy(np.array(values, dtype=np.int64)[rows]) for values in (listing.targets, listing.groups))
+    return Examples(images, targets, groups if grouped else None)
 
 
 def _decode_all(tree: Tree, names: list[str], options: PictureOptions, side: Path) -> None:
@@ -100,9 +106,14 @@ def _decode_all(tree: Tree, names: list[str], options: PictureOptions, side: Pat
     ):
         for start in range(0, len(names), AT_ONCE):
             pictures = np.stack(list(pool.map(one, names[start : start + AT_ONCE])))
-            wide = pictures.reshape(*pictures.shape[:2], -1).astype(np.int64)
             inputs.append(pictures)
-            sums.append(np.stack([wide.sum(2), np.square(wide).sum(2)], 1))
+            sums.append(np.stack([channel_sums(picture) for picture in pictures]))
+
+
+def channel_sums(picture: Pixels) -> npt.NDArray[np.int64]:
+    """Per channel the sum of a picture's values and of their squares, one picture at a time: whole numbers are eight times as wide."""
+    wide = picture.reshape(len(picture), -1).astype(np.int64)
+    return np.stack([wide.sum(1), np.square(wide).sum(1)])
 
 
 def decode_picture(tree: Tree, name: str, options: PictureOptions) -> Pixels:

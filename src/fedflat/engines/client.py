@@ -45,7 +45,7 @@ def train_client(
     integers = {name: value.clone() for name, value in integers.items()}
     buffers = {**problem.buffers.views(statistics), **integers}
     seed_torch(training.seed, "dropout", round, client)
-    problem.model.train()
+    problem.training_mode()
 
     passes = samples = 0
     own = None
@@ -90,7 +90,7 @@ def whole_gradient(
         indices = indices[generator(training.seed, "whole gradient", round, client).permutation(size)[:count]]
         size = count
     total = torch.zeros_like(table.z)
-    problem.model.train()
+    problem.training_mode()
     for start in range(0, size, chunk):
         chosen = problem.train_examples(indices[start : start + chunk])
         buffers = {name: b.clone() for name, b in problem.buffers.views(table.buffers[row]).items()}

@@ -223,7 +223,7 @@ class Lane:
 
     def _captured(self, work: Callable[[], None]) -> Callable[[], None]:
         """Some work on this lane's tensors as something to replay; on a CPU, the work itself."""
-        self.problem.model.train()
+        self.problem.training_mode()
         if self.stream is None:
             return work
         torch.cuda.synchronize()

@@ -41,7 +41,7 @@ class LaneEngine:
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
         """Queue a cohort's round on the lanes and reduce what it sends; nothing waits for the device."""
-        self.problem.model.train()  # an evaluation may have come between
+        self.problem.training_mode()  # an evaluation may have come between
         table = self._room(training, len(cohort), model.weights)
         z = table.fill(training.algorithm, model, server, cohort)
         extra = self._common_gradient(training, round, table, cohort)

@@ -15,7 +15,9 @@ from fedflat.data import Augmentation, Dataset, Examples, normalise
 from fedflat.engines.compilation import CompiledGradient
 from fedflat.engines.feed import Feed
 from fedflat.engines.places import Places
+from fedflat.engines.still import Still, must_be_plain
 from fedflat.engines.task import Task
+from fedflat.errors import UserError
 from fedflat.models.layout import Layout
 
 
@@ -44,12 +46,13 @@ class Problem:
         self.data = replace(self.data, train=moved(self.data.train, self.device))
         self.held_out = {name: moved(examples, self.device) for name, examples in self.held_out.items()}
         self.layout = Layout.of_parameters(self.model)
-        self.buffers = Layout.of_buffers(self.model)
+        self.channels_last = any(parameter.ndim == 4 for parameter in self.model.parameters()) and not must_be_plain(self.model)
+        self.still = Still(self.model, self.arithmetic, self.channels_last)
+        self.buffers = Layout.of_buffers(self.model, self.still.buffers)
         # On the device, so that normalising copies nothing there while a step is captured.
         self._mean, self._std = (torch.tensor(v, dtype=self.dtype, device=self.device) for v in (self.data.mean, self.data.std))
         self.whole_layout = Layout(self.layout.names + self.buffers.names, self.layout.shapes + self.buffers.shapes)
         self._tied = len(list(self.model.named_parameters(remove_duplicate=False))) > len(list(self.model.parameters()))
-        self.channels_last = any(len(shape) == 4 for shape in self.layout.shapes)
         self._places = Places(self.model)
         self._leaves: tuple[Tensor, dict[str, Tensor]] | None = None
         self._compiled: CompiledGradient | None = None
@@ -67,6 +70,15 @@ class Problem:
         integers = {name: b.clone() for name, b in named.items() if not b.is_floating_point()}
         return weights, self.buffers.flatten(named).to(self.device, self.dtype), integers
 
+    def named(self, weights: Tensor, buffers: Tensor, integers: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A whole model by the names of its tensors, with what is frozen."""
+        return {**self.still.tensors(), **self.layout.views(weights), **self.buffers.views(buffers), **integers}
+
+    def training_mode(self, on: bool = True) -> None:
+        """Let the model behave as in training, or as in evaluation; what is frozen normalises as in evaluation either way."""
+        self.model.train(on)
+        self.still.rest()
+
     def train_examples(self, indices: np.ndarray) -> Examples:
         """The training examples at some positions."""
         return self.data.train.take(torch.from_numpy(indices).to(self.device))
@@ -81,7 +93,7 @@ class Problem:
     def output(self, vector: Tensor, buffers: dict[str, Tensor], inputs: Tensor) -> Any:
         """The model's output with weights from a flat vector: a tensor, or in training a tuple where the model has several heads."""
         weights = vector if self.arithmetic is None else vector.to(self.arithmetic)
-        return self._forward({**self.layout.views(weights), **buffers}, inputs)
+        return self._forward({**self.still.rounded, **self.layout.views(weights), **buffers}, inputs)
 
     def _forward(self, tensors: dict[str, Tensor], inputs: Tensor) -> Any:
         return self._widened(functional_call(self.model, tensors, (inputs,), tie_weights=self._tied))
@@ -106,7 +118,8 @@ class Problem:
             if found is not None:
                 return found
         leaves = self._leaves_of(vector)
-        loss = self._loss(self._widened(self._places.call({**leaves, **buffers}, batch.inputs)), batch)
+        output = self._places.call({**self.still.rounded, **leaves, **buffers}, batch.inputs)
+        loss = self._loss(self._widened(output), batch)
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return loss.detach(), self.layout.flatten(dict(zip(leaves, gradients, strict=True))).to(vector.dtype)
 
@@ -155,6 +168,7 @@ class Problem:
             buffers = {name: b.clone() for name, b in buffers.items()}
             for norm in self._norms():
                 norm.train()
+            self.still.rest()
         output: Tensor = self.output(vector, buffers, self.normalised(raw))
         return output
 
@@ -172,11 +186,11 @@ class Problem:
         momenta = [norm.momentum for norm in norms]
         flat = torch.zeros(self.buffers.size, dtype=self.dtype, device=self.device)
         buffers = {**self.buffers.views(flat), **{name: torch.zeros_like(value) for name, value in integers.items()}}
-        self.model.train()
+        self.training_mode()
         try:
-            for norm in norms:
-                norm.momentum = None  # torch then takes the plain mean
-            for part in self.evaluation_batches(len(self.data.train)):
+            for done, part in enumerate(self.evaluation_batches(len(self.data.train))):
+                for norm in norms:
+                    norm.momentum = 1 / (done + 1)  # which makes it the plain mean of the batches so far
                 self.output(vector, buffers, self.normalised(self.data.train.take(part).inputs))
         finally:
             for norm, momentum in zip(norms, momenta, strict=True):
@@ -190,7 +204,14 @@ class Problem:
 
 def moved(examples: Examples, device: torch.device) -> Examples:
     """Examples on a device."""
-    return Examples(**{name: tensor.to(device) for name, tensor in examples.tensors().items()})
+    try:
+        return Examples(**{name: tensor.to(device) for name, tensor in examples.tensors().items()})
+    except torch.OutOfMemoryError:
+        size = examples.inputs.numel() * examples.inputs.element_size() / 1e9
+        raise UserError(
+            f"the data set does not fit on the GPU, where its {len(examples):,} inputs take {size:.1f} GB; "
+            "take a smaller size, for example landmarks(size=64), or engine.device=cpu, which reads it from its file"
+        ) from None
 
 
 @dataclass(frozen=True)

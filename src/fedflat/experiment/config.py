@@ -26,6 +26,7 @@ SHORT = {
     "epochs": "training.epochs",
     "steps": "training.steps",
     "batch": "training.batch",
+    "train": "training.train",
     "rate": "training.rate",
     "decay": "training.decay",
     "weight_decay": "training.weight_decay",
@@ -70,6 +71,7 @@ class Federation(Section):
 class Training(Section):
     """The local training of every client."""
 
+    train: str = Field("all", description="the part that is trained: all, head, norms, layers(names=A|B), lora(rank=8), joined by +")
     rounds: int = Field(100, ge=1, description="communication rounds")
     epochs: int = Field(5, ge=1, description="local epochs per round")
     steps: int | None = Field(None, ge=1, description="local steps per round, instead of epochs")
@@ -81,6 +83,14 @@ class Training(Section):
     clip: float | None = Field(None, gt=0, description="largest norm of a local direction")
     clip_mode: Literal["total", "grad"] = Field("total", description="clip the corrected direction, or the raw gradient alone")
     statistics: Literal["averaged", "own"] = Field("averaged", description="BatchNorm statistics: averaged, or kept by clients (SiLoBN)")
+
+    @field_validator("train")
+    @classmethod
+    def _readable(cls, text: str) -> str:
+        from fedflat.models import trained_parts
+
+        trained_parts(text)
+        return text
 
 
 class Evaluation(Section):
@@ -128,6 +138,7 @@ class Config(Section):
     algorithm: str = Field("fedavg", description="algorithm, as name(parameter=value)+part(parameter=value)")
     model: str = Field("mlp", description="model, as name(parameter=value)")
     init: Path | None = Field(None, description="weights to start from, a .safetensors file; default: fresh ones, drawn by the seed")
+    init_head: Literal["given", "fresh"] = Field("given", description="the last linear layer: from init, or fresh, for other classes")
     seed: int = Field(0, ge=0, description="seed of everything random")
     data: Data = Data()
     federation: Federation = Federation()
@@ -156,6 +167,8 @@ class Config(Section):
             )
         if self.stop.patience is not None and self.data.validation == 0:
             raise UserError("stop.patience looks at the validation split, and there is none; set data.validation, for example to 0.1")
+        if self.init_head == "fresh" and self.init is None:
+            raise UserError("init_head=fresh is about weights to start from, and there are none; set init, or leave init_head=given")
         return self
 
     def to_yaml(self) -> str:

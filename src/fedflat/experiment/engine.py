@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
+from fedflat.data.streamed import StreamedTensor
 from fedflat.engines.contract import Engine
 from fedflat.engines.lanes import LaneEngine
 from fedflat.engines.loop import LoopEngine
@@ -20,12 +21,17 @@ WORTH_COMPILING = 200
 
 
 def engine_for(config: Config, problem: Problem) -> Engine:
-    """The engine that a config asks for: by default lanes on a GPU, and the loop on a CPU."""
+    """The engine that a config asks for: by default lanes on a GPU, and the loop on a CPU or for data that are decoded on demand."""
     wanted = config.engine
     on_gpu = problem.device.type == "cuda"
     if wanted.precision == "bf16" and not on_gpu:
         raise UserError("engine.precision=bf16 is for a GPU, and this run is on the CPU; use float32")
-    if wanted.name == "loop" or (wanted.name == "auto" and not on_gpu):
+    streamed = isinstance(problem.data.train.inputs, StreamedTensor)
+    if streamed and wanted.name == "lanes":
+        raise UserError(
+            f"engine.name=lanes needs all data on its device, and {problem.data.name} is decoded on demand; use engine.name=loop"
+        )
+    if wanted.name == "loop" or (wanted.name == "auto" and (streamed or not on_gpu)):
         if wanted.compile == "on" and not on_gpu:
             problem.compiled_size = config.training.batch
         return LoopEngine(problem, wanted.workers)

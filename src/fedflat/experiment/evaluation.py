@@ -24,9 +24,8 @@ from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config
 from fedflat.experiment.federation import CUSTOM, federation
 from fedflat.experiment.fine_tuning import FineTuner, FineTuning
-from fedflat.experiment.record import Record, client_statistics, model_file, saved_tensors
+from fedflat.experiment.record import Record, client_statistics, model_file
 from fedflat.experiment.scoring import Scorer, Scores, scores_of, spread_over
-from fedflat.experiment.weights import fill
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -112,9 +111,9 @@ def evaluate(
         raise one_of("model of this run", model, known)
     given = {"data": data, "model": network, "task": task}
     own = {what: record.own.get(what) if value is None else value for what, value in given.items()}
-    problem, split = _federation(record, own)
-    state, statistics = _state(record, model, problem), client_statistics(record)
-    evaluator = _Evaluator(record.config, problem, split, state, fine_tuning or FineTuning(), corruptions, statistics)
+    problem, split = _federation(record, model, own)
+    state = record.models[model] if model in record.models else ModelState(*problem.initial())
+    evaluator = _Evaluator(record.config, problem, split, state, fine_tuning or FineTuning(), corruptions, client_statistics(record))
     parts, missing = {}, {}
     for name in wanted:
         tell(name)
@@ -125,27 +124,26 @@ def evaluate(
     return Evaluation(model, problem.task.metric, parts, missing)
 
 
-def _federation(record: Record, own: dict[str, Any]) -> tuple[Problem, Split]:
+def _federation(record: Record, model: str, own: dict[str, Any]) -> tuple[Problem, Split]:
+    """The run's problem, whose network holds what is frozen, and the whole of a model that lies in the run's folder."""
     config = record.config
     for what, name, argument in (("data", config.data.name, "data"), ("model", config.model, "network")):
         if own[what] is None and name.partition(":")[0] == CUSTOM:
             raise UserError(
                 f"this run used {what} of your own ({name}); pass it again in Python: fedflat.load(folder).evaluate({argument}=...)"
             )
-    if own["model"] is None:  # a named model has no frozen weights, so that what it started from is not needed any more
-        config = config.model_copy(update={"init": None})
+    if model not in record.models:
+        assert record.folder is not None
+        saved = record.folder.path / model_file(model)
+        if not saved.exists():
+            raise UserError(f"{saved} is missing; the run wrote none (yet)")
+        config = config.model_copy(update={"init": saved, "init_head": "given"})
+    elif own["model"] is None and config.training.train == "all":  # nothing is left of what it started from
+        config = config.model_copy(update={"init": None, "init_head": "given"})
     problem, split = federation(config, **own)
     if record.history and not all(problem.task.metric in scores for scores in record.history[-1]["test"].values()):
         raise UserError(f"this run was not scored by {problem.task.metric} but for a task of your own; pass it again in Python: task=...")
     return problem, split
-
-
-def _state(record: Record, name: str, problem: Problem) -> ModelState:
-    if name in record.models:
-        return record.models[name]
-    assert record.folder is not None
-    fill(problem.model, record.config.model, saved_tensors(record.folder, name), str(record.folder.path / model_file(name)))
-    return ModelState(*problem.initial())
 
 
 class _Evaluator:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 
 import numpy as np
@@ -10,15 +9,14 @@ import torch
 from torch import nn
 
 from fedflat import data as datasets
-from fedflat import models
 from fedflat.data import Dataset, Examples, Split
 from fedflat.engines.problem import Problem
-from fedflat.engines.randomness import generator, seed_torch
+from fedflat.engines.randomness import generator
 from fedflat.engines.segmentation import Segmentation
 from fedflat.engines.task import Classification, NextCharacter, Task, task_for
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
-from fedflat.experiment.weights import load_weights
+from fedflat.experiment.network import network_of
 
 MOST_PIXELS = 2**23
 """Pixels with masks in one forward pass of an evaluation: 194 frames of CamVid at 180x240, 16 of Cityscapes at 512x1024."""
@@ -47,11 +45,7 @@ def federation(
     )
     if config.federation.per_round > len(split.clients) > 1:
         raise UserError(f"federation.per_round={config.federation.per_round} is more than the {len(split.clients)} clients of the split")
-    with torch.random.fork_rng(devices=[]):
-        seed_torch(config.seed, "weights")
-        network = models.build(config.model, data.input_shape, data.num_classes) if model is None else copy.deepcopy(model)
-    if config.init is not None:
-        load_weights(network, config.model, config.init)
+    network = network_of(config, data.input_shape, data.num_classes, model)
     augmentation = datasets.augmentation(config.data.augmentation)
     augmentation.check(data)
     held_out = {"test": data.test}

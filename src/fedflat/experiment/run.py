@@ -22,6 +22,7 @@ from fedflat.engines.aggregation import Aggregation
 from fedflat.engines.contract import Client, Cost, ModelState, Training
 from fedflat.engines.plan import Plan, Sampler
 from fedflat.engines.task import Task
+from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
 from fedflat.experiment.engine import engine_for, shortage_told
@@ -84,16 +85,17 @@ class Run:
         self.server = Server(0, ModelState(weights, buffers, integers), self.algorithm.new_server(weights), Cost())
         self._stores: list[Rows] = []
         self._statistics: dict[int, Tensor] = {}
+        self._still = self.problem.still.fingerprint() if self.folder else ""
         self._begun = self._session = self._saved = time.monotonic()
 
     # --- the life of a run -------------------------------------------------------------------------------------------------------
 
     def go(self) -> Record:
         """Run to the end, from the last checkpoint where there is one."""
-        earlier = self._open()
-        self._session = time.monotonic()
-        self._begun = self._session - earlier
         try:
+            earlier = self._open()
+            self._session = time.monotonic()
+            self._begun = self._session - earlier
             self._tell("began")
             with shortage_told(self.config):
                 verdict = self._rounds()
@@ -266,12 +268,19 @@ class Run:
         for name, average in self.averages.items():
             tensors |= {f"average/{name}/{key}": value for key, value in average.tensors().items()}
         about = {"rounds": server.rounds, "metrics": self.folder.metrics_length(), "cost": asdict(server.cost), "loss": _finite(self.loss)}
+        if self._still:
+            about["frozen"] = self._still
         self.folder.write_tensors(CHECKPOINT, tensors, about)
         for store in self._stores:
             store.commit(server.rounds)
 
     def _restore(self, folder: RunFolder) -> None:
         saved, about = folder.read_tensors(CHECKPOINT)
+        if about.get("frozen", "") != self._still:
+            raise UserError(
+                f"the frozen part of the model is not that with which the run in {folder.path} began; "
+                "put its first weights back where they were, or pass the same model again"
+            )
         tensors = {name: tensor.to(self.problem.device) for name, tensor in saved.items()}
         model = ModelState(tensors["weights"], tensors["buffers"], _under(tensors, "integers/"))
         self.server = Server(about["rounds"], model, nested_state(_under(tensors, "server/")), Cost(**about["cost"]))
@@ -291,8 +300,10 @@ class Run:
             named = {str(number): statistics for number, statistics in self._statistics.items()}
             self.folder.write_tensors(STATISTICS_FILE, named, {"rounds": self.server.rounds})
         for name, model in self.models().items():
-            tensors = {**self.problem.layout.views(model.weights), **self.problem.buffers.views(model.buffers), **model.integers}
-            self.folder.write_tensors(model_file(name), tensors, {"model": self.config.model, "name": name, "rounds": self.server.rounds})
+            about: dict[str, Any] = {"model": self.config.model, "name": name, "rounds": self.server.rounds}
+            if self._still:
+                about["trained"] = list(self.problem.layout.names)
+            self.folder.write_tensors(model_file(name), self.problem.named(*model), about)
         self.folder.write_status(verdict.status, rounds=self.server.rounds, reason=verdict.reason)
 
     # --- small things ------------------------------------------------------------------------------------------------------------

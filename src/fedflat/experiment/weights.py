@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from fedflat.errors import UserError
+from fedflat.models import classifier_parameters
+from fedflat.models.adapters import adapter_parameters
+from fedflat.models.vit import VisionTransformer
+
+MOST_NAMES = 4
+"""How many tensors a message names before it only counts them."""
+POOLERS = ("pooler.", "vit.pooler.", "pre_logits.")
+"""What published vision transformers may have between their last block and a head of their own."""
 
 
-def load_weights(network: nn.Module, name: str, path: Path) -> None:
-    """Put the weights of a safetensors file into a model."""
+def load_weights(network: nn.Module, name: str, path: Path, fresh_head: bool = False) -> None:
+    """Put the weights of a safetensors file into a model; with ``fresh_head`` all but those of the last linear layer."""
     tensors, origin = read_weights(path)
-    fill(network, name, tensors, str(path), origin)
+    fill(network, name, tensors, str(path), origin, fresh_head)
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], str]:
@@ -33,37 +41,77 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], str]:
     return tensors, str(about.get("model", ""))
 
 
-def fill(network: nn.Module, name: str, tensors: Mapping[str, Tensor], where: str, origin: str = "") -> None:
-    """Put tensors into a model, all of them and into all of it; frozen parameters alone may be left as they are."""
-    mismatch = first_mismatch(network, tensors)
+def fill(network: nn.Module, name: str, tensors: Mapping[str, Tensor], where: str, origin: str = "", fresh_head: bool = False) -> None:
+    """Put tensors into a model, all of them and into all of it; frozen parameters alone may be left as they are.
+
+    Models that know how others call their weights translate them first. Adapters may be missing as a whole: they then stay as drawn.
+    """
+    tensors = network.translated(tensors) if isinstance(network, VisionTransformer) else dict(tensors)
+    head = classifier_parameters(network) if fresh_head else set()
+    if fresh_head:
+        tensors = {key: value for key, value in tensors.items() if key not in head and not key.startswith(POOLERS)}
+    mismatch = first_mismatch(network, tensors, head)
     if mismatch:
         of = f" ({origin})" if origin and origin != name else ""
-        raise UserError(f"{where} holds weights of another architecture{of}: {mismatch}; expected those of {name} for this data set")
+        hint = "" if fresh_head else _about_the_head(network, tensors)
+        raise UserError(f"{where} holds weights of another architecture{of}: {mismatch}; expected those of {name} for this data set{hint}")
     broken = next((key for key, tensor in tensors.items() if not bool(tensor.isfinite().all())), None)
     if broken is not None:
         raise UserError(f"{where} holds values in {broken} that are infinite or not a number; take weights of a run that did not diverge")
     network.load_state_dict(dict(tensors), strict=False)
 
 
-def first_mismatch(network: nn.Module, tensors: Mapping[str, Tensor]) -> str:
-    """Where tensors first differ from those of a model, in the model's order; empty where they are of the same architecture.
+def first_mismatch(network: nn.Module, tensors: Mapping[str, Tensor], left_out: Collection[str] = ()) -> str:
+    """Where tensors differ from those of a model: what is missing and what is too many, else the first of another shape.
+
+    It is empty where they are of the same architecture. ``left_out`` are tensors of the model that need not be there.
 
     >>> import torch
     >>> first_mismatch(nn.Linear(2, 3), {"weight": torch.zeros(3, 2), "bias": torch.zeros(4)})
     'bias is 4 there but 3 in the model'
+    >>> first_mismatch(nn.Linear(2, 3), {"w": torch.zeros(3, 2)})
+    'it has no tensors weight and bias, and it has a tensor w, which the model has not'
     """
     expected = {key: value for key, value in network.state_dict().items() if isinstance(value, Tensor)}
+    optional = {*left_out, *_optional(network)}
+    adapters = adapter_parameters(network)
+    if not adapters & tensors.keys():
+        optional |= adapters
+    missing = [key for key in expected if key not in tensors and key not in optional]
+    extra = [key for key in tensors if key not in expected]
+    told = []
+    if missing:
+        told.append(f"it has no tensor{_listed(missing)}")
+    if extra:
+        told.append(f"it has {'a ' if len(extra) == 1 else ''}tensor{_listed(extra)}, which the model has not")
+    if told:
+        return ", and ".join(told)
+    shaped = ((key, value) for key, value in expected.items() if key in tensors and tensors[key].shape != value.shape)
+    return next((f"{key} is {_shown(tensors[key])} there but {_shown(value)} in the model" for key, value in shaped), "")
+
+
+def _optional(network: nn.Module) -> set[str]:
+    """Parameters that need not be in a file: tied to another, or frozen by the user, and so perhaps not saved either."""
     once = dict(network.named_parameters())
     every = dict(network.named_parameters(remove_duplicate=False))
-    optional = {key for key, value in every.items() if key not in once or not value.requires_grad}
-    for key, value in expected.items():
-        if key not in tensors:
-            if key in optional:  # tied to another, or frozen: not saved either
-                continue
-            return f"it has no tensor {key}"
-        if tensors[key].shape != value.shape:
-            return f"{key} is {_shown(tensors[key])} there but {_shown(value)} in the model"
-    return next((f"it has a tensor {key}, which the model has not" for key in tensors if key not in expected), "")
+    return {key for key, value in every.items() if key not in once or not value.requires_grad}
+
+
+def _about_the_head(network: nn.Module, tensors: Mapping[str, Tensor]) -> str:
+    """A word on other classes, where all but the head fits."""
+    if not any(isinstance(module, nn.Linear) for module in network.modules()):
+        return ""
+    head = classifier_parameters(network)
+    rest = {key: value for key, value in tensors.items() if key not in head and not key.startswith(POOLERS)}
+    return "" if first_mismatch(network, rest, head) else "; with init_head=fresh the head may be another"
+
+
+def _listed(keys: list[str]) -> str:
+    """The first few of some names, after the word tensor."""
+    shown, more = keys[:MOST_NAMES], len(keys) - MOST_NAMES
+    if more > 0:
+        return f"s {', '.join(shown)} and {more} more"
+    return f" {shown[0]}" if len(shown) == 1 else f"s {', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def _shown(tensor: Tensor) -> str:

@@ -10,7 +10,7 @@ Convolution weights lie in the order out, height, width, in, so that their views
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -36,9 +36,9 @@ class Layout:
         return cls.of({name: p for name, p in model.named_parameters() if p.requires_grad})
 
     @classmethod
-    def of_buffers(cls, model: nn.Module) -> Layout:
-        """The layout of a model's floating-point buffers: BatchNorm's running statistics, for instance."""
-        return cls.of({name: b for name, b in model.named_buffers() if b.is_floating_point()})
+    def of_buffers(cls, model: nn.Module, without: Collection[str] = ()) -> Layout:
+        """The layout of a model's floating-point buffers: BatchNorm's running statistics, for instance; some may be left out."""
+        return cls.of({name: b for name, b in model.named_buffers() if b.is_floating_point() and name not in without})
 
     @property
     def sizes(self) -> list[int]:

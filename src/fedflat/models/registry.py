@@ -15,10 +15,26 @@ from fedflat.models.mobilenet import MobileNetV2
 from fedflat.models.resnet import ResNet18, ResNet20
 from fedflat.models.spec import ModelSpec
 from fedflat.models.vgg import Vgg11
+from fedflat.models.vit import VitB16, VitS16, VitTiny
 from fedflat.text import changed, make, parse_one, show
 
 MODELS: dict[str, type[ModelSpec]] = {
-    spec.name: spec for spec in (Mlp, LeNet5, Cnn, Vgg11, ResNet18, ResNet20, MobileNetV2, FemnistCnn, CharLstm, BiSeNetV2)
+    spec.name: spec
+    for spec in (
+        Mlp,
+        LeNet5,
+        Cnn,
+        Vgg11,
+        ResNet18,
+        ResNet20,
+        MobileNetV2,
+        VitB16,
+        VitS16,
+        VitTiny,
+        FemnistCnn,
+        CharLstm,
+        BiSeNetV2,
+    )
 }
 
 

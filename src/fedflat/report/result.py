@@ -16,6 +16,7 @@ from fedflat.data import load
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config
 from fedflat.experiment.evaluation import PARTS, Evaluation, evaluate
+from fedflat.experiment.network import network_of
 from fedflat.experiment.record import Record, load_record, saved_tensors
 from fedflat.report.summary import Summary, rounds_to, spread, summarise
 
@@ -77,13 +78,14 @@ class Result:
             raise one_of("model of this run", model, self.record.evaluated)
         return saved_tensors(self.record.folder, model)
 
-    def model(self, name: str = "server") -> nn.Module:
-        """One of the run's models, ready to use."""
+    def model(self, name: str = "server", *, merge: bool = False) -> nn.Module:
+        """One of the run's models, ready to use; with ``merge``, adapters are added to the weights they belong to."""
         tensors = self.state_dict(name)
         data = load(self.config.data.name, self.config.data.folder)
-        built = models.build(self.config.model, data.input_shape, data.num_classes)
+        fresh = self.config.model_copy(update={"init": None, "init_head": "given"})
+        built = network_of(fresh, data.input_shape, data.num_classes)
         built.load_state_dict(tensors)
-        return built.eval()
+        return (models.merge_adapters(built) if merge else built).eval()
 
     def evaluate(self, model: str = "server", on: Iterable[str] = tuple(PARTS), **more: Any) -> Evaluation:
         """How good one of the run's models is, and for whom: test set, classes, clients, domains, corruptions, after fine-tuning.

@@ -15,6 +15,7 @@ from typing import Literal
 from fedflat.data.dataset import Dataset
 from fedflat.data.pictures import Listing, PictureOptions, picture_dataset
 from fedflat.data.sources.source import Download, FileReport, FileSource
+from fedflat.data.streamed import streamed_dataset
 from fedflat.data.tree import FolderTree
 from fedflat.errors import UserError
 from fedflat.text import param
@@ -26,15 +27,17 @@ Rows = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class LandmarksOptions(PictureOptions):
-    """How photographs of any shape are brought to one size."""
+    """How photographs of any shape are brought to one size, and when."""
 
     size: int = param(224, "height and width in pixels to which pictures are brought", low=1)
     fit: Literal["squash", "crop"] = param("crop", "squash the whole picture into the square, or cut the largest square from its middle")
+    decode: Literal["once", "streamed"] = param("once", "once, into a file that is mapped; or streamed: whenever a picture is asked for")
+    cache: float = param(2.0, "GB of decoded pictures that each process keeps in memory (decode=streamed)", low=0)
 
 
 @dataclass(frozen=True)
 class Landmarks(FileSource[Rows]):
-    """Landmarks-User-160k, decoded once."""
+    """Landmarks-User-160k, decoded once or on demand."""
 
     options: LandmarksOptions = field(default=LandmarksOptions(), kw_only=True)
     num_classes: int = 2028
@@ -85,7 +88,11 @@ class Landmarks(FileSource[Rows]):
                 group = unknown if test else number[row["user_id"]]
                 listing.add([_picture(tree, row["image_id"])], int(row["class"]), group, test)
         classes = [str(label) for label in range(self.num_classes)]
-        return picture_dataset(self.text, folder, tree, listing, classes, self.options, (*users, "other photographers"))
+        groups = (*users, "other photographers")
+        if self.options.decode == "streamed":
+            limit = int(self.options.cache * 1e9)
+            return streamed_dataset(self.text, folder, tree, listing, classes, self.options, groups, limit)
+        return picture_dataset(self.text, folder, tree, listing, classes, self.options, groups)
 
 
 def _picture(tree: FolderTree, image: str) -> str:

@@ -1,0 +1,115 @@
+"""Low-rank adapters (LoRA; Hu et al. 2022): a frozen linear layer W with a small trained change.
+
+    y = W x + b + (alpha / r) B A x,    A: r x in, drawn as a linear layer is,    B: out x r, zero at the start
+
+so that an adapted model begins as the model itself. Adapted layers keep the names of their weights; A and B lie beside them.
+
+>>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+>>> add_adapters(model, [Adapter("0")], rank=2, alpha=4)
+>>> [name for name, _ in model.named_parameters()]
+['0.weight', '0.bias', '0.lora_a_weight', '0.lora_b_weight', '2.weight', '2.bias']
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+A, B = "lora_a_weight", "lora_b_weight"
+QUERY_AND_VALUE = frozenset({"query", "value", "q", "v", "q_proj", "v_proj", "to_q", "to_v", "wq", "wv"})
+"""How models call the layers of attention that are adapted by default, where each is a layer of its own."""
+JOINED = "qkv"
+"""How models call query, key and value where they are one layer, in this order."""
+
+
+class Adapter(NamedTuple):
+    """A layer to adapt: its name, into how many equal pieces its outputs are cut, and which of them are adapted, each by an A and B."""
+
+    layer: str
+    pieces: int = 1
+    adapted: tuple[int, ...] = (0,)
+
+
+class LowRankLinear(nn.Linear):
+    """A linear layer with an adapter on some equal pieces of its outputs."""
+
+    def __init__(self, base: nn.Linear, rank: int, alpha: float, pieces: int = 1, adapted: tuple[int, ...] = (0,)) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = base.in_features, base.out_features
+        self.weight = base.weight
+        self.register_parameter("bias", base.bias)
+        self.rank, self.scale, self.pieces, self.adapted = rank, alpha / rank, pieces, adapted
+        self.lora_a_weight = nn.Parameter(base.weight.detach().new_empty(len(adapted) * rank, self.in_features))
+        self.lora_b_weight = nn.Parameter(base.weight.detach().new_zeros(len(adapted), self.out_features // pieces, rank))
+        nn.init.kaiming_uniform_(self.lora_a_weight, a=math.sqrt(5))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The layer's output and the adapter's."""
+        small = torch.split(F.linear(input, self.lora_a_weight), self.rank, -1)
+        outputs = list(F.linear(input, self.weight, self.bias).chunk(self.pieces, -1))
+        for piece, one, b in zip(self.adapted, small, self.lora_b_weight.unbind(0), strict=True):
+            outputs[piece] = outputs[piece] + self.scale * F.linear(one, b)
+        return torch.cat(outputs, -1) if self.pieces > 1 else outputs[0]
+
+    def merged(self) -> nn.Linear:
+        """The plain layer that does the same: W + (alpha / r) B A."""
+        plain = nn.Linear.__new__(nn.Linear)  # without drawing weights that are not used
+        nn.Module.__init__(plain)
+        plain.in_features, plain.out_features = self.in_features, self.out_features
+        change = self.weight.new_zeros(self.pieces, self.out_features // self.pieces, self.in_features)
+        apart = torch.split(self.lora_a_weight.detach(), self.rank)
+        for piece, a, b in zip(self.adapted, apart, self.lora_b_weight.detach(), strict=True):
+            change[piece] = self.scale * b @ a
+        plain.weight = nn.Parameter(self.weight.detach() + change.flatten(0, 1), self.weight.requires_grad)
+        plain.register_parameter("bias", self.bias)
+        return plain.train(self.training)
+
+
+def linear_layers(model: nn.Module) -> list[str]:
+    """The names of the linear layers that can be adapted: not those whose weights torch's own attention reads past the layer."""
+    own = [name for name, m in model.named_modules() if isinstance(m, nn.MultiheadAttention | nn.TransformerEncoderLayer)]
+    return [
+        name
+        for name, module in model.named_modules()
+        if name and type(module) in (nn.Linear, LowRankLinear) and not any(name.startswith(f"{outer}.") or not outer for outer in own)
+    ]
+
+
+def query_and_value(model: nn.Module) -> list[Adapter]:
+    """The layers that make queries and values in attention, as one layer with the keys or each alone."""
+    found = []
+    for name in linear_layers(model):
+        last = name.rpartition(".")[2]
+        layer = model.get_submodule(name)
+        assert isinstance(layer, nn.Linear)
+        if last == JOINED and layer.out_features % 3 == 0:
+            found.append(Adapter(name, 3, (0, 2)))
+        elif last in QUERY_AND_VALUE:
+            found.append(Adapter(name))
+    return found
+
+
+def add_adapters(model: nn.Module, adapters: Iterable[Adapter], rank: int, alpha: float) -> None:
+    """Put adapters on layers of a model, in place; what A and B are drawn from is torch's global generator."""
+    for adapter in adapters:
+        base = model.get_submodule(adapter.layer)
+        assert isinstance(base, nn.Linear)
+        model.set_submodule(adapter.layer, LowRankLinear(base, rank, alpha, adapter.pieces, adapter.adapted))
+
+
+def merge_adapters(model: nn.Module) -> nn.Module:
+    """Add every adapter to the weights it belongs to, in place: the same model without adapters, for use elsewhere."""
+    for name, module in list(model.named_modules()):
+        if isinstance(module, LowRankLinear):
+            model.set_submodule(name, module.merged())
+    return model
+
+
+def adapter_parameters(model: nn.Module) -> set[str]:
+    """The names of all A and B."""
+    return {f"{name}.{kind}" for name, module in model.named_modules() if isinstance(module, LowRankLinear) for kind in (A, B)}

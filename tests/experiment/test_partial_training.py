@@ -1,0 +1,334 @@
+"""Training of a part: the rest stays to the bit, and neither vectors nor states nor messages know of it."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import fedflat
+from fedflat.api import make_config
+from fedflat.engines.lanes import LaneEngine
+from fedflat.engines.loop import LoopEngine
+from fedflat.engines.problem import Problem
+from fedflat.engines.steps import compiled
+from fedflat.experiment.callback import Callback
+from fedflat.experiment.run import Run
+from fedflat.models import build
+from fedflat.models.adapters import adapter_parameters
+
+VIT = "vit-tiny(depth=2,width=12)"
+LORA = "lora(rank=2)"
+SETTINGS: dict[str, Any] = {
+    "model": VIT,
+    "rounds": 3,
+    "steps": 2,
+    "clients": 6,
+    "per_round": 3,
+    "split": "iid",
+    "workers": 1,
+    "device": "cpu",
+}
+ADAPTERS_AND_HEAD = 2 * (4 * 12 + 2 * 12 * 2) + 13 * 10
+
+
+def run_of(algorithm: str = "fedavg", folder: Path | None = None, *, own: nn.Module | None = None, **settings: Any) -> Run:
+    model = {"model": f"custom:{type(own).__name__}"} if own is not None else {}
+    return Run(make_config(None, SETTINGS | {"algorithm": algorithm} | settings | model), folder, model=own)
+
+
+def state(run: Run) -> dict[str, Tensor]:
+    """The whole of the server's model, copied."""
+    return {name: tensor.clone() for name, tensor in run.problem.named(*run.server.model).items()}
+
+
+def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
+    assert before.keys() == after.keys()
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+class OneFrozen(nn.Module):
+    """A module of a user's own, whose first layer is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 16), nn.Linear(16, 10)
+        self.first.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.last(torch.relu(self.first(x.flatten(1))))
+        return logits
+
+
+# --- what moves, what is sent, what is kept --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("algorithm", "down", "up", "kept"), [("fedavg", 1, 1, 0), ("fedmoswa", 2, 2, 1), ("fedsam", 1, 1, 0)])
+def test_only_adapters_and_head_are_trained_sent_and_kept(tmp_path: Path, algorithm: str, down: int, up: int, kept: int) -> None:
+    run = run_of(algorithm, tmp_path / "run", train=LORA)
+    before = state(run)
+    run.go()
+    moved = changed(before, state(run))
+    trained = adapter_parameters(run.problem.model) | {"head.weight", "head.bias"}
+    assert moved == trained, "all of it moved, and nothing else, to the bit"
+    size = ADAPTERS_AND_HEAD
+    assert len(run.server.model.weights) == size and sum(before[name].numel() for name in trained) == size
+
+    bytes_per_round = 3 * 4 * size
+    assert [(r["bytes_down"], r["bytes_up"]) for r in run.history] == [
+        (n * down * bytes_per_round, n * up * bytes_per_round) for n in range(4)
+    ]
+    table = run.engine.table  # type: ignore[attr-defined]
+    sent = table.displacement.nbytes + sum(rows.nbytes for rows in table.sent.values())
+    received = table.z.nbytes + sum(vector.nbytes for vector in table.server.values())
+    assert (3 * received, sent) == (down * bytes_per_round, up * bytes_per_round), "what really lies in the tables"
+
+    rows = tmp_path / "run" / "state" / "clients" / "rows.bin"
+    assert rows.exists() == bool(kept)
+    if kept:
+        clients = rows.with_name("index.bin").stat().st_size // 24
+        assert rows.stat().st_size in (kept * 4 * size * places for places in (2 * clients - 1, 2 * clients))
+
+
+@pytest.mark.parametrize(
+    ("model", "train", "moving"),
+    [
+        ("resnet20", "head", ("classifier.",)),
+        ("resnet20", "norms+head", None),
+        (VIT, "layers(names=blocks.1|norm)", ("blocks.1.", "norm.")),
+        ("mlp(layers=2)", "lora(layers=all,only_b=true)", None),
+    ],
+)
+def test_any_part_of_any_model(model: str, train: str, moving: tuple[str, ...] | None) -> None:
+    run = run_of("fedmoswa+asam", model=model, train=train, rounds=2, training__weight_decay=0.01)
+    before = state(run)
+    run.go()
+    moved = changed(before, state(run))
+    assert moved == set(run.problem.layout.names)
+    if moving is not None:
+        assert moved == {name for name in before if name.startswith(moving)}
+    elif train.startswith("lora"):
+        assert {name for name in moved if "lora" in name} == {name for name in before if name.endswith("lora_b_weight")}
+    else:
+        assert all(before[name].ndim == 1 or name.startswith("classifier") for name in moved)
+
+
+def test_frozen_batch_norm_keeps_its_statistics_and_uses_them() -> None:
+    run = run_of(model="resnet20(norm=batch)", train="head+layers(names=blocks.8)", rounds=2)
+    before = state(run)
+    run.go()
+    moved = changed(before, state(run))
+    statistics = {name for name in moved if "running" in name}
+    assert statistics == {name for name in before if name.startswith("blocks.8.") and "running" in name}
+    assert run.problem.buffers.size == 4 * 64
+    run.problem.training_mode()
+    modes = {name: m.training for name, m in run.problem.model.named_modules() if isinstance(m, nn.BatchNorm2d)}
+    assert {name for name, on in modes.items() if on} == {name for name in modes if name.startswith("blocks.8.")}
+    estimated = run.problem.estimated_buffers(run.server.model.weights, run.server.model.integers)
+    assert estimated.shape == (4 * 64,) and bool(estimated.abs().min() > 0), "those of the part that is trained"
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_group_norms_before_which_nothing_trains(frozen: bool) -> None:
+    """torch crashes in the backward pass of such a GroupNorm if images lie channels last."""
+    own = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10))
+    own[0].requires_grad_(not frozen)
+    first = nn.Sequential(nn.GroupNorm(1, 1), own)
+    for model, plain in ((own, frozen), (first, True)):
+        run = run_of(own=model, rounds=1)
+        assert run.go().status == "finished" and run.problem.channels_last is not plain
+
+
+def test_a_module_that_froze_a_part_itself(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    own = OneFrozen()
+    result = fedflat.run("scaffold", model=own, out=tmp_path / "run", **{k: v for k, v in SETTINGS.items() if k != "model"})
+    saved = load_file(tmp_path / "run" / "model.safetensors")
+    assert saved.keys() == own.state_dict().keys(), "the saved model is whole"
+    assert changed(dict(own.state_dict()), saved) == {"last.weight", "last.bias"}
+    assert result.history[-1]["bytes_up"] == 3 * 3 * 4 * 2 * 17 * 10
+    again = fedflat.load(tmp_path / "run").evaluate(on="test", network=OneFrozen())
+    assert again["test"]["accuracy"] == pytest.approx(result.history[-1]["test"]["server"]["accuracy"]), (
+        "what is frozen comes from the file"
+    )
+
+
+def test_a_model_of_which_everything_is_frozen() -> None:
+    own = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).requires_grad_(False)
+    with pytest.raises(fedflat.UserError, match="all parameters of custom:Sequential are frozen, so there is nothing to train"):
+        run_of(own=own)
+
+
+# --- engines ---------------------------------------------------------------------------------------------------------------------
+
+
+def weights_by(engine: Any, algorithm: str, arithmetic: torch.dtype | None = None, **settings: Any) -> Tensor:
+    run = run_of(algorithm, rounds=2, **settings)
+    if arithmetic is not None:
+        p = run.problem
+        run.problem = Problem(p.model, p.task, p.data, p.augmentation, arithmetic=arithmetic, held_out=p.held_out)
+    run.engine = engine(run.problem)
+    before = state(run)
+    run.go()
+    assert changed(before, state(run)) <= {*run.problem.layout.names, *run.problem.buffers.names}
+    return run.server.model.weights
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [
+        ("fedmoswa", {"train": LORA}),
+        ("fedsam", {"train": "head", "model": "resnet20(norm=batch)"}),
+        ("fedavg", {"train": "layers(names=blocks.8)", "model": "resnet20(norm=batch)"}),
+    ],
+)
+def test_lanes_agree_with_the_loop(algorithm: str, settings: dict[str, Any]) -> None:
+    loop = weights_by(partial(LoopEngine, workers=1), algorithm, **settings)
+    torch.testing.assert_close(weights_by(partial(LaneEngine, lanes=2), algorithm, **settings), loop, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("arithmetic", [None, torch.bfloat16])
+def test_the_step_compiles_whole_with_a_frozen_part(arithmetic: torch.dtype | None) -> None:
+    traced = partial(LaneEngine, step=partial(compiled, backend="eager", strict=True))
+    loop = weights_by(partial(LoopEngine, workers=1), "fedmoswa", arithmetic, train=LORA)
+    torch.testing.assert_close(weights_by(traced, "fedmoswa", arithmetic, train=LORA), loop, rtol=1e-4, atol=1e-6)
+    full = weights_by(partial(LoopEngine, workers=1), "fedmoswa", train=LORA)
+    assert torch.allclose(loop, full, atol=5e-3) and (arithmetic is None or not torch.equal(loop, full))
+
+
+def test_worker_processes_have_the_frozen_part() -> None:
+    here, there = (weights_by(partial(LoopEngine, workers=workers), "fedmoswa", train=LORA) for workers in (1, 2))
+    assert torch.equal(here, there)
+
+
+# --- on disk ---------------------------------------------------------------------------------------------------------------------
+
+
+class Killed(Callback):
+    """Ends a run in the middle of it."""
+
+    def round_done(self, run: Run) -> None:
+        if run.server.rounds == 2:
+            raise KeyboardInterrupt
+
+
+def start_of(folder: Path, seed: int = 5) -> Path:
+    """Weights of a fresh transformer in a file."""
+    torch.manual_seed(seed)
+    save_file(dict(build(VIT, (1, 8, 8), 10).state_dict()), folder / "start.safetensors")
+    return folder / "start.safetensors"
+
+
+def test_a_run_that_was_interrupted_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    settings = SETTINGS | {"train": LORA, "init": start_of(tmp_path), "engine__checkpoint_every": 1}
+    fedflat.run("fedmoswa+wima", out=tmp_path / "whole", **settings)
+    with pytest.raises(KeyboardInterrupt):
+        fedflat.run("fedmoswa+wima", out=tmp_path / "cut", callbacks=[Killed()], **settings)
+    fedflat.resume(tmp_path / "cut")
+    for name in ("model.safetensors", "model.wima.safetensors", "metrics.jsonl", "state/clients/rows.bin"):
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    whole = load_file(tmp_path / "whole" / "model.safetensors")
+    start = load_file(tmp_path / "start.safetensors")
+    assert changed(start, {name: whole[name] for name in start}) == {"head.weight", "head.bias"}
+    with safe_open(tmp_path / "whole" / "model.safetensors", "pt") as file:
+        about = file.metadata()["fedflat"]
+    assert '"trained": ["blocks.0.attn.qkv.lora_a_weight"' in about
+
+
+def test_a_run_does_not_go_on_with_another_frozen_part(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        settings = SETTINGS | {"train": "head", "init": start_of(tmp_path), "engine__checkpoint_every": 1}
+        fedflat.run("fedavg", out=tmp_path / "run", callbacks=[Killed()], **settings)
+    start_of(tmp_path, seed=6)
+    with pytest.raises(fedflat.UserError, match=r"the frozen part of the model is not that with which the run in .* began"):
+        fedflat.resume(tmp_path / "run")
+    start_of(tmp_path)
+    assert fedflat.resume(tmp_path / "run").status == "finished"
+
+
+def test_a_saved_model_needs_nothing_but_its_folder(tmp_path: Path) -> None:
+    start = start_of(tmp_path)
+    result = fedflat.run("fedavg", out=tmp_path / "run", train=LORA, init=start, **SETTINGS)
+    in_memory = result.evaluate(on="test")["test"]
+    start.unlink()
+    loaded = fedflat.load(tmp_path / "run")
+    assert loaded.evaluate(on="test")["test"] == in_memory
+    assert in_memory["accuracy"] == pytest.approx(result.history[-1]["test"]["server"]["accuracy"])
+    model, merged, x = loaded.model(), loaded.model(merge=True), torch.randn(3, 1, 8, 8)
+    assert adapter_parameters(model) and not adapter_parameters(merged)
+    torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)
+    plain = build(VIT, (1, 8, 8), 10)
+    plain.load_state_dict(merged.state_dict())
+    assert torch.equal(plain.eval()(x), merged(x))
+
+
+# --- weights to start from -------------------------------------------------------------------------------------------------------
+
+
+def test_adapters_of_another_run_are_taken_over_or_refused(tmp_path: Path) -> None:
+    first = fedflat.run("fedavg", out=tmp_path / "first", train=LORA, **SETTINGS)
+    saved = tmp_path / "first" / "model.safetensors"
+    second = run_of(train=LORA, init=saved, seed=3)
+    assert torch.equal(second.server.model.weights, first.record.models["server"].weights)
+    with pytest.raises(fedflat.UserError) as told:
+        run_of(init=saved)
+    extra = "tensors blocks.0.attn.qkv.lora_a_weight, blocks.0.attn.qkv.lora_b_weight"
+    assert extra in str(told.value) and str(told.value).count("lora") == 4
+    with pytest.raises(fedflat.UserError, match="lora_a_weight is 4x12 there but 8x12 in the model"):
+        run_of(train="lora(rank=4)", init=saved)
+
+
+def test_what_is_frozen_must_be_in_the_file(tmp_path: Path) -> None:
+    tensors = load_file(start_of(tmp_path))
+    save_file({name: t for name, t in tensors.items() if not name.startswith("blocks.1.")}, tmp_path / "less.safetensors")
+    with pytest.raises(fedflat.UserError, match=r"it has no tensors blocks\.1\.norm1\.weight, .* and 8 more; expected those of vit-tiny"):
+        run_of(train="head", init=tmp_path / "less.safetensors")
+
+
+def test_a_head_for_other_classes(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    other = dict(build(VIT, (1, 16, 16), 7).state_dict())
+    save_file(other, tmp_path / "seven.safetensors")
+    with pytest.raises(fedflat.UserError, match=r"head\.weight is 7x12 there but 10x12 in the model; .* with init_head=fresh"):
+        run_of(init=tmp_path / "seven.safetensors")
+    run = run_of(init=tmp_path / "seven.safetensors", init_head="fresh", train="head")
+    found, fresh = state(run), state(run_of())
+    assert torch.equal(found["head.weight"], fresh["head.weight"]) and torch.equal(
+        found["blocks.1.mlp.fc1.weight"], other["blocks.1.mlp.fc1.weight"]
+    )
+    assert found["pos_embed"].shape == (1, 5, 12) and other["pos_embed"].shape == (1, 17, 12)
+    headless = {name: tensor for name, tensor in other.items() if not name.startswith("head")} | {"pre_logits.fc.bias": torch.zeros(1)}
+    save_file(headless, tmp_path / "headless.safetensors")
+    again = run_of(init=tmp_path / "headless.safetensors", init_head="fresh", train="head")
+    assert torch.equal(again.server.model.weights, run.server.model.weights)
+    with pytest.raises(fedflat.UserError, match=r"it has no tensors head\.weight and head\.bias, and it has a tensor pre_logits\.fc\.bias"):
+        run_of(init=tmp_path / "headless.safetensors")
+
+
+def test_settings_that_contradict_each_other() -> None:
+    with pytest.raises(fedflat.UserError, match="init_head=fresh is about weights to start from, and there are none"):
+        make_config(None, {"init_head": "fresh"})
+    with pytest.raises(fedflat.UserError, match="there is no part of a model to train 'tail'"):
+        make_config(None, {"train": "tail"})
+
+
+def test_the_study_of_a_round(tmp_path: Path) -> None:
+    """studies/vit_round.py, small: what is sent and kept is that of the part, and the rest is the same afterwards."""
+    spec = importlib.util.spec_from_file_location("vit_round", Path(__file__).parents[2] / "studies" / "vit_round.py")
+    assert spec is not None and spec.loader is not None
+    study = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(study)
+    small = ["--model", VIT, "--size", "8", "--classes", "10", "--clients", "2", "--batch", "2", "--steps", "1", "--algorithms", "fedmoswa"]
+    whole, adapters, head = study.main([str(tmp_path), *small])
+    assert adapters["trained"] == 2 * (2 * 8 * 12 + 2 * 12 * 8) + 13 * 10 and head["trained"] == 13 * 10
+    for one in (whole, adapters, head):
+        assert one["bytes_up_per_client"] == one["bytes_down_per_client"] == 2 * 4 * one["trained"]
+        assert one["bytes_kept_per_client"] == 4 * one["trained"] and one["frozen_part_is_the_same"] and one["status"] == "finished"
+    assert len((tmp_path / "vit_round.md").read_text().splitlines()) == 2 + 3
