@@ -14,13 +14,9 @@ from torch import Tensor, nn
 
 from fedflat.algorithms import algorithm
 from fedflat.algorithms.algorithm import States, flat_state, nested_state
-from fedflat.algorithms.descent import Descent
-from fedflat.algorithms.rate import Schedule
 from fedflat.averaging import Scene, average_name
 from fedflat.data import Dataset
-from fedflat.engines.aggregation import Aggregation
-from fedflat.engines.contract import Client, Cost, ModelState, Training
-from fedflat.engines.plan import Plan, Sampler
+from fedflat.engines.contract import Client, Cost, ModelState
 from fedflat.engines.task import Task
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
@@ -31,6 +27,7 @@ from fedflat.experiment.keeping import Keeping
 from fedflat.experiment.record import Record, model_file
 from fedflat.experiment.rows import CachedRows, Rows, cache_size
 from fedflat.experiment.stopping import Verdict, diverged, stop_early
+from fedflat.experiment.training import sampler_of, training_of
 from fedflat.models import classifier_parameters
 
 CHECKPOINT = "checkpoint/state.safetensors"
@@ -70,13 +67,8 @@ class Run:
         self.folder = RunFolder(folder) if folder else None
         self.history: list[dict[str, Any]] = []
         self._loss = torch.tensor(math.nan)
-        self._training = self._make_training()
-        self._sampler = Sampler(
-            len(self.split.clients),
-            min(config.federation.per_round, len(self.split.clients)),
-            config.federation.sampling,
-            config.federation.dropout,
-        )
+        self._training = training_of(config, self.algorithm, len(self.split.clients))
+        self._sampler = sampler_of(config, len(self.split.clients))
         weights, buffers, integers = self.problem.initial()
         self.server = Server(0, ModelState(weights, buffers, integers), self.algorithm.new_server(weights), Cost())
         self._stores: list[Rows] = []
@@ -274,19 +266,6 @@ class Run:
         self.folder.write_status(verdict.status, rounds=self.server.rounds, reason=verdict.reason)
 
     # --- small things ------------------------------------------------------------------------------------------------------------
-
-    def _make_training(self) -> Training:
-        t, f = self.config.training, self.config.federation
-        return Training(
-            self.algorithm,
-            Descent(t.weight_decay, t.momentum, t.clip, t.clip_mode),
-            Schedule(t.rate, t.decay, t.rounds),
-            Plan(t.batch, t.epochs, t.steps, f.partial),
-            self.config.seed,
-            len(self.split.clients),
-            Aggregation(f.weighting, f.aggregation, f.trim),
-            t.statistics == "own",
-        )
 
     def _whole(self, model: ModelState) -> Tensor:
         return torch.cat([model.weights, model.buffers])
