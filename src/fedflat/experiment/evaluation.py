@@ -20,11 +20,10 @@ from fedflat.engines.problem import Problem
 from fedflat.engines.task import Task
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config
-from fedflat.experiment.federation import CUSTOM, federation
 from fedflat.experiment.fine_tuning import FineTuner, FineTuning
-from fedflat.experiment.record import Record, model_file, saved_tensors
+from fedflat.experiment.record import Record
+from fedflat.experiment.reopening import reopen, require_model, state_of
 from fedflat.experiment.scoring import Scorer, Scores, spread_over
-from fedflat.experiment.weights import fill
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -104,13 +103,10 @@ def evaluate(
     for name in wanted:
         if name not in PARTS:
             raise one_of("part to evaluate on", name, PARTS)
-    known = record.models or record.evaluated
-    if model not in known:
-        raise one_of("model of this run", model, known)
-    given = {"data": data, "model": network, "task": task}
-    own = {what: record.own.get(what) if value is None else value for what, value in given.items()}
-    problem, split = _federation(record, own)
-    evaluator = _Evaluator(record.config, problem, split, _state(record, model, problem), fine_tuning or FineTuning(), corruptions)
+    require_model(record, model)
+    problem, split = reopen(record, data=data, network=network, task=task)
+    state = state_of(record, model, problem)
+    evaluator = _Evaluator(record.config, problem, split, state, fine_tuning or FineTuning(), corruptions)
     parts, missing = {}, {}
     for name in wanted:
         tell(name)
@@ -119,29 +115,6 @@ def evaluate(
         except NotAvailable as reason:
             missing[name] = str(reason)
     return Evaluation(model, problem.task.metric, parts, missing)
-
-
-def _federation(record: Record, own: dict[str, Any]) -> tuple[Problem, Split]:
-    config = record.config
-    for what, name, argument in (("data", config.data.name, "data"), ("model", config.model, "network")):
-        if own[what] is None and name.partition(":")[0] == CUSTOM:
-            raise UserError(
-                f"this run used {what} of your own ({name}); pass it again in Python: fedflat.load(folder).evaluate({argument}=...)"
-            )
-    if own["model"] is None:  # a named model has no frozen weights, so that what it started from is not needed any more
-        config = config.model_copy(update={"init": None})
-    problem, split = federation(config, **own)
-    if record.history and not all(problem.task.metric in scores for scores in record.history[-1]["test"].values()):
-        raise UserError(f"this run was not scored by {problem.task.metric} but for a task of your own; pass it again in Python: task=...")
-    return problem, split
-
-
-def _state(record: Record, name: str, problem: Problem) -> ModelState:
-    if name in record.models:
-        return record.models[name]
-    assert record.folder is not None
-    fill(problem.model, record.config.model, saved_tensors(record.folder, name), str(record.folder.path / model_file(name)))
-    return ModelState(*problem.initial())
 
 
 class _Evaluator:

@@ -22,10 +22,12 @@ from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
 from fedflat.experiment.engine import engine_for
 from fedflat.experiment.federation import federation
+from fedflat.experiment.files import create_folder
 from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.keeping import Keeping
 from fedflat.experiment.record import Record, model_file
 from fedflat.experiment.rows import CachedRows, Rows, cache_size
+from fedflat.experiment.snapshots import FOLDER, cut_snapshots, snapshot_file
 from fedflat.experiment.stopping import Verdict, diverged, stop_early
 from fedflat.experiment.training import sampler_of, training_of
 from fedflat.models import classifier_parameters
@@ -108,6 +110,7 @@ class Run:
     def _rounds(self) -> Verdict:
         if self.server.rounds == 0 and not self.history:
             self._evaluate()
+            self._keep()
         while self.server.rounds < self.config.training.rounds:
             self._round()
             done = self.server.rounds == self.config.training.rounds
@@ -117,6 +120,7 @@ class Run:
                 bad = diverged(self.server.model.weights, self.loss, self.algorithm, self.config)
                 if bad:
                     return Verdict("diverged", f"round {self.server.rounds}: {bad}")
+            self._keep()
             if evaluating:
                 self._evaluate()
                 verdict = stop_early(self.history, self.config.stop, self.primary, self.problem.task.metric)
@@ -218,6 +222,7 @@ class Run:
                 store.rewind(0)
             if self.folder:
                 self.folder.cut_metrics(0)
+                cut_snapshots(self.folder.path, 0)
             return 0.0
         self._restore(self.folder)
         return self.folder.seconds()
@@ -255,14 +260,27 @@ class Run:
         for store in self._stores:
             store.rewind(about["rounds"])
         folder.cut_metrics(about["metrics"])
+        cut_snapshots(folder.path, about["rounds"])
         self.history = folder.metrics()
+
+    def _keep(self) -> None:
+        """Keep every model as it is now, where the config asks for it after this round."""
+        every = self.config.evaluation.keep_every
+        if not self.folder or every is None or self.server.rounds % every:
+            return
+        create_folder(self.folder.path / FOLDER)
+        for name, model in self.models().items():
+            self._write(self.folder, snapshot_file(name, self.server.rounds), name, model)
+
+    def _write(self, folder: RunFolder, file: str, name: str, model: ModelState) -> None:
+        tensors = {**self.problem.layout.views(model.weights), **self.problem.buffers.views(model.buffers), **model.integers}
+        folder.write_tensors(file, tensors, {"model": self.config.model, "name": name, "rounds": self.server.rounds})
 
     def _close(self, verdict: Verdict) -> None:
         if not self.folder:
             return
         for name, model in self.models().items():
-            tensors = {**self.problem.layout.views(model.weights), **self.problem.buffers.views(model.buffers), **model.integers}
-            self.folder.write_tensors(model_file(name), tensors, {"model": self.config.model, "name": name, "rounds": self.server.rounds})
+            self._write(self.folder, model_file(name), name, model)
         self.folder.write_status(verdict.status, rounds=self.server.rounds, reason=verdict.reason)
 
     # --- small things ------------------------------------------------------------------------------------------------------------

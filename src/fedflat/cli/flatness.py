@@ -1,0 +1,24 @@
+"""fedflat flatness: how flat the loss is around the models of runs; the commands of the group are put together here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import typer
+
+flatness = typer.Typer(no_args_is_help=True)
+
+
+@flatness.callback()
+def about() -> None:
+    """How flat the loss is around models of runs: curvature, sharpness, clients, landscapes. Nothing is trained again.
+
+    A model is a run's folder (the model that stands for the run), or RUN:MODEL, or RUN:MODEL@ROUND where the run kept models on the way.
+
+    Example: fedflat flatness spectrum runs/fedavg-digits-seed0 runs/fedmoswa-digits-seed0:wima
+    """
+
+
+COMMANDS: tuple[Callable[..., None], ...] = ()
+for _command in COMMANDS:
+    flatness.command()(_command)
