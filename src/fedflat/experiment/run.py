@@ -25,6 +25,7 @@ from fedflat.experiment.federation import federation
 from fedflat.experiment.files import create_folder
 from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.keeping import Keeping
+from fedflat.experiment.observation.observer import Observer
 from fedflat.experiment.record import Record, model_file
 from fedflat.experiment.rows import CachedRows, Rows, cache_size
 from fedflat.experiment.snapshots import FOLDER, cut_snapshots, snapshot_file
@@ -73,6 +74,7 @@ class Run:
         self._sampler = sampler_of(config, len(self.split.clients))
         weights, buffers, integers = self.problem.initial()
         self.server = Server(0, ModelState(weights, buffers, integers), self.algorithm.new_server(weights), Cost())
+        self._observer = Observer(config.flatness, self.problem, self.split, self.algorithm, config.training.rounds)
         self._stores: list[Rows] = []
         self._begun = self._session = time.monotonic()
 
@@ -145,6 +147,8 @@ class Run:
             average.before(number, before)
         cohort = [self._client(i) for i in self._sampler(self.config.seed, number)]
         outcome = self.engine.train(self._training, number, server.model, server.states, cohort)
+        if self._observer.due(number + 1):
+            self._observer.trained(cohort, outcome, server.states)
         weights, states = self.algorithm.aggregate(outcome.returned, outcome.means, server.states)
         for client in outcome.clients:
             self._keeping.write(client)
@@ -185,7 +189,8 @@ class Run:
         return found
 
     def _evaluate(self) -> None:
-        found = self.engine.evaluate(self.models(), self.problem.held_out)
+        models = self.models()
+        found = self.engine.evaluate(models, self.problem.held_out)
         item = torch.finfo(self.problem.dtype).bits // 8
         cost = self.server.cost
         record: dict[str, Any] = {"round": self.server.rounds, "train_loss": None if math.isnan(self.loss) else self.loss}
@@ -197,10 +202,14 @@ class Run:
             "bytes_down": cost.floats_down * item,
             "bytes_up": cost.floats_up * item,
         }
+        timing: dict[str, Any] = {"round": self.server.rounds}
+        if self._observer.due(self.server.rounds):
+            record["flatness"] = self._observer.figures(models)
+            timing["flatness"] = round(self._observer.seconds, 3)
         self.history.append(record)
         if self.folder:
             self.folder.append("metrics.jsonl", record)
-            self.folder.append("timing.jsonl", {"round": self.server.rounds, "seconds": round(self.seconds, 3), "memory": _memory()})
+            self.folder.append("timing.jsonl", {**timing, "seconds": round(self.seconds, 3), "memory": _memory()})
         self._tell("evaluated")
 
     # --- on disk -----------------------------------------------------------------------------------------------------------------
