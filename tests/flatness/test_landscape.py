@@ -44,7 +44,7 @@ def test_two_dimensions_are_the_closed_form_everywhere() -> None:
             expected = 0.5 * (x * x * d @ matrix @ d + 2 * x * y * d @ matrix @ e + y * y * e @ matrix @ e)
             assert found.values["train_loss"][i, j] == pytest.approx(expected, abs=1e-12)
     assert found.at("train_loss", 0, 0) == 0
-    assert found.marks == (Mark("model", (0.0, 0.0)),)
+    assert found.marks == (Mark("model", (0.0, 0.0), values={"train_loss": 0.0, "norm": float(CENTRE.norm())}),)
 
 
 def test_one_dimension_is_a_parabola() -> None:
@@ -78,7 +78,7 @@ def test_the_model_is_left_as_it_was_and_buffers_keep_their_values() -> None:
 
     landscape(LAYOUT, Model(weights, buffers), watch, points=3)
     assert torch.equal(weights, CENTRE)
-    assert seen == [5.0] * 9
+    assert seen == [5.0] * 10  # nine points, and the model itself
 
 
 def test_figures_are_fetched_some_at_a_time_and_progress_is_told() -> None:

@@ -83,6 +83,8 @@ def test_on_a_quadratic_every_value_is_the_closed_form() -> None:
             closed = 0.5 * (s * a * a).sum() + slopes + 0.5 * curves + x * y * (s * u * v).sum()
             assert found.values["train_loss"][i, j] == pytest.approx(closed)
     assert [mark.name for mark in found.marks] == ["global", "client", "averaged"]
+    for mark, model in zip(found.marks, models.values(), strict=True):
+        assert mark.values["train_loss"] == pytest.approx(float(0.5 * (scale * model.weights**2).sum()))
     assert found.made["distances"]["global to client"] == pytest.approx(found.marks[1].at[0])
 
 

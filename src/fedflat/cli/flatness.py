@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import typer
 
+from fedflat.cli.flatness_landscape import COMMANDS as LANDSCAPE_COMMANDS
+
 flatness = typer.Typer(no_args_is_help=True)
 
 
@@ -19,6 +21,6 @@ def about() -> None:
     """
 
 
-COMMANDS: tuple[Callable[..., None], ...] = ()
+COMMANDS: tuple[Callable[..., None], ...] = LANDSCAPE_COMMANDS
 for _command in COMMANDS:
     flatness.command()(_command)

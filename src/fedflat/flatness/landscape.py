@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedflat.errors import UserError
 from fedflat.flatness.directions import OneDimensional, directions_around
-from fedflat.flatness.survey import Landscape, Mark, Measure, Model, Tell, silent, survey
+from fedflat.flatness.survey import Landscape, Mark, Measure, Model, Tell, silent, survey, with_values
 from fedflat.models.layout import Layout
 
 
@@ -40,7 +40,7 @@ def landscape(
         "around",
         (axis,) * dimensions,
         {what: found.reshape((points,) * dimensions) for what, found in values.items()},
-        (Mark(name, (0.0,) * dimensions),),
+        with_values(measure, [Mark(name, (0.0,) * dimensions)], [model]),
         {"directions": "random, filter-normalised", "one_dimensional": one_dimensional, "radius": radius, "seed": seed},
     )
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedflat.errors import UserError
-from fedflat.flatness.survey import Landscape, Mark, Measure, Model, Tell, Values, silent, survey
+from fedflat.flatness.survey import Landscape, Mark, Measure, Model, Tell, Values, silent, survey, with_values
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ def path_landscape(models: dict[str, Model], measure: Measure, *, points: int = 
     axis = tuple(float(t) for t in np.linspace(-beyond, 1 + beyond, points))
     values = survey(measure, _between(a, b, axis), points, tell)
     distance = float((b.weights.double() - a.weights.double()).norm())
-    return Landscape("path", (axis,), values, (Mark(first, (0.0,)), Mark(second, (1.0,))), {"distance": distance, "beyond": beyond})
+    marks = with_values(measure, [Mark(first, (0.0,)), Mark(second, (1.0,))], [a, b])
+    return Landscape("path", (axis,), values, marks, {"distance": distance, "beyond": beyond})
 
 
 def _between(a: Model, b: Model, axis: Sequence[float]) -> Iterator[Model]:

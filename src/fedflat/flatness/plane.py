@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedflat.errors import UserError
-from fedflat.flatness.survey import Landscape, Mark, Measure, Model, Tell, silent, survey
+from fedflat.flatness.survey import Landscape, Mark, Measure, Model, Tell, silent, survey, with_values
 from fedflat.models.layout import Layout
 
 NEARLY_ONE_LINE = 1e-5
@@ -81,8 +81,8 @@ def plane_landscape(
 ) -> Landscape:
     """What is measured on the plane through the first three models; further ones are marked where they are nearest to it.
 
-    The grid reaches beyond the models by a share ``margin`` of their extent. Buffers at a point are the same combination of the three models'
-    buffers as its weights are of their weights.
+    The grid reaches beyond the models by a share ``margin`` of their extent. Buffers at a point are the same combination of the three
+    models' buffers as its weights are of their weights.
     """
     names = list(models)
     if len(names) < 3:
@@ -96,7 +96,8 @@ def plane_landscape(
     xs, ys = (spread_axis([mark.at[i] for mark in marks], points, margin) for i in (0, 1))
     values = survey(measure, _points(plane, three, xs, ys), points**2, tell)
     made = {"plane_through": names[:3], "margin": margin, "distances": _distances(three, names)}
-    return Landscape("plane", (xs, ys), {what: found.reshape(points, points) for what, found in values.items()}, tuple(marks), made)
+    grids = {what: found.reshape(points, points) for what, found in values.items()}
+    return Landscape("plane", (xs, ys), grids, with_values(measure, marks, models.values()), made)
 
 
 def spread_axis(positions: Sequence[float], points: int, margin: float) -> tuple[float, ...]:

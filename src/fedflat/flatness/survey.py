@@ -45,6 +45,8 @@ class Mark:
     name: str
     at: tuple[float, ...]
     off: float = 0.0
+    values: dict[str, float] = field(default_factory=dict)
+    """What was measured of the model itself, which need not lie on a point of the grid."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,10 @@ class Landscape:
             "kind": self.kind,
             "axes": [list(axis) for axis in self.axes],
             "values": {name: _written(values.tolist()) for name, values in self.values.items()},
-            "marks": [{"name": mark.name, "at": list(mark.at), "off": mark.off} for mark in self.marks],
+            "marks": [
+                {"name": mark.name, "at": list(mark.at), "off": mark.off, "values": {key: _written(v) for key, v in mark.values.items()}}
+                for mark in self.marks
+            ],
             "made": self.made,
         }
 
@@ -97,7 +102,10 @@ class Landscape:
                 raise UserError(f"this landscape has format {document['format']}, but this version reads format {FORMAT}; compute it anew")
             axes = tuple(tuple(float(x) for x in axis) for axis in document["axes"])
             values = {name: np.array(_read(grid), dtype=np.float64) for name, grid in document["values"].items()}
-            marks = tuple(Mark(mark["name"], tuple(mark["at"]), float(mark["off"])) for mark in document["marks"])
+            marks = tuple(
+                Mark(mark["name"], tuple(mark["at"]), float(mark["off"]), {key: float(v) for key, v in mark["values"].items()})
+                for mark in document["marks"]
+            )
             if any(grid.shape != tuple(map(len, axes)) for grid in values.values()):
                 raise ValueError("axes and values differ in shape")
             return cls(document["kind"], axes, values, marks, dict(document["made"]))
@@ -129,6 +137,13 @@ def survey(measure: Measure, models: Iterable[Model], total: int, tell: Tell = s
     fetch()
     table = np.concatenate(rows) if rows else np.zeros((0, 0))
     return {name: table[:, column] for column, name in enumerate(names)}
+
+
+def with_values(measure: Measure, marks: Iterable[Mark], models: Iterable[Model]) -> tuple[Mark, ...]:
+    """Marks with what is measured of their models themselves."""
+    placed = tuple(marks)
+    found = survey(measure, models, len(placed))
+    return tuple(replace(mark, values={name: float(some[n]) for name, some in found.items()}) for n, mark in enumerate(placed))
 
 
 def _written(value: Any) -> Any:
