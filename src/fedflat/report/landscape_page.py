@@ -12,7 +12,7 @@ import numpy as np
 from fedflat.errors import UserError
 from fedflat.flatness.survey import Landscape
 from fedflat.report.landscape_pictures import ACCENT, FAINT, INK, Panel
-from fedflat.report.landscape_scale import BASIN, NOT_FINITE, Scale, grid_of, shown_value
+from fedflat.report.landscape_scale import BASIN, NOT_FINITE, Scale, grid_of, shown_tick, shown_value
 
 PER_ROW = 2
 FONT = "Helvetica, Arial, sans-serif"
@@ -178,7 +178,10 @@ def _steps(scale: Scale) -> dict[str, float]:
 
 
 def _ticks(scale: Scale) -> dict[str, Any]:
-    return {"tickvals": [float(np.log10(tick)) for tick in scale.ticks], "ticktext": [f"{tick:g}" for tick in scale.ticks]}
+    return {
+        "tickvals": [float(np.log10(tick)) for tick in scale.ticks],
+        "ticktext": [shown_tick(tick, scale.value) for tick in scale.ticks],
+    }
 
 
 def _none(values: Any) -> Any:

@@ -11,21 +11,21 @@ import numpy as np
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
-from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from fedflat.errors import UserError
 from fedflat.flatness.path import barrier
 from fedflat.flatness.survey import Landscape, Mark
 from fedflat.report.curves import COLOURS
-from fedflat.report.landscape_scale import BASIN, NOT_FINITE, Scale, common_line, grid_of, shown_value
+from fedflat.report.landscape_scale import BASIN, NOT_FINITE, Scale, common_line, grid_of, shown_tick, shown_value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 INK, FAINT, ACCENT = "#22303c", "#6b7580", "#d1495b"
 PER_ROW = 4
-MARKERS = "osD^vP*X"
+SIGNS = tuple(zip("osD^vP*X", ("#d1495b", "#edae49", "#7b4b94", "#22303c", "#ffffff", "#e07be0", "#8d6a4f", "#66a182"), strict=True))
+"""The sign and the colour of each model on a plane; signs alone tell them apart."""
 COLOUR_MAP = LinearSegmentedColormap.from_list("basin", list(BASIN)).with_extremes(bad=NOT_FINITE)
 
 
@@ -77,41 +77,31 @@ def draw_contours(axes: Axes, landscape: Landscape, scale: Scale, line: float | 
 
 def draw_marks(axes: Axes, marks: Sequence[Mark], alone: bool = False) -> None:
     """The models, each with its own sign; a single one needs no name."""
-    edge = [withStroke(linewidth=2.5, foreground="white")]
     for number, mark in enumerate(marks):
-        sign, size = ("+", 7.0) if alone else (MARKERS[number % len(MARKERS)], 7.5)
-        axes.plot(
-            *mark.at, sign, color=ACCENT, markersize=size, markeredgecolor="white" if not alone else ACCENT, markeredgewidth=1.3, zorder=5
-        )
-        if not alone:
-            words = f"{mark.name} ({mark.off:.2g} off)" if mark.off > 0 else mark.name
-            right = mark.at[0] < np.mean(axes.get_xlim())
-            axes.annotate(
-                words,
-                (mark.at[0], mark.at[1]),
-                xytext=(8 if right else -8, 5),
-                textcoords="offset points",
-                ha="left" if right else "right",
-                fontsize=9,
-                color=INK,
-                path_effects=edge,
-                zorder=6,
-            )
+        if alone:
+            axes.plot(*mark.at, "+", color=ACCENT, markersize=8, markeredgewidth=1.5, zorder=5)
+            continue
+        words = f"{mark.name} ({mark.off:.2g} off the plane)" if mark.off > 0 else mark.name
+        look: dict[str, Any] = {"color": SIGNS[number % len(SIGNS)][1], "markeredgecolor": "white", "markeredgewidth": 1.2, "markersize": 9}
+        axes.plot(*mark.at, SIGNS[number % len(SIGNS)][0], zorder=5, label=words, linestyle="none", **look)
 
 
 def plane_picture(landscape: Landscape, values: Sequence[str] = ("train_loss", "test_error"), title: str = "") -> Figure:
     """The plane through three models, once for each value with a scale of its own; distances are distances between weights."""
     _check([Panel("", landscape)], 2)
-    figure, grid = _panels(len(values), 4.4, 4.1)
+    figure, grid = _panels(len(values), 3.4 * min(max(_ratio(landscape), 0.75), 1.5) + 0.9, 4.1)
     for axes, value in zip(grid, values, strict=False):
         scale = Scale.over([landscape], value)
         draw_contours(axes, landscape, scale)
-        axes.set_aspect("equal" if _roundish(landscape) else "auto")
+        # True to scale unless that would leave a strip too narrow to look at.
+        axes.set_aspect("equal" if 1 / 3 < _ratio(landscape) < 3 else "auto")
         draw_marks(axes, landscape.marks)
         axes.set_title(shown_value(value), loc="left", fontsize=11, fontweight="bold", color=INK, pad=8)
         if scale.notes:
             axes.set_xlabel(scale.notes, fontsize=7.5, color=FAINT)
-        _bar(figure, [axes], scale)
+        _bar(figure, [axes], scale, named=False)
+    handles, labels = grid[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4), frameon=False, fontsize=9, labelcolor=INK)
     _words(figure, title)
     return figure
 
@@ -156,17 +146,17 @@ def lines(panels: Sequence[Panel], value: str = "train_loss", title: str = "") -
     axes = figure.subplots()
     for number, panel in enumerate(panels):
         label = f"{panel.title}   {panel.figures}" if panel.figures else panel.title
-        values = scale.clipped(grid_of(panel.landscape, value))
+        values = np.where(np.isfinite(grid_of(panel.landscape, value)), grid_of(panel.landscape, value), np.nan)
         axes.plot(panel.landscape.axes[0], values, color=COLOURS[number % len(COLOURS)], lw=1.9, label=label)
     _frame(axes)
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(NullLocator())
-    axes.set_yticks(scale.ticks, [f"{tick:g}" for tick in scale.ticks])
+    axes.set_yticks(scale.ticks, [shown_tick(tick, value) for tick in scale.ticks])
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("distance along the direction, in filter norms", color=INK)
     axes.set_ylabel(shown_value(value), color=INK)
     axes.legend(frameon=False, fontsize=9)
-    _words(figure, title, scale.notes)
+    _words(figure, title, f"{scale.not_finite} of {scale.total} values are not finite and left out" if scale.not_finite else "")
     return figure
 
 
@@ -190,7 +180,11 @@ def path_picture(landscape: Landscape, values: Sequence[str] = ("train_loss", "t
         axes.set_title(shown_value(value), loc="left", fontsize=11, fontweight="bold", color=INK)
         axes.set_title(f"barrier {highest.height:.3g}", loc="right", fontsize=9.5, color=ACCENT)
         _frame(axes)
-        axes.set_xticks([0, 0.5, 1], [landscape.marks[0].name, "half way", landscape.marks[1].name])
+        ends_and_middle = axes.set_xticks([0, 0.5, 1], [landscape.marks[0].name, "half way", landscape.marks[1].name])
+        for tick, side in zip(ends_and_middle, ("left", "center", "right"), strict=True):
+            tick.label1.set_horizontalalignment(side)
+        if value.endswith("error"):
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda tick, _: shown_tick(tick, "error")))
     _words(figure, title)
     return figure
 
@@ -228,17 +222,18 @@ def _titles(axes: Any, panel: Panel, below: bool = False) -> None:
         axes.set_xlabel(panel.figures, fontsize=10.5, color=INK, labelpad=6)
 
 
-def _bar(figure: Figure, grid: Sequence[Any], scale: Scale, line: float | None = None) -> None:
+def _bar(figure: Figure, grid: Sequence[Any], scale: Scale, line: float | None = None, named: bool = True) -> None:
     shades = ScalarMappable(LogNorm(scale.low, scale.high), COLOUR_MAP)
     bar = figure.colorbar(shades, ax=list(grid), fraction=0.05, pad=0.015, aspect=24, extend="max" if scale.cut_off else "neither")
     bar.set_ticks(scale.ticks)
-    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda tick, _: f"{tick:g}"))
+    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda tick, _: shown_tick(tick, scale.value)))
     bar.ax.yaxis.set_minor_locator(NullLocator())
     bar.ax.tick_params(labelsize=8.5, length=0, colors=FAINT)
     bar.outline.set_visible(False)
     if line is not None:
         bar.ax.axhline(line, color=INK, lw=1.5)
-    bar.set_label(shown_value(scale.value), fontsize=9.5, color=INK)
+    if named:
+        bar.set_label(shown_value(scale.value), fontsize=9.5, color=INK)
 
 
 def _words(figure: Figure, title: str, notes: str = "") -> None:
@@ -254,7 +249,7 @@ def _frame(axes: Axes) -> None:
     axes.tick_params(colors=FAINT, labelsize=9)
 
 
-def _roundish(landscape: Landscape) -> bool:
-    """Whether a plane is no more than three times as long as it is wide, so that it can be drawn true to scale."""
-    one, other = (axis[-1] - axis[0] for axis in landscape.axes)
-    return 1 / 3 < one / other < 3
+def _ratio(landscape: Landscape) -> float:
+    """How wide a plane is, as a multiple of its height."""
+    width, height = (axis[-1] - axis[0] for axis in landscape.axes)
+    return width / height

@@ -114,6 +114,15 @@ def shown_value(value: str) -> str:
     return SHOWN.get(value, value.replace("_", " "))
 
 
+def shown_tick(tick: float, value: str) -> str:
+    """A number on a scale: errors in per cent.
+
+    >>> shown_tick(0.05, "test_error"), shown_tick(0.05, "test_loss")
+    ('5 %', '0.05')
+    """
+    return f"{100 * tick:g} %" if value.endswith("error") else f"{tick:g}"
+
+
 def common_line(landscapes: Sequence[Landscape], scale: Scale) -> float:
     """A level to compare by: the round number of the scale that most landscapes contain, the lowest of those above all centres."""
     centres = [float(np.nanmin(scale.clipped(grid_of(landscape, scale.value)))) for landscape in landscapes]
