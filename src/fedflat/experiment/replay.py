@@ -47,7 +47,7 @@ class Replay:
     def __init__(self, config: Config, problem: Problem, split: Split, moment: Moment | None = None, workers: int | None = None) -> None:
         self.config, self.problem, self.split = config, problem, split
         self.algorithm: Algorithm = algorithm(config.algorithm)
-        self.moment = start_of(self.algorithm, problem, config) if moment is None else moment
+        self.moment = start_of(self.algorithm, ModelState(*problem.initial()), config) if moment is None else moment
         self.engine: Engine = engine_for(config, problem) if workers is None else LoopEngine(problem, workers)
         self._training = training_of(config, self.algorithm, len(split.clients))
         self._sampler = sampler_of(config, len(split.clients))
@@ -108,15 +108,16 @@ def check_client(number: int, clients: int) -> None:
 # --- moments of a run ------------------------------------------------------------------------------------------------------------
 
 
-def start_of(algorithm: Algorithm, problem: Problem, config: Config) -> Moment:
+def start_of(algorithm: Algorithm, model: ModelState, config: Config) -> Moment:
     """Before the first round: everything is what it starts with."""
-    model = ModelState(*problem.initial())
     keeping = Keeping(algorithm, model, config.training.statistics == "own", lambda width: Rows())
     return Moment(0, model, algorithm.new_server(model.weights), keeping.read)
 
 
-def at_checkpoint(folder: RunFolder, algorithm: Algorithm, problem: Problem, config: Config) -> Moment:
-    """At a run's last checkpoint."""
+def at_checkpoint(
+    folder: RunFolder, algorithm: Algorithm, problem: Problem, config: Config, first: ModelState | None = None
+) -> Moment:
+    """At a run's last checkpoint; what clients start with comes from ``first``, the model before the first round (the problem's own)."""
     if not (folder.path / CHECKPOINT).exists():
         raise UserError(f"the run in {folder.path} has no checkpoint (yet), so that no round of it can be trained again")
     saved, about = folder.read_tensors(CHECKPOINT)
@@ -127,8 +128,7 @@ def at_checkpoint(folder: RunFolder, algorithm: Algorithm, problem: Problem, con
     def rows(width: int) -> Rows:
         return PastRows(past, width, problem.dtype, about["rounds"]) if width and past.exists() else Rows()
 
-    first = start_of(algorithm, problem, config)  # what clients start with comes from the model before the first round
-    keeping = Keeping(algorithm, first.model, config.training.statistics == "own", rows)
+    keeping = Keeping(algorithm, first or ModelState(*problem.initial()), config.training.statistics == "own", rows)
     return Moment(about["rounds"], model, nested_state(_under(tensors, "server/")), keeping.read)
 
 

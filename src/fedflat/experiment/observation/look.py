@@ -20,10 +20,14 @@ from fedflat.experiment.scoring import Scorer
 from fedflat.flatness import Objective
 from fedflat.flatness.batches import Rows
 from fedflat.flatness.drift import disagreement
+from fedflat.flatness.lanczos import Ends, lanczos
 from fedflat.flatness.noise import Constants, Spread, heterogeneity
+from fedflat.flatness.operator import Operator
 
 BATCH = 500
 """Examples in memory at a time: second derivatives need several times the memory of a step of training."""
+RESIDUAL, PRODUCTS = 1e-2, 100
+"""Eigenvalues are taken until |H v - lambda v| is below so much of lambda, or after so many Hessian products."""
 SINGLE = 10
 """Examples of each client whose gradients are taken one by one."""
 
@@ -140,9 +144,9 @@ class Look:
 
     def lambda_max(self, model: ModelState, positions: np.ndarray) -> float:
         """The largest eigenvalue of the Hessian of a model's loss over some training examples."""
-        from fedflat.flatness.curvature import top_eigenvalues
-
-        return float(top_eigenvalues(self.objective(model, positions), 1, seed=self.wanted.seed).values[0])
+        hessian = Operator.of_hessian(self.objective(model, positions))
+        # The error of an eigenvalue is of the order of its residual squared.
+        return float(lanczos(hessian, Ends(1), tolerance=RESIDUAL, most=PRODUCTS, seed=self.wanted.seed).values[0])
 
     def local_curvature(self, models: Sequence[ModelState], members: Sequence[Client]) -> Figures:
         """lambda_max of each client's own model on its own data (ECCV Figs. 4 and 16), and the loss there."""
