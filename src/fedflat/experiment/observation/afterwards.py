@@ -122,7 +122,11 @@ class Afterwards:
             last = at_checkpoint(self.record.folder, self.algorithm, self.problem, self.config, self.first)
             moments[last.rounds] = last
         left = [rounds for rounds in kept if rounds not in moments]
-        why = f"rounds after {', '.join(map(str, left))} cannot be trained again: {self.config.algorithm} needs {lacks}" if left else ""
+        why = (
+            f"rounds after {', '.join(map(str, left))} cannot be trained again: {self.config.algorithm} needs {lacks}, kept at the last checkpoint only"
+            if left
+            else ""
+        )
         return [moments[rounds] for rounds in sorted(moments)], why
 
     def clients(self, numbers: Sequence[int] | None = None, curvature: bool = True) -> tuple[list[Figures], str]:
@@ -147,6 +151,22 @@ class Afterwards:
         """What the run logged itself about its cohorts."""
         records = [record for record in self.record.history if "cohort" in record.get("flatness", {})]
         return [{"round": record["round"], "source": "logged", **record["flatness"]["cohort"]} for record in records]
+
+    def logged_constants(self) -> list[Figures]:
+        """What the run logged itself about its constants, where no model of that round was kept."""
+        kept = set(self.model_rounds())
+        records = [record for record in self.record.history if "constants" in record.get("flatness", {}) and record["round"] not in kept]
+        return [{"round": one["round"], **{key: one["flatness"][key] for key in ("constants", "gradients")}} for one in records]
+
+    def require_something(self) -> None:
+        """Refuse a run of which nothing but its start is there."""
+        folder = self.record.folder
+        if len(self.model_rounds()) > 1 or self.logged() or (folder is not None and (folder.path / CHECKPOINT).exists()):
+            return
+        raise UserError(
+            f"{self._where} has kept nothing to look at: no checkpoint (yet), no models on the way (run --keep-every N), no log "
+            "(run --flatness every=N)"
+        )
 
     def require_vectors(self) -> None:
         """Refuse to show control variates of an algorithm whose clients keep none."""

@@ -33,7 +33,7 @@ class Theory:
     tight: dict[str, Bound]
     """The same with powers of c instead of 1 + c, which the proof allows."""
     own_rates: dict[str, Bound]
-    """The proof before rates are put in, with the run's rates and powers of c."""
+    """The proof before rates are put in, with powers of c and the rates that each algorithm has in this run."""
     conditions: list[tuple[str, bool, str]]
     """What the theorem asks for, whether the run does it, and what it does."""
 
@@ -67,15 +67,15 @@ def theory(config: Config, split: Split, classes: int, seen: Sequence[Constants]
     """The bounds of a run from the constants that its models showed, the largest of each."""
     constants = largest(seen)
     setting = setting_of(config, split)
-    rates = rates_of(config, round(setting.steps))
+    steps = round(setting.steps)
     return Theory(
         constants,
         setting,
         math.log(max(classes, 2)),
         {name: theorem(name, constants, setting) for name in ALGORITHMS},
         {name: theorem(name, constants, setting, tight=True) for name in ALGORITHMS},
-        {name: as_run(name, constants, setting, rates, tight=True) for name in ALGORITHMS},
-        conditions(config, constants, setting, rates),
+        {name: as_run(name, constants, setting, rates_of(config, steps, name), tight=True) for name in ALGORITHMS},
+        conditions(config, constants, setting, rates_of(config, steps)),
     )
 
 
@@ -87,9 +87,10 @@ def setting_of(config: Config, split: Split) -> Setting:
     return Setting(len(split.clients), float(sizes.mean()), steps, own.rounds)
 
 
-def rates_of(config: Config, steps: int) -> list[Rates]:
-    """The local rates of every round of a run, for a client with so many steps."""
-    rate, own = algorithm(config.algorithm).rate, config.training
+def rates_of(config: Config, steps: int, name: str = "") -> list[Rates]:
+    """The local rates of every round of a run, for a client with so many steps; or those another algorithm would have in its place."""
+    other = name and name != _base(config.algorithm)
+    rate, own = algorithm(name if other else config.algorithm).rate, config.training
     schedule = Schedule(own.rate, own.decay, own.rounds)
     number, many = torch.arange(steps, dtype=torch.float64), torch.tensor(float(steps), dtype=torch.float64)
     found = []
@@ -102,7 +103,7 @@ def rates_of(config: Config, steps: int) -> list[Rates]:
 def conditions(config: Config, constants: Constants, setting: Setting, rates: Sequence[Rates]) -> list[tuple[str, bool, str]]:
     """What the theorem asks for, and what a run does."""
     built, federation = algorithm(config.algorithm), config.federation
-    name = config.algorithm.partition("(")[0].partition("+")[0]
+    name = _base(config.algorithm)
     allowed, used = largest_rate(constants, setting), max(one.highest for one in rates)
     per_round = min(federation.per_round, setting.clients)
     full = per_round == setting.clients and federation.sampling == "fixed" and not federation.dropout
@@ -116,3 +117,8 @@ def conditions(config: Config, constants: Constants, setting: Setting, rates: Se
     if option is not None:
         asked.append(("option I of the control variates", option == "I", f"option {option}"))
     return asked
+
+
+def _base(text: str) -> str:
+    """The name that an algorithm's text begins with."""
+    return text.partition("+")[0].partition("(")[0]
