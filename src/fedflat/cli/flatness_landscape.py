@@ -66,12 +66,13 @@ def landscape(
     Example: fedflat flatness landscape runs/fedavg-digits-seed0 runs/fedsam-digits-seed0 --points 21 --examples 500
     """
     from fedflat.experiment.landscapes import landscapes
+    from fedflat.experiment.loss_and_error import measured_values
     from fedflat.flatness.directions import ONE_DIMENSIONAL
     from fedflat.report.landscape_pictures import Panel, contours, lines, surfaces
 
     _known("way to treat tensors with one dimension", one_dimensional, ONE_DIMENSIONAL)
     opened = _opened(models, quiet or as_json, device, precision)
-    names = short_names(opened)
+    _known("value to draw", value, measured_values(opened[0].problem.task.metric))
     with _progress(quiet or as_json) as tell:
         found = landscapes(
             opened,
@@ -81,7 +82,7 @@ def landscape(
             examples=examples,
             seed=seed,
             one_dimensional=one_dimensional,  # type: ignore[arg-type]
-            names=names,
+            names=short_names(opened),
             tell=tell,
         )
     panels = [Panel(name, one, _line_below(one)) for name, one in found.items()]
@@ -317,9 +318,7 @@ def _print(heading: str, columns: Sequence[str], rows: Sequence[Sequence[object]
 def _row(name: str, one: Landscape, value: str) -> tuple[object, ...]:
     import numpy as np
 
-    values = one.values.get(value)
-    if values is None:
-        raise one_of("value in this landscape", value, one.values)
+    values = one.values[value]
     finite = values[np.isfinite(values)]
     bad = one.not_finite(value)
     return (

@@ -79,7 +79,7 @@ class LossAndError:
                     totals[key] = totals[key] + value if key in totals else value
             found[f"{name}_loss"] = totals["loss"].double() / len(self.sets[name])
             score = totals[metric].double() / len(self.sets[name])
-            found |= {f"{name}_error": 1 - score} if metric == "accuracy" else {f"{name}_{metric}": score}
+            found[f"{name}_{_shown(metric)}"] = 1 - score if metric == "accuracy" else score
         return found
 
     def _buffers(self, model: Model) -> Tensor:
@@ -122,6 +122,20 @@ class LossAndError:
         for part in torch.split(torch.arange(len(examples), device=examples.targets.device), self._batch):
             batch = moved(examples.take(part), self.problem.device)
             yield self.problem.normalised(batch.inputs), batch.targets
+
+
+def measured_values(metric: str) -> list[str]:
+    """The names of all that is measured for a task of this metric.
+
+    >>> measured_values("accuracy")
+    ['train_loss', 'train_error', 'test_loss', 'test_error']
+    """
+    return [f"{part}_{what}" for part in ("train", "test") for what in ("loss", _shown(metric))]
+
+
+def _shown(metric: str) -> str:
+    """Accuracy is shown as error, so that low is good as it is for the loss."""
+    return "error" if metric == "accuracy" else metric
 
 
 def _sample(examples: Examples, positions: np.ndarray, most: int | None, rng: np.random.Generator) -> Examples:
