@@ -106,7 +106,9 @@ def test_agreement_with_the_momentum_is_one_less_wmsams_signal() -> None:
 
 def test_which_momentum_an_algorithm_has() -> None:
     x = torch.ones(3)
-    sign = {text: momentum_of(algorithm(text), algorithm(text).new_server(x)) for text in ("fedcm", "fedmoswa", "fedacg", "fedavgm", "fedadam")}
+    sign = {
+        text: momentum_of(algorithm(text), algorithm(text).new_server(x)) for text in ("fedcm", "fedmoswa", "fedacg", "fedavgm", "fedadam")
+    }
     assert {text: found and found[1] for text, found in sign.items()} == {
         "fedcm": -1, "fedmoswa": -1, "fedacg": 1, "fedavgm": 1, "fedadam": 1,
     }  # fmt: skip

@@ -56,7 +56,11 @@ class Replay:
     @property
     def cohort(self) -> list[int]:
         """Who takes part in the next round."""
-        return self._sampler(self.config.seed, self.moment.rounds)
+        return self.cohort_of(self.moment.rounds)
+
+    def cohort_of(self, round: int) -> list[int]:
+        """Who takes part in any round, counted from 0."""
+        return self._sampler(self.config.seed, round)
 
     @property
     def z(self) -> Tensor:
@@ -114,9 +118,7 @@ def start_of(algorithm: Algorithm, model: ModelState, config: Config) -> Moment:
     return Moment(0, model, algorithm.new_server(model.weights), keeping.read)
 
 
-def at_checkpoint(
-    folder: RunFolder, algorithm: Algorithm, problem: Problem, config: Config, first: ModelState | None = None
-) -> Moment:
+def at_checkpoint(folder: RunFolder, algorithm: Algorithm, problem: Problem, config: Config, first: ModelState | None = None) -> Moment:
     """At a run's last checkpoint; what clients start with comes from ``first``, the model before the first round (the problem's own)."""
     if not (folder.path / CHECKPOINT).exists():
         raise UserError(f"the run in {folder.path} has no checkpoint (yet), so that no round of it can be trained again")

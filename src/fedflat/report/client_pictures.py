@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from fedflat.report.curves import COLOURS
 
@@ -30,8 +30,12 @@ def clients_picture(cohorts: Sequence[Figures], seen: Sequence[Figures], title: 
     if any("cosine" in one for one in cohorts):
         panels.append(lambda axes: _per_client(axes, cohorts, _cosine, "cosine of local and mean update", False))
     if seen:
-        panels.append(lambda axes: _shaded(axes, seen, lambda one: one["accuracy"]["classes"], f"test {metric} on each class", 1.0))
-        panels.append(lambda axes: _shaded(axes, seen, lambda one: one["features"], "norm of output features on a client's data", None))
+        panels.append(
+            lambda axes: _shaded(axes, seen, lambda one: one["accuracy"]["classes"], f"test {metric} on each class", "class", 1.0)
+        )
+        panels.append(
+            lambda axes: _shaded(axes, seen, lambda one: one["features"], "norm of output features on a client's data", "client", None)
+        )
     rows = -(-len(panels) // 2)
     figure = Figure(figsize=(10.4, 3.9 * rows + 0.4), layout="constrained")
     places = figure.subplots(rows, 2, squeeze=False).flatten()
@@ -39,26 +43,30 @@ def clients_picture(cohorts: Sequence[Figures], seen: Sequence[Figures], title: 
         draw(axes)
     for axes in places[len(panels) :]:
         axes.set_visible(False)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    _title(figure, title)
     return figure
 
 
 def gap_picture(gaps: Mapping[str, Sequence[Figures]], title: str) -> Figure:
-    """Training and test loss of every model over rounds; what lies between them is the gap."""
-    figure = Figure(figsize=(8.2, 4.6), layout="constrained")
-    axes = figure.subplots()
+    """Training and test loss of every model over rounds, and the gap between them."""
+    figure = Figure(figsize=(10.4, 4.4), layout="constrained")
+    losses, between = figure.subplots(1, 2)
     for colour, (name, looks) in zip(COLOURS, gaps.items(), strict=False):
         rounds = [one["round"] for one in looks]
         train, test = (np.array([one[which] for one in looks], float) for which in ("train_loss", "test_loss"))
-        axes.plot(rounds, test, color=colour, lw=1.8, marker="o", ms=3.5, label=f"{name}, test")
-        axes.plot(rounds, train, color=colour, lw=1.4, ls=(0, (4, 2)), marker="o", ms=3.5, mfc="white", label=f"{name}, training")
-        axes.fill_between(rounds, train, test, color=colour, alpha=0.12, lw=0)
+        losses.plot(rounds, test, color=colour, lw=1.8, marker="o", ms=3.5, label=f"{name}, test")
+        losses.plot(rounds, train, color=colour, lw=1.4, ls=(0, (4, 2)), marker="o", ms=3.5, mfc="white", label=f"{name}, training")
+        between.plot(rounds, test - train, color=colour, lw=1.8, marker="o", ms=3.5, label=f"{name}, test less training")
         if "unseen_loss" in looks[-1]:
-            unseen = [one["unseen_loss"] for one in looks]
-            axes.plot(rounds, unseen, color=colour, lw=1.2, ls=":", label=f"{name}, unseen clients")
-    _frame(axes, "loss", title)
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=9)
+            unseen = np.array([one["unseen_loss"] for one in looks], float)
+            losses.plot(rounds, unseen, color=colour, lw=1.3, ls=":", label=f"{name}, unseen clients")
+            between.plot(rounds, unseen - train, color=colour, lw=1.3, ls=":", marker="s", ms=3.5, label=f"{name}, unseen less training")
+    between.axhline(0, color=QUIET, lw=0.8, ls=(0, (2, 3)))
+    losses.set_ylim(bottom=0)
+    for axes, label in ((losses, "loss"), (between, "gap")):
+        _frame(axes, label, "")
+        axes.legend(frameon=False, fontsize=8.5)
+    _title(figure, title)
     return figure
 
 
@@ -76,9 +84,10 @@ def constants_picture(looks: Sequence[Figures], title: str) -> Figure:
     for colour, (name, (label, style, marker)) in zip((INK, "#b4552d", "#3d7f6e", "#6f6f6f"), names.items(), strict=True):
         values = [one["constants"][name] for one in looks]
         axes.plot(rounds, values, color=colour, ls=style, marker=marker, ms=4.5, lw=1.6, label=label)
-    axes.set_yscale("log")
-    _frame(axes, "", title)
-    axes.legend(frameon=False, fontsize=9, loc="best")
+    _logarithmic(axes)
+    _frame(axes, "", "")
+    figure.legend(frameon=False, fontsize=8.5, loc="outside lower center", ncols=4)
+    _title(figure, title)
     return figure
 
 
@@ -95,7 +104,7 @@ def twins_picture(looks: Sequence[Figures], title: str) -> Figure:
         axes.set_ylim(bottom=0)
         _frame(axes, label, "")
         axes.legend(frameon=False, fontsize=9, loc="upper left")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    _title(figure, title)
     return figure
 
 
@@ -121,14 +130,14 @@ def _per_client(axes: Axes, cohorts: Sequence[Figures], values: Any, label: str,
     medians = [(where, float(np.median(list(one.values())))) for where, one in zip(rounds, found, strict=True) if one]
     axes.plot(*zip(*medians, strict=True), color=INK, lw=2.0, marker="o", ms=4.5, label="median of the clients", zorder=3)
     if log:
-        axes.set_yscale("log")
+        _logarithmic(axes)
     else:
         axes.axhline(0, color=QUIET, lw=0.8, ls=(0, (2, 3)))
     _frame(axes, "", label)
     axes.legend(frameon=False, fontsize=8.5)
 
 
-def _shaded(axes: Axes, seen: Sequence[Figures], values: Any, label: str, highest: float | None) -> None:
+def _shaded(axes: Axes, seen: Sequence[Figures], values: Any, label: str, part: str, highest: float | None) -> None:
     """A cell for each part and look; forgetting shows as a cell that is lighter than the one before it."""
     names = list(values(seen[-1]))
     table = np.array([[_number(values(one).get(name)) for one in seen] for name in names])
@@ -139,16 +148,29 @@ def _shaded(axes: Axes, seen: Sequence[Figures], values: Any, label: str, highes
     named = np.unique(np.linspace(0, len(names) - 1, min(len(names), 14)).round().astype(int))
     axes.set_yticks(named + 0.5, [names[place] for place in named])
     axes.set_xlabel("after round", fontsize=9, color="#333333")
+    axes.set_ylabel(part, fontsize=9, color="#333333")
     axes.set_title(label, loc="left", fontsize=10)
     axes.tick_params(labelsize=8, length=0, colors="#444444")
     axes.spines[:].set_visible(False)
     bar = axes.figure.colorbar(drawn, ax=axes, fraction=0.04, pad=0.02)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=8, length=0, colors="#444444")
 
 
 def _number(value: float | None) -> float:
     return np.nan if value is None else value
+
+
+def _title(figure: Figure, title: str) -> None:
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+
+
+def _logarithmic(axes: Axes) -> None:
+    """A logarithmic axis with plain numbers at 1, 2 and 5."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _frame(axes: Axes, label: str, title: str) -> None:

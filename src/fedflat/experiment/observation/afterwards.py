@@ -122,11 +122,8 @@ class Afterwards:
             last = at_checkpoint(self.record.folder, self.algorithm, self.problem, self.config, self.first)
             moments[last.rounds] = last
         left = [rounds for rounds in kept if rounds not in moments]
-        why = (
-            f"rounds after {', '.join(map(str, left))} cannot be trained again: {self.config.algorithm} needs {lacks}, kept at the last checkpoint only"
-            if left
-            else ""
-        )
+        missing = f"{self.config.algorithm} needs {lacks}, which are kept at the last checkpoint only"
+        why = f"rounds after {', '.join(map(str, left))} cannot be trained again: {missing}" if left else ""
         return [moments[rounds] for rounds in sorted(moments)], why
 
     def clients(self, numbers: Sequence[int] | None = None, curvature: bool = True) -> tuple[list[Figures], str]:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedflat.algorithms.slot import unit
 from fedflat.data import Examples, Split
 from fedflat.engines.contract import Client, ModelState
 from fedflat.engines.problem import Problem, moved
@@ -26,6 +27,8 @@ from fedflat.flatness.operator import Operator
 
 BATCH = 500
 """Examples in memory at a time: second derivatives need several times the memory of a step of training."""
+RHO = 0.05
+"""How far the ascent goes that shows sharpness."""
 RESIDUAL, PRODUCTS = 1e-2, 100
 """Eigenvalues are taken until |H v - lambda v| is below so much of lambda, or after so many Hessian products."""
 SINGLE = 10
@@ -147,6 +150,12 @@ class Look:
         hessian = Operator.of_hessian(self.objective(model, positions))
         # The error of an eigenvalue is of the order of its residual squared.
         return float(lanczos(hessian, Ends(1), tolerance=RESIDUAL, most=PRODUCTS, seed=self.wanted.seed).values[0])
+
+    def sharpness(self, model: ModelState) -> float:
+        """f(w + rho g / ||g||) - f(w): how far the training loss rises by a step of SAM's ascent (Foret et al. 2021), rho = 0.05."""
+        objective = self.objective(model, self.positions)
+        loss, gradient = objective.loss_and_gradient()
+        return float(objective.loss(model.weights + RHO * unit(gradient)) - loss)
 
     def local_curvature(self, models: Sequence[ModelState], members: Sequence[Client]) -> Figures:
         """lambda_max of each client's own model on its own data (ECCV Figs. 4 and 16), and the loss there."""

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedflat.data import Dataset, Examples, load
 from fedflat.engines.contract import ModelState
 from fedflat.engines.problem import Problem, moved
 from fedflat.engines.randomness import generator
+from fedflat.engines.task import Task
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.federation import federation
@@ -55,18 +56,21 @@ class Twins:
         seed: int = 0,
         examples: int = 500,
         data: Dataset | None = None,
+        model: nn.Module | None = None,
+        task: Task | None = None,
     ) -> None:
         if twins < 1:
             raise UserError(f"{twins} twins are not possible; expected at least 1")
         self.config = config
         self.data = load(config.data.name, config.data.folder) if data is None else data
-        problem, split = federation(config, self.data)
+        problem, split = federation(config, self.data, model, task)
         workers = 1 if problem.device.type == "cpu" else None  # engines that take turns would share one pool of workers
         self.original = Replay(config, problem, split, workers=workers)
         if client is not None:
             check_client(client, len(split.clients))
         self.swaps = [self._swap(seed, number, client) for number in range(twins)]
-        self.twins = [Replay(config, federation(config, swap.applied(self.data))[0], split, workers=workers) for swap in self.swaps]
+        others = [federation(config, swap.applied(self.data), model, task)[0] for swap in self.swaps]
+        self.twins = [Replay(config, other, split, workers=workers) for other in others]
         self._scored = self._kept_apart(examples, seed)
 
     def _swap(self, seed: int, number: int, client: int | None) -> Swap:
@@ -84,8 +88,8 @@ class Twins:
         return Swap(chosen, position, int(same[int(rng.integers(len(same)))]), self._first_round(chosen))
 
     def _first_round(self, client: int) -> int:
-        sampler, rounds = self.original._sampler, self.config.training.rounds
-        return next((number + 1 for number in range(rounds) if client in sampler(self.config.seed, number)), rounds + 1)
+        rounds = self.config.training.rounds
+        return next((number + 1 for number in range(rounds) if client in self.original.cohort_of(number)), rounds + 1)
 
     def _kept_apart(self, examples: int, seed: int) -> Examples:
         """The test examples to score on, without those that took another's place."""
