@@ -27,6 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedflat.errors import UserError
 from fedflat.flatness.batches import Batch, batches_of, counts, draw, mapped, picked
+from fedflat.flatness.precision import rounding
 from fedflat.models.layout import Layout
 
 Loss = Callable[[Any, Any], Tensor]
@@ -120,6 +121,7 @@ class Objective:
         """The gradient of the mean loss at w."""
         return self.loss_and_gradient(w)[1]
 
+    @torch.enable_grad()
     def loss_and_gradient(self, w: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The mean loss at w and its gradient, in one pass."""
 
@@ -137,6 +139,7 @@ class Objective:
         """The Hessian of the mean loss at w, times a vector v."""
         return self.hessian_products(w, v[None])[0]
 
+    @torch.enable_grad()
     def hessian_products(self, w: Tensor | None, vectors: Tensor) -> Tensor:
         """The Hessian at w times each row of a matrix; the first derivative is taken once for all of them."""
 
@@ -246,11 +249,9 @@ class Objective:
             stack.enter_context(torch.autocast(self.device.type, enabled=False))
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             if self.device.type == "cuda":
+                stack.enter_context(rounding(self.tf32))
                 # cuDNN's recurrent kernels have no second derivative, and no first one in evaluation mode.
-                cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-                wanted = ((cudnn, "enabled", cudnn.enabled and not self._recurrent), (cudnn, "allow_tf32", self.tf32))
-                for holder, flag, value in (*wanted, (matmul, "allow_tf32", self.tf32)):
-                    stack.callback(setattr, holder, flag, getattr(holder, flag))
-                    setattr(holder, flag, value)
+                stack.callback(setattr, torch.backends.cudnn, "enabled", torch.backends.cudnn.enabled)
+                torch.backends.cudnn.enabled &= not self._recurrent
             self.module.eval()
             yield
