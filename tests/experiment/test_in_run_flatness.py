@@ -29,10 +29,10 @@ def looks(result) -> dict[int, dict]:
     return {record["round"]: record["flatness"] for record in result.history if "flatness" in record}
 
 
-def restless() -> nn.Module:
-    """A model with statistics that move and units that are dropped at random."""
+def restless(dropped: float = 0.0) -> nn.Module:
+    """A model with statistics that move, and units that are dropped at random."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.3), nn.Linear(12, 10))
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(dropped), nn.Linear(12, 10))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def restless() -> nn.Module:
     [
         ("fedmoswa+wima", {}),
         ("fedwmsam", {"engine__name": "lanes"}),
-        ("fedavg+sam", {"model": restless(), "training__momentum": 0.5}),
+        ("fedavg+sam", {"model": restless(0.3), "training__momentum": 0.5}),
         ("scaffold", {"model": restless(), "training__statistics": "own", "data__augmentation": "mixup"}),
     ],
 )
