@@ -13,6 +13,7 @@ from typing import Any
 
 from fedflat.algorithms import algorithm
 from fedflat.engines.contract import ModelState
+from fedflat.engines.problem import Problem
 from fedflat.errors import UserError
 from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.measured import Measured, Reference, measured, reference
@@ -55,23 +56,25 @@ def local_models(server: Measured, rounds: int | None, clients: Sequence[int] | 
 def replay_at(server: Measured, rounds: int | None = None) -> Replay:
     """A run at a moment, ready to train its next round again, in the precision in which it was run."""
     record = server.record
-    if record.folder is None:
-        raise UserError(
-            "this run was made without a folder, so that no round of it can be trained again; give fedflat.run a folder (out=...)"
-        )
     engine = record.config.engine.model_copy(update={"device": server.problem.device.type})
     if engine.precision == "bf16" and engine.device == "cpu":
         engine = engine.model_copy(update={"precision": "float32"})
     config = record.config.model_copy(update={"engine": engine})
     problem, split = reopen(record, config=config, call="flatness")
-    return Replay(config, problem, split, _moment(server, record.folder, rounds, problem, config))
+    return Replay(config, problem, split, moment_at(server, problem, rounds))
 
 
-def _moment(server: Measured, folder: RunFolder, rounds: int | None, problem: Any, config: Any) -> Moment:
-    method = algorithm(config.algorithm)
-    if rounds is None or rounds == _checkpointed(folder):
-        return at_checkpoint(folder, method, problem, config)
-    return at_model(rounds, state_of(server.record, "server", problem, rounds), method, config)
+def moment_at(server: Measured, problem: Problem, rounds: int | None = None) -> Moment:
+    """A run after so many rounds, by default at its last checkpoint; a replay can be set to it (``replay.moment``)."""
+    record = server.record
+    if record.folder is None:
+        raise UserError(
+            "this run was made without a folder, so that no round of it can be trained again; give fedflat.run a folder (out=...)"
+        )
+    method = algorithm(record.config.algorithm)
+    if rounds is None or rounds == _checkpointed(record.folder):
+        return at_checkpoint(record.folder, method, problem, record.config)
+    return at_model(rounds, state_of(record, "server", problem, rounds), method, record.config)
 
 
 def _checkpointed(folder: RunFolder) -> int | None:
