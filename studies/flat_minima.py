@@ -19,17 +19,7 @@ from typing import Any
 
 import numpy as np
 from flat_minima_picture import picture
-from study import (
-    Numbers,
-    common_arguments,
-    common_settings,
-    measuring_precision,
-    stage,
-    top_eigenvalues,
-    trace,
-    trained,
-    write_picture,
-)
+from study import Numbers, common_arguments, common_settings, curvature, measuring_precision, stage, trained, write_picture
 
 import fedflat
 from fedflat.experiment.landscapes import landscapes, plane
@@ -104,9 +94,7 @@ def _curvature(numbers: Numbers, name: str, model: Measured, arguments: argparse
         return
     whole = model.objective("train")
     objective = whole.subset(min(arguments.examples, whole.examples), arguments.seed)
-    figures["train_loss"] = float(objective.loss())
-    figures["eigenvalues"] = top_eigenvalues(objective, 5)
-    figures["trace"] = trace(objective)
+    figures |= curvature(objective, seed=arguments.seed)
     numbers.save()
 
 
@@ -139,7 +127,8 @@ def said(numbers: dict[str, Any]) -> str:
     lines = [f"{'method':16} {'lambda_max':>10} {'l_max/l_5':>10} {'trace':>10} {'train loss':>10} {'accuracy %':>10}"]
     for name, f in methods.items():
         first, last = f["eigenvalues"][0], f["eigenvalues"][-1]
-        lines.append(f"{name:16} {first:10.3g} {first / last:10.3g} {f['trace']:10.4g} {f['train_loss']:10.4g} {100 * f['accuracy']:10.2f}")
+        figures = (first, first / last, f["trace"]["value"], f["train_loss"], 100 * f["accuracy"])
+        lines.append(f"{name:16} " + " ".join(f"{figure:10.4g}" for figure in figures))
     flattest = min(methods, key=lambda name: methods[name]["eigenvalues"][0])
     best = max(methods, key=lambda name: methods[name]["accuracy"])
     ranks = [

@@ -19,12 +19,11 @@ from fedflat.cli.progress import Lines
 from fedflat.cli.screen import shown_seconds
 from fedflat.experiment.files import create_folder, write_whole
 from fedflat.experiment.record import Record
-from fedflat.flatness import Objective
-from fedflat.flatness.lanczos import Ends, lanczos
-from fedflat.flatness.operator import Operator
+from fedflat.flatness import Ends, Objective, Operator, lanczos
+from fedflat.flatness.hutchinson import hutchinson
 
-SAMPLED = 20
-"""Random vectors for a trace."""
+TOLERANCE = 0.005
+"""How well eigenvalues are known, relative to their size."""
 
 
 class Numbers:
@@ -70,17 +69,19 @@ def trained(algorithm: str, out: Path, **settings: Any) -> Record:
     return record
 
 
-def top_eigenvalues(objective: Objective, count: int, tolerance: float = 0.01, seed: int = 0) -> list[float]:
+def top_eigenvalues(objective: Objective, count: int, tolerance: float = TOLERANCE, seed: int = 0) -> list[float]:
     """The largest eigenvalues of the Hessian of an objective, descending."""
     found = lanczos(Operator.of_hessian(objective), Ends(min(count, objective.size)), tolerance=tolerance, seed=seed)
     return [float(value) for value in found.values]
 
 
-def trace(objective: Objective, samples: int = SAMPLED, seed: int = 0) -> float:
-    """The trace of the Hessian, the mean of r' H r over random signs r (Hutchinson 1990)."""
-    hessian = Operator.of_hessian(objective)
-    signs = (hessian.signs(seed, "trace", number) for number in range(samples))
-    return float(sum(float(r @ hessian(r[None])[0]) for r in signs) / samples)
+def curvature(objective: Objective, count: int = 5, draws: int = 20, seed: int = 0) -> dict[str, Any]:
+    """The largest eigenvalues and the trace with its confidence interval, as plain values."""
+    operator = Operator.of_hessian(objective)
+    found = lanczos(operator, Ends(min(count, objective.size)), tolerance=TOLERANCE, seed=seed)
+    trace = hutchinson(operator, draws=draws, seed=seed, values=found.values, vectors=found.vectors)
+    eigenvalues = [float(value) for value in found.values]
+    return {"train_loss": float(objective.loss()), "eigenvalues": eigenvalues, "converged": found.converged, "trace": trace.document()}
 
 
 def common_arguments(description: str, rounds: int, out: str) -> argparse.ArgumentParser:

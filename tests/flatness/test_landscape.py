@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedflat.errors import UserError
 from fedflat.flatness.directions import directions_around
-from fedflat.flatness.landscape import landscape, symmetric_axis
+from fedflat.flatness.landscape import landscape_around, symmetric_axis
 from fedflat.flatness.survey import Landscape, Mark, Model, survey
 from fedflat.models.layout import Layout
 
@@ -36,7 +36,7 @@ def loss(model: Model) -> dict[str, Tensor]:
 
 
 def test_two_dimensions_are_the_closed_form_everywhere() -> None:
-    found = landscape(LAYOUT, Model(CENTRE, EMPTY), loss, radius=0.5, points=7, seed=4)
+    found = landscape_around(LAYOUT, Model(CENTRE, EMPTY), loss, radius=0.5, points=7, seed=4)
     d, e = (v.numpy() for v in directions_around(LAYOUT, CENTRE, 4))
     matrix = A.numpy()
     for i, x in enumerate(found.axes[0]):
@@ -48,7 +48,7 @@ def test_two_dimensions_are_the_closed_form_everywhere() -> None:
 
 
 def test_one_dimension_is_a_parabola() -> None:
-    found = landscape(LAYOUT, Model(CENTRE, EMPTY), loss, dimensions=1, radius=2, points=9)
+    found = landscape_around(LAYOUT, Model(CENTRE, EMPTY), loss, dimensions=1, radius=2, points=9)
     (d,) = directions_around(LAYOUT, CENTRE, count=1)
     curvature = float(d @ A @ d)
     np.testing.assert_allclose(found.values["train_loss"], [0.5 * curvature * x * x for x in found.axes[0]], atol=1e-12)
@@ -56,14 +56,14 @@ def test_one_dimension_is_a_parabola() -> None:
 
 def test_away_from_the_minimum_the_slope_is_the_gradient() -> None:
     start = CENTRE + 0.3
-    found = landscape(LAYOUT, Model(start, EMPTY), loss, dimensions=1, radius=1e-3, points=3)
+    found = landscape_around(LAYOUT, Model(start, EMPTY), loss, dimensions=1, radius=1e-3, points=3)
     (d,) = directions_around(LAYOUT, start, count=1)
     slope = (found.values["train_loss"][2] - found.values["train_loss"][0]) / 2e-3
     assert slope == pytest.approx(float(d @ A @ (start - CENTRE)), rel=1e-9)
 
 
 def test_every_value_that_is_measured_is_kept() -> None:
-    found = landscape(LAYOUT, Model(CENTRE, EMPTY), loss, points=3)
+    found = landscape_around(LAYOUT, Model(CENTRE, EMPTY), loss, points=3)
     assert set(found.values) == {"train_loss", "norm"}
     assert found.at("norm", 0, 0) == pytest.approx(float(CENTRE.norm()))
 
@@ -76,7 +76,7 @@ def test_the_model_is_left_as_it_was_and_buffers_keep_their_values() -> None:
         seen.append(float(model.buffers))
         return {"train_loss": model.weights.sum()}
 
-    landscape(LAYOUT, Model(weights, buffers), watch, points=3)
+    landscape_around(LAYOUT, Model(weights, buffers), watch, points=3)
     assert torch.equal(weights, CENTRE)
     assert seen == [5.0] * 10  # nine points, and the model itself
 
@@ -114,7 +114,7 @@ def test_the_middle_of_an_odd_axis_is_exactly_the_model() -> None:
 )
 def test_impossible_landscapes_are_refused(wrong: dict[str, float], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        landscape(LAYOUT, Model(CENTRE, EMPTY), loss, **wrong)  # type: ignore[arg-type]
+        landscape_around(LAYOUT, Model(CENTRE, EMPTY), loss, **wrong)  # type: ignore[arg-type]
 
 
 # --- as plain values -------------------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_a_landscape_survives_json_with_values_that_are_not_finite() -> None:
         far = (model.weights - CENTRE).norm()
         return {"train_loss": torch.where(far > 2, math.inf, far), "test_loss": torch.where(far > 3, math.nan, far)}
 
-    found = landscape(LAYOUT, Model(CENTRE, EMPTY), steep, points=9).named(run="runs/a", examples=100)
+    found = landscape_around(LAYOUT, Model(CENTRE, EMPTY), steep, points=9).named(run="runs/a", examples=100)
     assert found.not_finite("train_loss") > found.not_finite("test_loss") > 0
     text = json.dumps(found.document(), allow_nan=False)
     again = Landscape.from_document(json.loads(text))
@@ -138,7 +138,7 @@ def test_a_landscape_survives_json_with_values_that_are_not_finite() -> None:
 
 @pytest.mark.parametrize("change", [{"format": 2}, {"axes": [[0.0, 1.0]]}, {"values": {"train_loss": [["x"]]}}, {"marks": None}])
 def test_what_is_no_landscape_is_refused_in_a_sentence(change: dict[str, object]) -> None:
-    document = landscape(LAYOUT, Model(CENTRE, EMPTY), loss, points=3).document()
+    document = landscape_around(LAYOUT, Model(CENTRE, EMPTY), loss, points=3).document()
     with pytest.raises(UserError):
         Landscape.from_document({**document, **change})
     with pytest.raises(UserError, match="no landscape of fedflat"):

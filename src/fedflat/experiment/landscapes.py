@@ -11,11 +11,10 @@ from fedflat.errors import UserError
 from fedflat.experiment.files import create_folder, write_whole
 from fedflat.experiment.loss_and_error import LossAndError, Statistics
 from fedflat.experiment.measured import Measured
-from fedflat.flatness import landscape as around
-from fedflat.flatness import path as between
-from fedflat.flatness import plane as across
 from fedflat.flatness.directions import OneDimensional
-from fedflat.flatness.plane import refuse_different_shapes
+from fedflat.flatness.landscape import landscape_around
+from fedflat.flatness.path import path_landscape
+from fedflat.flatness.plane import plane_landscape, refuse_different_shapes
 from fedflat.flatness.survey import Landscape, Model, Tell, silent
 
 
@@ -37,7 +36,7 @@ def landscapes(
     total, found = len(models) * points**dimensions, {}
     for number, (name, model) in enumerate(zip(chosen, models, strict=True)):
         measure = LossAndError(model.problem, model.split, model.state.integers, examples=examples, seed=seed)
-        found[name] = around.landscape(
+        found[name] = landscape_around(
             model.problem.layout,
             _flat(model),
             measure,
@@ -65,7 +64,7 @@ def plane(
 ) -> Landscape:
     """The plane through the first three models; further ones are marked where they are nearest to it. Data are the first model's."""
     measure, flat = _common(models, _names(models, names), "one plane", examples, seed, statistics)
-    found = across.plane_landscape(flat, measure, points=points, margin=margin, tell=tell)
+    found = plane_landscape(flat, measure, points=points, margin=margin, tell=tell)
     return found.named(models=[model.label for model in models], statistics=statistics, **_about(models[0], measure))
 
 
@@ -82,7 +81,7 @@ def path(
 ) -> Landscape:
     """The way from one model to another. Data are the first model's."""
     measure, flat = _common(models, _names(models, names), "one path", examples, seed, statistics)
-    found = between.path_landscape(flat, measure, points=points, beyond=beyond, tell=tell)
+    found = path_landscape(flat, measure, points=points, beyond=beyond, tell=tell)
     return found.named(models=[model.label for model in models], statistics=statistics, **_about(models[0], measure))
 
 

@@ -13,7 +13,7 @@ from fedflat.flatness.survey import Landscape, Mark, Measure, Model, Tell, silen
 from fedflat.models.layout import Layout
 
 
-def landscape(
+def landscape_around(
     layout: Layout,
     model: Model,
     measure: Measure,
