@@ -7,8 +7,11 @@ from collections.abc import Callable
 import typer
 
 from fedflat.cli.flatness_clients import clients
+from fedflat.cli.flatness_curvature import spectrum
 from fedflat.cli.flatness_generalisation import bounds, gap
 from fedflat.cli.flatness_landscape import COMMANDS as LANDSCAPE_COMMANDS
+from fedflat.cli.flatness_log import log
+from fedflat.cli.flatness_sharpness import sharpness
 from fedflat.cli.flatness_stability import stability
 
 flatness = typer.Typer(no_args_is_help=True)
@@ -24,6 +27,6 @@ def about() -> None:
     """
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (*LANDSCAPE_COMMANDS, clients, gap, bounds, stability)
+COMMANDS: tuple[Callable[..., None], ...] = (spectrum, sharpness, *LANDSCAPE_COMMANDS, clients, log, gap, bounds, stability)
 for _command in COMMANDS:
     flatness.command()(_command)

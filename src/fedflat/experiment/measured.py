@@ -7,6 +7,7 @@ A model is named by a text: ``RUN`` is the model that stands for the run in a fo
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +23,7 @@ from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config
 from fedflat.experiment.record import Record, load_record
 from fedflat.experiment.reopening import primary_model, reopen, require_model, state_of
-from fedflat.flatness import Objective
+from fedflat.flatness import Objective, Sharpness, Spectrum, sharpness_of, spectrum_of
 from fedflat.flatness.batches import Rows
 
 BATCH = {"cpu": 100, "cuda": 500}
@@ -112,6 +113,34 @@ class Measured:
             weights=state.weights,
             tf32=self.tf32,
         )
+
+    def objectives(
+        self,
+        on: str = "train",
+        *,
+        client: int | None = None,
+        examples: int | None = None,
+        subsets: int = 1,
+        seed: int = 0,
+        batch: int | None = None,
+    ) -> list[Objective]:
+        """The loss on the data, or on each of several random subsets of ``examples`` of them, drawn by the seed, the next one and so on."""
+        whole = self.objective(on, client=client, batch=batch)
+        if examples is None or examples == whole.examples:
+            return [whole]
+        return [whole.subset(examples, seed + number) for number in range(subsets)]
+
+    def spectrum(self, count: int | None = None, *, options: Mapping[str, Any] | None = None, **data: Any) -> Spectrum:
+        """The curvature: eigenvalues (50 unless said) and trace; ``data`` are as in ``objectives``, ``options`` as in ``spectrum_of``."""
+        return spectrum_of(self._one(data), count, **{"seed": data.get("seed", 0), **(options or {})})
+
+    def sharpness(self, kind: str = "sam", *, rho: float = 0.05, options: Mapping[str, Any] | None = None, **data: Any) -> Sharpness:
+        """How much the loss rises within a radius; ``data`` are as in ``objectives``, ``options`` as in ``sharpness_of``."""
+        return sharpness_of(self._one(data), kind, rho=rho, **{"seed": data.get("seed", 0), **(options or {})})
+
+    def _one(self, data: Mapping[str, Any]) -> Objective:
+        (found,) = self.objectives(**{**data, "subsets": 1})
+        return found
 
     def sibling(self, name: str | None = None, rounds: int | None = None) -> Measured:
         """Another model of the same run, on the same problem and split."""
