@@ -106,6 +106,36 @@ def test_stability(tmp_path: Path) -> None:
     assert f"{np.mean(found['rounds'][-1]['distance']):.3g}" in again
 
 
+def test_logs_beside_one_another(looked_at: Path, with_variates: Path, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        call(
+            "run",
+            "fedcm",
+            *TINY,
+            "--seed",
+            seed,
+            "--flatness",
+            "every=2,what=all",
+            "--set",
+            "flatness.examples=20",
+            "--out",
+            tmp_path / f"s{seed}",
+        )
+    found = document("flatness", "log", looked_at, tmp_path / "s0", tmp_path / "s1")["runs"]
+    assert list(found) == ["fedsam+wima, seed 0", "fedcm, seed 0", "fedcm, seed 1"]
+    assert found["fedsam+wima, seed 0"]["log"].keys() == {"cosine", "diversity"}
+    history = [json.loads(line) for line in (tmp_path / "s1" / "metrics.jsonl").read_text().splitlines()]
+    log = found["fedcm, seed 1"]["log"]
+    assert log["lambda_max"] == [[one["round"], one["flatness"]["models"]["server"]["lambda_max"]] for one in history if "flatness" in one]
+    assert {"sharpness", "gap", "momentum", "local lambda_max", "worst class", "features", "L", "sigma", "sigma_g"} <= log.keys()
+    assert drawn(looked_at / "flatness.png")
+    shown = call("flatness", "log", tmp_path / "s0", "--figure", tmp_path / "log.png").stdout
+    assert "3 looks took" in shown
+    assert (tmp_path / "log.png").exists()
+    refused = call("flatness", "log", with_variates)
+    assert "has logged nothing about flatness; run it with --flatness every=N" in " ".join(refused.stderr.split())
+
+
 def test_a_run_says_what_looking_cost(looked_at: Path, with_variates: Path) -> None:
     assert "for flatness" in call("show", looked_at).stdout
     assert "for flatness" not in call("show", with_variates).stdout

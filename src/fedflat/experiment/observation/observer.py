@@ -82,7 +82,9 @@ class Observer:
     def _looking(self) -> Iterator[None]:
         """On one thread, so that figures do not depend on the machine; timed; with the model's mode and torch's generator as they were."""
         begun, training = time.monotonic(), self._problem.model.training
-        with one_thread(), torch.random.fork_rng():
+        # On a GPU nothing draws at random but what is evaluated in training mode.
+        draws = self._problem.device.type == "cuda" and self._problem.batch_statistics
+        with one_thread(), torch.random.fork_rng([torch.cuda.current_device()] if draws else []):
             yield
             if self._problem.device.type == "cuda":
                 torch.cuda.synchronize()

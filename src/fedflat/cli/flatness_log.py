@@ -1,0 +1,67 @@
+"""fedflat flatness log: what runs logged about flatness while they trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from fedflat.cli.flags import JSON
+from fedflat.cli.flatness_clients import LISTED, shown
+from fedflat.cli.screen import facts, print_json, screen, table
+
+
+def log(
+    runs: list[Path] = typer.Argument(metavar="RUN...", help="folders of runs that trained with --flatness every=N"),
+    model: str | None = typer.Option(
+        None,
+        "--model",
+        metavar="NAME",
+        help="which of their models [dim](default: the one that stands for the run)[/dim]",
+        show_default=False,
+    ),
+    figure: Path | None = typer.Option(
+        None,
+        "--figure",
+        metavar="FILE.png",
+        help="where the picture goes [dim](default: flatness.png in the first run)[/dim]",
+        show_default=False,
+    ),
+    as_json: bool = JSON,
+) -> None:
+    """What runs logged while they trained (run --flatness every=N): curvature, gap, drift, noise over rounds, one run beside another.
+
+    Example: fedflat flatness log runs/fedavg-digits-seed0 runs/fedsam-digits-seed0
+    """
+    from fedflat.cli.one_run import check_figure, write_figure
+    from fedflat.experiment.record import load_record
+    from fedflat.experiment.reopening import primary_model, require_model
+    from fedflat.report.flatness_log import log_picture, logged
+
+    figure = runs[0] / "flatness.png" if figure is None else figure
+    check_figure(figure)
+    found, seconds = {}, {}
+    for run in runs:
+        record = load_record(run)
+        if model is not None:
+            require_model(record, model)
+        name = f"{record.config.algorithm}, seed {record.config.seed}"
+        label = name if name not in found else f"{name} ({run})"
+        found[label] = logged(record, model or primary_model(record))
+        seconds[label] = record.folder.flatness_seconds() if record.folder else 0.0
+    write_figure(log_picture(found), figure)
+    if as_json:
+        print_json({"runs": {name: {"folder": run, "log": found[name]} for name, run in zip(found, runs, strict=True)}, "figure": figure})
+        return
+    console = screen()
+    for name, quantities in found.items():
+        rounds = sorted({rounds for points in quantities.values() for rounds, _ in points})
+        step = -(-len(rounds) // LISTED)
+        values = {quantity: dict(points) for quantity, points in quantities.items()}
+        kept = [rounds_done for place, rounds_done in enumerate(rounds) if (len(rounds) - 1 - place) % step == 0]
+        rows = [(at, *(shown(values[quantity].get(at)) for quantity in quantities)) for at in kept]
+        console.print(f"\n{name}\n", style="bold", markup=False)
+        console.print(table(("round", *quantities), rows, numbers=("round", *quantities)))
+        console.print(f"{len(rounds)} looks took {seconds[name]:.1f} s.", style="dim")
+    console.print()
+    console.print(facts({"figure": figure}))
