@@ -41,7 +41,8 @@ class Objective:
 
     ``data`` is a pair of tensors (cut into batches of ``batch`` examples), a list of batches or a DataLoader; ``prepare`` turns inputs into
     what the model takes. ``buffers`` stand in for the module's own. ``sums`` gives the metrics of ``measured``. On a GPU products are in
-    full float32 unless ``tf32`` allows rounding.
+    full float32 unless ``tf32`` allows rounding; images and filters then lie channel by channel, for which kernels of full precision are
+    made, unless ``channels_last`` says otherwise.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Objective:
         buffers: Mapping[str, Tensor] | None = None,
         weights: Tensor | None = None,
         tf32: bool = False,
+        channels_last: bool | None = None,
     ) -> None:
         self.module, self.tf32 = module, tf32
         self.layout = Layout.of_parameters(module)
@@ -66,6 +68,7 @@ class Objective:
         self.batches: Sequence[Batch] = batches_of(data, batch)
         self._loss, self._prepare, self._sums, self._buffers = loss, prepare, sums, dict(buffers or {})
         self._counts = counts(self.batches)
+        self._contiguous = self.device.type == "cuda" and not tf32 if channels_last is None else not channels_last
         self._tied = len(list(module.named_parameters(remove_duplicate=False))) > len(own)
         self._recurrent = any(isinstance(part, nn.RNNBase) for part in module.modules())
 
@@ -102,6 +105,7 @@ class Objective:
             buffers=self._buffers,
             weights=self.weights,
             tf32=self.tf32,
+            channels_last=not self._contiguous,
         )
 
     def subset(self, size: int, seed: int) -> Objective:
@@ -113,7 +117,7 @@ class Objective:
     @torch.no_grad()
     def loss(self, w: Tensor | None = None) -> Tensor:
         """The mean loss at w, by default at the model's own weights."""
-        tensors = self.layout.views(self._at(w))
+        tensors = self._tensors(w)
         with self._evaluating():
             return self._mean(lambda batch: self._batch_loss(tensors, batch))
 
@@ -171,7 +175,7 @@ class Objective:
         """The mean loss at w, and every metric where the objective knows some."""
         if self._sums is None:
             return {"loss": float(self.loss(w))}
-        tensors = self.layout.views(self._at(w))
+        tensors = self._tensors(w)
         totals: dict[str, Any] = {}
         with self._evaluating():
             for inputs, targets in self.batches:
@@ -209,8 +213,12 @@ class Objective:
             raise UserError(f"a vector of shape {tuple(w.shape)} is no point of this model; expected {self.size} numbers")
         return w.detach()
 
+    def _tensors(self, w: Tensor | None) -> dict[str, Tensor]:
+        views = self.layout.views(self._at(w))
+        return {name: view.contiguous() for name, view in views.items()} if self._contiguous else views
+
     def _leaves(self, w: Tensor | None) -> dict[str, Tensor]:
-        return {name: view.detach().requires_grad_() for name, view in self.layout.views(self._at(w)).items()}
+        return {name: tensor.detach().requires_grad_() for name, tensor in self._tensors(w).items()}
 
     def _flat(self, leaves: Mapping[str, Tensor], pieces: Sequence[Tensor]) -> Tensor:
         return self.layout.flatten(dict(zip(leaves, pieces, strict=True))).detach()
@@ -232,6 +240,8 @@ class Objective:
         inputs = self._moved(inputs)
         if self._prepare is not None:
             inputs = mapped(inputs, self._prepare)
+        if self._contiguous:
+            inputs = mapped(inputs, Tensor.contiguous)
         named = inputs if isinstance(inputs, dict) else None
         arguments = () if named is not None else inputs if isinstance(inputs, tuple) else (inputs,)
         return functional_call(self.module, {**tensors, **self._buffers}, arguments, named, tie_weights=self._tied)

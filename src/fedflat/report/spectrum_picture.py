@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from fedflat.flatness import Spectrum
 from fedflat.report.curves import COLOURS
@@ -15,8 +15,8 @@ from fedflat.report.curves import COLOURS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LOWEST = 1e-4
-"""The density is drawn down to this share of its peak."""
+LOWEST = 0.1
+"""The density is drawn down to this share of what a single eigenvalue contributes."""
 
 
 def spectrum_picture(found: Mapping[str, Sequence[Spectrum]]) -> Figure:
@@ -32,10 +32,14 @@ def spectrum_picture(found: Mapping[str, Sequence[Spectrum]]) -> Figure:
     axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
     if all(value > 0 for spectra in found.values() for one in spectra for value in one.eigenvalues):
         axes[0].set_yscale("log")
+        axes[0].yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+        for plainly in (axes[0].yaxis.set_major_formatter, axes[0].yaxis.set_minor_formatter):
+            plainly(FuncFormatter(lambda value, _: f"{value:g}"))
     else:
         axes[0].axhline(0, color="#999999", lw=0.8)
     if known:
         axes[1].set_yscale("log")
+        axes[1].set_ylim(bottom=LOWEST * min(_of_one(one) for spectra in known.values() for one in spectra))
         axes[1].set_xlabel("eigenvalue")
         axes[1].set_ylabel("density")
     for one in axes:
@@ -59,4 +63,10 @@ def _density(axes: Axes, name: str, spectra: Sequence[Spectrum], colour: str) ->
     ends = np.concatenate([density.grid(2) for density in densities])
     grid, width = np.linspace(ends.min(), ends.max(), 800), max(density.default_width for density in densities)
     values = np.mean([density.at(grid, width) for density in densities], axis=0)
-    axes.plot(grid, np.maximum(values, LOWEST * values.max()), color=colour, lw=1.4, label=name)
+    axes.plot(grid, np.maximum(values, np.finfo(float).tiny), color=colour, lw=1.4, label=name)
+
+
+def _of_one(spectrum: Spectrum) -> float:
+    """The density at a single eigenvalue that stands alone."""
+    assert spectrum.density is not None
+    return float(1 / (spectrum.parameters * spectrum.density.default_width * np.sqrt(2 * np.pi)))
