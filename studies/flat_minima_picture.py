@@ -28,7 +28,7 @@ def picture(numbers: dict[str, Any]) -> Figure:
     height = width * figure.get_figwidth() / figure.get_figheight()
     for number, (name, landscape) in enumerate(found.items()):
         x = left + number * (width + gap)
-        solid = figure.add_axes((x - 0.016, 0.525, width + 0.032, 0.44), projection="3d")
+        solid = figure.add_axes((x - 0.014, 0.525, width + 0.028, 0.42), projection="3d")
         draw_surface(solid, landscape, scale)
         flat = figure.add_axes((x, 0.155, width, height))
         draw_contours(flat, landscape, scale, line)

@@ -84,6 +84,14 @@ def test_constant_and_tiny_values_still_have_a_scale(values: np.ndarray) -> None
     assert np.isfinite(scale.levels).all()
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [(0.0687, 0.117, [0.07, 0.08, 0.09, 0.1, 0.11]), (0.9, 30, [1, 2, 5, 10, 20]), (0.029, 0.061, [0.03, 0.04, 0.05, 0.06])],
+)
+def test_ticks_are_round_numbers(low: float, high: float, ticks: list[float]) -> None:
+    assert Scale("train_loss", (low, high), 0, 0, 1).ticks == pytest.approx(ticks)
+
+
 def test_nothing_finite_and_unknown_values_are_told() -> None:
     empty = Landscape("around", (AXIS, AXIS), {"train_loss": np.full((11, 11), math.nan)})
     with pytest.raises(UserError, match="none of the values of training loss is finite"):

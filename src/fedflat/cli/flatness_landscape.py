@@ -222,7 +222,7 @@ def short_names(models: Sequence[Measured]) -> list[str]:
     from fedflat.experiment.reopening import primary_model
 
     def model_and_round(model: Measured) -> str:
-        return model.name if model.rounds is None else f"{model.name}, round {model.rounds}"
+        return model.name if model.rounds is None else f"{model.name}@{model.rounds}"
 
     def algorithm(model: Measured) -> str:
         usual = model.name == primary_model(model.record) and model.rounds is None

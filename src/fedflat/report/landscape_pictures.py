@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from fedflat.errors import UserError
@@ -89,7 +90,7 @@ def draw_marks(axes: Axes, marks: Sequence[Mark], alone: bool = False) -> None:
 def plane_picture(landscape: Landscape, values: Sequence[str] = ("train_loss", "test_error"), title: str = "") -> Figure:
     """The plane through three models, once for each value with a scale of its own; distances are distances between weights."""
     _check([Panel("", landscape)], 2)
-    figure, grid = _panels(len(values), 3.4 * min(max(_ratio(landscape), 0.75), 1.5) + 0.9, 4.1)
+    figure, grid = _panels(len(values), 3.6 * min(max(_ratio(landscape), 0.75), 1.5) + 0.9, 4.1)
     for axes, value in zip(grid, values, strict=False):
         scale = Scale.over([landscape], value)
         draw_contours(axes, landscape, scale)
@@ -99,7 +100,7 @@ def plane_picture(landscape: Landscape, values: Sequence[str] = ("train_loss", "
         axes.set_title(shown_value(value), loc="left", fontsize=11, fontweight="bold", color=INK, pad=8)
         if scale.notes:
             axes.set_xlabel(scale.notes, fontsize=7.5, color=FAINT)
-        _bar(figure, [axes], scale, named=False)
+        _bar(figure, axes, scale)
     handles, labels = grid[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4), frameon=False, fontsize=9, labelcolor=INK)
     _words(figure, title)
@@ -205,7 +206,8 @@ def _check(panels: Sequence[Panel], dimensions: int) -> None:
 def _panels(count: int, width: float, height: float, bar: bool = False, solid: bool = False) -> tuple[Figure, list[Any]]:
     columns = min(count, PER_ROW)
     rows = ceil(count / columns)
-    figure = Figure(figsize=(width * columns + (0.7 if bar else 0), height * rows), layout="constrained")
+    # A little more room than usual, so that titles above a legend are not cut.
+    figure = Figure(figsize=(width * columns + (0.7 if bar else 0), height * rows), layout=ConstrainedLayoutEngine(h_pad=0.08))
     grid = list(figure.subplots(rows, columns, squeeze=False, subplot_kw={"projection": "3d"} if solid else {}).ravel())
     for spare in grid[count:]:
         spare.set_visible(False)
@@ -222,9 +224,12 @@ def _titles(axes: Any, panel: Panel, below: bool = False) -> None:
         axes.set_xlabel(panel.figures, fontsize=10.5, color=INK, labelpad=6)
 
 
-def _bar(figure: Figure, grid: Sequence[Any], scale: Scale, line: float | None = None, named: bool = True) -> None:
+def _bar(figure: Figure, beside: Any, scale: Scale, line: float | None = None) -> None:
+    """The scale beside one panel, exactly as high, or named and common to several."""
+    several = isinstance(beside, list)
+    place = {"ax": beside, "fraction": 0.05, "pad": 0.015, "aspect": 24} if several else {"cax": beside.inset_axes((1.03, 0, 0.035, 1))}
     shades = ScalarMappable(LogNorm(scale.low, scale.high), COLOUR_MAP)
-    bar = figure.colorbar(shades, ax=list(grid), fraction=0.05, pad=0.015, aspect=24, extend="max" if scale.cut_off else "neither")
+    bar = figure.colorbar(shades, extend="max" if scale.cut_off else "neither", **place)
     bar.set_ticks(scale.ticks)
     bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda tick, _: shown_tick(tick, scale.value)))
     bar.ax.yaxis.set_minor_locator(NullLocator())
@@ -232,7 +237,7 @@ def _bar(figure: Figure, grid: Sequence[Any], scale: Scale, line: float | None =
     bar.outline.set_visible(False)
     if line is not None:
         bar.ax.axhline(line, color=INK, lw=1.5)
-    if named:
+    if several:
         bar.set_label(shown_value(scale.value), fontsize=9.5, color=INK)
 
 

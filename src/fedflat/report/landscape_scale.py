@@ -74,18 +74,24 @@ class Scale:
 
     @property
     def ticks(self) -> list[float]:
-        """Round numbers within the scale: 1, 2 and 5 times powers of ten, or between them where that gives too few.
+        """Round numbers within the scale: 1, 2 and 5 times powers of ten, or between them where those are too few.
 
         >>> Scale("train_loss", (0.09, 1.0, 6.0), 0, 0, 9).ticks
         [0.1, 0.2, 0.5, 1.0, 2.0, 5.0]
         """
         tens = [10.0**power for power in range(int(np.floor(np.log10(self.low))), int(np.ceil(np.log10(self.high))) + 1)]
-        for digits in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8), tuple(np.arange(10, 100) / 10)):
-            found = [round(digit * ten, 12) for ten in tens for digit in digits]
-            found = [tick for tick in found if self.low * 0.999 <= tick <= self.high * 1.001]
+        for digits in ((1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)):
+            found = [round(digit * ten, 12) for ten in tens for digit in digits if self._holds(digit * ten)]
             if len(found) >= 3:
-                break
-        return found
+                return found
+        # Less than a factor of two: evenly spaced ones.
+        rough = (self.high - self.low) / 5
+        step = next(digit * 10 ** np.floor(np.log10(rough)) for digit in (1, 2, 5, 10) if digit * 10 ** np.floor(np.log10(rough)) >= rough)
+        first = int(np.ceil(self.low / step))
+        return [round(float(number * step), 12) for number in range(first, first + 7) if self._holds(number * step)]
+
+    def _holds(self, value: float) -> bool:
+        return self.low * 0.999 <= value <= self.high * 1.001
 
     def clipped(self, values: Values) -> Values:
         """Values as they are drawn: within the scale, and what is not finite left out (not a number)."""
