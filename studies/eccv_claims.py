@@ -72,7 +72,7 @@ def _moments(numbers: Numbers, split: str, name: str, record: Record, every: int
     replay = replay_at(server, waiting[0])
     for rounds in waiting:
         history = next((line for line in record.history if line["round"] == rounds), None)
-        if history is None:  # diverged before
+        if history is None or record.status == "diverged":  # what is not finite has no curvature
             return
         found[str(rounds)] = _moment(server.sibling("server", rounds), replay, rounds, arguments)
         found[str(rounds)]["accuracy"] = history["test"]["server"]["accuracy"]

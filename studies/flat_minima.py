@@ -75,6 +75,8 @@ def study(arguments: argparse.Namespace) -> Path:
     for name, text in methods.items():
         with stage(f"training {name}"):
             record = trained(text, arguments.out / "runs", **settings)
+        if record.status == "diverged":
+            continue  # what is not finite has no curvature
         models[name] = measured(record, device=arguments.device, precision=measuring_precision(arguments.precision))
         figures = numbers.part("methods", name)
         figures |= {"algorithm": text, "model": models[name].name, "status": record.status, "seconds": record.seconds}

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from fedflat.algorithms import algorithm
 from fedflat.engines.contract import ModelState
 from fedflat.engines.problem import Problem
@@ -18,7 +20,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.measured import Measured, Reference, measured, reference
 from fedflat.experiment.reopening import reopen, state_of
-from fedflat.experiment.replay import CHECKPOINT, Moment, Replay, at_checkpoint, at_model
+from fedflat.experiment.replay import CHECKPOINT, Moment, Replay, at_checkpoint, at_model, needs_vectors
 
 
 def measured_point(text: str, **options: Any) -> Measured:
@@ -60,7 +62,9 @@ def replay_at(server: Measured, rounds: int | None = None) -> Replay:
     if engine.precision == "bf16" and engine.device == "cpu":
         engine = engine.model_copy(update={"precision": "float32"})
     config = record.config.model_copy(update={"engine": engine})
-    problem, split = reopen(record, config=config, call="flatness")
+    # Vectors that clients start with come from a model as it was before any weights were read into it.
+    usable = _same_precision(server, engine.precision) and not needs_vectors(algorithm(config.algorithm), config)
+    problem, split = (server.problem, server.split) if usable else reopen(record, config=config, call="flatness")
     return Replay(config, problem, split, moment_at(server, problem, rounds))
 
 
@@ -75,6 +79,12 @@ def moment_at(server: Measured, problem: Problem, rounds: int | None = None) -> 
     if rounds is None or rounds == _checkpointed(record.folder):
         return at_checkpoint(record.folder, method, problem, record.config)
     return at_model(rounds, state_of(record, "server", problem, rounds), method, record.config)
+
+
+def _same_precision(server: Measured, precision: str) -> bool:
+    """Whether a run trained in the precision in which it is measured."""
+    measured_in = "float64" if server.problem.dtype == torch.float64 else "tf32" if server.tf32 else "float32"
+    return precision == measured_in
 
 
 def _checkpointed(folder: RunFolder) -> int | None:
