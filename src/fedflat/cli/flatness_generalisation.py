@@ -60,15 +60,13 @@ def bounds(
     Example: fedflat flatness bounds runs/fedswa-digits-seed0
     """
     from fedflat.cli.one_run import write_figure
-    from fedflat.experiment.observation.theory import theory
-    from fedflat.flatness.noise import Constants
     from fedflat.report.client_pictures import constants_picture
 
     with told(as_json) as tell:
         look = looked_at(run, as_json, tell, examples=examples, clients=clients, seed=seed)
         looks = [*look.constants(), *look.logged_constants()]
         looks.sort(key=lambda one: one["round"])
-        found = theory(look.config, look.split, look.problem.data.num_classes, [Constants(**one["constants"]) for one in looks])
+        found = look.theory(looks)
     figure = run / "constants.png"
     heading = f"{look.config.algorithm}   {look.config.data.name}, seed {look.config.seed}"
     write_figure(constants_picture(looks, heading), figure)

@@ -7,7 +7,7 @@ model alone: that is enough where neither server nor clients send or keep anythi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from fedflat.algorithms import Algorithm, algorithm
 from fedflat.algorithms.algorithm import States, flat_fields, flat_state, nested_state
 from fedflat.data import Split
-from fedflat.engines.contract import Client, Engine, ModelState, Outcome
+from fedflat.engines.contract import Client, CohortRows, Engine, ModelState, Outcome
 from fedflat.engines.loop import LoopEngine
 from fedflat.engines.problem import Problem
 from fedflat.errors import UserError
@@ -96,11 +96,21 @@ class Replay:
 
 def local_models(algorithm: Algorithm, members: list[Client], outcome: Outcome) -> list[ModelState]:
     """The model that each client ended its round with; copies, which outlive the engine's rows."""
+    return list(each_local_model(algorithm, members, outcome))
+
+
+def each_local_model(algorithm: Algorithm, members: list[Client], outcome: Outcome) -> Iterator[ModelState]:
+    """The same, one at a time."""
+    z, rows = outcome.returned.z, rows_of(outcome)
+    for client, displacement, buffers in zip(members, *rows, strict=True):
+        yield ModelState(z + algorithm.drift.moved(displacement, client.state["drift"]), buffers.clone(), outcome.integers)
+
+
+def rows_of(outcome: Outcome) -> CohortRows:
+    """What each client ended with, where the engine shows it."""
     if outcome.rows is None:
         raise UserError("this engine does not show what single clients send; use the loop or lanes engine (--set engine.name=loop)")
-    z, rows = outcome.returned.z, outcome.rows
-    moved = [algorithm.drift.moved(row, client.state["drift"]) for row, client in zip(rows.displacements, members, strict=True)]
-    return [ModelState(z + move, buffers.clone(), outcome.integers) for move, buffers in zip(moved, rows.buffers, strict=True)]
+    return outcome.rows
 
 
 def check_client(number: int, clients: int) -> None:

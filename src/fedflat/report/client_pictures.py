@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Figures = Mapping[str, Any]
+Values = Callable[[Figures], dict[int, float]]
+"""A number for each client of a round."""
 INK, QUIET, PALE = "#1f3b57", "#7d8a97", "#c3ccd5"
 SHADES = "YlGnBu"
 """From light to dark, so that it reads in grey."""
@@ -24,21 +27,21 @@ MOST_ROWS = 40
 
 def clients_picture(cohorts: Sequence[Figures], seen: Sequence[Figures], title: str, metric: str = "accuracy") -> Figure:
     """Curvature and direction of every client, and accuracies and feature norms of the server's model, over rounds."""
-    panels: list[Any] = []
-    if any("local" in one for one in cohorts):
-        panels.append(lambda axes: _per_client(axes, cohorts, _curvature, r"$\lambda_{max}$ of a client's model on its data", True))
-    if any("cosine" in one for one in cohorts):
-        panels.append(lambda axes: _per_client(axes, cohorts, _cosine, "cosine of local and mean update", False))
+    panels: list[Callable[[Axes], None]] = []
+    for values, label, log in _of_clients(cohorts):
+        if any(values(one) for one in cohorts):
+            panels.append(partial(_per_client, cohorts=cohorts, values=values, label=label, log=log))
     if seen:
-        panels.append(
-            lambda axes: _shaded(axes, seen, lambda one: one["accuracy"]["classes"], f"test {metric} on each class", "class", 1.0)
-        )
-        panels.append(
-            lambda axes: _shaded(axes, seen, lambda one: one["features"], "norm of output features on a client's data", "client", None)
-        )
-    rows = -(-len(panels) // 2)
-    figure = Figure(figsize=(10.4, 3.9 * rows + 0.4), layout="constrained")
-    places = figure.subplots(rows, 2, squeeze=False).flatten()
+        for part, label, highest, read in (
+            ("class", f"test {metric} on each class", 1.0, lambda one: one["accuracy"]["classes"]),
+            ("client", f"{metric} on a client's data", 1.0, lambda one: one["accuracy"]["clients"]),
+            ("client", "norm of output features on a client's data", None, lambda one: one["features"]),
+        ):
+            panels.append(partial(_shaded, seen=seen, values=read, label=label, part=part, highest=highest))
+    columns = 2 if len(panels) <= 4 else 3
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(5.2 * columns, 3.9 * rows + 0.4), layout="constrained")
+    places = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes, draw in zip(places, panels, strict=False):
         draw(axes)
     for axes in places[len(panels) :]:
@@ -111,16 +114,29 @@ def twins_picture(looks: Sequence[Figures], title: str) -> Figure:
 # --- panels ----------------------------------------------------------------------------------------------------------------------
 
 
-def _curvature(one: Figures) -> dict[int, float]:
-    return {int(client): value for client, value in one.get("local", {}).get("lambda_max", {}).items() if value is not None}
+def _of_clients(cohorts: Sequence[Figures]) -> Iterator[tuple[Values, str, bool]]:
+    """What is drawn of each client of a cohort: how it is read, in words, and whether on a logarithmic axis."""
+
+    def listed(*path: str) -> Values:
+        def values(one: Figures) -> dict[int, float]:
+            found: Any = one
+            for name in path:
+                found = found.get(name, {})
+            return {client: value for client, value in zip(one["clients"], found, strict=bool(found)) if value is not None}
+
+        return values
+
+    def curvature(one: Figures) -> dict[int, float]:
+        return {int(client): value for client, value in one.get("local", {}).get("lambda_max", {}).items() if value is not None}
+
+    yield curvature, r"$\lambda_{max}$ of a client's model on its data", True
+    yield listed("cosine"), "cosine of local and mean update", False
+    yield listed("momentum", "agreement"), "agreement of local update and momentum", False
+    for name in next((list(one["client_vectors"]) for one in cohorts if "client_vectors" in one), []):
+        yield listed("client_vectors", name), f"norm of what a client keeps ({name})", False
 
 
-def _cosine(one: Figures) -> dict[int, float]:
-    pairs = zip(one["clients"], one["cosine"], strict=True) if "cosine" in one else ()
-    return {client: value for client, value in pairs if value is not None}
-
-
-def _per_client(axes: Axes, cohorts: Sequence[Figures], values: Any, label: str, log: bool) -> None:
+def _per_client(axes: Axes, cohorts: Sequence[Figures], values: Values, label: str, log: bool) -> None:
     """A dot per client and round, a pale line through each client's own, a strong one through the medians."""
     rounds = [one["round"] for one in cohorts]
     found = [values(one) for one in cohorts]

@@ -17,6 +17,7 @@ from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config
 from fedflat.experiment.evaluation import PARTS, Evaluation, evaluate
 from fedflat.experiment.measured import Measured, measured
+from fedflat.experiment.observation.afterwards import Afterwards, afterwards
 from fedflat.experiment.record import Record, load_record, saved_tensors
 from fedflat.report.summary import Summary, rounds_to, spread, summarise
 
@@ -100,6 +101,13 @@ class Result:
         ``task`` of the run where they are your own.
         """
         return measured(self.record, name=model, rounds=rounds, **more)
+
+    def look(self, **wanted: Any) -> Afterwards:
+        """The run over the rounds that it kept: ``result.look().clients()``, ``.gaps()``, ``.seen()``, ``.constants()``, ``.theory()``.
+
+        ``wanted`` may be ``examples``, ``clients``, ``seed``, and the ``data``, ``network`` and ``task`` of the run where they are your own.
+        """
+        return afterwards(self.record, **wanted)
 
     def plot(self, metric: str | None = None, over: str = "round") -> Figure:
         """The curve of every evaluated model."""

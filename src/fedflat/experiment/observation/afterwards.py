@@ -19,11 +19,13 @@ from fedflat.errors import UserError
 from fedflat.experiment.config import Config, Flatness
 from fedflat.experiment.observation.cohort import Figures, cohort_figures
 from fedflat.experiment.observation.look import Look
+from fedflat.experiment.observation.theory import Theory, theory
 from fedflat.experiment.record import Record, model_file
 from fedflat.experiment.reopening import reopen, state_of
 from fedflat.experiment.replay import CHECKPOINT, Moment, Replay, at_checkpoint, at_model, needs_vectors, start_of
 from fedflat.experiment.snapshots import kept_rounds
 from fedflat.experiment.weights import load_weights
+from fedflat.flatness.noise import Constants
 
 Tell = Callable[[str], None]
 
@@ -108,6 +110,11 @@ class Afterwards:
                 constants, apart = self.look.constants(self.model(rounds))
             found.append({"round": rounds, "constants": constants.plain(), "gradients": apart})
         return found
+
+    def theory(self, seen: Sequence[Figures] | None = None) -> Theory:
+        """Theorem 5.1 with the constants that the run's models showed; ``seen`` are those of ``constants``, where they were taken before."""
+        looks = [*self.constants(), *self.logged_constants()] if seen is None else seen
+        return theory(self.config, self.split, self.problem.data.num_classes, [Constants(**one["constants"]) for one in looks])
 
     # --- rounds trained again ----------------------------------------------------------------------------------------------------
 

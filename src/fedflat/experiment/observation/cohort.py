@@ -10,9 +10,10 @@ from torch import Tensor
 
 from fedflat.algorithms import Algorithm
 from fedflat.algorithms.algorithm import States, flat_fields, flat_state
+from fedflat.algorithms.drift import Drift
 from fedflat.engines.aggregation import by_samples
 from fedflat.engines.contract import Client, Outcome
-from fedflat.errors import UserError
+from fedflat.experiment.replay import rows_of
 from fedflat.flatness.drift import cosine, disagreement, update_drift
 
 Figures = dict[str, Any]
@@ -20,8 +21,7 @@ Figures = dict[str, Any]
 
 def cohort_figures(algorithm: Algorithm, members: list[Client], outcome: Outcome, states: States) -> Figures:
     """Drift, disagreement, agreement with the momentum, and norms of kept vectors, of a cohort; ``states`` are those it received."""
-    rows = uploaded(outcome)
-    moved = torch.stack([algorithm.drift.moved(row, client.state["drift"]) for row, client in zip(rows, members, strict=True)])
+    moved = moves(algorithm, members, outcome)
     update = outcome.returned.displacement
     drift = update_drift(moved, update)
     apart = disagreement(moved, by_samples([len(client.indices) for client in members]))
@@ -41,11 +41,12 @@ def cohort_figures(algorithm: Algorithm, members: list[Client], outcome: Outcome
     return figures | vector_norms(algorithm, outcome.clients, states)
 
 
-def uploaded(outcome: Outcome) -> Tensor:
-    """What each client uploaded, a row each."""
-    if outcome.rows is None:
-        raise UserError("this engine does not show what single clients send; use the loop or lanes engine (--set engine.name=loop)")
-    return outcome.rows.displacements
+def moves(algorithm: Algorithm, members: list[Client], outcome: Outcome) -> Tensor:
+    """y_K - z of each client, a row each: what it uploaded, where that is the same."""
+    rows = rows_of(outcome).displacements
+    if type(algorithm.drift).moved is Drift.moved:
+        return rows
+    return torch.stack([algorithm.drift.moved(row, client.state["drift"]) for row, client in zip(rows, members, strict=True)])
 
 
 def momentum_of(algorithm: Algorithm, states: States) -> tuple[Tensor, int] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -157,7 +157,7 @@ class Look:
         loss, gradient = objective.loss_and_gradient()
         return float(objective.loss(model.weights + RHO * unit(gradient)) - loss)
 
-    def local_curvature(self, models: Sequence[ModelState], members: Sequence[Client]) -> Figures:
+    def local_curvature(self, models: Iterable[ModelState], members: Sequence[Client]) -> Figures:
         """lambda_max of each client's own model on its own data (ECCV Figs. 4 and 16), and the loss there."""
         found: dict[str, Any] = {"lambda_max": {}, "loss": {}}
         for model, client in zip(models, members, strict=True):

@@ -18,7 +18,7 @@ from fedflat.experiment.config import Flatness
 from fedflat.experiment.observation.cohort import Figures, cohort_figures, number
 from fedflat.experiment.observation.look import Look
 from fedflat.experiment.observation.what import wanted_names
-from fedflat.experiment.replay import local_models
+from fedflat.experiment.replay import each_local_model
 
 
 class Observer:
@@ -44,7 +44,7 @@ class Observer:
                 self._cohort = cohort_figures(self._algorithm, members, outcome, states)
             if "clients" in self.what:
                 self._cohort |= {"clients": [client.number for client in members]}
-                self._cohort["local"] = self._look.local_curvature(local_models(self._algorithm, members, outcome), members)
+                self._cohort["local"] = self._look.local_curvature(each_local_model(self._algorithm, members, outcome), members)
 
     def figures(self, models: dict[str, ModelState]) -> Figures:
         """Everything that was asked for, of the models there are now; of the cohort as it was seen last."""
