@@ -105,7 +105,7 @@ class Result:
     def look(self, **wanted: Any) -> Afterwards:
         """The run over the rounds that it kept: ``result.look().clients()``, ``.gaps()``, ``.seen()``, ``.constants()``, ``.theory()``.
 
-        ``wanted`` may be ``examples``, ``clients``, ``seed``, and the ``data``, ``network`` and ``task`` of the run where they are your own.
+        ``wanted`` may be ``examples``, ``clients``, ``seed``, and ``data``, ``network`` and ``task`` of the run where they are your own.
         """
         return afterwards(self.record, **wanted)
 

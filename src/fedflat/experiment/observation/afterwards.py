@@ -112,7 +112,7 @@ class Afterwards:
         return found
 
     def theory(self, seen: Sequence[Figures] | None = None) -> Theory:
-        """Theorem 5.1 with the constants that the run's models showed; ``seen`` are those of ``constants``, where they were taken before."""
+        """Theorem 5.1 with the constants that the run's models showed; ``seen`` are those of ``constants`` where they are known."""
         looks = [*self.constants(), *self.logged_constants()] if seen is None else seen
         return theory(self.config, self.split, self.problem.data.num_classes, [Constants(**one["constants"]) for one in looks])
 
