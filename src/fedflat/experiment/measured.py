@@ -50,9 +50,8 @@ def reference(text: str) -> Reference:
     """
     if Path(text).is_dir():  # a folder may have any name
         return Reference(Path(text))
-    found = re.fullmatch(r"(?P<run>.+?)(:(?P<model>[A-Za-z][^/\\:@]*))?(@(?P<rounds>\d+))?", text)
-    if not found:
-        raise UserError(f"'{text}' names no model; expected a run's folder, and after it :MODEL and @ROUND where wanted")
+    found = re.fullmatch(r"(?P<run>.+?)(:(?P<model>[A-Za-z][^/\\:@]*))?(@(?P<rounds>\d+))?", text, re.DOTALL)
+    assert found is not None  # whatever it is, a folder may be called so
     return Reference(Path(found["run"]), found["model"], None if found["rounds"] is None else int(found["rounds"]))
 
 

@@ -107,7 +107,7 @@ def spectrum_of(
     operator = Operator.of_hessian(objective)
 
     def progress(products: int, found: int) -> None:
-        tell(f"{found} of {count} eigenvalues after {products} Hessian products")
+        tell(f"{min(found, count)} of {count} eigenvalues after {products} Hessian products")
 
     if method == "power":
         pairs = power(operator, count, iterations=iterations, seed=seed, tell=progress)
