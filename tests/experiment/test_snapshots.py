@@ -107,11 +107,8 @@ def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
 
 
 def test_a_reference_leads_to_the_weights_in_its_file(undisturbed: Path) -> None:
-    for text, file in (
-        (":server", "model.safetensors"),
-        (":server@4", "models/round-000004.safetensors"),
-        ("", "model.swa-start-0-5.safetensors"),
-    ):
+    files = {":server": "model", ":server@4": "models/round-000004", "": "model.swa-start-0-5"}
+    for text, file in files.items():
         found = measured(f"{undisturbed}{text}", device="cpu")
         tensors = load_file(undisturbed / f"{file}.safetensors")
         assert found.state.weights.equal(found.problem.layout.flatten(tensors))
