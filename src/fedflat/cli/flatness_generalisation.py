@@ -29,7 +29,8 @@ def gap(
     from fedflat.report.client_pictures import gap_picture
 
     with told(as_json) as tell:
-        look = looked_at(run, as_json, tell, examples=examples, seed=seed)
+        look = looked_at(run, as_json, tell, seed=seed)
+        look.look.gap_examples = examples
         found, metric = look.gaps(), look.problem.task.metric
     figure = run / "gap.png"
     heading = f"{look.config.algorithm}   {look.config.data.name}, seed {look.config.seed}"

@@ -104,7 +104,7 @@ class Flatness(Section):
 
     every: int | None = Field(None, ge=1, description="rounds between looks, a multiple of evaluation.every; none looks at nothing")
     what: str = Field(DEFAULT, description="what to look at, joined by commas: " + ", ".join(WHAT) + ", or all")
-    examples: int = Field(500, ge=1, description="training examples that curvature, sharpness and gap are taken on, always the same")
+    examples: int = Field(500, ge=1, description="training examples that curvature and sharpness are taken on, always the same")
     clients: int = Field(10, ge=1, description="clients whose data are looked at one by one, always the same")
     seed: int = Field(0, ge=0, description="seed of these examples and clients")
 

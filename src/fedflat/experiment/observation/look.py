@@ -31,6 +31,8 @@ RHO = 0.05
 """How far the ascent goes that shows sharpness."""
 RESIDUAL, PRODUCTS = 1e-2, 100
 """Eigenvalues are taken until |H v - lambda v| is below so much of lambda, or after so many Hessian products."""
+GAP_EXAMPLES = 10_000
+"""Training examples whose loss is held against the test set's; fewer would say more about the sample than about the gap."""
 SINGLE = 10
 """Examples of each client whose gradients are taken one by one."""
 
@@ -40,6 +42,7 @@ class Look:
 
     def __init__(self, problem: Problem, split: Split, wanted: Flatness) -> None:
         self.problem, self.split, self.wanted = problem, split, wanted
+        self.gap_examples = GAP_EXAMPLES
 
     # --- what is looked at -------------------------------------------------------------------------------------------------------
 
@@ -53,9 +56,12 @@ class Look:
     @cached_property
     def positions(self) -> np.ndarray:
         """The training examples that are looked at: all that training clients have, or as many as wanted, drawn by the seed."""
+        return self._drawn(self.wanted.examples)
+
+    def _drawn(self, most: int) -> np.ndarray:
         every = np.unique(np.concatenate(self.split.looked_at))
         order = generator(self.wanted.seed, "observed examples").permutation(len(every))
-        return np.sort(every[order[: self.wanted.examples]])
+        return np.sort(every[order[:most]])
 
     def objective(self, model: ModelState, positions: np.ndarray) -> Objective:
         """The mean loss of a model over some training examples, as a function of its weights."""
@@ -85,7 +91,7 @@ class Look:
     def gap(self, model: ModelState) -> Figures:
         """Test less training loss, and training less test metric; where clients never train, unseen less training loss too."""
         scorer, data, metric = Scorer(self.problem, model), self.problem.data, self.problem.task.metric
-        train, test = scorer.of(data.train, self.positions), scorer.of(self.problem.held_out["test"])
+        train, test = scorer.of(data.train, self._drawn(self.gap_examples)), scorer.of(self.problem.held_out["test"])
         figures: Figures = {"train_loss": train["loss"], "test_loss": test["loss"], "gap": test["loss"] - train["loss"]}
         if metric in train:
             figures[f"{metric}_gap"] = train[metric] - test[metric]
