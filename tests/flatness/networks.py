@@ -37,7 +37,7 @@ class Case:
     inputs: Tensor
     targets: Tensor
 
-    def objective(self, batch: int = 7, **more) -> Objective:
+    def objective(self, batch: int = 13, **more) -> Objective:
         return Objective(self.network, self.loss, (self.inputs, self.targets), batch=batch, **more)
 
 
