@@ -165,10 +165,25 @@ def test_statistics_are_the_models_own_or_estimated_anew() -> None:
     weights, buffers, integers = problem.initial()
     own, estimated = (LossAndError(problem, split, integers, statistics=how) for how in ("interpolated", "estimated"))
     fresh = problem.estimated_buffers(weights, integers)
+    inputs = problem.normalised(problem.data.train.inputs).flatten(1)
+    torch.testing.assert_close(problem.buffers.views(fresh)["norm.running_mean"], inputs.mean(0), rtol=0, atol=0.02)
     expected = float(own(Model(weights, fresh))["train_loss"])
     assert float(own(Model(weights, buffers))["train_loss"]) != pytest.approx(expected, rel=1e-3)
     assert float(estimated(Model(weights, buffers))["train_loss"]) == pytest.approx(expected, rel=1e-3)
     assert torch.equal(buffers, problem.initial()[1])
+
+
+def test_statistics_of_the_librarys_own_normalisation_are_estimated_too() -> None:
+    """They once stayed at zero, since that layer counts no batches."""
+    small = {"model": "resnet20(norm=batch)", "data": {"name": "digits"}, "engine": {"device": "cpu"}}
+    problem, _ = federation(config(small))
+    weights, _, integers = problem.initial()
+    inputs = problem.normalised(problem.data.train.inputs[:40])
+    found = problem.buffers.views(problem.estimated_buffers(weights, integers, [inputs[:20], inputs[20:]]))
+    stem = torch.nn.functional.conv2d(inputs, problem.layout.views(weights)["stem.0.weight"], padding=1)
+    torch.testing.assert_close(found["stem.1.running_mean"], stem.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
+    halves = torch.stack([part.var((0, 2, 3), correction=1) for part in (stem[:20], stem[20:])]).mean(0)
+    torch.testing.assert_close(found["stem.1.running_var"], halves, rtol=1e-4, atol=1e-5)
 
 
 def test_variances_that_an_extrapolation_made_negative_count_as_zero() -> None:

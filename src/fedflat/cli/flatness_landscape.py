@@ -230,7 +230,7 @@ def short_names(models: Sequence[Measured]) -> list[str]:
 
     same_run = len({model.label.partition(":")[0] for model in models}) == 1 and len(models) > 1
     found: list[str] = []
-    for name in (model_and_round if same_run else algorithm, lambda model: f"{algorithm(model)}, seed {model.record.config.seed}"):
+    for name in (model_and_round if same_run else algorithm, lambda model: f"{algorithm(model)} (seed {model.record.config.seed})"):
         found = [name(model) for model in models]
         if len(set(found)) == len(found):
             return found

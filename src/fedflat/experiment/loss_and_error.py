@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedflat.data import Examples, Split
 from fedflat.engines.loop import one_thread
@@ -86,26 +86,8 @@ class LossAndError:
         if not len(model.buffers):
             return model.buffers
         if self.statistics == "estimated":
-            return self._estimated(model.weights)
+            return self.problem.estimated_buffers(model.weights, self._integers, (inputs for inputs, _ in self._batches("train")))
         return model.buffers if self._variances is None else torch.where(self._variances, model.buffers.clamp_min(0), model.buffers)
-
-    def _estimated(self, weights: Tensor) -> Tensor:
-        """BatchNorm statistics of given weights: the plain mean over the batches of the sampled training examples."""
-        problem = self.problem
-        norms = [part for part in problem.model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
-        momenta = [norm.momentum for norm in norms]
-        flat = torch.zeros(problem.buffers.size, dtype=problem.dtype, device=problem.device)
-        buffers = {**problem.buffers.views(flat), **{name: torch.zeros_like(value) for name, value in self._integers.items()}}
-        problem.model.train()
-        try:
-            for norm in norms:
-                norm.momentum = None  # torch then takes the plain mean
-            for inputs, _ in self._batches("train"):
-                problem.output(weights, buffers, inputs)
-        finally:
-            for norm, momentum in zip(norms, momenta, strict=True):
-                norm.momentum = momentum
-        return flat
 
     # --- batches -----------------------------------------------------------------------------------------------------------------
 
