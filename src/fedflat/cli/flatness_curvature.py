@@ -132,7 +132,8 @@ def _print(found: dict[str, list[Spectrum]], where: str, of: dict[str, int], fil
     console.print(f"Curvature on {where}, {data} examples, {one.precision}, by {one.method}", style="bold", markup=False)
     console.print()
     console.print(table(columns, [_row(name, spectra) for name, spectra in found.items()], numbers=columns[1:]))
-    console.print(f"± {spread}", style="dim")
+    if several or one.trace:
+        console.print(f"± {spread}", style="dim")
     for name, spectra in found.items():
         if not all(spectrum.converged for spectrum in spectra):
             worst = max(r / abs(v) for s in spectra for v, r in zip(s.eigenvalues, s.residuals, strict=True) if v)

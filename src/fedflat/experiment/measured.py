@@ -6,6 +6,7 @@ A model is named by a text: ``RUN`` is the model that stands for the run in a fo
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -26,8 +27,9 @@ from fedflat.experiment.reopening import primary_model, reopen, require_model, s
 from fedflat.flatness import Objective, Sharpness, Spectrum, sharpness_of, spectrum_of
 from fedflat.flatness.batches import Rows
 
-BATCH = {"cpu": 100, "cuda": 500}
-"""Examples in memory at a time: second derivatives need several times the memory of a step of training."""
+NUMBERS = {"cpu": 300_000, "cuda": 1_500_000}
+"""Input numbers in memory at a time, 100 or 500 images of CIFAR: second derivatives need several times the memory of a step of training."""
+LARGEST_BATCH = 1000
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Measured:
         return Objective(
             problem.model,
             problem.task.loss,
-            Rows(examples.inputs, examples.targets, batch or BATCH[problem.device.type], chosen),
+            Rows(examples.inputs, examples.targets, batch or _batch(problem), chosen),
             prepare=problem.normalised,
             sums=problem.task.sums,
             buffers={**problem.buffers.views(state.buffers), **state.integers},
@@ -176,6 +178,10 @@ def measured(
     problem, split = reopen(record, config=config, call="flatness", **own)
     state = state_of(record, name, problem, rounds)
     return Measured(record, name, rounds, problem, split, state, config.engine.precision == "tf32")
+
+
+def _batch(problem: Problem) -> int:
+    return max(1, min(LARGEST_BATCH, NUMBERS[problem.device.type] // math.prod(problem.data.input_shape)))
 
 
 def _config(config: Config, device: str | None, precision: str | None) -> Config:
