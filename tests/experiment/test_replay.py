@@ -114,6 +114,9 @@ def test_bad_input_in_a_sentence(tmp_path: Path) -> None:
         look.clients([12])
     with pytest.raises(UserError, match="clients of fedavg keep no control variate"):
         look.require_vectors()
+    run(tmp_path / "mime", "mime", 1)
+    with pytest.raises(UserError, match="clients of mime train with the mean gradient of their cohort"):
+        afterwards(load_record(tmp_path / "mime")).clients([1])
     for part in ("checkpoint/state.safetensors", "model.safetensors"):
         (tmp_path / "a" / part).unlink()
     with pytest.raises(UserError, match="has kept nothing to look at"):

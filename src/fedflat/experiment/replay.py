@@ -70,6 +70,11 @@ class Replay:
     def members(self, numbers: Sequence[int] | None = None) -> list[Client]:
         """Some clients as they are before the next round: its cohort, or any others."""
         chosen = self.cohort if numbers is None else list(numbers)
+        if numbers is not None and self.algorithm.drift.whole_gradient == "common":
+            raise UserError(
+                f"clients of {self.config.algorithm} train with the mean gradient of their cohort, so that others cannot take its place; "
+                "look at the cohort, without naming clients"
+            )
         for number in chosen:
             check_client(number, len(self.split.clients))
         kept = [self._changed.get(number) or self.moment.kept(number) for number in chosen]
