@@ -166,12 +166,12 @@ def path_picture(landscape: Landscape, values: Sequence[str] = ("train_loss", "t
     _check([Panel("", landscape)], 1)
     figure = Figure(figsize=(4.4 * len(values), 3.6), layout="constrained")
     t = np.array(landscape.axes[0])
-    for number, (axes, value) in enumerate(zip(figure.subplots(1, len(values), squeeze=False)[0], values, strict=True)):
+    for axes, value in zip(figure.subplots(1, len(values), squeeze=False)[0], values, strict=True):
         found = np.where(np.isfinite(grid_of(landscape, value)), grid_of(landscape, value), np.nan)
         ends = np.interp([0, 1], t, found)
         axes.plot([0, 1], ends, color=FAINT, lw=1, ls=(0, (4, 3)))
-        axes.plot(t, found, color=COLOURS[number], lw=2)
-        axes.plot([0, 1], ends, "o", color=COLOURS[number], markeredgecolor="white", markersize=7)
+        axes.plot(t, found, color=COLOURS[0], lw=2)
+        axes.plot([0, 1], ends, "o", color=COLOURS[0], markeredgecolor="white", markersize=7)
         highest = barrier(landscape.axes[0], grid_of(landscape, value))
         if np.isfinite(highest.height) and highest.height > 0:
             foot = ends[0] + highest.at * (ends[1] - ends[0])
@@ -179,7 +179,8 @@ def path_picture(landscape: Landscape, values: Sequence[str] = ("train_loss", "t
                 "", (highest.at, foot + highest.height), (highest.at, foot), arrowprops={"arrowstyle": "<->", "color": ACCENT, "lw": 1.2}
             )
         axes.set_title(shown_value(value), loc="left", fontsize=11, fontweight="bold", color=INK)
-        axes.set_title(f"barrier {highest.height:.3g}", loc="right", fontsize=9.5, color=ACCENT)
+        height = shown_tick(float(f"{highest.height:.2g}"), value)
+        axes.set_title(f"barrier {height}", loc="right", fontsize=9.5, color=ACCENT)
         _frame(axes)
         ends_and_middle = axes.set_xticks([0, 0.5, 1], [landscape.marks[0].name, "half way", landscape.marks[1].name])
         for tick, side in zip(ends_and_middle, ("left", "center", "right"), strict=True):
