@@ -86,11 +86,6 @@ def test_sharpness_of_every_kind(fedflat, run):
     assert json.loads((run / "flatness/sharpness/sharpness.json").read_text())["models"] == document["models"]
 
 
-@pytest.mark.parametrize("command", ["spectrum", "sharpness"])
-def test_help_has_an_example(fedflat, command):
-    assert f"Example: fedflat flatness {command} runs/" in " ".join(fedflat("flatness", command, "--help").stdout.split())
-
-
 @pytest.mark.parametrize(
     ("model", "flags", "sentence"),
     [

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from fedflat import models
 from fedflat.engines.task import Classification
 from fedflat.errors import UserError
 from fedflat.flatness import Objective
@@ -229,3 +230,38 @@ def test_other_mistakes() -> None:
         Objective(nn.Flatten(), F.mse_loss, (torch.ones(2, 2), torch.ones(2)))
     with pytest.raises(UserError, match="batches of 0 examples"):
         case("mlp").objective(0)
+
+
+# --- every model -----------------------------------------------------------------------------------------------------------------
+
+
+def input_shape(name: str) -> tuple[int, ...]:
+    """The first shape of inputs that a model takes."""
+    for shape in ((5,), (1, 28, 28), (3, 32, 32), (3, 64, 64)):
+        try:
+            models.model_spec(name).check(shape)
+        except UserError:
+            continue
+        return shape
+    raise AssertionError(f"no inputs known for {name}")
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_every_model_of_the_package_has_symmetric_products(name: str) -> None:
+    shape = input_shape(name)
+    torch.manual_seed(0)
+    network = models.build(name, shape, 4).double()
+    sequence = len(shape) == 1 and "lstm" in name
+    inputs = torch.randint(4, (2, *shape)) if sequence else torch.randn(2, *shape).double()
+    # A loss of outputs of any shape, whose gradient is not zero anywhere.
+    objective = Objective(network, lambda output, target: output.logsumexp(1).square().mean(), (inputs, torch.zeros(2)))
+    u, v = torch.randn(2, objective.size).double() / objective.size**0.5
+    of_u, of_v = objective.hessian_products(None, torch.stack([u, v]))
+    assert float(v @ of_u) == pytest.approx(float(u @ of_v), rel=1e-8, abs=1e-10)
+    assert of_v.norm() > 0
+    if objective.size > 5_000_000:  # the largest cost more than they would show
+        return
+    # So small a step that it crosses hardly any kink of a ReLU, whose curvature no derivative sees.
+    step = 1e-8 * v
+    difference = (objective.gradient(objective.weights + step) - objective.gradient(objective.weights - step)) / 2e-8
+    assert (difference - of_v).norm() < 0.05 * of_v.norm()
