@@ -144,7 +144,7 @@ def test_zero_has_no_curvature() -> None:
 
 
 def test_negative_curvature_is_reported_as_such() -> None:
-    values = torch.cat([torch.tensor([5.0, 3.0, -8.0, -4.0]), 0.1 * torch.rand(100)])
+    values = torch.cat([torch.tensor([5.0, 3.0, -8.0, -4.0]), torch.linspace(0, 0.1, 100)])
     matrix = symmetric(values)
     ends = lanczos(Operator.of_matrix(matrix), Ends(2, 2), tolerance=1e-8).values
     magnitude = lanczos(Operator.of_matrix(matrix), Largest(4), tolerance=1e-8).values
@@ -156,7 +156,7 @@ def test_negative_curvature_is_reported_as_such() -> None:
 
 
 def test_power_iteration_where_eigenvalues_lie_apart() -> None:
-    values = torch.cat([torch.tensor([100.0, -50.0, 20.0, 8.0]), 0.1 * torch.rand(60)])
+    values = torch.cat([torch.tensor([100.0, -50.0, 20.0, 8.0]), torch.linspace(0, 0.1, 60)])
     found = power(Operator.of_matrix(symmetric(values)), 4, iterations=60, change=1e-12)
     torch.testing.assert_close(found.values, torch.tensor([100.0, -50.0, 20.0, 8.0]).double(), rtol=1e-6, atol=0)
     assert found.converged and found.products <= 240
