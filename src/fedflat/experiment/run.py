@@ -204,7 +204,7 @@ class Run:
         }
         timing: dict[str, Any] = {"round": self.server.rounds}
         if self._observer.due(self.server.rounds):
-            record["flatness"] = self._observer.figures(models)
+            record["flatness"] = self._observer.figures(models, found)
             timing["flatness"] = round(self._observer.seconds, 3)
         self.history.append(record)
         if self.folder:

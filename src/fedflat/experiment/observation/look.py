@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,7 @@ from fedflat.engines.problem import Problem, moved
 from fedflat.engines.randomness import generator
 from fedflat.experiment.config import Flatness
 from fedflat.experiment.observation.cohort import Figures, number
-from fedflat.experiment.scoring import Scorer
+from fedflat.experiment.scoring import Scorer, Scores
 from fedflat.flatness import Objective
 from fedflat.flatness.batches import Rows
 from fedflat.flatness.drift import disagreement
@@ -88,16 +88,21 @@ class Look:
 
     # --- what is seen ------------------------------------------------------------------------------------------------------------
 
-    def gap(self, model: ModelState) -> Figures:
-        """Test less training loss, and training less test metric; where clients never train, unseen less training loss too."""
-        scorer, data, metric = Scorer(self.problem, model), self.problem.data, self.problem.task.metric
-        train, test = scorer.of(data.train, self._drawn(self.gap_examples)), scorer.of(self.problem.held_out["test"])
+    def gap(self, model: ModelState, scored: Mapping[str, Scores] | None = None) -> Figures:
+        """Test less training loss, and training less test metric; where clients never train, unseen less training loss too.
+
+        ``scored`` are the scores on held-out sets, where the model has been evaluated on them already.
+        """
+        scorer, metric = Scorer(self.problem, model), self.problem.task.metric
+        train = scorer.of(self.problem.data.train, self._drawn(self.gap_examples))
+        held_out = {name: scored[name] if scored else scorer.of(examples) for name, examples in self.problem.held_out.items()}
+        test = held_out["test"]
         figures: Figures = {"train_loss": train["loss"], "test_loss": test["loss"], "gap": test["loss"] - train["loss"]}
         if metric in train:
             figures[f"{metric}_gap"] = train[metric] - test[metric]
-        if "unseen" in self.problem.held_out:
-            unseen = scorer.of(self.problem.held_out["unseen"])
-            figures |= {"unseen_loss": unseen["loss"], "participation_gap": unseen["loss"] - train["loss"]}
+        if "unseen" in held_out:
+            unseen = held_out["unseen"]["loss"]
+            figures |= {"unseen_loss": unseen, "participation_gap": unseen - train["loss"]}
         return {name: number(value) for name, value in figures.items()}
 
     def classes(self, model: ModelState) -> Figures:

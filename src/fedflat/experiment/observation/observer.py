@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -19,6 +19,7 @@ from fedflat.experiment.observation.cohort import Figures, cohort_figures, numbe
 from fedflat.experiment.observation.look import Look
 from fedflat.experiment.observation.what import wanted_names
 from fedflat.experiment.replay import each_local_model
+from fedflat.experiment.scoring import Scores
 
 
 class Observer:
@@ -46,12 +47,12 @@ class Observer:
                 self._cohort |= {"clients": [client.number for client in members]}
                 self._cohort["local"] = self._look.local_curvature(each_local_model(self._algorithm, members, outcome), members)
 
-    def figures(self, models: dict[str, ModelState]) -> Figures:
-        """Everything that was asked for, of the models there are now; of the cohort as it was seen last."""
+    def figures(self, models: dict[str, ModelState], scored: Mapping[str, Mapping[str, Scores]]) -> Figures:
+        """Everything that was asked for, of the models there are now, just scored on held-out sets; of the cohort as it was seen last."""
         found: Figures = {}
         with self._looking():
             for name, model in models.items():
-                of_model = self._of_model(model)
+                of_model = self._of_model(model, scored[name])
                 if of_model:
                     found.setdefault("models", {})[name] = of_model
             server, look = models["server"], self._look
@@ -68,14 +69,14 @@ class Observer:
             self._cohort = {}
         return found
 
-    def _of_model(self, model: ModelState) -> Figures:
+    def _of_model(self, model: ModelState, scored: Mapping[str, Scores]) -> Figures:
         look, found = self._look, {}
         if "lambda_max" in self.what:
             found["lambda_max"] = number(look.lambda_max(model, look.positions))
         if "sharpness" in self.what:
             found["sharpness"] = number(look.sharpness(model))
         if "gap" in self.what:
-            found |= look.gap(model)
+            found |= look.gap(model, scored)
         return found
 
     @contextmanager
