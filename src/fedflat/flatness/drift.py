@@ -68,8 +68,7 @@ def momentum_agreement(rows: Tensor, momentum: Tensor) -> Tensor:
 def disagreement(rows: Tensor, weights: Sequence[float] | None = None) -> Disagreement:
     """How far the rows disagree, weighted by p_i (equal unless given) in the mean and counted once each in the pairs."""
     count = len(rows)
-    share = torch.full((count,), 1 / count) if weights is None else torch.tensor(weights)
-    share = share.to(rows.device, rows.dtype)
+    share = torch.tensor([1 / count] * count if weights is None else list(weights), dtype=rows.dtype, device=rows.device)
     gram = torch.stack([rows @ row for row in rows])
     norms = gram.diagonal().clamp(min=0).sqrt()
     together = (share @ gram @ share).clamp(min=0)

@@ -10,7 +10,7 @@ from fedflat.errors import UserError, one_of
 WHAT = {
     "lambda_max": "largest eigenvalue of the Hessian of the training loss, of every model (some 20 Hessian products each)",
     "sharpness": "how far the training loss rises by an ascent of 0.05 along the gradient, of every model (a gradient each)",
-    "gap": "test less training loss, of every model; the participation gap where clients never train (forward passes over 10,000 training examples)",
+    "gap": "test less training loss, of every model; the participation gap where clients never train (10,000 forward passes)",
     "drift": "each client's update beside the cohort's, agreement with the momentum, norms of control variates (nothing is trained or run)",
     "clients": "lambda_max of each client's model on its own data (some 20 Hessian products per client of the cohort)",
     "classes": "accuracy on each class, and on the data of each client that is looked at (forward passes)",
