@@ -132,9 +132,9 @@ def test_objectives_are_of_clients_and_of_all_of_them(undisturbed: Path) -> None
 def test_from_python(undisturbed: Path) -> None:
     result = fedflat.load(undisturbed)
     found = result.flatness("server", rounds=2, device="cpu")
-    spectrum = found.spectrum(3, examples=100, seed=1, options={"trace_draws": 0})
+    spectrum = found.spectrum(3, examples=100, seed=1, trace_draws=0)
     assert len(spectrum.eigenvalues) == 3 and spectrum.examples == 100
-    assert spectrum.eigenvalues == found.spectrum(3, examples=100, seed=1, options={"trace_draws": 0}).eigenvalues
+    assert spectrum.eigenvalues == found.spectrum(3, examples=100, seed=1, trace_draws=0).eigenvalues
     assert found.sharpness("asam", rho=0.5, client=0).value > 0
     in_memory = fedflat.run("fedavg", **{**SETTINGS, "keep_every": None, "rounds": 1})
     assert in_memory.flatness().objective().loss().isfinite()

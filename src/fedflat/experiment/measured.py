@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -131,17 +130,35 @@ class Measured:
             return [whole]
         return [whole.subset(examples, seed + number) for number in range(subsets)]
 
-    def spectrum(self, count: int | None = None, *, options: Mapping[str, Any] | None = None, **data: Any) -> Spectrum:
-        """The curvature: eigenvalues (50 unless said) and trace; ``data`` are as in ``objectives``, ``options`` as in ``spectrum_of``."""
-        return spectrum_of(self._one(data), count, **{"seed": data.get("seed", 0), **(options or {})})
+    def spectrum(
+        self,
+        count: int | None = None,
+        *,
+        on: str = "train",
+        client: int | None = None,
+        examples: int | None = None,
+        seed: int = 0,
+        batch: int | None = None,
+        **options: Any,
+    ) -> Spectrum:
+        """The curvature: the largest eigenvalues (50 unless said), the smallest one, and the trace; ``options`` are ``spectrum_of``'s."""
+        (objective,) = self.objectives(on, client=client, examples=examples, seed=seed, batch=batch)
+        return spectrum_of(objective, count, seed=seed, **options)
 
-    def sharpness(self, kind: str = "sam", *, rho: float = 0.05, options: Mapping[str, Any] | None = None, **data: Any) -> Sharpness:
-        """How much the loss rises within a radius; ``data`` are as in ``objectives``, ``options`` as in ``sharpness_of``."""
-        return sharpness_of(self._one(data), kind, rho=rho, **{"seed": data.get("seed", 0), **(options or {})})
-
-    def _one(self, data: Mapping[str, Any]) -> Objective:
-        (found,) = self.objectives(**{**data, "subsets": 1})
-        return found
+    def sharpness(
+        self,
+        kind: str = "sam",
+        *,
+        on: str = "train",
+        client: int | None = None,
+        examples: int | None = None,
+        seed: int = 0,
+        batch: int | None = None,
+        **options: Any,
+    ) -> Sharpness:
+        """How much the loss rises within a radius (``rho=0.05`` unless said); ``options`` are ``sharpness_of``'s."""
+        (objective,) = self.objectives(on, client=client, examples=examples, seed=seed, batch=batch)
+        return sharpness_of(objective, kind, seed=seed, **options)
 
     def sibling(self, name: str | None = None, rounds: int | None = None) -> Measured:
         """Another model of the same run, on the same problem and split."""
