@@ -109,6 +109,15 @@ def test_a_resumed_run_ends_with_the_same_log(tmp_path: Path) -> None:
     assert [line["round"] for line in timing if "flatness" in line] == [0, 2, 4]
 
 
+@pytest.mark.parametrize("text", ["fedavg", "scaffold"])
+def test_a_run_that_diverges_says_so_and_nothing_else(text: str) -> None:
+    """Looks at weights that are no longer finite have no figures; the run ends as it would without them."""
+    settings = {"rate": 1e25, "model": "mlp(hidden=8,layers=2)", "steps": 4}
+    without, beside = run(text, **settings), run(text, **settings, flatness="every=1,what=all", flatness__examples=20, flatness__clients=2)
+    assert without.status == beside.status == "diverged"
+    assert without.record.reason == beside.record.reason
+
+
 def test_the_text_of_the_short_form() -> None:
     assert flatness_values("50") == {"every": 50}
     assert flatness_values("every=5, what=drift+gap ,examples=100") == {"every": 5, "what": "drift,gap", "examples": 100}

@@ -159,8 +159,12 @@ class Afterwards:
     def logged_constants(self) -> list[Figures]:
         """What the run logged itself about its constants, where no model of that round was kept."""
         kept = set(self.model_rounds())
-        records = [record for record in self.record.history if "constants" in record.get("flatness", {}) and record["round"] not in kept]
-        return [{"round": one["round"], **{key: one["flatness"][key] for key in ("constants", "gradients")}} for one in records]
+        looks = {record["round"]: record["flatness"] for record in self.record.history if "constants" in record.get("flatness", {})}
+        return [
+            {"round": rounds, "constants": look["constants"], "gradients": look["gradients"]}
+            for rounds, look in looks.items()
+            if rounds not in kept and None not in look["constants"].values()
+        ]
 
     def require_something(self) -> None:
         """Refuse a run of which nothing but its start is there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -15,6 +16,7 @@ from fedflat.data import Examples, Split
 from fedflat.engines.contract import Client, ModelState
 from fedflat.engines.problem import Problem, moved
 from fedflat.engines.randomness import generator
+from fedflat.errors import UserError
 from fedflat.experiment.config import Flatness
 from fedflat.experiment.observation.cohort import Figures, number
 from fedflat.experiment.scoring import Scorer, Scores
@@ -157,10 +159,13 @@ class Look:
         return spread
 
     def lambda_max(self, model: ModelState, positions: np.ndarray) -> float:
-        """The largest eigenvalue of the Hessian of a model's loss over some training examples."""
+        """The largest eigenvalue of the Hessian of a model's loss over some training examples; not a number where that is not finite."""
         hessian = Operator.of_hessian(self.objective(model, positions))
-        # The error of an eigenvalue is of the order of its residual squared.
-        return float(lanczos(hessian, Ends(1), tolerance=RESIDUAL, most=PRODUCTS, seed=self.wanted.seed).values[0])
+        try:
+            # The error of an eigenvalue is of the order of its residual squared.
+            return float(lanczos(hessian, Ends(1), tolerance=RESIDUAL, most=PRODUCTS, seed=self.wanted.seed).values[0])
+        except UserError:  # products that are not finite: a run that diverges says so itself, a little later
+            return math.nan
 
     def sharpness(self, model: ModelState) -> float:
         """f(w + rho g / ||g||) - f(w): how far the training loss rises by a step of SAM's ascent (Foret et al. 2021), rho = 0.05."""
