@@ -22,6 +22,7 @@ from flat_minima_picture import picture
 from study import Numbers, common_arguments, common_settings, curvature, measuring_precision, stage, trained, write_picture
 
 import fedflat
+from fedflat.experiment.files import write_whole
 from fedflat.experiment.landscapes import landscapes, plane
 from fedflat.experiment.measured import Measured, measured
 from fedflat.flatness.survey import Landscape
@@ -148,7 +149,9 @@ def main(words: list[str] | None = None) -> None:
     arguments = parser.parse_args(words)
     path = arguments.out / "numbers.json" if arguments.draw_only else study(arguments)
     draw(path)
-    print(said(json.loads(path.read_text())))
+    summary = said(json.loads(path.read_text()))
+    write_whole(path.parent / "summary.txt", summary + "\n")
+    print(summary)
 
 
 if __name__ == "__main__":

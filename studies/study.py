@@ -113,6 +113,7 @@ def common_settings(arguments: argparse.Namespace) -> dict[str, Any]:
         "workers": 1 if arguments.data == "digits" else None,  # so small that starting processes would take longer
         "engine__precision": arguments.precision,
         "engine__compile": arguments.compile,
+        "engine__checkpoint_every": max(arguments.rounds // 10, 10),
     }
 
 

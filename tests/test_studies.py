@@ -38,6 +38,7 @@ def test_flat_minima_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert numbers["methods"]["FedASAM + SWA"]["model"] == "swa"
     first = capsys.readouterr()
     assert "flattest by lambda_max" in first.out
+    assert (tmp_path / "summary.txt").read_text() in first.out
     assert "training FedAvg: " in first.err
 
     for picture in tmp_path.glob("*.p*"):

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from fedflat.cli import flatness_landscape
+from fedflat.cli.flatness_landscape import short_names
+from fedflat.experiment.local_models import measured_point
+
 from .conftest import Fedflat
 
 FAST = ("--points", "3", "--examples", "40", "--device", "cpu")
@@ -74,6 +78,29 @@ def test_mistakes_are_told_in_one_sentence(fedflat: Fedflat, finished: Path, arg
     assert sentence in result.stderr
     assert result.stderr.startswith("fedflat: ")
     assert result.stderr.count("\n") == 1
+
+
+def test_names_are_as_short_as_tells_models_apart(finished: Path, compared: Path) -> None:
+    def names(*texts: object) -> list[str]:
+        return short_names([measured_point(str(text), device="cpu") for text in texts])
+
+    one, two, *others = runs_of(compared)
+    assert names(one, next(run for run in others if run.parent != one.parent)) == ["fedavg", "fedsam"]
+    assert names(one, two) == ["fedavg (seed 0)", "fedavg (seed 1)"]
+    assert names(finished, f"{finished}:server") == ["wima", "server"]
+    assert names(finished, one, f"{one}:client2") == ["fedmoswa+wima", "fedavg", "fedavg client2"]
+
+
+def test_in_a_pipe_a_line_now_and_then_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    clock = iter([0.0, 2.0, 10.0, 11.0, 40.0])
+    monkeypatch.setattr(flatness_landscape.time, "monotonic", lambda: next(clock))
+    with flatness_landscape._progress(silent=False) as tell:
+        for done in (5, 20, 22, 80):
+            tell(done, 80)
+    assert capsys.readouterr().err == "measured 20 of 80 models, about 30.0 s left\n"
+    with flatness_landscape._progress(silent=True) as tell:
+        tell(1, 2)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("command", ["landscape", "plane", "path"])
