@@ -10,6 +10,9 @@ from fedflat.data import Dataset, Examples
 from fedflat.errors import UserError
 from fedflat.experiment.config import config
 from fedflat.experiment.observation.stability import Twins
+from fedflat.experiment.observation.theory import rates_of
+from fedflat.flatness.bounds import Setting, as_run
+from fedflat.flatness.noise import Constants
 
 from ..quadratics import Bowl, Value
 
@@ -49,6 +52,24 @@ def test_the_stability_recursion_in_closed_form() -> None:
         for swap, distance in zip(pair.swaps, look["distance"], strict=True):
             apart = (np.eye(SIZE) - power) @ (C[swap.by] - B[swap.position]) / TRAIN
             assert distance == pytest.approx(np.linalg.norm(apart), rel=1e-9)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedswa(server_rate=1)"])
+def test_twins_stay_within_the_papers_recursion(algorithm: str) -> None:
+    """Eq. 31 with the run's own rates bounds the distance of the weights, once L bounds every gradient on the way."""
+    pair = twins(algorithm, rounds=6, count=3)
+    points, distances = [np.zeros(SIZE)], []
+    for look in pair.go():
+        points.append(pair.original.moment.model.weights.numpy())
+        distances.append(max(look["distance"]))
+    every = np.concatenate([B, C])
+    # Iterates move from one of these points towards a mean of minima, so that the longest gradient is at an end.
+    longest = max(np.linalg.norm(A @ (x - b)) for x in [*points, *every] for b in every)
+    constants = Constants(longest, A.max(), 0.0, 0.0)
+    for rounds, distance in enumerate(distances, 1):
+        setting = Setting(CLIENTS, TRAIN / CLIENTS, STEPS, rounds)
+        bound = as_run("fedswa", constants, setting, rates_of(pair.config, STEPS)[:rounds], tight=True).value
+        assert 0 < distance <= bound / longest
 
 
 def test_differences_of_losses_in_closed_form() -> None:
