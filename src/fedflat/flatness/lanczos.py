@@ -92,11 +92,11 @@ def lanczos(
 ) -> Eigenpairs:
     """The eigenvalues that are asked for, each until its residual is below ``tolerance`` times its magnitude.
 
-    ``room`` bounds the vectors in memory (by default three times as many as asked for, and 20), ``most`` the products; ``tell`` is called
+    ``room`` bounds the vectors in memory (by default three times as many as asked for, and 40), ``most`` the products; ``tell`` is called
     now and then with the products taken and the number of eigenvalues that have converged.
     """
     _check(operator, wanted, tolerance)
-    room = room or 3 * wanted.count + 20
+    room = room or 3 * wanted.count + 40
     if room < min(operator.size, wanted.count + 4):
         raise UserError(f"{room} vectors are too few for {wanted.count} eigenvalues; expected room for at least {wanted.count + 4}")
     most = most or 20 * (room + wanted.count)
