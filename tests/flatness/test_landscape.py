@@ -8,11 +8,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedflat.errors import UserError
 from fedflat.flatness.directions import directions_around
-from fedflat.flatness.landscape import landscape_around, symmetric_axis
+from fedflat.flatness.landscape import landscape_around, landscape_of, symmetric_axis
+from fedflat.flatness.objective import Objective
+from fedflat.flatness.path import path_of
 from fedflat.flatness.survey import Landscape, Mark, Model, survey
 from fedflat.models.layout import Layout
 
@@ -115,6 +117,20 @@ def test_the_middle_of_an_odd_axis_is_exactly_the_model() -> None:
 def test_impossible_landscapes_are_refused(wrong: dict[str, float], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         landscape_around(LAYOUT, Model(CENTRE, EMPTY), loss, **wrong)  # type: ignore[arg-type]
+
+
+def test_any_objective_can_be_looked_at() -> None:
+    """The landscape of an objective is its loss at every point, and its path is the straight line between two vectors."""
+    torch.manual_seed(0)
+    module = nn.Linear(3, 2)
+    objective = Objective(module, nn.functional.mse_loss, (torch.randn(9, 3), torch.randn(9, 2)))
+    found = landscape_of(objective, points=3, radius=0.5, seed=2)
+    first, second = directions_around(objective.layout, objective.weights, seed=2)
+    for i, x in enumerate(found.axes[0]):
+        for j, y in enumerate(found.axes[1]):
+            assert found.values["loss"][i, j] == pytest.approx(float(objective.loss(objective.weights + x * first + y * second)), rel=1e-5)
+    way = path_of(objective, {"here": objective.weights, "zero": torch.zeros(8)}, points=3)
+    assert way.values["loss"][1] == pytest.approx(float(objective.loss(objective.weights / 2)), rel=1e-6)
 
 
 # --- as plain values -------------------------------------------------------------------------------------------------------------

@@ -7,10 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedflat.errors import UserError
-from fedflat.flatness.plane import Plane, plane_landscape, refuse_different_shapes, spread_axis
+from fedflat.flatness.objective import Objective
+from fedflat.flatness.plane import Plane, plane_landscape, plane_of, spread_axis
+from fedflat.flatness.points import refuse_different_shapes
 from fedflat.flatness.survey import Model
 from fedflat.models.layout import Layout
 
@@ -138,3 +140,22 @@ def test_models_of_different_shapes_are_refused_in_one_sentence() -> None:
 
 def test_an_axis_over_positions() -> None:
     assert spread_axis([1.0, 3.0, 2.0], 5, 0.5) == (0.0, 1.0, 2.0, 3.0, 4.0)
+
+
+def test_any_modules_on_one_plane() -> None:
+    """A linear model under squared loss is quadratic: the loss at a point of the plane is that of the combined module."""
+    torch.manual_seed(0)
+    modules: dict[str, Tensor | nn.Module] = {name: nn.Linear(3, 2).double() for name in "abc"}
+    inputs, targets = torch.randn(20, 3).double(), torch.randn(20, 2).double()
+    objective = Objective(modules["a"], nn.functional.mse_loss, (inputs, targets))
+    found = plane_of(objective, modules, points=3)
+    for mark, module in zip(found.marks, modules.values(), strict=True):
+        assert mark.values["loss"] == pytest.approx(nn.functional.mse_loss(module(inputs), targets).item())
+    middle = found.axes[0][1], found.axes[1][1]
+    shares = Plane.through(*(objective.layout.flatten(dict(m.named_parameters())).detach() for m in modules.values())).shares(*middle)
+    output = sum(share * module(inputs) for share, module in zip(shares, modules.values(), strict=True))
+    assert found.values["loss"][1, 1] == pytest.approx(nn.functional.mse_loss(output, targets).item())
+    with pytest.raises(UserError, match=r"have different shapes.*weight is 2x3 in the first and 2x4 in the second"):
+        plane_of(objective, {**modules, "d": nn.Linear(4, 2)})
+    with pytest.raises(UserError, match="a has 5 numbers, but the objective's model has 8"):
+        plane_of(objective, {"a": torch.zeros(5)})

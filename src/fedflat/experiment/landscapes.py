@@ -14,7 +14,8 @@ from fedflat.experiment.measured import Measured
 from fedflat.flatness.directions import OneDimensional
 from fedflat.flatness.landscape import landscape_around
 from fedflat.flatness.path import path_landscape
-from fedflat.flatness.plane import plane_landscape, refuse_different_shapes
+from fedflat.flatness.plane import plane_landscape
+from fedflat.flatness.points import refuse_different_shapes
 from fedflat.flatness.survey import Landscape, Model, Tell, silent
 
 

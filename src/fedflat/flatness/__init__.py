@@ -4,12 +4,12 @@ from fedflat.flatness.curvature import Spectrum, spectrum_of
 from fedflat.flatness.directions import directions_around, filter_normalised
 from fedflat.flatness.estimate import Estimate
 from fedflat.flatness.lanczos import Eigenpairs, Ends, Largest, lanczos
-from fedflat.flatness.landscape import landscape_around
+from fedflat.flatness.landscape import landscape_around, landscape_of
 from fedflat.flatness.objective import Objective
 from fedflat.flatness.operator import Operator
 from fedflat.flatness.outside import density, sharpness, spectrum, trace
-from fedflat.flatness.path import Barrier, barrier, path_landscape
-from fedflat.flatness.plane import Plane, plane_landscape
+from fedflat.flatness.path import Barrier, barrier, path_landscape, path_of
+from fedflat.flatness.plane import Plane, plane_landscape, plane_of
 from fedflat.flatness.power import power
 from fedflat.flatness.quadrature import Density
 from fedflat.flatness.radius import Sharpness, sharpness_of
@@ -36,8 +36,11 @@ __all__ = [
     "filter_normalised",
     "lanczos",
     "landscape_around",
+    "landscape_of",
     "path_landscape",
+    "path_of",
     "plane_landscape",
+    "plane_of",
     "power",
     "sharpness",
     "sharpness_of",

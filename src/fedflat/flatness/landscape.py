@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import product
+from typing import Any
 
 from torch import Tensor
 
 from fedflat.errors import UserError
 from fedflat.flatness.directions import OneDimensional, directions_around
+from fedflat.flatness.objective import Objective
+from fedflat.flatness.points import loss_of, models_of
 from fedflat.flatness.survey import Landscape, Mark, Measure, Model, Tell, silent, survey, with_values
 from fedflat.models.layout import Layout
 
@@ -43,6 +46,12 @@ def landscape_around(
         with_values(measure, [Mark(name, (0.0,) * dimensions)], [model]),
         {"directions": "random, filter-normalised", "one_dimensional": one_dimensional, "radius": radius, "seed": seed},
     )
+
+
+def landscape_of(objective: Objective, **options: Any) -> Landscape:
+    """The loss of an objective around its model's weights; ``options`` are ``landscape_around``'s."""
+    (model,) = models_of(objective, {"model": objective.weights}).values()
+    return landscape_around(objective.layout, model, loss_of(objective), **options)
 
 
 def symmetric_axis(radius: float, points: int) -> tuple[float, ...]:

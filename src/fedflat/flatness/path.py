@@ -12,10 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from torch import Tensor, nn
 
 from fedflat.errors import UserError
+from fedflat.flatness.objective import Objective
+from fedflat.flatness.points import loss_of, models_of
 from fedflat.flatness.survey import Landscape, Mark, Measure, Model, Tell, Values, silent, survey, with_values
 
 
@@ -41,6 +45,11 @@ def path_landscape(models: dict[str, Model], measure: Measure, *, points: int = 
     distance = float((b.weights.double() - a.weights.double()).norm())
     marks = with_values(measure, [Mark(first, (0.0,)), Mark(second, (1.0,))], [a, b])
     return Landscape("path", (axis,), values, marks, {"distance": distance, "beyond": beyond})
+
+
+def path_of(objective: Objective, models: dict[str, Tensor | nn.Module], **options: Any) -> Landscape:
+    """The loss of an objective on the way from one module or flat vector to another; ``options`` are ``path_landscape``'s."""
+    return path_landscape(models_of(objective, models), loss_of(objective), **options)
 
 
 def _between(a: Model, b: Model, axis: Sequence[float]) -> Iterator[Model]:

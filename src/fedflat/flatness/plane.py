@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedflat.errors import UserError
+from fedflat.flatness.objective import Objective
+from fedflat.flatness.points import loss_of, models_of
 from fedflat.flatness.survey import Landscape, Mark, Measure, Model, Tell, silent, survey, with_values
-from fedflat.models.layout import Layout
 
 NEARLY_ONE_LINE = 1e-5
 """The sine of the angle between two sides of the triangle below which its corners lie on one line, but for rounding."""
@@ -107,27 +109,9 @@ def spread_axis(positions: Sequence[float], points: int, margin: float) -> tuple
     return tuple(float(x) for x in np.linspace(low - room, high + room, points))
 
 
-def refuse_different_shapes(layouts: Mapping[str, Layout], where: str = "one plane") -> None:
-    """Refuse models that are not of one architecture, saying where they differ."""
-    (first, expected), *others = layouts.items()
-    for name, layout in others:
-        difference = _difference(expected, layout)
-        if difference:
-            raise UserError(f"{first} and {name} have different shapes and cannot lie on {where}: {difference}")
-
-
-def _difference(one: Layout, other: Layout) -> str:
-    mine, theirs = dict(zip(one.names, one.shapes, strict=True)), dict(zip(other.names, other.shapes, strict=True))
-    for name in [*mine, *theirs]:
-        if name not in mine or name not in theirs:
-            return f"the {'first' if name in mine else 'second'} alone has {name}"
-        if mine[name] != theirs[name]:
-            return f"{name} is {_shown(mine[name])} in the first and {_shown(theirs[name])} in the second"
-    return ""
-
-
-def _shown(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape)) or "a single number"
+def plane_of(objective: Objective, models: Mapping[str, Tensor | nn.Module], **options: Any) -> Landscape:
+    """The loss of an objective on the plane through three modules or flat vectors; ``options`` are ``plane_landscape``'s."""
+    return plane_landscape(models_of(objective, models), loss_of(objective), **options)
 
 
 def _points(plane: Plane, three: Sequence[Model], xs: Sequence[float], ys: Sequence[float]) -> Iterator[Model]:
