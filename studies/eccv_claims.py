@@ -41,8 +41,8 @@ IMAGES: dict[str, Any] = {
     "augmentation": "crop-flip",
 }
 DIGITS: dict[str, Any] = {"clients": 20, "per_round": 5, "epochs": 1, "batch": 16}
-SETTINGS = {"cifar10": IMAGES, "fashion-mnist": {**IMAGES, "augmentation": "none"}, "digits": DIGITS}
-RATES = {"cifar10": 0.01, "fashion-mnist": 0.01, "digits": 0.05}
+SETTINGS = {"cifar10": IMAGES, "fashion_mnist": {**IMAGES, "augmentation": "none"}, "digits": DIGITS}
+RATES = {"cifar10": 0.01, "fashion_mnist": 0.01, "digits": 0.05}
 
 
 def study(arguments: argparse.Namespace) -> Path:

@@ -51,7 +51,7 @@ DIGITS: dict[str, Any] = {
     "rate": 0.1,
     "decay": 0.998,
 }
-SETTINGS = {"cifar10": {**IMAGES, "augmentation": "crop-flip"}, "fashion-mnist": IMAGES, "digits": DIGITS}
+SETTINGS = {"cifar10": {**IMAGES, "augmentation": "crop-flip"}, "fashion_mnist": IMAGES, "digits": DIGITS}
 
 
 def algorithms(rounds: int, rate: float) -> dict[str, str]:

@@ -87,7 +87,13 @@ def curvature(objective: Objective, count: int = 5, draws: int = 20, seed: int =
 def common_arguments(description: str, rounds: int, out: str) -> argparse.ArgumentParser:
     """The arguments that every study takes."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--data", default="cifar10", choices=["cifar10", "fashion-mnist", "digits"], help="data set")
+    parser.add_argument(
+        "--data",
+        default="cifar10",
+        type=lambda name: name.replace("-", "_"),
+        choices=["cifar10", "fashion_mnist", "digits"],
+        help="data set",
+    )
     parser.add_argument("--data-folder", type=Path, default=None, help="where its files are")
     parser.add_argument("--model", default=None, help="model; cnn unless the data are digits, which take mlp")
     parser.add_argument("--rounds", type=int, default=rounds, help="communication rounds")
