@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from fedflat.algorithms import algorithm, canonical
+from fedflat.api import make_config
 from fedflat.errors import UserError
 
 STUDIES = Path(__file__).parents[1] / "studies"
@@ -118,3 +120,20 @@ def test_numbers_are_whole_after_every_addition(tmp_path: Path) -> None:
     assert shared.Numbers(tmp_path / "new" / "numbers.json", rounds=3).part("methods", "FedAvg") == {"loss": None}
     with pytest.raises(UserError, match="other settings"):
         shared.Numbers(tmp_path / "new" / "numbers.json", rounds=4)
+
+
+@pytest.mark.parametrize("data", ["cifar10", "fashion_mnist", "digits"])
+@pytest.mark.parametrize("name", ["flat_minima", "eccv_claims"])
+def test_settings_make_whole_configs_for_every_data_set(name: str, data: str) -> None:
+    """What is run on a GPU for minutes should not end in a wrong setting."""
+    module, shared = study(name), study("study")
+    arguments = shared.common_arguments("", 100, "out").parse_args(["--data", data.replace("_", "-"), "--precision", "tf32"])
+    found = make_config(settings={**module.SETTINGS[data], **shared.common_settings(arguments)})
+    assert (found.data.name, found.training.rounds, found.engine.precision) == (data, 100, "tf32")
+    assert found.model == ("mlp" if data == "digits" else "cnn")
+
+
+def test_the_methods_of_the_picture_are_what_they_are_called() -> None:
+    found = study("flat_minima").algorithms(100, 0.1)
+    assert [canonical(algorithm(text)) for text in found.values()] == list(found.values())
+    assert algorithm(found["FedASAM + SWA"]).rate.cycle == 5
