@@ -56,7 +56,7 @@ def test_clients_over_rounds(looked_at: Path) -> None:
     assert [one["round"] for one in found["models"]] == [0, 2, 4]
     assert len(found["forgetting"]) == 10
     assert not found["not_trained_again"]
-    assert drawn(looked_at / "clients.png")
+    assert drawn(looked_at / "flatness" / "clients" / "clients.png")
 
 
 def test_clients_as_tables(with_variates: Path) -> None:
@@ -77,7 +77,7 @@ def test_the_gap_of_every_kept_model(looked_at: Path) -> None:
     assert last["participation_gap"] == pytest.approx(last["unseen_loss"] - last["train_loss"])
     record = json.loads((looked_at / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["test_loss"] == pytest.approx(record["test"]["server"]["loss"])
-    assert drawn(looked_at / "gap.png")
+    assert drawn(looked_at / "flatness" / "gap" / "gap.png")
     shown = call("flatness", "gap", looked_at).stdout
     assert "participation gap" in shown
     assert f"{last['gap']:.3g}" in shown
@@ -91,7 +91,7 @@ def test_bounds_say_what_they_rest_on(looked_at: Path) -> None:
     assert found["as_printed"]["fedmoswa"]["log10"] <= found["as_printed"]["fedswa"]["log10"]
     assert found["largest_rate"] == pytest.approx(1 / (found["constants"]["smoothness"] * 2 * 4))
     assert [one["met"] for one in found["conditions"]] == [True, False, False, True]
-    assert drawn(looked_at / "constants.png")
+    assert drawn(looked_at / "flatness" / "bounds" / "bounds.png")
     shown = call("flatness", "bounds", looked_at, *LITTLE).stdout
     assert "not met: 3 of" in shown
     assert "the loss of guessing" in shown
@@ -120,10 +120,10 @@ def test_logs_beside_one_another(looked_at: Path, with_variates: Path, tmp_path:
     log = found["fedcm, seed 1"]["log"]
     assert log["lambda_max"] == [[one["round"], one["flatness"]["models"]["server"]["lambda_max"]] for one in history if "flatness" in one]
     assert {"sharpness", "gap", "momentum", "local lambda_max", "worst class", "features", "L", "sigma", "sigma_g"} <= log.keys()
-    assert drawn(looked_at / "flatness.png")
-    shown = call("flatness", "log", tmp_path / "s0", "--figure", tmp_path / "log.png").stdout
+    assert drawn(looked_at / "flatness" / "log" / "log.png")
+    shown = call("flatness", "log", tmp_path / "s0", "--out", tmp_path / "log").stdout
     assert "2 looks took" in shown
-    assert (tmp_path / "log.png").exists()
+    assert (tmp_path / "log" / "log.json").exists()
     refused = call("flatness", "log", with_variates)
     assert "has logged nothing about flatness; run it with --flatness every=N" in " ".join(refused.stderr.split())
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.flags import JSON
-from fedflat.cli.flatness_flags import told
+from fedflat.cli.flags import JSON, QUIET
+from fedflat.cli.flatness_flags import OUT, told
 from fedflat.cli.screen import facts, print_json, screen, shown_metric, table, with_unit
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from fedflat.experiment.observation.afterwards import Afterwards
 
 RUN = typer.Argument(metavar="RUN", help="the folder of a run")
@@ -33,6 +36,23 @@ def looked_at(run: Path, silent: bool, tell: Any, **wanted: Any) -> Afterwards:
     return afterwards(record, tell=tell, **wanted)
 
 
+def heading_of(look: Afterwards) -> str:
+    """A run in a few words."""
+    return f"{look.config.algorithm}   {look.config.data.name}, seed {look.config.seed}"
+
+
+def write(folder: Path, name: str, document: dict[str, Any], picture: Figure) -> dict[str, Path]:
+    """Put numbers and a picture into a folder; says where they are."""
+    from fedflat.cli.one_run import write_figure
+    from fedflat.experiment.files import create_folder, write_whole
+
+    files = {"numbers": folder / f"{name}.json", "picture": folder / f"{name}.png"}
+    create_folder(folder)
+    write_whole(files["numbers"], json.dumps(document, indent=2, default=str) + "\n")
+    write_figure(picture, files["picture"])
+    return files
+
+
 def clients(
     run: Path = RUN,
     client: list[int] = typer.Option(
@@ -43,7 +63,9 @@ def clients(
     examples: int = EXAMPLES,
     most: int = CLIENTS,
     seed: int = SEED,
+    out: Path | None = OUT,
     as_json: bool = JSON,
+    quiet: bool = QUIET,
 ) -> None:
     """Where clients go and how sharp their models are, by training kept rounds again; accuracies and features of the server's model.
 
@@ -52,23 +74,21 @@ def clients(
 
     Example: fedflat flatness clients runs/fedavg-digits-seed0
     """
-    from fedflat.cli.one_run import write_figure
     from fedflat.report.client_pictures import clients_picture
 
-    with told(as_json) as tell:
-        look = looked_at(run, as_json, tell, examples=examples, clients=most, seed=seed)
+    with told(quiet or as_json) as tell:
+        look = looked_at(run, quiet or as_json, tell, examples=examples, clients=most, seed=seed)
         look.require_something()
         if variates:
             look.require_vectors()
         again, why = look.clients(client or None, curvature)
         cohorts = sorted([*again, *look.logged()], key=lambda one: (one["round"], one["source"]))
         seen, metric = look.seen(), look.problem.task.metric
-    figure = run / "clients.png"
-    heading = f"{look.config.algorithm}   {look.config.data.name}, seed {look.config.seed}"
-    write_figure(clients_picture(cohorts, seen, heading, metric), figure)
-    lost = forgotten(seen)
+    heading, lost = heading_of(look), forgotten(seen)
+    document = {"run": str(run), "rounds": cohorts, "models": seen, "forgetting": lost, "not_trained_again": why}
+    files = write(out or run / "flatness" / "clients", "clients", document, clients_picture(cohorts, seen, heading, metric))
     if as_json:
-        print_json({"folder": run, "rounds": cohorts, "models": seen, "forgetting": lost, "not_trained_again": why, "figure": figure})
+        print_json({"files": files, **document})
         return
     console = screen()
     console.print(f"\n{heading}\n", style="bold", markup=False)
@@ -83,7 +103,7 @@ def clients(
     console.print()
     if why:
         console.print(f"{why[0].upper()}{why[1:]}.", style="dim", markup=False)
-    console.print(facts({"figure": figure}))
+    console.print(facts(files))
 
 
 COLUMNS = (

@@ -7,9 +7,9 @@ from typing import Any
 
 import typer
 
-from fedflat.cli.flags import JSON
-from fedflat.cli.flatness_clients import CLIENTS, EXAMPLES, RUN, SEED, looked_at, shown
-from fedflat.cli.flatness_flags import told
+from fedflat.cli.flags import JSON, QUIET
+from fedflat.cli.flatness_clients import CLIENTS, EXAMPLES, RUN, SEED, heading_of, looked_at, shown, write
+from fedflat.cli.flatness_flags import OUT, told
 from fedflat.cli.screen import facts, print_json, screen, table
 
 
@@ -19,24 +19,24 @@ def gap(
         10_000, "--examples", metavar="N", min=1, help="training loss on so many of the clients' examples at most"
     ),
     seed: int = SEED,
+    out: Path | None = OUT,
     as_json: bool = JSON,
+    quiet: bool = QUIET,
 ) -> None:
     """The generalisation gap of every model that a run kept: test less training loss, and unseen less training clients where there are any.
 
     Example: fedflat flatness gap runs/fedmoswa-digits-seed0
     """
-    from fedflat.cli.one_run import write_figure
     from fedflat.report.client_pictures import gap_picture
 
-    with told(as_json) as tell:
-        look = looked_at(run, as_json, tell, seed=seed)
+    with told(quiet or as_json) as tell:
+        look = looked_at(run, quiet or as_json, tell, seed=seed)
         look.look.gap_examples = examples
         found, metric = look.gaps(), look.problem.task.metric
-    figure = run / "gap.png"
-    heading = f"{look.config.algorithm}   {look.config.data.name}, seed {look.config.seed}"
-    write_figure(gap_picture(found, heading), figure)
+    heading, document = heading_of(look), {"run": str(run), "models": found}
+    files = write(out or run / "flatness" / "gap", "gap", document, gap_picture(found, heading))
     if as_json:
-        print_json({"folder": run, "models": found, "figure": figure})
+        print_json({"files": files, **document})
         return
     unseen = any("participation_gap" in one for looks in found.values() for one in looks)
     columns = ["model", "round", "training loss", "test loss", "gap", f"{metric} gap"] + ["unseen loss", "participation gap"] * unseen
@@ -46,7 +46,7 @@ def gap(
     console.print(f"\n{heading}\n", style="bold", markup=False)
     console.print(table(columns, rows, numbers=columns[1:]))
     console.print()
-    console.print(facts({"figure": figure}))
+    console.print(facts(files))
 
 
 def bounds(
@@ -54,26 +54,25 @@ def bounds(
     examples: int = EXAMPLES,
     clients: int = CLIENTS,
     seed: int = SEED,
+    out: Path | None = OUT,
     as_json: bool = JSON,
+    quiet: bool = QUIET,
 ) -> None:
     """The constants of the FedSWA theorems along a run, and the bounds of Theorem 5.1 with them, for FedSAM, FedSWA and FedMoSWA.
 
     Example: fedflat flatness bounds runs/fedswa-digits-seed0
     """
-    from fedflat.cli.one_run import write_figure
     from fedflat.report.client_pictures import constants_picture
 
-    with told(as_json) as tell:
-        look = looked_at(run, as_json, tell, examples=examples, clients=clients, seed=seed)
+    with told(quiet or as_json) as tell:
+        look = looked_at(run, quiet or as_json, tell, examples=examples, clients=clients, seed=seed)
         looks = [*look.constants(), *look.logged_constants()]
         looks.sort(key=lambda one: one["round"])
         found = look.theory(looks)
-    figure = run / "constants.png"
-    heading = f"{look.config.algorithm}   {look.config.data.name}, seed {look.config.seed}"
-    write_figure(constants_picture(looks, heading), figure)
-    document = found.document()
+    heading, document = heading_of(look), {"run": str(run), "rounds": looks, **found.document()}
+    files = write(out or run / "flatness" / "bounds", "bounds", document, constants_picture(looks, heading))
     if as_json:
-        print_json({"folder": run, "rounds": looks, **document, "figure": figure})
+        print_json({"files": files, **document})
         return
     console = screen()
     console.print(f"\n{heading}\n", style="bold", markup=False)
@@ -84,7 +83,7 @@ def bounds(
     console.print("\nBounds on the generalisation error, Theorem 5.1 (FedSAM: Theorem I.3), with the largest of each", style="bold")
     _print_bounds(document)
     console.print()
-    console.print(facts({**_premises(document), "figure": figure}))
+    console.print(facts({**_premises(document), **files}))
 
 
 def _print_bounds(document: dict[str, Any]) -> None:

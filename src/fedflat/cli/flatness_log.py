@@ -7,7 +7,8 @@ from pathlib import Path
 import typer
 
 from fedflat.cli.flags import JSON
-from fedflat.cli.flatness_clients import LISTED, shown
+from fedflat.cli.flatness_clients import LISTED, shown, write
+from fedflat.cli.flatness_flags import OUT
 from fedflat.cli.screen import facts, print_json, screen, table
 
 
@@ -20,26 +21,17 @@ def log(
         help="which of their models [dim](default: the one that stands for the run)[/dim]",
         show_default=False,
     ),
-    figure: Path | None = typer.Option(
-        None,
-        "--figure",
-        metavar="FILE.png",
-        help="where the picture goes [dim](default: flatness.png in the first run)[/dim]",
-        show_default=False,
-    ),
+    out: Path | None = OUT,
     as_json: bool = JSON,
 ) -> None:
     """What runs logged while they trained (run --flatness every=N): curvature, gap, drift, noise over rounds, one run beside another.
 
     Example: fedflat flatness log runs/fedavg-digits-seed0 runs/fedsam-digits-seed0
     """
-    from fedflat.cli.one_run import check_figure, write_figure
     from fedflat.experiment.record import load_record
     from fedflat.experiment.reopening import primary_model, require_model
     from fedflat.report.flatness_log import log_picture, logged
 
-    figure = runs[0] / "flatness.png" if figure is None else figure
-    check_figure(figure)
     found, seconds = {}, {}
     for run in runs:
         record = load_record(run)
@@ -49,9 +41,10 @@ def log(
         label = name if name not in found else f"{name} ({run})"
         found[label] = logged(record, model or primary_model(record))
         seconds[label] = record.folder.flatness_seconds() if record.folder else 0.0
-    write_figure(log_picture(found), figure)
+    document = {"runs": {name: {"run": str(run), "log": found[name]} for name, run in zip(found, runs, strict=True)}}
+    files = write(out or runs[0] / "flatness" / "log", "log", document, log_picture(found))
     if as_json:
-        print_json({"runs": {name: {"folder": run, "log": found[name]} for name, run in zip(found, runs, strict=True)}, "figure": figure})
+        print_json({"files": files, **document})
         return
     console = screen()
     for name, quantities in found.items():
@@ -64,4 +57,4 @@ def log(
         console.print(table(("round", *quantities), rows, numbers=("round", *quantities)))
         console.print(f"{len(rounds)} looks took {seconds[name]:.1f} s.", style="dim")
     console.print()
-    console.print(facts({"figure": figure}))
+    console.print(facts(files))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.flags import CONFIG, JSON, SET, with_settings
-from fedflat.cli.flatness_clients import LISTED, mean, shown
+from fedflat.cli.flags import CONFIG, JSON, QUIET, SET, with_settings
+from fedflat.cli.flatness_clients import LISTED, mean, shown, write
 from fedflat.cli.flatness_flags import told
 from fedflat.cli.screen import facts, print_json, screen, table
 
@@ -37,10 +36,11 @@ def stability(
         None,
         "--out",
         metavar="FOLDER",
-        help="where stability.json and its picture go [dim](default: runs/stability-ALGORITHM-DATA-seedSEED)[/dim]",
+        help="where numbers and picture go [dim](default: runs/stability-ALGORITHM-DATA-seedSEED)[/dim]",
         show_default=False,
     ),
     as_json: bool = JSON,
+    quiet: bool = QUIET,
 ) -> None:
     """Empirical uniform stability: how far runs drift apart, in weights and losses, that differ in a single training example.
 
@@ -48,35 +48,29 @@ def stability(
     """
     from fedflat.api import make_config
     from fedflat.cli.downloads import fetch_if_missing
-    from fedflat.cli.one_run import write_figure
-    from fedflat.experiment.files import create_folder, write_whole
     from fedflat.experiment.observation.stability import Twins
     from fedflat.report.client_pictures import twins_picture
 
     made = make_config(config, settings | ({} if algorithm is None else {"algorithm": algorithm}), assignments)
-    fetch_if_missing(made, as_json)
+    fetch_if_missing(made, quiet or as_json)
     rounds = made.training.rounds
     looks = []
-    with told(as_json) as tell:
+    with told(quiet or as_json) as tell:
         pairs = Twins(made, twins, client=client, seed=draw, examples=examples)
         for look in pairs.go(every or max(1, rounds // 20)):
             looks.append(look)
             tell(f"round {look['round']} of {rounds}: twins are {shown(mean(look['distance']))} apart")
-    folder = _folder(made) if out is None else out
     document = {
         "algorithm": made.algorithm,
         "seed": made.seed,
         "swaps": [vars(swap) for swap in pairs.swaps],
         "rounds": looks,
-        "figure": folder / "stability.png",
         "config": made.model_dump(mode="json"),
     }
-    create_folder(folder)
-    write_whole(folder / "stability.json", json.dumps(document, default=str) + "\n")
     title = f"{made.algorithm}   {made.data.name}, seed {made.seed}, {twins} twins that differ in one example"
-    write_figure(twins_picture(looks, title), folder / "stability.png")
+    files = write(_folder(made) if out is None else out, "stability", document, twins_picture(looks, title))
     if as_json:
-        print_json(document)
+        print_json({"files": files, **document})
         return
     console = screen()
     console.print(f"\n{title}\n", style="bold", markup=False)
@@ -86,7 +80,7 @@ def stability(
     console.print(table(columns, rows, numbers=columns))
     swaps = ", ".join(f"example {swap.position} of client {swap.client} (first in round {swap.first_round})" for swap in pairs.swaps)
     console.print()
-    console.print(facts({"replaced": swaps, "figures": "means over the twins", "folder": folder}))
+    console.print(facts({"replaced": swaps, "figures": "means over the twins", **files}))
 
 
 def _row(look: dict[str, Any]) -> tuple[object, ...]:
