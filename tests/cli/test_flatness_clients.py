@@ -69,6 +69,21 @@ def test_clients_as_tables(with_variates: Path) -> None:
     assert lines[2:4] == ["5", "1"]
 
 
+def test_averages_are_looked_at_too(looked_at: Path) -> None:
+    found = document("flatness", "bounds", looked_at, "--model", "wima", *LITTLE)
+    assert [one["round"] for one in found["rounds"]] == [2, 4]
+    seen = document("flatness", "clients", looked_at, "--model", "wima", "--no-curvature", *LITTLE)["models"]
+    record = json.loads((looked_at / "metrics.jsonl").read_text().splitlines()[-1])
+    accuracies = np.array(list(seen[-1]["accuracy"]["classes"].values()))
+    assert np.average(accuracies, weights=class_sizes()) == pytest.approx(record["test"]["wima"]["accuracy"])
+
+
+def class_sizes() -> np.ndarray:
+    from fedflat.data import load
+
+    return np.bincount(np.asarray(load("digits").test.targets))
+
+
 def test_the_gap_of_every_kept_model(looked_at: Path) -> None:
     found = document("flatness", "gap", looked_at)["models"]
     assert {name: [one["round"] for one in looks] for name, looks in found.items()} == {"server": [0, 2, 4], "wima": [2, 4]}
@@ -140,6 +155,7 @@ def test_a_run_says_what_looking_cost(looked_at: Path, with_variates: Path) -> N
         (("clients", "{run}", "--client", 99), "there is no client 99; this run has 6 clients, numbered from 0 to 5"),
         (("clients", "{run}", "--variates"), "clients of fedsam+wima keep no control variate or dual"),
         (("gap", "nowhere"), "there is no run in nowhere"),
+        (("bounds", "{run}", "--model", "wimma"), "there is no model of this run 'wimma'; did you mean wima?"),
         (("stability", "fedavg", "--client", 70), "there is no client 70; this run has 50 clients"),
         (("stability", "fedavgg"), "there is no algorithm 'fedavgg'"),
     ],

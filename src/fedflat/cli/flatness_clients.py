@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 RUN = typer.Argument(metavar="RUN", help="the folder of a run")
 EXAMPLES = typer.Option(500, "--examples", metavar="N", min=1, help="look at so many training examples at most")
 CLIENTS = typer.Option(10, "--clients", metavar="N", min=1, help="look at the data of so many clients, drawn by the seed")
+MODEL = typer.Option("server", "--model", metavar="NAME", help="whose accuracies, features or constants, for example wima")
 SEED = typer.Option(0, "--seed", min=0, help="seed of what is drawn at random")
 LISTED = 20
 """Clients and classes are listed one by one where there are no more of them than this."""
@@ -60,6 +61,7 @@ def clients(
     ),
     variates: bool = typer.Option(False, "--variates", help="also list the control variates and duals that clients keep"),
     curvature: bool = typer.Option(True, "--curvature/--no-curvature", help="lambda_max of each client's model on its own data"),
+    model: str = MODEL,
     examples: int = EXAMPLES,
     most: int = CLIENTS,
     seed: int = SEED,
@@ -83,7 +85,7 @@ def clients(
             look.require_vectors()
         again, why = look.clients(client or None, curvature)
         cohorts = sorted([*again, *look.logged()], key=lambda one: (one["round"], one["source"]))
-        seen, metric = look.seen(), look.problem.task.metric
+        seen, metric = look.seen(model), look.problem.task.metric
     heading, lost = heading_of(look), forgotten(seen)
     document = {"run": str(run), "rounds": cohorts, "models": seen, "forgetting": lost, "not_trained_again": why}
     files = write(out or run / "flatness" / "clients", "clients", document, clients_picture(cohorts, seen, heading, metric))
@@ -98,7 +100,8 @@ def clients(
         console.print(f"\nClients of round {last['round']}", style="bold")
         console.print(_each(last))
     if lost:
-        console.print(f"\nClasses over {len(seen)} looks at the server's model, test {with_unit(metric)}", style="bold")
+        name = "server's model" if model == "server" else f"model {model}"
+        console.print(f"\nClasses over {len(seen)} looks at the {name}, test {with_unit(metric)}", style="bold")
         console.print(_classes(seen, lost, metric))
     console.print()
     if why:

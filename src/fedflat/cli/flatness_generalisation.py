@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from fedflat.cli.flags import JSON, QUIET
-from fedflat.cli.flatness_clients import CLIENTS, EXAMPLES, RUN, SEED, heading_of, looked_at, shown, write
+from fedflat.cli.flatness_clients import CLIENTS, EXAMPLES, MODEL, RUN, SEED, heading_of, looked_at, shown, write
 from fedflat.cli.flatness_flags import OUT, told
 from fedflat.cli.screen import facts, print_json, screen, table
 
@@ -51,6 +51,7 @@ def gap(
 
 def bounds(
     run: Path = RUN,
+    model: str = MODEL,
     examples: int = EXAMPLES,
     clients: int = CLIENTS,
     seed: int = SEED,
@@ -66,7 +67,7 @@ def bounds(
 
     with told(quiet or as_json) as tell:
         look = looked_at(run, quiet or as_json, tell, examples=examples, clients=clients, seed=seed)
-        looks = [*look.constants(), *look.logged_constants()]
+        looks = [*look.constants(model), *(look.logged_constants() if model == "server" else [])]
         looks.sort(key=lambda one: one["round"])
         found = look.theory(looks)
     heading, document = heading_of(look), {"run": str(run), "rounds": looks, **found.document()}

@@ -21,7 +21,7 @@ from fedflat.experiment.observation.cohort import Figures, cohort_figures
 from fedflat.experiment.observation.look import Look
 from fedflat.experiment.observation.theory import Theory, theory
 from fedflat.experiment.record import Record, model_file
-from fedflat.experiment.reopening import reopen, state_of
+from fedflat.experiment.reopening import reopen, require_model, state_of
 from fedflat.experiment.replay import CHECKPOINT, Moment, Replay, at_checkpoint, at_model, needs_vectors, start_of
 from fedflat.experiment.snapshots import kept_rounds
 from fedflat.experiment.weights import load_weights
@@ -70,6 +70,10 @@ class Afterwards:
             return self.first
         return state_of(self.record, name, self.problem, None if rounds == self.ended and self._has_last(name) else rounds)
 
+    def _rounds_of(self, name: str) -> list[int]:
+        require_model(self.record, name)
+        return self.model_rounds(name)
+
     def _has_last(self, name: str) -> bool:
         if name in self.record.models:
             return True
@@ -91,23 +95,23 @@ class Afterwards:
                     found.setdefault(name, []).append({"round": rounds, **self.look.gap(self.model(rounds, name))})
         return found
 
-    def seen(self) -> list[Figures]:
-        """Accuracies and feature norms of the server's model, at every round after which it is there."""
+    def seen(self, name: str = "server") -> list[Figures]:
+        """Accuracies and feature norms of a model, at every round after which it is there."""
         found = []
-        for rounds in self.model_rounds():
+        for rounds in self._rounds_of(name):
             self.tell(f"accuracies after round {rounds}")
             with one_thread():
-                model = self.model(rounds)
+                model = self.model(rounds, name)
                 found.append({"round": rounds, "accuracy": self.look.classes(model), "features": self.look.features(model)})
         return found
 
-    def constants(self) -> list[Figures]:
-        """L, beta, sigma and sigma_g of the server's model, at every round after which it is there."""
+    def constants(self, name: str = "server") -> list[Figures]:
+        """L, beta, sigma and sigma_g of a model, at every round after which it is there."""
         found = []
-        for rounds in self.model_rounds():
+        for rounds in self._rounds_of(name):
             self.tell(f"gradients after round {rounds}")
             with one_thread():
-                constants, apart = self.look.constants(self.model(rounds))
+                constants, apart = self.look.constants(self.model(rounds, name))
             found.append({"round": rounds, "constants": constants.plain(), "gradients": apart})
         return found
 
