@@ -42,18 +42,18 @@ def picture(numbers: dict[str, Any]) -> Figure:
 
 
 def table(numbers: dict[str, Any]) -> str:
-    """The last moment of every run as a table in Markdown."""
+    """Every moment of every run as a table in Markdown."""
     head = (
         "| split | method | round | accuracy % | lambda_max | lambda_max / lambda_5 | clients on own data (median) | their average on all |"
     )
     lines = [head, "|---|---|---|---|---|---|---|---|"]
     for split, methods in _measured(numbers).items():
         for name, moments in methods.items():
-            last = max(map(int, moments))
-            one = moments[str(last)]
-            top, clients = one["eigenvalues"], np.median(list(one["clients"].values()))
-            figures = f"{100 * one['accuracy']:.2f} | {top[0]:.3g} | {top[0] / top[-1]:.3g} | {clients:.3g} | {one['average']:.3g}"
-            lines.append(f"| {split} | {name} | {last} | {figures} |")
+            for rounds in sorted(map(int, moments)):
+                one = moments[str(rounds)]
+                top, clients = one["eigenvalues"], np.median(list(one["clients"].values()))
+                figures = f"{100 * one['accuracy']:.2f} | {top[0]:.3g} | {top[0] / top[-1]:.3g} | {clients:.3g} | {one['average']:.3g}"
+                lines.append(f"| {split} | {name} | {rounds} | {figures} |")
     return "\n".join(lines)
 
 
