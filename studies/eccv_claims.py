@@ -15,13 +15,22 @@ Settings are theirs for CIFAR-10: 100 clients, 5 per round, one epoch of batch 6
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from eccv_claims_picture import picture, table, verdicts
-from study import Numbers, common_arguments, common_settings, measuring_precision, stage, top_eigenvalues, trained, write_picture
+from study import (
+    Numbers,
+    common_arguments,
+    common_settings,
+    measuring_precision,
+    saved_numbers,
+    stage,
+    top_eigenvalues,
+    trained,
+    write_picture,
+)
 
 import fedflat
 from fedflat.engines.contract import ModelState
@@ -114,7 +123,7 @@ def _like(server: Measured, state: ModelState) -> ModelState:
 
 def draw(path: Path) -> str:
     """The picture and the table, from the numbers alone; returns the table with the verdicts."""
-    numbers = json.loads(path.read_text())
+    numbers = saved_numbers(path)
     write_picture(picture(numbers), path.parent / "eccv_claims.png")
     text = f"{table(numbers)}\n\n{verdicts(numbers)}\n"
     write_whole(path.parent / "table.md", text)

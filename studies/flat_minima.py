@@ -13,13 +13,12 @@ Runs that are finished are not made again, and `--draw-only` draws the picture f
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flat_minima_picture import picture
-from study import Numbers, common_arguments, common_settings, curvature, measuring_precision, stage, trained, write_picture
+from study import Numbers, common_arguments, common_settings, curvature, measuring_precision, saved_numbers, stage, trained, write_picture
 
 import fedflat
 from fedflat.experiment.files import write_whole
@@ -118,7 +117,7 @@ def _landscapes(numbers: Numbers, models: dict[str, Measured], arguments: argpar
 
 def draw(path: Path) -> None:
     """The pictures, from the numbers alone."""
-    numbers = json.loads(path.read_text())
+    numbers = saved_numbers(path)
     write_picture(picture(numbers), path.parent / "flat_minima.png")
     if "plane" in numbers:
         write_picture(plane_picture(Landscape.from_document(numbers["plane"])), path.parent / "plane.png")
@@ -149,7 +148,7 @@ def main(words: list[str] | None = None) -> None:
     arguments = parser.parse_args(words)
     path = arguments.out / "numbers.json" if arguments.draw_only else study(arguments)
     draw(path)
-    summary = said(json.loads(path.read_text()))
+    summary = said(saved_numbers(path))
     write_whole(path.parent / "summary.txt", summary + "\n")
     print(summary)
 

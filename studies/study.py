@@ -50,6 +50,14 @@ class Numbers:
         return inside
 
 
+def saved_numbers(path: Path) -> dict[str, Any]:
+    """The numbers that a study has written."""
+    try:
+        return dict(json.loads(path.read_text()))
+    except OSError:
+        raise fedflat.UserError(f"there is no {path} to draw from; run the study without --draw-only first") from None
+
+
 @contextmanager
 def stage(what: str) -> Iterator[None]:
     """Say what is being done, and then how long it took."""

@@ -76,6 +76,12 @@ def test_eccv_claims_from_end_to_end_and_again_without_training(tmp_path: Path, 
         eccv_claims.main([*arguments, "--seed", "1"])
 
 
+@pytest.mark.parametrize("name", ["flat_minima", "eccv_claims"])
+def test_there_must_be_numbers_to_draw_from(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="run the study without --draw-only first"):
+        study(name).main(["--out", str(tmp_path), "--draw-only"])
+
+
 # --- verdicts --------------------------------------------------------------------------------------------------------------------
 
 
