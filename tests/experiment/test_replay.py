@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import fedflat
 from fedflat.algorithms import algorithm
@@ -96,6 +97,36 @@ def test_rows_written_after_a_checkpoint_are_not_seen(tmp_path: Path) -> None:
         assert replay.moment.rounds == 4
         seen.append([replay.members([client])[0].state["drift"]["c"] for client in range(12)])
     assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
+
+
+@pytest.mark.parametrize("statistics", ["averaged", "own"])
+def test_local_models_have_the_statistics_that_they_ended_with(statistics: str) -> None:
+    """The mean of the clients' BatchNorm statistics is the server's next, unless they keep them to themselves."""
+    torch.manual_seed(0)
+    own = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, 10))
+    settings = {**SETTINGS, "model": own, "training__statistics": statistics, "federation__weighting": "uniform"}
+    look = fedflat.run("fedavg", rounds=1, **settings).look()
+    replay = Replay(look.config, look.problem, look.split, look.moments()[0][0], workers=1)
+    members = replay.members()
+    outcome = replay.train(members)
+    models = replay.local_models(members, outcome)
+    mean = torch.stack([model.buffers for model in models]).mean(0)
+    assert len({model.buffers.sum().item() for model in models}) == len(models)
+    assert torch.allclose(mean, outcome.buffers) == (statistics == "averaged")
+    weights = torch.stack([model.weights for model in models]).mean(0)
+    assert torch.allclose(weights, replay.z + outcome.returned.displacement, atol=1e-6)
+
+
+def test_models_taken_one_by_one_are_those_taken_together(tmp_path: Path) -> None:
+    run(tmp_path / "a", "fedspeed", 2)
+    look = afterwards(load_record(tmp_path / "a"))
+    replay = Replay(look.config, look.problem, look.split, look.moments()[0][-1], workers=1)
+    together = replay.members([1, 7])
+    models = replay.local_models(together, replay.train(together))
+    for number, model in zip((1, 7), models, strict=True):
+        alone = replay.members([number])
+        (same,) = replay.local_models(alone, replay.train(alone))
+        assert torch.equal(model.weights, same.weights)
 
 
 def test_what_each_algorithm_needs() -> None:

@@ -96,12 +96,14 @@ def as_run(algorithm: str, constants: Constants, setting: Setting, rounds: Seque
     beta = constants.smoothness
     terms, largest, later = [], 0.0, 0.0
     for rates in reversed(rounds):
+        if not rates.total:  # nothing moves in such a round
+            continue
         c = 1 + beta * rates.highest
         log_factor = _log_one_plus((setting.steps - 1) * math.log(c if tight else 1 + c) + math.log(beta * rates.total))
         largest = max(largest, log_factor)
         later += beta * rates.total
         terms.append(_bound(algorithm, constants, setting, log_factor, later + math.log(rates.total)).log10 * math.log(10))
-    return Bound(_log_sum(terms) / math.log(10), largest / math.log(10))
+    return Bound(_log_sum(terms) / math.log(10) if terms else -math.inf, largest / math.log(10))
 
 
 def _bound(algorithm: str, constants: Constants, setting: Setting, log_factor: float, log_rest: float) -> Bound:
