@@ -19,9 +19,10 @@ flatness = typer.Typer(no_args_is_help=True)
 
 @flatness.callback()
 def about() -> None:
-    """How flat the loss is around models of runs: curvature, sharpness, clients, landscapes. Nothing is trained again.
+    """How flat the loss is around models of runs: curvature, sharpness, clients, landscapes, generalisation.
 
     A model is a run's folder (the model that stands for the run), or RUN:MODEL, or RUN:MODEL@ROUND where the run kept models on the way.
+    No run is repeated: clients trains single rounds again, and stability alone trains runs, which are new ones.
 
     Example: fedflat flatness spectrum runs/fedavg-digits-seed0 runs/fedmoswa-digits-seed0:wima
     """
