@@ -34,6 +34,8 @@ __all__ = ["Algorithm", "Callback", "UserError", "__version__", "algorithm", "ca
 
 
 def __getattr__(name: str) -> Any:
+    if name == "flatness":
+        return importlib.import_module("fedflat.flatness")
     if name in _WHERE:
         return getattr(importlib.import_module(_WHERE[name]), name)
     raise AttributeError(f"module 'fedflat' has no attribute '{name}'")

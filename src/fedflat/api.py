@@ -17,6 +17,7 @@ from fedflat.experiment.config import SHORT as SHORT
 from fedflat.experiment.config import Config, assign, config, read_yaml
 from fedflat.experiment.federation import custom
 from fedflat.experiment.folder import RunFolder
+from fedflat.experiment.observation.what import flatness_values
 from fedflat.experiment.run import Run
 from fedflat.experiment.stopping import OVER
 from fedflat.report.result import Comparison, Result
@@ -36,6 +37,8 @@ def make_config(base: str | Path | Config | None = None, settings: dict[str, Any
             inside = inside.setdefault(section, {})
             if not isinstance(inside, dict):
                 raise UserError(f"{section} is a group of settings, but here it is {inside!r}; write its settings below it")
+        if last == "flatness" and isinstance(value, str):
+            value = {**inside.get("flatness", {}), **flatness_values(value)}
         inside[last] = value
     for assignment in assignments:
         assign(values, assignment)

@@ -22,10 +22,12 @@ PATHS = list(commands(typer.main.get_command(app)))
 def test_all_commands_are_there():
     top = {path[0] for path in PATHS if path}
     assert top == {
-        *("run", "compare", "reproduce", "resume", "show", "evaluate", "bench"),
+        *("run", "compare", "reproduce", "resume", "show", "evaluate", "flatness", "bench"),
         *("settings", "algorithms", "models", "papers", "data"),
     }
-    assert {path[1] for path in PATHS if len(path) == 2} == {"list", "get", "verify", "describe"}
+    assert {path[1] for path in PATHS if len(path) == 2 and path[0] == "data"} == {"list", "get", "verify", "describe"}
+    measurements = {path[1] for path in PATHS if len(path) == 2 and path[0] == "flatness"}
+    assert {"spectrum", "sharpness", "clients", "gap", "bounds", "stability", "landscape", "plane", "path"} <= measurements
 
 
 @pytest.mark.parametrize("path", PATHS, ids=" ".join)

@@ -13,6 +13,7 @@ from fedflat.cli.bench import bench
 from fedflat.cli.compare import compare
 from fedflat.cli.data import data
 from fedflat.cli.evaluate import evaluate
+from fedflat.cli.flatness import flatness
 from fedflat.cli.mistakes import told_in_a_sentence
 from fedflat.cli.models import models
 from fedflat.cli.papers import papers
@@ -57,6 +58,7 @@ def fedflat(version: bool = typer.Option(False, "--version", callback=_version, 
 EXPERIMENTS, LOOKING = "Experiments", "Looking things up"
 for _command in (run, compare, reproduce, resume, show, evaluate, bench):
     app.command(rich_help_panel=EXPERIMENTS)(_command)
+app.add_typer(flatness, name="flatness", rich_help_panel=EXPERIMENTS)
 for _command in (algorithms, models, papers, settings):
     app.command(rich_help_panel=LOOKING)(_command)
 app.add_typer(data, name="data", rich_help_panel=LOOKING)

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
-from fedflat.experiment.config import SHORT, Config
+from fedflat.experiment.config import SHORT, Config, Section
 from fedflat.text import write_value
 
 FLAGS = {"model": "model", "init": "init", "init_head": "init_head", "seed": "seed", **SHORT}
@@ -18,7 +18,7 @@ FLAGS = {"model": "model", "init": "init", "init_head": "init_head", "seed": "se
 PANELS = {
     **dict.fromkeys(("algorithm", "model", "init", "init_head", "data"), "Model and data"),
     **dict.fromkeys(("seed", "federation", "training"), "Training"),
-    **dict.fromkeys(("evaluation", "stop", "engine"), "Evaluation and engine"),
+    **dict.fromkeys(("evaluation", "flatness", "stop", "engine"), "Evaluation and engine"),
 }
 """Under which heading of the help the settings of a group stand."""
 
@@ -66,7 +66,7 @@ def with_settings(*left_out: str) -> Callable[[Callable[..., None]], Callable[..
 def _parameter(flag: str, full_name: str) -> inspect.Parameter:
     field = field_of(full_name)
     kind = _type_of_flag(field.annotation)
-    default = "" if field.default is None else f" [dim](default: {write_value(field.default)})[/dim]"
+    default = "" if field.default is None or isinstance(field.default, Section) else f" [dim](default: {write_value(field.default)})[/dim]"
     option = typer.Option(
         None,
         f"--{flag.replace('_', '-')}",
@@ -79,6 +79,6 @@ def _parameter(flag: str, full_name: str) -> inspect.Parameter:
 
 def _type_of_flag(annotation: Any) -> Any:
     """The type by which a flag's text is read; words are checked by the config, which knows them."""
-    if get_origin(annotation) is Literal:
+    if get_origin(annotation) is Literal or (isinstance(annotation, type) and issubclass(annotation, Section)):
         return str
     return next((_type_of_flag(kind) for kind in get_args(annotation) if kind is not type(None)), annotation)

@@ -28,6 +28,7 @@ def run_document(record: Record) -> dict[str, Any]:
     metric = Result(record).metric
     found = {name: summarise(record.history, name, metric) for name in record.evaluated}
     end = record.history[-1] if record.history else {}
+    looks = record.config.flatness.every is not None
     return {
         "folder": folder_of(record),
         "algorithm": record.config.algorithm,
@@ -38,6 +39,7 @@ def run_document(record: Record) -> dict[str, Any]:
         "metric": metric,
         "models": {name: None if summary is None else vars(summary) for name, summary in found.items()},
         "seconds": round(record.seconds, 3),
+        "flatness_seconds": None if not looks or record.folder is None else round(record.folder.flatness_seconds(), 3),
         "cost": {name: end.get(name) for name in COSTS},
         "config": record.config.model_dump(mode="json"),
     }
@@ -69,7 +71,7 @@ def print_run(record: Record, settings: bool = False) -> None:
         facts(
             {
                 "status": Text.assemble((record.status, STATUS_STYLE.get(record.status, "")), more),
-                "time": shown_seconds(record.seconds),
+                "time": _time(document),
                 "sent": f"{shown_bytes(cost['bytes_up'])} up, {shown_bytes(cost['bytes_down'])} down",
                 "backward passes": shown_count(cost["backward_passes"]),
                 "folder": document["folder"],
@@ -82,6 +84,13 @@ def print_run(record: Record, settings: bool = False) -> None:
         console.print(table(("setting", "value", "default"), different_from_defaults(record.config)))
         if record.folder is not None:
             print_split(record.folder.split())
+
+
+def _time(document: dict[str, Any]) -> str:
+    """How long a run took, and how much of it looks at flatness did."""
+    seconds, looks = document["seconds"], document["flatness_seconds"]
+    share = "" if looks is None else f", of which {shown_seconds(looks)} ({100 * looks / max(seconds, looks, 1e-9):.0f} %) for flatness"
+    return f"{shown_seconds(seconds)}{share}"
 
 
 def print_split(split: dict[str, Any]) -> None:

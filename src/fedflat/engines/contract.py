@@ -61,6 +61,15 @@ class Cost:
     floats_up: int = 0
 
 
+class CohortRows(NamedTuple):
+    """What each client of a cohort ended with, a row each: views of an engine's own memory, good until it trains again."""
+
+    displacements: Tensor
+    """[clients, P], as uploaded."""
+    buffers: Tensor
+    """[clients, B]: floating buffers, which are BatchNorm statistics."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What came back from a cohort."""
@@ -74,6 +83,8 @@ class Outcome:
     loss: Tensor
     """The mean training loss over all steps of all clients."""
     cost: Cost = field(default_factory=Cost)
+    rows: CohortRows | None = None
+    """For whoever looks at single clients; nothing in training does."""
 
 
 class Engine(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -180,18 +180,20 @@ class Problem:
         return self.task.sums(self.predicted(vector, buffers, examples.inputs), examples.targets)
 
     @torch.no_grad()
-    def estimated_buffers(self, vector: Tensor, integers: dict[str, Tensor]) -> Tensor:
-        """BatchNorm statistics of given weights, estimated anew as the plain mean over the batches of the training set."""
+    def estimated_buffers(self, vector: Tensor, integers: dict[str, Tensor], batches: Iterable[Tensor] | None = None) -> Tensor:
+        """BatchNorm statistics of given weights, estimated anew: the plain mean over batches of inputs, by default the training set's."""
         norms = self._norms()
         momenta = [norm.momentum for norm in norms]
         flat = torch.zeros(self.buffers.size, dtype=self.dtype, device=self.device)
         buffers = {**self.buffers.views(flat), **{name: torch.zeros_like(value) for name, value in integers.items()}}
+        if batches is None:
+            batches = (self.normalised(self.data.train.take(part).inputs) for part in self.evaluation_batches(len(self.data.train)))
         self.training_mode()
         try:
-            for done, part in enumerate(self.evaluation_batches(len(self.data.train))):
+            for number, inputs in enumerate(batches, 1):
                 for norm in norms:
-                    norm.momentum = 1 / (done + 1)  # which makes it the plain mean of the batches so far
-                self.output(vector, buffers, self.normalised(self.data.train.take(part).inputs))
+                    norm.momentum = 1 / number  # a running mean is then the plain mean; layers that count no batches know no other
+                self.output(vector, buffers, inputs)
         finally:
             for norm, momentum in zip(norms, momenta, strict=True):
                 norm.momentum = momentum

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedflat.algorithms.algorithm import flat_fields, nested_state
 from fedflat.algorithms.slot import Returned
 from fedflat.engines.aggregation import by_samples, uniform, weighted_sum
-from fedflat.engines.contract import Client, Cost, ModelState, Outcome, Training
+from fedflat.engines.contract import Client, CohortRows, Cost, ModelState, Outcome, Training
 from fedflat.engines.table import Table
 
 
@@ -65,7 +65,9 @@ def reduce_rows(
         count * training.algorithm.floats_up(size),
     )
     loss = _stacked([report.loss for report in reports], z).sum() / sum(report.steps for report in reports)
-    return Outcome(returned, nested_state(means), clients, buffers, model.integers if own else reports[0].integers, loss, cost)
+    integers = model.integers if own else reports[0].integers
+    seen = CohortRows(rows, table.buffers[:count])
+    return Outcome(returned, nested_state(means), clients, buffers, integers, loss, cost, seen)
 
 
 def _stacked(values: list[Tensor | float], like: Tensor) -> Tensor:

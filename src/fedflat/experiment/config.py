@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedflat.errors import UserError, one_of
+from fedflat.experiment.observation.what import DEFAULT, WHAT, flatness_values, wanted_names
 
 FORMAT: Literal[1] = 1
 """The version of run folders and configs."""
@@ -32,6 +33,8 @@ SHORT = {
     "weight_decay": "training.weight_decay",
     "clip": "training.clip",
     "every": "evaluation.every",
+    "keep_every": "evaluation.keep_every",
+    "flatness": "flatness",
     "workers": "engine.workers",
     "device": "engine.device",
 }
@@ -98,6 +101,7 @@ class Evaluation(Section):
 
     every: int = Field(1, ge=1, description="rounds between evaluations")
     final: int = Field(0, ge=0, description="so many of the last rounds are each evaluated besides, for a mean over them")
+    keep_every: int | None = Field(None, ge=1, description="also keep every model each so many rounds, the first one included")
     batch: int = Field(500, ge=1, description="examples per forward pass; fewer where they have large masks")
     examples: int | None = Field(
         None, ge=1, description="during the run, look at so many examples of the test set (and of others held out) only, always the same"
@@ -105,6 +109,21 @@ class Evaluation(Section):
     statistics: Literal["averaged", "estimated"] = Field(
         "averaged", description="BatchNorm statistics of averaged models: averaged too, or estimated anew on training data"
     )
+
+
+class Flatness(Section):
+    """What is looked at while a run trains; none of it changes training."""
+
+    every: int | None = Field(None, ge=1, description="rounds between looks, a multiple of evaluation.every; none looks at nothing")
+    what: str = Field(DEFAULT, description="what to look at, joined by commas: " + ", ".join(WHAT) + ", or all")
+    examples: int = Field(500, ge=1, description="training examples that curvature and sharpness are taken on, always the same")
+    clients: int = Field(10, ge=1, description="clients whose data are looked at one by one, always the same")
+    seed: int = Field(0, ge=0, description="seed of these examples and clients")
+
+    @field_validator("what")
+    @classmethod
+    def _known(cls, text: str) -> str:
+        return ",".join(wanted_names(text))
 
 
 class Stop(Section):
@@ -144,8 +163,14 @@ class Config(Section):
     federation: Federation = Federation()
     training: Training = Training()
     evaluation: Evaluation = Evaluation()
+    flatness: Flatness = Field(Flatness(), description="look at flatness while training, for example every=50 or every=50,what=drift+gap")
     stop: Stop = Stop()
     engine: Engine = Engine()
+
+    @field_validator("flatness", mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return flatness_values(value) if isinstance(value, str) else value
 
     @field_validator("algorithm")
     @classmethod
@@ -164,6 +189,12 @@ class Config(Section):
         if self.data.clients is not None and self.federation.per_round > self.data.clients and not fixes_clients(self.data.split):
             raise UserError(
                 f"federation.per_round={self.federation.per_round} is more than data.clients={self.data.clients}; lower it or add clients"
+            )
+        every = self.flatness.every
+        if every is not None and every % self.evaluation.every:
+            raise UserError(
+                f"flatness.every={every} is no multiple of evaluation.every={self.evaluation.every}, and looks are taken at evaluations; "
+                f"use flatness.every={-(-every // self.evaluation.every) * self.evaluation.every} or evaluate more often"
             )
         if self.stop.patience is not None and self.data.validation == 0:
             raise UserError("stop.patience looks at the validation split, and there is none; set data.validation, for example to 0.1")

@@ -22,9 +22,9 @@ from fedflat.engines.task import Task
 from fedflat.engines.totals import Totals
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config
-from fedflat.experiment.federation import CUSTOM, federation
 from fedflat.experiment.fine_tuning import FineTuner, FineTuning
-from fedflat.experiment.record import Record, client_statistics, model_file
+from fedflat.experiment.record import Record, client_statistics
+from fedflat.experiment.reopening import reopen, require_model, state_of
 from fedflat.experiment.scoring import Scorer, Scores, scores_of, spread_over
 
 if TYPE_CHECKING:
@@ -106,13 +106,9 @@ def evaluate(
     for name in wanted:
         if name not in PARTS:
             raise one_of("part to evaluate on", name, PARTS)
-    known = record.models or record.evaluated
-    if model not in known:
-        raise one_of("model of this run", model, known)
-    given = {"data": data, "model": network, "task": task}
-    own = {what: record.own.get(what) if value is None else value for what, value in given.items()}
-    problem, split = _federation(record, model, own)
-    state = record.models[model] if model in record.models else ModelState(*problem.initial())
+    require_model(record, model)
+    problem, split = reopen(record, data=data, network=network, task=task)
+    state = state_of(record, model, problem)
     evaluator = _Evaluator(record.config, problem, split, state, fine_tuning or FineTuning(), corruptions, client_statistics(record))
     parts, missing = {}, {}
     for name in wanted:
@@ -122,28 +118,6 @@ def evaluate(
         except NotAvailable as reason:
             missing[name] = str(reason)
     return Evaluation(model, problem.task.metric, parts, missing)
-
-
-def _federation(record: Record, model: str, own: dict[str, Any]) -> tuple[Problem, Split]:
-    """The run's problem, whose network holds what is frozen, and the whole of a model that lies in the run's folder."""
-    config = record.config
-    for what, name, argument in (("data", config.data.name, "data"), ("model", config.model, "network")):
-        if own[what] is None and name.partition(":")[0] == CUSTOM:
-            raise UserError(
-                f"this run used {what} of your own ({name}); pass it again in Python: fedflat.load(folder).evaluate({argument}=...)"
-            )
-    if model not in record.models:
-        assert record.folder is not None
-        saved = record.folder.path / model_file(model)
-        if not saved.exists():
-            raise UserError(f"{saved} is missing; the run wrote none (yet)")
-        config = config.model_copy(update={"init": saved, "init_head": "given"})
-    elif own["model"] is None and config.training.train == "all":  # nothing is left of what it started from
-        config = config.model_copy(update={"init": None, "init_head": "given"})
-    problem, split = federation(config, **own)
-    if record.history and not all(problem.task.metric in scores for scores in record.history[-1]["test"].values()):
-        raise UserError(f"this run was not scored by {problem.task.metric} but for a task of your own; pass it again in Python: task=...")
-    return problem, split
 
 
 class _Evaluator:

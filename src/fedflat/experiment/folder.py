@@ -89,6 +89,10 @@ class RunFolder:
         lines = self._lines("timing.jsonl")
         return float(lines[-1]["seconds"]) if lines else 0.0
 
+    def flatness_seconds(self) -> float:
+        """How long looks at flatness have taken, of all the time."""
+        return sum(float(line.get("flatness", 0.0)) for line in self._lines("timing.jsonl"))
+
     def _lines(self, name: str) -> list[dict[str, Any]]:
         path = self.path / name
         whole = path.read_text().rpartition("\n")[0] if path.exists() else ""

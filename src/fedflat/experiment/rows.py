@@ -121,6 +121,25 @@ class FileRows(Rows):
         os.close(self._index)
 
 
+class PastRows(FileRows):
+    """The rows of a file as a checkpoint after so many rounds needs them, to look at; the file stays as it is."""
+
+    def __init__(self, folder: Path, width: int, dtype: torch.dtype, rounds: int) -> None:
+        Rows.__init__(self)
+        self._dtype = _NUMPY[dtype]
+        self._bytes = width * self._dtype.itemsize
+        self._place, self._stamps = {}, {}
+        with told_plainly(folder):
+            self._data = os.open(folder / "rows.bin", os.O_RDONLY)
+            self._index = os.open(folder / "index.bin", os.O_RDONLY)
+        self._read_index()
+        self._stamps = {key: [stamp if stamp <= rounds else 0 for stamp in stamps] for key, stamps in self._stamps.items()}
+        self._place = {key: place for key, place in self._place.items() if any(self._stamps[key])}
+
+    def __setitem__(self, key: int, row: Tensor) -> None:
+        raise TypeError("rows of the past are only read")
+
+
 class CachedRows(Rows):
     """Rows of a file that stay in memory, on the device they came from, until a checkpoint or a limit wants them written."""
 

@@ -14,24 +14,24 @@ from torch import Tensor, nn
 
 from fedflat.algorithms import algorithm
 from fedflat.algorithms.algorithm import States, flat_state, nested_state
-from fedflat.algorithms.descent import Descent
-from fedflat.algorithms.rate import Schedule
 from fedflat.averaging import Scene, average_name
 from fedflat.data import Dataset
-from fedflat.engines.aggregation import Aggregation
-from fedflat.engines.contract import Client, Cost, ModelState, Training
-from fedflat.engines.plan import Plan, Sampler
+from fedflat.engines.contract import Client, Cost, ModelState
 from fedflat.engines.task import Task
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
 from fedflat.experiment.engine import engine_for, shortage_told
 from fedflat.experiment.federation import federation
+from fedflat.experiment.files import create_folder
 from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.keeping import Keeping
+from fedflat.experiment.observation.observer import Observer
 from fedflat.experiment.record import STATISTICS_FILE, Record, model_file
 from fedflat.experiment.rows import CachedRows, Rows, cache_size
+from fedflat.experiment.snapshots import FOLDER, cut_snapshots, snapshot_file
 from fedflat.experiment.stopping import Verdict, diverged, stop_early
+from fedflat.experiment.training import sampler_of, training_of
 from fedflat.models import classifier_parameters
 
 CHECKPOINT = "checkpoint/state.safetensors"
@@ -74,15 +74,11 @@ class Run:
         self.folder = RunFolder(folder) if folder else None
         self.history: list[dict[str, Any]] = []
         self._loss = torch.tensor(math.nan)
-        self._training = self._make_training()
-        self._sampler = Sampler(
-            len(self.split.clients),
-            min(config.federation.per_round, len(self.split.clients)),
-            config.federation.sampling,
-            config.federation.dropout,
-        )
+        self._training = training_of(config, self.algorithm, len(self.split.clients))
+        self._sampler = sampler_of(config, len(self.split.clients))
         weights, buffers, integers = self.problem.initial()
         self.server = Server(0, ModelState(weights, buffers, integers), self.algorithm.new_server(weights), Cost())
+        self._observer = Observer(config.flatness, self.problem, self.split, self.algorithm, config.training.rounds)
         self._stores: list[Rows] = []
         self._statistics: dict[int, Tensor] = {}
         self._still = self.problem.still.fingerprint() if self.folder else ""
@@ -125,6 +121,7 @@ class Run:
     def _rounds(self) -> Verdict:
         if self.server.rounds == 0 and not self.history:
             self._evaluate()
+            self._keep()
         while self.server.rounds < self.config.training.rounds:
             self._round()
             done = self.server.rounds == self.config.training.rounds
@@ -134,6 +131,7 @@ class Run:
                 bad = diverged(self.server.model.weights, self.loss, self.algorithm, self.config)
                 if bad:
                     return Verdict("diverged", f"round {self.server.rounds}: {bad}")
+            self._keep()
             if evaluating:
                 self._evaluate()
                 verdict = stop_early(self.history, self.config.stop, self.primary, self.problem.task.metric)
@@ -158,6 +156,8 @@ class Run:
             average.before(number, before)
         cohort = [self._client(i) for i in self._sampler(self.config.seed, number)]
         outcome = self.engine.train(self._training, number, server.model, server.states, cohort)
+        if self._observer.due(number + 1):
+            self._observer.trained(cohort, outcome, server.states)
         weights, states = self.algorithm.aggregate(outcome.returned, outcome.means, server.states)
         for client in outcome.clients:
             self._keeping.write(client)
@@ -202,7 +202,8 @@ class Run:
         return rounds % evaluation.every == 0 or rounds > self.config.training.rounds - evaluation.final
 
     def _evaluate(self) -> None:
-        found = self.engine.evaluate(self.models(), self.problem.held_out)
+        models = self.models()
+        found = self.engine.evaluate(models, self.problem.held_out)
         item = torch.finfo(self.problem.dtype).bits // 8
         cost = self.server.cost
         record: dict[str, Any] = {"round": self.server.rounds, "train_loss": None if math.isnan(self.loss) else self.loss}
@@ -214,10 +215,14 @@ class Run:
             "bytes_down": cost.floats_down * item,
             "bytes_up": cost.floats_up * item,
         }
+        timing: dict[str, Any] = {"round": self.server.rounds}
+        if self._observer.due(self.server.rounds):
+            record["flatness"] = self._observer.figures(models, found)
+            timing["flatness"] = round(self._observer.seconds, 3)
         self.history.append(record)
         if self.folder:
             self.folder.append("metrics.jsonl", record)
-            self.folder.append("timing.jsonl", {"round": self.server.rounds, "seconds": round(self.seconds, 3), "memory": _memory()})
+            self.folder.append("timing.jsonl", {**timing, "seconds": round(self.seconds, 3), "memory": _memory()})
         self._tell("evaluated")
 
     # --- on disk -----------------------------------------------------------------------------------------------------------------
@@ -239,6 +244,7 @@ class Run:
                 store.rewind(0)
             if self.folder:
                 self.folder.cut_metrics(0)
+                cut_snapshots(self.folder.path, 0)
             return 0.0
         self._restore(self.folder)
         return self.folder.seconds()
@@ -290,7 +296,23 @@ class Run:
         for store in self._stores:
             store.rewind(about["rounds"])
         folder.cut_metrics(about["metrics"])
+        cut_snapshots(folder.path, about["rounds"])
         self.history = folder.metrics()
+
+    def _keep(self) -> None:
+        """Keep every model as it is now, where the config asks for it after this round."""
+        every = self.config.evaluation.keep_every
+        if not self.folder or every is None or self.server.rounds % every:
+            return
+        create_folder(self.folder.path / FOLDER)
+        for name, model in self.models().items():
+            self._write(self.folder, snapshot_file(name, self.server.rounds), name, model)
+
+    def _write(self, folder: RunFolder, file: str, name: str, model: ModelState) -> None:
+        about: dict[str, Any] = {"model": self.config.model, "name": name, "rounds": self.server.rounds}
+        if self._still:
+            about["trained"] = list(self.problem.layout.names)
+        folder.write_tensors(file, self.problem.named(*model), about)
 
     def _close(self, verdict: Verdict) -> None:
         self._statistics = self._keeping.statistics(len(self.split.clients))
@@ -300,26 +322,10 @@ class Run:
             named = {str(number): statistics for number, statistics in self._statistics.items()}
             self.folder.write_tensors(STATISTICS_FILE, named, {"rounds": self.server.rounds})
         for name, model in self.models().items():
-            about: dict[str, Any] = {"model": self.config.model, "name": name, "rounds": self.server.rounds}
-            if self._still:
-                about["trained"] = list(self.problem.layout.names)
-            self.folder.write_tensors(model_file(name), self.problem.named(*model), about)
+            self._write(self.folder, model_file(name), name, model)
         self.folder.write_status(verdict.status, rounds=self.server.rounds, reason=verdict.reason)
 
     # --- small things ------------------------------------------------------------------------------------------------------------
-
-    def _make_training(self) -> Training:
-        t, f = self.config.training, self.config.federation
-        return Training(
-            self.algorithm,
-            Descent(t.weight_decay, t.momentum, t.clip, t.clip_mode),
-            Schedule(t.rate, t.decay, t.rounds),
-            Plan(t.batch, t.epochs, t.steps, f.partial),
-            self.config.seed,
-            len(self.split.clients),
-            Aggregation(f.weighting, f.aggregation, f.trim),
-            t.statistics == "own",
-        )
 
     def _whole(self, model: ModelState) -> Tensor:
         return torch.cat([model.weights, model.buffers])

@@ -16,7 +16,9 @@ from fedflat.data import load
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config
 from fedflat.experiment.evaluation import PARTS, Evaluation, evaluate
+from fedflat.experiment.measured import Measured, measured
 from fedflat.experiment.network import network_of
+from fedflat.experiment.observation.afterwards import Afterwards, afterwards
 from fedflat.experiment.record import Record, load_record, saved_tensors
 from fedflat.report.summary import Summary, rounds_to, spread, summarise
 
@@ -93,6 +95,21 @@ class Result:
         ``more`` may be ``fine_tuning``, ``corruptions``, and the ``data``, ``network`` and ``task`` of the run where they are your own.
         """
         return evaluate(self.record, model, on, **more)
+
+    def flatness(self, model: str | None = None, rounds: int | None = None, **more: Any) -> Measured:
+        """One of the run's models, to be measured: ``result.flatness("wima").spectrum()``; by default the one that stands for the run.
+
+        ``rounds`` names a model that was kept on the way. ``more`` may be ``device``, ``precision``, and the ``data``, ``network`` and
+        ``task`` of the run where they are your own.
+        """
+        return measured(self.record, name=model, rounds=rounds, **more)
+
+    def look(self, **wanted: Any) -> Afterwards:
+        """The run over the rounds that it kept: ``result.look().clients()``, ``.gaps()``, ``.seen()``, ``.constants()``, ``.theory()``.
+
+        ``wanted`` may be ``examples``, ``clients``, ``seed``, and ``data``, ``network`` and ``task`` of the run where they are your own.
+        """
+        return afterwards(self.record, **wanted)
 
     def plot(self, metric: str | None = None, over: str = "round") -> Figure:
         """The curve of every evaluated model."""

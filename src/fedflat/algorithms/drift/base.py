@@ -47,6 +47,10 @@ class Drift(Slot):
         """What is uploaded and averaged: D = y_K - z."""
         return at.moved
 
+    def moved(self, displacement: Tensor, client: State) -> Tensor:
+        """y_K - z, from what a client uploaded and what it kept before the round: for whoever looks at local models."""
+        return displacement
+
     def finish(self, at: At) -> tuple[State, State]:
         """What the client keeps, and what it sends beside its displacement."""
         return {}, {}

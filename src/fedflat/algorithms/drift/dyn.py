@@ -40,6 +40,9 @@ class Dyn(Drift):
     def displacement(self, at: At) -> Tensor:
         return at.moved if self.dual_scope == "all" else at.client["a"] + 2 * at.moved
 
+    def moved(self, displacement: Tensor, client: State) -> Tensor:
+        return displacement if self.dual_scope == "all" else (displacement - client["a"]) / 2
+
     def finish(self, at: At) -> tuple[State, State]:
         kept = {"a": at.client["a"] + at.moved}
         if not self.all_mean:

@@ -1,0 +1,33 @@
+"""fedflat flatness: how flat the loss is around the models of runs; the commands of the group are put together here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import typer
+
+from fedflat.cli.flatness_clients import clients
+from fedflat.cli.flatness_curvature import spectrum
+from fedflat.cli.flatness_generalisation import bounds, gap
+from fedflat.cli.flatness_landscape import COMMANDS as LANDSCAPE_COMMANDS
+from fedflat.cli.flatness_log import log
+from fedflat.cli.flatness_sharpness import sharpness
+from fedflat.cli.flatness_stability import stability
+
+flatness = typer.Typer(no_args_is_help=True)
+
+
+@flatness.callback()
+def about() -> None:
+    """How flat the loss is around models of runs: curvature, sharpness, clients, landscapes, generalisation.
+
+    A model is a run's folder (the model that stands for the run), or RUN:MODEL, or RUN:MODEL@ROUND where the run kept models on the way.
+    No run is repeated: clients trains single rounds again, and stability alone trains runs, which are new ones.
+
+    Example: fedflat flatness spectrum runs/fedavg-digits-seed0 runs/fedmoswa-digits-seed0:wima
+    """
+
+
+COMMANDS: tuple[Callable[..., None], ...] = (spectrum, sharpness, *LANDSCAPE_COMMANDS, clients, log, gap, bounds, stability)
+for _command in COMMANDS:
+    flatness.command()(_command)

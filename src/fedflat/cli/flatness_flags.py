@@ -1,0 +1,86 @@
+"""What the commands of fedflat flatness share: how models are named, the flags of a measurement, and progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from fedflat.cli.screen import screen
+from fedflat.errors import UserError
+
+if TYPE_CHECKING:
+    from fedflat.experiment.measured import Measured
+
+MODELS = typer.Argument(metavar="MODEL...", help="models: RUN, RUN:wima, RUN:server@50, or RUN:client3@50, trained again from that round")
+ON = typer.Option("train", "--on", metavar="SET", help="train (what all clients have) or test")
+CLIENT = typer.Option(None, "--client", metavar="I", min=0, help="on the data of one client, counted from 0", show_default=False)
+EXAMPLES = typer.Option(
+    None, "--examples", metavar="N", min=1, help="on so many examples, drawn at random [dim](default: all)[/dim]", show_default=False
+)
+SUBSETS = typer.Option(3, "--subsets", min=1, help="with --examples: how many subsets, for the error bars")
+OUT = typer.Option(
+    None,
+    "--out",
+    metavar="FOLDER",
+    help="where numbers and pictures go [dim](default: a folder in the first run)[/dim]",
+    show_default=False,
+)
+SEED = typer.Option(0, "--seed", min=0, help="seed of everything drawn at random")
+BATCH = typer.Option(
+    None,
+    "--batch",
+    min=1,
+    help="examples in memory at a time [dim](default: by their size; of CIFAR's images 97 on a CPU, 488 on a GPU)[/dim]",
+    show_default=False,
+)
+DEVICE = typer.Option("auto", "--device", metavar="NAME", help="auto, cpu or cuda")
+PRECISION = typer.Option(
+    None, "--precision", metavar="NAME", help="float32, tf32 or float64 [dim](default: float32, or as the run)[/dim]", show_default=False
+)
+
+
+def opened(texts: Sequence[str], silent: bool, device: str, precision: str | None) -> list[Measured]:
+    """The models that texts name, their data fetched beforehand where they are not here."""
+    from fedflat.cli.downloads import fetch_if_missing
+    from fedflat.experiment.local_models import measured_point
+    from fedflat.experiment.measured import reference
+    from fedflat.experiment.record import load_record
+
+    for text in texts:
+        if list(texts).count(text) > 1:
+            raise UserError(f"{text} is listed twice; list each model once")
+        fetch_if_missing(load_record(reference(text).run).config, silent)
+    return [measured_point(text, device=device, precision=precision) for text in texts]
+
+
+def folder_for(model: Measured, kind: str) -> Path:
+    """Where the figures of a model go, unless something else is said."""
+    if model.record.folder is None:
+        raise UserError("this run has no folder to write into; say where with --out")
+    return model.record.folder.path / "flatness" / kind
+
+
+@contextmanager
+def told(silent: bool, first: str = "reading") -> Iterator[Callable[[str], None]]:
+    """On a terminal, what is being done at the moment; nothing in a pipe."""
+    console = screen(stderr=True)
+    if silent or not console.is_terminal:
+        yield lambda text: None
+        return
+    with console.status(first) as status:
+        yield status.update
+
+
+def plus_minus(values: Sequence[float]) -> str:
+    """A mean, and where there are several values their standard deviation.
+
+    >>> plus_minus([1.25]), plus_minus([1.0, 2.0, 3.0])
+    ('1.25', '2 ± 1')
+    """
+    from statistics import fmean, stdev
+
+    return f"{fmean(values):.4g}" if len(values) == 1 else f"{fmean(values):.4g} ± {stdev(values):.2g}"

@@ -1,0 +1,350 @@
+"""fedflat flatness landscape, plane and path: the loss around models, on the plane through them and between them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fedflat.cli.flags import JSON, QUIET
+from fedflat.cli.flatness_flags import DEVICE, PRECISION, SEED
+from fedflat.cli.screen import facts, print_json, screen, shown_seconds, table
+from fedflat.errors import UserError, one_of
+
+if TYPE_CHECKING:
+    from fedflat.experiment.measured import Measured
+    from fedflat.flatness.survey import Landscape, Mark, Tell
+
+SECONDS_BETWEEN_LINES = 5.0
+MODELS = typer.Argument(metavar="MODEL...", help="models: RUN, RUN:wima, RUN:server@50, or RUN:client3@50, trained again from that round")
+POINTS = typer.Option(41, "--points", min=2, help="points along each axis")
+EXAMPLES = typer.Option(
+    None,
+    "--examples",
+    metavar="N",
+    min=1,
+    help="on so many training and as many test examples, drawn at random [dim](default: all)[/dim]",
+    show_default=False,
+)
+VALUE = typer.Option("train_loss", "--value", metavar="NAME", help="what is drawn: train_loss, test_loss, train_error or test_error")
+OUT = typer.Option(
+    None,
+    "--out",
+    metavar="FOLDER",
+    help="where numbers and pictures go [dim](default: a folder in the first run)[/dim]",
+    show_default=False,
+)
+STATISTICS = typer.Option(
+    "interpolated", "--statistics", metavar="HOW", help="BatchNorm statistics between models: interpolated, or estimated anew at each point"
+)
+
+
+def landscape(
+    models: list[str] = MODELS,
+    dimensions: int = typer.Option(2, "--dimensions", min=1, max=2, help="along one random direction or two"),
+    radius: float = typer.Option(1.0, "--radius", help="how far to look, in norms of the model's own filters"),
+    points: int = POINTS,
+    examples: int | None = EXAMPLES,
+    one_dimensional: str = typer.Option(
+        "zero", "--one-dimensional", metavar="HOW", help="biases and the like: zero (not moved), or scaled (moved as one filter each)"
+    ),
+    value: str = VALUE,
+    seed: int = SEED,
+    device: str = DEVICE,
+    precision: str | None = PRECISION,
+    out: Path | None = OUT,
+    as_json: bool = JSON,
+    quiet: bool = QUIET,
+) -> None:
+    """The loss around models, along random directions normalised filter by filter; several models share directions and scale.
+
+    Example: fedflat flatness landscape runs/fedavg-digits-seed0 runs/fedsam-digits-seed0 --points 21 --examples 500
+    """
+    from fedflat.experiment.landscapes import landscapes
+    from fedflat.experiment.loss_and_error import measured_values
+    from fedflat.flatness.directions import ONE_DIMENSIONAL
+    from fedflat.report.landscape_pictures import Panel, contours, lines, surfaces
+
+    _known("way to treat tensors with one dimension", one_dimensional, ONE_DIMENSIONAL)
+    opened = _opened(models, quiet or as_json, device, precision)
+    _known("value to draw", value, measured_values(opened[0].problem.task.metric))
+    with _progress(quiet or as_json) as tell:
+        found = landscapes(
+            opened,
+            dimensions=dimensions,
+            radius=radius,
+            points=points,
+            examples=examples,
+            seed=seed,
+            one_dimensional=one_dimensional,  # type: ignore[arg-type]
+            names=short_names(opened),
+            tell=tell,
+        )
+    panels = [Panel(name, one, _line_below(one)) for name, one in found.items()]
+    drawn = {"contours": contours, "surfaces": surfaces} if dimensions == 2 else {"lines": lines}
+    figures = {name: draw(panels, value) for name, draw in drawn.items()}
+    files = _write(out or _folder(opened[0], "landscape"), found, figures, panels, value)
+    if as_json:
+        print_json({"files": files, "models": {name: _document(one) for name, one in found.items()}})
+        return
+    columns = ("model", "training loss", "test loss", "test error %", f"highest {value} within {radius:g}", "not finite")
+    rows = [_row(name, one, value) for name, one in found.items()]
+    _print(f"Landscapes around {len(found)} model{'s' * (len(found) > 1)}", columns, rows, files, next(iter(found.values())))
+
+
+def plane(
+    models: list[str] = MODELS,
+    points: int = POINTS,
+    margin: float = typer.Option(0.25, "--margin", min=0, help="how far beyond the models to look, as a share of their extent"),
+    examples: int | None = EXAMPLES,
+    statistics: str = STATISTICS,
+    seed: int = SEED,
+    device: str = DEVICE,
+    precision: str | None = PRECISION,
+    out: Path | None = OUT,
+    as_json: bool = JSON,
+    quiet: bool = QUIET,
+) -> None:
+    """The plane through three models, with training loss and test error; further models are marked where they are nearest to it.
+
+    Example: fedflat flatness plane runs/fedavg-digits-seed0 runs/fedsam-digits-seed0 runs/fedmoswa-digits-seed0 --points 21
+    """
+    from fedflat.experiment.landscapes import plane as plane_of
+    from fedflat.report.landscape_pictures import Panel, plane_picture, surfaces
+
+    _known("way to treat BatchNorm statistics", statistics, ("interpolated", "estimated"))
+    if len(models) < 3:
+        raise UserError(f"a plane needs three models, but here {'is' if len(models) == 1 else 'are'} {len(models)}; name more")
+    opened = _opened(models, quiet or as_json, device, precision)
+    with _progress(quiet or as_json) as tell:
+        found = plane_of(
+            opened,
+            points=points,
+            margin=margin,
+            examples=examples,
+            seed=seed,
+            statistics=statistics,  # type: ignore[arg-type]
+            names=short_names(opened),
+            tell=tell,
+        )
+    panel = Panel("", found)
+    shown = [name for name in ("train_loss", "test_error") if name in found.values] or list(found.values)[:1]
+    figures = {"plane": plane_picture(found, shown), "surface": surfaces([panel], shown[0])}
+    files = _write(out or _folder(opened[0], "plane"), {"plane": found}, figures, [panel], shown[0])
+    if as_json:
+        marks = [{"name": mark.name, "at": mark.at, "off": mark.off} for mark in found.marks]
+        print_json({"files": files, "marks": marks, "distances": found.made["distances"]})
+        return
+    columns = ("model", "x", "y", "off the plane", "training loss", "test error %")
+    rows = [
+        (mark.name, *(f"{x:.4g}" for x in mark.at), f"{mark.off:.3g}", *_figures(mark, "train_loss", "test_error")) for mark in found.marks
+    ]
+    _print("The plane through " + ", ".join(mark.name for mark in found.marks[:3]), columns, rows, files, found)
+
+
+def path(
+    first: str = typer.Argument(metavar="MODEL", help="where the way begins: RUN, RUN:wima, RUN:server@50 or RUN:client3@50"),
+    second: str = typer.Argument(metavar="MODEL", help="where it ends"),
+    points: int = POINTS,
+    beyond: float = typer.Option(0.0, "--beyond", min=0, help="how far beyond both ends to look, as a share of the way"),
+    examples: int | None = EXAMPLES,
+    statistics: str = STATISTICS,
+    seed: int = SEED,
+    device: str = DEVICE,
+    precision: str | None = PRECISION,
+    out: Path | None = OUT,
+    as_json: bool = JSON,
+    quiet: bool = QUIET,
+) -> None:
+    """The straight way from one model to another, and the barrier on it: how far the loss rises above the line between its ends.
+
+    Example: fedflat flatness path runs/fedavg-digits-seed0 runs/fedsam-digits-seed0
+    """
+    from fedflat.experiment.landscapes import path as path_of
+    from fedflat.flatness.path import barrier
+    from fedflat.report.landscape_pictures import Panel, path_picture
+
+    _known("way to treat BatchNorm statistics", statistics, ("interpolated", "estimated"))
+    opened = _opened([first, second], quiet or as_json, device, precision)
+    with _progress(quiet or as_json) as tell:
+        found = path_of(
+            opened,
+            points=points,
+            beyond=beyond,
+            examples=examples,
+            seed=seed,
+            statistics=statistics,  # type: ignore[arg-type]
+            names=short_names(opened),
+            tell=tell,
+        )
+    barriers = {name: barrier(found.axes[0], values) for name, values in found.values.items()}
+    shown = [name for name in ("train_loss", "test_error") if name in found.values] or list(found.values)[:1]
+    title = " to ".join(mark.name for mark in found.marks)
+    files = _write(out or _folder(opened[0], "path"), {title: found}, {"path": path_picture(found, shown)}, [Panel(title, found)], shown[0])
+    if as_json:
+        heights = {name: {"height": one.height if isfinite(one.height) else None, "at": one.at} for name, one in barriers.items()}
+        print_json({"files": files, "distance": found.made["distance"], "barriers": heights})
+        return
+    columns = ("value", *(mark.name for mark in found.marks), "barrier", "at")
+    rows = [
+        (name.replace("_", " "), *(f"{mark.values[name]:.4g}" for mark in found.marks), f"{one.height:.4g}", f"{one.at:.3g}")
+        for name, one in barriers.items()
+    ]
+    _print(f"From {title}, {found.made['distance']:.4g} apart", columns, rows, files, found)
+
+
+COMMANDS: tuple[Callable[..., None], ...] = (landscape, plane, path)
+
+
+# --- models ----------------------------------------------------------------------------------------------------------------------
+
+
+def _opened(texts: Sequence[str], silent: bool, device: str, precision: str | None) -> list[Measured]:
+    from fedflat.cli.downloads import fetch_if_missing
+    from fedflat.experiment.local_models import measured_point
+    from fedflat.experiment.measured import reference
+    from fedflat.experiment.record import load_record
+
+    for text in texts:
+        if list(texts).count(text) > 1:
+            raise UserError(f"{text} is listed twice; list each model once")
+        fetch_if_missing(load_record(reference(text).run).config, silent)
+    return [measured_point(text, device=device, precision=precision) for text in texts]
+
+
+def short_names(models: Sequence[Measured]) -> list[str]:
+    """Names to draw by: as short as tells the models apart, the algorithm or the model, both, or the whole text."""
+    from fedflat.experiment.reopening import primary_model
+
+    def model_and_round(model: Measured) -> str:
+        return model.name if model.rounds is None else f"{model.name}@{model.rounds}"
+
+    def algorithm(model: Measured) -> str:
+        usual = model.name == primary_model(model.record) and model.rounds is None
+        return model.record.config.algorithm if usual else f"{model.record.config.algorithm} {model_and_round(model)}"
+
+    same_run = len({model.label.partition(":")[0] for model in models}) == 1 and len(models) > 1
+    found: list[str] = []
+    for name in (model_and_round if same_run else algorithm, lambda model: f"{algorithm(model)} (seed {model.record.config.seed})"):
+        found = [name(model) for model in models]
+        if len(set(found)) == len(found):
+            return found
+    return [model.label for model in models]
+
+
+def _folder(model: Measured, kind: str) -> Path:
+    if model.record.folder is None:
+        raise UserError("this run has no folder to write into; say where with --out")
+    return model.record.folder.path / "flatness" / kind
+
+
+# --- showing ---------------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _progress(silent: bool) -> Iterator[Tell]:
+    """A bar with the time left on a terminal, a line now and then in a pipe."""
+    console = screen(stderr=True)
+    if silent:
+        yield lambda done, total: None
+        return
+    if not console.is_terminal:
+        yield _lines()
+        return
+    from rich import progress
+
+    with progress.Progress(
+        progress.TextColumn("measuring"),
+        progress.BarColumn(bar_width=24),
+        progress.MofNCompleteColumn(),
+        progress.TextColumn("models", style="dim"),
+        progress.TimeRemainingColumn(compact=True),
+        console=console,
+        transient=True,
+    ) as bars:
+        task = bars.add_task("", total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+def _lines() -> Tell:
+    begun = last = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= SECONDS_BETWEEN_LINES and done < total:
+            last = now
+            left = (now - begun) / done * (total - done)
+            screen(stderr=True).print(f"measured {done} of {total} models, about {shown_seconds(left)} left")
+
+    return tell
+
+
+def _write(folder: Path, found: dict[str, Landscape], figures: dict[str, Any], panels: Sequence[Any], value: str) -> dict[str, str]:
+    """Numbers, pictures and the page to turn; returns where each is."""
+    from fedflat.cli.one_run import write_figure
+    from fedflat.experiment.files import write_whole
+    from fedflat.experiment.landscapes import save_landscapes
+    from fedflat.report.landscape_page import landscape_page
+
+    files = {"numbers": folder / "landscape.json"}
+    save_landscapes(files["numbers"], found)
+    for name, figure in figures.items():
+        for ending in ("png", "pdf"):
+            files[f"{name} ({ending})"] = folder / f"{name}.{ending}"
+            write_figure(figure, folder / f"{name}.{ending}")
+    files["to turn"] = folder / "landscape.html"
+    write_whole(files["to turn"], landscape_page(panels, value, "Landscape"))
+    return {name: str(path) for name, path in files.items()}
+
+
+def _print(heading: str, columns: Sequence[str], rows: Sequence[Sequence[object]], files: dict[str, str], one: Landscape) -> None:
+    console = screen()
+    console.print()
+    console.print(heading, style="bold", markup=False)
+    counts = ", ".join(f"{count} {name} examples" for name, count in one.made["examples"].items())
+    console.print(f"{one.made['data']}, {counts}", style="dim", markup=False)
+    console.print()
+    console.print(table(columns, rows, numbers=columns[1:]))
+    console.print()
+    console.print(facts(files))
+
+
+def _row(name: str, one: Landscape, value: str) -> tuple[object, ...]:
+    import numpy as np
+
+    values = one.values[value]
+    finite = values[np.isfinite(values)]
+    bad = one.not_finite(value)
+    return (
+        name,
+        *_figures(one.marks[0], "train_loss", "test_loss", "test_error"),
+        f"{finite.max():.4g}" if len(finite) else None,
+        f"{bad} of {values.size}" if bad else "0",
+    )
+
+
+def _figures(mark: Mark, *names: str) -> list[str | None]:
+    """Figures of a model itself, as they are shown."""
+    shown = {name: f"{100 * value:.2f}" if name.endswith("error") else f"{value:.4g}" for name, value in mark.values.items()}
+    return [shown.get(name) for name in names]
+
+
+def _line_below(one: Landscape) -> str:
+    (error,) = _figures(one.marks[0], "test_error")
+    return "" if error is None else f"test error {error} %"
+
+
+def _document(one: Landscape) -> dict[str, Any]:
+    at_model = {name: value if isfinite(value) else None for name, value in one.marks[0].values.items()}
+    return {"at_model": at_model, "not_finite": {name: one.not_finite(name) for name in one.values}, "made": one.made}
+
+
+def _known(what: str, word: str, words: Sequence[str]) -> None:
+    if word not in words:
+        raise one_of(what, word, words)

@@ -1,0 +1,32 @@
+"""From a config to how every client trains and who takes part."""
+
+from __future__ import annotations
+
+from fedflat.algorithms import Algorithm
+from fedflat.algorithms.descent import Descent
+from fedflat.algorithms.rate import Schedule
+from fedflat.engines.aggregation import Aggregation
+from fedflat.engines.contract import Training
+from fedflat.engines.plan import Plan, Sampler
+from fedflat.experiment.config import Config
+
+
+def training_of(config: Config, algorithm: Algorithm, clients: int) -> Training:
+    """How the clients of a config train."""
+    t, f = config.training, config.federation
+    return Training(
+        algorithm,
+        Descent(t.weight_decay, t.momentum, t.clip, t.clip_mode),
+        Schedule(t.rate, t.decay, t.rounds),
+        Plan(t.batch, t.epochs, t.steps, f.partial),
+        config.seed,
+        clients,
+        Aggregation(f.weighting, f.aggregation, f.trim),
+        t.statistics == "own",
+    )
+
+
+def sampler_of(config: Config, clients: int) -> Sampler:
+    """Who takes part in which round."""
+    f = config.federation
+    return Sampler(clients, min(f.per_round, clients), f.sampling, f.dropout)

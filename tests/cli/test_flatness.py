@@ -1,0 +1,116 @@
+"""fedflat flatness spectrum and sharpness: tables, documents, pictures and mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+FEW = ("--eigenvalues", "6", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small run that kept its models on the way."""
+    from .conftest import SMALL, call
+
+    folder = tmp_path_factory.mktemp("kept") / "run"
+    flags = ("--model", "mlp(hidden=4)", "--keep-every", "2", "--clients", "10", "--per-round", "3")
+    assert call("run", "fedavg+wima", *SMALL, *flags, "--quiet", "--out", folder).exit_code == 0
+    return folder
+
+
+def told(result, sentence: str) -> None:
+    assert result.exit_code == 2, result.output
+    assert sentence in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_a_table_a_document_and_a_picture(fedflat, run):
+    result = fedflat("flatness", "spectrum", run, f"{run}:server@2", *FEW, "--trace-draws", "4")
+    assert result.exit_code == 0 and result.stderr == ""
+    for word in ("wima", "server", "lambda_max / lambda_5", "lambda_min", "products", "float32, by lanczos", "±"):
+        assert word in result.stdout
+    document = json.loads((run / "flatness/spectrum/spectrum.json").read_text())
+    wima, server = document["models"].values()
+    assert (wima["model"], server["model"]) == (f"{run}:wima", f"{run}:server@2")
+    (found,) = wima["subsets"]
+    assert len(found["eigenvalues"]) == 6 and found["eigenvalues"][0] == found["lambda_max"] and found["converged"]
+    assert found["trace"]["low"] < found["trace"]["value"] < found["trace"]["high"]
+    assert (run / "flatness/spectrum/spectrum.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_subsets_have_error_bars_and_the_same_seed_the_same_numbers(fedflat, run):
+    flags = (run, *FEW, "--examples", "60", "--subsets", "2", "--trace-draws", "0", "--json")
+    (first,), (again,) = (json.loads(fedflat("flatness", "spectrum", *flags, "--out", out).stdout)["models"].values() for out in ("a", "b"))
+    one, other = first["subsets"]
+    assert one["examples"] == other["examples"] == 60 and one["lambda_max"] != other["lambda_max"]
+    assert [s["eigenvalues"] for s in again["subsets"]] == [one["eigenvalues"], other["eigenvalues"]]
+    shown = fedflat("flatness", "spectrum", *flags[:-1], "--out", "c").stdout
+    assert "2 subsets of 60 of" in shown and "± standard deviation over subsets" in shown
+
+
+def test_clients_and_the_test_set(fedflat, run):
+    def losses(*flags: str) -> float:
+        result = fedflat("flatness", "spectrum", run, "--eigenvalues", "1", "--trace-draws", "0", "--json", "--out", "o", *flags)
+        (found,) = json.loads(result.stdout)["models"].values()
+        return found["subsets"][0]["loss"]
+
+    assert len({losses(), losses("--on", "test"), losses("--client", "0"), losses("--client", "1")}) == 4
+
+
+def test_power_iteration_and_density(fedflat, run):
+    flags = ("--method", "power", "--iterations", "5", "--density", "--density-draws", "2", "--density-steps", "6", "--trace-draws", "2")
+    result = fedflat("flatness", "spectrum", run, *FEW, *flags, "--out", "here")
+    assert result.exit_code == 0 and "by power" in result.stdout
+    assert "Not all eigenvalues of" in result.stdout and "have converged: residuals up to" in result.stdout
+    (found,) = json.loads(Path("here/spectrum.json").read_text())["models"].values()
+    assert len(found["subsets"][0]["density"]["nodes"]) == 2 and found["subsets"][0]["products"] <= 6 * 5 + 2 + 12
+
+
+def test_a_clients_own_model(fedflat, run):
+    result = fedflat("flatness", "spectrum", f"{run}:server", f"{run}:client0", *FEW, "--trace-draws", "0", "--out", "o")
+    assert result.exit_code == 0 and "client0" in result.stdout
+
+
+def test_sharpness_of_every_kind(fedflat, run):
+    result = fedflat("flatness", "sharpness", run, f"{run}:server", "--ascent-steps", "3", "--directions", "3")
+    assert result.exit_code == 0 and result.stderr == ""
+    for word in ("sam, rho 0.05", "asam, rho 0.5", "average, rho 0.05", "3 steps of ascent", "wima", "server"):
+        assert word in result.stdout
+    flags = ("--kind", "sam", "--rho", "0.05", "--rho", "0.5", "--examples", "50", "--subsets", "2", "--json")
+    document = json.loads(fedflat("flatness", "sharpness", run, *flags).stdout)
+    (model,) = document["models"].values()
+    small, large = model["sharpness"]
+    assert len(small) == 2 and 0 < small[0]["value"] < large[0]["value"] and small[0]["rho"] == 0.05
+    assert json.loads((run / "flatness/sharpness/sharpness.json").read_text())["models"] == document["models"]
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "sentence"),
+    [
+        ("", ("--eigenvalues", "100000"), "100000 eigenvalues of a model with"),
+        ("", ("--method", "qr"), "no method for eigenvalues 'qr'"),
+        ("", ("--on", "tset"), "no data to measure on 'tset'; did you mean test"),
+        ("", ("--client", "10"), "there is no client 10; this run has 10, counted from 0"),
+        ("", ("--client", "0", "--on", "test"), "clients have training data alone"),
+        ("", ("--examples", "100000"), "a subset of 100000 examples is not possible"),
+        ("", ("--precision", "bf16"), "no precision to measure in 'bf16'"),
+        (":wina", (), "no model of this run 'wina'; did you mean wima"),
+        ("@7", (), "has not kept wima after round 7; it has rounds 2"),
+        ("/nothing", (), "there is no run in"),
+    ],
+)
+def test_mistakes(fedflat, run, model, flags, sentence):
+    told(fedflat("flatness", "spectrum", f"{run}{model}", *flags), sentence)
+
+
+def test_runs_without_models(fedflat, run, small):
+    fedflat("run", *small, "--quiet", "--out", "r")
+    told(fedflat("flatness", "spectrum", "r@2"), "runs keep models on the way with --keep-every N")
+    Path("r/model.safetensors").unlink()
+    told(fedflat("flatness", "spectrum", "r"), "model.safetensors is missing")
+    Path("r/metrics.jsonl").write_text("")
+    told(fedflat("flatness", "spectrum", "r"), "has no models to measure yet")
+    told(fedflat("flatness", "sharpness", run, "--kind", " , "), "no kind of sharpness is asked for")
+    told(fedflat("flatness", "sharpness", run, run), "is listed twice")

@@ -1,0 +1,174 @@
+"""fedflat flatness clients, gap, bounds, stability: from the command line to tables, JSON and pictures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from .conftest import call
+
+TINY = (
+    *("--rounds", "4", "--steps", "2", "--workers", "1", "--device", "cpu", "--quiet"),
+    *("--clients", "8", "--per-round", "3", "--model", "mlp(hidden=8)"),
+)
+LITTLE = ("--examples", "40", "--clients", "2")
+
+
+@pytest.fixture(scope="module")
+def looked_at(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that kept models on the way, logged its cohorts, and has clients that never trained."""
+    folder = tmp_path_factory.mktemp("looked-at") / "run"
+    split = "dirichlet(alpha=0.1)+held-out"
+    result = call("run", "fedsam+wima", *TINY, "--split", split, "--keep-every", 2, "--flatness", "every=2,what=drift", "--out", folder)
+    assert result.exit_code == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def with_variates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("variates") / "run"
+    assert call("run", "scaffold", *TINY, "--keep-every", 2, "--out", folder).exit_code == 0
+    return folder
+
+
+def drawn(path: Path) -> bool:
+    """Whether a picture shows something: several shades, in grey too."""
+    return len(np.unique(np.asarray(Image.open(path).convert("L")))) > 20
+
+
+def document(*arguments: object) -> dict:
+    result = call(*arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_clients_over_rounds(looked_at: Path) -> None:
+    found = document("flatness", "clients", looked_at, *LITTLE)
+    rounds = [(one["round"], one["source"]) for one in found["rounds"]]
+    assert rounds == [(1, "trained again"), (2, "logged"), (3, "trained again"), (4, "logged"), (5, "trained again")]
+    again = found["rounds"][2]
+    assert len(again["local"]["lambda_max"]) == len(again["clients"]) == 3
+    assert all(value > 0 for value in again["local"]["lambda_max"].values())
+    assert [one["round"] for one in found["models"]] == [0, 2, 4]
+    assert len(found["forgetting"]) == 10
+    assert not found["not_trained_again"]
+    assert drawn(looked_at / "flatness" / "clients" / "clients.png")
+
+
+def test_clients_as_tables(with_variates: Path) -> None:
+    result = call("flatness", "clients", with_variates, "--client", 5, "--client", 1, "--variates", "--no-curvature", *LITTLE)
+    assert result.exit_code == 0
+    assert "Clients of round 5" in result.stdout
+    assert "norm of drift.c" in result.stdout
+    assert "Rounds after 2 cannot be trained again: scaffold needs its clients' vectors" in result.stdout
+    lines = [line.split()[0] for line in result.stdout.partition("Clients of round 5")[2].splitlines() if line.strip()]
+    assert lines[2:4] == ["5", "1"]
+
+
+def test_averages_are_looked_at_too(looked_at: Path) -> None:
+    found = document("flatness", "bounds", looked_at, "--model", "wima", *LITTLE)
+    assert [one["round"] for one in found["rounds"]] == [2, 4]
+    seen = document("flatness", "clients", looked_at, "--model", "wima", "--no-curvature", *LITTLE)["models"]
+    record = json.loads((looked_at / "metrics.jsonl").read_text().splitlines()[-1])
+    accuracies = np.array(list(seen[-1]["accuracy"]["classes"].values()))
+    assert np.average(accuracies, weights=class_sizes()) == pytest.approx(record["test"]["wima"]["accuracy"])
+
+
+def class_sizes() -> np.ndarray:
+    from fedflat.data import load
+
+    return np.bincount(np.asarray(load("digits").test.targets))
+
+
+def test_the_gap_of_every_kept_model(looked_at: Path) -> None:
+    found = document("flatness", "gap", looked_at)["models"]
+    assert {name: [one["round"] for one in looks] for name, looks in found.items()} == {"server": [0, 2, 4], "wima": [2, 4]}
+    last = found["server"][-1]
+    assert last["gap"] == pytest.approx(last["test_loss"] - last["train_loss"])
+    assert last["participation_gap"] == pytest.approx(last["unseen_loss"] - last["train_loss"])
+    record = json.loads((looked_at / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["test_loss"] == pytest.approx(record["test"]["server"]["loss"])
+    assert drawn(looked_at / "flatness" / "gap" / "gap.png")
+    shown = call("flatness", "gap", looked_at).stdout
+    assert "participation gap" in shown
+    assert f"{last['gap']:.3g}" in shown
+
+
+def test_bounds_say_what_they_rest_on(looked_at: Path) -> None:
+    found = document("flatness", "bounds", looked_at, *LITTLE)
+    seen = [one["constants"] for one in found["rounds"]]
+    assert found["constants"] == {name: max(one[name] for one in seen) for name in seen[0]}
+    assert set(found["as_printed"]) == {"fedsam", "fedswa", "fedmoswa"}
+    assert found["as_printed"]["fedmoswa"]["log10"] <= found["as_printed"]["fedswa"]["log10"]
+    assert found["largest_rate"] == pytest.approx(1 / (found["constants"]["smoothness"] * 2 * 4))
+    assert [one["met"] for one in found["conditions"]] == [True, False, False, True]
+    assert drawn(looked_at / "flatness" / "bounds" / "bounds.png")
+    shown = call("flatness", "bounds", looked_at, *LITTLE).stdout
+    assert "not met: 3 of" in shown
+    assert "the loss of guessing" in shown
+
+
+def test_stability(tmp_path: Path) -> None:
+    arguments = ("flatness", "stability", "fedmoswa", "--rounds", 3, "--steps", 2, "--device", "cpu", "--twins", 2, "--examples", 30)
+    found = document(*arguments, "--out", tmp_path / "s")
+    assert [look["round"] for look in found["rounds"]] == [1, 2, 3]
+    assert all(distance > 0 for distance in found["rounds"][0]["distance"])
+    assert [swap["first_round"] for swap in found["swaps"]] == [1, 1]
+    assert json.loads((tmp_path / "s" / "stability.json").read_text())["rounds"] == found["rounds"]
+    assert drawn(tmp_path / "s" / "stability.png")
+    again = call(*arguments, "--every", 2, "--out", tmp_path / "again").stdout
+    assert f"{np.mean(found['rounds'][-1]['distance']):.3g}" in again
+
+
+def test_logs_beside_one_another(looked_at: Path, with_variates: Path, tmp_path: Path) -> None:
+    little = ("--flatness", "every=4,what=all", "--set", "flatness.examples=20", "--set", "flatness.clients=2")
+    call("run", "fedcm", *TINY, *little, "--seed", 1, "--out", tmp_path / "cm")
+    found = document("flatness", "log", looked_at, tmp_path / "cm", "--out", tmp_path)["runs"]
+    assert list(found) == ["fedsam+wima, seed 0", "fedcm, seed 1"]
+    assert found["fedsam+wima, seed 0"]["log"].keys() == {"cosine", "diversity"}
+    history = [json.loads(line) for line in (tmp_path / "cm" / "metrics.jsonl").read_text().splitlines()]
+    log = found["fedcm, seed 1"]["log"]
+    assert log["lambda_max"] == [[one["round"], one["flatness"]["models"]["server"]["lambda_max"]] for one in history if "flatness" in one]
+    assert {"sharpness", "gap", "momentum", "local lambda_max", "worst class", "features", "L", "sigma", "sigma_g"} <= log.keys()
+    assert json.loads((tmp_path / "log.json").read_text())["runs"] == found
+    assert "2 looks took" in call("flatness", "log", looked_at).stdout
+    assert drawn(looked_at / "flatness" / "log" / "log.png")
+    refused = call("flatness", "log", with_variates)
+    assert "has logged nothing about flatness; run it with --flatness every=N" in " ".join(refused.stderr.split())
+
+
+def test_a_run_says_what_looking_cost(looked_at: Path, with_variates: Path) -> None:
+    assert "for flatness" in call("show", looked_at).stdout
+    assert "for flatness" not in call("show", with_variates).stdout
+    assert document("show", looked_at)["flatness_seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("clients", "{run}", "--client", 99), "there is no client 99; this run has 6 clients, numbered from 0 to 5"),
+        (("clients", "{run}", "--variates"), "clients of fedsam+wima keep no control variate or dual"),
+        (("gap", "nowhere"), "there is no run in nowhere"),
+        (("bounds", "{run}", "--model", "wimma"), "there is no model of this run 'wimma'; did you mean wima?"),
+        (("stability", "fedavg", "--client", 70), "there is no client 70; this run has 50 clients"),
+        (("stability", "fedavgg"), "there is no algorithm 'fedavgg'"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(looked_at: Path, tmp_path: Path, monkeypatch, arguments, sentence) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = call("flatness", *(str(one).format(run=looked_at) for one in arguments))
+    assert result.exit_code != 0
+    assert sentence in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
+
+
+def test_a_run_that_kept_nothing(tmp_path: Path) -> None:
+    call("run", "fedavg", *TINY, "--out", tmp_path / "a")
+    for part in ("checkpoint/state.safetensors", "model.safetensors"):
+        (tmp_path / "a" / part).unlink()
+    result = call("flatness", "clients", tmp_path / "a")
+    assert "has kept nothing to look at: no checkpoint (yet), no models on the way" in " ".join(result.stderr.split())

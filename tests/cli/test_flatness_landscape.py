@@ -1,0 +1,108 @@
+"""fedflat flatness landscape, plane and path: files, tables, JSON, and mistakes in one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedflat.cli import flatness_landscape
+from fedflat.cli.flatness_landscape import short_names
+from fedflat.experiment.local_models import measured_point
+
+from .conftest import Fedflat
+
+FAST = ("--points", "3", "--examples", "40", "--device", "cpu")
+
+
+def runs_of(compared: Path) -> list[Path]:
+    return sorted(path.parent for path in compared.rglob("config.yaml"))
+
+
+def test_several_runs_are_drawn_on_one_scale(fedflat: Fedflat, compared: Path, tmp_path: Path) -> None:
+    one, other = (run for run in runs_of(compared) if run.name == "seed-0")
+    result = fedflat("flatness", "landscape", one, other, *FAST, "--out", tmp_path / "drawn")
+    assert result.exit_code == 0
+    assert "fedavg" in result.stdout
+    assert "fedsam" in result.stdout
+    assert "40 train examples, 40 test examples" in result.stdout
+    files = {path.name for path in (tmp_path / "drawn").iterdir()}
+    assert files == {"landscape.json", "contours.png", "contours.pdf", "surfaces.png", "surfaces.pdf", "landscape.html"}
+
+
+def test_one_dimension_as_json(fedflat: Fedflat, finished: Path, tmp_path: Path) -> None:
+    result = fedflat("flatness", "landscape", finished, *FAST, "--dimensions", "1", "--out", tmp_path / "drawn", "--json")
+    found = json.loads(result.stdout)
+    (model,) = found["models"].values()
+    assert model["made"]["radius"] == 1.0
+    assert model["not_finite"]["train_loss"] == 0
+    assert Path(found["files"]["lines (png)"]).exists()
+    saved = json.loads(Path(found["files"]["numbers"]).read_text())["landscapes"]
+    assert next(iter(saved.values()))["marks"][0]["values"]["train_loss"] == model["at_model"]["train_loss"]
+
+
+def test_a_plane_through_the_models_of_one_run(fedflat: Fedflat, finished: Path) -> None:
+    result = fedflat("flatness", "plane", finished, f"{finished}:server", f"{finished}:client3", *FAST)
+    assert result.exit_code == 0
+    assert "The plane through wima, server, client3" in result.stdout
+    assert (finished / "flatness" / "plane" / "plane.png").exists()
+
+
+def test_a_path_and_its_barrier_as_json(fedflat: Fedflat, finished: Path, tmp_path: Path) -> None:
+    result = fedflat("flatness", "path", finished, f"{finished}:server", *FAST, "--json", "--out", tmp_path / "drawn")
+    found = json.loads(result.stdout)
+    assert found["distance"] > 0
+    assert found["barriers"]["train_loss"]["height"] >= 0
+    assert (tmp_path / "drawn" / "path.pdf").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("landscape", "RUN", "--radius", "0"), "a landscape of radius 0 is not possible; expected a number above 0"),
+        (("landscape", "RUN", "--one-dimensional", "kept"), "expected one of scaled, zero"),
+        (("landscape", "RUN", "--value", "loss"), "there is no value to draw 'loss'"),
+        (("landscape", "RUN", "RUN"), "is listed twice"),
+        (("landscape", "RUN:vima"), "there is no model of this run 'vima'; did you mean wima?"),
+        (("plane", "RUN", "RUN:server"), "a plane needs three models, but here are 2"),
+        (("plane", "RUN", "RUN:server", "RUN:client999"), "there is no client 999"),
+        (("path", "RUN", "RUN:client3@1"), "has not kept server after round 1"),
+        (("path", "RUN", "RUN:server", "--statistics", "mean"), "expected one of estimated, interpolated"),
+    ],
+)
+def test_mistakes_are_told_in_one_sentence(fedflat: Fedflat, finished: Path, arguments: tuple[str, ...], sentence: str) -> None:
+    words = [str(word).replace("RUN", str(finished)) for word in arguments]
+    result = fedflat("flatness", *words, *FAST)
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+    assert result.stderr.startswith("fedflat: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_names_are_as_short_as_tells_models_apart(finished: Path, compared: Path) -> None:
+    def names(*texts: object) -> list[str]:
+        return short_names([measured_point(str(text), device="cpu") for text in texts])
+
+    one, two, *others = runs_of(compared)
+    assert names(one, next(run for run in others if run.parent != one.parent)) == ["fedavg", "fedsam"]
+    assert names(one, two) == ["fedavg (seed 0)", "fedavg (seed 1)"]
+    assert names(finished, f"{finished}:server") == ["wima", "server"]
+    assert names(finished, one, f"{one}:client2") == ["fedmoswa+wima", "fedavg", "fedavg client2"]
+
+
+def test_in_a_pipe_a_line_now_and_then_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    clock = iter([0.0, 2.0, 10.0, 11.0, 40.0])
+    monkeypatch.setattr(flatness_landscape.time, "monotonic", lambda: next(clock))
+    with flatness_landscape._progress(silent=False) as tell:
+        for done in (5, 20, 22, 80):
+            tell(done, 80)
+    assert capsys.readouterr().err == "measured 20 of 80 models, about 30.0 s left\n"
+    with flatness_landscape._progress(silent=True) as tell:
+        tell(1, 2)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("command", ["landscape", "plane", "path"])
+def test_help_has_an_example(fedflat: Fedflat, command: str) -> None:
+    assert f"fedflat flatness {command} runs/" in fedflat("flatness", command, "--help").stdout

@@ -1,0 +1,145 @@
+"""Looks at flatness while a run trains: what they say, and that they change nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fedflat
+from fedflat.errors import UserError
+from fedflat.experiment.config import config
+from fedflat.experiment.observation.what import WHAT, flatness_values, wanted_names
+
+SETTINGS = {"rounds": 4, "clients": 8, "per_round": 3, "steps": 2, "workers": 1, "device": "cpu", "model": "mlp(hidden=8)"}
+
+
+def run(text: str = "scaffold+wima", out: Path | None = None, **more):
+    return fedflat.run(text, out=out, **{**SETTINGS, **more})
+
+
+def records(result) -> list[dict]:
+    return [{name: value for name, value in record.items() if name != "flatness"} for record in result.history]
+
+
+def looks(result) -> dict[int, dict]:
+    return {record["round"]: record["flatness"] for record in result.history if "flatness" in record}
+
+
+def restless(dropped: float = 0.0) -> nn.Module:
+    """A model with statistics that move, and units that are dropped at random."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(dropped), nn.Linear(12, 10))
+
+
+@pytest.mark.parametrize(
+    ("text", "more"),
+    [
+        ("fedmoswa+wima", {}),
+        ("fedwmsam", {"engine__name": "lanes"}),
+        ("fedavg+sam", {"model": restless(0.3), "training__momentum": 0.5}),
+        ("scaffold", {"model": restless(), "training__statistics": "own", "data__augmentation": "mixup"}),
+    ],
+)
+def test_training_is_the_same_to_the_bit(text: str, more: dict) -> None:
+    more = {**more, "rounds": 3}
+    without, beside = run(text, **more), run(text, **more, flatness="every=2,what=all", flatness__examples=20, flatness__clients=2)
+    assert records(without) == records(beside)
+    for name, model in without.record.models.items():
+        assert torch.equal(model.weights, beside.record.models[name].weights)
+        assert torch.equal(model.buffers, beside.record.models[name].buffers)
+
+
+def test_everything_asked_for_is_there() -> None:
+    found = looks(run(flatness="every=2,what=all", flatness__examples=50, flatness__clients=3))
+    assert list(found) == [0, 2, 4]
+    assert "cohort" not in found[0]
+    last = found[4]
+    assert last.keys() == {"models", "accuracy", "features", "constants", "gradients", "cohort"}
+    assert last["models"].keys() == {"server", "wima"}
+    assert last["models"]["wima"].keys() == {"lambda_max", "sharpness", "train_loss", "test_loss", "gap", "accuracy_gap"}
+    cohort = last["cohort"]
+    assert len(cohort["clients"]) == len(cohort["cosine"]) == len(cohort["local"]["lambda_max"]) == 3
+    assert cohort["client_vectors"].keys() == cohort["server_vectors"].keys() == {"drift.c"}
+    assert len(last["accuracy"]["classes"]) == 10
+    assert len(last["features"]) == len(last["accuracy"]["clients"]) == 3
+    assert json.loads(json.dumps(last)) == last
+
+
+def test_the_last_round_is_looked_at_whatever_the_interval() -> None:
+    assert list(looks(run(flatness="every=3,what=drift"))) == [0, 3, 4]
+    assert not looks(run())
+
+
+def test_engines_agree() -> None:
+    what = {"flatness": "every=2,what=drift+clients+gap", "engine__precision": "float64"}
+    loop, lanes = (looks(run("fedmoswa", engine__name=name, **what)) for name in ("loop", "lanes"))
+    for one, other in ((loop[4]["cohort"], lanes[4]["cohort"]), (loop[4]["models"]["server"], lanes[4]["models"]["server"])):
+        flat, same = (json.loads(json.dumps(some), parse_float=lambda text: round(float(text), 5)) for some in (one, other))
+        assert flat == same
+
+
+def test_workers_show_the_same_rows() -> None:
+    one, two = (run("scaffold", workers=count, rounds=2, flatness="every=1,what=drift") for count in (1, 2))
+    assert one.history == two.history
+
+
+def test_a_resumed_run_ends_with_the_same_log(tmp_path: Path) -> None:
+    what = {
+        "flatness": "every=2,what=lambda_max+drift+noise",
+        "flatness__examples": 40,
+        "flatness__clients": 2,
+        "engine__checkpoint_every": 1,
+    }
+    run(out=tmp_path / "whole", **what)
+
+    class Stop(fedflat.Callback):
+        def evaluated(self, run) -> None:
+            if run.server.rounds == 3:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(out=tmp_path / "halves", callbacks=[Stop()], **what)
+    fedflat.resume(tmp_path / "halves")
+    assert (tmp_path / "halves" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+    timing = [json.loads(line) for line in (tmp_path / "whole" / "timing.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in timing if "flatness" in line] == [0, 2, 4]
+
+
+@pytest.mark.parametrize("text", ["fedavg", "scaffold"])
+def test_a_run_that_diverges_says_so_and_nothing_else(text: str) -> None:
+    """Looks at weights that are no longer finite have no figures; the run ends as it would without them."""
+    settings = {"rate": 1e25, "model": "mlp(hidden=8,layers=2)", "steps": 4}
+    without, beside = run(text, **settings), run(text, **settings, flatness="every=1,what=all", flatness__examples=20, flatness__clients=2)
+    assert without.status == beside.status == "diverged"
+    assert without.record.reason == beside.record.reason
+
+
+def test_the_text_of_the_short_form() -> None:
+    assert flatness_values("50") == {"every": 50}
+    assert flatness_values("every=5, what=drift+gap ,examples=100") == {"every": 5, "what": "drift,gap", "examples": 100}
+    assert config({"flatness": "every=5"}).flatness.every == 5
+    assert wanted_names("all") == list(WHAT)
+    made = fedflat.api.make_config(config({"flatness": {"every": 5, "seed": 3}}), {"flatness": "what=drift"})
+    assert made.flatness.model_dump() == {"every": 5, "what": "drift", "examples": 500, "clients": 10, "seed": 3}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"flatness": "every"}, "cannot read 'every' in --flatness 'every'; expected every=50"),
+        ({"flatness": "every=2,what=drfit"}, "there is no thing to look at 'drfit'; did you mean drift"),
+        ({"flatness": "every=2,what=,"}, "cannot read 'what='"),
+        ({"flatness": {"what": " "}}, "flatness.what is empty"),
+        ({"flatness": "every=0"}, "flatness.every=0 is not possible"),
+        ({"flatness": "evry=2"}, "there is no setting in flatness 'evry'"),
+        ({"flatness": "every=5", "evaluation": {"every": 2}}, "use flatness.every=6"),
+    ],
+)
+def test_bad_input_in_a_sentence(values: dict, words: str) -> None:
+    with pytest.raises(UserError) as found:
+        config(values)
+    assert words in str(found.value)

@@ -1,0 +1,154 @@
+"""Rounds of a run trained again: to the bit, and without a trace in its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fedflat
+from fedflat.algorithms import algorithm
+from fedflat.errors import UserError
+from fedflat.experiment.observation.afterwards import afterwards
+from fedflat.experiment.record import load_record
+from fedflat.experiment.replay import Replay, needs_vectors
+
+SETTINGS = {"clients": 12, "per_round": 4, "steps": 2, "workers": 1, "device": "cpu", "model": "mlp(hidden=8)"}
+
+
+def run(folder: Path, text: str, rounds: int = 3, **more):
+    return fedflat.run(text, out=folder, rounds=rounds, **SETTINGS, **more)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("text", ["scaffold", "fedwmsam", "fedadam", "feddyn+sam", "fedavg"])
+def test_the_next_round_from_a_checkpoint_is_the_one_that_a_longer_run_takes(tmp_path: Path, text: str) -> None:
+    run(tmp_path / "short", text, 3)
+    longer = run(tmp_path / "long", text, 5)
+    before = contents(tmp_path / "short")
+    look = afterwards(load_record(tmp_path / "short"))
+    moments, why = look.moments()
+    assert [moment.rounds for moment in moments] == [0, 3]
+    assert not why
+    for moment in moments:
+        replay = Replay(look.config, look.problem, look.split, moment, workers=1)
+        while replay.moment.rounds < 5:
+            replay.advance()
+        assert torch.equal(replay.moment.model.weights, longer.record.models["server"].weights)
+    assert contents(tmp_path / "short") == before
+
+
+def test_training_again_changes_nothing_until_it_is_taken(tmp_path: Path) -> None:
+    run(tmp_path / "a", "scaffold")
+    look = afterwards(load_record(tmp_path / "a"))
+    replay = Replay(look.config, look.problem, look.split, look.moments()[0][-1], workers=1)
+    members = replay.members()
+    first, second = replay.train(members), replay.train(members)
+    assert torch.equal(first.returned.displacement, second.returned.displacement)
+    assert replay.moment.rounds == 3
+
+
+def test_every_kept_model_can_be_taken_up_where_an_algorithm_keeps_nothing(tmp_path: Path) -> None:
+    run(tmp_path / "a", "fedsam", 4, keep_every=2, flatness="every=1,what=drift")
+    look = afterwards(load_record(tmp_path / "a"))
+    again, why = look.clients(curvature=False)
+    assert [one["round"] for one in again] == [1, 3, 5]
+    assert not why
+    logged = {one["round"]: one for one in look.logged()}
+    for one in again[:2]:
+        assert one["cosine"] == logged[one["round"]]["cosine"]
+        assert one["clients"] == logged[one["round"]]["clients"]
+        assert one["disagreement"] == logged[one["round"]]["disagreement"]
+
+
+def test_vectors_that_were_not_kept_are_said_not_guessed(tmp_path: Path) -> None:
+    run(tmp_path / "a", "scaffold", 4, keep_every=2)
+    again, why = afterwards(load_record(tmp_path / "a")).clients(curvature=False)
+    assert [one["round"] for one in again] == [1, 5]
+    assert why == (
+        "rounds after 2 cannot be trained again: scaffold needs its clients' vectors, which are kept at the last checkpoint only"
+    )
+
+
+def test_rows_written_after_a_checkpoint_are_not_seen(tmp_path: Path) -> None:
+    """A run that stops between checkpoints has client vectors of later rounds in its files; the checkpoint's are what counts."""
+    run(tmp_path / "short", "scaffold", 4)
+    seen = []
+
+    class Killed(Exception):
+        pass
+
+    class Kill(fedflat.Callback):
+        def round_done(self, run) -> None:
+            run._keeping._rows.flush()
+            if run.server.rounds == 6:
+                raise Killed
+
+    with pytest.raises(Killed):
+        run(tmp_path / "killed", "scaffold", 8, engine__checkpoint_every=4, callbacks=[Kill()])
+    for name in ("short", "killed"):
+        look = afterwards(load_record(tmp_path / name))
+        replay = Replay(look.config, look.problem, look.split, look.moments()[0][-1], workers=1)
+        assert replay.moment.rounds == 4
+        seen.append([replay.members([client])[0].state["drift"]["c"] for client in range(12)])
+    assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
+
+
+@pytest.mark.parametrize("statistics", ["averaged", "own"])
+def test_local_models_have_the_statistics_that_they_ended_with(statistics: str) -> None:
+    """The mean of the clients' BatchNorm statistics is the server's next, unless they keep them to themselves."""
+    torch.manual_seed(0)
+    own = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, 10))
+    settings = {**SETTINGS, "model": own, "training__statistics": statistics, "federation__weighting": "uniform"}
+    look = fedflat.run("fedavg", rounds=1, **settings).look()
+    replay = Replay(look.config, look.problem, look.split, look.moments()[0][0], workers=1)
+    members = replay.members()
+    outcome = replay.train(members)
+    models = replay.local_models(members, outcome)
+    mean = torch.stack([model.buffers for model in models]).mean(0)
+    assert len({model.buffers.sum().item() for model in models}) == len(models)
+    assert torch.allclose(mean, outcome.buffers) == (statistics == "averaged")
+    weights = torch.stack([model.weights for model in models]).mean(0)
+    assert torch.allclose(weights, replay.z + outcome.returned.displacement, atol=1e-6)
+
+
+def test_models_taken_one_by_one_are_those_taken_together(tmp_path: Path) -> None:
+    run(tmp_path / "a", "fedspeed", 2)
+    look = afterwards(load_record(tmp_path / "a"))
+    replay = Replay(look.config, look.problem, look.split, look.moments()[0][-1], workers=1)
+    together = replay.members([1, 7])
+    models = replay.local_models(together, replay.train(together))
+    for number, model in zip((1, 7), models, strict=True):
+        alone = replay.members([number])
+        (same,) = replay.local_models(alone, replay.train(alone))
+        assert torch.equal(model.weights, same.weights)
+
+
+def test_what_each_algorithm_needs() -> None:
+    from fedflat.experiment.config import config
+
+    needs = {text: needs_vectors(algorithm(text), config({"algorithm": text})) for text in ("fedswa", "fedavgm", "fedcm", "fedacg", "mime")}
+    assert needs == {"fedswa": "", "fedavgm": "", "fedcm": "the server's vectors", "fedacg": "the server's vectors", "mime": ""}
+    kept = config({"training": {"statistics": "own"}})
+    assert needs_vectors(algorithm("fedavg"), kept) == "its clients' normalisation statistics"
+
+
+def test_bad_input_in_a_sentence(tmp_path: Path) -> None:
+    run(tmp_path / "a", "fedavg", 1)
+    look = afterwards(load_record(tmp_path / "a"))
+    with pytest.raises(UserError, match="there is no client 12; this run has 12 clients, numbered from 0 to 11"):
+        look.clients([12])
+    with pytest.raises(UserError, match="clients of fedavg keep no control variate"):
+        look.require_vectors()
+    run(tmp_path / "mime", "mime", 1)
+    with pytest.raises(UserError, match="clients of mime train with the mean gradient of their cohort"):
+        afterwards(load_record(tmp_path / "mime")).clients([1])
+    for part in ("checkpoint/state.safetensors", "model.safetensors"):
+        (tmp_path / "a" / part).unlink()
+    with pytest.raises(UserError, match="has kept nothing to look at"):
+        afterwards(load_record(tmp_path / "a")).require_something()

@@ -1,0 +1,163 @@
+"""Theorem 5.1, evaluated: golden numbers, the step of the proof that it can do without, and the recursion it comes from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedflat.errors import UserError
+from fedflat.experiment.config import config
+from fedflat.experiment.observation.theory import conditions, rates_of, theory
+from fedflat.flatness.bounds import ALGORITHMS, Bound, Rates, Setting, as_run, largest_rate, theorem
+from fedflat.flatness.noise import Constants, largest
+
+CONSTANTS = Constants(lipschitz=2.0, smoothness=4.0, noise=0.5, heterogeneity=1.5)
+SETTING = Setting(clients=10, examples=50, steps=3, rounds=20)
+
+constants = st.builds(Constants, *[st.floats(1e-2, 1e3)] * 4)
+sizes = st.builds(Setting, st.integers(1, 1000), st.floats(1, 1e4), st.integers(1, 200), st.integers(1, 100))
+
+
+def test_the_printed_bounds_by_hand() -> None:
+    c = 1 + (2 + 1 / 60) ** 2 / 20
+    front = 2 * 2 / (10 * 50 * 4) * math.exp(1 + 1 / 20)
+    assert theorem("fedswa", CONSTANTS, SETTING).value == pytest.approx(front * c * (2 + 1.5 + 0.5))
+    assert theorem("fedmoswa", CONSTANTS, SETTING).value == pytest.approx(front * (c * (2 + 0.5) + 1.5))
+    assert theorem("fedsam", CONSTANTS, SETTING).value == theorem("fedswa", CONSTANTS, SETTING).value
+    assert 10 ** theorem("fedswa", CONSTANTS, SETTING).factor == pytest.approx(c)
+
+
+def test_strongly_convex_by_hand() -> None:
+    mu = 0.5
+    b = 1 + (mu / ((4 + mu) * 3)) ** 2 / 20
+    front = 2 * 2 / (10 * 50 * 4) * math.exp(1 - mu / ((4 + mu) * 20))
+    convex = replace(CONSTANTS, convexity=mu)
+    assert theorem("fedswa", convex, SETTING).value == pytest.approx(front * b * 4)
+    assert theorem("fedmoswa", convex, SETTING).value == pytest.approx(front * (b * 2.5 + 1.5))
+
+
+@settings(max_examples=50, deadline=None)
+@given(constants, sizes)
+def test_the_order_of_the_algorithms_and_the_step_that_can_be_spared(some, setting) -> None:
+    printed = {name: theorem(name, some, setting).log10 for name in ALGORITHMS}
+    tight = {name: theorem(name, some, setting, tight=True) for name in ALGORITHMS}
+    assert printed["fedmoswa"] <= printed["fedswa"] + 1e-9
+    for name in ALGORITHMS:
+        assert tight[name].log10 <= printed[name] + 1e-9
+        # (1 + 1/(K T))^(K-1) <= e^(1/T): the sharpened factor can never explode.
+        assert 10 ** tight[name].factor <= 1 + math.exp(1 / setting.rounds) / setting.rounds + 1e-9
+
+
+@settings(max_examples=50, deadline=None)
+@given(constants, sizes)
+def test_at_the_theorems_own_rates_the_recursion_stays_below_the_theorem(some, setting) -> None:
+    """Putting 1/(beta K T) into eq. 31 gives at most what is printed: sum_t e^(..) h_t <= e / beta, up to the printed e^(1/T)."""
+    rate = largest_rate(some, setting)
+    rounds = [Rates(rate * setting.steps, rate)] * setting.rounds
+    for name in ALGORITHMS:
+        for tight in (False, True):
+            assert as_run(name, some, setting, rounds, tight).log10 <= theorem(name, some, setting, tight).log10 + 1e-6
+
+
+def test_the_recursion_step_by_step() -> None:
+    """d <- e^(beta h) (d + (2 / m n) c h G), which is eq. 30, by hand over rounds whose rates fall."""
+    rounds = [Rates(0.3, 0.15), Rates(0.2, 0.1), Rates(0.1, 0.05)]
+    m_n, beta = 500, 4.0
+    distance = 0.0
+    for h, highest in rounds:
+        c = 1 + (2 + beta * highest) ** 2 * beta * h
+        distance = math.exp(beta * h) * (distance + 2 / m_n * c * h * 4)
+    assert as_run("fedswa", CONSTANTS, SETTING, rounds).value == pytest.approx(2.0 * distance)
+
+
+def test_a_rate_that_falls_within_a_round_lowers_the_bound() -> None:
+    fedsam, fedswa = (rates_of(config({"algorithm": name, "training": {"rounds": 20}}), 10) for name in ("fedsam", "fedswa"))
+    assert fedsam[0] == pytest.approx((1.0, 0.1))
+    assert fedswa[0] == pytest.approx((0.1 * (10 - 0.9 * 4.5), 0.1))
+    assert as_run("fedswa", CONSTANTS, SETTING, fedswa).log10 < as_run("fedsam", CONSTANTS, SETTING, fedsam).log10
+
+
+def test_rates_follow_the_decay_over_rounds_and_the_cycle() -> None:
+    decayed = rates_of(config({"algorithm": "fedavg", "training": {"rounds": 3, "rate": 0.4, "decay": 0.5}}), 4)
+    assert [one.highest for one in decayed] == pytest.approx([0.4, 0.2, 0.1])
+    assert [one.total for one in decayed] == pytest.approx([1.6, 0.8, 0.4])
+    cyclic = rates_of(config({"algorithm": "fedavg+cyclic(low=0,length=2,start=0)", "training": {"rounds": 2, "rate": 0.4}}), 1)
+    assert [one.total for one in cyclic] == pytest.approx([0.2, 0.0])
+
+
+def test_rounds_without_a_rate_change_nothing() -> None:
+    rates = [Rates(0.2, 0.1), Rates(0.1, 0.05)]
+    with_still_ones = [Rates(0.0, 0.0), rates[0], Rates(0.0, 0.0), rates[1]]
+    assert as_run("fedswa", CONSTANTS, SETTING, with_still_ones) == as_run("fedswa", CONSTANTS, SETTING, rates)
+    assert as_run("fedswa", CONSTANTS, SETTING, [Rates(0.0, 0.0)]).value == 0
+
+
+def test_another_algorithm_has_its_own_rates_in_the_same_run() -> None:
+    made = config({"algorithm": "fedswa(final_rate=0.5)+wima", "training": {"rounds": 1}})
+    assert rates_of(made, 10, "fedswa") == rates_of(made, 10)
+    assert rates_of(made, 10, "fedmoswa")[0].total < rates_of(made, 10, "fedswa")[0].total < rates_of(made, 10, "fedsam")[0].total
+
+
+def test_numbers_beyond_any_float_are_told_by_their_logarithm() -> None:
+    many = theorem("fedsam", CONSTANTS, Setting(10, 50, 5000, 10))
+    assert many.value == math.inf
+    assert many.log10 == pytest.approx(4999 * math.log10(2), rel=0.01)
+    assert many.vacuous(math.log(10))
+    assert not Bound(-2.0, 0.0).vacuous(math.log(10))
+
+
+def test_what_a_run_does_of_what_the_theorem_asks_for() -> None:
+    made = config({"algorithm": "fedmoswa", "federation": {"per_round": 5}, "data": {"clients": 10}})
+    found = {text: met for text, met, _ in conditions(made, CONSTANTS, SETTING, [Rates(0.3, 0.1)])}
+    assert found == {
+        "one of FedSAM, FedSWA, FedMoSWA": True,
+        "every client in every round": False,
+        "local rates of at most 1/(beta K T)": False,
+        "server rate 1": False,
+        "option I of the control variates": False,
+    }
+
+
+def test_the_largest_of_what_was_seen_goes_in() -> None:
+    other = Constants(1.0, 9.0, 0.7, 0.1)
+    assert largest([CONSTANTS, other]) == Constants(2.0, 9.0, 0.7, 1.5)
+    with pytest.raises(ValueError, match="no constants"):
+        largest([])
+
+
+def test_the_theory_of_a_run_says_what_went_into_it(digits_split) -> None:
+    made = config({"algorithm": "fedswa", "training": {"epochs": 2, "rounds": 7}})
+    found = theory(made, digits_split, 10, [CONSTANTS]).document()
+    sizes = [len(indices) for indices in digits_split.clients]
+    assert found["setting"] == {
+        "clients": 50,
+        "examples": pytest.approx(sum(sizes) / 50),
+        "steps": pytest.approx(sum(2 * -(-size // 10) for size in sizes) / 50),
+        "rounds": 7,
+    }
+    assert found["trivial"] == pytest.approx(math.log(10))
+    assert found["at_own_rates"]["fedsam"]["vacuous"]
+
+
+@pytest.fixture
+def digits_split():
+    from fedflat.experiment.federation import federation
+
+    return federation(config({}))[1]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: theorem("fedavg", CONSTANTS, SETTING), "there is no bound for fedavg"),
+        (lambda: theorem("fedswa", replace(CONSTANTS, lipschitz=0.0), SETTING), "above 0"),
+        (lambda: Setting(0, 1, 1, 1), "no federation"),
+    ],
+)
+def test_bad_input_in_a_sentence(call, words) -> None:
+    with pytest.raises(UserError, match=words):
+        call()

@@ -1,0 +1,203 @@
+"""Eigenvalues against the whole Hessian, against scipy, in closed form; repeated ones, negative ones, and those asked for wrongly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedflat.errors import UserError
+from fedflat.flatness import Ends, Largest, Operator, lanczos, power
+
+from .networks import NETWORKS, case, symmetric, true_hessian
+
+
+def descending(matrix: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.eigvalsh(matrix).flip(0)
+
+
+def by_magnitude(values: torch.Tensor) -> torch.Tensor:
+    return values[values.abs().argsort(descending=True)]
+
+
+# --- against truth ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_to_six_digits(name: str) -> None:
+    truth = descending(true_hessian(name))
+    found = lanczos(Operator.of_hessian(case(name).objective(24)), Ends(10, 2), tolerance=1e-6)
+    expected = torch.cat([truth[:10], truth[-2:]])
+    assert found.converged and (found.values - expected).abs().max() < 1e-6 * truth[0]
+    torch.testing.assert_close(found.values, expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["mlp", "batch norm"])
+def test_networks_by_magnitude_against_scipy(name: str) -> None:
+    from scipy.sparse.linalg import LinearOperator, eigsh
+
+    objective = case(name).objective(24)
+
+    def product(v: np.ndarray) -> np.ndarray:
+        return objective.hessian_product(None, torch.from_numpy(v.ravel())).numpy()
+
+    oracle = eigsh(LinearOperator((objective.size,) * 2, matvec=product, dtype=np.float64), k=6, which="LM", return_eigenvectors=False)
+    found = lanczos(Operator.of_hessian(objective), Largest(6), tolerance=1e-8)
+    torch.testing.assert_close(found.values, by_magnitude(torch.from_numpy(oracle)), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_eigenvectors_and_residuals_are_what_they_say(dtype: torch.dtype) -> None:
+    matrix = symmetric(torch.linspace(-1, 1, 300) ** 3 * 5).to(dtype)
+    found = lanczos(Operator.of_matrix(matrix), Ends(8, 3), tolerance=1e-4)
+    overlaps = found.vectors @ found.vectors.T
+    torch.testing.assert_close(overlaps, torch.eye(11, dtype=dtype), rtol=0, atol=1e-5)
+    residuals = (found.vectors @ matrix - found.values[:, None].to(dtype) * found.vectors).norm(dim=1).double()
+    assert (residuals <= 2 * found.residuals + 1e-5).all() and (residuals <= 2e-4 * found.values.abs() + 1e-5).all()
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 12])
+def test_all_eigenvalues_of_a_small_matrix(size: int) -> None:
+    matrix = symmetric(torch.linspace(-2, 3, size), seed=size)
+    for wanted in (Ends(size), Largest(size)):
+        found = lanczos(Operator.of_matrix(matrix), wanted)
+        order = descending(matrix) if isinstance(wanted, Ends) else by_magnitude(descending(matrix))
+        torch.testing.assert_close(found.values, order, rtol=1e-10, atol=1e-12)
+        assert found.converged and found.products == size and found.residuals.max() < 1e-9
+
+
+def test_little_room_means_restarts_and_the_same_values() -> None:
+    values = torch.cat([torch.linspace(1, 2, 20), 0.9 * torch.rand(380, generator=torch.Generator().manual_seed(0))])
+    matrix = symmetric(values)
+    wide, narrow = (lanczos(Operator.of_matrix(matrix), Ends(5), tolerance=1e-8, room=room) for room in (400, 14))
+    torch.testing.assert_close(wide.values, narrow.values, rtol=1e-9, atol=0)
+    assert narrow.converged and narrow.products > wide.products
+
+
+def test_products_that_run_out_are_said() -> None:
+    matrix = symmetric(torch.linspace(0, 1, 200))
+    found = lanczos(Operator.of_matrix(matrix), Ends(5), tolerance=1e-10, most=20)
+    assert not found.converged and found.products == 20
+    assert (found.values <= 1 + 1e-12).all() and found.residuals.max() > 1e-6
+
+
+def test_the_seed_changes_the_path_and_not_the_end() -> None:
+    matrix, seen = symmetric(torch.linspace(-1, 2, 150) ** 3), []
+    one, again, other = (lanczos(Operator.of_matrix(matrix), Ends(3), tolerance=1e-9, seed=seed) for seed in (0, 0, 5))
+    assert one.values.equal(again.values) and one.vectors.equal(again.vectors)
+    assert not one.vectors.equal(other.vectors)
+    torch.testing.assert_close(one.values, other.values)
+    lanczos(Operator.of_matrix(matrix), Ends(3), tell=lambda products, found: seen.append((products, found)))
+    assert seen[-1][1] == 3 and [products for products, _ in seen] == sorted({products for products, _ in seen})
+
+
+# --- repeated and negative eigenvalues -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_threefold_eigenvalue_is_found_three_times(dtype: torch.dtype) -> None:
+    bulk = 0.2 * torch.rand(300, generator=torch.Generator().manual_seed(1))
+    values = torch.cat([torch.tensor([9.0, 6.0, 6.0, 6.0, 4.0, 2.0, 2.0, 1.0]), bulk])
+    found = lanczos(Operator.of_matrix(symmetric(values).to(dtype)), Ends(8))
+    torch.testing.assert_close(found.values, values[:8].double(), rtol=1e-5, atol=0)
+    assert found.converged
+
+
+def test_one_starting_vector_alone_would_not_find_it() -> None:
+    from fedflat.flatness.krylov import Krylov
+
+    values = torch.tensor([9.0, 6.0, 6.0, 6.0, 4.0, 1.0] + 100 * [0.0])
+    space = Krylov(Operator.of_matrix(symmetric(values)), 20)
+    for _ in range(5):  # as many as there are different eigenvalues
+        space.step()
+    assert (abs(space.ritz().values - 6) < 1e-9).sum() == 1
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    distinct=st.lists(st.integers(2, 40), min_size=1, max_size=4, unique=True),
+    copies=st.lists(st.integers(1, 4), min_size=4, max_size=4),
+    negative=st.integers(0, 3),
+    seed=st.integers(0, 99),
+)
+def test_any_multiplicities(distinct: list[int], copies: list[int], negative: int, seed: int) -> None:
+    top = [float(value) for value, times in zip(distinct, copies, strict=False) for _ in range(times)]
+    bulk = torch.rand(60, generator=torch.Generator().manual_seed(seed)) - 0.5
+    values = torch.cat([torch.tensor(top + negative * [-30.0]), bulk])
+    matrix = symmetric(values, seed)
+    truth = descending(matrix)
+    found = lanczos(Operator.of_matrix(matrix), Ends(len(top), negative + 1), tolerance=1e-6, seed=seed)
+    expected = torch.cat([truth[: len(top)], truth[-negative - 1 :]])
+    torch.testing.assert_close(found.values, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_the_identity_has_one_eigenvalue_as_often_as_asked() -> None:
+    found = lanczos(Operator.of_matrix(2 * torch.eye(40).double()), Ends(6, 1))
+    torch.testing.assert_close(found.values, torch.full((7,), 2.0).double())
+
+
+def test_zero_has_no_curvature() -> None:
+    found = lanczos(Operator.of_matrix(torch.zeros(30, 30)), Ends(4, 1))
+    assert found.converged and found.values.abs().max() == 0
+
+
+def test_negative_curvature_is_reported_as_such() -> None:
+    values = torch.cat([torch.tensor([5.0, 3.0, -8.0, -4.0]), torch.linspace(0, 0.1, 100)])
+    matrix = symmetric(values)
+    ends = lanczos(Operator.of_matrix(matrix), Ends(2, 2), tolerance=1e-8).values
+    magnitude = lanczos(Operator.of_matrix(matrix), Largest(4), tolerance=1e-8).values
+    torch.testing.assert_close(ends, torch.tensor([5.0, 3.0, -4.0, -8.0]).double())
+    torch.testing.assert_close(magnitude, torch.tensor([-8.0, 5.0, -4.0, 3.0]).double())
+
+
+# --- power iteration -------------------------------------------------------------------------------------------------------------
+
+
+def test_power_iteration_where_eigenvalues_lie_apart() -> None:
+    values = torch.cat([torch.tensor([100.0, -50.0, 20.0, 8.0]), torch.linspace(0, 0.1, 60)])
+    found = power(Operator.of_matrix(symmetric(values)), 4, iterations=60, change=1e-12)
+    torch.testing.assert_close(found.values, torch.tensor([100.0, -50.0, 20.0, 8.0]).double(), rtol=1e-6, atol=0)
+    assert found.converged and found.products <= 240
+
+
+def test_twenty_iterations_seldom_converge_and_say_so() -> None:
+    matrix = symmetric(torch.linspace(0, 1, 200))
+    found = power(Operator.of_matrix(matrix), 5)
+    residuals = (found.vectors @ matrix - found.values[:, None] * found.vectors).norm(dim=1)
+    torch.testing.assert_close(residuals[0], found.residuals[0], rtol=1e-6, atol=1e-9)
+    assert found.products <= 100 and not found.converged
+    assert (found.values <= 1).all() and found.residuals.max() > 1e-3
+
+
+def test_power_iteration_of_zero() -> None:
+    found = power(Operator.of_matrix(torch.zeros(5, 5)), 2)
+    assert found.values.tolist() == [0, 0] and found.products == 2
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "options", "sentence"),
+    [
+        (Ends(4), {}, "4 eigenvalues are more than the 3 parameters"),
+        (Ends(0), {}, "no eigenvalue is asked for"),
+        (Ends(1), {"tolerance": 0.0}, "a tolerance of 0 is not possible"),
+    ],
+)
+def test_impossible_requests(wanted: Ends, options: dict, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        lanczos(Operator.of_matrix(torch.eye(3)), wanted, **options)
+
+
+def test_too_little_room_and_products_that_are_not_finite() -> None:
+    with pytest.raises(UserError, match="5 vectors are too few for 4 eigenvalues; expected room for at least 8"):
+        lanczos(Operator.of_matrix(torch.eye(30)), Ends(4), room=5)
+    with pytest.raises(UserError, match="Hessian product of this model is not finite"):
+        lanczos(Operator.of_matrix(torch.full((3, 3), float("inf"))), Ends(1))
+    with pytest.raises(UserError, match="0 iterations are not possible"):
+        power(Operator.of_matrix(torch.eye(3)), 1, iterations=0)
+    with pytest.raises(UserError, match="4 eigenvalues of a model with 3 parameters"):
+        power(Operator.of_matrix(torch.eye(3)), 4)

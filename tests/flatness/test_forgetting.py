@@ -1,0 +1,43 @@
+"""Forgetting: by hand, and as properties."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from fedflat.errors import UserError
+from fedflat.flatness.forgetting import forgetting
+
+accuracies = arrays(np.float64, st.tuples(st.integers(2, 6), st.integers(1, 4)), elements=st.floats(0, 1))
+
+
+def test_by_hand() -> None:
+    found = forgetting([[0.1, 0.9, 0.5], [0.9, 0.2, 0.5], [0.4, 0.7, 0.5]])
+    assert found.lost == pytest.approx([0.5, 0.2, 0.0])
+    assert found.swing == pytest.approx([(0.8 + 0.5) / 2, (0.7 + 0.5) / 2, 0.0])
+    assert found.lowest == pytest.approx([0.4, 0.2, 0.5])
+
+
+@settings(max_examples=60, deadline=None)
+@given(accuracies)
+def test_what_only_rises_is_never_forgotten(values) -> None:
+    rising = np.sort(values, axis=0)
+    assert max(forgetting(rising.tolist()).lost) <= 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(accuracies)
+def test_a_part_swings_at_least_as_much_as_it_loses_at_the_end(values) -> None:
+    found = forgetting(values.tolist())
+    for lost, swing in zip(found.lost, found.swing, strict=True):
+        assert swing * (len(values) - 1) >= lost - 1e-12
+        assert -1 <= lost <= 1
+
+
+@pytest.mark.parametrize("values", [[], [[0.5, 0.5]], [0.1, 0.2]])
+def test_one_look_is_not_enough(values) -> None:
+    with pytest.raises(UserError, match="fewer than two"):
+        forgetting(values)

@@ -1,0 +1,101 @@
+"""The basis that Lanczos grows: what its module says of it, at every stage of its life."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedflat.flatness import Operator
+from fedflat.flatness.krylov import Krylov
+
+from .networks import symmetric
+
+MATRIX = symmetric(torch.linspace(-1, 2, 60) ** 3)
+
+
+def rows(space: Krylov) -> torch.Tensor:
+    return space.combined(np.eye(space.size))
+
+
+def grown(steps: int, room: int = 30) -> Krylov:
+    space = Krylov(Operator.of_matrix(MATRIX), room, seed=1)
+    for _ in range(steps):
+        space.step()
+    return space
+
+
+def check(space: Krylov) -> None:
+    """Orthonormal, T = V H V', and Ritz pairs as far from eigenpairs as they say."""
+    basis = rows(space)
+    torch.testing.assert_close(basis @ basis.T, torch.eye(space.size).double(), rtol=0, atol=1e-12)
+    np.testing.assert_allclose((basis @ MATRIX @ basis.T).numpy(), space.seen, atol=1e-7)
+    ritz = space.ritz()
+    vectors = space.combined(ritz.vectors)
+    residuals = (vectors @ MATRIX - torch.from_numpy(ritz.values)[:, None] * vectors).norm(dim=1)
+    np.testing.assert_allclose(residuals.numpy(), ritz.residuals, rtol=1e-6, atol=1e-7)
+
+
+@settings(max_examples=15, deadline=None)
+@given(first=st.integers(2, 30), keep=st.integers(1, 10), then=st.integers(0, 15))
+def test_the_basis_stays_what_it_is_through_restarts(first: int, keep: int, then: int) -> None:
+    space = grown(first)
+    check(space)
+    ritz = space.ritz()
+    chosen = np.arange(first)[::-1][: min(keep, first - 1)]
+    space.shrink(ritz, chosen, anew=False)
+    assert space.size == len(chosen) and space.seen.diagonal() == pytest.approx(ritz.values[chosen])
+    for _ in range(min(then, space.room - space.size)):
+        space.step()
+    if then:
+        check(space)
+
+
+def test_a_restart_loses_nothing_that_was_kept() -> None:
+    space = grown(30)
+    before = space.ritz()
+    best = np.argsort(before.residuals)[:4]
+    space.shrink(before, best, anew=False)
+    space.step()
+    after = space.ritz()
+    for place in best:
+        assert np.abs(after.values - before.values[place]).min() <= before.residuals[place] + 1e-12
+
+
+def test_a_new_beginning_is_orthogonal_and_remembers_what_was_left_over() -> None:
+    space = grown(20)
+    before = space.ritz()
+    chosen = np.array([19, 18])
+    space.shrink(before, chosen, anew=True)
+    kept = rows(space)
+    for _ in range(5):
+        space.step()
+    assert rows(space)[:2].equal(kept) and (kept @ rows(space)[2:].T).abs().max() < 1e-12
+    assert (space.ritz().residuals >= space.ritz().ahead).all()
+    assert space.ritz().residuals[-1] == pytest.approx(before.residuals[19], rel=0.5, abs=1e-9)
+
+
+def test_a_whole_basis_is_exact() -> None:
+    space = grown(60, room=100)
+    assert space.complete and space.full and space.ritz().residuals.max() == 0
+    np.testing.assert_allclose(space.ritz().values, torch.linalg.eigvalsh(MATRIX), atol=1e-12)
+
+
+def test_a_given_first_vector_is_where_it_begins() -> None:
+    first = torch.arange(1.0, 61.0).double()
+    space = Krylov(Operator.of_matrix(MATRIX), 3, first=first)
+    space.step()
+    torch.testing.assert_close(rows(space)[0], first / first.norm())
+    assert space.seen[0, 0] == pytest.approx(float(first @ MATRIX @ first / first.norm() ** 2))
+
+
+def test_an_invariant_space_is_noticed_and_left() -> None:
+    values, vectors = torch.linalg.eigh(MATRIX)
+    space = Krylov(Operator.of_matrix(MATRIX), 5, first=vectors[:, -1])
+    space.step()
+    assert space.invariant and space.ritz().values[0] == pytest.approx(float(values[-1])) and space.ritz().residuals[0] == 0
+    space.step()
+    assert not space.invariant and space.size == 2
+    check(space)

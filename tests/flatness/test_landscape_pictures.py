@@ -1,0 +1,204 @@
+"""Pictures of landscapes: one scale for all, what is cut off is said, and the page opens without a network."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from fedflat.errors import UserError
+from fedflat.flatness.survey import Landscape, Mark
+from fedflat.report.landscape_page import landscape_page
+from fedflat.report.landscape_pictures import COLOUR_MAP, Panel, contours, lines, path_picture, plane_picture, surfaces
+from fedflat.report.landscape_scale import BASIN, Scale, common_line, shown_tick
+
+AXIS = tuple(np.linspace(-1, 1, 11).tolist())
+
+
+def bowl(depth: float, curvature: float) -> Landscape:
+    x, y = np.meshgrid(AXIS, AXIS, indexing="ij")
+    loss = depth + curvature * (x**2 + y**2)
+    return Landscape("around", (AXIS, AXIS), {"train_loss": loss, "test_error": np.minimum(loss / 10, 1)}, (Mark("m", (0.0, 0.0)),))
+
+
+def line(depth: float) -> Landscape:
+    x = np.array(AXIS)
+    return Landscape("around", (AXIS,), {"train_loss": depth + x**2}, (Mark("m", (0.0,)),))
+
+
+def way() -> Landscape:
+    t = np.linspace(0, 1, 5)
+    return Landscape("path", (tuple(t),), {"train_loss": t * (1 - t), "test_error": 0.1 + 0 * t}, (Mark("a", (0.0,)), Mark("b", (1.0,))))
+
+
+PANELS = [Panel("FedAvg", bowl(0.1, 3.0), "sharp"), Panel("FedSAM", bowl(0.2, 1.0), "flat")]
+
+
+def words(figure: Figure) -> str:
+    texts = [text.get_text() for axes in figure.axes for text in [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts]]
+    return "\n".join([*texts, *(text.get_text() for text in figure.texts)])
+
+
+def pixels(figure: Figure) -> np.ndarray:
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=60)
+    return np.asarray(Image.open(drawn).convert("RGB"))
+
+
+# --- the scale -------------------------------------------------------------------------------------------------------------------
+
+
+def test_one_scale_spans_all_landscapes() -> None:
+    together = Scale.over([panel.landscape for panel in PANELS], "train_loss")
+    assert together == Scale.over([panel.landscape for panel in reversed(PANELS)], "train_loss")
+    assert together.low == pytest.approx(0.1)
+    steps = np.diff(np.log(together.levels))
+    np.testing.assert_allclose(steps, steps[0])
+    assert all(together.low * 0.999 <= tick <= together.high * 1.001 for tick in together.ticks)
+
+
+def test_what_is_cut_off_and_what_is_not_finite_is_counted_and_said() -> None:
+    values = np.ones((11, 11))
+    values[:, 5:] = 2.0
+    values[0, 0], values[0, 1], values[0, 2] = 1e6, math.inf, math.nan
+    scale = Scale.over([Landscape("around", (AXIS, AXIS), {"train_loss": values})], "train_loss")
+    assert (scale.cut_off, scale.not_finite, scale.total) == (1, 2, 121)
+    assert scale.notes == "1 of 121 values above 2 are drawn as 2; 2 of 121 values are not finite (grey)"
+    clipped = scale.clipped(values)
+    assert clipped[0, 0] == scale.high
+    assert np.isnan(clipped[0, 1])
+    assert np.isnan(clipped[0, 2])
+
+
+@pytest.mark.parametrize("values", [np.zeros((11, 11)), np.full((11, 11), 3.0), np.where(np.eye(11) > 0, 1e-9, 5.0)])
+def test_constant_and_tiny_values_still_have_a_scale(values: np.ndarray) -> None:
+    scale = Scale.over([Landscape("around", (AXIS, AXIS), {"train_loss": values})], "train_loss")
+    assert 0 < scale.low < scale.high
+    assert len(scale.ticks) >= 1
+    assert np.isfinite(scale.levels).all()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [(0.0687, 0.117, [0.07, 0.08, 0.09, 0.1, 0.11]), (0.9, 30, [1, 2, 5, 10, 20]), (0.029, 0.061, [0.03, 0.04, 0.05, 0.06])],
+)
+def test_ticks_are_round_numbers(low: float, high: float, ticks: list[float]) -> None:
+    assert Scale("train_loss", (low, high), 0, 0, 1).ticks == pytest.approx(ticks)
+
+
+def test_nothing_finite_and_unknown_values_are_told() -> None:
+    empty = Landscape("around", (AXIS, AXIS), {"train_loss": np.full((11, 11), math.nan)})
+    with pytest.raises(UserError, match="none of the values of training loss is finite"):
+        Scale.over([empty], "train_loss")
+    with pytest.raises(UserError, match="there is no value in this landscape 'loss'"):
+        Scale.over([bowl(1, 1)], "loss")
+
+
+def test_the_common_line_crosses_every_landscape() -> None:
+    some = [panel.landscape for panel in PANELS]
+    level = common_line(some, Scale.over(some, "train_loss"))
+    assert all(landscape.values["train_loss"].min() < level < landscape.values["train_loss"].max() for landscape in some)
+
+
+def test_colours_get_lighter_all_the_way() -> None:
+    """So that low and high can be told apart in grey, and by the colour-blind."""
+    lightness = COLOUR_MAP(np.linspace(0, 1, 50))[:, :3] @ np.array([0.2126, 0.7152, 0.0722])
+    assert (np.diff(lightness) > 0).all()
+    assert [position for position, _ in BASIN] == sorted(position for position, _ in BASIN)
+
+
+def test_errors_are_in_per_cent() -> None:
+    assert shown_tick(0.025, "train_error") == "2.5 %"
+
+
+# --- pictures --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("draw", [contours, surfaces])
+def test_panels_have_their_titles_and_figures_and_one_bar(draw: Callable[..., Figure]) -> None:
+    figure = draw(PANELS, title="Four ways")
+    said = words(figure)
+    assert all(word in said for word in ("FedAvg", "FedSAM", "sharp", "flat", "training loss"))
+    assert len(figure.axes) == 3
+    assert len(np.unique(pixels(figure).reshape(-1, 3), axis=0)) > 100
+
+
+def test_the_same_value_has_the_same_colour_in_every_panel() -> None:
+    one, other = (axes.collections for axes in contours(PANELS).axes[:2])
+    for mine, theirs in zip(one, other, strict=True):  # filled levels, fine lines, the common line
+        np.testing.assert_array_equal(mine.levels, theirs.levels)
+        assert (mine.norm.vmin, mine.norm.vmax) == (theirs.norm.vmin, theirs.norm.vmax)
+
+
+def test_values_that_are_not_finite_are_grey_and_said() -> None:
+    broken = bowl(0.1, 1.0)
+    broken.values["train_loss"][:4, :] = math.nan
+    figure = contours([Panel("broken", broken)])
+    assert "44 of 121 values are not finite (grey)" in figure.get_supxlabel()
+    image = pixels(figure).astype(int)
+    grey = (np.abs(image - np.array([0xC9, 0xC4, 0xBD])) < 3).all(2)
+    assert grey.mean() > 0.1
+    assert "not finite" in surfaces([Panel("broken", broken)]).get_supxlabel()
+
+
+def test_a_plane_names_its_models() -> None:
+    plane = bowl(0.1, 1.0)
+    plane = Landscape(
+        "plane", plane.axes, plane.values, (Mark("global", (0.0, 0.0)), Mark("client", (0.5, 0.0)), Mark("far", (0.1, 0.8), 0.3))
+    )
+    figure = plane_picture(plane)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["global", "client", "far (0.3 off the plane)"]
+    assert {"training loss", "test error"} <= {axes.get_title(loc="left") for axes in figure.axes}
+
+
+def test_lines_and_paths() -> None:
+    assert len(lines([Panel("a", line(0.1)), Panel("b", line(0.2))]).axes[0].lines) == 2
+    figure = path_picture(way())
+    assert [axes.get_title(loc="right") for axes in figure.axes] == ["barrier 0.25", "barrier 0 %"]
+
+
+def test_wrong_dimensions_are_told() -> None:
+    with pytest.raises(UserError, match="landscapes with 2 dimensions, but a has 1"):
+        contours([Panel("a", line(0.1))])
+    with pytest.raises(UserError, match="no landscape to draw"):
+        lines([])
+
+
+def test_more_panels_than_a_row_holds_go_below() -> None:
+    figure = contours([Panel(str(n), bowl(0.1 * (n + 1), 1.0)) for n in range(5)])
+    visible = [axes for axes in figure.axes if axes.get_visible()]
+    assert len(visible) == 6
+    assert len({round(axes.get_subplotspec().rowspan.start) for axes in visible[:5]}) == 2
+
+
+# --- the page --------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_holds_everything_once() -> None:
+    page = landscape_page(PANELS, title="FedAvg & FedSAM")
+    assert not re.search(r"<script[^>]+src=", page)
+    assert page.count("plotly.js v") == 1
+    assert page.count("Plotly.newPlot(") == 2
+    assert "<h1>FedAvg &amp; FedSAM</h1>" in page
+    assert "FedSAM" in page
+
+
+def test_the_page_says_what_it_leaves_out() -> None:
+    broken = bowl(0.1, 1.0)
+    broken.values["train_loss"][0, 0] = math.inf
+    page = landscape_page([Panel("broken", broken)])
+    assert "1 of 121 values are not finite" in page
+    assert "Infinity" not in page.split("Plotly.newPlot(")[1]
+
+
+def test_lines_have_a_page_too() -> None:
+    assert "Plotly.newPlot(" in landscape_page([Panel("a", line(0.1)), Panel("b", line(0.3))])
+    with pytest.raises(UserError, match="cannot share a page"):
+        landscape_page([Panel("a", line(0.1)), PANELS[0]])

@@ -1,0 +1,197 @@
+"""Landscapes of models of runs: the figures are those of the run, clients' models are those of the round, shapes and data must fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedflat
+from fedflat.errors import UserError
+from fedflat.experiment.config import config
+from fedflat.experiment.federation import federation
+from fedflat.experiment.landscapes import landscapes, load_landscapes, path, plane, save_landscapes
+from fedflat.experiment.local_models import local_models, measured_point, replay_at
+from fedflat.experiment.loss_and_error import LossAndError
+from fedflat.experiment.measured import Measured, measured
+from fedflat.flatness.survey import Model
+
+SMALL = {"rounds": 3, "steps": 3, "workers": 1, "device": "cpu", "per_round": 4}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    texts = {"fedavg": "fedavg", "fedsam": "fedsam", "scaffold": "scaffold"}
+    for name, text in texts.items():
+        fedflat.run(text, out=folder / name, keep_every=1, **SMALL)
+    fedflat.run("fedavg", out=folder / "wide", model="mlp(hidden=16)", **SMALL)
+    return {path.name: path for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def two(runs: dict[str, Path]) -> list[Measured]:
+    return [measured(runs[name], device="cpu") for name in ("fedavg", "fedsam")]
+
+
+# --- what is measured ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_models_figures_are_those_of_its_run(two: list[Measured]) -> None:
+    found = landscapes(two, points=3, radius=0.5, names=["a", "b"])
+    for model, landscape in zip(two, found.values(), strict=True):
+        last = model.record.history[-1]["test"]["server"]
+        at_model = landscape.marks[0].values
+        assert at_model["test_loss"] == pytest.approx(last["loss"], rel=1e-5)
+        assert at_model["test_error"] == pytest.approx(1 - last["accuracy"])
+        assert landscape.at("test_loss", 0, 0) == pytest.approx(at_model["test_loss"])
+
+
+def test_training_figures_are_over_what_clients_hold(two: list[Measured]) -> None:
+    model = two[0]
+    measure = LossAndError(model.problem, model.split, model.state.integers)
+    held = model.on_examples(model.problem.data.train, np.unique(model.training_positions))
+    figures = measure(Model(model.state.weights, model.state.buffers))
+    assert measure.counts["train"] == held.examples
+    assert float(figures["train_loss"]) == pytest.approx(float(held.loss()), rel=1e-5)
+
+
+def test_a_sample_is_the_same_for_every_model_and_every_call(two: list[Measured]) -> None:
+    one, other = (LossAndError(m.problem, m.split, m.state.integers, examples=50, seed=3) for m in two)
+    assert one.counts == {"train": 50, "test": 50}
+    assert torch.equal(one.sets["train"].inputs, other.sets["train"].inputs)
+    another = LossAndError(two[0].problem, two[0].split, {}, examples=50, seed=4)
+    assert not torch.equal(one.sets["train"].inputs, another.sets["train"].inputs)
+
+
+def test_progress_goes_over_all_models(two: list[Measured]) -> None:
+    told: list[tuple[int, int]] = []
+    landscapes(two, points=4, examples=20, names=["a", "b"], tell=lambda *where: told.append(where))
+    assert told == [(16, 32), (32, 32)]
+
+
+def test_planes_and_paths_pass_through_their_models(runs: dict[str, Path]) -> None:
+    three = [measured_point(f"{runs['fedavg']}:server@{rounds}", device="cpu") for rounds in (1, 2, 3)]
+    found = plane(three, points=3, examples=50)
+    assert found.marks[0].at == (0.0, 0.0)
+    way = path(three[:2], points=3, examples=50)
+    for mark, on_the_way in zip(found.marks, way.marks, strict=False):
+        assert mark.values == pytest.approx(on_the_way.values)
+    assert way.values["train_loss"][0] == pytest.approx(way.marks[0].values["train_loss"])
+    assert found.made["distances"][f"{three[0].label} to {three[1].label}"] == pytest.approx(way.made["distance"])
+    assert found.made["examples"] == {"train": 50, "test": 50}
+
+
+def test_files_are_read_back_as_they_were(two: list[Measured], tmp_path: Path) -> None:
+    found = landscapes(two[:1], dimensions=1, points=3, examples=20)
+    save_landscapes(tmp_path / "new" / "landscape.json", found)
+    again = load_landscapes(tmp_path / "new" / "landscape.json")
+    assert list(again) == list(found)
+    assert next(iter(again.values())).document() == next(iter(found.values())).document()
+    assert [entry.name for entry in (tmp_path / "new").iterdir()] == ["landscape.json"]
+    (tmp_path / "broken.json").write_text("{}")
+    with pytest.raises(UserError, match="no file of landscapes"):
+        load_landscapes(tmp_path / "broken.json")
+    with pytest.raises(UserError, match="there is no file"):
+        load_landscapes(tmp_path / "none.json")
+
+
+# --- what does not fit -----------------------------------------------------------------------------------------------------------
+
+
+def test_models_of_different_shapes_are_refused(runs: dict[str, Path], two: list[Measured]) -> None:
+    with pytest.raises(UserError, match=r"have different shapes and cannot lie on one path: .* is .* in the first and .* in the second"):
+        path([two[0], measured(runs["wide"], device="cpu")], names=["a", "wide"])
+
+
+def test_the_same_model_twice_and_no_examples_are_refused(two: list[Measured]) -> None:
+    with pytest.raises(UserError, match="listed twice"):
+        landscapes([two[0], two[0]], points=3)
+    with pytest.raises(UserError, match="on 0 examples"):
+        landscapes(two[:1], points=3, examples=0)
+
+
+# --- clients' models -------------------------------------------------------------------------------------------------------------
+
+
+def test_clients_models_average_to_the_next_model(runs: dict[str, Path]) -> None:
+    """FedAvg: the mean of the cohort's models, weighted by samples, is what the run had after the next round."""
+    server = measured(f"{runs['fedavg']}:server@1", device="cpu")
+    replay = replay_at(server, 1)
+    members = replay.members()
+    found = local_models(server, 1)
+    samples = torch.tensor([float(len(member.indices)) for member in members])
+    mean = (samples / samples.sum()) @ torch.stack([model.weights for model in found])
+    torch.testing.assert_close(mean, measured(f"{runs['fedavg']}:server@2", device="cpu").state.weights, rtol=0, atol=1e-6)
+
+
+def test_a_client_is_named_by_its_number_and_the_round(runs: dict[str, Path]) -> None:
+    client = measured_point(f"{runs['fedavg']}:client7@1", device="cpu")
+    (alone,) = local_models(measured(runs["fedavg"], device="cpu"), 1, [7])
+    assert torch.equal(client.state.weights, alone.weights)
+    assert client.label.endswith(":client7@1")
+    assert not torch.equal(client.state.weights, measured_point(f"{runs['fedavg']}:client7@2", device="cpu").state.weights)
+
+
+def test_clients_with_vectors_are_taken_up_at_the_checkpoint_alone(runs: dict[str, Path]) -> None:
+    last = measured_point(f"{runs['scaffold']}:client0", device="cpu")
+    assert torch.equal(last.state.weights, measured_point(f"{runs['scaffold']}:client0@3", device="cpu").state.weights)
+    with pytest.raises(UserError, match="scaffold needs its clients' vectors"):
+        measured_point(f"{runs['scaffold']}:client0@1", device="cpu")
+    with pytest.raises(UserError, match="there is no client 99"):
+        measured_point(f"{runs['fedavg']}:client99", device="cpu")
+
+
+# --- normalisation statistics ----------------------------------------------------------------------------------------------------
+
+
+class Normalised(nn.Module):
+    """A linear model after BatchNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flatten, self.norm, self.linear = nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        out: Tensor = self.linear(self.norm(self.flatten(inputs)))
+        return out
+
+
+def test_statistics_are_the_models_own_or_estimated_anew() -> None:
+    problem, split = federation(config({"model": "custom:Normalised", "engine": {"device": "cpu"}}), model=Normalised())
+    weights, buffers, integers = problem.initial()
+    own, estimated = (LossAndError(problem, split, integers, statistics=how) for how in ("interpolated", "estimated"))
+    fresh = problem.estimated_buffers(weights, integers)
+    inputs = problem.normalised(problem.data.train.inputs).flatten(1)
+    torch.testing.assert_close(problem.buffers.views(fresh)["norm.running_mean"], inputs.mean(0), rtol=0, atol=0.02)
+    expected = float(own(Model(weights, fresh))["train_loss"])
+    assert float(own(Model(weights, buffers))["train_loss"]) != pytest.approx(expected, rel=1e-3)
+    assert float(estimated(Model(weights, buffers))["train_loss"]) == pytest.approx(expected, rel=1e-3)
+    assert torch.equal(buffers, problem.initial()[1])
+
+
+def test_statistics_of_the_librarys_own_normalisation_are_estimated_too() -> None:
+    """They once stayed at zero, since that layer counts no batches."""
+    small = {"model": "resnet20(norm=batch)", "data": {"name": "digits"}, "engine": {"device": "cpu"}}
+    problem, _ = federation(config(small))
+    weights, _, integers = problem.initial()
+    inputs = problem.normalised(problem.data.train.inputs[:40])
+    found = problem.buffers.views(problem.estimated_buffers(weights, integers, [inputs[:20], inputs[20:]]))
+    stem = torch.nn.functional.conv2d(inputs, problem.layout.views(weights)["stem.0.weight"], padding=1)
+    torch.testing.assert_close(found["stem.1.running_mean"], stem.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
+    halves = torch.stack([part.var((0, 2, 3), correction=1) for part in (stem[:20], stem[20:])]).mean(0)
+    torch.testing.assert_close(found["stem.1.running_var"], halves, rtol=1e-4, atol=1e-5)
+
+
+def test_variances_that_an_extrapolation_made_negative_count_as_zero() -> None:
+    problem, split = federation(config({"model": "custom:Normalised", "engine": {"device": "cpu"}}), model=Normalised())
+    weights, buffers, integers = problem.initial()
+    measure = LossAndError(problem, split, integers, examples=20)
+    figures = measure(Model(weights, torch.full_like(buffers, -0.5)))
+    assert torch.isfinite(figures["train_loss"])
+    views = problem.buffers.views(zero := torch.full_like(buffers, -0.5))
+    views["norm.running_var"].zero_()
+    assert float(measure(Model(weights, zero))["train_loss"]) == float(figures["train_loss"])

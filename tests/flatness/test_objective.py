@@ -1,0 +1,277 @@
+"""The loss as a function of flat weights: against torch's own derivatives, on every kind of layer, from any kind of data."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedflat import models
+from fedflat.engines.task import Classification
+from fedflat.errors import UserError
+from fedflat.flatness import Objective
+from fedflat.flatness.precision import rounding
+
+from .networks import NETWORKS, Quadratic, case, symmetric, true_hessian
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_products_are_the_columns_of_the_hessian(name: str) -> None:
+    objective, truth = case(name).objective(), true_hessian(name)
+    found = objective.hessian_products(None, torch.eye(objective.size).double())
+    assert (found - truth).abs().max() < 1e-12 * max(1.0, float(truth.abs().max()))
+    v = torch.randn(objective.size, generator=torch.Generator().manual_seed(0)).double()
+    torch.testing.assert_close(objective.hessian_product(None, v), truth @ v, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradients_and_losses_are_those_of_the_whole_data(name: str) -> None:
+    one = case(name)
+    objective, network = one.objective(), copy.deepcopy(one.network).eval()
+    loss = one.loss(network(one.inputs), one.targets)
+    pieces = torch.autograd.grad(loss, list(network.parameters()))
+    value, gradient = objective.loss_and_gradient()
+    torch.testing.assert_close(value, loss.detach(), rtol=1e-12, atol=0)
+    expected = objective.layout.flatten(dict(zip(objective.layout.names, pieces, strict=True)))
+    torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-13)
+    assert objective.gradient().equal(gradient) and objective.loss().shape == ()
+
+
+@settings(max_examples=10, deadline=None)
+@given(batch=st.integers(1, 30))
+def test_batches_make_no_difference(batch: int) -> None:
+    objective, w = case("group norm").objective(batch), case("group norm").objective(24).weights + 0.1
+    whole = case("group norm").objective(24)
+    v = torch.linspace(-1, 1, whole.size).double()
+    torch.testing.assert_close(objective.hessian_product(w, v), whole.hessian_product(w, v), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(objective.loss(w), whole.loss(w), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("name", ["group norm", "batch norm"])
+def test_the_order_in_memory_makes_no_difference(name: str) -> None:
+    v = torch.linspace(-1, 1, case(name).objective().size).double()
+    found = [case(name).objective(channels_last=last).hessian_product(None, v) for last in (True, False)]
+    torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-12)
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    network = copy.deepcopy(case("batch norm").network)
+    network[1].eval()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    modes = [part.training for part in network.modules()]
+    objective = Objective(network, F.cross_entropy, (case("batch norm").inputs, case("batch norm").targets))
+    objective.check()
+    objective.hessian_product(objective.weights + 1, objective.weights)
+    assert [part.training for part in network.modules()] == modes and any(modes) and not all(modes)
+    assert all(value.equal(before[name]) for name, value in network.state_dict().items())
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+
+def test_derivatives_are_there_where_none_are_recorded() -> None:
+    objective = case("mlp").objective()
+    with torch.no_grad():
+        assert objective.hessian_product(None, objective.weights).norm() > 0
+
+
+def test_other_buffers_stand_in() -> None:
+    one = case("batch norm")
+    doubled = {name: 2.0 * b + 1 for name, b in one.network.named_buffers() if b.is_floating_point()}
+    network = copy.deepcopy(one.network)
+    for name, buffer in network.named_buffers():
+        if name in doubled:
+            buffer.copy_(doubled[name])
+    moved = one.objective(buffers=doubled).loss()
+    torch.testing.assert_close(moved, one.loss(network.eval()(one.inputs), one.targets).detach())
+    assert moved != one.objective().loss()
+
+
+def test_tied_and_frozen_parameters() -> None:
+    network = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Tanh(), nn.Linear(3, 3, bias=False), nn.Linear(3, 2)).double()
+    network[2].weight = network[0].weight
+    network[3].bias.requires_grad_(False)
+    x, y = torch.randn(6, 3).double(), torch.arange(6) % 2
+    objective = Objective(network, F.cross_entropy, (x, y))
+    assert objective.size == 9 + 6
+
+    def loss(w: torch.Tensor) -> torch.Tensor:
+        shared, last = w[:9].view(3, 3), w[9:].view(2, 3)
+        return F.cross_entropy(F.linear(torch.tanh(x @ shared.T) @ shared.T, last, network[3].bias), y)
+
+    truth = torch.autograd.functional.hessian(loss, objective.weights)
+    torch.testing.assert_close(objective.hessian_products(None, torch.eye(15).double()), truth)
+
+
+def test_a_loss_that_is_linear_in_the_weights_has_no_curvature() -> None:
+    objective = Objective(nn.Linear(2, 1), lambda output, target: output.mean(), (torch.ones(3, 2), torch.zeros(3)))
+    assert objective.hessian_product(None, torch.ones(3)).equal(torch.zeros(3))
+
+
+def test_a_quadratic_has_its_own_matrix() -> None:
+    matrix, centre = symmetric(torch.tensor([3.0, 1.0, -2.0])), torch.tensor([1.0, 2.0, 3.0]).double()
+    objective = Quadratic(matrix, centre, torch.zeros(3).double()).objective()
+    torch.testing.assert_close(objective.hessian_products(None, torch.eye(3).double()), matrix)
+    torch.testing.assert_close(objective.gradient(), -matrix @ centre)
+
+
+def test_precision_is_full_inside_and_as_before_outside() -> None:
+    holders = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [holder.allow_tf32 for holder in holders]
+    with pytest.raises(KeyError), rounding(not before[0]):
+        assert [holder.allow_tf32 for holder in holders] == 2 * [not before[0]]
+        raise KeyError
+    assert [holder.allow_tf32 for holder in holders] == before
+
+
+# --- data ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_all_kinds_of_data_are_the_same_data() -> None:
+    one = case("mlp")
+    pair = (one.inputs, one.targets)
+    shuffled = DataLoader(TensorDataset(*pair), batch_size=5, shuffle=True)
+    listed = [(one.inputs[:10], one.targets[:10]), [one.inputs[10:], one.targets[10:]]]
+    losses = [Objective(one.network, one.loss, data).loss() for data in (pair, shuffled, listed, list(pair))]
+    for loss in losses[1:]:
+        torch.testing.assert_close(loss, losses[0], rtol=1e-12, atol=0)
+    frozen = Objective(one.network, one.loss, shuffled)
+    assert frozen.loss().equal(frozen.loss()) and frozen.examples == 24
+
+
+def test_several_inputs_by_place_and_by_name() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+            return self.weight * left - right
+
+    left, right, target = torch.arange(4.0), torch.ones(4), torch.zeros(4)
+    by_place = Objective(Two(), F.mse_loss, [((left, right), target)])
+    by_name = Objective(Two(), F.mse_loss, [({"left": left, "right": right}, target)])
+    assert by_place.loss() == by_name.loss() == ((2 * left - 1) ** 2).mean()
+    assert by_name.subset(2, 0).examples == by_place.subset(2, 0).examples == 2
+    assert by_name.subset(2, 0).loss() == by_place.subset(2, 0).loss()
+
+
+def test_subsets_are_drawn_by_their_seed_without_replacement() -> None:
+    inputs, targets = torch.arange(20.0)[:, None], torch.zeros(20, 1)
+    one = nn.Linear(1, 1, bias=False)
+    for data in ((inputs, targets), [(inputs[:7], targets[:7]), (inputs[7:], targets[7:])]):
+        objective = Objective(one, F.mse_loss, data, batch=6)
+        first, again, other = objective.subset(9, 1), objective.subset(9, 1), objective.subset(9, 2)
+        seen = [torch.cat([batch[0] for batch in part.batches]).flatten().tolist() for part in (first, again, other)]
+        assert seen[0] == seen[1] != seen[2] and len(set(seen[0])) == 9 and seen[0] == sorted(seen[0])
+        torch.testing.assert_close(objective.subset(20, 3).loss(), objective.loss())
+    assert first.subset(4, 0).examples == 4
+
+
+def test_metrics_are_means_over_examples() -> None:
+    one = case("mlp")
+    objective = one.objective(sums=Classification().sums)
+    output = one.network.eval()(one.inputs)
+    found = objective.measured()
+    assert found["accuracy"] == pytest.approx(float((output.argmax(1) == one.targets).double().mean()))
+    assert found["loss"] == pytest.approx(float(objective.loss()), rel=1e-12)
+    assert one.objective().measured() == {"loss": float(objective.loss())}
+
+
+# --- what cannot be measured -----------------------------------------------------------------------------------------------------
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(F.dropout(x, 0.5, training=True))
+
+
+def test_a_random_forward_pass_is_refused() -> None:
+    data = (torch.randn(8, 5), torch.arange(8) % 3)
+    with pytest.raises(UserError, match=r"not the same twice .* dropout or augmentation"):
+        Objective(Dropping(), F.cross_entropy, data).check()
+    # The same in a layer that evaluation mode switches off is no mistake.
+    Objective(nn.Sequential(nn.Dropout(0.5), nn.Linear(5, 3)).train(), F.cross_entropy, data).check()
+
+
+def test_what_is_not_finite_is_refused() -> None:
+    network = nn.Linear(2, 2)
+    with torch.no_grad():
+        network.weight.fill_(float("nan"))
+    with pytest.raises(UserError, match="the loss of this model is nan"):
+        Objective(network, F.cross_entropy, (torch.ones(2, 2), torch.zeros(2, dtype=torch.long))).check()
+    root = nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        root.weight.zero_()
+    with pytest.raises(UserError, match="gradient of this model is not finite"):
+        Objective(root, lambda output, target: output.abs().sqrt().mean(), (torch.ones(2, 1), torch.zeros(2))).check()
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        ([], "there are no data to measure on"),
+        (3, "int is no data; expected a DataLoader"),
+        ([torch.ones(2, 2)], "a batch is Tensor here; expected a pair"),
+        ([(torch.ones(2, 2), "ab")], "targets are str here; expected a tensor"),
+        ((torch.ones(0, 2), torch.zeros(0)), "a batch holds no examples"),
+    ],
+)
+def test_data_that_cannot_be_read(data: object, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        Objective(nn.Linear(2, 2), F.mse_loss, data)
+
+
+def test_other_mistakes() -> None:
+    objective = case("mlp").objective()
+    with pytest.raises(UserError, match="a subset of 25 examples is not possible; expected between 1 and 24"):
+        objective.subset(25, 0)
+    with pytest.raises(UserError, match="no point of this model; expected"):
+        objective.loss(torch.zeros(3))
+    with pytest.raises(UserError, match="no parameters that are trained"):
+        Objective(nn.Flatten(), F.mse_loss, (torch.ones(2, 2), torch.ones(2)))
+    with pytest.raises(UserError, match="batches of 0 examples"):
+        case("mlp").objective(0)
+
+
+# --- every model -----------------------------------------------------------------------------------------------------------------
+
+
+def input_shape(name: str) -> tuple[int, ...]:
+    """The first shape of inputs that a model takes."""
+    for shape in ((5,), (1, 28, 28), (3, 32, 32), (3, 64, 64)):
+        try:
+            models.model_spec(name).check(shape)
+        except UserError:
+            continue
+        return shape
+    raise AssertionError(f"no inputs known for {name}")
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_every_model_of_the_package_has_symmetric_products(name: str) -> None:
+    shape = input_shape(name)
+    torch.manual_seed(0)
+    network = models.build(name, shape, 4).double()
+    sequence = len(shape) == 1 and "lstm" in name
+    inputs = torch.randint(4, (2, *shape)) if sequence else torch.randn(2, *shape).double()
+    # A loss of outputs of any shape, whose gradient is not zero anywhere.
+    objective = Objective(network, lambda output, target: output.logsumexp(1).square().mean(), (inputs, torch.zeros(2)))
+    u, v = torch.randn(2, objective.size).double() / objective.size**0.5
+    of_u, of_v = objective.hessian_products(None, torch.stack([u, v]))
+    assert float(v @ of_u) == pytest.approx(float(u @ of_v), rel=1e-8, abs=1e-10)
+    assert of_v.norm() > 0
+    if objective.size > 5_000_000:  # the largest cost more than they would show
+        return
+    # So small a step that it crosses hardly any kink of a ReLU, whose curvature no derivative sees.
+    step = 1e-8 * v
+    difference = (objective.gradient(objective.weights + step) - objective.gradient(objective.weights - step)) / 2e-8
+    assert (difference - of_v).norm() < 0.05 * of_v.norm()

@@ -1,0 +1,169 @@
+"""Sharpness in closed form on quadratics, its invariances, and what cannot be measured."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+from fedflat.errors import UserError
+from fedflat.flatness import Objective, sharpness_of
+from fedflat.flatness.radius import adaptive_scale
+
+from .networks import Quadratic, case, symmetric
+
+VALUES = torch.tensor([4.0, 2.0, 1.0, 0.5, 0.1])
+
+
+def quadratic(seed: int = 0) -> Quadratic:
+    generator = torch.Generator().manual_seed(seed)
+    centre, at = (torch.randn(5, generator=generator).double() for _ in range(2))
+    return Quadratic(symmetric(VALUES, seed), centre, at)
+
+
+def true_rise(matrix: torch.Tensor, slope: torch.Tensor, rho: float) -> float:
+    """max over |e| <= rho of g.e + e'Ae/2 for a convex quadratic: e = (mu - A)^-1 g on the sphere, mu > lambda_max."""
+    values, vectors = (part.numpy() for part in torch.linalg.eigh(matrix))
+    along = vectors.T @ slope.numpy()
+    low, high = values[-1] + 1e-12, values[-1] + np.linalg.norm(along) / rho + 1
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.linalg.norm(along / (middle - values)) > rho else (low, middle)
+    e = along / (high - values)
+    return float(along @ e + (values * e * e).sum() / 2)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 50), rho=st.floats(0.01, 2))
+def test_first_order_sharpness(seed: int, rho: float) -> None:
+    model = quadratic(seed)
+    objective = model.objective()
+    g = model.matrix @ (model.weight.detach() - model.centre)
+    e = rho * g / g.norm()
+    found = sharpness_of(objective, "sam", rho=rho)
+    assert found.value == pytest.approx(float(g @ e + e @ model.matrix @ e / 2), rel=1e-9)
+    assert found.loss == pytest.approx(float(objective.loss())) and found.examples == 4 and found.steps == 1
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 50), rho=st.floats(0.05, 2))
+def test_ascent_reaches_the_worst_point(seed: int, rho: float) -> None:
+    model = quadratic(seed)
+    g = model.matrix @ (model.weight.detach() - model.centre)
+    truth = true_rise(model.matrix, g, rho)
+    first, some, many = (sharpness_of(model.objective(), "sam", rho=rho, steps=steps).value for steps in (1, 5, 60))
+    assert max(first, some, many) <= truth * (1 + 1e-9)
+    assert many == pytest.approx(truth, rel=5e-3) and many >= first * (1 - 1e-3)
+
+
+def test_at_a_minimum_ascent_finds_the_largest_eigenvalue() -> None:
+    model = quadratic()
+    with torch.no_grad():
+        model.weight.copy_(model.centre)
+    found = sharpness_of(model.objective(), "sam", rho=0.3, steps=60)
+    assert found.value == pytest.approx(0.3**2 * 4 / 2, rel=1e-3)
+    assert 0 < sharpness_of(model.objective(), "sam", rho=0.3).value <= 0.3**2 * 4 / 2
+
+
+def test_average_sharpness_is_half_the_mean_curvature() -> None:
+    found = sharpness_of(quadratic().objective(), "average", rho=0.2, directions=300)
+    truth = 0.2**2 * float(VALUES.mean()) / 2
+    assert found.interval is not None and found.interval.low <= truth <= found.interval.high
+    assert found.value == pytest.approx(truth, rel=0.15)
+
+
+def test_pairs_of_directions_cancel_the_slope() -> None:
+    model = quadratic()
+    far = copy.deepcopy(model)
+    with torch.no_grad():
+        far.weight += 100
+    near, steep = (sharpness_of(one.objective(), "average", rho=0.1, directions=5).value for one in (model, far))
+    assert near == pytest.approx(steep, rel=1e-5)
+
+
+# --- ASAM ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_adaptive_sharpness_in_closed_form() -> None:
+    model = quadratic(3)
+    w, rho = model.weight.detach(), 0.4
+    g = model.matrix @ (w - model.centre)
+    scale = w.abs() + 0.2
+    e = rho * scale**2 * g / (scale * g).norm()
+    found = sharpness_of(model.objective(), "asam", rho=rho, eta=0.2)
+    assert found.value == pytest.approx(float(g @ e + e @ model.matrix @ e / 2), rel=1e-9)
+
+
+def test_adaptive_ascent_is_plain_ascent_in_other_coordinates() -> None:
+    model = quadratic(4)
+    scale = adaptive_scale(model.objective())
+    inside = Quadratic(model.matrix * scale[:, None] * scale, model.centre / scale, model.weight.detach() / scale)
+    plain = sharpness_of(inside.objective(), "sam", rho=0.3, steps=12)
+    assert sharpness_of(model.objective(), "asam", rho=0.3, steps=12).value == pytest.approx(plain.value, rel=1e-9)
+
+
+def rescaled(network: nn.Sequential, factor: float) -> nn.Sequential:
+    """The same function: ReLU networks do not notice when one layer grows as the next one shrinks."""
+    other = copy.deepcopy(network)
+    with torch.no_grad():
+        other[0].weight *= factor
+        other[2].weight /= factor
+    return other
+
+
+@pytest.mark.parametrize("steps", [1, 6])
+def test_adaptive_sharpness_does_not_notice_scales(steps: int) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 3, bias=False)).double()
+    data = (torch.randn(20, 4).double(), torch.arange(20) % 3)
+    one, other = (Objective(n, F.cross_entropy, data) for n in (network, rescaled(network, 7.0)))
+    assert float(one.loss()) == pytest.approx(float(other.loss()), rel=1e-12)
+    adaptive = [sharpness_of(f, "asam", rho=0.3, steps=steps).value for f in (one, other)]
+    plain = [sharpness_of(f, "sam", rho=0.3, steps=steps).value for f in (one, other)]
+    assert adaptive[0] == pytest.approx(adaptive[1], rel=1e-6)
+    assert abs(plain[0] - plain[1]) > 0.1 * plain[0]
+
+
+def test_which_tensors_are_scaled() -> None:
+    objective = case("mlp").objective()
+    biases = objective.layout.indicator(lambda name: "bias" in name, objective.weights)
+    by_default, everywhere = adaptive_scale(objective, 0.5), adaptive_scale(objective, 0.5, "all")
+    assert by_default[biases].unique().tolist() == [1.0]
+    assert everywhere.equal(objective.weights.abs() + 0.5) and by_default[~biases].equal(everywhere[~biases])
+
+
+def test_a_larger_ball_holds_a_worse_point() -> None:
+    objective = case("batch norm").objective()
+    rises = [sharpness_of(objective, "sam", rho=rho, steps=10).value for rho in (0.01, 0.05, 0.2, 0.5)]
+    assert rises == sorted(rises) and rises[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "sentence"),
+    [
+        ("smm", {}, "no kind of sharpness 'smm'; did you mean"),
+        ("sam", {"rho": 0.0}, "a radius of rho=0 is not possible"),
+        ("sam", {"steps": 0}, "0 steps of ascent"),
+        ("asam", {"eta": -1.0}, "eta=-1 is not possible"),
+        ("asam", {"scope": "biases"}, "no scope of ASAM's scale 'biases'"),
+        ("average", {"directions": 1}, "an average over 1 directions has no interval"),
+    ],
+)
+def test_impossible_requests(kind: str, options: dict, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        sharpness_of(case("mlp").objective(), kind, **options)
+
+
+def test_a_rise_that_is_not_finite() -> None:
+    network = nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        network.weight.fill_(1.0)
+    objective = Objective(network, lambda output, target: output.pow(30).mean(), (torch.ones(2, 1), torch.zeros(2)))
+    with pytest.raises(UserError, match="the rise of the loss is inf, so that there is no sharpness; take a smaller radius"):
+        sharpness_of(objective, "sam", rho=1e6)

@@ -1,0 +1,47 @@
+"""Spectra drawn: a line per model, a band over subsets, densities beside them, negative eigenvalues on a plain scale."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedflat import flatness
+from fedflat.report.spectrum_picture import spectrum_picture
+
+from .networks import Quadratic, symmetric
+
+
+@pytest.fixture(scope="module")
+def objective() -> flatness.Objective:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(60, 8, generator=generator).double()
+    return flatness.Objective(nn.Linear(8, 1, bias=False).double(), F.mse_loss, (inputs, inputs[:, :1]))
+
+
+def test_a_line_per_model_and_a_band_over_subsets(objective: flatness.Objective) -> None:
+    subsets = [flatness.spectrum(objective.subset(30, seed), count=5, trace_draws=0) for seed in range(3)]
+    figure = spectrum_picture({"a": subsets, "b": subsets[:1]})
+    (axes,) = figure.axes
+    assert len(axes.lines) == 2 and len(axes.collections) == 1 and axes.get_yscale() == "log"
+    mean = sum(one.lambda_max for one in subsets) / 3
+    assert axes.lines[0].get_ydata()[0] == pytest.approx(mean)
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [f"a   {mean:.3g}", f"b   {subsets[0].lambda_max:.3g}"]
+
+
+def test_densities_stand_beside_them(objective: flatness.Objective) -> None:
+    found = flatness.spectrum(objective, count=5, density_draws=2, density_steps=8)
+    figure = spectrum_picture({"a": [found]})
+    values, density = figure.axes
+    assert len(values.lines) == len(density.lines) == 1 and density.get_yscale() == "log"
+    low, high = density.get_ylim()
+    assert 0 < low < max(density.lines[0].get_ydata()) < high
+
+
+def test_negative_eigenvalues_are_drawn_too() -> None:
+    matrix = symmetric(torch.tensor([2.0, 0.5, -1.0, -3.0]))
+    quadratic = Quadratic(matrix, torch.zeros(4).double(), torch.ones(4).double())
+    found = flatness.spectrum(quadratic.objective(), by="magnitude")
+    (axes,) = spectrum_picture({"saddle": [found]}).axes
+    assert axes.get_yscale() == "linear" and axes.lines[0].get_ydata() == pytest.approx([-3.0, 2.0, -1.0, 0.5], abs=1e-9)

@@ -1,0 +1,124 @@
+"""Twins that differ in one example: on quadratics their distance is known, and nothing but the example sets them apart."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedflat.data import Dataset, Examples
+from fedflat.errors import UserError
+from fedflat.experiment.config import config
+from fedflat.experiment.observation.stability import Twins
+from fedflat.experiment.observation.theory import rates_of
+from fedflat.flatness.bounds import Setting, as_run
+from fedflat.flatness.noise import Constants
+
+from ..quadratics import Bowl, Value
+
+SIZE, TRAIN, CLIENTS, STEPS, RATE = 3, 12, 4, 5, 0.1
+rng = np.random.default_rng(3)
+A = np.diag([0.5, 1.0, 2.0])
+B, C = rng.normal(size=(TRAIN, SIZE)), rng.normal(size=(6, SIZE))
+
+
+def quadratics() -> Dataset:
+    """Examples (A, b_j): one Hessian for all, so that full-batch descent is linear and the same for every client."""
+    sets = [np.concatenate([np.tile(A.ravel(), (len(b), 1)), b], 1) for b in (B, C)]
+    train, test = (Examples(torch.tensor(some), torch.zeros(len(some), dtype=torch.int64)) for some in sets)
+    return Dataset("quadratics", train, test, ("value",), kind="vector")
+
+
+def twins(algorithm: str = "fedavg", rounds: int = 4, per_round: int = CLIENTS, count: int = 2, **more) -> Twins:
+    made = config(
+        {
+            "algorithm": algorithm,
+            "model": "custom:Bowl",
+            "data": {"name": "custom:quadratics", "split": "iid", "clients": CLIENTS},
+            "federation": {"per_round": per_round},
+            "training": {"rounds": rounds, "steps": STEPS, "batch": TRAIN, "rate": RATE},
+            "engine": {"precision": "float64", "device": "cpu"},
+        }
+    )
+    return Twins(made, count, data=quadratics(), model=Bowl(np.zeros(SIZE)), task=Value(), **more)
+
+
+def test_the_stability_recursion_in_closed_form() -> None:
+    """x <- M x + (I - M) mean(b) with M = (I - eta A)^K, so that twins are (I - M^t) (b' - b) / (m n) apart after t rounds."""
+    pair = twins()
+    M = np.linalg.matrix_power(np.eye(SIZE) - RATE * A, STEPS)
+    for look in pair.go():
+        power = np.linalg.matrix_power(M, look["round"])
+        for swap, distance in zip(pair.swaps, look["distance"], strict=True):
+            apart = (np.eye(SIZE) - power) @ (C[swap.by] - B[swap.position]) / TRAIN
+            assert distance == pytest.approx(np.linalg.norm(apart), rel=1e-9)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedswa(server_rate=1)"])
+def test_twins_stay_within_the_papers_recursion(algorithm: str) -> None:
+    """Eq. 31 with the run's own rates bounds the distance of the weights, once L bounds every gradient on the way."""
+    pair = twins(algorithm, rounds=6, count=3)
+    points, distances = [np.zeros(SIZE)], []
+    for look in pair.go():
+        points.append(pair.original.moment.model.weights.numpy())
+        distances.append(max(look["distance"]))
+    every = np.concatenate([B, C])
+    # Iterates move from one of these points towards a mean of minima, so that the longest gradient is at an end.
+    longest = max(np.linalg.norm(A @ (x - b)) for x in [*points, *every] for b in every)
+    constants = Constants(longest, A.max(), 0.0, 0.0)
+    for rounds, distance in enumerate(distances, 1):
+        setting = Setting(CLIENTS, TRAIN / CLIENTS, STEPS, rounds)
+        bound = as_run("fedswa", constants, setting, rates_of(pair.config, STEPS)[:rounds], tight=True).value
+        assert 0 < distance <= bound / longest
+
+
+def test_differences_of_losses_in_closed_form() -> None:
+    pair = twins(count=1)
+    (look,) = pair.go(every=10)
+    x, y = (replay.moment.model.weights.numpy() for replay in (pair.original, pair.twins[0]))
+    scored = [b for place, b in enumerate(C) if place != pair.swaps[0].by]
+    losses = [abs(0.5 * (y - b) @ A @ (y - b) - 0.5 * (x - b) @ A @ (x - b)) for b in scored]
+    assert look["mean_loss_difference"] == [pytest.approx(np.mean(losses))]
+    assert look["largest_loss_difference"] == [pytest.approx(max(losses))]
+    assert look["norm"] == pytest.approx(np.linalg.norm(x))
+
+
+@pytest.mark.parametrize("algorithm", ["scaffold", "fedmoswa", "fedsam", "feddyn"])
+def test_twins_are_the_same_until_the_client_takes_part(algorithm: str) -> None:
+    late = next(
+        pair for client in range(CLIENTS) if (pair := twins(algorithm, 6, 1, 1, client=client)).swaps[0].first_round in (2, 3, 4, 5)
+    )
+    first = late.swaps[0].first_round
+    distances = {look["round"]: look["distance"][0] for look in late.go()}
+    assert all(distances[before] == 0 for before in range(1, first))
+    assert distances[first] > 0
+
+
+def test_a_swap_changes_one_example_and_no_label() -> None:
+    pair = twins(count=1)
+    changed = pair.swaps[0].applied(pair.data)
+    assert torch.equal(changed.train.targets, pair.data.train.targets)
+    different = (changed.train.inputs != pair.data.train.inputs).any(1).nonzero().flatten().tolist()
+    assert different == [pair.swaps[0].position]
+
+
+def test_the_original_is_the_run_itself() -> None:
+    import fedflat
+
+    made = config({"algorithm": "fedmoswa", "training": {"rounds": 3, "steps": 2}, "engine": {"workers": 1, "device": "cpu"}})
+    result = fedflat.run(base=made)
+    pair = Twins(made, 1)
+    for _ in pair.go():
+        pass
+    assert torch.equal(pair.original.moment.model.weights, result.record.models["server"].weights)
+    assert not torch.equal(pair.twins[0].moment.model.weights, result.record.models["server"].weights)
+    swap = pair.swaps[0]
+    assert pair.data.train.targets[swap.position] == pair.data.test.targets[swap.by]
+    assert swap.position in pair.original.split.clients[swap.client]
+
+
+def test_bad_input_in_a_sentence() -> None:
+    with pytest.raises(UserError, match="there is no client 99; this run has 4 clients"):
+        twins(client=99)
+    with pytest.raises(UserError, match="0 twins are not possible"):
+        twins(count=0)

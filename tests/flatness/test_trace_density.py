@@ -1,0 +1,120 @@
+"""Trace and density against whole Hessians: inside their intervals, with the exact spectrum's moments."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedflat.errors import UserError
+from fedflat.flatness import Ends, Operator, lanczos
+from fedflat.flatness.estimate import estimate
+from fedflat.flatness.hutchinson import hutchinson
+from fedflat.flatness.quadrature import quadrature
+
+from .networks import NETWORKS, case, symmetric, true_hessian
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_trace_lies_in_its_interval(name: str) -> None:
+    truth = float(true_hessian(name).trace())
+    found = hutchinson(Operator.of_matrix(true_hessian(name)), draws=40, seed=1)
+    # Of six networks one may well lie outside of 95 %; how often that happens is tested below.
+    assert found.low - found.half_width <= truth <= found.high + found.half_width
+    assert found.draws == 40 and found.half_width < 2 * abs(truth) + 1
+
+
+def test_the_trace_of_a_network_by_products_alone() -> None:
+    by_products = hutchinson(Operator.of_hessian(case("mlp").objective()), draws=10)
+    by_matrix = hutchinson(Operator.of_matrix(true_hessian("mlp")), draws=10)
+    assert by_products.value == pytest.approx(by_matrix.value, rel=1e-10)
+
+
+def test_the_interval_covers_as_often_as_it_says() -> None:
+    matrix = symmetric(torch.linspace(-1, 4, 60) ** 3)
+    truth = float(matrix.trace())
+    found = [hutchinson(Operator.of_matrix(matrix), draws=10, seed=seed) for seed in range(200)]
+    covered = sum(one.low <= truth <= one.high for one in found) / len(found)
+    assert 0.90 <= covered <= 0.99
+    assert np.mean([one.value for one in found]) == pytest.approx(truth, rel=0.02)
+
+
+def test_known_eigenvectors_narrow_the_interval() -> None:
+    matrix = symmetric(torch.cat([torch.tensor([50.0, 30.0, -20.0]), torch.linspace(0, 0.01, 200)]))
+    pairs = lanczos(Operator.of_matrix(matrix), Ends(2, 1), tolerance=1e-8)
+    plain = hutchinson(Operator.of_matrix(matrix), draws=20)
+    better = hutchinson(Operator.of_matrix(matrix), draws=20, values=pairs.values, vectors=pairs.vectors)
+    truth = float(matrix.trace())
+    for one in (plain, better):
+        assert abs(one.value - truth) <= 2 * one.half_width
+    assert better.half_width < plain.half_width / 100
+
+
+def test_a_diagonal_matrix_needs_one_draw() -> None:
+    found = hutchinson(Operator.of_matrix(torch.diag(torch.arange(5.0))), draws=2)
+    assert (found.value, found.low, found.high) == (10, 10, 10)
+
+
+def test_intervals() -> None:
+    found = estimate([1.0, 3.0], offset=10)
+    assert found.value == 12 and found.half_width == pytest.approx(12.706, abs=1e-3)
+    assert estimate([1.0]).high == float("inf")
+    with pytest.raises(UserError, match="at least 2 draws, not 1"):
+        hutchinson(Operator.of_matrix(torch.eye(2)), draws=1)
+
+
+# --- density ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("power", [0, 1, 2, 3, 4])
+def test_each_draw_has_its_own_moments_exactly(power: int) -> None:
+    matrix = symmetric(torch.linspace(-1, 2, 80))
+    operator = Operator.of_matrix(matrix)
+    found = quadrature(operator, draws=3, steps=4, seed=2)
+    for number, (nodes, weights) in enumerate(zip(found.nodes, found.weights, strict=True)):
+        z = operator.signs(2, "density", number) / 80**0.5
+        expected = float(z @ torch.linalg.matrix_power(matrix, power) @ z)
+        assert float(weights @ nodes**power) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    assert found.products == 12
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_have_the_exact_spectrums_first_moments(name: str) -> None:
+    matrix = true_hessian(name)
+    values = torch.linalg.eigvalsh(matrix).numpy()
+    found = quadrature(Operator.of_matrix(matrix), draws=30, steps=20, seed=1)
+    for power in (1, 2, 3):
+        moment = found.moment(power)
+        # Five networks and three moments at 95 %: a little slack for the one that may fall outside.
+        slack = 0.5 * moment.half_width
+        assert moment.low - slack <= (values**power).mean() <= moment.high + slack
+    assert found.moment(0).value == pytest.approx(1)
+
+
+def test_enough_steps_show_every_eigenvalue_where_it_is() -> None:
+    values = torch.tensor([-1.0, 0.0, 2.0, 5.0])
+    found = quadrature(Operator.of_matrix(symmetric(values)), draws=2, steps=10)
+    for nodes in found.nodes:
+        np.testing.assert_allclose(nodes, values, atol=1e-10)
+    assert found.products == 8
+
+
+def test_an_invariant_space_ends_a_draw() -> None:
+    found = quadrature(Operator.of_matrix(3 * torch.eye(50).double()), draws=2, steps=10)
+    assert found.products == 2 and found.nodes[0] == pytest.approx([3.0]) and found.moment(1).value == pytest.approx(3)
+    assert found.at(np.array([3.0]))[0] > found.at(np.array([2.0]))[0]
+
+
+def test_the_density_is_one() -> None:
+    found = quadrature(Operator.of_matrix(symmetric(torch.linspace(-3, 4, 100))), draws=4, steps=30)
+    grid = found.grid(4000)
+    assert np.trapezoid(found.at(grid), grid) == pytest.approx(1, abs=5e-3)
+    middle = found.at(np.array([0.5]), width=1.0)[0]
+    assert middle == pytest.approx(1 / 7, rel=0.15)  # eigenvalues are spread evenly over [-3, 4]
+    document = found.document()
+    assert len(document["nodes"]) == 4 and sum(document["weights"][0]) == pytest.approx(1)
+
+
+def test_impossible_densities() -> None:
+    with pytest.raises(UserError, match="0 vectors with 5 steps each"):
+        quadrature(Operator.of_matrix(torch.eye(2)), draws=0, steps=5)
