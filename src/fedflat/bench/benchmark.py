@@ -14,7 +14,7 @@ from fedflat.bench.contenders import Bound, Fedflat, Plain
 from fedflat.bench.machine import Load, hardware, versions
 from fedflat.bench.others import OTHERS, Other
 from fedflat.bench.setting import Setting, plan_of, sampler_of
-from fedflat.bench.stage import Contender, Failed, Performer
+from fedflat.bench.stage import Contender, Done, Failed, Performer
 from fedflat.data import fixes_clients, partition
 from fedflat.engines.pool import available_cores
 from fedflat.errors import UserError, one_of
@@ -46,6 +46,8 @@ class Request:
     against: Sequence[str] = (PLAIN, *OTHERS)
     rounds: int = 10
     warm_up: int = 2
+    together: int = 1
+    """How many contenders set up at the same time on a GPU."""
 
     def check(self) -> None:
         """Refuse what cannot be measured."""
@@ -185,23 +187,37 @@ def quotient(one: Measured, other: Measured) -> float:
 
 
 def _one_by_one(request: Request, tell: Tell, notes: list[str]) -> list[Measured]:
-    """Each contender alone, so that it has the whole device and its memory."""
+    """Each contender alone while it is measured; some may set up at the same time, where the device has room for them."""
     measured = []
-    for contender in request.contenders():
-        tell(f"{contender}: setting up and measuring {request.rounds} rounds")
-        performer = Performer(contender)
+    waiting = request.contenders()
+    while waiting:
+        some, waiting = waiting[: request.together], waiting[request.together :]
+        performers = [Performer(contender) for contender in some]
         try:
-            found = _set_up(performer, request, notes, tell)
-            if found is None:
-                continue
-            done = performer.rounds(request.rounds)
-            if isinstance(done, Failed):
-                _note(contender, done, notes, tell)
-                continue
-            measured.append(Measured(contender, done.seconds, found, done.device_bytes, performer.host_bytes()))
+            for performer in performers:
+                tell(f"{performer.contender}: setting up")
+                performer.begin(1)
+            for performer in performers:
+                found = _alone(performer, performer.done(), request, notes, tell)
+                if found is not None:
+                    measured.append(found)
         finally:
-            performer.end()
+            for performer in performers:
+                performer.end()
     return measured
+
+
+def _alone(performer: Performer, first: Done | Failed, request: Request, notes: list[str], tell: Tell) -> Measured | None:
+    """Measure a contender that has done its first round; None where it fails."""
+    set_up = _warmed_up(performer, first, request, notes, tell)
+    if set_up is None:
+        return None
+    tell(f"{performer.contender}: measuring {request.rounds} rounds")
+    done = performer.rounds(request.rounds)
+    if isinstance(done, Failed):
+        _note(performer.contender, done, notes, tell)
+        return None
+    return Measured(performer.contender, done.seconds, set_up, done.device_bytes, performer.host_bytes())
 
 
 def _in_turns(request: Request, tell: Tell, notes: list[str]) -> list[Measured]:
@@ -211,7 +227,7 @@ def _in_turns(request: Request, tell: Tell, notes: list[str]) -> list[Measured]:
         first: dict[int, float] = {}
         for number, performer in enumerate(performers):
             tell(f"{performer.contender}: setting up")
-            found = _set_up(performer, request, notes, tell)
+            found = _warmed_up(performer, performer.rounds(1), request, notes, tell)
             if found is not None:
                 first[number] = found
         seconds: dict[int, list[float]] = {number: [] for number in first}
@@ -238,9 +254,8 @@ def _in_turns(request: Request, tell: Tell, notes: list[str]) -> list[Measured]:
             performer.end()
 
 
-def _set_up(performer: Performer, request: Request, notes: list[str], tell: Tell) -> float | None:
-    """Let a contender set up and warm up; the seconds until its first round was done, or None where it failed."""
-    first = performer.rounds(1)
+def _warmed_up(performer: Performer, first: Done | Failed, request: Request, notes: list[str], tell: Tell) -> float | None:
+    """Let a contender warm up after its first round; the seconds until that was done, or None where it failed."""
     warm = performer.rounds(request.warm_up) if not isinstance(first, Failed) and request.warm_up else first
     for answer in (first, warm):
         if isinstance(answer, Failed):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import time
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import ClassVar, NamedTuple
@@ -123,8 +124,17 @@ class Performer:
 
     def rounds(self, count: int) -> Done | Failed:
         """Let it do some rounds."""
-        try:
+        self.begin(count)
+        return self.done()
+
+    def begin(self, count: int) -> None:
+        """Let it begin some rounds."""
+        with suppress(ConnectionError):  # it has ended, as ``done`` will say
             self._pipe.send(count)
+
+    def done(self) -> Done | Failed:
+        """What came of the rounds that it was to do."""
+        try:
             answer: Done | Failed = self._pipe.recv()
         except (EOFError, ConnectionError):
             self._process.join(PATIENCE)

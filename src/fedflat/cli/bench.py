@@ -55,6 +55,13 @@ def bench(
     warm_up: int = typer.Option(
         2, "--warm-up", min=0, help="rounds before them, beside the first one, which counts as set-up", rich_help_panel=MEASURING
     ),
+    together: int = typer.Option(
+        1,
+        "--together",
+        min=1,
+        help="contenders that set up at the same time on a GPU, where it has room: sooner done, but set-up times count for less",
+        rich_help_panel=MEASURING,
+    ),
     against: str = typer.Option(
         "plain,flower,pfl",
         "--against",
@@ -76,7 +83,9 @@ def bench(
     from fedflat.experiment.files import create_folder, write_whole
 
     setting = Setting(model, data, data_folder, split, per_round, steps, batch, rate, augmentation, device, compiling, workers)
-    request = Request(setting, listed(algorithms), listed(precision), listed(engine), numbers(clients), listed(against), rounds, warm_up)
+    request = Request(
+        setting, listed(algorithms), listed(precision), listed(engine), numbers(clients), listed(against), rounds, warm_up, together
+    )
     printed = json_file is not None and str(json_file) == "-"
     command = shlex.join(["fedflat", *sys.argv[1:]])
     found = benchmark(request, command, lambda line: None if quiet else print(line, file=sys.stderr, flush=True))
