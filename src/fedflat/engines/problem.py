@@ -163,13 +163,18 @@ class Problem:
     @torch.no_grad()
     def predicted(self, vector: Tensor, buffers: dict[str, Tensor], raw: Tensor, batch_statistics: bool | None = None) -> Tensor:
         """The model's output on raw inputs, in evaluation mode; with ``batch_statistics``, all but its normalisations are."""
+        return self.evaluated(vector, buffers, self.normalised(raw), batch_statistics)
+
+    @torch.no_grad()
+    def evaluated(self, vector: Tensor, buffers: dict[str, Tensor], inputs: Tensor, batch_statistics: bool | None = None) -> Tensor:
+        """The same on inputs that are normalised already."""
         self.model.eval()
         if self.batch_statistics if batch_statistics is None else batch_statistics:
             buffers = {name: b.clone() for name, b in buffers.items()}
             for norm in self._norms():
                 norm.train()
             self.still.rest()
-        output: Tensor = self.output(vector, buffers, self.normalised(raw))
+        output: Tensor = self.output(vector, buffers, inputs)
         return output
 
     def _norms(self) -> list[nn.modules.batchnorm._BatchNorm]:

@@ -29,6 +29,12 @@ class Totals:
         """Everything that another has summed."""
         self.add(other.sums, other.count)
 
+    def means(self) -> dict[str, Tensor]:
+        """The same figures as tensors, for which nothing waits for a device where they are means over examples."""
+        if isinstance(self._task, Pooling):
+            return {name: torch.tensor(value, dtype=torch.float64) for name, value in self.figures().items()}
+        return {name: value / self.count for name, value in self.sums.items()}
+
     def figures(self) -> dict[str, float]:
         """Every metric: what the task makes of its totals, or else the mean over examples."""
         totals = {name: value.cpu() for name, value in self.sums.items()}

@@ -13,8 +13,10 @@ from fedflat.data import Examples, Split
 from fedflat.engines.loop import one_thread
 from fedflat.engines.problem import Problem, moved
 from fedflat.engines.randomness import generator
+from fedflat.engines.totals import Totals
 from fedflat.errors import UserError
 from fedflat.flatness.survey import Model
+from fedflat.units import is_share
 
 Statistics = Literal["interpolated", "estimated"]
 KEPT_BYTES = 1 << 31
@@ -69,17 +71,13 @@ class LossAndError:
         problem, found = self.problem, {}
         metric = problem.task.metric
         for name in self.sets:
-            totals: dict[str, Tensor] = {}
+            totals = Totals(problem.task)
+            buffers = {**problem.buffers.views(flat), **self._integers}
             for inputs, targets in self._batches(name):
-                buffers = {**problem.buffers.views(flat), **self._integers}
-                if problem.batch_statistics:
-                    buffers = {key: value.clone() for key, value in buffers.items()}
-                problem.model.train(problem.batch_statistics)
-                for key, value in problem.task.sums(problem.output(weights, buffers, inputs), targets).items():
-                    totals[key] = totals[key] + value if key in totals else value
-            found[f"{name}_loss"] = totals["loss"].double() / len(self.sets[name])
-            score = totals[metric].double() / len(self.sets[name])
-            found[f"{name}_{_shown(metric)}"] = 1 - score if metric == "accuracy" else score
+                totals.add(problem.task.sums(problem.evaluated(weights, buffers, inputs), targets), len(targets))
+            figures = totals.means()
+            found[f"{name}_loss"] = figures["loss"]
+            found[f"{name}_{_shown(metric)}"] = 1 - figures[metric] if is_share(metric) else figures[metric]
         return found
 
     def _buffers(self, model: Model) -> Tensor:
@@ -117,7 +115,7 @@ def measured_values(metric: str) -> list[str]:
 
 def _shown(metric: str) -> str:
     """Accuracy is shown as error, so that low is good as it is for the loss."""
-    return "error" if metric == "accuracy" else metric
+    return "error" if is_share(metric) else metric
 
 
 def _sample(examples: Examples, positions: np.ndarray, most: int | None, rng: np.random.Generator) -> Examples:

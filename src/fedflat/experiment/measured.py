@@ -19,6 +19,7 @@ import torch
 from fedflat.data import Examples, Split
 from fedflat.engines.contract import ModelState
 from fedflat.engines.problem import Problem
+from fedflat.engines.task import Pooling
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config
 from fedflat.experiment.record import Record, load_record
@@ -108,7 +109,7 @@ class Measured:
             problem.task.loss,
             Rows(examples.inputs, examples.targets, batch or _batch(problem), chosen),
             prepare=problem.normalised,
-            sums=problem.task.sums,
+            sums=None if isinstance(problem.task, Pooling) else problem.task.sums,
             buffers={**problem.buffers.views(state.buffers), **state.integers},
             weights=state.weights,
             tf32=self.tf32,

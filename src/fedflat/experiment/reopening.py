@@ -28,8 +28,9 @@ def reopen(
     task: Task | None = None,
     config: Config | None = None,
     call: str = "evaluate",
+    as_begun: bool = False,
 ) -> tuple[Problem, Split]:
-    """The problem and the split of a run.
+    """The problem and the split of a run; its network holds what is frozen, and ``as_begun`` all that the run started from.
 
     Where data, model or task were the user's own they are needed again, unless the run was made in this process; ``call`` is the method of
     a result that a sentence names for it. ``config`` stands in for the run's own, for example to use another device.
@@ -42,7 +43,7 @@ def reopen(
             raise UserError(
                 f"this run used {what} of your own ({name}); pass it again in Python: fedflat.load(folder).{call}({argument}=...)"
             )
-    problem, split = federation(_without_the_start(record, config, own["model"]), **own)
+    problem, split = federation(config if as_begun else _without_the_start(record, config, own["model"]), **own)
     if record.history and not all(problem.task.metric in scores for scores in record.history[-1]["test"].values()):
         raise UserError(f"this run was not scored by {problem.task.metric} but for a task of your own; pass it again in Python: task=...")
     return problem, split
@@ -50,12 +51,10 @@ def reopen(
 
 def _without_the_start(record: Record, config: Config, network: nn.Module | None) -> Config:
     """A config that does not need the weights a run started from: what of them is frozen lies in the models that the run has written."""
-    written = record.folder.path / model_file("server") if record.folder else None
-    if written is not None and written.exists():
-        return config.model_copy(update={"init": written, "init_head": "given"})
     if network is None and config.training.train == "all":
         return config.model_copy(update={"init": None, "init_head": "given"})
-    return config
+    written = record.folder.path / model_file("server") if record.folder else None
+    return config.model_copy(update={"init": written, "init_head": "given"}) if written is not None and written.exists() else config
 
 
 def require_model(record: Record, name: str) -> None:

@@ -24,7 +24,6 @@ from fedflat.experiment.record import Record, model_file
 from fedflat.experiment.reopening import reopen, require_model, state_of
 from fedflat.experiment.replay import CHECKPOINT, Moment, Replay, at_checkpoint, at_model, needs_vectors, start_of
 from fedflat.experiment.snapshots import kept_rounds
-from fedflat.experiment.weights import load_weights
 from fedflat.flatness.noise import Constants
 
 Tell = Callable[[str], None]
@@ -41,9 +40,7 @@ class Afterwards:
 
     def __post_init__(self) -> None:
         self.config = _here(self.record.config)
-        self.problem, self.split = reopen(self.record, config=self.config, call="flatness", **self.own)
-        if self.config.init is not None and self.own.get("network") is None:
-            load_weights(self.problem.model, self.config.model, self.config.init)
+        self.problem, self.split = reopen(self.record, config=self.config, call="flatness", as_begun=True, **self.own)
         self.first = ModelState(*self.problem.initial())
         self.look = Look(self.problem, self.split, self.wanted)
         self.algorithm = algorithm(self.config.algorithm)

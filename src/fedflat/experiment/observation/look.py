@@ -16,6 +16,7 @@ from fedflat.data import Examples, Split
 from fedflat.engines.contract import Client, ModelState
 from fedflat.engines.problem import Problem, moved
 from fedflat.engines.randomness import generator
+from fedflat.engines.task import Pooling
 from fedflat.errors import UserError
 from fedflat.experiment.config import Flatness
 from fedflat.experiment.observation.cohort import Figures, number
@@ -74,7 +75,7 @@ class Look:
             problem.task.loss,
             Rows(train.inputs, train.targets, min(problem.evaluation_batch, BATCH), chosen),
             prepare=self._prepared,
-            sums=problem.task.sums,
+            sums=None if isinstance(problem.task, Pooling) else problem.task.sums,
             buffers={**problem.buffers.views(model.buffers), **model.integers},
             weights=model.weights,
         )

@@ -137,5 +137,5 @@ def losses_of(problem: Problem, model: ModelState, examples: Examples) -> Tensor
     for part in problem.evaluation_batches(len(examples)):
         batch = examples.take(part)
         output = problem.predicted(model.weights, buffers, batch.inputs)
-        found += [problem.task.sums(output[one : one + 1], batch.targets[one : one + 1])["loss"] for one in range(len(batch))]
+        found += [problem.task.loss(output[one : one + 1], batch.targets[one : one + 1]) for one in range(len(batch))]
     return torch.stack(found)
