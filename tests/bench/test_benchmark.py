@@ -10,7 +10,7 @@ from multiprocessing import Pipe
 import pytest
 from typer.testing import CliRunner
 
-from fedflat.bench.benchmark import Measured, Request, row, samples_per_round
+from fedflat.bench.benchmark import Measured, Request, _one_by_one, row, samples_per_round
 from fedflat.bench.contenders import Bound, Fedflat, Plain
 from fedflat.bench.machine import Load, host_memory
 from fedflat.bench.others import OTHERS
@@ -169,3 +169,12 @@ def test_the_table_of_a_gpu_has_its_memory(capsys):
     shown = capsys.readouterr().out
     for word in ("GPU memory", "2 GB", "75 %", "20.00", "500,000", "H200", "a note", "clients"):
         assert word in shown
+
+
+def test_contenders_may_set_up_together() -> None:
+    told: list[str] = []
+    request = Request(SMALL, ("fedavg", "fedsam"), clients=(4,), against=("none",), rounds=2, warm_up=0, together=3)
+    found = _one_by_one(request, told.append, [])
+    assert [str(m.contender).split(",")[0] for m in found] == ["fedflat", "fedflat", "bound"]
+    assert all(len(m.seconds) == 2 and min(m.seconds) > 0 for m in found)
+    assert [line.rpartition(": ")[2][:7] for line in told] == ["setting"] * 3 + ["measuri"] * 3

@@ -22,6 +22,8 @@ from fedflat.models import parameter_count
 from fedflat.text import parse
 
 FORMAT = 1
+SPELL = 5
+"""Rounds that a contender does in its turn on a CPU, after one that does not count."""
 COUNTED = 5
 """Rounds over which samples are counted."""
 PLAIN, NONE = "plain", "none"
@@ -221,7 +223,7 @@ def _alone(performer: Performer, first: Done | Failed, request: Request, notes: 
 
 
 def _in_turns(request: Request, tell: Tell, notes: list[str]) -> list[Measured]:
-    """All contenders round by round in turns: whatever else the machine does, it does to all of them."""
+    """All contenders in turns, some rounds each: whatever else the machine does, it does to all of them. Those that wait lie still."""
     performers = [Performer(contender) for contender in request.contenders()]
     try:
         first: dict[int, float] = {}
@@ -230,28 +232,48 @@ def _in_turns(request: Request, tell: Tell, notes: list[str]) -> list[Measured]:
             found = _warmed_up(performer, performer.rounds(1), request, notes, tell)
             if found is not None:
                 first[number] = found
-        seconds: dict[int, list[float]] = {number: [] for number in first}
+            performer.rest()
+        seconds: dict[int, list[list[float]]] = {number: [] for number in first}
         shares: list[float] = []
-        for turn in range(request.rounds):
-            tell(f"measuring round {turn + 1} of {request.rounds}")
+        spell = min(SPELL, request.rounds)
+        turns = -(-request.rounds // spell)
+        for turn in range(turns):
+            tell(f"measuring turn {turn + 1} of {turns}")
             load = Load()
             for number in list(seconds):
-                done = performers[number].rounds(1)
+                done = _one_turn(performers[number], spell)
                 if isinstance(done, Failed):
                     _note(performers[number].contender, done, notes, tell)
                     del seconds[number]
                 else:
-                    seconds[number] += done.seconds
+                    seconds[number].append(done.seconds)
             shares.append(load.share_of_others())
         kept = quiet_turns(shares)
         _note_load(shares, kept, notes, tell)
+        for performer in performers:
+            performer.rest(False)
         return [
-            Measured(performers[number].contender, [some[turn] for turn in kept], first[number], None, performers[number].host_bytes())
-            for number, some in seconds.items()
+            Measured(
+                performers[number].contender,
+                [one for turn in kept for one in found_in[turn]],
+                first[number],
+                None,
+                performers[number].host_bytes(),
+            )
+            for number, found_in in seconds.items()
         ]
     finally:
         for performer in performers:
             performer.end()
+
+
+def _one_turn(performer: Performer, rounds: int) -> Done | Failed:
+    """Some rounds of one contender; a first one, which brings its memory back to mind, does not count."""
+    performer.rest(False)
+    again = performer.rounds(1)
+    done = again if isinstance(again, Failed) else performer.rounds(rounds)
+    performer.rest()
+    return done
 
 
 def _warmed_up(performer: Performer, first: Done | Failed, request: Request, notes: list[str], tell: Tell) -> float | None:
@@ -278,7 +300,7 @@ def quiet_turns(shares: Sequence[float]) -> list[int]:
 def _note_load(shares: Sequence[float], kept: Sequence[int], notes: list[str], tell: Tell) -> None:
     most = max(shares[turn] for turn in kept)
     if len(kept) < len(shares):
-        notes.append(f"{len(kept)} of {len(shares)} rounds count: in the others, other processes took more than {QUIET:.0%} of the cores")
+        notes.append(f"{len(kept)} of {len(shares)} turns count: in the others, other processes took more than {QUIET:.0%} of the cores")
     elif most > QUIET:
         notes.append(f"other processes took {median(shares):.0%} of the cores meanwhile: measure again when the machine is quiet")
     else:

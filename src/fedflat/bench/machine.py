@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import sys
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -47,7 +49,7 @@ def host_memory(root: int) -> int | None:
     if not sys.platform.startswith("linux"):
         return None
     own, shared = 0, 0
-    for pid in _family(root):
+    for pid in family(root):
         pages = _status(pid)
         if "VmHWM" in pages:
             own += pages["VmHWM"] - pages.get("RssFile", 0) - pages.get("RssShmem", 0)
@@ -75,10 +77,19 @@ class Load:
             return None
         ticks = [int(word) for word in (PROC / "stat").read_text().split("\n", 1)[0].split()[1:9]]
         idle = ticks[3] + ticks[4]
-        return sum(ticks), sum(ticks) - idle, sum(_used(PROC / str(pid)) for pid in _family(os.getpid()))
+        return sum(ticks), sum(ticks) - idle, sum(_used(PROC / str(pid)) for pid in family(os.getpid()))
 
 
-def _family(root: int) -> list[int]:
+def rest(root: int, resting: bool) -> None:
+    """Let a process and all below it lie still, or go on; where that is not possible they simply go on."""
+    if not sys.platform.startswith("linux"):
+        return
+    for pid in family(root):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGSTOP if resting else signal.SIGCONT)
+
+
+def family(root: int) -> list[int]:
     """A process and all that descend from it."""
     parents = {int(path.name): _parent(path) for path in PROC.iterdir() if path.name.isdigit()}
     found = [root]

@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 import torch
 import torch.multiprocessing as multiprocessing
 
-from fedflat.bench.machine import host_memory
+from fedflat.bench.machine import host_memory, rest
 from fedflat.bench.setting import Setting
 from fedflat.engines.pool import start_without_main
 from fedflat.errors import UserError
@@ -142,12 +142,18 @@ class Performer:
             return Failed("was killed, most likely because memory ran out" if killed else "ended unexpectedly")
         return answer
 
+    def rest(self, resting: bool = True) -> None:
+        """Let its processes lie still while another is measured, or go on."""
+        if self._process.pid:
+            rest(self._process.pid, resting)
+
     def host_bytes(self) -> int | None:
         """The most memory that its processes have had."""
         return host_memory(self._process.pid) if self._process.pid else None
 
     def end(self) -> None:
         """Let it go."""
+        self.rest(False)
         self._pipe.close()
         self._process.join(PATIENCE)
         if self._process.is_alive():
