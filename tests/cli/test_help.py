@@ -23,7 +23,7 @@ def test_all_commands_are_there():
     top = {path[0] for path in PATHS if path}
     assert top == {
         *("run", "compare", "reproduce", "resume", "show", "evaluate", "flatness", "bench"),
-        *("settings", "algorithms", "models", "papers", "data"),
+        *("settings", "algorithms", "models", "papers", "data", "doctor"),
     }
     assert {path[1] for path in PATHS if len(path) == 2 and path[0] == "data"} == {"list", "get", "verify", "describe"}
     measurements = {path[1] for path in PATHS if len(path) == 2 and path[0] == "flatness"}

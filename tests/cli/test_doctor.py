@@ -1,0 +1,40 @@
+"""The doctor: what it finds, and what it says when something is broken."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedflat.cli import doctor
+from fedflat.cli.application import app
+
+
+def test_a_healthy_machine(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["doctor", "--data-folder", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert "a paused run ends as an undisturbed one: works" in result.output
+    assert "digits: needs no download" in result.output
+    assert "cifar10" in result.output
+
+
+def test_as_json_without_trying() -> None:
+    result = CliRunner().invoke(app, ["doctor", "--no-self-test", "--json"])
+    found = json.loads(result.output)
+    assert set(found) == {"environment", "data", "extras", "self-test"}
+    assert found["self-test"] == []
+    assert {"python", "torch", "GPUs"} <= set(found["environment"])
+
+
+def test_what_is_broken_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(folder: Path) -> str:
+        raise RuntimeError("no room\non the disk")
+
+    monkeypatch.setattr(doctor, "CHECKS", {"writing": broken, "reading": lambda folder: "nothing came back"})
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == 2
+    assert "writing: RuntimeError: no room on the disk" in result.output
+    assert "reading: nothing came back" in result.output
+    assert "the self-test failed (writing, reading)" in result.output
