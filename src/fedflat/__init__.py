@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from fedflat.algorithms import Algorithm, algorithm, canonical
+    from fedflat.algorithms import Algorithm, algorithm, canonical, register
     from fedflat.api import compare, load, resume, run
     from fedflat.errors import UserError
     from fedflat.experiment.callback import Callback
@@ -25,12 +25,13 @@ _WHERE = {
     "canonical": "fedflat.algorithms",
     "compare": "fedflat.api",
     "load": "fedflat.api",
+    "register": "fedflat.algorithms",
     "resume": "fedflat.api",
     "run": "fedflat.api",
     "UserError": "fedflat.errors",
     "Callback": "fedflat.experiment.callback",
 }
-__all__ = ["Algorithm", "Callback", "UserError", "__version__", "algorithm", "canonical", "compare", "load", "resume", "run"]
+__all__ = ["Algorithm", "Callback", "UserError", "__version__", "algorithm", "canonical", "compare", "load", "register", "resume", "run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,5 +2,6 @@
 
 from fedflat.algorithms.algorithm import Algorithm
 from fedflat.algorithms.composition import algorithm, canonical
+from fedflat.algorithms.registration import register
 
-__all__ = ["Algorithm", "algorithm", "canonical"]
+__all__ = ["Algorithm", "algorithm", "canonical", "register"]

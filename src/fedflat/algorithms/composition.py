@@ -26,6 +26,24 @@ PARTS: dict[str, tuple[str, type[Any]]] = {
 _NAMES = {spec: name for name, (_, spec) in PARTS.items()}
 
 
+def name_part(name: str, slot: str, spec: type[Any]) -> None:
+    """Let texts know one more part."""
+    PARTS[name], _NAMES[spec] = (slot, spec), name
+
+
+def part_name(spec: object) -> str:
+    """The name of a slot's value as a part; of a class that has none, the class's own in small letters."""
+    return _NAMES.get(type(spec), type(spec).__name__.lower())
+
+
+def _look_further(name: str) -> None:
+    """Let installed packages bring a name that is not known yet."""
+    if name not in NAMED and name not in PARTS:
+        from fedflat.algorithms.registration import load_installed
+
+        load_installed()
+
+
 def algorithm(text: str) -> Algorithm:
     """The algorithm that a text names.
 
@@ -33,6 +51,8 @@ def algorithm(text: str) -> Algorithm:
     True
     """
     base, *parts = parse(text)
+    for call in (base, *parts):
+        _look_further(call.name)
     built = _named(base)
     for part in parts:
         built = _with(built, part, text)
@@ -47,6 +67,11 @@ def canonical(algorithm: Algorithm) -> str:
     'fedgamma(rho=0.2)'
     """
     texts = [text for name in NAMED for text in (_as(name, algorithm, False), _as(name, algorithm, True)) if text]
+    if not texts:
+        kinds = ", ".join(type(getattr(algorithm, slot)).__name__ for slot in SLOTS if type(getattr(algorithm, slot)) not in _NAMES)
+        raise UserError(
+            f"this algorithm has no name, since {kinds} is of your own; give it one: fedflat.register('my-algorithm', algorithm)"
+        )
     return min(texts, key=len)
 
 
@@ -119,7 +144,7 @@ def _as(name: str, a: Algorithm, released: bool) -> str | None:
         mine, theirs = getattr(a, slot), getattr(base, slot)
         if type(mine) is type(theirs):
             values |= changed(mine, theirs)
-        elif theirs == getattr(Algorithm(), slot):
+        elif theirs == getattr(Algorithm(), slot) and type(mine) in _NAMES:
             parts.append(show(_NAMES[type(mine)], changed(mine)))
         else:
             return None

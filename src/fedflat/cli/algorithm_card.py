@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 
 from fedflat.algorithms import Algorithm, canonical
 from fedflat.algorithms.cards import CARDS, DIFFERENCES
-from fedflat.algorithms.composition import PARTS, SLOTS
+from fedflat.algorithms.composition import SLOTS, part_name
 from fedflat.algorithms.table import NAMED, RELEASED
 from fedflat.text import changed, choices, parameters, parse, show, write_value
 
 Facts = list[dict[str, Any]] | dict[str, Any]
-_PART_NAMES = {spec: name for name, (_, spec) in PARTS.items()}
 
 
 class Section(NamedTuple):
@@ -42,7 +41,7 @@ def specs_of(made: Algorithm) -> list[tuple[str, Any]]:
 
 def slot_texts(made: Algorithm) -> dict[str, str]:
     """The text of every slot that holds a part."""
-    return {slot: show(_PART_NAMES[type(spec)], changed(spec)) for slot, spec in specs_of(made) if spec != getattr(Algorithm(), slot, None)}
+    return {slot: show(part_name(spec), changed(spec)) for slot, spec in specs_of(made) if spec != getattr(Algorithm(), slot, None)}
 
 
 def equations(spec: object) -> str:
@@ -80,7 +79,7 @@ def in_units_of_p(count: Callable[[int], int]) -> str:
 def _slots(made: Algorithm, base: str) -> Facts:
     texts = {**dict.fromkeys(SLOTS), **slot_texts(made)}
     rows = [{"slot": slot, "part": texts[slot], "equations": equations(getattr(made, slot))} for slot in SLOTS]
-    return rows + [{"slot": "average", "part": show(_PART_NAMES[type(a)], changed(a)), "equations": equations(a)} for a in made.averages]
+    return rows + [{"slot": "average", "part": show(part_name(a), changed(a)), "equations": equations(a)} for a in made.averages]
 
 
 def _parameters(made: Algorithm, base: str) -> Facts:

@@ -26,8 +26,10 @@ def algorithms(
 
 def _list(as_json: bool) -> None:
     from fedflat.algorithms.composition import SLOTS
+    from fedflat.algorithms.registration import load_installed
     from fedflat.algorithms.table import NAMED
 
+    load_installed()
     lines, parts = [_line(name) for name in NAMED], _parts()
     if as_json:
         print_json({"algorithms": lines, "parts": parts})

@@ -25,7 +25,10 @@ EXTRAS = {
     "onnx": ("onnx",),
 }
 """The packages behind each extra."""
-SMALL: dict[str, Any] = {"model": "mlp(hidden=16)", "clients": 10, "per_round": 4, "steps": 3, "rounds": 4, "every": 2, "device": "cpu", "workers": 1}
+SMALL: dict[str, Any] = {
+    **{"model": "mlp(hidden=16)", "clients": 10, "per_round": 4, "steps": 3, "rounds": 4},
+    **{"every": 2, "device": "cpu", "workers": 1},
+}
 
 
 def doctor(

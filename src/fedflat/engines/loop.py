@@ -32,12 +32,14 @@ class LoopEngine:
         self.table: Table | None = None
         self._here: dict[str, Any] = {"problem": problem}
         self._pool: Pool | None = None
+        self._known: Training | None = None
 
     # --- training ----------------------------------------------------------------------------------------------------------------
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
         """Train a cohort for one round and reduce what it sends, in cohort order."""
         with one_thread():
+            self._stay_if_it_cannot_travel(training)
             table = self._table(training, len(cohort), model.weights)
             z = table.fill(training.algorithm, model, server, cohort)
             if training.algorithm.drift.whole_gradient == "common":
@@ -51,6 +53,12 @@ class LoopEngine:
             outcome.cost.backward_passes += sum(passes for passes, _ in pre)
             outcome.cost.samples += sum(samples for _, samples in pre)
             return outcome
+
+    def _stay_if_it_cannot_travel(self, training: Training) -> None:
+        """Train in this process where the algorithm is of the running script, which workers do not import."""
+        if training is not self._known:
+            self._known = training
+            self.workers = self.workers if self.workers == 1 or can_travel(training) else 1
 
     def _table(self, training: Training, rows: int, like: Tensor) -> Table:
         if self.table is None or self.table.rows < rows:
