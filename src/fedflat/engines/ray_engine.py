@@ -186,7 +186,9 @@ class RayEngine:
             for positions in problem.evaluation_batches(len(some))
         ]
         parts = [tasks[start :: self.workers * 2] for start in range(min(len(tasks), self.workers * 2))]
-        sent = [(m.weights.numpy(), m.buffers.numpy(), {name: value.numpy() for name, value in m.integers.items()}) for m in models.values()]
+        sent = [
+            (m.weights.numpy(), m.buffers.numpy(), {name: value.numpy() for name, value in m.integers.items()}) for m in models.values()
+        ]
         shared = self.ray.put(sent)
         answers = self.crew.map("evaluate", [(self._source, shared, part) for part in parts])
         sums: list[Any] = [None] * len(tasks)

@@ -142,7 +142,9 @@ class Engine(Section):
     name: Literal["auto", "loop", "lanes", "ray"] = Field(
         "auto", description="clients in a loop over workers, side by side on a GPU, or on the workers of a Ray cluster"
     )
-    ray_address: str | None = Field(None, description="HOST:PORT of a Ray cluster, or auto; default: one on this machine, for the run alone")
+    ray_address: str | None = Field(
+        None, description="HOST:PORT of a Ray cluster, or auto; default: one on this machine, for the run alone"
+    )
     lanes: int = Field(16, ge=1, description="clients trained at the same time by the lanes engine")
     compile: Literal["auto", "on", "off"] = Field("auto", description="compile the local step; auto: on a GPU, when the run is long")
     workers: int | None = Field(None, ge=1, description="worker processes; default: as many as there are cores, with Ray cores or GPUs")
