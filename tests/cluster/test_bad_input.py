@@ -12,7 +12,7 @@ import pytest
 
 import fedflat
 from fedflat.engines.ray_cluster import check_address, connect, device_for, ray_module, workers_for
-from fedflat.engines.ray_crew import close_crew
+from fedflat.engines.ray_crew import Crew
 from fedflat.engines.ray_worker import check_facts, facts
 from fedflat.errors import UserError
 from fedflat.experiment.federation import federation
@@ -59,23 +59,25 @@ def test_a_cluster_without_what_is_asked_for(ray: Any) -> None:
     assert workers_for(ray, None, "cpu") == 4
     with pytest.raises(UserError, match=r"engine\.workers=64 is more than the 4 cores of the Ray cluster"):
         workers_for(ray, 64, "cpu")
-    with pytest.raises(UserError, match="bf16 is for a GPU, and the Ray cluster has none"):
+    with pytest.raises(UserError, match="bf16 is for a GPU, and this run is on the CPU"):
         engine_of(small(engine__precision="bf16"), 2)
 
 
 def test_a_node_with_another_version(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The workers are real, and say which version they have; here another one is said to be this process's."""
-    close_crew()
     monkeypatch.setattr(fedflat, "__version__", "9.9.9")
-    with pytest.raises(UserError, match=r"node .* has fedflat 0\.\d+\.\d+, and this is 9\.9\.9; install the same version"):
-        engine_of(small(), 1)
-    close_crew()
+    crew = Crew(ray, 1, "cpu")
+    try:
+        with pytest.raises(UserError, match=r"node .* has fedflat 0\.\d+\.\d+, and this is 9\.9\.9; install the same version"):
+            crew.wait_for_all()
+    finally:
+        crew.close()
 
 
 def test_a_node_with_other_data() -> None:
     known = facts(federation(small())[0])
     check_facts(known, known)
-    with pytest.raises(UserError, match="finds other training examples than .* put the same data and weights in the same place"):
+    with pytest.raises(UserError, match=r"finds other training examples than .* put the same data and weights in the same place"):
         check_facts(known, {**known, "training examples": 3})
 
 

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import fedflat
 from fedflat.engines.ray_cluster import Device, first_line
-from fedflat.engines.ray_worker import About, Worker
+from fedflat.engines.ray_worker import About, Worker, own_version
 from fedflat.errors import UserError
 
-MOST_LOSSES = 3
+MOST_LOSSES = 2
 """So often the same work may lose its worker before it is taken to be the work's fault."""
 STARTING = 120.0
 """Seconds in which at least one worker must start where none is left."""
@@ -166,9 +165,9 @@ class Crew:
 
 def check_version(about: About) -> None:
     """Refuse a node whose results might differ."""
-    if about.version != fedflat.__version__:
+    if about.version != own_version():
         raise UserError(
-            f"node {about.node} of the Ray cluster has fedflat {about.version}, and this is {fedflat.__version__}; "
+            f"node {about.node} of the Ray cluster has fedflat {about.version}, and this is {own_version()}; "
             "install the same version on every node"
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import fedflat
 from fedflat.algorithms.algorithm import flat_state, nested_state
 from fedflat.engines.aggregation import block_sum
 from fedflat.engines.contract import Client, Training
@@ -104,7 +104,7 @@ class Worker:
 
     def hello(self) -> About:
         """Say who this is."""
-        return About(fedflat.__version__, socket.gethostname(), os.getpid())
+        return About(own_version(), socket.gethostname(), os.getpid())
 
     def open(self, source: Source) -> None:
         """Build the problem."""
@@ -177,6 +177,11 @@ class Worker:
         if told.common_gradient is not None:
             table.common_gradient.copy_(_tensor(told.common_gradient))
         return table, cohort
+
+
+def own_version() -> str:
+    """The version of fedflat in this process, from the package that is loaded already, which engines do not import."""
+    return str(sys.modules["fedflat"].__version__)
 
 
 def facts(problem: Problem) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def shortage_told(config: Config) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError:
-        if not torch.cuda.is_initialized():
+        if config.engine.name == "ray":
             raise UserError(
                 f"the memory of a Ray worker's GPU is full; lower training.batch (now {config.training.batch}) or "
                 f"engine.lanes (now {config.engine.lanes}), or use engine.precision=bf16"

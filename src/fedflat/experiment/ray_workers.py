@@ -11,7 +11,6 @@ from fedflat.engines.problem import Problem
 from fedflat.engines.ray_cluster import Device
 from fedflat.engines.ray_engine import RayEngine
 from fedflat.engines.ray_worker import Local
-from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.engine import engine_for
 from fedflat.experiment.federation import federation
@@ -20,7 +19,7 @@ from fedflat.experiment.federation import federation
 def ray_engine(config: Config, problem: Problem, own: dict[str, Any]) -> RayEngine:
     """The Ray engine of a config; with looks at flatness, the driver sees what single clients send."""
     wanted = config.engine
-    engine = RayEngine(
+    return RayEngine(
         problem,
         partial(builder, config, own),
         address=wanted.ray_address,
@@ -28,9 +27,6 @@ def ray_engine(config: Config, problem: Problem, own: dict[str, Any]) -> RayEngi
         device=wanted.device,
         shows_rows=config.flatness.every is not None,
     )
-    if wanted.precision == "bf16" and engine.device == "cpu":
-        raise UserError("engine.precision=bf16 is for a GPU, and the Ray cluster has none; use float32")
-    return engine
 
 
 def builder(config: Config, own: dict[str, Any], device: Device) -> Callable[[], Local]:
