@@ -16,6 +16,9 @@ MOST_LOSSES = 2
 STARTING = 120.0
 """Seconds in which at least one worker must start where none is left."""
 
+ENOUGH = 30.0
+"""Seconds for which more workers are waited for where some are there."""
+
 
 @dataclass(eq=False)
 class Hand:
@@ -48,9 +51,12 @@ class Crew:
         return [hand.about.process for hand in self.hands if hand.about is not None]
 
     def wait_for_all(self) -> None:
-        """Wait until every worker has started."""
+        """Wait until every worker has started; where others use the cluster too, only until no more of them do."""
         while any(hand.about is None for hand in self.hands):
-            self._await([])
+            before = len(self.processes)
+            self._await([], ENOUGH if before else STARTING)
+            if before and len(self.processes) == before:
+                return
 
     def each(self, call: str, *task: Any) -> list[Any]:
         """``call(*task)`` on every worker that is there."""
@@ -116,11 +122,11 @@ class Crew:
                 hand.busy.add(ref)
                 running[ref] = hand, index
 
-    def _await(self, running: list[Any]) -> list[Any]:
+    def _await(self, running: list[Any], patience: float | None = None) -> list[Any]:
         """Wait for something to happen; returns the tasks that ended, and takes note of workers that started."""
         starting = {hand.greeting: hand for hand in self.hands if hand.about is None}
-        ready, _ = self.ray.wait([*running, *starting], num_returns=1, timeout=None if running else STARTING)
-        if not ready:
+        ready, _ = self.ray.wait([*running, *starting], num_returns=1, timeout=patience or (None if running else STARTING))
+        if not ready and not self.processes:
             raise UserError(
                 f"no Ray worker has started in {STARTING:.0f} s; see with ray status whether the cluster still has nodes with "
                 f"{'a free GPU' if self.device == 'cuda' else 'a free core'}, then go on with fedflat resume"

@@ -117,7 +117,8 @@ class Worker:
         training = self._known(local, told)
         with one_thread():
             table, cohort = self._filled(local, told, members)
-            reports = local.engine.train_rows(training, told.round, table, cohort, _tensors(told.integers))
+            integers = {name: value.to(local.problem.device) for name, value in _tensors(told.integers).items()}
+            reports = local.engine.train_rows(training, told.round, table, cohort, integers)
             here = len(members)
             sums = {} if shares is None else _summed(training, table, shares, reports, told.count)
             rows = {} if shares is not None else _rows(table, here)
