@@ -43,6 +43,8 @@ class Crew:
         self._failed_starts = 0
         errors = ray.exceptions
         self._losses: tuple[type[Exception], ...] = (errors.RayActorError, errors.ObjectLostError, errors.WorkerCrashedError)
+        gpus = 1 if device == "cuda" else 0
+        self._remote = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD")(Worker)
         self._hire()
 
     @property
@@ -104,10 +106,8 @@ class Crew:
     # --- one step of it ----------------------------------------------------------------------------------------------------------
 
     def _hire(self) -> None:
-        resources = {"num_cpus": 1, "num_gpus": 1 if self.device == "cuda" else 0}
-        remote = self.ray.remote(Worker)
         while len(self.hands) < self.count:
-            actor = remote.options(**resources, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD").remote()
+            actor = self._remote.remote()
             self.hands.append(Hand(actor, actor.hello.remote()))
 
     def _hand_out(self, call: str, tasks: Sequence[tuple[Any, ...]], waiting: deque[int], running: dict[Any, tuple[Hand, int]]) -> None:
