@@ -125,7 +125,14 @@ def measured_table() -> list[str]:
     for run in runs:
         # Two places per client, so that a killed run finds those of its last checkpoint.
         most = 2 * 4 * state_vectors(run["algorithm"]) * run["parameters"] * COHORT * ROUNDS
-        cells = [f"{run['clients']:,}", f"`{run['algorithm']}`", f"{run['milliseconds']:g}", f"{run['memory']} MB", shown(run["kept"]), shown(most)]
+        cells = [
+            f"{run['clients']:,}",
+            f"`{run['algorithm']}`",
+            f"{run['milliseconds']:g}",
+            f"{run['memory']} MB",
+            shown(run["kept"]),
+            shown(most),
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 

@@ -128,7 +128,7 @@ def test_a_whole_node_is_lost(tmp_path: Path, started: list[subprocess.Popen[str
     config = small(rounds=5)
     (tmp_path / "config.yaml").write_text(config.to_yaml())
     driver = start(started, "-c", DRIVER, str(tmp_path / "config.yaml"), str(tmp_path / "ray"))
-    out, err = driver.communicate(timeout=90)
+    out, err = driver.communicate(timeout=300)
     assert driver.returncode == 0, err[-2000:]
     assert "lost 1" in out
     fedflat.run("scaffold", base=config, engine="loop", workers=1, out=tmp_path / "loop")
@@ -138,11 +138,11 @@ def test_a_whole_node_is_lost(tmp_path: Path, started: list[subprocess.Popen[str
 
 def test_the_driver_is_killed_and_the_run_resumed(tmp_path: Path, started: list[subprocess.Popen[str]]) -> None:
     pytest.importorskip("ray", reason='Ray is not installed (pip install "fedflat[ray]")')
-    config = small(algorithm="fedmoswa", rounds=60, engine="ray", workers=2, engine__checkpoint_every=2, every=5)
+    config = small(algorithm="fedmoswa", rounds=30, engine="ray", workers=1, engine__checkpoint_every=2, every=3)
     (tmp_path / "config.yaml").write_text(config.to_yaml())
     folder = tmp_path / "ray"
     driver = start(started, "-m", "fedflat", "run", "--config", str(tmp_path / "config.yaml"), "--out", str(folder), "--quiet")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not (folder / "metrics.jsonl").exists() or len((folder / "metrics.jsonl").read_text().splitlines()) < 3:
         assert driver.poll() is None and time.monotonic() < deadline, "the run ended or stood still"
         time.sleep(0.05)
@@ -150,7 +150,7 @@ def test_the_driver_is_killed_and_the_run_resumed(tmp_path: Path, started: list[
     driver.wait()
     assert not (folder / "model.safetensors").exists()
     again = start(started, "-m", "fedflat", "resume", str(folder), "--quiet")
-    _, err = again.communicate(timeout=90)
+    _, err = again.communicate(timeout=300)
     assert again.returncode == 0, err[-2000:]
     fedflat.run(base=config, engine="loop", workers=1, out=tmp_path / "loop")
     assert weights(folder) == weights(tmp_path / "loop")
