@@ -17,6 +17,7 @@ lint: .venv/installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
+	$(BIN)/python docs/scale.py --check
 
 tables-small: .venv/installed
 	$(BIN)/fedflat reproduce all --scale small --representative --seeds 1

@@ -32,7 +32,7 @@ QUIET = 0.1
 ENOUGH = 3
 """Quiet rounds from which on the others do not count."""
 PRECISIONS = ("float32", "tf32", "bf16")
-ENGINES = ("auto", "loop", "lanes")
+ENGINES = ("auto", "loop", "lanes", "ray")
 Tell = Callable[[str], None]
 
 

@@ -42,14 +42,14 @@ def bench(
         "float32", "--precision", metavar="NAME,...", help="float32, tf32, bf16, joined by commas", rich_help_panel=MEASURING
     ),
     engine: str = typer.Option(
-        "auto", "--engine", metavar="NAME,...", help="auto, loop, lanes, joined by commas", rich_help_panel=MEASURING
+        "auto", "--engine", metavar="NAME,...", help="auto, loop, lanes, ray, joined by commas", rich_help_panel=MEASURING
     ),
     compiling: str = typer.Option(
         "auto", "--compile", metavar="WORD", help="on, off, or auto: as in a long run", rich_help_panel=MEASURING
     ),
     device: str = typer.Option("auto", "--device", help="auto, cpu or cuda", rich_help_panel=MEASURING),
     workers: int | None = typer.Option(
-        None, "--workers", min=1, help="worker processes of the loop engine", show_default=False, rich_help_panel=MEASURING
+        None, "--workers", min=1, help="worker processes of the loop and ray engines", show_default=False, rich_help_panel=MEASURING
     ),
     rounds: int = typer.Option(10, "--rounds", min=1, help="rounds that are measured", rich_help_panel=MEASURING),
     warm_up: int = typer.Option(

@@ -62,11 +62,27 @@ def weighted_sum(rows: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
     weighted = rows * scale.reshape(-1, *[1] * (rows.ndim - 1))
     if rows.is_cuda:
         return weighted.sum(0)
-    total = torch.zeros_like(rows[0])
-    for block in torch.split(weighted, BLOCK):
-        partial = block[0].clone()
-        for row in block[1:]:
-            partial += row
+    return sum_of_blocks([sum_of_rows(block) for block in torch.split(weighted, BLOCK)])
+
+
+def block_sum(rows: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
+    """What one block of at most ``BLOCK`` clients adds to a weighted sum; wherever it is taken, it is the same."""
+    scale = weights if isinstance(weights, Tensor) else brought(weights, rows)
+    return sum_of_rows(rows * scale.reshape(-1, *[1] * (rows.ndim - 1)))
+
+
+def sum_of_rows(rows: Tensor) -> Tensor:
+    """The sum of rows, one after another."""
+    total = rows[0].clone()
+    for row in rows[1:]:
+        total += row
+    return total
+
+
+def sum_of_blocks(partials: Sequence[Tensor]) -> Tensor:
+    """A weighted sum from its blocks in cohort order."""
+    total = torch.zeros_like(partials[0])
+    for partial in partials:
         total += partial
     return total
 

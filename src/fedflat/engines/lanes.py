@@ -42,18 +42,26 @@ class LaneEngine:
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
         """Queue a cohort's round on the lanes and reduce what it sends; nothing waits for the device."""
         self.problem.training_mode()  # an evaluation may have come between
-        table = self._room(training, len(cohort), model.weights)
+        table = self.room(training, len(cohort), model.weights)
         z = table.fill(training.algorithm, model, server, cohort)
-        extra = self._common_gradient(training, round, table, cohort)
-        self._join(to_lanes=True)
-        reports: list[Report] = []
-        while len(reports) < len(cohort):
-            reports += self._side_by_side(training, round, list(enumerate(cohort))[len(reports) :], model.integers)
-        self._join(to_lanes=False)
+        extra = (0, 0)
+        if training.algorithm.drift.whole_gradient == "common":
+            extra = self.take_gradients(training, round, table, cohort)
+            table.common_gradient.copy_(weighted_sum(table.gradient[: len(cohort)], by_samples([len(c.indices) for c in cohort])))
+        reports = self.train_rows(training, round, table, cohort, model.integers)
         outcome = reduce_rows(training, round, model, z, table, cohort, reports)
         outcome.cost.backward_passes += extra[0]
         outcome.cost.samples += extra[1]
         return outcome
+
+    def train_rows(self, training: Training, round: int, table: Table, cohort: list[Client], integers: dict[str, Tensor]) -> list[Report]:
+        """Train clients whose rows of the table are filled, and leave there what they keep and send."""
+        self._join(to_lanes=True)
+        reports: list[Report] = []
+        while len(reports) < len(cohort):
+            reports += self._side_by_side(training, round, list(enumerate(cohort))[len(reports) :], integers)
+        self._join(to_lanes=False)
+        return reports
 
     def _side_by_side(self, training: Training, round: int, clients: list[tuple[int, Client]], integers: dict[str, Tensor]) -> list[Report]:
         """Train the first of some clients, as many as there are lanes."""
@@ -109,7 +117,8 @@ class LaneEngine:
                 results[name][part] = totals.figures()
         return results
 
-    def _room(self, training: Training, rows: int, like: Tensor) -> Table:
+    def room(self, training: Training, rows: int, like: Tensor) -> Table:
+        """The table for cohorts of up to so many clients, and the lanes that work on it."""
         if self.table is None or self.table.rows < rows or self.lanes[0].training is not training:
             problem = self.problem
             self.table = Table.new(training.algorithm, problem.layout.size, problem.buffers.size, rows, like, False)
@@ -117,15 +126,13 @@ class LaneEngine:
             self.lanes = [Lane(problem, training, self.table, advance) for _ in range(min(rows, self.most))]
         return self.table
 
-    def _common_gradient(self, training: Training, round: int, table: Table, cohort: list[Client]) -> tuple[int, int]:
-        if training.algorithm.drift.whole_gradient != "common":
-            return 0, 0
+    def take_gradients(self, training: Training, round: int, table: Table, cohort: list[Client]) -> tuple[int, int]:
+        """Each client's whole gradient at z into its row; returns the passes and samples that took."""
         passes = samples = 0
         for row, client in enumerate(cohort):
             gradient, some, seen = whole_gradient(self.problem, training, table, round, client.number, client.indices, row)
             table.gradient[row].copy_(gradient)
             passes, samples = passes + some, samples + seen
-        table.common_gradient.copy_(weighted_sum(table.gradient[: len(cohort)], by_samples([len(c.indices) for c in cohort])))
         return passes, samples
 
     def _join(self, to_lanes: bool) -> None:

@@ -40,19 +40,26 @@ class LoopEngine:
         """Train a cohort for one round and reduce what it sends, in cohort order."""
         with one_thread():
             self._stay_if_it_cannot_travel(training)
-            table = self._table(training, len(cohort), model.weights)
+            table = self.room(training, len(cohort), model.weights)
             z = table.fill(training.algorithm, model, server, cohort)
+            pre = (0, 0)
             if training.algorithm.drift.whole_gradient == "common":
-                pre = self._map(_whole_gradient, [(training, round, row, c.number, c.indices) for row, c in enumerate(cohort)])
+                pre = self.take_gradients(training, round, table, cohort)
                 table.common_gradient.copy_(weighted_sum(table.gradient[: len(cohort)], by_samples([len(c.indices) for c in cohort])))
-            else:
-                pre = []
-            tasks = [(training, round, row, c.number, c.indices, model.integers) for row, c in enumerate(cohort)]
-            reports: list[Report] = self._map(_train, tasks)
+            reports = self.train_rows(training, round, table, cohort, model.integers)
             outcome = reduce_rows(training, round, model, z, table, cohort, reports)
-            outcome.cost.backward_passes += sum(passes for passes, _ in pre)
-            outcome.cost.samples += sum(samples for _, samples in pre)
+            outcome.cost.backward_passes += pre[0]
+            outcome.cost.samples += pre[1]
             return outcome
+
+    def take_gradients(self, training: Training, round: int, table: Table, cohort: list[Client]) -> tuple[int, int]:
+        """Each client's whole gradient at z into its row; returns the passes and samples that took."""
+        found = self._map(_whole_gradient, [(training, round, row, c.number, c.indices) for row, c in enumerate(cohort)])
+        return sum(passes for passes, _ in found), sum(samples for _, samples in found)
+
+    def train_rows(self, training: Training, round: int, table: Table, cohort: list[Client], integers: dict[str, Tensor]) -> list[Report]:
+        """Train clients whose rows of the table are filled, and leave there what they keep and send."""
+        return self._map(_train, [(training, round, row, c.number, c.indices, integers) for row, c in enumerate(cohort)])
 
     def _stay_if_it_cannot_travel(self, training: Training) -> None:
         """Train in this process where the algorithm is of the running script, which workers do not import."""
@@ -60,7 +67,8 @@ class LoopEngine:
             self._known = training
             self.workers = self.workers if self.workers == 1 or can_travel(training) else 1
 
-    def _table(self, training: Training, rows: int, like: Tensor) -> Table:
+    def room(self, training: Training, rows: int, like: Tensor) -> Table:
+        """The table for cohorts of up to so many clients."""
         if self.table is None or self.table.rows < rows:
             problem = self.problem
             self.table = Table.new(training.algorithm, problem.layout.size, problem.buffers.size, rows, like, self.workers > 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from fedflat.algorithms.algorithm import flat_fields, nested_state
 from fedflat.algorithms.slot import Returned
-from fedflat.engines.aggregation import by_samples, uniform, weighted_sum
+from fedflat.engines.aggregation import Aggregation, by_samples, uniform, weighted_sum
 from fedflat.engines.contract import Client, CohortRows, Cost, ModelState, Outcome, Training
 from fedflat.engines.table import Table
 
@@ -27,27 +28,55 @@ class Report(NamedTuple):
     integers: dict[str, Tensor]
 
 
+class Shares(NamedTuple):
+    """By what the clients of a cohort, or of a part of it, are weighted: a number for each."""
+
+    even: list[float]
+    sized: list[float]
+    chosen: list[float]
+    """As the aggregation weights displacements."""
+
+    @classmethod
+    def of(cls, aggregation: Aggregation, samples: list[int]) -> Shares:
+        """The shares of a whole cohort."""
+        return cls(uniform(len(samples)), by_samples(samples), aggregation.weights(samples))
+
+    def part(self, start: int, stop: int) -> Shares:
+        """Those of some consecutive clients."""
+        return Shares(*(numbers[start:stop] for numbers in self))
+
+
+Weighted = dict[str, tuple[Tensor, Sequence[float] | Tensor]]
+
+
+def weighted_rows(training: Training, table: Table, shares: Shares, reports: list[Report], count: int) -> Weighted:
+    """All that is summed over a cohort of ``count``, by name: the rows of these of its clients, and their weights."""
+    here = len(reports)
+    rows = table.displacement[:here]
+    found: Weighted = {
+        "uniform": (rows, shares.even),
+        "direction": (rows, -1 / (count * _stacked([report.rates for report in reports], rows))),
+    }
+    if not training.aggregation.needs_rows:
+        found["displacement"] = rows, shares.chosen
+    if not training.own_statistics:
+        found["buffers"] = table.buffers[:here], shares.chosen
+    fields = flat_fields(training.algorithm.message_fields())
+    return found | {
+        f"sent/{name}": (sent[:here], shares.sized if fields[name].by_samples else shares.even) for name, sent in table.sent.items()
+    }
+
+
 def reduce_rows(
     training: Training, round: int, model: ModelState, z: Tensor, table: Table, cohort: list[Client], reports: list[Report]
 ) -> Outcome:
     """The means of all that a cohort sent, its new states, and what it cost."""
     count = len(cohort)
     samples = [len(client.indices) for client in cohort]
-    even, sized = uniform(count), by_samples(samples)
-    rows = table.displacement[:count]
-    fields = flat_fields(training.algorithm.message_fields())
-    means = {name: weighted_sum(sent[:count], sized if fields[name].by_samples else even) for name, sent in table.sent.items()}
-    returned = Returned(
-        x=model.weights,
-        z=z,
-        displacement=training.aggregation.combine(rows, samples),
-        uniform=weighted_sum(rows, even),
-        direction=weighted_sum(rows, -1 / (count * _stacked([report.rates for report in reports], z))),
-        mean={},
-        share=count / training.clients,
-        round=round,
-        common_gradient=table.common_gradient.clone() if training.algorithm.drift.whole_gradient == "common" else None,
-    )
+    shares = Shares.of(training.aggregation, samples)
+    sums = {name: weighted_sum(*what) for name, what in weighted_rows(training, table, shares, reports, count).items()}
+    if training.aggregation.needs_rows:
+        sums["displacement"] = training.aggregation.combine(table.displacement[:count], samples)
     clients = [
         client._replace(
             state=nested_state({name: kept[row].clone() for name, kept in table.client.items()}),
@@ -55,19 +84,52 @@ def reduce_rows(
         )
         for row, client in enumerate(cohort)
     ]
+    common = table.common_gradient.clone() if training.algorithm.drift.whole_gradient == "common" else None
+    seen = CohortRows(table.displacement[:count], table.buffers[:count])
+    return outcome_of(training, round, model, z, sums, clients, reports, common, seen)
+
+
+def outcome_of(
+    training: Training,
+    round: int,
+    model: ModelState,
+    z: Tensor,
+    sums: dict[str, Tensor],
+    clients: list[Client],
+    reports: list[Report],
+    common_gradient: Tensor | None,
+    rows: CohortRows | None,
+) -> Outcome:
+    """What came back from a cohort, from its sums (those of ``weighted_rows``) and its clients' new states."""
+    count, size = len(clients), len(z)
+    returned = Returned(
+        x=model.weights,
+        z=z,
+        displacement=sums["displacement"],
+        uniform=sums["uniform"],
+        direction=sums["direction"],
+        mean={},
+        share=count / training.clients,
+        round=round,
+        common_gradient=common_gradient,
+    )
     own = training.own_statistics
-    buffers = model.buffers if own else weighted_sum(table.buffers[:count], training.aggregation.weights(samples))
-    size = len(z)
     cost = Cost(
         sum(report.backward_passes for report in reports),
         sum(report.samples for report in reports),
         count * training.algorithm.floats_down(size),
         count * training.algorithm.floats_up(size),
     )
-    loss = _stacked([report.loss for report in reports], z).sum() / sum(report.steps for report in reports)
-    integers = model.integers if own else reports[0].integers
-    seen = CohortRows(rows, table.buffers[:count])
-    return Outcome(returned, nested_state(means), clients, buffers, integers, loss, cost, seen)
+    return Outcome(
+        returned,
+        nested_state({name.removeprefix("sent/"): value for name, value in sums.items() if name.startswith("sent/")}),
+        clients,
+        model.buffers if own else sums["buffers"],
+        model.integers if own else reports[0].integers,
+        _stacked([report.loss for report in reports], z).sum() / sum(report.steps for report in reports),
+        cost,
+        rows,
+    )
 
 
 def _stacked(values: list[Tensor | float], like: Tensor) -> Tensor:

@@ -59,6 +59,11 @@ class Table:
     def fill(self, algorithm: Algorithm, model: ModelState, server: States, cohort: list[Client]) -> Tensor:
         """Put in what a cohort reads: z, which is returned, the server's vectors, and each client's own state."""
         z = algorithm.broadcast(model.weights, server)
+        self.receive(z, server, model.buffers, cohort)
+        return z
+
+    def receive(self, z: Tensor, server: States, buffers: Tensor, cohort: list[Client]) -> None:
+        """The same where z is known already."""
         self.z.copy_(z)
         for name, value in flat_state(server).items():
             if name in self.server:
@@ -66,5 +71,4 @@ class Table:
         for row, client in enumerate(cohort):
             for name, value in flat_state(client.state).items():
                 self.client[name][row].copy_(value)
-            self.buffers[row].copy_(model.buffers if client.statistics is None else client.statistics)
-        return z
+            self.buffers[row].copy_(buffers if client.statistics is None else client.statistics)

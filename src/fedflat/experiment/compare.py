@@ -109,7 +109,7 @@ def _at_once(base: Config, runs: int, callbacks: tuple[Callback, ...], jobs: int
 
 def _are_small(base: Config, runs: int, own: dict[str, Any]) -> bool:
     """Whether runs are too small to keep all cores busy, and together long enough that starting processes pays."""
-    if available_cores() < 2 or base.engine.name == "lanes" or device_of(base).type != "cpu":
+    if available_cores() < 2 or base.engine.name in ("lanes", "ray") or device_of(base).type != "cpu":
         return False
     data = own.get("data") or load(base.data.name, base.data.folder)
     model = own.get("model")

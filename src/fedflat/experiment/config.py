@@ -35,7 +35,9 @@ SHORT = {
     "every": "evaluation.every",
     "keep_every": "evaluation.keep_every",
     "flatness": "flatness",
+    "engine": "engine.name",
     "workers": "engine.workers",
+    "ray_address": "engine.ray_address",
     "device": "engine.device",
 }
 """Short names of common settings, in Python and on the command line."""
@@ -137,10 +139,15 @@ class Stop(Section):
 class Engine(Section):
     """Where and how the work is done; none of it changes results."""
 
-    name: Literal["auto", "loop", "lanes"] = Field("auto", description="clients in a loop over workers, or side by side on a GPU")
+    name: Literal["auto", "loop", "lanes", "ray"] = Field(
+        "auto", description="clients in a loop over workers, side by side on a GPU, or on the workers of a Ray cluster"
+    )
+    ray_address: str | None = Field(
+        None, description="HOST:PORT of a Ray cluster, or auto; default: one on this machine, for the run alone"
+    )
     lanes: int = Field(16, ge=1, description="clients trained at the same time by the lanes engine")
     compile: Literal["auto", "on", "off"] = Field("auto", description="compile the local step; auto: on a GPU, when the run is long")
-    workers: int | None = Field(None, ge=1, description="worker processes; default: as many as there are cores")
+    workers: int | None = Field(None, ge=1, description="worker processes; default: as many as there are cores, with Ray cores or GPUs")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to train; auto takes a GPU where there is one")
     precision: Literal["float32", "tf32", "bf16", "float64"] = Field(
         "float32", description="precision of arithmetic; weights are kept in full"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -16,13 +17,22 @@ from fedflat.engines.steps import compiled, in_place
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 
+Own = dict[str, Any]
+"""Data, model and task by these names: the user's own, or none."""
 WORTH_COMPILING = 200
 """Rounds from which on compiling, which takes some tens of seconds, pays for itself."""
 
 
-def engine_for(config: Config, problem: Problem) -> Engine:
-    """The engine that a config asks for: by default lanes on a GPU, and the loop on a CPU or for data that are decoded on demand."""
+def engine_for(config: Config, problem: Problem, own: Own | None = None) -> Engine:
+    """The engine that a config asks for: by default lanes on a GPU, and the loop on a CPU or for data that are decoded on demand.
+
+    Ray workers build the problem themselves, for which they need what the user brought; where ``own`` is not given, the work is done here.
+    """
     wanted = config.engine
+    if wanted.name == "ray" and own is not None:
+        from fedflat.experiment.ray_workers import ray_engine
+
+        return ray_engine(config, problem, own)
     on_gpu = problem.device.type == "cuda"
     if wanted.precision == "bf16" and not on_gpu:
         raise UserError("engine.precision=bf16 is for a GPU, and this run is on the CPU; use float32")
@@ -31,7 +41,7 @@ def engine_for(config: Config, problem: Problem) -> Engine:
         raise UserError(
             f"engine.name=lanes needs all data on its device, and {problem.data.name} is decoded on demand; use engine.name=loop"
         )
-    if wanted.name == "loop" or (wanted.name == "auto" and (streamed or not on_gpu)):
+    if wanted.name == "loop" or (wanted.name in ("auto", "ray") and (streamed or not on_gpu)):
         if wanted.compile == "on" and not on_gpu:
             problem.compiled_size = config.training.batch
         return LoopEngine(problem, wanted.workers)
@@ -46,6 +56,11 @@ def shortage_told(config: Config) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError:
+        if config.engine.name == "ray":
+            raise UserError(
+                f"the memory of a Ray worker's GPU is full; lower training.batch (now {config.training.batch}) or "
+                f"engine.lanes (now {config.engine.lanes}), or use engine.precision=bf16"
+            ) from None
         free, whole = (size / 2**30 for size in torch.cuda.mem_get_info())
         t, e = config.training, config.engine
         raise UserError(

@@ -117,6 +117,8 @@ def _expected_output(task: Task, examples: Examples) -> tuple[tuple[int, ...], i
 
 def device_of(config: Config) -> torch.device:
     """The device that a config asks for; also sets whether float32 arithmetic there may be rounded to TF32."""
+    if config.engine.name == "ray":
+        return torch.device("cpu")  # of the process that runs the experiment: workers have devices of their own
     wanted = config.engine.device
     if wanted == "cuda" and not torch.cuda.is_available():
         raise UserError("engine.device=cuda was asked for, but torch sees no GPU here; use engine.device=cpu")

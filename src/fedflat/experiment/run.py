@@ -70,7 +70,7 @@ class Run:
         with shortage_told(config):
             self.problem, self.split = federation(config, data, model, task)
         self.algorithm = algorithm(config.algorithm)
-        self.engine = engine_for(config, self.problem)
+        self.engine = engine_for(config, self.problem, self._own)
         self.folder = RunFolder(folder) if folder else None
         self.history: list[dict[str, Any]] = []
         self._loss = torch.tensor(math.nan)

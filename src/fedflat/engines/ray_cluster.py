@@ -1,0 +1,109 @@
+"""The Ray cluster that an experiment runs on: this machine, or one that is there already."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+from typing import Any, Literal
+
+from fedflat.engines.pool import available_cores
+from fedflat.errors import UserError
+
+OLDEST = (2, 40)
+"""The oldest version of Ray that is used."""
+PATIENCE = 5.0
+"""Seconds after which an address that does not answer is given up."""
+INSTALL = 'pip install "fedflat[ray]"'
+
+Device = Literal["cpu", "cuda"]
+
+
+def ray_module() -> Any:
+    """Ray itself, where it is installed and new enough."""
+    try:
+        ray = importlib.import_module("ray")
+    except ImportError:
+        raise UserError(f"engine.name=ray needs Ray, which is not installed; install it with: {INSTALL}") from None
+    if version_of(ray.__version__) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise UserError(f"Ray {ray.__version__} is too old, and {oldest} or newer is needed; update it with: {INSTALL} --upgrade")
+    return ray
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """The first two numbers of a version.
+
+    >>> version_of("2.40.1rc0"), version_of("3.0.0.dev0")
+    ((2, 40), (3, 0))
+    """
+    return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in text.split(".")[:2])
+
+
+def connect(address: str | None, workers: int | None) -> Any:
+    """Ray, connected to the cluster at an address, or to one started on this machine for as long as this process lives."""
+    ray = ray_module()
+    if ray.is_initialized():
+        return ray
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray means to do, said so that it does not warn
+    quiet = {"include_dashboard": False} if address is None else {}
+    cpus = {"num_cpus": max(workers or 0, available_cores())} if address is None else {}
+    if address is not None:
+        check_address(address)
+    try:
+        ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **quiet, **cpus)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        raise unreachable(address, error) if address else UserError(f"Ray cannot be started here: {first_line(error)}") from None
+    return ray
+
+
+def check_address(address: str) -> None:
+    """Refuse an address at which nothing listens, at once instead of after Ray's own minute."""
+    if address == "auto":
+        return
+    if "://" in address:
+        raise UserError(
+            f"engine.ray_address={address} is for Ray's remote client; run fedflat on a node of the cluster, with its HOST:PORT or auto"
+        )
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise UserError(f"engine.ray_address={address} is no address; expected HOST:PORT, for example 10.0.0.1:6379, or auto")
+    try:
+        socket.create_connection((host, int(port)), timeout=PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        raise unreachable(address, error) from None
+
+
+def unreachable(address: str, error: Exception) -> UserError:
+    """No cluster answers."""
+    if address == "auto":
+        return UserError("engine.ray_address=auto finds no Ray cluster on this machine; start one with: ray start --head")
+    return UserError(
+        f"no Ray cluster answers at {address} ({first_line(error)}); start one there with ray start --head, or mend engine.ray_address"
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """An error in a few words."""
+    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def device_for(ray: Any, wanted: str) -> Device:
+    """Where workers train: on GPUs where the cluster has some, unless the CPU is asked for."""
+    gpus = ray.cluster_resources().get("GPU", 0)
+    if wanted == "cuda" and gpus < 1:
+        raise UserError(
+            "engine.device=cuda was asked for, but no node of the Ray cluster has a GPU; use engine.device=cpu, or add a node that has one"
+        )
+    return "cuda" if wanted != "cpu" and gpus >= 1 else "cpu"
+
+
+def workers_for(ray: Any, wanted: int | None, device: Device) -> int:
+    """How many workers there are to be: one per GPU or core, unless fewer are asked for."""
+    there = int(ray.cluster_resources().get("GPU" if device == "cuda" else "CPU", 0))
+    if wanted is None:
+        return max(1, there)
+    if wanted > there:
+        what = "GPUs" if device == "cuda" else "cores"
+        raise UserError(f"engine.workers={wanted} is more than the {there} {what} of the Ray cluster; lower it or add nodes")
+    return wanted

@@ -1,0 +1,68 @@
+"""How a cohort is divided among workers: by what its clients have been measured to cost, dearest first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from fedflat.engines.aggregation import BLOCK
+
+LEAST = 0.02
+"""Seconds of work below which a unit is not worth a message of its own."""
+PIECES = 8
+"""Units per worker, so that they end at about the same time whatever the measurements missed."""
+REMEMBERED = 2**16
+"""Clients whose own cost is remembered."""
+
+
+class Costs:
+    """What clients cost: each its last measurement, and those not seen yet the mean cost of an example."""
+
+    def __init__(self) -> None:
+        self._seconds: OrderedDict[int, float] = OrderedDict()
+        self._per_sample = 0.0
+
+    def measured(self, clients: Sequence[int], samples: Sequence[int], seconds: float) -> None:
+        """Take note that some clients took so long together; each has its share by its samples."""
+        rate = seconds / max(1, sum(samples))
+        self._per_sample = rate if not self._per_sample else 0.9 * self._per_sample + 0.1 * rate
+        for client, count in zip(clients, samples, strict=True):
+            self._seconds[client] = rate * count
+            self._seconds.move_to_end(client)
+        while len(self._seconds) > REMEMBERED:
+            self._seconds.popitem(last=False)
+
+    def expected(self, client: int, samples: int) -> float:
+        """Seconds; before anything was measured, samples."""
+        return self._seconds.get(client, (self._per_sample or 1.0) * samples)
+
+    @property
+    def known(self) -> bool:
+        """Whether anything was measured."""
+        return self._per_sample > 0
+
+
+def units_of(costs: Sequence[float], workers: int, pieces: int = PIECES, least: float = LEAST) -> list[list[int]]:
+    """Positions in groups of about the same cost, dearest group first: each goes to the group that has the least so far.
+
+    >>> units_of([1.0, 5.0, 1.0, 1.0, 2.0], workers=2, pieces=1)
+    [[1], [4, 0, 2, 3]]
+    """
+    wanted = min(workers * pieces, max(workers, int(sum(costs) / least)), len(costs))
+    groups: list[list[int]] = [[] for _ in range(wanted)]
+    loads = [0.0] * wanted
+    for position in sorted(range(len(costs)), key=lambda p: -costs[p]):
+        group = loads.index(min(loads))
+        groups[group].append(position)
+        loads[group] += costs[position]
+    return [groups[group] for group in sorted(range(wanted), key=lambda g: -loads[g])]
+
+
+def blocks_of(costs: Sequence[float]) -> list[list[int]]:
+    """Positions in the fixed blocks of the aggregation, dearest block first.
+
+    >>> blocks_of([1.0] * 8 + [20.0, 1.0])
+    [[8, 9], [0, 1, 2, 3, 4, 5, 6, 7]]
+    """
+    blocks = [list(range(start, min(start + BLOCK, len(costs)))) for start in range(0, len(costs), BLOCK)]
+    return sorted(blocks, key=lambda block: -sum(costs[position] for position in block))

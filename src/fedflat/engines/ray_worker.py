@@ -1,0 +1,251 @@
+"""A Ray worker: one process with one device, which builds the problem once and trains the clients it is sent with the local engine."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedflat.algorithms.algorithm import flat_state, nested_state
+from fedflat.engines.aggregation import block_sum
+from fedflat.engines.contract import Client, Training
+from fedflat.engines.lanes import LaneEngine
+from fedflat.engines.loop import LoopEngine, one_thread
+from fedflat.engines.pool import keep_memory
+from fedflat.engines.problem import Problem
+from fedflat.engines.reduction import Report, Shares, weighted_rows
+from fedflat.engines.table import Table
+from fedflat.errors import UserError
+
+Arrays = dict[str, np.ndarray]
+"""Tensors on their way: the object store holds arrays without a copy for each reader."""
+
+
+class Local(NamedTuple):
+    """What a worker trains with: a problem on its own device and the engine that is best there."""
+
+    problem: Problem
+    engine: LoopEngine | LaneEngine
+
+
+class About(NamedTuple):
+    """What a worker says of itself."""
+
+    version: str
+    node: str
+    process: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """A problem by name; the reference is to what builds it, and is followed by a worker once."""
+
+    key: str
+    build: list[Any]
+    facts: dict[str, Any]
+    """What the driver knows of it, and every worker must find too."""
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """What every client of a round reads: it travels once per round and node."""
+
+    key: str
+    """The name of how clients train, since lanes are set up for one object alone."""
+    training: Training
+    round: int
+    z: np.ndarray
+    server: Arrays
+    buffers: np.ndarray
+    integers: Arrays
+    common_gradient: np.ndarray | None
+    count: int
+    """Clients in the whole cohort."""
+
+
+class Member(NamedTuple):
+    """A client on its way to a worker."""
+
+    number: int
+    indices: np.ndarray
+    state: Arrays
+    statistics: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What some clients of a cohort come back with: their rows or, where they are a block, its sums."""
+
+    reports: list[Report]
+    state: Arrays
+    statistics: np.ndarray | None
+    rows: Arrays
+    sums: Arrays
+    seconds: float
+
+
+class Worker:
+    """Lives in a process of its own; all that it does is a function of what it is sent, so that any other could do it again."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        keep_memory()
+        self._local: Local | None = None
+        self._key = ""
+        self._training: tuple[str, Training] | None = None
+
+    def hello(self) -> About:
+        """Say who this is."""
+        return About(own_version(), socket.gethostname(), os.getpid())
+
+    def open(self, source: Source) -> None:
+        """Build the problem."""
+        self._opened(source)
+
+    def train(self, source: Source, told: Broadcast, members: list[Member], shares: Shares | None) -> Trained:
+        """Train some clients; with ``shares`` they are a block of the cohort, of which the sums are enough."""
+        begun = time.perf_counter()
+        local = self._opened(source)
+        training = self._known(local, told)
+        with one_thread():
+            table, cohort = self._filled(local, told, members)
+            integers = {name: value.to(local.problem.device) for name, value in _tensors(told.integers).items()}
+            reports = local.engine.train_rows(training, told.round, table, cohort, integers)
+            here = len(members)
+            sums = {} if shares is None else _summed(training, table, shares, reports, told.count)
+            rows = {} if shares is not None else _rows(table, here)
+            statistics = _array(table.buffers[:here]) if training.own_statistics else None
+            state = {name: _array(kept[:here]) for name, kept in table.client.items()}
+            plain = [_plain(report) for report in reports]
+        return Trained(plain, state, statistics, rows, sums, time.perf_counter() - begun)
+
+    def gradients(self, source: Source, told: Broadcast, members: list[Member]) -> tuple[np.ndarray, int, int]:
+        """The whole gradient of some clients at z, a row each; with the passes and samples that took."""
+        local = self._opened(source)
+        with one_thread():
+            table, cohort = self._filled(local, told, members)
+            passes, samples = local.engine.take_gradients(self._known(local, told), told.round, table, cohort)
+            return _array(table.gradient[: len(members)]), passes, samples
+
+    def evaluate(
+        self, source: Source, models: list[tuple[np.ndarray, np.ndarray, Arrays]], tasks: list[tuple[int, str, np.ndarray]]
+    ) -> list[Arrays]:
+        """The sums of metrics over some batches, each of a model and a held-out set."""
+        problem = self._opened(source).problem
+        found = []
+        with one_thread():
+            for index, name, positions in tasks:
+                weights, buffers, integers = models[index]
+                vector, statistics = _tensor(weights).to(problem.device), _tensor(buffers).to(problem.device)
+                named = {**problem.buffers.views(statistics), **{k: v.to(problem.device) for k, v in _tensors(integers).items()}}
+                part = problem.held_out[name].take(torch.from_numpy(positions.copy()).to(problem.device))
+                found.append({k: v.double().cpu().numpy() for k, v in problem.sum_tensors(vector, named, part).items()})
+        return found
+
+    def _opened(self, source: Source) -> Local:
+        if self._local is None or self._key != source.key:
+            import ray
+
+            self._local, self._key = None, ""  # first, so that two problems are never held at once
+            build: Callable[[], Local] = ray.get(source.build[0])
+            local = build()
+            check_facts(facts(local.problem), source.facts)
+            self._local, self._key = local, source.key
+        return self._local
+
+    def _known(self, local: Local, told: Broadcast) -> Training:
+        if self._training is None or self._training[0] != told.key:
+            self._training = told.key, told.training
+            local.engine.table = None
+        return self._training[1]
+
+    def _filled(self, local: Local, told: Broadcast, members: list[Member]) -> tuple[Table, list[Client]]:
+        """The table with what these clients read; copied, so that it lies in memory as it does without Ray."""
+        device = local.problem.device
+        cohort = [Client(m.number, m.indices, nested_state(_tensors(m.state)), _maybe(m.statistics)) for m in members]
+        local.problem.training_mode()
+        z = _tensor(told.z).to(device)
+        table = local.engine.room(self._known(local, told), len(members), z)
+        table.receive(z, nested_state(_tensors(told.server)), _tensor(told.buffers), cohort)
+        if told.common_gradient is not None:
+            table.common_gradient.copy_(_tensor(told.common_gradient))
+        return table, cohort
+
+
+def own_version() -> str:
+    """The version of fedflat in this process, from the package that is loaded already, which engines do not import."""
+    return str(sys.modules["fedflat"].__version__)
+
+
+def facts(problem: Problem) -> dict[str, Any]:
+    """What two processes must agree on before they train the same experiment."""
+    data = problem.data
+    held_out = {name: len(examples) for name, examples in problem.held_out.items()}
+    return {
+        "training examples": len(data.train),
+        "held-out examples": held_out,
+        "trained parameters": problem.layout.size,
+        "buffers": problem.buffers.size,
+        "frozen weights": problem.still.fingerprint(),
+    }
+
+
+def check_facts(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Refuse a node that has other data or weights under the same name."""
+    for name, value in expected.items():
+        if found[name] != value:
+            raise UserError(
+                f"node {socket.gethostname()} of the Ray cluster finds other {name} than the process that runs the experiment "
+                f"({found[name]} instead of {value}); put the same data and weights in the same place on every node"
+            )
+
+
+def _summed(training: Training, table: Table, shares: Shares, reports: list[Report], count: int) -> Arrays:
+    return {name: _array(block_sum(*what)) for name, what in weighted_rows(training, table, shares, reports, count).items()}
+
+
+def _rows(table: Table, here: int) -> Arrays:
+    sent = {f"sent/{name}": _array(rows[:here]) for name, rows in table.sent.items()}
+    return {"displacement": _array(table.displacement[:here]), "buffers": _array(table.buffers[:here]), **sent}
+
+
+def _plain(report: Report) -> Report:
+    return report._replace(
+        rates=float(report.rates), loss=float(report.loss), integers={name: value.cpu() for name, value in report.integers.items()}
+    )
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().cpu().numpy()
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    """A tensor of its own: what the object store holds may not be written to."""
+    return torch.from_numpy(np.array(array))
+
+
+def _maybe(array: np.ndarray | None) -> Tensor | None:
+    return None if array is None else _tensor(array)
+
+
+def _tensors(arrays: Arrays) -> dict[str, Tensor]:
+    return {name: _tensor(array) for name, array in arrays.items()}
+
+
+def member_of(client: Client) -> Member:
+    """A client with its vectors as arrays."""
+    statistics = None if client.statistics is None else _array(client.statistics)
+    return Member(client.number, client.indices, {name: _array(value) for name, value in flat_state(client.state).items()}, statistics)
+
+
+def with_gradient(told: Broadcast, gradient: Tensor) -> Broadcast:
+    """The same broadcast with the cohort's mean gradient."""
+    return replace(told, common_gradient=_array(gradient))

@@ -1,0 +1,27 @@
+"""One Ray for all tests of clusters: four workers' worth of it, whatever the machine has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def ray() -> Iterator[Any]:
+    ray = pytest.importorskip("ray", reason='Ray is not installed (pip install "fedflat[ray]")')
+    from fedflat.engines.ray_crew import close_crew
+
+    if not ray.is_initialized():
+        ray.init(
+            address="local",
+            num_cpus=4,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            object_store_memory=200_000_000,
+        )
+    yield ray
+    close_crew()
+    ray.shutdown()

@@ -1,0 +1,58 @@
+"""A small experiment, walked round by round with any engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedflat.algorithms.algorithm import flat_state
+from fedflat.api import make_config
+from fedflat.engines.contract import Engine
+from fedflat.experiment.config import Config
+from fedflat.experiment.federation import federation
+from fedflat.experiment.ray_workers import ray_engine
+from fedflat.experiment.replay import Replay
+
+NO_OWN: dict[str, Any] = {"data": None, "model": None, "task": None}
+
+
+def small(**settings: Any) -> Config:
+    """Digits on a tiny network."""
+    usual = {"model": "mlp(hidden=8)", "clients": 12, "per_round": 5, "rounds": 5, "steps": 2, "batch": 8, "device": "cpu", "seed": 3}
+    return make_config(settings={**usual, **settings})
+
+
+def engine_of(config: Config, workers: int, model: nn.Module | None = None) -> Any:
+    """The Ray engine of a config."""
+    config = make_config(config, {"engine": "ray", "workers": workers})
+    return ray_engine(config, federation(config, model=model)[0], {**NO_OWN, "model": model})
+
+
+def walk(config: Config, engine: Engine | None = None, rounds: int = 5, model: nn.Module | None = None) -> dict[str, Tensor]:
+    """All that server and clients hold after some rounds; without an engine, trained one client after another in this process."""
+    problem, split = federation(config, model=model)
+    replay = Replay(config, problem, split, workers=1)
+    if engine is not None:
+        replay.engine = engine
+    loss = torch.zeros(())
+    cost: Any = None
+    for _ in range(rounds):
+        outcome = replay.advance()
+        loss, cost = outcome.loss, outcome.cost
+    moment = replay.moment
+    found = {"weights": moment.model.weights, "buffers": moment.model.buffers, "loss": loss}
+    found |= {f"server/{name}": value for name, value in flat_state(moment.states).items()}
+    for number, (state, statistics) in replay._changed.items():
+        found |= {f"client {number}/{name}": value for name, value in flat_state(state).items()}
+        if statistics is not None:
+            found[f"client {number}/statistics"] = statistics
+    found["cost"] = torch.tensor([cost.backward_passes, cost.samples, cost.floats_down, cost.floats_up])
+    return found
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Whether two walks ended with the same bits."""
+    assert one.keys() == other.keys()
+    return all(torch.equal(one[name], other[name]) for name in one)

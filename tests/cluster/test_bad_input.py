@@ -1,0 +1,93 @@
+"""What cannot be done is told in one sentence."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import fedflat
+from fedflat.engines.ray_cluster import check_address, connect, device_for, ray_module, workers_for
+from fedflat.engines.ray_crew import Crew
+from fedflat.engines.ray_worker import check_facts, facts
+from fedflat.errors import UserError
+from fedflat.experiment.federation import federation
+
+from .federations import engine_of, small
+
+
+def test_ray_is_not_installed() -> None:
+    """In a process of its own, from which Ray is hidden."""
+    code = "import sys; sys.modules['ray'] = None; import fedflat; fedflat.run('fedavg', rounds=1, engine='ray')"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=240)
+    last = ended.stderr.strip().splitlines()[-1]
+    assert last.endswith('engine.name=ray needs Ray, which is not installed; install it with: pip install "fedflat[ray]"')
+
+
+def test_ray_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = SimpleNamespace(__version__="2.9.3")
+    monkeypatch.setattr(importlib, "import_module", lambda name: old)
+    with pytest.raises(UserError, match=r"Ray 2\.9\.3 is too old, and 2\.40 or newer is needed; update it with: pip install .* --upgrade"):
+        ray_module()
+
+
+@pytest.mark.parametrize(
+    ("address", "sentence"),
+    [
+        ("127.0.0.1:1", r"no Ray cluster answers at 127\.0\.0\.1:1 \(.*refused\); start one there"),
+        ("nowhere.invalid:6379", "no Ray cluster answers at nowhere.invalid:6379"),
+        ("127.0.0.1:99999", "no Ray cluster answers at 127.0.0.1:99999"),
+        ("elsewhere", "is no address; expected HOST:PORT"),
+        ("ray://10.0.0.1:10001", "is for Ray's remote client"),
+    ],
+)
+def test_addresses_at_which_there_is_nothing(address: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        check_address(address)
+
+
+def test_a_cluster_without_what_is_asked_for(ray: Any) -> None:
+    connected = connect(None, 2)
+    assert connected is ray
+    with pytest.raises(UserError, match="no node of the Ray cluster has a GPU"):
+        device_for(ray, "cuda")
+    assert device_for(ray, "auto") == "cpu"
+    assert workers_for(ray, None, "cpu") == 4
+    with pytest.raises(UserError, match=r"engine\.workers=64 is more than the 4 cores of the Ray cluster"):
+        workers_for(ray, 64, "cpu")
+    with pytest.raises(UserError, match="bf16 is for a GPU, and this run is on the CPU"):
+        engine_of(small(engine__precision="bf16"), 2)
+
+
+def test_a_node_with_another_version(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workers are real, and say which version they have; here another one is said to be this process's."""
+    monkeypatch.setattr(fedflat, "__version__", "9.9.9")
+    crew = Crew(ray, 1, "cpu")
+    try:
+        with pytest.raises(UserError, match=r"node .* has fedflat 0\.\d+\.\d+, and this is 9\.9\.9; install the same version"):
+            crew.wait_for_all()
+    finally:
+        crew.close()
+
+
+def test_a_node_with_other_data() -> None:
+    known = facts(federation(small())[0])
+    check_facts(known, known)
+    with pytest.raises(UserError, match=r"finds other training examples than .* put the same data and weights in the same place"):
+        check_facts(known, {**known, "training examples": 3})
+
+
+def test_a_mistake_in_a_worker_is_told_as_it_is_here(ray: Any) -> None:
+    engine = engine_of(small(), 2)
+    with pytest.raises(KeyError, match="no such set"):
+        engine.crew.map("evaluate", [(engine._source, [tuple(model_arrays(engine))], [(0, "no such set", None)])])
+    assert engine.crew.lost == 0 or engine.crew.processes
+
+
+def model_arrays(engine: Any) -> Any:
+    weights, buffers, integers = engine.problem.initial()
+    return weights.numpy(), buffers.numpy(), {name: value.numpy() for name, value in integers.items()}

@@ -1,0 +1,69 @@
+"""Ray gives what the loop engine gives, to the bit, however many workers there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedflat
+from fedflat.algorithms.table import NAMED, RELEASED
+from fedflat.data import from_arrays
+from fedflat.engines.contract import ModelState
+from fedflat.engines.loop import LoopEngine
+from fedflat.experiment.federation import federation
+
+from .federations import engine_of, same, small, walk
+
+TEXTS = [
+    *NAMED,
+    *(f"{name}(variant=released)" for name in RELEASED),
+    "scaffold(option=I)",
+    "mime+sam",
+    "fedspeed(share=0.5)",
+]
+
+
+def test_every_algorithm_on_two_and_on_four_workers(ray: Any) -> None:
+    expected = {text: walk(small(algorithm=text)) for text in TEXTS}
+    for workers in (2, 4):
+        engine = engine_of(small(), workers)
+        assert len(set(engine.crew.processes)) == workers
+        different = [text for text in TEXTS if not same(walk(small(algorithm=text), engine), expected[text])]
+        assert different == []
+
+
+@pytest.mark.parametrize("settings", [{}, {"federation__aggregation": "median"}, {"training__statistics": "own"}], ids=str)
+def test_cohorts_of_many_blocks_and_normalisation(ray: Any, settings: dict[str, Any]) -> None:
+    """Seventy clients are nine blocks: enough for two workers to return sums instead of rows, unless rows are needed."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 10))
+    config = small(algorithm="scaffold", clients=80, per_round=70, steps=1, batch=4, split="iid", **settings)
+    engine = engine_of(config, 2, model)
+    assert same(walk(config, engine, 2, model), walk(config, rounds=2, model=model))
+    outcome_has_rows = engine.table is not None
+    assert outcome_has_rows == (settings.get("federation__aggregation") == "median")
+
+
+def test_evaluation_is_the_same_and_divided(ray: Any) -> None:
+    config = small(data__validation=0.1, evaluation__batch=50)
+    engine = engine_of(config, 2)
+    problem = federation(config)[0]
+    model = ModelState(*problem.initial())
+    models = {"one": model, "other": model._replace(weights=model.weights * 2)}
+    assert engine.evaluate(models, engine.problem.held_out) == LoopEngine(problem, 1).evaluate(models, problem.held_out)
+
+
+def test_a_run_with_data_and_a_model_of_ones_own(ray: Any, tmp_path: Path) -> None:
+    x, y = torch.randn(120, 6, generator=torch.Generator().manual_seed(0)), torch.arange(120) % 3
+    data = from_arrays(x[:90], y[:90], x[90:], y[90:], name="mine")
+    usual: dict[str, Any] = {"data": data, "clients": 6, "per_round": 3, "rounds": 3, "steps": 2, "device": "cpu"}
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.5), nn.Linear(5, 3))
+    runs = [fedflat.run("fedsam+ema", model=model, engine=name, workers=2, out=tmp_path / name, **usual) for name in ("loop", "ray")]
+    assert runs[0].history == runs[1].history
+    one, other = (run.state_dict("ema") for run in runs)
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
