@@ -8,15 +8,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flwr.app.user_config import UserConfig
+from fedflat.experiment.folder import RunFolder
+from fedflat.experiment.stopping import OVER
 
 BIN = Path(sys.executable).parent
-HERE = Path(__file__).parent
 
 
 def free_port() -> int:
@@ -67,22 +67,36 @@ class RealFederation:
             )
 
     def _until_open(self) -> None:
-        until = time.monotonic() + 30
-        while time.monotonic() < until:
+        def answers() -> bool:
             try:
                 socket.create_connection(("127.0.0.1", self.port), 1).close()
-                return
             except OSError:
-                time.sleep(0.1)
-        raise TimeoutError(self.log("superlink"))
+                return False
+            return True
+
+        self.until(answers, 60)
+
+    def start_run(self, project: Path, settings: dict[str, Any]) -> str:
+        """``flwr run``, which hands the run over and returns; what it printed. To stream logs as well costs a core."""
+        command = ["flwr", "run", str(project), "sites", "--run-config", toml(settings)]
+        done = subprocess.run(command, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=60)
+        return done.stdout + done.stderr
 
     def run(self, project: Path, settings: dict[str, Any], timeout: float = 120) -> str:
-        """``flwr run``, until the run is over; what it printed."""
-        done = subprocess.run(
-            ["flwr", "run", str(project), "sites", "--stream", "--run-config", toml(settings)],
-            env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=timeout,
-        )  # fmt: skip
-        return done.stdout + done.stderr
+        """``flwr run``, and wait until the run is over; what it printed."""
+        printed = self.start_run(project, settings)
+        out = RunFolder(Path(settings["deploy.out"]))
+        last = "sites.json" if settings.get("deploy.score", True) else "status.json"
+        self.until(lambda: out.exists and out.status()["status"] in OVER and (out.path / last).exists(), timeout)
+        return printed
+
+    def until(self, happened: Callable[[], bool], timeout: float) -> None:
+        """Wait for something."""
+        end = time.monotonic() + timeout
+        while not happened():
+            if time.monotonic() > end:
+                raise TimeoutError(self.log("warm") + self.log("superlink")[-2000:])
+            time.sleep(0.2)
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
@@ -96,12 +110,24 @@ class RealFederation:
             pass
         process.wait()
 
+    def kill_server_of(self, out: Path) -> None:
+        """SIGKILL for the ServerApp that works on a run: the process which holds its config."""
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                holds = any(link.readlink() == out / "config.yaml" for link in (process / "fd").iterdir())
+            except OSError:
+                continue
+            if holds:
+                os.kill(int(process.name), signal.SIGKILL)
+                return
+        raise AssertionError(f"nobody works on {out}")
+
     def close(self) -> None:
         for name in list(self.processes):
             self.kill(name)
 
 
-def toml(settings: UserConfig | dict[str, Any]) -> str:
+def toml(settings: dict[str, Any]) -> str:
     def value(one: Any) -> str:
         return str(one).lower() if isinstance(one, bool) else f'"{one}"' if isinstance(one, str) else repr(one)
 

@@ -84,3 +84,44 @@ def test_vectors_stay_in_the_folders_of_their_nodes(federation: RealFederation) 
         stamps = [line["round"] + 1 for line in lines if number in line["accepted"]]
         assert [path.parent.name for path in kept] == [f"client-{number}"] * len(kept)
         assert sorted(int(path.stem) for path in kept) == stamps[-2:]
+
+
+def test_a_server_killed_between_rounds_goes_on_to_the_same_end(federation: RealFederation) -> None:
+    project, out = federation.folder.parent / "sites", federation.folder / "killed-server"
+    settings = {**SETTINGS, "algorithm": "scaffold+ema", "training.rounds": 4, "deploy.out": str(out), "deploy.score": False}
+    federation.start_run(project, settings)
+    federation.until(lambda: rounds_done(out) >= 2, 60)
+    federation.kill_server_of(out)
+    done = rounds_done(out)
+    assert 2 <= done < 4
+    federation.run(project, settings, timeout=90)
+    record = load_record(out)
+    expected = Run(experiment_of({**SETTINGS, "algorithm": "scaffold+ema", "training.rounds": 4})).go()
+    assert record.status == "finished"
+    assert record.history == expected.history
+    lines = [json.loads(line) for line in (out / "participation.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [0, 1, 2, 3]
+    assert all(len(line["accepted"]) == 3 for line in lines)
+
+
+def test_a_node_killed_in_the_middle_of_a_round_comes_back_with_its_state(federation: RealFederation) -> None:
+    project, out = federation.folder.parent / "sites", federation.folder / "killed-node"
+    more = {"algorithm": "scaffold", "federation.per_round": SITES, "training.rounds": 5, "deploy.timeout": 15.0, "deploy.score": False}
+    federation.start_run(project, {**SETTINGS, **more, "deploy.out": str(out)})
+    federation.until(lambda: rounds_done(out) >= 1, 60)
+    federation.kill("node-3")
+    federation.start_node(3)
+    federation.until(lambda: RunFolder(out).status()["status"] == "finished", 120)
+    lines = [json.loads(line) for line in (out / "participation.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [0, 1, 2, 3, 4]
+    assert all({0, 1, 2} <= set(line["accepted"]) for line in lines)
+    assert 3 in lines[0]["accepted"]
+    assert 3 in lines[-1]["accepted"], lines
+    assert load_record(out).history[-1]["test"]["server"]["accuracy"] > 0.5
+
+
+def rounds_done(out: Path) -> int:
+    """After how many rounds the last checkpoint was."""
+    if not (out / "checkpoint" / "state.safetensors").exists():
+        return 0
+    return int(RunFolder(out).read_tensors("checkpoint/state.safetensors")[1]["rounds"])

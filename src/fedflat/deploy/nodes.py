@@ -15,8 +15,8 @@ from fedflat.deploy.wire import REFUSAL, WORDS, content
 from fedflat.errors import UserError
 
 log = logging.getLogger("flwr")
-POLL = 0.2
-"""Seconds between looks for answers."""
+POLL, LONGEST_POLL, SLOWER = 0.2, 2.0, 1.3
+"""Seconds between looks for answers at first and at most, and how they grow: looking keeps the SuperLink busy."""
 Answers = tuple[dict[int, RecordDict], dict[int, str]]
 """What came, by client; and, of all others that were asked, why nothing did."""
 
@@ -106,6 +106,7 @@ class Nodes:
         why = {node: "the message could not be sent" for number, node in waiting.items() if not number}
         waiting = {number: node for number, node in waiting.items() if number}
         came: dict[int, RecordDict] = {}
+        pause = POLL
         while waiting:
             for reply in self._grid.pull_messages(list(waiting)):
                 node = waiting.pop(reply.metadata.reply_to_message_id)
@@ -116,7 +117,8 @@ class Nodes:
             if time.monotonic() >= until:
                 break
             if waiting:
-                time.sleep(POLL)
+                time.sleep(pause)
+                pause = min(pause * SLOWER, LONGEST_POLL)
         why |= {node: f"no answer within {timeout:g} s" for node in waiting.values()}
         return came, why
 
