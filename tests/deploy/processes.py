@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ class RealFederation:
     def start_run(self, project: Path, settings: dict[str, Any]) -> str:
         """``flwr run``, which hands the run over and returns; what it printed. To stream logs as well costs a core."""
         command = ["flwr", "run", str(project), "sites", "--run-config", toml(settings)]
-        done = subprocess.run(command, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, check=False, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=60)
         return done.stdout + done.stderr
 
     def run(self, project: Path, settings: dict[str, Any], timeout: float = 120) -> str:
@@ -104,10 +104,8 @@ class RealFederation:
     def kill(self, name: str) -> None:
         """SIGKILL for a process and all that it started."""
         process = self.processes.pop(name)
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.wait()
 
     def kill_server_of(self, out: Path) -> None:

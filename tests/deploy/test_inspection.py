@@ -16,8 +16,8 @@ REAL = np.dtype(np.float32)
 EXPECTED = Expected(
     forms={"displacement": Form((SIZE,), REAL), "drift.c": Form((SIZE,), REAL), "integers/n": Form((), np.dtype(np.int64))},
     examples={client: 100 + client for client in range(CLIENTS)},
-    steps={client: 10 for client in range(CLIENTS)},
-    rates={client: 1.0 for client in range(CLIENTS)},
+    steps=dict.fromkeys(range(CLIENTS), 10),
+    rates=dict.fromkeys(range(CLIENTS), 1.0),
     bound=30.0,
 )
 

@@ -14,7 +14,7 @@ import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
 
-from flwr.app import Array, ArrayRecord, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedflat.deploy import server
 from fedflat.deploy.server import serve
@@ -23,7 +23,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.run import Run
 
-from .direct import SMALL, federation_of, node
+from .direct import SMALL, DirectGrid, federation_of, node
 
 
 def settings_of(folder: Path, **more: Any) -> dict[str, Any]:
@@ -204,3 +204,31 @@ def test_settings_that_cannot_be(tmp_path: Path) -> None:
         experiment_of({"flatness.every": 1})
     with pytest.raises(UserError, match="real clients drop out by themselves"):
         experiment_of({"federation.dropout": 0.1})
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        RecordDict(),
+        RecordDict({"arrays": ArrayRecord(), "numbers": MetricRecord({"rates": [1.0, 2.0], "examples": 3})}),
+        RecordDict({"arrays": ArrayRecord({"displacement": Array("float32", (9,), "numpy.ndarray", b"no array at all")})}),
+        RecordDict({"refusal": ConfigRecord()}),
+        RecordDict({"words": ConfigRecord({"client": "two", "examples": -1})}),
+    ],
+    ids=["nothing", "lists for numbers", "bytes that are no array", "no without a reason", "words alone"],
+)
+def test_an_answer_that_makes_no_sense_harms_nobody(records: RecordDict, tmp_path: Path) -> None:
+    """Neither in training nor at hello."""
+    for kind, accepted in (("train", [0, 1, 3]), ("query.hello", [0, 1, 3])):
+        settings = settings_of(tmp_path / kind, **{"training.rounds": 1})
+        grid = federation_of(tmp_path / kind, settings)
+
+        def garble(reply: Message, grid: DirectGrid = grid, kind: str = kind) -> Message:
+            sent = grid.sent[-1]
+            return Message(records, reply_to=sent) if sent.metadata.dst_node_id == 102 and sent.metadata.message_type == kind else reply
+
+        grid.tamper = garble
+        assert serve(grid, settings).status == "finished"
+        line = lines_of(tmp_path / kind)[0]
+        assert line["accepted"] == accepted
+        assert list(line["refused"] | line["missing"]) == ["2"]

@@ -25,9 +25,9 @@ from fedflat.deploy.wire import (
     GRADIENT,
     INTEGERS,
     MODEL,
-    NUMBERS,
     content,
     forms_up,
+    numbers_of,
     numpy_of,
     sent_down,
 )
@@ -133,8 +133,8 @@ class _Round:
         found = []
         for client in asked:
             if client in answers:
-                arrays, numbers = answers[client].array_records.get(ARRAYS), answers[client].metric_records.get(NUMBERS)
-                found.append(Update(client, numpy_of(arrays) if arrays else {}, dict(numbers) if numbers else {}))  # type: ignore[arg-type]
+                arrays = answers[client].array_records.get(ARRAYS)
+                found.append(Update(client, numpy_of(arrays) if arrays else {}, numbers_of(answers[client])))
         return found
 
     def _examples(self) -> dict[int, int]:
@@ -163,7 +163,9 @@ class _Round:
         nothing = {"rates": 0.0, "loss": 0.0, "steps": 0}
         whole = [update._replace(numbers={**update.numbers, **nothing}) for update in updates]
         zero = dict.fromkeys(examples, 0)
-        taken, refused = inspect_updates(whole, Expected({GRADIENT: form}, examples, zero, dict.fromkeys(examples, 0.0), self.engine.wanted.bound))
+        taken, refused = inspect_updates(
+            whole, Expected({GRADIENT: form}, examples, zero, dict.fromkeys(examples, 0.0), self.engine.wanted.bound)
+        )
         self.refused |= refused
         self.accepted = [update.client for update in taken]
         if len(taken) < self.engine.wanted.minimum:
@@ -199,7 +201,9 @@ class _Round:
 def _report(update: Update, device: torch.device) -> Report:
     numbers = update.numbers
     integers = {
-        name.removeprefix(INTEGERS): torch.from_numpy(array).to(device) for name, array in update.arrays.items() if name.startswith(INTEGERS)
+        name.removeprefix(INTEGERS): torch.from_numpy(array).to(device)
+        for name, array in update.arrays.items()
+        if name.startswith(INTEGERS)
     }
     return Report(
         numbers["rates"], numbers["loss"], int(numbers["steps"]), int(numbers["backward_passes"]), int(numbers["samples"]), integers

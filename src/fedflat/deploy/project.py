@@ -8,7 +8,7 @@ from pathlib import Path
 from fedflat.errors import UserError
 from fedflat.experiment.files import create_folder, write_whole
 
-PYPROJECT = '''\
+PYPROJECT = """\
 [build-system]
 requires = ["hatchling"]
 build-backend = "hatchling.build"
@@ -58,7 +58,7 @@ timeout = 600.0  # seconds that a client has for a round
 wait = 120.0  # seconds to wait for nodes that are not there yet
 bound = 30.0  # refuse an update whose norm is this many times the cohort's median
 score = true  # in the end, ask every site for the model's score on its own held-out data
-'''
+"""
 
 SERVER = '''\
 """The server: it never sees the sites' data."""
@@ -99,7 +99,7 @@ held_out = None
 model = None
 '''
 
-README = '''\
+README = """\
 # {name}
 
 `pyproject.toml` holds the experiment, `{package}/plug.py` is the place for your own data and model.
@@ -121,7 +121,7 @@ where `sites` stands in Flower's configuration (`flwr config list` says where th
     insecure = true
 
 Then `fedflat show runs/{name}`.
-'''
+"""
 
 
 def write_project(folder: Path, algorithm: str, clients: int) -> list[Path]:

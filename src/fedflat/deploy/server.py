@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from fedflat.deploy.identity import identity_of
 from fedflat.deploy.ledger import Ledger
 from fedflat.deploy.nodes import Nodes, too_few
 from fedflat.deploy.settings import deployment_of, experiment_of
-from fedflat.deploy.wire import BUFFERS, MODEL, NUMBERS, content
+from fedflat.deploy.wire import BUFFERS, MODEL, content, numbers_of
 from fedflat.engines.task import Task
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
@@ -80,7 +81,7 @@ def _goes_on(folder: RunFolder, config: Config) -> bool:
     if not folder.exists:
         return False
     if folder.config() != config:
-        raise UserError(f"there is a run of another experiment in {folder.path}; choose another deploy.out, or run it with its own settings")
+        raise UserError(f"there is a run of another experiment in {folder.path}; choose another deploy.out, or keep its settings")
     status = folder.status()["status"]
     if status in OVER:
         raise UserError(f"the run in {folder.path} is over ({status}); look at it with fedflat show, or choose another deploy.out")
@@ -101,10 +102,14 @@ def _score_sites(sites: SitesEngine, record: Record, name: str) -> None:
     down = {MODEL: model.weights} | ({BUFFERS: model.buffers} if len(model.buffers) else {})
     asked = {client: content(down) for client in sorted(sites.nodes.present)}
     answers, missing = sites.nodes.ask("evaluate", asked, "score", sites.wanted.timeout)
-    scores = {str(client): dict(records.metric_records[NUMBERS]) for client, records in answers.items()}
+    scores = {str(client): _finite(numbers_of(records)) for client, records in answers.items()}
     assert record.folder is not None
     why = {str(client): reason for client, reason in missing.items()}
     write_whole(record.folder.path / SCORES, json.dumps({"model": name, "sites": scores, "missing": why}) + "\n")
+
+
+def _finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
 
 
 class _Told(Callback):

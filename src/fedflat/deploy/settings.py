@@ -42,7 +42,7 @@ def experiment_of(run_config: Mapping[str, Any]) -> Config:
     nested["engine"]["checkpoint_every"] = 1
     made = config(nested)
     if made.flatness.every is not None:
-        raise UserError("flatness.every needs the clients' data on the server; leave it out and look at the run later with fedflat flatness")
+        raise UserError("flatness.every needs the clients' data on the server; leave it out and look at the run later (fedflat flatness)")
     if made.federation.dropout:
         raise UserError("federation.dropout is for simulations; real clients drop out by themselves, leave it at 0")
     return made

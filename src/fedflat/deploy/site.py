@@ -18,7 +18,6 @@ from fedflat.deploy.wire import BUFFERS, DISPLACEMENT, GRADIENT, INTEGERS, MODEL
 from fedflat.engines.client import train_client, whole_gradient
 from fedflat.engines.contract import ModelState, Training
 from fedflat.engines.loop import LoopEngine, one_thread
-from fedflat.engines.problem import Problem
 from fedflat.engines.table import Table
 from fedflat.engines.task import Task
 from fedflat.errors import UserError
@@ -34,7 +33,13 @@ class Site:
     """What a node knows: the experiment, which client it is, its data, and where it keeps what it remembers."""
 
     def __init__(
-        self, config: Config, client: int, folder: Path, data: Dataset | None = None, model: nn.Module | None = None, task: Task | None = None
+        self,
+        config: Config,
+        client: int,
+        folder: Path,
+        data: Dataset | None = None,
+        model: nn.Module | None = None,
+        task: Task | None = None,
     ) -> None:
         self.client, self.folder = client, folder
         self.problem, split = federation(_alone(config) if data is not None else config, data, model, task)
@@ -58,9 +63,7 @@ class Site:
             gradient, passes, samples = whole_gradient(self.problem, self.training, table, round, self.client, self.indices, 0)
         return gradient, {"backward_passes": passes, "samples": samples, "examples": len(self.indices)}
 
-    def train(
-        self, experiment: str, round: int, before: int, received: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Tensor], dict[str, float]]:
+    def train(self, experiment: str, round: int, before: int, received: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Train one round from what it received and remembers; what it sends, and the numbers beside it.
 
         ``before`` counts the rounds that were done when it last had an update accepted.

@@ -35,13 +35,27 @@ def numpy_of(record: ArrayRecord) -> dict[str, np.ndarray]:
     for name, array in record.items():
         try:
             found[name] = np.array(array.numpy())
-        except (TypeError, ValueError, EOFError, OSError):
+        except Exception:  # whatever a stranger's bytes may do to a reader of arrays
             found[name] = np.zeros(0, np.uint8)
     return found
 
 
+def numbers_of(records: RecordDict) -> dict[str, float]:
+    """The numbers of an answer; whatever is none is left out."""
+    said = records.metric_records.get(NUMBERS) or {}
+    return {name: value for name, value in said.items() if isinstance(value, int | float)}
+
+
+def why_not(records: RecordDict) -> str | None:
+    """The reason that an answer gives for saying no; none where it does not."""
+    said = records.config_records.get(REFUSAL)
+    return None if said is None else str(said.get("why", "it gives no reason"))
+
+
 def content(
-    tensors: Mapping[str, Tensor] | None = None, words: Mapping[str, int | float | str] | None = None, numbers: Mapping[str, float] | None = None
+    tensors: Mapping[str, Tensor] | None = None,
+    words: Mapping[str, int | float | str] | None = None,
+    numbers: Mapping[str, float] | None = None,
 ) -> RecordDict:
     """The content of a message."""
     records = RecordDict()
