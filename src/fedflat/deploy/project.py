@@ -104,15 +104,16 @@ README = """\
 
 `pyproject.toml` holds the experiment, `{package}/plug.py` is the place for your own data and model.
 
-One machine, simulated (Flower starts what it needs):
-
-    flwr run . local --stream
-
 A federation: one SuperLink, a SuperNode at every site (here on one machine, each in a terminal of its own):
 
     flower-superlink --insecure --disable-runtime-dependency-installation
 {supernodes}
     flwr run . sites --stream
+
+or the same project in Flower's simulation (`pip install 'flwr[simulation]'`), without any SuperNode:
+
+    flower-superlink --insecure --simulation --disable-runtime-dependency-installation
+    flwr run . sites --stream --federation-config 'num-supernodes={clients}'
 
 where `sites` stands in Flower's configuration (`flwr config list` says where that file is):
 
