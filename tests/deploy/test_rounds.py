@@ -232,3 +232,13 @@ def test_an_answer_that_makes_no_sense_harms_nobody(records: RecordDict, tmp_pat
         line = lines_of(tmp_path / kind)[0]
         assert line["accepted"] == accepted
         assert list(line["refused"] | line["missing"]) == ["2"]
+
+
+def test_a_node_that_never_answers_a_greeting_is_not_waited_for_in_every_round(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path)
+    grid = federation_of(tmp_path, settings)
+    grid.tamper = lambda reply: None if grid.sent[-1].metadata.dst_node_id == 103 else reply
+    assert serve(grid, settings).status == "finished"
+    greetings = [m for m in grid.sent if m.metadata.dst_node_id == 103]
+    assert [m.metadata.message_type for m in greetings] == ["query.hello"] * 2
+    assert all(line["accepted"] == [0, 1, 2] for line in lines_of(tmp_path))

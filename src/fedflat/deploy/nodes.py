@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ from fedflat.errors import UserError
 log = logging.getLogger("flwr")
 POLL, LONGEST_POLL, SLOWER = 0.2, 2.0, 1.3
 """Seconds between looks for answers at first and at most, and how they grow: looking keeps the SuperLink busy."""
+GREETING, GREETINGS = 60.0, 2
+"""Seconds that a new node has for a greeting at most, and how often it is greeted: one that died before keeps nobody waiting for long."""
 Answers = tuple[dict[int, RecordDict], dict[int, str]]
 """What came, by client; and, of all others that were asked, why nothing did."""
 
@@ -34,6 +37,7 @@ class Nodes:
     def __init__(self, grid: Grid, identity: Identity, clients: int) -> None:
         self._grid, self._identity, self._clients = grid, identity, clients
         self._known: set[int] = set()
+        self._greeted: Counter[int] = Counter()
         self.present: dict[int, Greeting] = {}
         """The nodes that may take part, by client."""
         self.refused: dict[int, str] = {}
@@ -55,7 +59,9 @@ class Nodes:
         if not new:
             return
         words = self._identity.values()
-        came, missing = self._exchange("query.hello", {node: content(words=words) for node in new}, "hello", timeout)
+        came, missing = self._exchange("query.hello", {node: content(words=words) for node in new}, "hello", min(timeout, GREETING))
+        self._greeted.update(new)
+        self._known |= {node for node in missing if self._greeted[node] >= GREETINGS}
         for node in missing:
             log.warning("node %d did not answer the greeting: %s", node, missing[node])
         for node, records in came.items():
