@@ -12,6 +12,7 @@ from fedflat.cli.algorithms import algorithms
 from fedflat.cli.bench import bench
 from fedflat.cli.compare import compare
 from fedflat.cli.data import data
+from fedflat.cli.deploy import deploy
 from fedflat.cli.doctor import doctor
 from fedflat.cli.evaluate import evaluate
 from fedflat.cli.flatness import flatness
@@ -60,6 +61,7 @@ EXPERIMENTS, LOOKING = "Experiments", "Looking things up"
 for _command in (run, compare, reproduce, resume, show, evaluate, bench):
     app.command(rich_help_panel=EXPERIMENTS)(_command)
 app.add_typer(flatness, name="flatness", rich_help_panel=EXPERIMENTS)
+app.add_typer(deploy, name="deploy", rich_help_panel=EXPERIMENTS)
 for _command in (algorithms, models, papers, settings, doctor):
     app.command(rich_help_panel=LOOKING)(_command)
 app.add_typer(data, name="data", rich_help_panel=LOOKING)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from fedflat.algorithms import algorithm
 from fedflat.algorithms.algorithm import States, flat_state, nested_state
 from fedflat.averaging import Scene, average_name
 from fedflat.data import Dataset
-from fedflat.engines.contract import Client, Cost, ModelState
+from fedflat.engines.contract import Client, Cost, Engine, ModelState
 from fedflat.engines.task import Task
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
@@ -64,17 +65,17 @@ class Run:
         task: Task | None = None,
         callbacks: tuple[Callback, ...] = (),
         resume: bool = False,
+        engine: Callable[[Run], Engine] | None = None,
     ) -> None:
         self.config, self.callbacks, self._resume = config, callbacks, resume
         self._own = {"data": data, "model": model, "task": task}
         with shortage_told(config):
             self.problem, self.split = federation(config, data, model, task)
         self.algorithm = algorithm(config.algorithm)
-        self.engine = engine_for(config, self.problem, self._own)
         self.folder = RunFolder(folder) if folder else None
         self.history: list[dict[str, Any]] = []
         self._loss = torch.tensor(math.nan)
-        self._training = training_of(config, self.algorithm, len(self.split.clients))
+        self.training = training_of(config, self.algorithm, len(self.split.clients))
         self._sampler = sampler_of(config, len(self.split.clients))
         weights, buffers, integers = self.problem.initial()
         self.server = Server(0, ModelState(weights, buffers, integers), self.algorithm.new_server(weights), Cost())
@@ -83,6 +84,7 @@ class Run:
         self._statistics: dict[int, Tensor] = {}
         self._still = self.problem.still.fingerprint() if self.folder else ""
         self._begun = self._session = self._saved = time.monotonic()
+        self.engine: Engine = engine(self) if engine else engine_for(config, self.problem, self._own)
 
     # --- the life of a run -------------------------------------------------------------------------------------------------------
 
@@ -155,7 +157,7 @@ class Run:
         for average in self.averages.values():
             average.before(number, before)
         cohort = [self._client(i) for i in self._sampler(self.config.seed, number)]
-        outcome = self.engine.train(self._training, number, server.model, server.states, cohort)
+        outcome = self.engine.train(self.training, number, server.model, server.states, cohort)
         if self._observer.due(number + 1):
             self._observer.trained(cohort, outcome, server.states)
         weights, states = self.algorithm.aggregate(outcome.returned, outcome.means, server.states)
@@ -165,7 +167,7 @@ class Run:
         self.server = Server(number + 1, ModelState(weights, outcome.buffers, outcome.integers), states, cost)
         if number + 1 < self.config.training.rounds:
             coming = [(i, self.split.clients[i]) for i in self._sampler(self.config.seed, number + 1)]
-            self.engine.prepare(self._training, number + 1, coming)
+            self.engine.prepare(self.training, number + 1, coming)
         self._loss = outcome.loss
         after = self._whole(self.server.model)
         for average in self.averages.values():
@@ -233,7 +235,7 @@ class Run:
             if not self._resume:
                 self.folder.create(self.config, self.split.describe(self.problem.data.train.targets.cpu(), self.problem.data.num_classes))
             self.folder.hold()
-        own_statistics = self._training.own_statistics
+        own_statistics = self.training.own_statistics
         self._keeping = Keeping(self.algorithm, self.server.model, own_statistics, lambda width: self._rows("clients", width))
         whole = self._whole(self.server.model)
         classifier = self.problem.whole_layout.indicator(classifier_parameters(self.problem.model).__contains__, whole)

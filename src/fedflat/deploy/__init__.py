@@ -1,0 +1,22 @@
+"""Real sites: the same algorithms on Flower. ``server_app`` and ``client_app`` are all that a Flower project needs."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedflat.deploy.client import client_app
+    from fedflat.deploy.server import server_app
+
+__all__ = ["client_app", "server_app"]
+
+
+def __getattr__(name: str) -> Any:
+    # When first used, so that a command which only writes a project does not need Flower.
+    if name in __all__:
+        from fedflat.deploy.flower import require_flower
+
+        require_flower()
+        return getattr(importlib.import_module(f"fedflat.deploy.{name.removesuffix('_app')}"), name)
+    raise AttributeError(f"module 'fedflat.deploy' has no attribute '{name}'")

@@ -1,0 +1,130 @@
+"""Flower's ServerApp: an ordinary run whose engine is the federation."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from torch import nn
+
+from fedflat.data import Dataset
+from fedflat.deploy.engine import SitesEngine
+from fedflat.deploy.identity import identity_of
+from fedflat.deploy.ledger import Ledger
+from fedflat.deploy.nodes import Nodes, too_few
+from fedflat.deploy.settings import deployment_of, experiment_of
+from fedflat.deploy.wire import BUFFERS, MODEL, content, numbers_of
+from fedflat.engines.task import Task
+from fedflat.errors import UserError
+from fedflat.experiment.callback import Callback
+from fedflat.experiment.config import Config
+from fedflat.experiment.federation import custom
+from fedflat.experiment.files import write_whole
+from fedflat.experiment.folder import RunFolder
+from fedflat.experiment.record import Record
+from fedflat.experiment.run import Run
+from fedflat.experiment.stopping import OVER
+
+log = logging.getLogger("flwr")
+LEDGER, SCORES, EXPERIMENT = "participation.jsonl", "sites.json", "experiment.json"
+
+
+def server_app(
+    data: Callable[[], Dataset] | None = None, model: Callable[[], nn.Module] | None = None, task: Callable[[], Task] | None = None
+) -> ServerApp:
+    """The server's side of a federation. ``data`` gives what the server evaluates on; without it, the config's data set does."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        try:
+            serve(grid, context.run_config, data and data(), model and model(), task and task())
+        except UserError as mistake:
+            raise SystemExit(f"fedflat: {mistake}") from None
+
+    return app
+
+
+def serve(
+    grid: Grid, run_config: Mapping[str, Any], data: Dataset | None = None, model: nn.Module | None = None, task: Task | None = None
+) -> Record:
+    """Run an experiment over a federation, from its last checkpoint where its folder has one."""
+    config, wanted = custom(experiment_of(run_config), data, model), deployment_of(run_config)
+    folder = RunFolder(wanted.out.expanduser().absolute())
+
+    def engine(run: Run) -> SitesEngine:
+        nodes = Nodes(grid, identity_of(run.problem, run.training), len(run.split.clients))
+        return SitesEngine(run.problem, nodes, Ledger(folder.path / LEDGER), wanted)
+
+    run = Run(config, folder.path, data=data, model=model, task=task, callbacks=(_Told(),), resume=_goes_on(folder, config), engine=engine)
+    sites = run.engine
+    assert isinstance(sites, SitesEngine)
+    clients = len(run.split.clients)
+    sites.nodes.gather(lambda: len(sites.nodes.present) >= clients, wanted.wait, wanted.timeout)
+    if len(sites.nodes.present) < wanted.minimum:
+        raise too_few(len(sites.nodes.present), wanted.minimum, "too few sites have joined")
+    record = run.go()
+    if wanted.score:
+        _score_sites(sites, record, run.primary)
+    return record
+
+
+def _goes_on(folder: RunFolder, config: Config) -> bool:
+    """Whether there is a run to go on with; one of another experiment, or one that is over, is refused."""
+    if not folder.exists:
+        return False
+    if folder.config() != config:
+        raise UserError(f"there is a run of another experiment in {folder.path}; choose another deploy.out, or keep its settings")
+    status = folder.status()["status"]
+    if status in OVER:
+        raise UserError(f"the run in {folder.path} is over ({status}); look at it with fedflat show, or choose another deploy.out")
+    return True
+
+
+def _experiment(folder: Path) -> str:
+    """The name under which nodes keep what they remember: made once, and kept with the run."""
+    path = folder / EXPERIMENT
+    if not path.exists():
+        write_whole(path, json.dumps({"experiment": secrets.token_hex(8)}) + "\n")
+    return str(json.loads(path.read_text())["experiment"])
+
+
+def _score_sites(sites: SitesEngine, record: Record, name: str) -> None:
+    """Ask every site how good the final model is on what it held out, and keep the answers with the run."""
+    model = record.models.get(name, record.models["server"])
+    down = {MODEL: model.weights} | ({BUFFERS: model.buffers} if len(model.buffers) else {})
+    asked = {client: content(down) for client in sorted(sites.nodes.present)}
+    answers, missing = sites.nodes.ask("evaluate", asked, "score", sites.wanted.timeout)
+    scores = {str(client): _finite(numbers_of(records)) for client, records in answers.items()}
+    assert record.folder is not None
+    why = {str(client): reason for client, reason in missing.items()}
+    write_whole(record.folder.path / SCORES, json.dumps({"model": name, "sites": scores, "missing": why}) + "\n")
+
+
+def _finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+
+
+class _Told(Callback):
+    """Says in Flower's log how the run goes, and gives it its name once it has a folder."""
+
+    def began(self, run: Run) -> None:
+        assert isinstance(run.engine, SitesEngine)
+        assert run.folder is not None
+        run.engine.experiment = _experiment(run.folder.path)
+        log.info("fedflat: %s, from round %d of %d", run.config.algorithm, run.server.rounds, run.config.training.rounds)
+
+    def evaluated(self, run: Run) -> None:
+        metric = run.problem.task.metric
+        scores = run.history[-1]["test"].get(run.primary) or run.history[-1]["test"]["server"]
+        log.info("fedflat: round %d of %d, test %s %s", run.server.rounds, run.config.training.rounds, metric, scores[metric])
+
+    def ended(self, run: Run, record: Record) -> None:
+        log.info("fedflat: %s after round %d, in %s", record.status, run.server.rounds, record.folder.path if record.folder else "memory")

@@ -1,0 +1,61 @@
+"""From Flower's run config, whose keys are those of a fedflat config, to an experiment and to how it is deployed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedflat.errors import UserError, one_of
+from fedflat.experiment.config import Config, config
+
+PREFIX = "deploy."
+
+
+class Deployment(BaseModel):
+    """How an experiment is spread over sites."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    out: Path = Field(Path("runs/deployed"), description="the run's folder, from where the SuperLink was started")
+    minimum: int = Field(1, ge=1, description="least number of accepted updates for a round to count")
+    tries: int = Field(3, ge=1, description="how often a round is asked for before the run pauses")
+    timeout: float = Field(600.0, gt=0, description="seconds that a client has for a round")
+    wait: float = Field(120.0, ge=0, description="seconds to wait for nodes that are not there yet")
+    bound: float = Field(30.0, gt=1, description="an update whose norm is this many times the cohort's median is refused")
+    score: bool = Field(True, description="in the end, ask every site for the model's score on its own held-out data")
+
+
+def experiment_of(run_config: Mapping[str, Any]) -> Config:
+    """The experiment that a run config describes; a checkpoint after every round, since nodes keep two generations of state."""
+    nested: dict[str, Any] = {}
+    for key, value in run_config.items():
+        if not key.startswith(PREFIX):
+            *sections, last = key.split(".")
+            inside = nested
+            for section in sections:
+                inside = inside.setdefault(section, {})
+            inside[last] = value
+    nested.setdefault("engine", {}).setdefault("workers", 1)
+    nested["engine"]["checkpoint_every"] = 1
+    made = config(nested)
+    if made.flatness.every is not None:
+        raise UserError("flatness.every needs the clients' data on the server; leave it out and look at the run later (fedflat flatness)")
+    if made.federation.dropout:
+        raise UserError("federation.dropout is for simulations; real clients drop out by themselves, leave it at 0")
+    return made
+
+
+def deployment_of(run_config: Mapping[str, Any]) -> Deployment:
+    """How a run config wants it deployed."""
+    values = {key.removeprefix(PREFIX): value for key, value in run_config.items() if key.startswith(PREFIX)}
+    for name in values:
+        if name not in Deployment.model_fields:
+            raise one_of("setting in deploy", name, Deployment.model_fields)
+    try:
+        return Deployment.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"deploy.{first['loc'][0]}={first['input']!r} is not possible: {first['msg'].lower()}") from None

@@ -1,0 +1,87 @@
+"""A federation inside one process: real messages and the real ClientApp, without the wire; and what one can do to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedflat.deploy import client_app
+
+SMALL: dict[str, Any] = {
+    "model": "mlp(hidden=8)",
+    "data.clients": 4,
+    "federation.per_round": 3,
+    "training.rounds": 3,
+    "training.steps": 3,
+    "training.rate": 0.05,
+    "training.batch": 10,
+    "training.clip": 10.0,
+    "evaluation.every": 3,
+    "engine.device": "cpu",
+    "deploy.wait": 0.0,
+    "deploy.score": False,
+}
+
+
+class DirectGrid(Grid):
+    """Delivers messages to as many nodes as there are contexts, at once; ``tamper`` may change or drop what comes back."""
+
+    def __init__(self, contexts: list[Context], app: ClientApp | None = None) -> None:
+        self.contexts = {100 + number: context for number, context in enumerate(contexts)}
+        self.app = app or client_app()
+        self.tamper: Callable[[Message], Message | None] = lambda message: message
+        self.sent: list[Message] = []
+        self.came: list[Message] = []
+        self._waiting: dict[str, Message] = {}
+        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # Flower sets these in a ServerApp's process
+
+    def set_run(self, run: Any) -> None:
+        raise NotImplementedError
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    def create_message(self, *args: Any, **more: Any) -> Message:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        numbers = []
+        for message in messages:
+            number = f"m{len(self.sent)}"
+            message.metadata.__dict__["_message_id"] = number
+            message.metadata.__dict__["_run_id"] = 1
+            self.sent.append(message)
+            context = self.contexts[message.metadata.dst_node_id]
+            reply = self.tamper(self.app(message, context))
+            if reply is not None:
+                self.came.append(reply)
+                self._waiting[number] = reply
+            numbers.append(number)
+        return numbers
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [self._waiting.pop(number) for number in message_ids if number in self._waiting]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        raise NotImplementedError
+
+
+def federation_of(folder: Path, settings: dict[str, Any], nodes: int = 4) -> DirectGrid:
+    """A grid of nodes, each with a folder of its own."""
+    return DirectGrid([node(folder, settings, number) for number in range(nodes)])
+
+
+def node(folder: Path, settings: dict[str, Any], number: int) -> Context:
+    """A node: which client it is, and where it remembers."""
+    where = {"partition-id": number, "state": str(folder / f"node-{number}")}
+    return Context(1, 100 + number, where, RecordDict(), dict(settings))

@@ -1,0 +1,92 @@
+"""Twelve broken or malicious updates, each refused by name, and the model unharmed."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from fedflat.deploy.inspection import Expected, Form, Update, inspect_updates
+
+SIZE, CLIENTS = 6, 5
+REAL = np.dtype(np.float32)
+EXPECTED = Expected(
+    forms={"displacement": Form((SIZE,), REAL), "drift.c": Form((SIZE,), REAL), "integers/n": Form((), np.dtype(np.int64))},
+    examples={client: 100 + client for client in range(CLIENTS)},
+    steps=dict.fromkeys(range(CLIENTS), 10),
+    rates=dict.fromkeys(range(CLIENTS), 1.0),
+    bound=30.0,
+)
+
+
+def honest(client: int) -> Update:
+    rng = np.random.default_rng(client)
+    arrays = {name: rng.normal(size=SIZE).astype(REAL) for name in ("displacement", "drift.c")} | {"integers/n": np.array(10)}
+    numbers = {"rates": 1.0, "loss": 12.0, "steps": 10, "backward_passes": 10, "samples": 100, "examples": 100 + client}
+    return Update(client, arrays, numbers)
+
+
+def array(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Update], Update]:
+    return lambda update: update._replace(arrays={**update.arrays, name: change(update.arrays[name])})
+
+
+def number(name: str, value: float) -> Callable[[Update], Update]:
+    return lambda update: update._replace(numbers={**update.numbers, name: value})
+
+
+def without(name: str) -> Callable[[Update], Update]:
+    return lambda update: update._replace(arrays={key: value for key, value in update.arrays.items() if key != name})
+
+
+def poisoned(value: float) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda whole: np.where(np.arange(SIZE) == 3, value, whole).astype(REAL)
+
+
+BAD: dict[str, tuple[Callable[[Update], Update], str]] = {
+    "one NaN": (array("displacement", poisoned(math.nan)), "displacement holds NaN"),
+    "one infinity": (array("drift.c", poisoned(-math.inf)), "drift.c holds infinite numbers"),
+    "another shape": (array("displacement", lambda whole: whole[:-1]), r"displacement has shape \(5,\), not \(6,\)"),
+    "as a matrix": (array("displacement", lambda whole: whole.reshape(2, 3)), r"displacement has shape \(2, 3\)"),
+    "another type": (array("displacement", lambda whole: whole.astype(np.float64)), "displacement is float64, not float32"),
+    "without a vector": (without("drift.c"), "it misses drift.c"),
+    "with one more": (lambda u: u._replace(arrays={**u.arrays, "hook": np.zeros(3)}), "it brings unknown hook"),
+    "scaled up": (array("displacement", lambda whole: whole * 1000), "the norm of displacement is .* more than 30 times"),
+    "so large that squares overflow": (array("drift.c", lambda whole: whole * 1e30), "the norm of drift.c is"),
+    "more examples than it has": (number("examples", 1e9), "it claims 1e[+]09 examples, but joined with 102"),
+    "more steps than planned": (number("steps", 1000), "it claims 1000 steps, but 102 examples make 10"),
+    "tiny rates": (number("rates", 1e-12), "its learning rates add up to 1e-12, not to 1"),
+    "a loss that is not a number": (number("loss", math.nan), "its loss is nan"),
+    "without numbers": (lambda u: u._replace(numbers={}), "it does not say its rates"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_update_is_refused_by_name_and_the_others_are_taken(name: str) -> None:
+    spoil, why = BAD[name]
+    updates = [spoil(honest(client)) if client == 2 else honest(client) for client in range(CLIENTS)]
+    taken, refused = inspect_updates(updates, EXPECTED)
+    assert [update.client for update in taken] == [0, 1, 3, 4]
+    assert list(refused) == [2]
+    assert re.search(why, refused[2]), refused[2]
+    mean = np.mean([update.arrays["displacement"] for update in taken], axis=0)
+    assert np.allclose(mean, np.mean([honest(client).arrays["displacement"] for client in (0, 1, 3, 4)], axis=0))
+
+
+def test_all_honest_updates_are_taken_in_order() -> None:
+    updates = [honest(client) for client in (3, 0, 4, 1)]
+    assert inspect_updates(updates, EXPECTED) == (updates, {})
+
+
+def test_a_spoiled_update_does_not_shift_what_is_usual() -> None:
+    """The median is taken over updates that are sound in themselves: infinities of two of five do not make the rest look small."""
+    spoil = BAD["one infinity"][0]
+    updates = [spoil(honest(client)) if client < 2 else honest(client) for client in range(CLIENTS)]
+    assert list(inspect_updates(updates, EXPECTED)[1]) == [0, 1]
+
+
+def test_two_updates_are_not_compared() -> None:
+    large = BAD["scaled up"][0](honest(1))
+    assert inspect_updates([honest(0), large], EXPECTED)[1] == {}

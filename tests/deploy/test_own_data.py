@@ -1,0 +1,56 @@
+"""Sites with data and a model of their own, which the server never sees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
+
+from fedflat.data import Dataset, Examples
+from fedflat.deploy import client_app
+from fedflat.deploy.server import serve
+
+from .direct import SMALL, DirectGrid, node
+
+SIZES = (40, 70, 20)
+
+
+def data_of(number: int, size: int) -> Dataset:
+    """Two clouds that can be told apart, somewhat elsewhere at every site."""
+    draws = torch.Generator().manual_seed(number)
+    targets = torch.arange(size + 10) % 2
+    inputs = torch.randn(size + 10, 5, generator=draws) + 2.0 * targets[:, None] - 1.0 + 0.05 * number
+    return Dataset(f"site {number}", Examples(inputs[10:], targets[10:]), Examples(inputs[:10], targets[:10]), ("a", "b"), kind="vector")
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(5, 2)
+
+
+def test_sites_train_on_their_own_data(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        **SMALL,
+        "algorithm": "scaffold",
+        "data.clients": 3,
+        "data.split": "iid",
+        "deploy.out": str(tmp_path / "run"),
+        "deploy.score": True,
+        "training.rounds": 4,
+    }
+    app = client_app(lambda number: data_of(number, SIZES[number]), network)
+    grid = DirectGrid([node(tmp_path, settings, number) for number in range(3)], app)
+    record = serve(grid, settings, data_of(9, 30), network())
+    assert record.status == "finished"
+    assert record.history[-1]["test"]["server"]["accuracy"] >= 0.8
+    assert record.config.data.name == "custom:site 9"
+    hello = [reply.content.config_records["words"] for reply in grid.came if "words" in reply.content]
+    assert sorted(said["examples"] for said in hello) == sorted(SIZES)
+    scores = (tmp_path / "run" / "sites.json").read_text()
+    assert '"examples": 10.0' in scores
+    assert not any(array.numpy().size > 12 for m in grid.came for record in m.content.array_records.values() for array in record.values())

@@ -1,0 +1,61 @@
+"""The project that ``fedflat deploy init`` writes, and what is said where Flower is missing."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
+
+from fedflat.cli.application import app
+from fedflat.deploy.flower import check_version, require_flower
+from fedflat.deploy.settings import PREFIX, Deployment, deployment_of, experiment_of
+from fedflat.errors import UserError
+
+
+def flat(values: dict[str, object], prefix: str = "") -> dict[str, object]:
+    """As Flower hands over the config of a project."""
+    found: dict[str, object] = {}
+    for name, value in values.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return found
+
+
+def test_a_project_is_complete_and_its_config_is_an_experiment(tmp_path: Path) -> None:
+    folder = tmp_path / "My Hospital"
+    done = CliRunner().invoke(app, ["deploy", "init", str(folder), "--algorithm", "scaffold+sam(rho=0.1)", "--clients", "3"])
+    assert done.exit_code == 0, done.output
+    settings = flat(tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"])
+    config = experiment_of(settings)
+    assert (config.algorithm, config.data.clients, config.federation.per_round, config.engine.checkpoint_every) == ("fedgamma", 3, 3, 1)
+    assert deployment_of(settings).minimum == 2
+    assert {key.removeprefix(PREFIX) for key in settings if key.startswith(PREFIX)} <= Deployment.model_fields.keys()
+    for name in ("server", "client", "plug", "__init__"):
+        compile((folder / "my_hospital" / f"{name}.py").read_text(), name, "exec")
+    assert "partition-id=2" in (folder / "README.md").read_text()
+
+
+def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    done = CliRunner().invoke(app, ["deploy", "init", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "exists and is not empty" in done.output
+    done = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "new"), "--algorithm", "scafold"])
+    assert "did you mean scaffold" in done.output
+    assert not (tmp_path / "new").exists()
+
+
+def test_flower_that_is_missing_or_too_old_is_said_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"Flower 1\.9\.0 is too old.*1\.41 or newer: pip install 'fedflat\[flower\]'"):
+        check_version("1.9.0")
+
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("fedflat.deploy.flower.version", missing)
+    with pytest.raises(UserError, match=r"not installed; install it with: pip install 'fedflat\[flower\]'"):
+        require_flower()

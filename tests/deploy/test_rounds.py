@@ -1,0 +1,244 @@
+"""Rounds that go on: refused updates, late and dead clients, nodes that do not fit, restarts from a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from fedflat.deploy import server
+from fedflat.deploy.server import serve
+from fedflat.deploy.settings import deployment_of, experiment_of
+from fedflat.errors import UserError
+from fedflat.experiment.callback import Callback
+from fedflat.experiment.run import Run
+
+from .direct import SMALL, DirectGrid, federation_of, node
+
+
+def settings_of(folder: Path, **more: Any) -> dict[str, Any]:
+    return {**SMALL, "algorithm": "scaffold", "federation.per_round": 4, "deploy.out": str(folder / "run"), "deploy.timeout": 0.05, **more}
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "run" / "participation.jsonl").read_text().splitlines()]
+
+
+def test_a_poisoned_update_is_refused_and_logged_and_the_round_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = settings_of(tmp_path)
+    grid = federation_of(tmp_path, settings)
+
+    def poison(reply: Message) -> Message:
+        if "arrays" in reply.content and grid.sent[-1].metadata.dst_node_id == 102:
+            arrays = {name: np.full_like(array.numpy(), np.nan) for name, array in reply.content.array_records["arrays"].items()}
+            reply.content["arrays"] = ArrayRecord({name: Array(array) for name, array in arrays.items()})
+        return reply
+
+    grid.tamper = poison
+    record = serve(grid, settings)
+    assert record.status == "finished"
+    assert torch.isfinite(record.models["server"].weights).all()
+    assert [line["accepted"] for line in lines_of(tmp_path)] == [[0, 1, 3]] * 3
+    assert all(line["refused"] == {"2": "displacement holds NaN"} for line in lines_of(tmp_path))
+    assert "round 0: client 2 is refused: displacement holds NaN" in caplog.text
+
+
+def test_a_client_whose_update_was_lost_goes_on_from_what_the_server_knows(tmp_path: Path) -> None:
+    """Its second update never arrives: afterwards all is as if it had not taken part in that round."""
+    settings = settings_of(tmp_path)
+    grid = federation_of(tmp_path, settings)
+
+    def tamper(reply: Message) -> Message | None:
+        sent = grid.sent[-1].metadata
+        return None if sent.dst_node_id == 101 and sent.group_id == "1" else reply
+
+    grid.tamper = tamper
+    record = serve(grid, settings)
+    assert lines_of(tmp_path)[1]["missing"] == {"1": "no answer within 0.05 s"}
+    assert [line["accepted"] for line in lines_of(tmp_path)] == [[0, 1, 2, 3], [0, 2, 3], [0, 1, 2, 3]]
+    expected = _simulated_without(settings, round=1, client=1)
+    assert torch.equal(record.models["server"].weights, expected)
+
+
+def _simulated_without(settings: dict[str, Any], round: int, client: int) -> torch.Tensor:
+    run = Run(experiment_of(settings))
+    sampler = run._sampler
+
+    def sample(seed: int, number: int) -> list[int]:
+        return [one for one in sampler(seed, number) if (number, one) != (round, client)]
+
+    run._sampler = sample  # type: ignore[assignment]
+    return run.go().models["server"].weights
+
+
+def test_a_server_that_is_killed_between_rounds_goes_on_and_counts_none_twice(tmp_path: Path) -> None:
+    """Killed after the sites have trained the third round, before its checkpoint: they go back by one generation."""
+    settings = settings_of(tmp_path, algorithm="fedmoswa+ema")
+    expected = Run(experiment_of(settings)).go()
+    grid = federation_of(tmp_path, settings)
+
+    class Killed(BaseException):
+        pass
+
+    def tamper(reply: Message) -> Message:
+        if grid.sent[-1].metadata.group_id == "2" and grid.sent[-1].metadata.dst_node_id == 103:
+            raise Killed
+        return reply
+
+    grid.tamper = tamper
+    with pytest.raises(Killed):
+        serve(grid, settings)
+    assert [line["round"] for line in lines_of(tmp_path)] == [0, 1]
+    record = serve(federation_of(tmp_path, settings), settings)
+    assert record.history == expected.history
+    for name, model in expected.models.items():
+        assert torch.equal(record.models[name].weights, model.weights)
+    assert [line["round"] for line in lines_of(tmp_path)] == [0, 1, 2]
+
+
+def test_a_dead_node_is_done_without_and_a_new_one_takes_its_place(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path)
+    grid = federation_of(tmp_path, settings)
+
+    class Reaper(Callback):
+        def round_done(self, run: Run) -> None:
+            if run.server.rounds == 1:
+                del grid.contexts[103]
+            if run.server.rounds == 2:
+                grid.contexts[203] = node(tmp_path, settings, 3)
+
+    told = server._Told
+    try:
+        server._Told = type("Both", (told,), {"round_done": Reaper.round_done})  # type: ignore[misc]
+        record = serve(grid, settings)
+    finally:
+        server._Told = told  # type: ignore[misc]
+    assert record.status == "finished"
+    assert [line["accepted"] for line in lines_of(tmp_path)] == [[0, 1, 2, 3], [0, 1, 2], [0, 1, 2, 3]]
+    assert lines_of(tmp_path)[1]["missing"] == {"3": "its node is not there"}
+
+
+def test_too_few_updates_pause_the_run_which_then_goes_on(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, **{"deploy.minimum": 4, "deploy.tries": 2})
+    grid = federation_of(tmp_path, settings)
+    grid.tamper = lambda reply: None if grid.sent[-1].metadata.group_id == "1" and grid.sent[-1].metadata.dst_node_id == 100 else reply
+    with pytest.raises(UserError, match=r"round 1 has too few updates: 3 of at least 4 \(deploy.minimum\)"):
+        serve(grid, settings)
+    record = serve(federation_of(tmp_path, settings), settings)
+    assert torch.equal(record.models["server"].weights, Run(experiment_of(settings)).go().models["server"].weights)
+
+
+def test_lost_memory_is_said(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path)
+    grid = federation_of(tmp_path, settings)
+
+    def tamper(reply: Message) -> Message:
+        if grid.sent[-1].metadata.group_id == "0" and grid.sent[-1].metadata.dst_node_id == 103:
+            shutil.rmtree(tmp_path / "node-0")
+        return reply
+
+    grid.tamper = tamper
+    serve(grid, settings)
+    assert "this node has no state after round 1" in lines_of(tmp_path)[1]["missing"]["0"]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"algorithm": "fedavg"}, r"algorithm is fedavg \(\w+\) at the node but scaffold \(\w+\) at the server"),
+        ({"model": "mlp(hidden=9)"}, r"model is \w+ at the node but \w+ at the server"),
+        ({"training.rate": 0.06}, r"training is \w+ at the node but \w+ at the server"),
+    ],
+)
+def test_a_node_with_another_experiment_is_refused_at_hello(change: dict[str, Any], why: str, tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, **{"deploy.minimum": 4})
+    grid = federation_of(tmp_path, settings)
+    grid.contexts[102].run_config |= change
+    with pytest.raises(UserError, match="too few sites have joined: 3 of at least 4"):
+        serve(grid, settings)
+    said = [reply.content.config_records["refusal"]["why"] for reply in grid.came if "refusal" in reply.content]
+    assert len(said) == 1
+    assert re.search(why, str(said[0])), said
+
+
+def test_another_version_is_refused_by_the_server_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = settings_of(tmp_path)
+    grid = federation_of(tmp_path, settings)
+
+    def older(reply: Message) -> Message:
+        if grid.sent[-1].metadata.message_type == "query.hello" and grid.sent[-1].metadata.dst_node_id == 100:
+            reply.content.config_records["words"]["fedflat"] = "0.0.9"
+        return reply
+
+    grid.tamper = older
+    assert serve(grid, settings).status == "finished"
+    assert all(line["accepted"] == [1, 2, 3] for line in lines_of(tmp_path))
+    assert "fedflat is 0.1.0 at the server but 0.0.9 at the node" in caplog.text
+
+
+def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, **{"training.rounds": 1})
+    serve(federation_of(tmp_path, settings), settings)
+    with pytest.raises(UserError, match=r"is over \(finished\)"):
+        serve(federation_of(tmp_path, settings), settings)
+    with pytest.raises(UserError, match="there is a run of another experiment"):
+        serve(federation_of(tmp_path, settings), {**settings, "seed": 1})
+
+
+def test_settings_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no setting in deploy 'timout'; did you mean timeout"):
+        deployment_of({"deploy.timout": 3})
+    with pytest.raises(UserError, match=r"deploy.minimum=0 is not possible"):
+        deployment_of({"deploy.minimum": 0})
+    with pytest.raises(UserError, match="leave it out and look at the run later"):
+        experiment_of({"flatness.every": 1})
+    with pytest.raises(UserError, match="real clients drop out by themselves"):
+        experiment_of({"federation.dropout": 0.1})
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        RecordDict(),
+        RecordDict({"arrays": ArrayRecord(), "numbers": MetricRecord({"rates": [1.0, 2.0], "examples": 3})}),
+        RecordDict({"arrays": ArrayRecord({"displacement": Array("float32", (9,), "numpy.ndarray", b"no array at all")})}),
+        RecordDict({"refusal": ConfigRecord()}),
+        RecordDict({"words": ConfigRecord({"client": "two", "examples": -1})}),
+    ],
+    ids=["nothing", "lists for numbers", "bytes that are no array", "no without a reason", "words alone"],
+)
+def test_an_answer_that_makes_no_sense_harms_nobody(records: RecordDict, tmp_path: Path) -> None:
+    """Neither in training nor at hello."""
+    for kind, accepted in (("train", [0, 1, 3]), ("query.hello", [0, 1, 3])):
+        settings = settings_of(tmp_path / kind, **{"training.rounds": 1})
+        grid = federation_of(tmp_path / kind, settings)
+
+        def garble(reply: Message, grid: DirectGrid = grid, kind: str = kind) -> Message:
+            sent = grid.sent[-1]
+            return Message(records, reply_to=sent) if sent.metadata.dst_node_id == 102 and sent.metadata.message_type == kind else reply
+
+        grid.tamper = garble
+        assert serve(grid, settings).status == "finished"
+        line = lines_of(tmp_path / kind)[0]
+        assert line["accepted"] == accepted
+        assert list(line["refused"] | line["missing"]) == ["2"]
+
+
+def test_a_node_that_never_answers_a_greeting_is_not_waited_for_in_every_round(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path)
+    grid = federation_of(tmp_path, settings)
+    grid.tamper = lambda reply: None if grid.sent[-1].metadata.dst_node_id == 103 else reply
+    assert serve(grid, settings).status == "finished"
+    greetings = [m for m in grid.sent if m.metadata.dst_node_id == 103]
+    assert [m.metadata.message_type for m in greetings] == ["query.hello"] * 2
+    assert all(line["accepted"] == [0, 1, 2] for line in lines_of(tmp_path))
