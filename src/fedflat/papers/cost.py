@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from fedflat.algorithms import algorithm
 from fedflat.engines.pool import available_cores
@@ -15,13 +16,28 @@ from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
 from fedflat.experiment.federation import device_of
 from fedflat.experiment.run import Run
-from fedflat.papers.plan import Planned
 from fedflat.papers.small import at_hand
 
 EXAMPLES = 64
 """Test examples that a probe evaluates."""
 PATIENCE = 60.0
 """Seconds after which no further probe is begun."""
+
+
+class Ahead(Protocol):
+    """A run that may be there already, in part or as a whole."""
+
+    @property
+    def config(self) -> Config:
+        """What is run."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it is over."""
+
+    @property
+    def rounds_left(self) -> int:
+        """How many rounds are still to be run."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +77,7 @@ class Cost:
     reason: str = ""
 
 
-def cost_of(runs: Iterable[Planned], probing: bool = True) -> Cost:
+def cost_of(runs: Iterable[Ahead], probing: bool = True) -> Cost:
     """The rounds that are left, and the time they take by a probe of each model and data set."""
     runs = list(runs)
     left = [(run, rounds) for run in runs if (rounds := run.rounds_left)]
@@ -91,6 +107,7 @@ def probe(config: Config) -> Pace:
     tiny = config.model_copy(
         update={
             "algorithm": "fedavg",
+            "init_rounds": 0,
             "training": config.training.model_copy(update={"rounds": 2, "epochs": 1, "steps": 1}),
             "federation": config.federation.model_copy(update={"per_round": at_once, "sampling": "fixed"}),
             "evaluation": config.evaluation.model_copy(update={"every": 2, "final": 0, "examples": EXAMPLES}),
