@@ -24,6 +24,7 @@ from fedflat.cli.run import resume, run
 from fedflat.cli.settings import settings
 from fedflat.cli.show import show
 from fedflat.cli.sweep import sweep
+from fedflat.cli.tune import tune
 
 
 class Application(TyperGroup):
@@ -59,7 +60,7 @@ def fedflat(version: bool = typer.Option(False, "--version", callback=_version, 
 
 
 EXPERIMENTS, LOOKING = "Experiments", "Looking things up"
-for _command in (run, compare, sweep, branch, reproduce, resume, show, evaluate, clean, bench):
+for _command in (run, compare, sweep, tune, branch, reproduce, resume, show, evaluate, clean, bench):
     app.command(rich_help_panel=EXPERIMENTS)(_command)
 app.add_typer(flatness, name="flatness", rich_help_panel=EXPERIMENTS)
 for _command in (algorithms, models, papers, settings):

@@ -105,7 +105,9 @@ def _cost(plan: Sweep, jobs: int | None, probe: bool) -> dict[str, object]:
     }
     if probe and cost.rounds:
         why = f"unknown ({cost.reason})"
-        lines["time"] = why if cost.seconds is None else f"about {shown_seconds(cost.seconds)} on this machine, by a probe of a few local steps"
+        lines["time"] = (
+            why if cost.seconds is None else f"about {shown_seconds(cost.seconds)} on this machine, by a probe of a few local steps"
+        )
     return lines | {"folder": plan.out}
 
 

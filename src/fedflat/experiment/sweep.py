@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from fedflat import data as datasets
 from fedflat.errors import UserError
 from fedflat.experiment.branch import start
 from fedflat.experiment.callback import Callback
@@ -26,6 +28,7 @@ from fedflat.experiment.record import Record, load_record
 from fedflat.experiment.run import Run
 from fedflat.experiment.stopping import OVER
 from fedflat.experiment.sweep_file import SweepFile, Values, combinations, fill, flat, holes
+from fedflat.models import model_spec
 
 INDEX = "sweep.json"
 LONGEST = 100
@@ -115,9 +118,20 @@ def config_of(values: Values, varied: Values) -> Config:
             inside = inside.setdefault(section, {})
         inside[last] = value
     try:
-        return config(nested)
+        made = config(nested)
+        _check_texts(made.model, made.data.name, made.data.split, made.data.augmentation)
+        return made
     except UserError as mistake:
         raise UserError(f"the combination {told(varied)} is not possible: {mistake}") from None
+
+
+@lru_cache(maxsize=1024)
+def _check_texts(model: str, data: str, split: str, augmentation: str) -> None:
+    """Refuse names that a run would only find wrong once its turn has come."""
+    model_spec(model)
+    datasets.dataset_source(data)
+    datasets.canonical_split(split)
+    datasets.augmentation(augmentation)
 
 
 def told(varied: Values) -> str:

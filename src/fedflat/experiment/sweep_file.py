@@ -65,9 +65,11 @@ def read_sweep(source: str | Path | Mapping[str, Any]) -> SweepFile:
     for key in values:
         if key not in known:
             raise one_of(f"part of a sweep ({where})", key, known)
-    for key, value in (values["grid"].items() if isinstance(values.get("grid"), dict) else ()):
+    for key, value in values["grid"].items() if isinstance(values.get("grid"), dict) else ():
         if not isinstance(value, list) or not value:
-            raise UserError(f"{where}: grid gives {key} {'no values' if value in ([], None) else f'{value!r}'}; expected a list such as [1, 2]")
+            raise UserError(
+                f"{where}: grid gives {key} {'no values' if value in ([], None) else f'{value!r}'}; expected a list such as [1, 2]"
+            )
     try:
         return SweepFile.model_validate({key: value for key, value in values.items() if value is not None})
     except ValidationError as error:
@@ -78,7 +80,9 @@ def read_sweep(source: str | Path | Mapping[str, Any]) -> SweepFile:
 
 
 def _keys(part: Any) -> list[str]:
-    return list({"keep": Keep, "tune": Tune}.get(part, SweepFile).model_fields) + (list(Range.model_fields) if part == "tune" else [])
+    if part == "keep":
+        return list(Keep.model_fields)
+    return [*Tune.model_fields, *Range.model_fields] if part == "tune" else list(SweepFile.model_fields)
 
 
 # --- from the file to combinations ----------------------------------------------------------------------------------------------------
@@ -160,7 +164,8 @@ def _without_excluded(found: list[Values], base: Values, exclude: list[Values]) 
 def _matches(one: Values, rule: Values) -> bool:
     filled = fill(one) if set().union(*map(holes, one.values())) <= set(one) else one
     return bool(rule) and all(
-        name in one and any(_plain(name, filled[name]) == _plain(name, value) for value in (wanted if isinstance(wanted, list) else [wanted]))
+        name in one
+        and any(_plain(name, filled[name]) == _plain(name, value) for value in (wanted if isinstance(wanted, list) else [wanted]))
         for name, wanted in rule.items()
     )
 

@@ -89,7 +89,9 @@ class Twins:
 
     def _first_round(self, client: int) -> int:
         rounds = self.config.training.rounds
-        return next((number + 1 for number in range(self.config.init_rounds, rounds) if client in self.original.cohort_of(number)), rounds + 1)
+        return next(
+            (number + 1 for number in range(self.config.init_rounds, rounds) if client in self.original.cohort_of(number)), rounds + 1
+        )
 
     def _kept_apart(self, examples: int, seed: int) -> Examples:
         """The test examples to score on, without those that took another's place."""
