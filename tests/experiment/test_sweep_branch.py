@@ -37,7 +37,9 @@ def test_the_same_algorithm_goes_on_as_the_run_itself_did(origin: Path, tmp_path
     (run,) = branch(f"{origin}@2", tmp_path, "fedavg").runs
     whole, later = RunFolder(origin).metrics(), RunFolder(run.folder).metrics()
     assert [line["round"] for line in later] == [2, 3, 4, 5, 6]
-    assert [line["test"] for line in later] == [line["test"] for line in whole[2:]], "cohorts, batches and decayed rates are those of the run"
+    assert [line["test"] for line in later] == [line["test"] for line in whole[2:]], (
+        "cohorts, batches and decayed rates are those of the run"
+    )
     assert [line["train_loss"] for line in later[1:]] == [line["train_loss"] for line in whole[3:]]
     for name, tensor in saved_tensors(RunFolder(origin), "server").items():
         assert torch.equal(tensor, saved_tensors(RunFolder(run.folder), "server")[name])
@@ -86,7 +88,8 @@ def test_a_branch_needs_its_origin_no_more_and_can_be_interrupted(origin: Path, 
 
 
 @pytest.mark.parametrize(
-    ("at", "words"), [("@3", "no model after round '3'; it has those after 0, 2, 4, 6"), ("@x", "no model after round 'x'"), ("@", "after round ''")]
+    ("at", "words"),
+    [("@3", "no model after round '3'; it has those after 0, 2, 4, 6"), ("@x", "no model after round 'x'"), ("@", "after round ''")],
 )
 def test_rounds_that_are_not_there(origin: Path, at: str, words: str) -> None:
     with pytest.raises(UserError, match=words):

@@ -54,7 +54,10 @@ def test_braces_stand_for_what_varies() -> None:
     assert [run.name for run in runs] == ["fedavg", "fedsam_rho_0.2", "fedsam_rho_0.3"]
     assert runs[1].varied == {"algorithm": "fedsam(rho=0.2)", "rho": 0.2}
     in_base = planned(base={"split": "dirichlet(alpha={alpha})"}, grid={"alpha": [0.1, 1]})
-    assert [(run.name, run.config.data.split) for run in in_base] == [("alpha-0.1", "dirichlet(alpha=0.1)"), ("alpha-1", "dirichlet(alpha=1)")]
+    assert [(run.name, run.config.data.split) for run in in_base] == [
+        ("alpha-0.1", "dirichlet(alpha=0.1)"),
+        ("alpha-1", "dirichlet(alpha=1)"),
+    ]
     seeded = planned(base={"init": "weights/{seed}.safetensors"}, grid={"seed": [5]})
     assert seeded[0].config.init is not None and seeded[0].config.init.name == "5.safetensors" and seeded[0].config.seed == 5
 
@@ -78,7 +81,13 @@ def test_settings_that_end_alike_are_told_apart() -> None:
 
 
 def test_long_names_and_names_that_meet_have_a_hash() -> None:
-    long = names(grid={"algorithm": [f"fedmoswa+asam(rho=0.{n})+wima(window=10)+wima(window=20)+ema+swa+ema(decay=0.5)+ema(decay=0.25)" for n in (1, 2)]})
+    long = names(
+        grid={
+            "algorithm": [
+                f"fedmoswa+asam(rho=0.{n})+wima(window=10)+wima(window=20)+ema+swa+ema(decay=0.5)+ema(decay=0.25)" for n in (1, 2)
+            ]
+        }
+    )
     assert all(len(name) <= LONGEST for name in long) and len(set(long)) == 2
     meeting = names(grid={"init": ["a/b.safetensors", "a_b.safetensors"]})
     assert len(set(meeting)) == 2 and meeting == names(grid={"init": ["a/b.safetensors", "a_b.safetensors"]})
@@ -120,7 +129,10 @@ SEED = {"grid": {"seed": [0]}}
         ({"grid": {"seed": [1, 1]}}, "grid lists 1 twice for seed"),
         ({"grid": {"rate": [0.1, "1e-1"]}}, "training.rate=0.1 and training.rate=1e-1 are the same run"),
         ({"grid": {"rate": ["fast"]}}, "the combination training.rate=fast is not possible: "),
-        ({"base": {"per_round": 10}, "grid": {"clients": [50, 5]}}, "the combination data.clients=5 is not possible: federation.per_round=10 is more"),
+        (
+            {"base": {"per_round": 10}, "grid": {"clients": [50, 5]}},
+            "the combination data.clients=5 is not possible: federation.per_round=10 is more",
+        ),
         ({**SEED, "list": [{"seed": 1}]}, "seed stands both in grid and in list"),
         ({**SEED, "exclude": [{"seed": 1}]}, "exclude: no combination has seed=1"),
         ({**SEED, "exclude": [{"seed": 0}]}, "exclude leaves no run"),
