@@ -50,7 +50,7 @@ def test_runs_that_are_over_are_not_run_again(finished: Sweep, monkeypatch: pyte
 
 def test_other_settings_in_the_same_folder_are_refused(finished: Sweep) -> None:
     other = plan(finished.out, base={**BASE, "batch": 11})
-    with pytest.raises(UserError, match="training.batch=10 instead of 11"):
+    with pytest.raises(UserError, match=r"training\.batch=10 instead of 11"):
         list(run_sweep(other))
 
 

@@ -97,7 +97,7 @@ def test_rounds_that_are_not_there(origin: Path, at: str, words: str) -> None:
 
 
 def test_impossible_branches(origin: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="init_rounds=6 leaves nothing of training.rounds=6"):
+    with pytest.raises(UserError, match=r"init_rounds=6 leaves nothing of training\.rounds=6"):
         branch(origin, tmp_path, "fedavg")
     with pytest.raises(UserError, match="init is what branch says"):
         branch(f"{origin}@2", tmp_path, "fedavg", init="other.safetensors")

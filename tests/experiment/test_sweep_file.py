@@ -150,7 +150,7 @@ def test_mistakes_are_one_sentence(values: dict[str, object], words: str) -> Non
 def test_a_file_is_named_in_its_mistakes(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("grid: {seed: [0]\n")
-    with pytest.raises(UserError, match="mine.yaml is not readable YAML"):
+    with pytest.raises(UserError, match=r"mine\.yaml is not readable YAML"):
         read_sweep(file)
     file.write_text("grdi: {seed: [0]}\n")
     with pytest.raises(UserError, match=r"mine\.yaml\) 'grdi'; did you mean grid"):
