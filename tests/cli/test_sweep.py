@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from fedflat.cli import sweep_time
 from fedflat.cli.application import app
+from fedflat.experiment.sweep import plan_sweep
+from fedflat.experiment.sweep_file import read_sweep
 
 SWEEP = """
 base: {rounds: 2, steps: 2, per_round: 3, clients: 8, model: mlp(hidden=8), workers: 1, device: cpu, data.validation: 0.1}
@@ -51,6 +54,19 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(fedflat):
         assert words in result.stdout
     document = json.loads(fedflat("sweep", "mine.yaml", "--dry-run", "--json").stdout)
     assert len(document["runs"]) == 6 and document["disk"]["kept"] < document["disk"]["most"]
+
+
+def test_the_time_is_rounds_times_pace(swept, monkeypatch, tmp_path):
+    file, out = swept
+    monkeypatch.setattr(sweep_time, "_seconds_per_round", lambda kind: 2.0)
+    monkeypatch.setattr("fedflat.engines.pool.available_cores", lambda: 4)
+    ahead = plan_sweep(read_sweep(file), tmp_path).runs
+    fedavg, fedsam = 2 * 2 * 2.0, 4 * 2 * 2.0 * 2
+    assert sweep_time.seconds_ahead(ahead, 1) == (fedavg + fedsam, ""), "fedsam takes two backward passes a step"
+    assert sweep_time.seconds_ahead(ahead, 2) == ((fedavg + fedsam) / 2, "")
+    assert sweep_time.seconds_ahead(plan_sweep(read_sweep(file), out).runs, 1) == (0.0, "")
+    elsewhere = plan_sweep(read_sweep({"base": {"data": "cifar10", "data_folder": str(tmp_path)}, "grid": {"seed": [0]}}), tmp_path)
+    assert sweep_time.seconds_ahead(elsewhere.runs, 1) == (None, "cifar10 is not here yet")
 
 
 def test_the_table_ranks_by_validation_and_says_so(fedflat, swept):

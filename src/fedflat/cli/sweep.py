@@ -95,30 +95,30 @@ def _run(plan: Sweep, jobs: int | None, silent: bool) -> list[Done]:
 
 def _cost(plan: Sweep, jobs: int | None, probe: bool) -> dict[str, object]:
     """What is ahead, in words."""
-    from fedflat.papers.cost import cost_of
+    from fedflat.cli.sweep_time import seconds_ahead
+    from fedflat.experiment.sweep import at_once
 
-    cost = cost_of(plan.runs, probe)
+    done, rounds = sum(run.done for run in plan.runs), sum(run.rounds_left for run in plan.runs)
     lines: dict[str, object] = {
-        "runs": f"{cost.runs}, of which {cost.done} are done",
-        "rounds": f"{shown_count(cost.rounds)} to go",
+        "runs": f"{len(plan.runs)}, of which {done} are done",
+        "rounds": f"{shown_count(rounds)} to go",
         "disk": _disk(plan, jobs)[1],
     }
-    if probe and cost.rounds:
-        why = f"unknown ({cost.reason})"
-        lines["time"] = (
-            why if cost.seconds is None else f"about {shown_seconds(cost.seconds)} on this machine, by a probe of a few local steps"
-        )
+    if probe and rounds:
+        seconds, why = seconds_ahead(plan.runs, at_once(plan, jobs))
+        lines["time"] = f"unknown ({why})" if seconds is None else f"about {shown_seconds(seconds)} on this machine, by a probe"
     return lines | {"folder": plan.out}
 
 
 def _disk(plan: Sweep, jobs: int | None) -> tuple[dict[str, int] | None, str]:
+    from fedflat.experiment.sweep import at_once
     from fedflat.experiment.sweep_cost import sweep_disk
     from fedflat.papers.small import at_hand
 
     missing = sorted({run.config.data.name for run in plan.runs if not at_hand(run.config.data.name, run.config.data.folder)})
     if missing:
         return None, f"unknown ({missing[0]} is not here yet)"
-    found = sweep_disk([run.config for run in plan.runs], plan.file.keep, jobs or plan.file.jobs or 1)
+    found = sweep_disk([run.config for run in plan.runs], plan.file.keep, at_once(plan, jobs))
     words = f"up to {shown_bytes(found.most)}, logs aside"
     return vars(found), words + (f"; {shown_bytes(found.kept)} stay" if found.kept < found.most else "")
 

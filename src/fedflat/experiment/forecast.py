@@ -38,7 +38,7 @@ class Forecast:
     """What all clients keep between rounds, once each has taken part."""
     clients: int
     disk: int
-    """What of it goes to the run's folder: two places for each client's state and for each past model of an average, the checkpoint, all models."""
+    """What of it goes to the run's folder: two places for each client's state and each past model of an average, checkpoint, models."""
     seconds: float
     """For the rounds that are left."""
     seconds_per_round: float

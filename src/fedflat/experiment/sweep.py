@@ -258,9 +258,17 @@ def _done(run: Planned, outcome: Record | UserError) -> Done:
 def _results(sweep: Sweep, todo: Sequence[Planned], callbacks: tuple[Callback, ...], jobs: int | None) -> Results:
     work = [Claimed(run.config, run.folder, sweep.file.keep) for run in todo]
     devices = tuple(map(str, sweep.file.devices))
-    wanted = jobs or sweep.file.jobs or len(devices) or None
-    at_once = how_many_at_once(todo[0].config, len(todo), callbacks, wanted, {})
-    return side_by_side(work, at_once, callbacks, devices) if at_once > 1 or devices else one_by_one(work, callbacks)
+    together = how_many_at_once(todo[0].config, len(todo), callbacks, _wanted(sweep, jobs), {})
+    return side_by_side(work, together, callbacks, devices) if together > 1 or devices else one_by_one(work, callbacks)
+
+
+def _wanted(sweep: Sweep, jobs: int | None) -> int | None:
+    return jobs or sweep.file.jobs or len(sweep.file.devices) or None
+
+
+def at_once(sweep: Sweep, jobs: int | None = None) -> int:
+    """How many of its runs will be done at the same time."""
+    return how_many_at_once(sweep.runs[0].config, len(sweep.runs), (), _wanted(sweep, jobs), {})
 
 
 def one_by_one(work: Sequence[Claimed], callbacks: tuple[Callback, ...]) -> Results:

@@ -7,7 +7,6 @@ import time
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from fedflat.algorithms import algorithm
 from fedflat.engines.pool import available_cores
@@ -16,28 +15,13 @@ from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
 from fedflat.experiment.federation import device_of
 from fedflat.experiment.run import Run
+from fedflat.papers.plan import Planned
 from fedflat.papers.small import at_hand
 
 EXAMPLES = 64
 """Test examples that a probe evaluates."""
 PATIENCE = 60.0
 """Seconds after which no further probe is begun."""
-
-
-class Ahead(Protocol):
-    """A run that may be there already, in part or as a whole."""
-
-    @property
-    def config(self) -> Config:
-        """What is run."""
-
-    @property
-    def done(self) -> bool:
-        """Whether it is over."""
-
-    @property
-    def rounds_left(self) -> int:
-        """How many rounds are still to be run."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +61,7 @@ class Cost:
     reason: str = ""
 
 
-def cost_of(runs: Iterable[Ahead], probing: bool = True) -> Cost:
+def cost_of(runs: Iterable[Planned], probing: bool = True) -> Cost:
     """The rounds that are left, and the time they take by a probe of each model and data set."""
     runs = list(runs)
     left = [(run, rounds) for run in runs if (rounds := run.rounds_left)]
