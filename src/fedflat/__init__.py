@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from fedflat.algorithms import Algorithm, algorithm, canonical, register
-    from fedflat.api import compare, load, resume, run
+    from fedflat.api import compare, load, resume, run, sweep
     from fedflat.errors import UserError
     from fedflat.experiment.callback import Callback
 
@@ -28,10 +28,14 @@ _WHERE = {
     "register": "fedflat.algorithms",
     "resume": "fedflat.api",
     "run": "fedflat.api",
+    "sweep": "fedflat.api",
     "UserError": "fedflat.errors",
     "Callback": "fedflat.experiment.callback",
 }
-__all__ = ["Algorithm", "Callback", "UserError", "__version__", "algorithm", "canonical", "compare", "load", "register", "resume", "run"]
+__all__ = [
+    *("Algorithm", "Callback", "UserError", "__version__", "algorithm", "canonical"),
+    *("compare", "load", "register", "resume", "run", "sweep"),
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,8 @@
-"""fedflat from Python: run, compare, resume, load."""
+"""fedflat from Python: run, compare, sweep, resume, load."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,31 @@ def compare(
     made = custom(make_config(base, settings), own["data"], own["model"])
     chosen = range(seeds) if isinstance(seeds, int) else seeds
     return Comparison(comparing.compare(made, algorithms, chosen, Path(out) if out else None, tuple(callbacks), jobs, task=task, **own))
+
+
+def sweep(
+    source: str | Path | Mapping[str, Any],
+    *,
+    out: str | Path | None = None,
+    jobs: int | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Comparison:
+    """Run every combination of a sweep, from its file or its values, each once; runs that are over in ``out`` are not run again."""
+    from fedflat.experiment.sweep import plan_sweep, run_sweep, slug
+    from fedflat.experiment.sweep_file import read_sweep
+
+    if out is None:
+        if isinstance(source, Mapping):
+            raise UserError("a sweep needs a folder for its runs; pass one with out=...")
+        out = Path("runs") / slug(source)
+    plan = plan_sweep(read_sweep(source), Path(out))
+    found = {done.run.name: done for done in run_sweep(plan, tuple(callbacks), jobs)}
+    failed = [done for done in found.values() if done.mistake is not None]
+    if failed:
+        raise comparing.SomeFailed(
+            f"{failed[0].run.name} could not be run: {failed[0].mistake} ({len(failed)} of {len(found)} runs failed)"
+        )
+    return Comparison(record for run in plan.runs if (record := found[run.name].record) is not None)
 
 
 def resume(

@@ -129,31 +129,31 @@ def test_an_interruption_ends_the_processes() -> None:
 
 def test_what_cannot_be_side_by_side() -> None:
     for jobs in (None, 1):
-        assert comparing._at_once(BASE, 10, (Callback(),), jobs, {}) == 1
+        assert comparing.how_many_at_once(BASE, 10, (Callback(),), jobs, {}) == 1
     with pytest.raises(UserError, match="callbacks look at runs of this process"):
-        comparing._at_once(BASE, 10, (Callback(),), 2, {})
+        comparing.how_many_at_once(BASE, 10, (Callback(),), 2, {})
     with pytest.raises(UserError, match=r"engine\.workers=4"):
-        comparing._at_once(_with(BASE, workers=4), 10, (), 2, {})
+        comparing.how_many_at_once(_with(BASE, workers=4), 10, (), 2, {})
 
     class Mine(nn.Module):
         pass
 
     with pytest.raises(UserError, match="cannot go to another process"):
-        comparing._at_once(BASE, 10, (), 2, {"model": Mine()})
-    assert comparing._at_once(BASE, 1, (), 8, {}) == 1
+        comparing.how_many_at_once(BASE, 10, (), 2, {"model": Mine()})
+    assert comparing.how_many_at_once(BASE, 1, (), 8, {}) == 1
 
 
 def test_runs_are_side_by_side_by_default_where_that_pays(monkeypatch) -> None:
     monkeypatch.setattr(comparing, "available_cores", lambda: 4)
     long = BASE.model_copy(update={"training": BASE.training.model_copy(update={"rounds": 2000})})
-    assert comparing._at_once(long, 10, (), None, {}) == 4
-    assert comparing._at_once(long, 3, (), None, {}) == 3
-    assert comparing._at_once(BASE, 10, (), None, {}) == 1, "too short"
-    assert comparing._at_once(long.model_copy(update={"model": "mlp(hidden=5000)"}), 10, (), None, {}) == 1, "too large"
-    assert comparing._at_once(_with(long, workers=2), 10, (), None, {}) == 1
-    assert comparing._at_once(_with(long, name="lanes"), 10, (), None, {}) == 1
+    assert comparing.how_many_at_once(long, 10, (), None, {}) == 4
+    assert comparing.how_many_at_once(long, 3, (), None, {}) == 3
+    assert comparing.how_many_at_once(BASE, 10, (), None, {}) == 1, "too short"
+    assert comparing.how_many_at_once(long.model_copy(update={"model": "mlp(hidden=5000)"}), 10, (), None, {}) == 1, "too large"
+    assert comparing.how_many_at_once(_with(long, workers=2), 10, (), None, {}) == 1
+    assert comparing.how_many_at_once(_with(long, name="lanes"), 10, (), None, {}) == 1
     monkeypatch.setattr(comparing, "available_cores", lambda: 1)
-    assert comparing._at_once(long, 10, (), None, {}) == 1
+    assert comparing.how_many_at_once(long, 10, (), None, {}) == 1
 
 
 def test_own_data_travels() -> None:

@@ -28,6 +28,8 @@ class Scene:
     """A boolean vector, true where the last linear layer lies."""
     ring: Callable[[str, int], Ring]
     """A new ring, by name and number of vectors."""
+    first: int = 0
+    """Rounds that the run's first model has behind it."""
 
 
 class Running(ABC):

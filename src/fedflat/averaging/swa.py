@@ -25,7 +25,7 @@ class Swa(Average):
     capture_phase: Literal["released", "cycle_end"] = param("released", "capture when t - start is a multiple of c, or at the lowest rate")
 
     def begin(self, scene: Scene, x: Tensor) -> Running:
-        return _RunningSwa(self, int(self.start * scene.rounds), self.every or scene.cycle)
+        return _RunningSwa(self, max(int(self.start * scene.rounds), scene.first), self.every or scene.cycle)
 
 
 class _RunningSwa(Running):

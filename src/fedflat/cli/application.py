@@ -10,6 +10,8 @@ from typer.core import TyperGroup
 from fedflat import __version__
 from fedflat.cli.algorithms import algorithms
 from fedflat.cli.bench import bench
+from fedflat.cli.branch import branch
+from fedflat.cli.clean import clean
 from fedflat.cli.compare import compare
 from fedflat.cli.data import data
 from fedflat.cli.deploy import deploy
@@ -23,6 +25,8 @@ from fedflat.cli.reproduce import reproduce
 from fedflat.cli.run import resume, run
 from fedflat.cli.settings import settings
 from fedflat.cli.show import show
+from fedflat.cli.sweep import sweep
+from fedflat.cli.tune import tune
 
 
 class Application(TyperGroup):
@@ -58,7 +62,7 @@ def fedflat(version: bool = typer.Option(False, "--version", callback=_version, 
 
 
 EXPERIMENTS, LOOKING = "Experiments", "Looking things up"
-for _command in (run, compare, reproduce, resume, show, evaluate, bench):
+for _command in (run, compare, sweep, tune, branch, reproduce, resume, show, evaluate, clean, bench):
     app.command(rich_help_panel=EXPERIMENTS)(_command)
 app.add_typer(flatness, name="flatness", rich_help_panel=EXPERIMENTS)
 app.add_typer(deploy, name="deploy", rich_help_panel=EXPERIMENTS)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Iterator
 from typing import Any
 
 from fedflat.cli.flags import FLAGS, JSON, field_of
 from fedflat.cli.screen import print_json, screen, table
-from fedflat.experiment.config import Config, Section
+from fedflat.experiment.config import Config
+from fedflat.experiment.config import setting_names as names
 from fedflat.text import write_value
 
 _KINDS = {int: "integer", float: "number", str: "text", type(None): "none"}
@@ -35,15 +35,6 @@ def settings(as_json: bool = JSON) -> None:
     rows = ([line[key] for key in ("name", "type", "default", "description")] for line in found)
     screen().print(table(("setting", "type", "default", "meaning"), rows))
     screen().print("\nSet one with --set NAME=VALUE, or in a YAML file for --config.", style="dim")
-
-
-def names(section: type[Section] = Config, prefix: str = "") -> Iterator[str]:
-    """The full names of all settings."""
-    for name, field in section.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            yield from names(field.annotation, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"
 
 
 def kind_of(annotation: Any) -> str:

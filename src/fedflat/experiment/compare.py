@@ -58,11 +58,11 @@ def run_each(
     configs: Sequence[Config], folders: Sequence[Path | None], callbacks: tuple[Callback, ...] = (), jobs: int | None = None, **own: Any
 ) -> Iterator[Record]:
     """Run every config in its folder; those already finished there are not run again, interrupted ones go on."""
-    begun = [_begun(config, folder) for config, folder in zip(configs, folders, strict=True)]
+    begun = [begun_run(config, folder) for config, folder in zip(configs, folders, strict=True)]
     records = {number: record for number, record in enumerate(begun) if record and record.status in OVER}
     waiting = [number for number in range(len(configs)) if number not in records]
     todo = [Job(configs[number], folders[number], begun[number] is not None, own) for number in waiting]
-    at_once = _at_once(configs[waiting[0]], len(todo), callbacks, jobs, own) if todo else 1
+    at_once = how_many_at_once(configs[waiting[0]], len(todo), callbacks, jobs, own) if todo else 1
     failures: dict[int, UserError] = {}
     with closing(side_by_side(todo, at_once, callbacks) if at_once > 1 else in_a_row(todo, callbacks)) as results:
         for number in range(len(configs)):
@@ -79,17 +79,17 @@ def run_each(
         raise SomeFailed(f"{Job(configs[first])} could not be run: {failures[first]}{more}")
 
 
-def _begun(config: Config, path: Path | None) -> Record | None:
+def begun_run(config: Config, path: Path | None) -> Record | None:
     """The run that lies in a folder, which must have the same settings; None where there is none yet."""
     if not path or not RunFolder(path).exists:
         return None
-    difference = _difference(RunFolder(path).config(), config)
-    if difference:
-        raise UserError(f"{path} holds a run with other settings ({difference}); choose another --out or remove it")
+    differing = difference(RunFolder(path).config(), config)
+    if differing:
+        raise UserError(f"{path} holds a run with other settings ({differing}); choose another --out or remove it")
     return load_record(path)
 
 
-def _at_once(base: Config, runs: int, callbacks: tuple[Callback, ...], jobs: int | None, own: dict[str, Any]) -> int:
+def how_many_at_once(base: Config, runs: int, callbacks: tuple[Callback, ...], jobs: int | None, own: dict[str, Any]) -> int:
     """How many runs to do at the same time."""
     if jobs == 1 or runs < 2:
         return 1
@@ -129,7 +129,7 @@ def folder_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.+-]+", "_", text).strip("_")
 
 
-def _difference(one: Config, other: Config) -> str:
+def difference(one: Config, other: Config) -> str:
     """The settings in which two configs differ, of those that change results."""
 
     def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -165,6 +166,9 @@ class Config(Section):
     model: str = Field("mlp", description="model, as name(parameter=value)")
     init: Path | None = Field(None, description="weights to start from, a .safetensors file; default: fresh ones, drawn by the seed")
     init_head: Literal["given", "fresh"] = Field("given", description="the last linear layer: from init, or fresh, for other classes")
+    init_rounds: int = Field(
+        0, ge=0, description="rounds that the weights of init have behind them; rates, cohorts and batches go on from there"
+    )
     seed: int = Field(0, ge=0, description="seed of everything random")
     data: Data = Data()
     federation: Federation = Federation()
@@ -207,11 +211,27 @@ class Config(Section):
             raise UserError("stop.patience looks at the validation split, and there is none; set data.validation, for example to 0.1")
         if self.init_head == "fresh" and self.init is None:
             raise UserError("init_head=fresh is about weights to start from, and there are none; set init, or leave init_head=given")
+        if self.init_rounds and self.init is None:
+            raise UserError(f"init_rounds={self.init_rounds} is about weights to start from, and there are none; set init, or leave it 0")
+        if self.init_rounds >= self.training.rounds:
+            raise UserError(
+                f"init_rounds={self.init_rounds} leaves nothing of training.rounds={self.training.rounds}, which counts from round 0; "
+                f"use more than {self.init_rounds} rounds"
+            )
         return self
 
     def to_yaml(self) -> str:
         """The whole config as YAML."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def setting_names(section: type[Section] = Config, prefix: str = "") -> Iterator[str]:
+    """The full names of all settings."""
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from setting_names(field.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
 
 
 @lru_cache(maxsize=1024)

@@ -22,6 +22,10 @@ BEGINNINGS = {name for whole in ("split.json", "status.json", "config.yaml") for
 """What may lie in a folder where a run was killed before it had a config: it can be begun again."""
 
 
+class Held(UserError):
+    """Another process is working on the same run."""
+
+
 class RunFolder:
     """The folder of one run. Nothing in it is ever half-written, except lines that a resumed run cuts off."""
 
@@ -56,7 +60,7 @@ class RunFolder:
         try:
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise UserError(f"another process is working on {self.path}; wait for it, or choose another --out") from None
+            raise Held(f"another process is working on {self.path}; wait for it, or choose another --out") from None
 
     def release(self) -> None:
         """Let other processes work on the run."""

@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fedflat.algorithms import Algorithm, algorithm
 from fedflat.algorithms.algorithm import flat_fields
+from fedflat.averaging import Scene
 from fedflat.experiment.callback import Callback
+from fedflat.experiment.config import Config
+from fedflat.experiment.rows import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +38,7 @@ class Forecast:
     """What all clients keep between rounds, once each has taken part."""
     clients: int
     disk: int
-    """What of it goes to the run's folder: two places for each client's state, the checkpoint and the models."""
+    """What of it goes to the run's folder: two places for each client's state and each past model of an average, checkpoint, models."""
     seconds: float
     """For the rounds that are left."""
     seconds_per_round: float
@@ -43,19 +47,62 @@ class Forecast:
     """What is reserved on the GPU, steps and all, and what it has."""
 
 
+@dataclass(frozen=True)
+class Disk:
+    """Bytes of a run's folder, by what they are for; logs, which are small, aside."""
+
+    checkpoint: int
+    """The checkpoint with all vectors of the server and of clients, two places for each of those that change by rows."""
+    snapshots: int
+    """Models kept on the way."""
+    models: int
+    """The models at the end."""
+
+
+def disk_use(config: Config, size: int, buffers: int, clients: int) -> Disk:
+    """What a run writes once every client has taken part, for a model of ``size`` trained numbers and ``buffers`` statistics."""
+    built = algorithm(config.algorithm)
+    item = 8 if config.engine.precision == "float64" else 4
+    kept = sum(field.scalars(size) for field in flat_fields(built.client_fields()).values())
+    kept += buffers if config.training.statistics == "own" else 0
+    server = sum(field.scalars(size) for field in flat_fields(built.server_fields()).values())
+    whole, models = size + buffers, 1 + len(built.averages)
+    rounds, every = config.training.rounds, config.evaluation.keep_every
+    rings = sum(min(length, rounds) for length in _rings(built, rounds))
+    snapshots = 0 if every is None else rounds // every - (config.init_rounds - 1) // every
+    return Disk(
+        checkpoint=(2 * clients * kept + models * whole + server + 2 * rings * whole) * item,
+        snapshots=snapshots * models * whole * item,
+        models=models * whole * item,
+    )
+
+
+def _rings(built: Algorithm, rounds: int) -> list[int]:
+    """How many past models each average keeps."""
+    lengths: list[int] = []
+
+    def ring(name: str, length: int) -> Rows:
+        lengths.append(length)
+        return Rows()
+
+    nothing = torch.zeros(0)
+    for average in built.averages:
+        average.begin(Scene(rounds, built.rate.cycle, nothing.bool(), ring), nothing)
+    return lengths
+
+
 def forecast(run: Run, seconds_per_round: float) -> Forecast:
     """What a run will take from here on."""
-    problem, algorithm, config = run.problem, run.algorithm, run.config
+    problem, built, config = run.problem, run.algorithm, run.config
     item = torch.finfo(problem.dtype).bits // 8
     size = problem.layout.size
     examples = [problem.data.train, *problem.held_out.values()]
-    kept = sum(field.scalars(size) for field in flat_fields(algorithm.client_fields()).values())
+    kept = sum(field.scalars(size) for field in flat_fields(built.client_fields()).values())
     kept += problem.buffers.size if config.training.statistics == "own" else 0
-    sent = sum(field.scalars(size) for field in flat_fields(algorithm.message_fields()).values())
-    server = sum(field.scalars(size) for field in flat_fields(algorithm.server_fields()).values())
+    sent = sum(field.scalars(size) for field in flat_fields(built.message_fields()).values())
+    disk = disk_use(config, size, problem.buffers.size, len(run.split.clients))
     whole = size + problem.buffers.size
     clients = len(run.split.clients)
-    models = 1 + len(run.averages)
     left = config.training.rounds - run.server.rounds
     on_gpu = problem.device.type == "cuda"
     return Forecast(
@@ -64,7 +111,7 @@ def forecast(run: Run, seconds_per_round: float) -> Forecast:
         cohort=min(config.federation.per_round, clients) * (whole + kept + sent) * item,
         states=clients * kept * item,
         clients=clients,
-        disk=(2 * clients * kept + (2 * models) * whole + server) * item if run.folder else 0,
+        disk=disk.checkpoint + disk.snapshots + disk.models if run.folder else 0,
         seconds=left * seconds_per_round,
         seconds_per_round=seconds_per_round,
         rounds=left,

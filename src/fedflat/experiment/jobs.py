@@ -6,6 +6,7 @@ can, and since nothing random depends on what ran before, they end as they would
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -16,7 +17,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 import torch.multiprocessing as multiprocessing
@@ -38,6 +39,25 @@ SECONDS_BETWEEN_NEWS = 0.2
 Results = Generator[tuple[int, "Record | UserError"], None, None]
 
 
+class Work(Protocol):
+    """Whatever ends in a record, here or in another process."""
+
+    @property
+    def config(self) -> Config:
+        """What is run."""
+
+    @property
+    def folder(self) -> Path | None:
+        """Where."""
+
+    @property
+    def own(self) -> dict[str, Any] | None:
+        """With what of the user's own."""
+
+    def go(self, callbacks: tuple[Callback, ...]) -> Record:
+        """Do it, in this process."""
+
+
 class Job(NamedTuple):
     """A run to do."""
 
@@ -50,6 +70,10 @@ class Job(NamedTuple):
     def run(self, callbacks: tuple[Callback, ...]) -> Run:
         """The run itself, in this process."""
         return Run(self.config, self.folder, callbacks=callbacks, resume=self.resume, **self.own or {})
+
+    def go(self, callbacks: tuple[Callback, ...]) -> Record:
+        """Do the run, in this process."""
+        return self.run(callbacks).go()
 
     def __str__(self) -> str:
         return f"{self.config.algorithm}, seed {self.config.seed}"
@@ -86,6 +110,8 @@ class Process:
 
     process: Any
     pipe: Connection
+    device: str | None = None
+    """The GPU that it alone sees."""
     number: int = -1
     """Of the job it has."""
     seen: DistantRun | None = None
@@ -94,17 +120,21 @@ class Process:
 def in_a_row(jobs: Sequence[Job], callbacks: tuple[Callback, ...]) -> Results:
     """Every job's number and record, one after another in this process; a mistake ends them all."""
     for number, job in enumerate(jobs):
-        yield number, job.run(callbacks).go()
+        yield number, job.go(callbacks)
 
 
-def side_by_side(jobs: Sequence[Job], at_once: int, callbacks: tuple[Callback, ...]) -> Results:
-    """Every job's number and record, or why there is none, as they end; a job that fails does not stop the others."""
+def side_by_side(jobs: Sequence[Work], at_once: int, callbacks: tuple[Callback, ...], devices: Sequence[str] = ()) -> Results:
+    """Every job's number and record, or why there is none, as they end; a job that fails does not stop the others.
+
+    Where ``devices`` are named, every process sees one of these GPUs alone, the one with the fewest processes.
+    """
     waiting = deque(range(len(jobs)))
     busy: dict[Connection, Process] = {}
     try:
         while busy or waiting:
             while waiting and len(busy) < at_once:
-                one = _start()
+                taken = [one.device for one in busy.values()]
+                one = _start(min(devices, key=taken.count) if devices else None)
                 busy[one.pipe] = one
                 _give(one, jobs, waiting)
             for pipe in cast("list[Connection]", wait(list(busy))):
@@ -125,17 +155,31 @@ def side_by_side(jobs: Sequence[Job], at_once: int, callbacks: tuple[Callback, .
 # --- here ------------------------------------------------------------------------------------------------------------------------
 
 
-def _start() -> Process:
+def _start(device: str | None = None) -> Process:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs,), daemon=True)
-    with _interruptions_ignored():
+    with _interruptions_ignored(), _seeing(device):
         start_without_main(process)
     theirs.close()
-    return Process(process, ours)
+    return Process(process, ours, device)
 
 
-def _give(one: Process, jobs: Sequence[Job], waiting: deque[int]) -> None:
+@contextmanager
+def _seeing(device: str | None) -> Iterator[None]:
+    """Let a process that is started in here see one GPU alone."""
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if device is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = device
+    try:
+        yield
+    finally:
+        if device is not None:
+            os.environ.pop("CUDA_VISIBLE_DEVICES")
+            os.environ |= {} if before is None else {"CUDA_VISIBLE_DEVICES": before}
+
+
+def _give(one: Process, jobs: Sequence[Work], waiting: deque[int]) -> None:
     one.number, one.seen = waiting.popleft(), None
     try:
         one.pipe.send(jobs[one.number])
@@ -143,7 +187,7 @@ def _give(one: Process, jobs: Sequence[Job], waiting: deque[int]) -> None:
         return
 
 
-def _hear(one: Process, job: Job, callbacks: tuple[Callback, ...]) -> Record | UserError | None:
+def _hear(one: Process, job: Work, callbacks: tuple[Callback, ...]) -> Record | UserError | None:
     """What came of a job, None while it goes on."""
     try:
         message = one.pipe.recv()
@@ -166,7 +210,7 @@ def _hear(one: Process, job: Job, callbacks: tuple[Callback, ...]) -> Record | U
     raise message
 
 
-def _tell(one: Process, job: Job, news: News, callbacks: tuple[Callback, ...]) -> None:
+def _tell(one: Process, job: Work, news: News, callbacks: tuple[Callback, ...]) -> None:
     if news.begins is not None:
         one.seen = DistantRun(job.config, **news.begins)
         one.seen.hear(news)
@@ -229,9 +273,9 @@ def _serve(pipe: Connection) -> None:
     keep_memory()
     try:
         while True:
-            job: Job = pipe.recv()
+            job: Work = pipe.recv()
             try:
-                answer: object = _packed(job.run((Reporter(pipe.send),)).go())
+                answer: object = _packed(job.go((Reporter(pipe.send),)))
             except ConnectionError:
                 return
             except Exception as error:  # a mistake of the user's, or one of ours that is raised again where the comparison is
@@ -247,7 +291,7 @@ def _packed(record: Record) -> Record:
     return replace(record, models=models, folder=None, own={})
 
 
-def _unpacked(record: Record, job: Job) -> Record:
+def _unpacked(record: Record, job: Work) -> Record:
     models = {name: _each(model, torch.from_numpy) for name, model in record.models.items()}
     own = {what: (job.own or {}).get(what) for what in ("data", "model", "task")}
     return replace(record, models=models, folder=RunFolder(job.folder) if job.folder else None, own=own)

@@ -130,7 +130,7 @@ def check_client(number: int, clients: int) -> None:
 def start_of(algorithm: Algorithm, model: ModelState, config: Config) -> Moment:
     """Before the first round: everything is what it starts with."""
     keeping = Keeping(algorithm, model, config.training.statistics == "own", lambda width: Rows())
-    return Moment(0, model, algorithm.new_server(model.weights), keeping.read)
+    return Moment(config.init_rounds, model, algorithm.new_server(model.weights), keeping.read)
 
 
 def at_checkpoint(folder: RunFolder, algorithm: Algorithm, problem: Problem, config: Config, first: ModelState | None = None) -> Moment:

@@ -78,7 +78,7 @@ class Run:
         self.training = training_of(config, self.algorithm, len(self.split.clients))
         self._sampler = sampler_of(config, len(self.split.clients))
         weights, buffers, integers = self.problem.initial()
-        self.server = Server(0, ModelState(weights, buffers, integers), self.algorithm.new_server(weights), Cost())
+        self.server = Server(config.init_rounds, ModelState(weights, buffers, integers), self.algorithm.new_server(weights), Cost())
         self._observer = Observer(config.flatness, self.problem, self.split, self.algorithm, config.training.rounds)
         self._stores: list[Rows] = []
         self._statistics: dict[int, Tensor] = {}
@@ -121,7 +121,7 @@ class Run:
         return time.monotonic() - self._begun
 
     def _rounds(self) -> Verdict:
-        if self.server.rounds == 0 and not self.history:
+        if self.server.rounds == self.config.init_rounds and not self.history:
             self._evaluate()
             self._keep()
         while self.server.rounds < self.config.training.rounds:
@@ -239,14 +239,20 @@ class Run:
         self._keeping = Keeping(self.algorithm, self.server.model, own_statistics, lambda width: self._rows("clients", width))
         whole = self._whole(self.server.model)
         classifier = self.problem.whole_layout.indicator(classifier_parameters(self.problem.model).__contains__, whole)
-        scene = Scene(self.config.training.rounds, self.algorithm.rate.cycle, classifier, lambda name, _: self._rows(name, len(whole)))
+        scene = Scene(
+            self.config.training.rounds,
+            self.algorithm.rate.cycle,
+            classifier,
+            lambda name, _: self._rows(name, len(whole)),
+            self.config.init_rounds,
+        )
         self.averages = {average_name(average): average.begin(scene, whole) for average in self.algorithm.averages}
         if not self.folder or not (self.folder.path / CHECKPOINT).exists():
             for store in self._stores:
-                store.rewind(0)
+                store.rewind(self.config.init_rounds)
             if self.folder:
                 self.folder.cut_metrics(0)
-                cut_snapshots(self.folder.path, 0)
+                cut_snapshots(self.folder.path, self.config.init_rounds)
             return 0.0
         self._restore(self.folder)
         return self.folder.seconds()

@@ -91,6 +91,9 @@ def probe(config: Config) -> Pace:
     tiny = config.model_copy(
         update={
             "algorithm": "fedavg",
+            "init": None,
+            "init_head": "given",
+            "init_rounds": 0,
             "training": config.training.model_copy(update={"rounds": 2, "epochs": 1, "steps": 1}),
             "federation": config.federation.model_copy(update={"per_round": at_once, "sampling": "fixed"}),
             "evaluation": config.evaluation.model_copy(update={"every": 2, "final": 0, "examples": EXAMPLES}),

@@ -58,12 +58,12 @@ class Afterwards:
     def model_rounds(self, name: str = "server") -> list[int]:
         """After which rounds a model of the run is there: at the start, where it was kept on the way, and at the end."""
         kept = kept_rounds(self.record.folder.path, name) if self.record.folder else []
-        start = [0] if name == "server" else []
+        start = [self.config.init_rounds] if name == "server" else []
         return sorted({*start, *kept, *([self.ended] if self._has_last(name) else [])})
 
     def model(self, rounds: int, name: str = "server") -> ModelState:
         """A model after so many rounds."""
-        if rounds == 0 and name == "server":
+        if rounds == self.config.init_rounds and name == "server":
             return self.first
         return state_of(self.record, name, self.problem, None if rounds == self.ended and self._has_last(name) else rounds)
 

@@ -89,7 +89,9 @@ class Twins:
 
     def _first_round(self, client: int) -> int:
         rounds = self.config.training.rounds
-        return next((number + 1 for number in range(rounds) if client in self.original.cohort_of(number)), rounds + 1)
+        return next(
+            (number + 1 for number in range(self.config.init_rounds, rounds) if client in self.original.cohort_of(number)), rounds + 1
+        )
 
     def _kept_apart(self, examples: int, seed: int) -> Examples:
         """The test examples to score on, without those that took another's place."""
@@ -101,7 +103,7 @@ class Twins:
     def go(self, every: int = 1) -> Iterator[Figures]:
         """Take all rounds; what sets the twins apart after every so many, and after the last."""
         rounds = self.config.training.rounds
-        for done in range(1, rounds + 1):
+        for done in range(self.config.init_rounds + 1, rounds + 1):
             self.original.advance()
             for twin in self.twins:
                 twin.advance()

@@ -1,0 +1,142 @@
+"""What Optuna knows of a search, in a file beside its trials.
+
+What a trial tries is drawn by a sampler that is seeded anew with the trial's number and the setting's name, so that a search that was
+interrupted goes on with the same draws as one that was not.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedflat.engines.randomness import generator
+from fedflat.errors import UserError
+from fedflat.experiment.sweep_file import Range, Tune, Values
+
+if TYPE_CHECKING:
+    import optuna
+
+JOURNAL, LOCK = "tune.journal", "tune.lock"
+STARTUP = 5
+"""Trials that are never ended early, and that others are compared with."""
+
+
+class Study:
+    """The trials of a search, shared by all processes that work on it."""
+
+    def __init__(self, out: Path, tune: Tune, higher_is_better: bool) -> None:
+        self._optuna = _optuna()
+        self._tune = tune
+        lock = FileLock(out / LOCK)
+        _cut(out / JOURNAL, lock)
+        backend = self._optuna.storages.journal.JournalFileBackend(str(out / JOURNAL), lock_obj=lock)
+        pruner = self._optuna.pruners.MedianPruner(STARTUP) if tune.prune else self._optuna.pruners.NopPruner()
+        self._study: optuna.Study = self._optuna.create_study(
+            storage=self._optuna.storages.JournalStorage(backend),
+            study_name="tune",
+            direction="maximize" if higher_is_better else "minimize",
+            pruner=pruner,
+            load_if_exists=True,
+        )
+
+    def count(self) -> int:
+        """How many trials there are, whatever came of them."""
+        return len(self._study.trials)
+
+    def unfinished(self) -> list[int]:
+        """The numbers of trials that are going on, or were left."""
+        return [trial.number for trial in self._study.trials if not trial.state.is_finished()]
+
+    def ask(self) -> int:
+        """A new trial's number."""
+        return int(self._study.ask().number)
+
+    def values(self, number: int, space: dict[str, Range | list[Any]]) -> Values:
+        """What a trial tries: as drawn before, or drawn now."""
+        frozen = self._study.trials[number]
+        if frozen.state.is_finished():
+            return {name: frozen.params[name] for name in space if name in frozen.params}
+        trial = self._optuna.trial.Trial(self._study, frozen._trial_id)
+        found: Values = {}
+        for name, values in space.items():
+            self._study.sampler = self._sampler(number, name)
+            found[name] = _drawn(trial, name, values)
+        return found
+
+    def _sampler(self, number: int, name: str) -> Any:
+        seed = int(generator(self._tune.sampler_seed, f"trial {number}: {name}").integers(2**31))
+        samplers = self._optuna.samplers
+        return samplers.RandomSampler(seed) if self._tune.sampler == "random" else samplers.TPESampler(seed=seed)
+
+    def is_bad(self, number: int, rounds: int, score: float) -> bool:
+        """Note a score on the way; whether it is worse than the median of the others."""
+        frozen = self._study.trials[number]
+        trial = self._optuna.trial.Trial(self._study, frozen._trial_id)
+        if rounds not in frozen.intermediate_values:
+            trial.report(score, rounds)
+        return bool(trial.should_prune())
+
+    def tell(self, number: int, score: float | None, state: str) -> None:
+        """Note what came of a trial."""
+        states = self._optuna.trial.TrialState
+        self._study.tell(number, score, {"complete": states.COMPLETE, "pruned": states.PRUNED, "failed": states.FAIL}[state])
+
+    def best(self) -> tuple[int, float] | None:
+        """The number and the score of the best trial; the first of several."""
+        complete = [trial for trial in self._study.trials if trial.state == self._optuna.trial.TrialState.COMPLETE]
+        if not complete:
+            return None
+        return int(self._study.best_trial.number), float(self._study.best_value)
+
+
+class FileLock:
+    """A lock on a file, which ends with the process; Optuna's own would outlive one that is killed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._held: int | None = None
+
+    def acquire(self) -> bool:
+        """Wait until it is one's own."""
+        self._held = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        if os.name == "posix":
+            import fcntl
+
+            fcntl.flock(self._held, fcntl.LOCK_EX)
+        return True
+
+    def release(self) -> None:
+        """Let others have it."""
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
+
+
+def _drawn(trial: optuna.Trial, name: str, values: Range | list[Any]) -> Any:
+    if isinstance(values, list):
+        return trial.suggest_categorical(name, values)
+    if values.whole:
+        return trial.suggest_int(name, int(values.low), int(values.high), step=int(values.step or 1), log=values.log)
+    return trial.suggest_float(name, values.low, values.high, step=values.step, log=values.log)
+
+
+def _cut(path: Path, lock: FileLock) -> None:
+    """Remove a last line that a kill has left half-written."""
+    lock.acquire()
+    try:
+        if path.exists():
+            whole = path.read_bytes()
+            os.truncate(path, len(whole.rpartition(b"\n")[0]) + (b"\n" in whole))
+    finally:
+        lock.release()
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+        import optuna.storages.journal
+    except ImportError:
+        raise UserError("a search needs Optuna 4 or later, which is not installed; pip install 'fedflat[sweep]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

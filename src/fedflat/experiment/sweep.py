@@ -1,0 +1,299 @@
+"""A sweep: every combination of a file is a run in a folder of its own, done once, by whichever process is there for it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from fedflat import data as datasets
+from fedflat.errors import UserError
+from fedflat.experiment.branch import start
+from fedflat.experiment.callback import Callback
+from fedflat.experiment.claims import claimed, is_free
+from fedflat.experiment.clean import Keep, remove_claimed
+from fedflat.experiment.compare import begun_run, folder_name, how_many_at_once
+from fedflat.experiment.config import SHORT, Config, config
+from fedflat.experiment.files import create_folder, write_whole
+from fedflat.experiment.folder import Held, RunFolder
+from fedflat.experiment.jobs import Results, side_by_side
+from fedflat.experiment.record import Record, load_record
+from fedflat.experiment.run import Run
+from fedflat.experiment.stopping import OVER
+from fedflat.experiment.sweep_file import SweepFile, Values, combinations, fill, flat, holes
+from fedflat.models import model_spec
+
+INDEX = "sweep.json"
+LONGEST = 100
+"""Letters of a folder's name from which on the rest is only a hash."""
+SECONDS_BETWEEN_LOOKS = 0.5
+"""At runs that other processes work on."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of a sweep."""
+
+    name: str
+    varied: Values
+    """What sets it apart, by setting."""
+    config: Config
+    folder: Path
+
+    @property
+    def done(self) -> bool:
+        """Whether it is over already."""
+        return RunFolder(self.folder).exists and RunFolder(self.folder).status()["status"] in OVER
+
+    @property
+    def rounds_left(self) -> int:
+        """Rounds that are still to be run, as far as its last evaluation tells."""
+        if self.done:
+            return 0
+        evaluated = RunFolder(self.folder).metrics() if RunFolder(self.folder).exists else []
+        return self.config.training.rounds - int(evaluated[-1]["round"] if evaluated else self.config.init_rounds)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All that is to be run, and how."""
+
+    file: SweepFile
+    out: Path
+    runs: tuple[Planned, ...]
+
+
+class Done(NamedTuple):
+    """What came of a run."""
+
+    run: Planned
+    record: Record | None
+    by: Literal["here", "before", "elsewhere"]
+    """Done by this call, there already, or done by another process meanwhile."""
+    mistake: UserError | None = None
+
+
+# --- planning -------------------------------------------------------------------------------------------------------------------------
+
+
+def plan_sweep(file: SweepFile, out: Path) -> Sweep:
+    """The runs of a sweep, each with its folder; nothing is written."""
+    base = _base(file, out)
+    runs = [(one, config_of({**base, **one}, one)) for one in combinations(file)]
+    seen: dict[Config, Values] = {}
+    for one, made in runs:
+        if made in seen:
+            raise UserError(f"{told(seen[made])} and {told(one)} are the same run; list each value once")
+        seen[made] = one
+    names = _names([one for one, _ in runs], base)
+    shown = [one | {name: value for name, value in fill({**base, **one}).items() if name in one} for one, _ in runs]
+    planned = [Planned(name, one, made, out / name) for name, one, (_, made) in zip(names, shown, runs, strict=True)]
+    return Sweep(file, out, tuple(planned))
+
+
+def _base(file: SweepFile, out: Path) -> Values:
+    """The settings that all runs share."""
+    begun = dict(flat(start(file.branch).settings(out))) if file.branch else {}
+    given = dict(flat(file.base))
+    clash = [name for name in ("init", "init_rounds") if file.branch and name in given]
+    if clash:
+        raise UserError(f"{clash[0]} is what branch says; leave one of them out")
+    return {**begun, **given}
+
+
+def config_of(values: Values, varied: Values) -> Config:
+    """The config of flat settings; a mistake names the combination."""
+    nested: Values = {}
+    for name, value in fill(values).items():
+        *sections, last = name.split(".")
+        inside = nested
+        for section in sections:
+            inside = inside.setdefault(section, {})
+        inside[last] = value
+    try:
+        made = config(nested)
+        _check_texts(made.model, made.data.name, made.data.split, made.data.augmentation)
+        return made
+    except UserError as mistake:
+        raise UserError(f"the combination {told(varied)} is not possible: {mistake}") from None
+
+
+@lru_cache(maxsize=1024)
+def _check_texts(model: str, data: str, split: str, augmentation: str) -> None:
+    """Refuse names that a run would only find wrong once its turn has come."""
+    model_spec(model)
+    datasets.dataset_source(data)
+    datasets.canonical_split(split)
+    datasets.augmentation(augmentation)
+
+
+def told(varied: Values) -> str:
+    """A combination in words."""
+    return ", ".join(f"{name}={value}" for name, value in varied.items()) or "without changes"
+
+
+def _names(varied: Sequence[Values], base: Values) -> list[str]:
+    """A folder's name for every combination: readable, the same whenever the file is read, and never one for two."""
+    plain = [_name(one, base) for one in varied]
+    lower = [name.lower() for name in plain]
+    fine = [lower.count(name.lower()) == 1 and len(name) <= LONGEST for name in plain]
+    return [name if good else _hashed(name, one) for name, good, one in zip(plain, fine, varied, strict=True)]
+
+
+def _name(one: Values, base: Values) -> str:
+    """What sets a run apart, as a folder's name.
+
+    >>> _name({"data.split": "dirichlet(alpha={a})", "algorithm": "fedavg", "a": 0.1, "seed": 0}, {})
+    'fedavg--split-dirichlet_alpha_0.1--seed-0'
+    """
+    short = {full: name for name, full in SHORT.items()}
+    filled = fill({**base, **one})
+    stand_ins = set().union(*map(holes, one.values()))
+    texts = {name: folder_name(str(filled.get(name, value))) for name, value in one.items() if name in filled or name not in stand_ins}
+    shown = [texts.pop("algorithm")] if "algorithm" in texts else []
+    lasts = [name.rpartition(".")[2] for name in texts]
+    labels = [short.get(name, last if lasts.count(last) == 1 else name) for name, last in zip(texts, lasts, strict=True)]
+    return "--".join([*shown, *(f"{label}-{text}" for label, text in zip(labels, texts.values(), strict=True))])
+
+
+def _hashed(name: str, one: Values) -> str:
+    digest = hashlib.sha256(json.dumps(one, sort_keys=True, default=str).encode()).hexdigest()[:10]
+    return f"{name[: LONGEST - 12].rstrip('-_.')}--{digest}"
+
+
+# --- running --------------------------------------------------------------------------------------------------------------------------
+
+
+class Over(Held):
+    """Another process has done the run meanwhile."""
+
+
+class Claimed(NamedTuple):
+    """A run that is done by the process that claims it first."""
+
+    config: Config
+    folder: Path
+    keep: Keep = Keep()
+    own: dict[str, Any] | None = None
+
+    def go(self, callbacks: tuple[Callback, ...]) -> Record:
+        """Do it, or go on with it; ``Held`` while another process does, ``Over`` once it has."""
+        with claimed(self.folder):
+            begun = begun_run(self.config, self.folder)
+            over = begun is not None and begun.status in OVER
+            if not over:
+                Run(self.config, self.folder, callbacks=callbacks, resume=begun is not None).go()
+            remove_claimed(self.folder, self.keep.removed)
+        if over:
+            raise Over(f"{self.folder} is over")
+        return load_record(self.folder)
+
+
+def run_sweep(
+    sweep: Sweep,
+    callbacks: tuple[Callback, ...] = (),
+    jobs: int | None = None,
+    waiting: Callable[[int], None] = lambda runs: None,
+) -> Iterator[Done]:
+    """Do all runs of a sweep that are not over, several at a time, and tell of each as it ends; a run that fails stops no other.
+
+    Several processes may do the same sweep: each run is done by one of them. Runs that others hold are looked at again at the end, and
+    gone on with where their process was killed; ``waiting`` is told how many there are.
+    """
+    before = {run.name for run in sweep.runs if _over(run)}
+    write_index(sweep)
+    if sweep.file.branch:
+        with claimed(sweep.out, patiently=True):
+            start(sweep.file.branch).write(sweep.out)
+    todo: list[Planned] = []
+    for run in sweep.runs:
+        if run.name in before:
+            _tidy(run, sweep.file.keep)
+            yield Done(run, load_record(run.folder), "before")
+        else:
+            todo.append(run)
+    while todo:
+        held = []
+        with closing(_results(sweep, todo, callbacks, jobs)) as results:
+            for number, outcome in results:
+                if isinstance(outcome, Held) and not isinstance(outcome, Over):
+                    held.append(todo[number])
+                else:
+                    yield _done(todo[number], outcome)
+        todo = held
+        if held:
+            waiting(len(held))
+        while held and not any(is_free(run.folder) for run in held):
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+def _over(run: Planned) -> bool:
+    begun = begun_run(run.config, run.folder)
+    return begun is not None and begun.status in OVER
+
+
+def _tidy(run: Planned, keep: Keep) -> None:
+    """Remove what is not kept of a run that was killed between its end and that."""
+    if keep.removed:
+        try:
+            with claimed(run.folder):
+                remove_claimed(run.folder, keep.removed)
+        except Held:
+            return
+
+
+def _done(run: Planned, outcome: Record | UserError) -> Done:
+    if isinstance(outcome, Over):
+        return Done(run, load_record(run.folder), "elsewhere")
+    return Done(run, None, "here", outcome) if isinstance(outcome, UserError) else Done(run, outcome, "here")
+
+
+def _results(sweep: Sweep, todo: Sequence[Planned], callbacks: tuple[Callback, ...], jobs: int | None) -> Results:
+    work = [Claimed(run.config, run.folder, sweep.file.keep) for run in todo]
+    devices = tuple(map(str, sweep.file.devices))
+    together = how_many_at_once(todo[0].config, len(todo), callbacks, _wanted(sweep, jobs), {})
+    return side_by_side(work, together, callbacks, devices) if together > 1 or devices else one_by_one(work, callbacks)
+
+
+def _wanted(sweep: Sweep, jobs: int | None) -> int | None:
+    return jobs or sweep.file.jobs or len(sweep.file.devices) or None
+
+
+def at_once(sweep: Sweep, jobs: int | None = None) -> int:
+    """How many of its runs will be done at the same time."""
+    return how_many_at_once(sweep.runs[0].config, len(sweep.runs), (), _wanted(sweep, jobs), {})
+
+
+def one_by_one(work: Sequence[Claimed], callbacks: tuple[Callback, ...]) -> Results:
+    """Every run's number and record, or why there is none, one after another in this process."""
+    for number, one in enumerate(work):
+        try:
+            yield number, one.go(callbacks)
+        except UserError as mistake:
+            yield number, mistake
+
+
+def write_index(sweep: Sweep) -> None:
+    """Write which folder is which combination, where that is not said yet."""
+    text = json.dumps({"format": 1, "runs": {run.name: run.varied for run in sweep.runs}}, indent=1, default=str) + "\n"
+    create_folder(sweep.out)
+    with claimed(sweep.out, patiently=True):
+        path = sweep.out / INDEX
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            write_whole(path, text)
+
+
+def slug(source: str | Path) -> str:
+    """A file's name as that of a folder.
+
+    >>> slug("sweeps/my rates.yaml")
+    'my_rates'
+    """
+    return re.sub(r"[^\w.+-]+", "_", Path(source).stem)

@@ -1,0 +1,250 @@
+"""A search for the settings with the best validation metric, by Optuna; any number of processes may work on it.
+
+The test set chooses nothing: trials are scored on examples held out of the training set, and the chosen one alone is evaluated on the
+test set, once, at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from fedflat.errors import UserError
+from fedflat.experiment.callback import Callback
+from fedflat.experiment.claims import claimed, is_free
+from fedflat.experiment.config import SHORT, Config
+from fedflat.experiment.files import create_folder, write_whole
+from fedflat.experiment.folder import Held
+from fedflat.experiment.record import Record, load_record
+from fedflat.experiment.reopening import primary_model
+from fedflat.experiment.run import Run
+from fedflat.experiment.study import Study
+from fedflat.experiment.sweep import SECONDS_BETWEEN_LOOKS, Claimed, Over, config_of, told
+from fedflat.experiment.sweep_file import Range, SweepFile, Tune, Values, check_names, flat, holes
+from fedflat.experiment.sweep_scores import is_better_high, last_score, metric_of
+
+BEST = "best.json"
+
+
+class Pruned(Exception):
+    """A trial is worse than half of the others after as many rounds."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search, checked."""
+
+    base: Values
+    space: dict[str, Range | list[Any]]
+    tune: Tune
+    file: SweepFile
+    out: Path
+
+    def config(self, values: Values, seed: int) -> Config:
+        """One run of a trial."""
+        return config_of({**self.base, **values, "seed": seed}, values)
+
+    def folder(self, number: int) -> Path:
+        """Where a trial lies."""
+        return self.out / f"trial-{number:04d}"
+
+
+class Tried(NamedTuple):
+    """What came of a trial."""
+
+    number: int
+    values: Values
+    state: str
+    """complete, pruned or failed."""
+    score: float | None
+    mistake: str = ""
+
+
+# --- checking -------------------------------------------------------------------------------------------------------------------------
+
+
+def plan_search(file: SweepFile, out: Path) -> Search:
+    """The search of a file; nothing is written."""
+    if file.tune is None:
+        raise UserError("there is no search in this file; expected a part tune with a space, for example {rate: {low: 0.01, high: 1}}")
+    if file.grid or file.entries or file.exclude or file.branch:
+        raise UserError("a file with tune is a search, and has no grid, list, exclude or branch; put them in another file")
+    if not file.keep.models:
+        raise UserError("keep: models=false is not possible in a search, since the model of the chosen run is evaluated; leave it out")
+    space = {SHORT.get(name, name): values for name, values in file.tune.space.items()}
+    base = dict(flat(file.base))
+    lists = [value for values in space.values() if isinstance(values, list) for value in values]
+    check_names(
+        {**dict.fromkeys(base, "base"), **dict.fromkeys(file.tune.space, "tune.space")}, set().union(*map(holes, [*base.values(), *lists]))
+    )
+    _check_space(space)
+    search = Search(base, space, file.tune, file, out)
+    for values in corners(space):
+        config = search.config(values, file.tune.seeds[0])
+        if config.data.validation == 0:
+            raise UserError("a search is scored on a validation split, and there is none; set data.validation in base, for example to 0.1")
+        if config.stop.target is not None:
+            raise UserError("stop.target looks at the test set, which must not matter in a search; leave it out, or use stop.patience")
+    return search
+
+
+def _check_space(space: dict[str, Range | list[Any]]) -> None:
+    if not space:
+        raise UserError("tune.space is empty; add what to search over, for example {rate: {low: 0.01, high: 1, log: true}}")
+    for name, values in space.items():
+        if name in ("seed", "data.validation"):
+            raise UserError(f"{name} is nothing to search over, since it changes what trials are scored by; remove it from tune.space")
+        if isinstance(values, list):
+            if not values or not all(isinstance(value, (bool, int, float, str)) or value is None for value in values):
+                raise UserError(f"tune.space: {name} is {values}; expected a list of numbers or words, or a range with low and high")
+        elif values.low >= values.high:
+            raise UserError(f"tune.space: {name} goes from low={values.low:g} to high={values.high:g}; low must be below high")
+        elif values.log and (values.low <= 0 or values.step is not None):
+            raise UserError(f"tune.space: {name} is on a logarithmic scale, which needs low above 0 and no step")
+
+
+def corners(space: dict[str, Range | list[Any]]) -> Iterator[Values]:
+    """The first and the last of everything, to find mistakes before anything runs."""
+    for place in (0, -1):
+        yield {name: v[place] if isinstance(v, list) else (_number(v, v.low if place == 0 else v.high)) for name, v in space.items()}
+
+
+def _number(of: Range, value: float) -> float:
+    return int(value) if of.whole else value
+
+
+# --- searching ------------------------------------------------------------------------------------------------------------------------
+
+
+def run_search(
+    search: Search, callbacks: tuple[Callback, ...] = (), waiting: Callable[[int], None] = lambda trials: None
+) -> Iterator[Tried]:
+    """Do the trials that are missing, and tell of each that this process does; those of killed processes are gone on with.
+
+    With one process it is the same search each time, however often it is killed: what a trial tries depends on the trials before alone.
+    """
+    create_folder(search.out)
+    study = Study(search.out, search.tune, higher_is_better=_higher_is_better(search))
+    told_of = False
+    while True:
+        with ExitStack() as claim:
+            number = _next(search, study, claim)
+            if number is not None:
+                yield _do(search, study, number, callbacks)
+                continue
+        others = study.unfinished()
+        if not others:
+            return
+        if not told_of:
+            waiting(len(others))
+            told_of = True
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+def _higher_is_better(search: Search) -> bool:
+    """Which way the task's metric goes."""
+    from fedflat.data import load
+    from fedflat.engines.task import task_for
+
+    config = search.config(next(corners(search.space)), search.tune.seeds[0])
+    return is_better_high(task_for(load(config.data.name, config.data.folder).kind).metric)
+
+
+def _next(search: Search, study: Study, claim: ExitStack) -> int | None:
+    """The number of a trial that is now this process's own: one that was left, or a new one; None where there are enough."""
+    with claimed(search.out, patiently=True):
+        left = [number for number in study.unfinished() if is_free(search.folder(number))]
+        if not left and study.count() >= search.tune.trials:
+            return None
+        number = left[0] if left else study.ask()
+        claim.enter_context(claimed(search.folder(number)))
+        return number
+
+
+def _do(search: Search, study: Study, number: int, callbacks: tuple[Callback, ...]) -> Tried:
+    values = study.values(number, search.space)
+    scores: list[float] = []
+    try:
+        for place, seed in enumerate(search.tune.seeds):
+            watch = (_Watch(study, number),) if search.tune.prune and place == 0 else ()
+            record = _record(search, search.config(values, seed), search.folder(number) / f"seed-{seed}", (*callbacks, *watch))
+            score = last_score(record, "validation")
+            if score is None:
+                study.tell(number, None, "failed")
+                return Tried(number, values, "failed", None, record.reason or record.status)
+            scores.append(score)
+    except Pruned:
+        study.tell(number, None, "pruned")
+        return Tried(number, values, "pruned", None)
+    except Held:
+        raise
+    except UserError as mistake:
+        study.tell(number, None, "failed")
+        return Tried(number, values, "failed", None, str(mistake))
+    study.tell(number, fmean(scores), "complete")
+    return Tried(number, values, "complete", fmean(scores))
+
+
+def _record(search: Search, config: Config, folder: Path, callbacks: tuple[Callback, ...]) -> Record:
+    try:
+        return Claimed(config, folder, search.file.keep).go(callbacks)
+    except Over:
+        return load_record(folder)
+
+
+class _Watch(Callback):
+    """Tells the study how a run is getting on, and ends it where that is bad."""
+
+    def __init__(self, study: Study, number: int) -> None:
+        self._study, self._number = study, number
+
+    def evaluated(self, run: Run) -> None:
+        newest = run.history[-1]
+        found = newest["validation"].get(run.primary, newest["validation"]["server"]).get(run.problem.task.metric)
+        if found is not None and self._study.is_bad(self._number, run.server.rounds, found):
+            raise Pruned
+
+
+# --- the best -------------------------------------------------------------------------------------------------------------------------
+
+
+def choose(search: Search) -> dict[str, Any]:
+    """The best trial by validation, evaluated on the test set; the same answer, without evaluating again, once it is written."""
+    from fedflat.experiment.evaluation import evaluate
+
+    study = Study(search.out, search.tune, higher_is_better=_higher_is_better(search))
+    best = study.best()
+    if best is None:
+        raise UserError(
+            f"no trial in {search.out} came to an end with a score, so that there is nothing to choose; look at them with fedflat show"
+        )
+    number, score = best
+    with claimed(search.out, patiently=True):
+        file = search.out / BEST
+        if file.exists() and (known := json.loads(file.read_text(encoding="utf-8")))["trial"] == number:
+            return dict(known)
+        records = [load_record(search.folder(number) / f"seed-{seed}") for seed in search.tune.seeds]
+        metric = metric_of(records[0])
+        found = [float(evaluate(record, primary_model(record), ("test",))["test"][metric]) for record in records]
+        chosen = {
+            "trial": number,
+            "settings": study.values(number, search.space),
+            "chosen_by": f"validation {metric}, mean over {len(records)} seed{'s' * (len(records) != 1)}",
+            "metric": metric,
+            "validation": score,
+            "test": found,
+            "folders": [str(record.folder.path) for record in records if record.folder],
+        }
+        write_whole(file, json.dumps(chosen, indent=1, default=str) + "\n")
+    return chosen
+
+
+def in_words(tried: Tried) -> str:
+    """A trial in a line."""
+    return f"trial {tried.number}: {told(tried.values)}"

@@ -1,0 +1,76 @@
+"""fedflat clean: what goes, what stays, and that nothing goes without being asked for."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+KEPT = {"config.yaml", "status.json", "split.json", "metrics.jsonl", "timing.jsonl", "curve.png"}
+
+
+@pytest.fixture
+def runs(finished: Path, tmp_path: Path) -> Path:
+    """One run that is over, with models kept on the way, and one that is not."""
+    shutil.copytree(finished, tmp_path / "runs" / "over")
+    (tmp_path / "runs" / "over" / "models").mkdir()
+    shutil.copy(finished / "model.safetensors", tmp_path / "runs" / "over" / "models" / "round-000001.safetensors")
+    shutil.copytree(finished, tmp_path / "runs" / "going")
+    (tmp_path / "runs" / "going" / "status.json").write_text('{"status": "running"}\n')
+    return tmp_path / "runs"
+
+
+def files(run: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_it_only_shows_what_could_go(fedflat, runs):
+    before = files(runs)
+    result = fedflat("clean", runs)
+    assert result.exit_code == 0 and files(runs) == before
+    assert "over" in result.stdout and "going" not in result.stdout and "of 1 of 2 runs can be removed; add --yes" in result.stdout
+    document = json.loads(fedflat("clean", runs, "--json").stdout)
+    (one,) = document["removable"]
+    states = sum(len(data) for name, data in files(runs / "over").items() if name.startswith(("checkpoint/", "state/")))
+    assert one["bytes"] == {"checkpoint": states, "snapshots": len(before["over/models/round-000001.safetensors"])}
+    assert document["removed"] == 0
+
+
+def test_with_yes_it_goes_and_all_else_stays(fedflat, runs):
+    before = files(runs)
+    result = fedflat("clean", runs, "--yes")
+    assert result.exit_code == 0 and "removed" in result.stdout
+    after = files(runs)
+    gone = before.keys() - after.keys()
+    assert gone and all(name.startswith(("over/checkpoint/", "over/state/", "over/models/")) for name in gone)
+    assert all(after[name] == before[name] for name in after)
+    assert {name for name in files(runs / "over") if not name.startswith("model.")} == KEPT
+    assert "Nothing can be removed of 2 runs" in fedflat("clean", runs, "--yes").stdout
+    assert fedflat("show", runs / "over").exit_code == 0
+    assert "is over (finished)" in fedflat("resume", runs / "over").stdout
+
+
+def test_models_on_the_way_may_stay(fedflat, runs):
+    assert fedflat("clean", runs, "--yes", "--keep-snapshots").exit_code == 0
+    assert (runs / "over/models/round-000001.safetensors").exists() and not list((runs / "over/checkpoint").iterdir())
+
+
+def test_a_run_that_a_process_works_on_is_left(fedflat, runs):
+    before = files(runs)
+    held = os.open(runs / "over" / "config.yaml", os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    try:
+        result = fedflat("clean", runs, "--yes")
+    finally:
+        os.close(held)
+    assert result.exit_code == 2 and "another process is working on" in result.stderr and files(runs) == before
+
+
+@pytest.mark.parametrize(("folder", "words"), [("nowhere", "there is no folder nowhere"), (".", "there are no runs in .")])
+def test_mistakes_are_one_sentence(fedflat, tmp_path, folder, words):
+    result = fedflat("clean", folder)
+    assert result.exit_code == 2 and words in result.stderr and len(result.stderr.splitlines()) == 1

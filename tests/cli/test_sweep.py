@@ -1,0 +1,153 @@
+"""fedflat sweep, branch and tune: the plan, the table, JSON, and mistakes in one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedflat.cli import sweep_time
+from fedflat.cli.application import app
+from fedflat.experiment.sweep import plan_sweep
+from fedflat.experiment.sweep_file import read_sweep
+
+SWEEP = """
+base: {rounds: 2, steps: 2, per_round: 3, clients: 8, model: mlp(hidden=8), workers: 1, device: cpu, data.validation: 0.1}
+grid:
+  algorithm: [fedavg, "fedsam(rho={rho})"]
+  rho: [0.05, 0.1]
+  seed: [0, 1]
+keep: {checkpoint: false}
+"""
+TUNE = """
+base: {rounds: 1, steps: 1, per_round: 3, clients: 8, model: mlp(hidden=8), workers: 1, device: cpu, data.validation: 0.2}
+tune: {trials: 3, space: {rate: {low: 0.01, high: 1, log: true}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The file of a sweep, and the folder in which it is done."""
+    folder = tmp_path_factory.mktemp("swept")
+    (folder / "mine.yaml").write_text(SWEEP)
+    arguments = ["sweep", str(folder / "mine.yaml"), "--out", str(folder / "out"), "--quiet"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    return folder / "mine.yaml", folder / "out"
+
+
+def test_a_dry_run_shows_the_plan_and_writes_nothing(fedflat):
+    Path("mine.yaml").write_text(SWEEP)
+    result = fedflat("sweep", "mine.yaml", "--dry-run")
+    assert result.exit_code == 0 and not Path("runs").exists()
+    for words in (
+        "6, of which 0 are done",
+        "12 to go",
+        "up to ",
+        "stay",
+        "by a probe",
+        "runs/mine",
+        "fedsam_rho_0.05--seed-1",
+        "2 rounds to go",
+    ):
+        assert words in result.stdout
+    document = json.loads(fedflat("sweep", "mine.yaml", "--dry-run", "--json").stdout)
+    assert len(document["runs"]) == 6 and document["disk"]["kept"] < document["disk"]["most"]
+
+
+def test_the_time_is_rounds_times_pace(swept, monkeypatch, tmp_path):
+    file, out = swept
+    monkeypatch.setattr(sweep_time, "_seconds_per_round", lambda kind: 2.0)
+    monkeypatch.setattr("fedflat.engines.pool.available_cores", lambda: 4)
+    ahead = plan_sweep(read_sweep(file), tmp_path).runs
+    fedavg, fedsam = 2 * 2 * 2.0, 4 * 2 * 2.0 * 2
+    assert sweep_time.seconds_ahead(ahead, 1) == (fedavg + fedsam, ""), "fedsam takes two backward passes a step"
+    assert sweep_time.seconds_ahead(ahead, 2) == ((fedavg + fedsam) / 2, "")
+    assert sweep_time.seconds_ahead(plan_sweep(read_sweep(file), out).runs, 1) == (0.0, "")
+    elsewhere = plan_sweep(read_sweep({"base": {"data": "cifar10", "data_folder": str(tmp_path)}, "grid": {"seed": [0]}}), tmp_path)
+    assert sweep_time.seconds_ahead(elsewhere.runs, 1) == (None, "cifar10 is not here yet")
+
+
+def test_the_table_ranks_by_validation_and_says_so(fedflat, swept):
+    file, out = swept
+    result = fedflat("sweep", file, "--out", out, "--no-probe")
+    assert result.exit_code == 0 and "6, of which 6 are done" in result.stderr
+    for words in ("best first by validation", "fedsam(rho=0.05)", "±", "6 there already", f"fedflat report {out}"):
+        assert words in result.stdout
+    assert not list(out.glob("*/checkpoint/*"))
+
+
+def test_by_the_test_set_where_there_is_no_validation(fedflat):
+    Path("mine.yaml").write_text(SWEEP.replace(", data.validation: 0.1", "").replace("rounds: 2", "rounds: 1"))
+    result = fedflat("sweep", "mine.yaml", "--no-probe")
+    assert "best first by the test set, which is optimistic" in result.stdout and "validation " not in result.stdout.split("\n")[2]
+    assert "[6/6] fedsam(rho=0.1), seed 1: finished after 1 round" in result.stderr
+
+
+def test_json(fedflat, swept):
+    file, out = swept
+    result = fedflat("sweep", file, "--out", out, "--json")
+    document = json.loads(result.stdout)
+    assert result.stderr == "" and document["best_by"] == "validation" and document["metric"] == "accuracy"
+    means = [line["validation"]["mean"] for line in document["lines"]]
+    assert means == sorted(means, reverse=True) and {run["by"] for run in document["runs"]} == {"before"}
+    first = next(run for run in document["runs"] if run["name"] == "fedavg--seed-0")
+    last = json.loads((out / "fedavg--seed-0" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert first["validation"] == last["validation"]["server"]["accuracy"] and first["test"] == last["test"]["server"]["accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("gird: {seed: [0]}", "did you mean grid?"),
+        ("grid: {sede: [0]}", "did you mean seed?"),
+        ("grid: {algorithm: [fedsam(rhoo=1)]}", "did you mean rho?"),
+        ("grid: {}", "grid and list are both empty"),
+        ("base: {per_round: 60}\ngrid: {seed: [0]}", "the combination seed=0 is not possible: federation.per_round=60 is more than"),
+        (TUNE, "use fedflat tune mine.yaml"),
+        ("grid: {seed: [0", "is not readable YAML"),
+    ],
+)
+def test_mistakes_are_one_sentence(fedflat, text, words):
+    Path("mine.yaml").write_text(text)
+    result = fedflat("sweep", "mine.yaml")
+    assert result.exit_code == 2 and words in result.stderr and len(result.stderr.splitlines()) == 1 and not Path("runs").exists()
+
+
+def test_a_run_that_fails_is_named_after_the_table(fedflat):
+    Path("mine.yaml").write_text(SWEEP.replace('algorithm: [fedavg, "fedsam(rho={rho})"]\n  rho: [0.05, 0.1]', "model: [mlp, bisenetv2]"))
+    result = fedflat("sweep", "mine.yaml", "--quiet")
+    assert result.exit_code == 2 and "best first" in result.stdout
+    assert "model-bisenetv2--seed-0 could not be run" in result.stderr and "(and 1 more)" in result.stderr
+
+
+def test_branch(fedflat, swept):
+    origin = swept[1] / "fedavg--seed-0"
+    result = fedflat("branch", f"{origin}@2", "fedavg", "fedsam", "--rounds", "4", "--out", "out", "--json")
+    document = json.loads(result.stdout)
+    assert [run["name"] for run in document["runs"]] == ["fedavg", "fedsam"] and Path("out/start.safetensors").exists()
+    rounds = [json.loads(line)["round"] for line in Path("out/fedsam/metrics.jsonl").read_text().splitlines()]
+    assert rounds == [2, 3, 4]
+    result = fedflat("branch", origin, "fedavg", "--set", "training.rounds=3", "--dry-run")
+    assert result.exit_code == 0 and f"{origin}-at-2" in result.stdout and "1 rounds to go" in result.stdout
+    wrong = fedflat("branch", f"{origin}@1", "fedavg")
+    assert wrong.exit_code == 2 and "it has those after 2" in wrong.stderr
+
+
+def test_tune(fedflat):
+    pytest.importorskip("optuna", minversion="4.0", reason="searches need Optuna (pip install 'fedflat[sweep]')")
+    Path("mine.yaml").write_text(TUNE)
+    shown = fedflat("tune", "mine.yaml", "--dry-run")
+    assert shown.exit_code == 0 and "training.rate" in shown.stdout and not Path("runs").exists()
+    result = fedflat("tune", "mine.yaml", "--out", "out")
+    assert result.exit_code == 0 and "Best of 3 trials by validation accuracy" in result.stdout and "evaluated once" in result.stdout
+    assert result.stderr.count("validation 0.") == 3 and "trial 2: training.rate=" in result.stderr
+    document = json.loads(fedflat("tune", "mine.yaml", "--out", "out", "--json").stdout)
+    assert document["trial"] in (0, 1, 2) and len(document["test"]) == 1
+
+
+def test_a_search_needs_a_validation_split(fedflat):
+    Path("mine.yaml").write_text(TUNE.replace(", data.validation: 0.2", ""))
+    result = fedflat("tune", "mine.yaml")
+    assert result.exit_code == 2 and "scored on a validation split, and there is none" in result.stderr

@@ -1,0 +1,176 @@
+"""Doing a sweep: each run once, whoever does it; what stays on disk; what it will take."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedflat
+from fedflat.errors import UserError
+from fedflat.experiment import sweep as sweeping
+from fedflat.experiment.callback import Callback
+from fedflat.experiment.claims import claimed, is_free
+from fedflat.experiment.clean import Keep
+from fedflat.experiment.compare import SomeFailed
+from fedflat.experiment.folder import Held, RunFolder
+from fedflat.experiment.sweep import Sweep, plan_sweep, run_sweep
+from fedflat.experiment.sweep_cost import sweep_disk
+from fedflat.experiment.sweep_file import read_sweep
+from fedflat.experiment.sweep_scores import ranking
+
+BASE = {"rounds": 2, "steps": 2, "per_round": 3, "clients": 8, "model": "mlp(hidden=8)", "workers": 1, "device": "cpu"}
+VALUES = {"base": BASE, "grid": {"algorithm": ["fedavg", "scaffold"], "seed": [0, 1]}}
+
+
+def plan(out: Path, **more: object) -> Sweep:
+    return plan_sweep(read_sweep({**VALUES, **more}), out)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    made = plan(tmp_path_factory.mktemp("sweep"))
+    assert [done.by for done in run_sweep(made)] == ["here"] * 4
+    return made
+
+
+def test_the_index_says_which_folder_is_which(finished: Sweep) -> None:
+    index = json.loads((finished.out / "sweep.json").read_text())
+    assert index["runs"]["scaffold--seed-1"] == {"algorithm": "scaffold", "seed": 1}
+    assert all(RunFolder(finished.out / name).config().seed == varied["seed"] for name, varied in index["runs"].items())
+
+
+def test_runs_that_are_over_are_not_run_again(finished: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeping, "Run", None)
+    assert [done.by for done in run_sweep(finished)] == ["before"] * 4
+
+
+def test_other_settings_in_the_same_folder_are_refused(finished: Sweep) -> None:
+    other = plan(finished.out, base={**BASE, "batch": 11})
+    with pytest.raises(UserError, match=r"training\.batch=10 instead of 11"):
+        list(run_sweep(other))
+
+
+def test_a_run_that_another_process_holds_is_left_to_it_and_looked_at_again(tmp_path: Path) -> None:
+    made, told = plan(tmp_path), []
+    held = made.runs[1]
+    holder = _holder(held.folder)
+
+    def let_go(runs: int) -> None:
+        told.append(runs)
+        holder.communicate("\n")
+
+    order = [(done.run.name, done.by) for done in run_sweep(made, waiting=let_go)]
+    assert told == [1] and order[-1] == (held.name, "here"), "the holder left nothing, so it is done here, last"
+    assert {name for name, _ in order} == {run.name for run in made.runs}
+
+
+def test_a_run_done_by_another_process_meanwhile_is_taken_from_it(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    results = run_sweep(made)
+    first = next(results)
+    assert [done.by for done in run_sweep(made)] == ["before", "here", "here", "here"]
+    assert first.by == "here" and [done.by for done in results] == ["elsewhere"] * 3
+
+
+def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
+    holder = _holder(tmp_path / "run")
+    assert not is_free(tmp_path / "run")
+    with pytest.raises(Held, match="another process is working on"), claimed(tmp_path / "run"):
+        pass
+    holder.kill()
+    holder.wait()
+    assert is_free(tmp_path / "run") and list((tmp_path / "run").iterdir()) == []
+
+
+def _holder(folder: Path) -> subprocess.Popen[str]:
+    """A process that holds a folder until it is told otherwise."""
+    code = "import fcntl, os, sys; d = os.open(sys.argv[1], 0); fcntl.flock(d, fcntl.LOCK_EX); print('held', flush=True); input()"
+    folder.mkdir(parents=True, exist_ok=True)
+    process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_run_that_fails_stops_no_other(tmp_path: Path) -> None:
+    made = plan_sweep(read_sweep({"base": BASE, "grid": {"model": ["mlp(hidden=8)", "bisenetv2", "mlp(hidden=4)"]}}), tmp_path)
+    found = {done.run.config.model: done for done in run_sweep(made)}
+    assert [found[name].mistake is None for name in ("mlp(hidden=8)", "bisenetv2", "mlp(hidden=4)")] == [True, False, True]
+    with pytest.raises(SomeFailed, match="bisenetv2"):
+        fedflat.sweep({"base": BASE, "grid": {"model": ["mlp(hidden=8)", "bisenetv2"]}}, out=tmp_path)
+
+
+class Interruption(Callback):
+    """Ends the second run in its second round, as a kill would."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+
+    def round_done(self, run) -> None:
+        self.rounds += 1
+        if self.rounds == 4:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_is_gone_on_with(finished: Sweep, tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        list(run_sweep(made, (Interruption(),)))
+    assert [run.done for run in made.runs] == [True, False, False, False]
+    assert [done.by for done in run_sweep(made)] == ["before", "here", "here", "here"]
+    for one, other in zip(made.runs, finished.runs, strict=True):
+        assert RunFolder(one.folder).metrics() == RunFolder(other.folder).metrics()
+
+
+def test_what_is_kept(finished: Sweep, tmp_path: Path) -> None:
+    keep = {"checkpoint": False, "snapshots": False}
+    made = plan(tmp_path, keep=keep, base={**BASE, "keep_every": 1})
+    list(run_sweep(made))
+    for run in made.runs:
+        left = {str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file()}
+        assert left == {"config.yaml", "status.json", "split.json", "metrics.jsonl", "timing.jsonl", "model.safetensors"}
+    assert [done.by for done in run_sweep(made)] == ["before"] * 4, "what is gone is not needed to know that they are over"
+    nothing = plan(tmp_path, keep={**keep, "models": False}, base={**BASE, "keep_every": 1})
+    list(run_sweep(nothing))
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_the_disk_it_takes_is_foretold(finished: Sweep) -> None:
+    foretold = sweep_disk([run.config for run in finished.runs], Keep(), 1)
+    written = sum(path.stat().st_size for path in finished.out.rglob("*") if path.suffix in (".safetensors", ".bin"))
+    assert foretold.most == foretold.kept and 0.5 * foretold.kept < written < 1.5 * foretold.kept
+    lean = sweep_disk([run.config for run in finished.runs], Keep(checkpoint=False), 1)
+    models = sum(path.stat().st_size for path in finished.out.rglob("model.safetensors"))
+    assert lean.kept < lean.most < foretold.most and 0.8 * models < lean.kept <= models
+
+
+def test_the_ranking_says_by_what(finished: Sweep, tmp_path: Path) -> None:
+    by_test = ranking(list(run_sweep(finished)))
+    assert by_test.by == "test" and by_test.metric == "accuracy" and [line.seeds for line in by_test.lines] == [2, 2]
+    assert sum(by_test.lines[0].test) >= sum(by_test.lines[1].test)
+    by_validation = ranking(list(run_sweep(plan(tmp_path, base={**BASE, "data.validation": 0.2}))))
+    assert by_validation.by == "validation"
+    means = [sum(line.validation) for line in by_validation.lines]
+    assert means == sorted(means, reverse=True) and all(len(line.validation) == 2 for line in by_validation.lines)
+
+
+def test_from_python(finished: Sweep) -> None:
+    comparison = fedflat.sweep(VALUES, out=finished.out)
+    assert [record.config.algorithm for record in comparison.records] == ["fedavg", "fedavg", "scaffold", "scaffold"]
+    with pytest.raises(UserError, match="out="):
+        fedflat.sweep(VALUES)
+
+
+def test_every_process_sees_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    from fedflat.experiment import jobs
+
+    seen: list[str | None] = []
+    monkeypatch.setattr(jobs, "start_without_main", lambda process: seen.append(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    assert [jobs._start(device).device for device in ("0", "1", None)] == ["0", "1", None]
+    assert seen == ["0", "1", "7"] and os.environ["CUDA_VISIBLE_DEVICES"] == "7"

@@ -1,0 +1,105 @@
+"""Several algorithms from one model of a run: what is carried over, and what is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedflat
+from fedflat.errors import UserError
+from fedflat.experiment.branch import start, there_rounds
+from fedflat.experiment.callback import Callback
+from fedflat.experiment.config import Config
+from fedflat.experiment.folder import RunFolder
+from fedflat.experiment.record import load_record, saved_tensors
+from fedflat.experiment.sweep import Sweep, plan_sweep, run_sweep
+from fedflat.experiment.sweep_file import read_sweep
+
+SMALL = {"steps": 2, "per_round": 3, "clients": 8, "model": "mlp(hidden=8)", "workers": 1, "device": "cpu", "decay": 0.5}
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("origin") / "run"
+    fedflat.run("fedavg", rounds=6, keep_every=2, out=folder, **SMALL)
+    return folder
+
+
+def branch(text: object, out: Path, *algorithms: str, **base: object) -> Sweep:
+    made = plan_sweep(read_sweep({"branch": str(text), "grid": {"algorithm": list(algorithms)}, "base": base}), out)
+    assert all(done.mistake is None for done in run_sweep(made))
+    return made
+
+
+def test_the_same_algorithm_goes_on_as_the_run_itself_did(origin: Path, tmp_path: Path) -> None:
+    (run,) = branch(f"{origin}@2", tmp_path, "fedavg").runs
+    whole, later = RunFolder(origin).metrics(), RunFolder(run.folder).metrics()
+    assert [line["round"] for line in later] == [2, 3, 4, 5, 6]
+    assert [line["test"] for line in later] == [line["test"] for line in whole[2:]], (
+        "cohorts, batches and decayed rates are those of the run"
+    )
+    assert [line["train_loss"] for line in later[1:]] == [line["train_loss"] for line in whole[3:]]
+    for name, tensor in saved_tensors(RunFolder(origin), "server").items():
+        assert torch.equal(tensor, saved_tensors(RunFolder(run.folder), "server")[name])
+
+
+def test_others_start_from_the_same_model_with_fresh_states(origin: Path, tmp_path: Path) -> None:
+    runs = branch(f"{origin}@4", tmp_path, "fedavg", "scaffold", "fedsam", rounds=7).runs
+    histories = [RunFolder(run.folder).metrics() for run in runs]
+    assert all([line["round"] for line in history] == [4, 5, 6, 7] for history in histories)
+    assert len({str(history[0]["test"]) for history in histories}) == 1
+    assert histories[0][1]["test"] == histories[1][1]["test"], "control variates start at zero, so scaffold's first round is fedavg's"
+    assert histories[0][-1]["test"] != histories[1][-1]["test"] != histories[2][-1]["test"]
+
+
+def test_the_last_model_is_meant_where_no_round_is_named(origin: Path) -> None:
+    assert there_rounds(origin) == [0, 2, 4, 6]
+    assert start(str(origin)).rounds == 6 and start(f"{origin}@0").rounds == 0
+
+
+class Crash(Callback):
+    def round_done(self, run) -> None:
+        if run.server.rounds == 4:
+            raise KeyboardInterrupt
+
+
+def test_from_the_checkpoint_of_a_run_that_is_not_over(origin: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        settings = {**SMALL, "engine__checkpoint_every": 3, "model": "mlp(hidden=8)"}
+        fedflat.run("fedavg", rounds=6, out=tmp_path / "run", callbacks=[Crash()], **settings)
+    assert there_rounds(tmp_path / "run") == [3]
+    (run,) = branch(f"{tmp_path / 'run'}@3", tmp_path / "out", "fedavg").runs
+    assert [line["test"] for line in RunFolder(run.folder).metrics()] == [line["test"] for line in RunFolder(origin).metrics()[3:]]
+
+
+def test_a_branch_needs_its_origin_no_more_and_can_be_interrupted(origin: Path, tmp_path: Path) -> None:
+    made = plan_sweep(read_sweep({"branch": f"{origin}@2", "grid": {"algorithm": ["fedavg+swa(start=0.1)+wima(window=2)"]}}), tmp_path)
+    config = made.runs[0].config
+    assert config.init == tmp_path / "start.safetensors" and config.init_rounds == 2
+    with pytest.raises(KeyboardInterrupt):
+        list(run_sweep(made, (Crash(),)))
+    (done,) = run_sweep(made)
+    straight = branch(f"{origin}@2", tmp_path / "straight", "fedavg+swa(start=0.1)+wima(window=2)").runs[0].folder
+    assert done.record is not None and done.record.history == RunFolder(straight).metrics()
+    first = load_record(straight).history[1]["test"]
+    assert set(first) == {"server", "swa(start=0.1)", "wima(window=2)"}, "averages that would have begun before begin here"
+
+
+@pytest.mark.parametrize(
+    ("at", "words"),
+    [("@3", "no model after round '3'; it has those after 0, 2, 4, 6"), ("@x", "no model after round 'x'"), ("@", "after round ''")],
+)
+def test_rounds_that_are_not_there(origin: Path, at: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        start(f"{origin}{at}")
+
+
+def test_impossible_branches(origin: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"init_rounds=6 leaves nothing of training\.rounds=6"):
+        branch(origin, tmp_path, "fedavg")
+    with pytest.raises(UserError, match="init is what branch says"):
+        branch(f"{origin}@2", tmp_path, "fedavg", init="other.safetensors")
+    with pytest.raises(UserError, match="init_rounds=3 is about weights to start from"):
+        Config(init_rounds=3)

@@ -1,0 +1,162 @@
+"""A sweep as it is written: what it means, what its runs are called, and every mistake in one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedflat.errors import UserError
+from fedflat.experiment.sweep import LONGEST, Planned, plan_sweep
+from fedflat.experiment.sweep_file import SweepFile, combinations, read_sweep
+
+OUT = Path("out")
+
+
+def planned(**values: object) -> tuple[Planned, ...]:
+    return plan_sweep(read_sweep(values), OUT).runs
+
+
+def names(**values: object) -> list[str]:
+    return [run.name for run in planned(**values)]
+
+
+def test_a_grid_is_every_value_with_every_other() -> None:
+    runs = planned(base={"rounds": 7}, grid={"algorithm": ["fedavg", "fedsam"], "split": ["iid", "dirichlet(alpha=0.3)"], "seed": [0, 1]})
+    assert len(runs) == len({run.config for run in runs}) == 8
+    assert runs[0].name == "fedavg--split-iid--seed-0" and runs[-1].name == "fedsam--split-dirichlet_alpha_0.3--seed-1"
+    assert {run.config.data.split for run in runs} == {"iid", "dirichlet(alpha=0.3)"}
+    assert all(run.config.training.rounds == 7 and run.folder == OUT / run.name for run in runs)
+
+
+def test_every_entry_of_a_list_goes_with_the_whole_grid() -> None:
+    runs = planned(list=[{"algorithm": "fedavg", "rate": 0.1}, {"algorithm": "fedsam", "training.rate": 0.2}], grid={"seed": [3, 4]})
+    assert [(run.config.algorithm, run.config.training.rate, run.config.seed) for run in runs] == [
+        ("fedavg", 0.1, 3),
+        ("fedavg", 0.1, 4),
+        ("fedsam", 0.2, 3),
+        ("fedsam", 0.2, 4),
+    ]
+
+
+def test_base_takes_sections_full_names_and_short_ones() -> None:
+    (run,) = planned(base={"data": {"clients": 20}, "training.rate": 0.3, "per_round": 4, "flatness": "every=5"}, grid={"data": ["digits"]})
+    found = run.config
+    assert (found.data.name, found.data.clients, found.training.rate, found.federation.per_round) == ("digits", 20, 0.3, 4)
+    assert found.flatness.every == 5
+
+
+def test_braces_stand_for_what_varies() -> None:
+    runs = planned(grid={"algorithm": ["fedavg", "fedsam(rho={rho})"], "rho": [0.2, 0.3]})
+    assert [run.config.algorithm for run in runs] == ["fedavg", "fedsam(rho=0.2)", "fedsam(rho=0.3)"], "fedavg has no rho, so it is one run"
+    assert [run.name for run in runs] == ["fedavg", "fedsam_rho_0.2", "fedsam_rho_0.3"]
+    assert runs[1].varied == {"algorithm": "fedsam(rho=0.2)", "rho": 0.2}
+    in_base = planned(base={"split": "dirichlet(alpha={alpha})"}, grid={"alpha": [0.1, 1]})
+    assert [(run.name, run.config.data.split) for run in in_base] == [
+        ("alpha-0.1", "dirichlet(alpha=0.1)"),
+        ("alpha-1", "dirichlet(alpha=1)"),
+    ]
+    seeded = planned(base={"init": "weights/{seed}.safetensors"}, grid={"seed": [5]})
+    assert seeded[0].config.init is not None and seeded[0].config.init.name == "5.safetensors" and seeded[0].config.seed == 5
+
+
+def test_exclusions() -> None:
+    grid = {"algorithm": ["fedavg", "fedsam(rho=0.05)"], "seed": [0, 1], "rate": [0.1, 0.2]}
+    assert len(planned(grid=grid, exclude=[{"algorithm": "fedsam", "rate": "2e-1"}])) == 6, "fedsam is fedsam(rho=0.05), 2e-1 is 0.2"
+    assert len(planned(grid=grid, exclude=[{"seed": [0, 1], "rate": 0.1}])) == 4
+    possible = planned(grid={"clients": [5, 50], "per_round": [5, 10]}, exclude=[{"clients": 5, "per_round": 10}])
+    assert len(possible) == 3, "what is impossible may be left out"
+
+
+def test_names_do_not_change_when_values_are_added() -> None:
+    few, more = names(grid={"rate": [0.1], "seed": [0]}), names(grid={"rate": [0.05, 0.1], "seed": [0, 1]})
+    assert few == ["rate-0.1--seed-0"] and set(few) < set(more)
+
+
+def test_settings_that_end_alike_are_told_apart() -> None:
+    (name,) = names(grid={"evaluation.statistics": ["averaged"], "training.statistics": ["own"]})
+    assert name == "evaluation.statistics-averaged--training.statistics-own"
+
+
+def test_long_names_and_names_that_meet_have_a_hash() -> None:
+    long = names(
+        grid={
+            "algorithm": [
+                f"fedmoswa+asam(rho=0.{n})+wima(window=10)+wima(window=20)+ema+swa+ema(decay=0.5)+ema(decay=0.25)" for n in (1, 2)
+            ]
+        }
+    )
+    assert all(len(name) <= LONGEST for name in long) and len(set(long)) == 2
+    meeting = names(grid={"init": ["a/b.safetensors", "a_b.safetensors"]})
+    assert len(set(meeting)) == 2 and meeting == names(grid={"init": ["a/b.safetensors", "a_b.safetensors"]})
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.integers(0, 50), min_size=1, max_size=4, unique=True),
+    st.lists(st.sampled_from(["iid", "dirichlet(alpha=0.1)", "dirichlet(alpha=1)"]), min_size=1, max_size=3, unique=True),
+    st.lists(st.floats(0.01, 1).map(lambda x: round(x, 3)), min_size=1, max_size=3, unique=True),
+)
+def test_as_many_runs_as_the_product_and_never_one_folder_for_two(seeds, splits, rates) -> None:
+    runs = planned(grid={"seed": seeds, "split": splits, "rate": rates})
+    assert len(runs) == len({run.folder for run in runs}) == len({run.config for run in runs}) == len(seeds) * len(splits) * len(rates)
+
+
+SEED = {"grid": {"seed": [0]}}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"gird": {"seed": [0]}}, "no part of a sweep (the sweep) 'gird'; did you mean grid?"),
+        ({"grid": {"sed": [0]}}, "no setting (grid) 'sed'; did you mean seed?"),
+        ({"grid": {"training.rat": [0]}}, "no setting (grid) 'training.rat'; did you mean training.rate"),
+        ({**SEED, "base": {"training": {"ruonds": 3}}}, "no setting (base) 'training.ruonds'; did you mean training.rounds"),
+        ({**SEED, "exclude": [{"sede": 0}]}, "no setting (exclude) 'sede'; did you mean seed?"),
+        ({**SEED, "keep": {"chekpoint": False}}, "no key in keep of the sweep 'chekpoint'; did you mean checkpoint?"),
+        ({"grid": {"algorithm": ["fedsma"]}}, "the combination algorithm=fedsma is not possible: there is no algorithm 'fedsma'"),
+        ({"grid": {"algorithm": ["fedsam(rhoo=1)"]}}, "no parameter of fedsam 'rhoo'; did you mean rho?"),
+        ({"grid": {"model": ["mlpp"]}}, "there is no model 'mlpp'; did you mean mlp?"),
+        ({"grid": {"data": ["digit"]}}, "'digit'; did you mean digits?"),
+        ({"grid": {"split": ["dirichlet(alpa=1)"]}}, "'alpa'; did you mean alpha?"),
+        ({}, "the sweep varies nothing"),
+        ({"grid": {}}, "grid and list are both empty"),
+        ({"grid": {"seed": []}}, "grid gives seed no values; expected a list"),
+        ({"grid": {"seed": 3}}, "grid gives seed 3; expected a list"),
+        ({"grid": [1]}, "grid: input should be a valid dictionary"),
+        ({"grid": {"seed": [1, 1]}}, "grid lists 1 twice for seed"),
+        ({"grid": {"rate": [0.1, "1e-1"]}}, "training.rate=0.1 and training.rate=1e-1 are the same run"),
+        ({"grid": {"rate": ["fast"]}}, "the combination training.rate=fast is not possible: "),
+        (
+            {"base": {"per_round": 10}, "grid": {"clients": [50, 5]}},
+            "the combination data.clients=5 is not possible: federation.per_round=10 is more",
+        ),
+        ({**SEED, "list": [{"seed": 1}]}, "seed stands both in grid and in list"),
+        ({**SEED, "exclude": [{"seed": 1}]}, "exclude: no combination has seed=1"),
+        ({**SEED, "exclude": [{"seed": 0}]}, "exclude leaves no run"),
+        ({**SEED, "base": {"algorithm": "fedsam(rho={rho})"}}, "nothing gives rho a value"),
+        ({**SEED, "jobs": 0}, "jobs: input should be greater"),
+        ({**SEED, "branch": "nowhere@3"}, "there is no run in nowhere"),
+    ],
+)
+def test_mistakes_are_one_sentence(values: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError) as told:
+        plan_sweep(read_sweep(values), OUT)
+    assert words in str(told.value) and "\n" not in str(told.value)
+
+
+def test_a_file_is_named_in_its_mistakes(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("grid: {seed: [0]\n")
+    with pytest.raises(UserError, match=r"mine\.yaml is not readable YAML"):
+        read_sweep(file)
+    file.write_text("grdi: {seed: [0]}\n")
+    with pytest.raises(UserError, match=r"mine\.yaml\) 'grdi'; did you mean grid"):
+        read_sweep(file)
+
+
+def test_empty_parts_are_as_if_they_were_not_there() -> None:
+    assert read_sweep({"base": None, "list": None, "grid": {"seed": [0]}}) == SweepFile(grid={"seed": [0]})
+    assert combinations(SweepFile(grid={"seed": [0, 1]})) == [{"seed": 0}, {"seed": 1}]

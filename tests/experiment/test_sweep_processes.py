@@ -1,0 +1,77 @@
+"""Sweeps of real processes: killed halfway and started again, and two at the same time."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+FILE = """
+base: {rounds: 2, steps: 2, per_round: 3, clients: 8, model: mlp(hidden=8), workers: 1, device: cpu, evaluation.examples: 50}
+grid:
+  algorithm: [fedavg, fedsam, scaffold, fedavg+wima(window=2)]
+  seed: [0, 1, 2, 3, 4]
+  rate: [0.1, 0.05]
+"""
+RUNS = 40
+pytestmark = pytest.mark.slow
+
+
+def start(file: Path, out: Path, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "fedflat", "sweep", str(file), "--out", str(out), "--no-probe", "--json", "--jobs", "1", *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> dict[str, str]:
+    """By whom each run was done, as a process tells it."""
+    printed, complaints = process.communicate(timeout=120)
+    assert process.returncode == 0, complaints
+    return {run["name"]: run["by"] for run in json.loads(printed)["runs"]}
+
+
+def over(out: Path) -> int:
+    return sum('"finished"' in path.read_text() for path in out.glob("*/status.json"))
+
+
+def kill_at(process: subprocess.Popen[str], out: Path, runs: int) -> None:
+    while over(out) < runs:
+        assert process.poll() is None, "it ended before it could be killed"
+        time.sleep(0.03)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
+def files(out: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "timing.jsonl"}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    (folder / "sweep.yaml").write_text(FILE)
+    assert list(finish(start(folder / "sweep.yaml", folder / "out")).values()) == ["here"] * RUNS
+    return folder / "sweep.yaml", folder / "out"
+
+
+def test_killed_halfway_and_started_again_it_ends_with_the_same_files(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
+    file, out = undisturbed
+    kill_at(start(file, tmp_path), tmp_path, 18)
+    before = over(tmp_path)
+    by = list(finish(start(file, tmp_path)).values())
+    assert 18 <= before < RUNS and by.count("before") == before and by.count("here") == RUNS - before
+    ours, theirs = files(tmp_path), files(out)
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if ours[name] != theirs[name]] == []
+
+
+def test_two_processes_never_do_the_same_run(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
+    file, out = undisturbed
+    two = [start(file, tmp_path), start(file, tmp_path)]
+    done = [{name for name, by in finish(process).items() if by == "here"} for process in two]
+    assert not done[0] & done[1] and len(done[0] | done[1]) == RUNS
+    assert files(tmp_path) == files(out)

@@ -1,0 +1,171 @@
+"""Searches: scored on the validation split alone, the same however often they are interrupted, shared by several processes."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedflat.errors import UserError
+from fedflat.experiment.callback import Callback
+from fedflat.experiment.folder import RunFolder
+from fedflat.experiment.sweep_file import read_sweep
+from fedflat.experiment.tune import Search, choose, plan_search, run_search
+
+BASE = {
+    "rounds": 2,
+    "steps": 2,
+    "per_round": 3,
+    "clients": 8,
+    "model": "mlp(hidden=8)",
+    "workers": 1,
+    "device": "cpu",
+    "data.validation": 0.2,
+}
+SPACE: dict[str, Any] = {"rate": {"low": 0.001, "high": 1, "log": True}, "rho": [0.01, 0.1]}
+VALUES = {"base": {**BASE, "algorithm": "fedsam(rho={rho})"}, "tune": {"trials": 6, "space": SPACE}}
+
+
+def search(out: Path, **more: Any) -> Search:
+    return plan_search(read_sweep({**VALUES, **more}), out)
+
+
+def needs_optuna() -> None:
+    pytest.importorskip("optuna", minversion="4.0", reason="searches need Optuna (pip install 'fedflat[sweep]')")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Search, list[Any]]:
+    needs_optuna()
+    made = search(tmp_path_factory.mktemp("tuned"))
+    return made, list(run_search(made))
+
+
+def test_every_trial_is_a_run_with_what_it_drew(finished: tuple[Search, list[Any]]) -> None:
+    made, tried = finished
+    assert [one.number for one in tried] == list(range(6)) and {one.state for one in tried} == {"complete"}
+    for one in tried:
+        config = RunFolder(made.folder(one.number) / "seed-0").config()
+        assert config.training.rate == one.values["training.rate"] and 0.001 <= config.training.rate <= 1
+        assert config.algorithm in ("fedsam(rho=0.01)", "fedsam(rho=0.1)")
+    assert len({one.values["training.rate"] for one in tried}) == 6
+
+
+def test_the_score_is_the_last_validation_metric(finished: tuple[Search, list[Any]]) -> None:
+    made, tried = finished
+    for one in tried:
+        last = RunFolder(made.folder(one.number) / "seed-0").metrics()[-1]
+        assert one.score == last["validation"]["server"]["accuracy"]
+
+
+def test_the_best_is_chosen_by_validation_and_evaluated_once(finished: tuple[Search, list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    made, tried = finished
+    chosen = choose(made)
+    best = max(tried, key=lambda one: one.score)
+    assert chosen["trial"] == best.number and chosen["validation"] == best.score and chosen["settings"] == best.values
+    last = RunFolder(made.folder(best.number) / "seed-0").metrics()[-1]
+    assert chosen["test"] == [pytest.approx(last["test"]["server"]["accuracy"])]
+    monkeypatch.setattr("fedflat.experiment.evaluation.evaluate", None)
+    assert choose(made) == chosen == json.loads((made.out / "best.json").read_text())
+
+
+def test_the_test_set_does_not_matter(tmp_path: Path, finished: tuple[Search, list[Any]]) -> None:
+    """With a metric on the test set that says the opposite, the same trial is chosen."""
+    made, _ = finished
+    for folder in sorted(made.out.glob("trial-*/seed-0")):
+        copy = tmp_path / folder.parent.name / "seed-0"
+        copy.mkdir(parents=True)
+        for name in ("config.yaml", "status.json", "split.json"):
+            (copy / name).write_bytes((folder / name).read_bytes())
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for line in lines:
+            line["test"]["server"]["accuracy"] = 1 - line["validation"]["server"]["accuracy"]
+        (copy / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (copy / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    again = search(tmp_path)
+    list(run_search(again))
+    assert choose(again)["trial"] == choose(made)["trial"]
+
+
+class Crash(Callback):
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def round_done(self, run) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_search_ends_as_one_that_was_not(finished: tuple[Search, list[Any]], tmp_path: Path) -> None:
+    made = search(tmp_path)
+    for rounds in (3, 4):
+        with pytest.raises(KeyboardInterrupt):
+            list(run_search(made, (Crash(rounds),)))
+    (tmp_path / "tune.journal").open("ab").write(b'{"op_code": 5, "wor')
+    list(run_search(made))
+    assert len(list(tmp_path.glob("trial-*"))) == 6
+    for one in finished[1]:
+        assert RunFolder(made.folder(one.number) / "seed-0").config().training.rate == one.values["training.rate"]
+    assert choose(made)["trial"] == choose(finished[0])["trial"]
+
+
+def test_two_at_the_same_time_share_the_trials(tmp_path: Path) -> None:
+    needs_optuna()
+    found: list[Any] = []
+    made = search(tmp_path, tune={"trials": 5, "space": SPACE, "sampler": "random"})
+    both = [threading.Thread(target=lambda: found.extend(run_search(made))) for _ in range(2)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+    assert sorted(one.number for one in found) == [0, 1, 2, 3, 4]
+
+
+def test_more_trials_go_on_from_those_there(finished: tuple[Search, list[Any]]) -> None:
+    made, _ = finished
+    assert list(run_search(made)) == []
+    more = search(made.out, tune={"trials": 7, "space": SPACE})
+    assert [one.number for one in run_search(more)] == [6]
+
+
+def test_seeds_are_averaged_and_hopeless_trials_end_early(tmp_path: Path) -> None:
+    needs_optuna()
+    space = {"rate": [1e-6, 0.3], "batch": {"low": 5, "high": 9, "whole": True}}
+    made = search(
+        tmp_path, base={**BASE, "rounds": 4}, tune={"trials": 14, "space": space, "sampler": "random", "seeds": [0, 1], "prune": True}
+    )
+    tried = list(run_search(made))
+    complete = [one for one in tried if one.state == "complete"]
+    assert {one.state for one in tried} == {"complete", "pruned"} and all(one.state == "complete" for one in tried[:5])
+    one = complete[0]
+    scores = [RunFolder(made.folder(one.number) / f"seed-{seed}").metrics()[-1]["validation"]["server"]["accuracy"] for seed in (0, 1)]
+    assert one.score == pytest.approx(sum(scores) / 2)
+    assert len(choose(made)["test"]) == 2 and choose(made)["settings"]["training.rate"] == 0.3
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"base": {**BASE, "data.validation": 0, "algorithm": "fedsam(rho={rho})"}}, "scored on a validation split, and there is none"),
+        ({"base": {**VALUES["base"], "stop.target": 0.9}}, "stop.target looks at the test set"),
+        ({"tune": {"space": {}}}, "tune.space is empty"),
+        ({"tune": {"space": {"rat": [1]}}}, "no setting (tune.space) 'rat'; did you mean rate"),
+        ({"tune": {"space": {**SPACE, "rate": {"low": 2, "high": 1}}}}, "low must be below high"),
+        ({"tune": {"space": {**SPACE, "rate": {"low": 0, "high": 1, "log": True}}}}, "needs low above 0"),
+        ({"tune": {"space": {**SPACE, "rate": []}}}, "expected a list of numbers"),
+        ({"tune": {"space": {**SPACE, "seed": [0, 1]}}}, "seed is nothing to search over"),
+        ({"tune": {"space": {**SPACE, "per_round": {"low": 2, "high": 9, "whole": True}}}}, "is more than data.clients=8"),
+        ({"tune": {"space": SPACE, "trails": 3}}, "'trails'; did you mean trials?"),
+        ({"grid": {"seed": [0]}}, "has no grid, list, exclude or branch"),
+        ({"keep": {"models": False}}, "models=false is not possible in a search"),
+        ({"tune": None}, "there is no search in this file"),
+    ],
+)
+def test_mistakes_are_one_sentence(more: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as told:
+        search(tmp_path, **more)
+    assert words in str(told.value) and not list(tmp_path.iterdir())
