@@ -17,10 +17,12 @@ from fedflat.cli.flatness import flatness
 from fedflat.cli.mistakes import told_in_a_sentence
 from fedflat.cli.models import models
 from fedflat.cli.papers import papers
+from fedflat.cli.report import report
 from fedflat.cli.reproduce import reproduce
 from fedflat.cli.run import resume, run
 from fedflat.cli.settings import settings
 from fedflat.cli.show import show
+from fedflat.cli.watch import watch
 
 
 class Application(TyperGroup):
@@ -56,7 +58,7 @@ def fedflat(version: bool = typer.Option(False, "--version", callback=_version, 
 
 
 EXPERIMENTS, LOOKING = "Experiments", "Looking things up"
-for _command in (run, compare, reproduce, resume, show, evaluate, bench):
+for _command in (run, compare, reproduce, resume, show, watch, report, evaluate, bench):
     app.command(rich_help_panel=EXPERIMENTS)(_command)
 app.add_typer(flatness, name="flatness", rich_help_panel=EXPERIMENTS)
 for _command in (algorithms, models, papers, settings):

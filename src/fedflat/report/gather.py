@@ -182,4 +182,4 @@ def _in_words(config: Config) -> str:
     extras = [f"seed {data.split_seed}"] if data.split_seed is not None else []
     extras += [f"{data.clients} clients"] if data.clients is not None else []
     extras += [f"{100 * data.validation:g} % held out"] if data.validation else []
-    return ", ".join([f"{data.name}, {full_split(data.split)}", *extras])
+    return ", ".join([f"{data.name}, {full_split(data.split).replace(',', ', ')}", *extras])

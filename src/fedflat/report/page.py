@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedflat import __version__
 from fedflat.report.document import FIGURES
+from fedflat.report.wording import interval, shown_p, signed
 from fedflat.units import is_share, shown_bytes, shown_count, shown_metric, shown_seconds
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ def report_page(
         result_heads=lambda section: _result_heads(section, document["targets"]),
         top=_top,
         metric=shown_metric,
-        signed=_signed,
-        interval=_interval,
+        signed=signed,
+        interval=interval,
         p=shown_p,
         bytes=shown_bytes,
         seconds=shown_seconds,
@@ -160,22 +161,3 @@ def _top(section: Values, figure: str) -> float | None:
     """The best mean of a figure, where there is more than one row."""
     means = [row["spread"][figure]["mean"] for row in section["rows"] if row["spread"][figure]]
     return None if len(means) < 2 else (max if section["higher"] else min)(means)
-
-
-def _signed(value: float, metric: str) -> str:
-    return ("+" if value > 0 else "") + shown_metric(value, metric).replace("-", "−")
-
-
-def _interval(bounds: Sequence[float] | None, metric: str) -> str:
-    return "–" if bounds is None else f"{_signed(bounds[0], metric)} to {_signed(bounds[1], metric)}"
-
-
-def shown_p(p: float | None) -> str:
-    """A p value, never as zero.
-
-    >>> shown_p(0.0123), shown_p(0.00001), shown_p(None)
-    ('0.012', '< 0.001', '–')
-    """
-    if p is None:
-        return "–"
-    return "< 0.001" if p < 0.001 else f"{p:.2g}" if p < 0.1 else f"{p:.2f}"

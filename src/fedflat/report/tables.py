@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedflat.report.document import FIGURES
-from fedflat.report.page import shown_p
+from fedflat.report.wording import interval, shown_p, signed
 from fedflat.units import is_share, shown_count, shown_metric, shown_seconds
 
 Values = Mapping[str, Any]
@@ -27,7 +27,8 @@ class Table:
     def markdown(self) -> str:
         """As a table of Markdown."""
         lines = [self.heads, ("---", *["---:"] * (len(self.heads) - 1)), *self.rows]
-        return f"{self.caption}\n\n" + "".join(f"| {' | '.join(cell.replace('|', '\\|') for cell in line)} |\n" for line in lines)
+        escaped = ([cell.replace("|", "\\|") for cell in line] for line in lines)
+        return f"{self.caption}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in escaped)
 
     def latex(self) -> str:
         """As a table of LaTeX; needs ``\\usepackage{booktabs}``."""
@@ -85,9 +86,9 @@ def difference_table(section: Values, by: str) -> Table | None:
         if pair is None:
             rows.append((one["label"], "–", "–", "–", "0", "none", "–", "–"))
             continue
-        bounds = [_bounds(pair[name], metric) for name in ("interval", "t_interval")]
+        bounds = [interval(pair[name], metric) for name in ("interval", "t_interval")]
         tested = (str(len(pair["seeds"])), pair["test"], shown_p(pair["p"]), shown_p(one["holm"]))
-        rows.append((one["label"], _signed(pair["mean"], metric), *bounds, *tested))
+        rows.append((one["label"], signed(pair["mean"], metric), *bounds, *tested))
     base = section["rows"][section["baseline"]]["label"]
     unit = " in percentage points" if is_share(metric) else ""
     return Table(f"Differences to {base} in the {FIGURES[by]}, paired by seed{unit}.", heads, tuple(rows))
@@ -119,11 +120,3 @@ def _spread(spread: Values | None, metric: str) -> str:
     if spread is None:
         return "–"
     return shown_metric(spread["mean"], metric) + (f" ± {shown_metric(spread['std'], metric)}" if spread["count"] > 1 else "")
-
-
-def _signed(value: float, metric: str) -> str:
-    return ("+" if value > 0 else "") + shown_metric(value, metric).replace("-", "−")
-
-
-def _bounds(bounds: Sequence[float] | None, metric: str) -> str:
-    return "–" if bounds is None else f"{_signed(bounds[0], metric)} to {_signed(bounds[1], metric)}"

@@ -62,7 +62,7 @@ function cut(text, element, width) {
 
 function lineChart(figure, lines, about) {
   const [svg, width] = canvas(figure, about.height || 360, about.words);
-  const height = about.height || 360, left = 52, right = 14, top = 12, bottom = 42;
+  const height = about.height || 360, left = 52, right = 14, top = 26, bottom = 42;
   const put = about.log ? (v) => (v > 0 ? Math.log10(v) : null) : (v) => v;
   const xs = lines.flatMap((l) => l.x), ys = [];
   for (const l of lines) {
@@ -90,6 +90,7 @@ function lineChart(figure, lines, about) {
     node("text", { x: Math.min(X(v), width - 2), y: height - bottom + 18, "text-anchor": anchor }, svg, short(v));
   }
   node("text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, svg, about.xlabel);
+  node("text", { x: 4, y: 13 }, svg, about.ylabel || "");
   const name = `clip-${Math.random().toString(36).slice(2)}`;
   node("rect", { x: left, y: top, width: width - left - right, height: height - top - bottom }, node("clipPath", { id: name }, node("defs", {}, svg)));
   const inside = node("g", { "clip-path": `url(#${name})` }, svg);

@@ -88,7 +88,8 @@ data.sections.forEach((section, n) => {
     });
     const words = `test ${metric.value}${factor === 100 ? " in per cent" : ""} over ${over.selectedOptions[0].textContent}`;
     const rise = factor === 100 && !whole.checked && lines.some((l) => l.y.length > 5);
-    lineChart(curves, lines, { words, xlabel: over.selectedOptions[0].textContent, skipRise: rise });
+    const ylabel = `test ${metric.value}${factor === 100 ? " (%)" : ""}`;
+    lineChart(curves, lines, { words, xlabel: over.selectedOptions[0].textContent, ylabel, skipRise: rise });
   };
   if (curves) {
     onShow(curves, drawCurves);
@@ -117,14 +118,18 @@ data.sections.forEach((section, n) => {
   const drawLog = () => {
     const one = section.views.log[quantity.value];
     const lines = one.lines.map((l) => ({ ...l, label: section.rows[l.row].label }));
-    lineChart(log, lines.filter((l) => visible.has(l.row)), { words: one.words, xlabel: "communication round", dots: true, height: 300 });
+    lineChart(log, lines.filter((l) => visible.has(l.row)), {
+      words: one.words, xlabel: "communication round", ylabel: quantity.value, dots: true, height: 300,
+    });
   };
   if (log) { onShow(log, drawLog); quantity.addEventListener("change", drawLog); }
 
   onShow(find(n, "spectra"), () => {
     const lines = section.views.spectra.map((s, row) => ({ row, label: s.label, x: s.eigenvalues.map((_, i) => i + 1), y: s.eigenvalues }));
     const positive = lines.every((l) => l.y.every((v) => v > 0));
-    lineChart(find(n, "spectra"), lines, { words: "eigenvalues of the Hessian", xlabel: "eigenvalues, largest first", dots: true, log: positive, height: 320 });
+    lineChart(find(n, "spectra"), lines, {
+      words: "eigenvalues of the Hessian", xlabel: "eigenvalues, largest first", ylabel: "eigenvalue", dots: true, log: positive, height: 320,
+    });
   });
 
   const which = find(n, "run-of-clients");
