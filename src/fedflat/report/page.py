@@ -29,6 +29,7 @@ def report_page(
     """The page of a report; ``landscapes`` are those of each section, and bring the library that turns them into the page."""
     sections = document["sections"]
     turned = _landscapes(landscapes, value) or [None] * len(sections)
+    library = _library() if any(turned) else ""
     return _template().render(
         document=document,
         title=title or _title(sections),
@@ -37,6 +38,7 @@ def report_page(
         js=_text("charts.js") + _text("page.js").replace('"use strict";\n', "", 1),
         data=_for_scripts(document),
         landscapes=turned,
+        library=library,
         version=__version__,
         made=made,
         parts=lambda section: _parts(section, turned[sections.index(section)] is not None),
@@ -83,16 +85,20 @@ def _landscapes(landscapes: Sequence[Mapping[str, Landscape]], value: str) -> li
     from fedflat.report.landscape_pictures import Panel
 
     found: list[dict[str, Any] | None] = []
-    library = True
     for some in landscapes:
         panels = [Panel(name, landscape) for name, landscape in some.items() if value in landscape.values]
         if not panels:
             found.append(None)
             continue
-        about, parts = landscape_parts(panels, value, library)
+        about, parts = landscape_parts(panels, value, library=False)
         found.append({"about": about, "parts": parts})
-        library = False
     return found
+
+
+def _library() -> str:
+    from plotly.offline import get_plotlyjs
+
+    return str(get_plotlyjs())
 
 
 # --- words -----------------------------------------------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ function rowChart(figure, rows, about) {
   const room = (x1 - x0) * 0.06 || 0.5;
   x0 -= room; x1 += room;
   const X = (v) => left + ((v - x0) / (x1 - x0)) * (width - left - right);
-  for (const v of ticks(x0, x1, narrow ? 4 : 7)) {
+  for (const v of ticks(x0, x1, narrow ? 4 : 7).filter((v) => !about.whole || Number.isInteger(v))) {
     node("line", { x1: X(v), x2: X(v), y1: top, y2: height - bottom, stroke: "var(--line)" }, svg);
     node("text", { x: X(v), y: height - bottom + 18, "text-anchor": "middle" }, svg, trim(Math.abs(v) < 1e-12 ? 0 : v));
   }

@@ -107,7 +107,7 @@ data.sections.forEach((section, n) => {
   onShow(find(n, "ranks"), () => rowChart(find(n, "ranks"), section.ranks.lines.map((l) => ({
     row: l.row, label: l.label, mean: l.mean, points: l.each, bars: [],
   })), {
-    include: [1, Math.max(2, section.ranks.lines.length)], xlabel: "mean rank over seeds, 1 is best", words: "mean ranks",
+    include: [1, Math.max(2, section.ranks.lines.length)], xlabel: "mean rank over seeds, 1 is best", words: "mean ranks", whole: true,
     bar: section.ranks.critical && section.ranks.critical < section.ranks.lines.length - 1 ? section.ranks.critical : 0,
     barWords: section.ranks.critical ? `critical difference ${trim(section.ranks.critical)}` : "",
   }));
@@ -145,5 +145,21 @@ data.sections.forEach((section, n) => {
     for (const table of document.querySelectorAll(`#s${n} [data-forgetting]`)) table.hidden = table.dataset.forgetting !== which.value;
   });
 });
+
+// --- landscapes -----------------------------------------------------------------------------------------------------------------
+
+// They need a large library, which is read when the first of them comes into sight.
+function unfold(box) {
+  const library = document.getElementById("library");
+  if (library) { document.body.append(library.content.cloneNode(true)); library.remove(); }
+  const inside = box.querySelector("template");
+  if (inside) { box.append(inside.content.cloneNode(true)); inside.remove(); }
+}
+const near = new IntersectionObserver((entries) => entries.forEach((e) => { if (e.isIntersecting) { near.unobserve(e.target); unfold(e.target); } }));
+document.querySelectorAll(".later").forEach((box) => near.observe(box));
+
 // Printed charts take the width of the paper by themselves; what is folded is opened.
-window.addEventListener("beforeprint", () => document.querySelectorAll("details.print").forEach((d) => { d.open = true; }));
+window.addEventListener("beforeprint", () => {
+  document.querySelectorAll("details.print").forEach((d) => { d.open = true; });
+  document.querySelectorAll(".later").forEach(unfold);
+});
