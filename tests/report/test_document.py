@@ -121,7 +121,7 @@ def test_nothing_evaluated_yet(clone, tmp_path):
 def test_what_a_real_run_logged_is_there(real):
     (section,) = report_document(gather([real]))["sections"]
     assert {"lambda_max", "cosine"} <= set(section["views"]["log"])
-    assert section["views"]["log"]["lambda_max"]["lines"][0]["x"] == [0, 1, 2] or section["views"]["log"]["lambda_max"]["lines"][0]["x"]
+    assert section["views"]["log"]["lambda_max"]["lines"][0]["x"][-2:] == [1, 2]
     assert section["repeat"]["command"] == "fedflat compare fedavg --config settings.yaml --seeds 0,"
 
 
@@ -162,7 +162,12 @@ def test_values_hold_every_digit_and_what_diverged(document):
 
 def test_figures_are_vector_graphics(section, tmp_path):
     figures = figures_of(section, "last")
-    assert set(figures) == {*(f"curves-{axis}" for axis in ("round", "backward_passes", "bytes", "seconds")), "differences", "ranks", "split"}
+    assert set(figures) == {
+        *(f"curves-{axis}" for axis in ("round", "backward_passes", "bytes", "seconds")),
+        "differences",
+        "ranks",
+        "split",
+    }
     figures["differences"].savefig(tmp_path / "figure.pdf")
     assert (tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")
     labels = [text.get_text() for text in figures["ranks"].axes[0].get_yticklabels()]

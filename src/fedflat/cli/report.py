@@ -66,6 +66,7 @@ def _write(out: Path, gathered: Gathered, document: dict[str, Any], title: str, 
     """Every file of a report; says where they are."""
     from datetime import date
 
+    from fedflat import __version__
     from fedflat.cli.one_run import write_figure
     from fedflat.experiment.files import create_folder, write_whole
     from fedflat.report.gather import grouped
@@ -75,7 +76,8 @@ def _write(out: Path, gathered: Gathered, document: dict[str, Any], title: str, 
 
     create_folder(out)
     landscapes = [landscapes_of(group) for group in grouped(gathered.records, apart)]
-    write_whole(out / "report.html", report_page(document, title, landscapes, date.today().isoformat()))
+    made = f"fedflat {__version__} on {date.today().isoformat()}"
+    write_whole(out / "report.html", report_page(document, title, landscapes, made))
     write_whole(out / "values.csv", values_csv(document))
     several = len(document["sections"]) > 1
     for number, section in enumerate(document["sections"], 1):

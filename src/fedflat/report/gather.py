@@ -54,8 +54,8 @@ def gather(paths: Iterable[Path]) -> Gathered:
         left_out += [(str(folder), f"{folder} has no config.yaml, so it was not copied whole; copy it again") for folder in sorted(half)]
     kept = _once(list(records.values()), left_out)
     if not kept:
-        why = f" ({left_out[0][1]})" if left_out else ""
-        raise UserError(f"there is no run to report on{why}; expected folders with a config.yaml, as fedflat run makes them")
+        first = f" ({left_out[0][1]})" if left_out else ""
+        raise UserError(f"there is no run to report on{first}; expected folders with a config.yaml, as fedflat run makes them")
     return Gathered(kept, left_out)
 
 
@@ -132,9 +132,10 @@ def grouped(records: Sequence[Record], apart: bool = False) -> list[Group]:
         found.setdefault(tuple(getattr(record.config.data, name) for name in OF_THE_SPLIT), []).append(record)
     if len(found) > 1 and not apart:
         some = "; ".join(_in_words(group[0].config) for group in list(found.values())[:3])
+        more = "; ..." if len(found) > 3 else ""
         raise UserError(
-            f"these runs have {len(found)} different splits ({some}{'; ...' if len(found) > 3 else ''}), so that those of the same seed are no "
-            "pairs: a difference would be one of splits as well as of algorithms; give runs of one split, or report each split apart (--apart)"
+            f"these runs have {len(found)} different splits ({some}{more}), so that those of the same seed are no pairs: a difference "
+            "would be one of splits as well as of algorithms; give runs of one split, or report each split apart (--apart)"
         )
     return [Group(_in_words(group[0].config), group, _splits(group)) for group in found.values()]
 
@@ -147,9 +148,10 @@ def _splits(records: Iterable[Record]) -> dict[int, dict[str, Any]]:
         split = record.folder.split()
         other, first = splits.setdefault(record.config.seed, (split, record))
         if other["hash"] != split["hash"]:
+            hashes = f"{other['hash'][:8]} and {split['hash'][:8]}"
             raise UserError(
-                f"{where(first)} and {where(record)} both have seed {record.config.seed}, but different splits (hash {other['hash'][:8]} and "
-                f"{split['hash'][:8]}), so they cannot be paired; run one of them anew on the same data"
+                f"{where(first)} and {where(record)} both have seed {record.config.seed}, but different splits (hash {hashes}), so they "
+                "cannot be paired; run one of them anew on the same data"
             )
     return {seed: split for seed, (split, _) in sorted(splits.items())}
 

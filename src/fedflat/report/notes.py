@@ -71,7 +71,9 @@ def _pairs(section: Mapping[str, Any]) -> list[tuple[str, str]]:
     without = [one["label"] for one in section["differences"] if one["pair"] is None]
     if without:
         base = section["rows"][section["baseline"]]["label"]
-        found.append(("warn", f"{', '.join(without[:5])} and {base} share no seed that did not diverge, so there is no difference to give."))
+        found.append(
+            ("warn", f"{', '.join(without[:5])} and {base} share no seed that did not diverge, so there is no difference to give.")
+        )
     tests = {one["pair"]["test"] for one in section["differences"] if one["pair"]} - {"none"}
     names = {
         "paired t": f"paired t (fewer than {SIGNED_RANK_FROM} pairs)",
@@ -92,9 +94,13 @@ def _figures(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     found = []
     if counts:
         many = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        found.append(("info", f"The mean of the last 100 rounds is over {many} evaluations. The best is chosen on the test set: optimistic."))
+        found.append(
+            ("info", f"The mean of the last 100 rounds is over {many} evaluations. The best is chosen on the test set: optimistic.")
+        )
     if any(0 < row["rounds"] <= 100 for row in rows):
-        found.append(("warn", "Some runs have no more than 100 rounds, so that their mean of the last 100 holds the first, steep ones as well."))
+        found.append(
+            ("warn", "Some runs have no more than 100 rounds, so that their mean of the last 100 holds the first, steep ones as well.")
+        )
     if len({row["rounds"] for row in rows}) > 1:
         found.append(("warn", "Rows have different numbers of rounds; their last figures are not of the same moment."))
     return found

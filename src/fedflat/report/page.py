@@ -8,7 +8,6 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from fedflat import __version__
 from fedflat.report.document import FIGURES
 from fedflat.report.wording import interval, shown_p, signed
 from fedflat.units import is_share, shown_bytes, shown_count, shown_metric, shown_seconds
@@ -39,7 +38,6 @@ def report_page(
         data=_for_scripts(document),
         landscapes=turned,
         library=library,
-        version=__version__,
         made=made,
         parts=lambda section: _parts(section, turned[sections.index(section)] is not None),
         facts=_facts,
@@ -114,7 +112,9 @@ def _title(sections: Sequence[Values]) -> str:
 
 def _subtitle(document: Values) -> str:
     runs, rows = document["runs"], sum(len(section["rows"]) for section in document["sections"])
-    return f"{runs} run{'s' * (runs != 1)}, {rows} row{'s' * (rows != 1)}. Rows are called by the algorithm and the average that is evaluated."
+    return (
+        f"{runs} run{'s' * (runs != 1)}, {rows} row{'s' * (rows != 1)}. Rows are called by the algorithm and the average that is evaluated."
+    )
 
 
 def _parts(section: Values, landscapes: bool) -> list[tuple[str, str]]:

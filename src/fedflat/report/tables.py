@@ -33,7 +33,13 @@ class Table:
     def latex(self) -> str:
         """As a table of LaTeX; needs ``\\usepackage{booktabs}``."""
         columns = "l" + "r" * (len(self.heads) - 1)
-        lines = [r"\begin{table}[t]", r"\centering", rf"\caption{{{latex_text(self.caption)}}}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
+        lines = [
+            r"\begin{table}[t]",
+            r"\centering",
+            rf"\caption{{{latex_text(self.caption)}}}",
+            rf"\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+        ]
         lines += [_line(self.heads), r"\midrule", *map(_line, self.rows), r"\bottomrule", r"\end{tabular}", r"\end{table}"]
         return "\n".join(lines) + "\n"
 
