@@ -150,7 +150,6 @@ def _clients(records: Sequence[Record]) -> list[Values]:
                 "classes": _matrix(kept, "classes"),
                 "clients": _matrix(kept, "clients"),
                 "forgetting": document.get("forgetting", {}),
-                "curvature": _curvature(document.get("rounds", [])),
             }
         )
     return found
@@ -159,15 +158,6 @@ def _clients(records: Sequence[Record]) -> list[Values]:
 def _matrix(looks: Sequence[Mapping[str, Any]], part: str) -> Values:
     names = list(looks[-1]["accuracy"].get(part, {}))
     return {name: [_rounded(look["accuracy"][part].get(name)) for look in looks] for name in names}
-
-
-def _curvature(rounds: Sequence[Mapping[str, Any]]) -> list[Values]:
-    """The largest eigenvalue of each client's own model, by round."""
-    return [
-        {"round": one["round"], "values": [_rounded(value) for value in one["local"]["lambda_max"].values() if value is not None]}
-        for one in rounds
-        if "lambda_max" in one.get("local", {})
-    ]
 
 
 def _rounded(value: float | None) -> float | None:
