@@ -170,6 +170,16 @@ def test_light_and_dark(browser, page):
     assert browser.execute_script(ground) == "rgb(255, 255, 255)"
 
 
+def test_tables_fit_the_paper(browser, page):
+    show(browser, page, 760)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= 760
+        assert browser.execute_script("return getComputedStyle(document.querySelector('.controls')).display") == "none"
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
 def test_landscapes_turn_without_a_network(browser, compared, tmp_path):
     path = tmp_path / "report.html"
     path.write_text(report_page(report_document(gather([compared])), landscapes=[{"fedavg": bowl()}]), encoding="utf-8")
