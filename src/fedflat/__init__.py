@@ -33,8 +33,18 @@ _WHERE = {
     "Callback": "fedflat.experiment.callback",
 }
 __all__ = [
-    *("Algorithm", "Callback", "UserError", "__version__", "algorithm", "canonical"),
-    *("compare", "load", "register", "resume", "run", "sweep"),
+    "Algorithm",
+    "Callback",
+    "UserError",
+    "__version__",
+    "algorithm",
+    "canonical",
+    "compare",
+    "load",
+    "register",
+    "resume",
+    "run",
+    "sweep",
 ]
 
 

@@ -21,12 +21,14 @@ from fedflat.cli.flatness import flatness
 from fedflat.cli.mistakes import told_in_a_sentence
 from fedflat.cli.models import models
 from fedflat.cli.papers import papers
+from fedflat.cli.report import report
 from fedflat.cli.reproduce import reproduce
 from fedflat.cli.run import resume, run
 from fedflat.cli.settings import settings
 from fedflat.cli.show import show
 from fedflat.cli.sweep import sweep
 from fedflat.cli.tune import tune
+from fedflat.cli.watch import watch
 
 
 class Application(TyperGroup):
@@ -62,7 +64,7 @@ def fedflat(version: bool = typer.Option(False, "--version", callback=_version, 
 
 
 EXPERIMENTS, LOOKING = "Experiments", "Looking things up"
-for _command in (run, compare, sweep, tune, branch, reproduce, resume, show, evaluate, clean, bench):
+for _command in (run, compare, sweep, tune, branch, reproduce, resume, show, watch, report, evaluate, clean, bench):
     app.command(rich_help_panel=EXPERIMENTS)(_command)
 app.add_typer(flatness, name="flatness", rich_help_panel=EXPERIMENTS)
 app.add_typer(deploy, name="deploy", rich_help_panel=EXPERIMENTS)

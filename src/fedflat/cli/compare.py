@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedflat.cli.downloads import fetch_if_missing
-from fedflat.cli.flags import CONFIG, JSON, QUIET, SET, with_settings
+from fedflat.cli.flags import CONFIG, JSON, QUIET, SET, TRACK, with_settings
 from fedflat.cli.mistakes import Interrupted
 from fedflat.cli.one_run import check_figure, write_figure
 from fedflat.cli.progress import progress
-from fedflat.cli.run import RUNS, data_slug
+from fedflat.cli.run import RUNS, data_slug, trackers
 from fedflat.cli.screen import facts, print_json, screen
 from fedflat.cli.several_runs import comparison_document, print_comparison
 from fedflat.errors import UserError
@@ -57,6 +57,7 @@ def compare(
         help="runs at the same time, each in a process of its own [dim](default: one per core where they are small)[/dim]",
         show_default=False,
     ),
+    track: str | None = TRACK,
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
@@ -75,11 +76,12 @@ def compare(
         check_figure(figure)
     out = default_folder(base) if out is None else out
     fetch_if_missing(base, quiet or as_json)
+    followed = trackers(track)
     records, runs = [], len(algorithms) * len(chosen)
     failed: SomeFailed | None = None
     try:
         with progress(quiet or as_json, runs) as shown:
-            for record in records_of(base, algorithms, chosen, out, (shown,), jobs):
+            for record in records_of(base, algorithms, chosen, out, (shown, *followed), jobs):
                 records.append(record)
                 shown.run_over()
     except KeyboardInterrupt:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedflat.cli.downloads import fetch_if_missing
-from fedflat.cli.flags import CONFIG, JSON, QUIET, SET, with_settings
+from fedflat.cli.flags import CONFIG, JSON, QUIET, SET, TRACK, with_settings
 from fedflat.cli.mistakes import Interrupted
 from fedflat.cli.one_run import draw_curve, print_run, run_document
 from fedflat.cli.progress import progress
 from fedflat.cli.screen import print_json
 
 if TYPE_CHECKING:
+    from fedflat.experiment.callback import Callback
     from fedflat.experiment.config import Config
 
 RUNS = Path("runs")
@@ -40,6 +41,7 @@ def run(
         show_default=False,
     ),
     dry_run: bool = typer.Option(False, "--dry-run", help="print the complete config and stop"),
+    track: str | None = TRACK,
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
@@ -55,7 +57,7 @@ def run(
     if dry_run:
         print_json(made.model_dump(mode="json")) if as_json else print(made.to_yaml(), end="")
         return
-    _go(made, new_folder(made) if out is None else out, as_json, quiet)
+    _go(made, new_folder(made) if out is None else out, as_json, quiet, track=track)
 
 
 def resume(
@@ -63,6 +65,7 @@ def resume(
     workers: int | None = typer.Option(
         None, "--workers", min=1, help="worker processes, if another number than before", show_default=False
     ),
+    track: str | None = TRACK,
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
@@ -84,20 +87,21 @@ def resume(
     config = record.config
     if workers is not None:
         config = config.model_copy(update={"engine": config.engine.model_copy(update={"workers": workers})})
-    _go(config, folder, as_json, quiet, resume=True)
+    _go(config, folder, as_json, quiet, resume=True, track=track)
 
 
-def _go(config: Config, folder: Path, as_json: bool, quiet: bool, resume: bool = False) -> None:
+def _go(config: Config, folder: Path, as_json: bool, quiet: bool, resume: bool = False, track: str | None = None) -> None:
     from fedflat.experiment.folder import RunFolder
     from fedflat.experiment.forecast import Foretell
     from fedflat.experiment.run import Run
     from fedflat.models import trained_sentence
     from fedflat.report.result import Result
 
+    followed = trackers(track)
     fetch_if_missing(config, quiet or as_json)
     try:
         with progress(quiet or as_json) as shown:
-            going = Run(config, folder, callbacks=(shown, Foretell(shown.foretell)), resume=resume)
+            going = Run(config, folder, callbacks=(shown, Foretell(shown.foretell), *followed), resume=resume)
             trained = trained_sentence(going.problem.model)
             if trained and not (quiet or as_json):
                 print(f"{config.model}: {trained}", file=sys.stderr)
@@ -110,6 +114,15 @@ def _go(config: Config, folder: Path, as_json: bool, quiet: bool, resume: bool =
         print_json(run_document(record))
     else:
         print_run(record)
+
+
+def trackers(place: str | None) -> tuple[Callback, ...]:
+    """The callback that follows a run elsewhere, where one is asked for."""
+    if place is None:
+        return ()
+    from fedflat.report.tracking import Tracker
+
+    return (Tracker(place),)
 
 
 def data_slug(config: Config) -> str:

@@ -8,7 +8,11 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedflat.units import is_share
+from fedflat.units import shown_bytes as shown_bytes
+from fedflat.units import shown_count as shown_count
+from fedflat.units import shown_metric as shown_metric
+from fedflat.units import shown_seconds as shown_seconds
+from fedflat.units import with_unit as with_unit
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,60 +70,3 @@ def cell(value: object) -> Any:
     if value is None or value == "":
         return Text("–", style="dim")
     return value if isinstance(value, Text) else Text(str(value))
-
-
-# --- numbers ---------------------------------------------------------------------------------------------------------------------
-
-
-def shown_metric(value: float | None, metric: str) -> str:
-    """A metric's value: accuracies and other shares in per cent, anything else to four digits.
-
-    >>> shown_metric(0.91234, "accuracy"), shown_metric(1.5, "loss")
-    ('91.23', '1.5')
-    """
-    if value is None:
-        return "–"
-    return f"{100 * value:.2f}" if is_share(metric) else f"{value:.4g}"
-
-
-def with_unit(metric: str) -> str:
-    """A metric's name, with its unit."""
-    return f"{metric} %" if is_share(metric) else metric
-
-
-def shown_bytes(count: float | None) -> str:
-    """A number of bytes.
-
-    >>> shown_bytes(123), shown_bytes(45_600_000)
-    ('123 B', '45.6 MB')
-    """
-    if count is None:
-        return "–"
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.1f} TB"
-
-
-def shown_seconds(seconds: float | None) -> str:
-    """A duration.
-
-    >>> shown_seconds(3.14), shown_seconds(75), shown_seconds(3720)
-    ('3.1 s', '1 min 15 s', '1 h 2 min')
-    """
-    if seconds is None:
-        return "–"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def shown_count(count: float | None) -> str:
-    """A whole number, grouped by thousands.
-
-    >>> shown_count(1234567)
-    '1,234,567'
-    """
-    return "–" if count is None else f"{count:,.0f}"

@@ -252,10 +252,14 @@ def config(values: dict[str, Any]) -> Config:
         raise UserError(_sentence(error)) from None
 
 
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The same language and as safe, but ten times as fast where libyaml is there: a report reads a thousand configs."""
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The values of a YAML file."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

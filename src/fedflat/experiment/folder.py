@@ -88,14 +88,18 @@ class RunFolder:
         """The evaluations, one record each; a last line cut off by a kill does not count."""
         return self._lines("metrics.jsonl")
 
+    def timing(self) -> list[dict[str, Any]]:
+        """Seconds and memory at every evaluation; a round that was repeated after a kill stands twice."""
+        return self._lines("timing.jsonl")
+
     def seconds(self) -> float:
         """How long the run has taken so far."""
-        lines = self._lines("timing.jsonl")
+        lines = self.timing()
         return float(lines[-1]["seconds"]) if lines else 0.0
 
     def flatness_seconds(self) -> float:
         """How long looks at flatness have taken, of all the time."""
-        return sum(float(line.get("flatness", 0.0)) for line in self._lines("timing.jsonl"))
+        return sum(float(line.get("flatness", 0.0)) for line in self.timing())
 
     def _lines(self, name: str) -> list[dict[str, Any]]:
         path = self.path / name

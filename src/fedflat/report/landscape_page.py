@@ -25,6 +25,12 @@ PAGE = """<!doctype html>
 
 def landscape_page(panels: Sequence[Panel], value: str = "train_loss", title: str = "Landscapes") -> str:
     """A page with each landscape as a surface and as contours, on one scale; of lines, with a curve each."""
+    about, parts = landscape_parts(panels, value)
+    return PAGE.format(title=escape(title), about=escape(about), figures="".join(parts), font=FONT, ink=INK, faint=FAINT)
+
+
+def landscape_parts(panels: Sequence[Panel], value: str = "train_loss", library: bool = True) -> tuple[str, list[str]]:
+    """A sentence on the scale, and the figures as HTML; without the library they need a page that already has it."""
     if not panels:
         raise UserError("there is no landscape to draw")
     if len({panel.landscape.dimensions for panel in panels}) > 1:
@@ -33,9 +39,9 @@ def landscape_page(panels: Sequence[Panel], value: str = "train_loss", title: st
     flat = panels[0].landscape.dimensions == 1
     figures = [_curves(panels, scale)] if flat else [_surfaces(panels, scale), _contours(panels, scale)]
     # The library is put in once, with the first figure; all others find it there.
-    parts = [figure.to_html(full_html=False, include_plotlyjs=number == 0) for number, figure in enumerate(figures)]
+    parts = [figure.to_html(full_html=False, include_plotlyjs=library and number == 0) for number, figure in enumerate(figures)]
     about = f"{shown_value(value).capitalize()} on one scale. {scale.notes[:1].upper()}{scale.notes[1:]}{'.' if scale.notes else ''}"
-    return PAGE.format(title=escape(title), about=escape(about), figures="".join(parts), font=FONT, ink=INK, faint=FAINT)
+    return about, parts
 
 
 def _surfaces(panels: Sequence[Panel], scale: Scale) -> Any:

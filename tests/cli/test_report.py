@@ -1,0 +1,86 @@
+"""fedflat report on real runs: what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+
+import pytest
+
+
+def test_every_file_is_written(fedflat, compared, tmp_path):
+    result = fedflat("report", compared, "--target", "0.99", "--by", "last", "--title", "Two of them")
+    assert result.exit_code == 0
+    out = tmp_path / "report"
+    names = {path.name for path in out.iterdir()}
+    assert names == {
+        *("report.html", "values.csv", "settings.yaml", "figures"),
+        *(f"{table}.{ending}" for table in ("results", "differences") for ending in ("csv", "md", "tex")),
+    }
+    assert "<h1>Two of them</h1>" in (out / "report.html").read_text()
+    assert len(list((out / "figures").glob("*.pdf"))) == 7
+    lines = list(csv.DictReader((out / "values.csv").open()))
+    assert {(line["row"], line["seed"]) for line in lines} == {(name, seed) for name in ("fedavg", "fedsam") for seed in "01"}
+    assert "3+ (0/2)" in (out / "results.md").read_text()
+
+
+def test_the_settings_it_writes_repeat_it(fedflat, compared, tmp_path):
+    assert fedflat("report", compared, "--no-figures").exit_code == 0
+    again = (
+        "fedavg",
+        "fedsam",
+        "--config",
+        tmp_path / "report" / "settings.yaml",
+        "--seeds",
+        "0,1",
+        "--out",
+        tmp_path / "again",
+        "--quiet",
+    )
+    assert fedflat("compare", *again).exit_code == 0
+    for run in ("fedavg/seed-0", "fedsam/seed-1"):
+        assert (tmp_path / "again" / run / "metrics.jsonl").read_text() == (compared / run / "metrics.jsonl").read_text()
+
+
+def test_json(fedflat, compared):
+    found = json.loads(fedflat("report", compared, "--no-figures", "--json", "--baseline", "fedsam").stdout)
+    (section,) = found["sections"]
+    assert [one["label"] for one in section["differences"]] == ["fedavg"]
+    assert section["differences"][0]["pair"]["seeds"] == [0, 1]
+    assert found["files"]["page"] == "report/report.html"
+
+
+def test_a_half_copied_run_is_named(fedflat, compared, tmp_path):
+    shutil.copytree(compared, tmp_path / "copy")
+    (tmp_path / "copy" / "fedsam" / "seed-1" / "status.json").unlink()
+    result = fedflat("report", "copy", "--no-figures")
+    assert result.exit_code == 0
+    assert "left out: copy/fedsam/seed-1/status.json is missing or damaged" in result.stderr
+    assert "status.json is missing or damaged" in (tmp_path / "report" / "report.html").read_text()
+    refused = fedflat("report", "copy/fedsam/seed-1")
+    assert refused.exit_code != 0
+    assert "status.json is missing or damaged" in refused.stderr
+
+
+def test_different_splits_are_refused_unless_apart(fedflat, compared, small, tmp_path):
+    assert fedflat("run", "fedavg", *small, "--split", "iid", "--quiet", "--out", "iid").exit_code == 0
+    refused = fedflat("report", compared, "iid")
+    assert refused.exit_code != 0
+    assert "2 different splits" in refused.stderr and "no pairs" in refused.stderr and "Traceback" not in refused.stderr
+    assert not (tmp_path / "report").exists()
+    assert fedflat("report", compared, "iid", "--apart", "--no-figures").exit_code == 0
+    assert {"results-1.csv", "results-2.csv", "settings-2.yaml"} <= {path.name for path in (tmp_path / "report").iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("nowhere",), "there is no folder nowhere"),
+        ((".",), "there is no run to report on"),
+    ],
+)
+def test_bad_input(fedflat, arguments, words):
+    result = fedflat("report", *arguments)
+    assert result.exit_code != 0
+    assert words in result.stderr

@@ -1,0 +1,76 @@
+"""fedflat watch: finished runs, running ones, those that were killed, and one that goes on while it is watched."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+
+import pytest
+
+from fedflat.cli.watch import sight_of
+
+
+@pytest.fixture
+def running(finished, tmp_path):
+    """A run that says it is running, two of its three rounds done."""
+    folder = tmp_path / "running"
+    shutil.copytree(finished, folder)
+    (folder / "status.json").write_text(json.dumps({"status": "running"}))
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(line for line in lines if json.loads(line)["round"] <= 2))
+    (folder / "timing.jsonl").write_text("".join(json.dumps({"round": n, "seconds": 10.0 + 4 * n}) + "\n" for n in range(3)))
+    return folder
+
+
+def test_one_look(fedflat, finished):
+    shown = fedflat("watch", finished, "--once").stdout
+    assert "finished" in shown
+    assert "3 of 3" in shown
+    assert "1 of 1 runs are over" in shown
+
+
+def test_time_left_is_told_by_the_pace(running):
+    sight = sight_of(running)
+    assert (sight.status, sight.rounds, sight.of) == ("running", 2, 3)
+    assert sight.left == pytest.approx(4.0)
+    assert sight.seconds == 18.0
+
+
+def test_a_killed_run_is_silent(fedflat, running):
+    old = time.time() - 3600
+    for path in running.iterdir():
+        os.utime(path, (old, old))
+    shown = fedflat("watch", running).stdout  # ends by itself: nothing more will come
+    assert "silent" in shown
+    assert f"fedflat resume {running}" in shown
+
+
+def test_it_ends_when_the_run_does(fedflat, running, finished):
+    def finish() -> None:
+        time.sleep(0.5)
+        shutil.copy(finished / "metrics.jsonl", running / "metrics.jsonl")
+        shutil.copy(finished / "status.json", running / "status.json")
+
+    other = threading.Thread(target=finish)
+    other.start()
+    shown = fedflat("watch", running, "--every", "0.2").stdout
+    other.join()
+    assert shown.index("2 of 3") < shown.index("3 of 3")
+    assert "1 of 1 runs are over" in shown
+
+
+def test_json_of_all_runs_below(fedflat, compared):
+    found = json.loads(fedflat("watch", compared, "--json").stdout)
+    assert {(one["algorithm"], one["seed"], one["status"]) for one in found} == {
+        (name, seed, "finished") for name in ("fedavg", "fedsam") for seed in (0, 1)
+    }
+
+
+def test_nothing_yet_and_nowhere(fedflat, tmp_path):
+    assert "no run has begun yet" in fedflat("watch", tmp_path, "--once").stdout
+    result = fedflat("watch", tmp_path / "nowhere")
+    assert result.exit_code != 0
+    assert "there is no folder" in result.stderr

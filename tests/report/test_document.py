@@ -1,0 +1,174 @@
+"""What a report says, of runs whose figures are known beforehand."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from fedflat.errors import UserError
+from fedflat.report.document import report_document, require_something
+from fedflat.report.figures import figures_of
+from fedflat.report.gather import gather
+from fedflat.report.tables import difference_table, latex_text, result_table, table_csv, values_csv
+
+
+@pytest.fixture
+def document(compared):
+    return report_document(gather([compared]), targets=[0.7, 0.86], by="last")
+
+
+@pytest.fixture
+def section(document):
+    return document["sections"][0]
+
+
+def row(section, label):
+    return next(one for one in section["rows"] if one["label"] == label)
+
+
+def notes(section, kind):
+    return " ".join(note["text"] for note in section["notes"] if note["kind"] == kind)
+
+
+def test_every_figure_has_its_name(section):
+    fedsam = row(section, "fedsam")
+    assert fedsam["spread"]["last"]["mean"] == pytest.approx(0.82)
+    assert fedsam["spread"]["last"]["std"] == pytest.approx(0.01)
+    assert fedsam["spread"]["best"]["mean"] == pytest.approx(0.85)
+    assert fedsam["spread"]["mean_last"]["mean"] == pytest.approx((0.6 + 0.85 + 0.82) / 3)
+    assert fedsam["mean_count"] == 3
+
+
+def test_differences_are_paired(section):
+    (one,) = [one for one in section["differences"] if one["label"] == "fedsam"]
+    assert one["pair"]["differences"] == pytest.approx((0.01, 0.02, 0.03))
+    assert one["pair"]["mean"] == pytest.approx(0.02)
+    # t = 0.02 / (0.01 / sqrt 3) with two degrees of freedom: p = 1 - t / sqrt(t^2 + 2)
+    t = 2 * math.sqrt(3)
+    assert one["pair"]["p"] == pytest.approx(1 - t / math.sqrt(t * t + 2))
+    assert one["holm"] == pytest.approx(one["pair"]["p"])  # fedmoswa's two differences are alike and have no p, so this one stands alone
+
+
+def test_what_diverged_is_left_out_of_pairs_and_last_in_ranks(section):
+    fedmoswa = row(section, "fedmoswa")
+    assert fedmoswa["diverged"] == [2]
+    assert fedmoswa["spread"]["last"]["count"] == 2
+    (one,) = [one for one in section["differences"] if one["label"] == "fedmoswa"]
+    assert one["pair"]["seeds"] == (0, 1)
+    (line,) = [line for line in section["ranks"]["lines"] if line["label"] == "fedmoswa"]
+    assert line["each"] == (1.0, 1.0, 3.0)
+    assert "fedmoswa, seed 2, diverged at round 1 (the loss is not finite)" in notes(section, "bad")
+
+
+def test_a_diverged_run_does_not_cut_the_curve_of_the_others(section):
+    curve = section["curves"][row(section, "fedmoswa")["number"]]
+    assert curve["over"]["round"] == [0, 1, 2, 3]
+    assert curve["over"]["bytes"] == [0, 3000, 6000, 9000]
+    assert curve["over"]["seconds"] == [0, 0.5, 1, 1.5]
+    assert curve["metrics"]["accuracy"]["mean"] == pytest.approx([0.1, 0.7, 0.9, 0.9])
+    assert curve["metrics"]["loss"]["std"] == pytest.approx([0, 0, 0, 0])
+
+
+def test_rounds_to_a_target_are_censored(section):
+    texts = {one["label"]: [reached["text"] for reached in one["reached"]] for one in section["rows"]}
+    assert texts == {"fedavg": ["2", "3+"], "fedsam": ["2", "3+"], "fedmoswa": ["1", "2"]}
+    assert row(section, "fedmoswa")["reached"][0]["each"] == ["1", "1", "3+"]
+    assert "censored" in notes(section, "warn")
+
+
+def test_notes_are_honest_about_few_seeds(section):
+    assert "3 seeds are few" in notes(section, "warn")
+    assert "3.3 standard deviations" in notes(section, "warn")
+    assert "75 % at best" in notes(section, "warn")
+    assert "paired t" in notes(section, "info")
+
+
+def test_one_seed_and_unfinished_runs_are_noted(clone, tmp_path):
+    clone("fedavg", 0, [0.1, 0.2, 0.3])
+    clone("fedsam", 0, [0.1, 0.2], status="running", training={"rounds": 2})
+    (section,) = report_document(gather([tmp_path / "runs"]))["sections"]
+    assert "single seed" in notes(section, "warn")
+    assert "1 of 2 runs are not over: fedsam seed 0 (1 of 2 rounds)" in notes(section, "warn")
+
+
+def test_many_points_are_thinned_to_both_ends(clone, tmp_path):
+    clone("fedavg", 0, [n / 1000 for n in range(1001)])
+    (section,) = report_document(gather([tmp_path / "runs"]))["sections"]
+    rounds = section["curves"][0]["over"]["round"]
+    assert len(rounds) == 240
+    assert (rounds[0], rounds[-1]) == (0, 1000)
+    assert section["differences"] == [] and section["ranks"] is None
+
+
+def test_baseline_by_name(compared):
+    document = report_document(gather([compared]), baseline="fedsam", by="last")
+    assert {one["label"] for one in document["sections"][0]["differences"]} == {"fedavg", "fedmoswa"}
+    with pytest.raises(UserError, match="no row to compare with 'fedsma'; did you mean fedsam"):
+        report_document(gather([compared]), baseline="fedsma")
+    with pytest.raises(UserError, match="no figure 'median'"):
+        report_document(gather([compared]), by="median")
+
+
+def test_nothing_evaluated_yet(clone, tmp_path):
+    run = clone("fedavg", 0, [0.1], status="running", training={"rounds": 5})
+    (run / "metrics.jsonl").write_text("")
+    with pytest.raises(UserError, match="none of these runs has been evaluated yet"):
+        require_something(report_document(gather([tmp_path / "runs"])))
+
+
+def test_what_a_real_run_logged_is_there(real):
+    (section,) = report_document(gather([real]))["sections"]
+    assert {"lambda_max", "cosine"} <= set(section["views"]["log"])
+    assert section["views"]["log"]["lambda_max"]["lines"][0]["x"][-2:] == [1, 2]
+    assert section["repeat"]["command"] == "fedflat compare fedavg --config settings.yaml --seeds 0,"
+
+
+def test_measured_spectra_and_clients_are_found(compared):
+    folder = compared / "fedavg" / "seed-0" / "flatness"
+    (folder / "spectrum").mkdir(parents=True)
+    subset = {"eigenvalues": [4.0, 2.0], "lambda_max": 4.0, "examples": 10, "trace": {"value": 7.0}}
+    other = {"eigenvalues": [6.0, 1.0], "lambda_max": 6.0, "examples": 10, "trace": {"value": 9.0}}
+    (folder / "spectrum" / "spectrum.json").write_text(json.dumps({"on": "train", "models": {"fedavg": {"subsets": [subset, other]}}}))
+    (folder / "clients").mkdir()
+    looks = [{"round": n, "accuracy": {"classes": {"0": 0.1 * n}, "clients": {"7": None}}} for n in range(3)]
+    (folder / "clients" / "clients.json").write_text(json.dumps({"models": looks, "forgetting": {}, "rounds": []}))
+    (folder / "clients" / "spectrum.json").write_text("damaged")
+    views = report_document(gather([compared]))["sections"][0]["views"]
+    (spectrum,) = views["spectra"]
+    assert (spectrum["eigenvalues"], spectrum["lambda_max"], spectrum["trace"]) == ([5.0, 1.5], 5.0, 8.0)
+    assert views["clients"][0]["classes"] == {"0": [0.0, 0.1, 0.2]}
+    assert views["clients"][0]["clients"] == {"7": [None, None, None]}
+
+
+# --- tables and figures ----------------------------------------------------------------------------------------------------------
+
+
+def test_tables(document, section):
+    results, differences = result_table(section, document["targets"]), difference_table(section, "last")
+    assert "| fedsam | 75.67 ± 0.33 | 82.00 ± 1.00 | 85.00 ± 0.00 | 3 | 2 | 3+ (0/3) | 30 | 0.003 | 1.5 s |" in results.markdown()
+    assert r"fedmoswa & 83.33 $\pm$ 0.00 & 90.00 $\pm$ 0.00 & 90.00 $\pm$ 0.00 & 3 (1 diverged)" in results.latex()
+    assert differences.latex().count(r"\midrule") == 1
+    assert "fedsam,+2.00,+1.00 to +3.00," in table_csv(differences)
+    assert latex_text("a_b & 5%") == r"a\_b \& 5\%"
+
+
+def test_values_hold_every_digit_and_what_diverged(document):
+    lines = values_csv(document).splitlines()
+    assert any(line.endswith("fedmoswa,fedmoswa,server,2,diverged,") for line in lines)
+    assert any(line.endswith(",fedsam,fedsam,server,2,last,0.8300000000000001") for line in lines)
+
+
+def test_figures_are_vector_graphics(section, tmp_path):
+    figures = figures_of(section, "last")
+    assert set(figures) == {
+        *(f"curves-{axis}" for axis in ("round", "backward_passes", "bytes", "seconds")),
+        "differences",
+        "ranks",
+        "split",
+    }
+    figures["differences"].savefig(tmp_path / "figure.pdf")
+    assert (tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")
+    labels = [text.get_text() for text in figures["ranks"].axes[0].get_yticklabels()]
+    assert labels == [line["label"] for line in section["ranks"]["lines"]]

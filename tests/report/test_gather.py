@@ -1,0 +1,97 @@
+"""Runs brought together: whole ones, half-copied ones, and those that are no pairs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from fedflat.errors import UserError
+from fedflat.report.gather import gather, grouped
+
+
+def test_all_runs_below_a_folder_once(compared):
+    gathered = gather([compared, compared / "fedavg", compared / "fedavg" / "seed-0"])
+    assert len(gathered.records) == 9
+    assert not gathered.left_out
+    (group,) = grouped(gathered.records)
+    assert [label for label, _, _ in group.rows] == ["fedavg", "fedmoswa", "fedsam"]
+    assert sorted(group.splits) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("missing", ["split.json", "status.json"])
+def test_a_half_copied_run_is_left_out_or_refused(compared, missing):
+    (compared / "fedsam" / "seed-1" / missing).unlink()
+    gathered = gather([compared])
+    assert len(gathered.records) == 8
+    assert missing in gathered.left_out[0][1]
+    with pytest.raises(UserError, match=missing):
+        gather([compared / "fedsam" / "seed-1"])
+
+
+def test_metrics_that_end_too_early_are_noticed(compared):
+    run = compared / "fedsam" / "seed-1"
+    (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text()[:-60])
+    with pytest.raises(UserError, match=r"ended after 3 rounds, but its metrics\.jsonl ends at 2; copy it again"):
+        gather([run])
+    (run / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match="ends at 0"):
+        gather([run])
+
+
+def test_a_run_without_its_config_is_noticed(compared):
+    (compared / "fedsam" / "seed-1" / "config.yaml").unlink()
+    ((folder, why),) = gather([compared]).left_out
+    assert folder.endswith("seed-1")
+    assert "no config.yaml" in why
+
+
+def test_a_split_without_its_histogram_is_refused(compared):
+    run = compared / "fedsam" / "seed-1"
+    (run / "split.json").write_text(json.dumps({"hash": "00"}))
+    with pytest.raises(UserError, match="incomplete"):
+        gather([run])
+
+
+def test_a_copy_does_not_count_twice(compared):
+    shutil.copytree(compared / "fedavg" / "seed-0", compared / "again")
+    gathered = gather([compared])
+    assert len(gathered.records) == 9
+    assert "repeats" in gathered.left_out[0][1]
+
+
+def test_no_run_and_no_folder(tmp_path):
+    with pytest.raises(UserError, match="no run to report on"):
+        gather([tmp_path])
+    with pytest.raises(UserError, match="there is no folder"):
+        gather([tmp_path / "nowhere"])
+
+
+def test_different_splits_are_no_pairs(clone, compared):
+    clone("fedavg", 0, [0.1, 0.2], name="other", data={"split": "iid"})
+    records = gather([compared]).records
+    with pytest.raises(UserError, match=r"2 different splits .*dirichlet.*iid.*no pairs.*--apart"):
+        grouped(records)
+    assert len(grouped(records, apart=True)) == 2
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_the_same_settings_with_another_hash_are_no_pairs(clone, compared, apart):
+    clone("scaffold", 1, [0.1, 0.5, 0.6, 0.7], hash="f" * 64)
+    with pytest.raises(UserError, match=r"both have seed 1, but different splits \(hash 00000000 and ffffffff\)"):
+        grouped(gather([compared]).records, apart)
+
+
+def test_rows_tell_their_settings_apart(clone, compared):
+    clone("fedavg", 0, [0.1, 0.5, 0.6, 0.7], name="slow", training={"rate": 0.01})
+    (group,) = grouped(gather([compared]).records)
+    assert {label for label, _, _ in group.rows} == {"fedavg, rate=0.1", "fedavg, rate=0.01", "fedsam, rate=0.1", "fedmoswa, rate=0.1"}
+
+
+def test_where_it_ran_makes_no_row(clone, compared):
+    run = clone("fedavg", 9, [0.1, 0.5, 0.6, 0.7])
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("workers: 1", "workers: 2"))
+    (group,) = grouped(gather([compared]).records)
+    assert [len(row.records) for label, row, _ in group.rows if label == "fedavg"] == [4]

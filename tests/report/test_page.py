@@ -1,0 +1,214 @@
+"""The page, in a real browser: nothing is fetched, nothing fails, nothing overflows, and what can be switched switches."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedflat.flatness.survey import Landscape, Mark
+from fedflat.report.document import report_document
+from fedflat.report.gather import gather
+from fedflat.report.page import report_page
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+
+
+@pytest.fixture
+def page(compared: Path, tmp_path: Path) -> Path:
+    """The report of nine runs, one algorithm of which would end a script if it could."""
+    document = report_document(gather([compared]), targets=[0.7, 0.86], by="last")
+    path = tmp_path / "report.html"
+    path.write_text(report_page(document, title="</script><b>A title</b>"), encoding="utf-8")
+    return path
+
+
+def test_one_file_with_nothing_from_outside(page):
+    text = page.read_text()
+    assert len(text) < 100_000
+    assert "</script><b>" not in text
+    assert not re.search(r"""(src|href)\s*=\s*["'](?!#|data:)""", text)
+    assert "@import" not in text and "url(http" not in text
+
+
+def test_values_cannot_end_their_script(compared):
+    document = report_document(gather([compared]))
+    document["sections"][0]["rows"][0]["label"] = "</script><script>alert(1)</script>"
+    text = report_page(document)
+    assert "<script>alert(1)" not in text
+    inside = re.search(r'id="data">(.*?)</script>', text, re.DOTALL)
+    assert json.loads(inside[1])["sections"][0]["rows"][0]["label"].startswith("</script>")
+
+
+def bowl() -> Landscape:
+    axis = tuple(np.linspace(-1, 1, 5))
+    values = {"train_loss": np.add.outer(np.square(axis), np.square(axis)) + 0.1}
+    return Landscape("around", (axis, axis), values, (Mark("model", (0.0, 0.0), 0.0, {"train_loss": 0.1}),), {})
+
+
+# --- in the browser --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium without a window, that logs what it says and what it asks for."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (pip install -e '.[dev]')")
+    if CHROMIUM is None or DRIVER is None:
+        pytest.skip("chromium and chromedriver are not installed (apt-get install chromium chromium-driver)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+def show(browser: Any, page: Path, width: int, dark: bool = False) -> None:
+    """Open a page at a width, as on a phone where that is small, and wait for its charts."""
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
+    browser.get(page.as_uri())
+    for _ in range(400):
+        if browser.execute_script("return document.querySelectorAll('[data-part=curves] path.curve').length"):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"no curve was drawn; the console says {browser.get_log('browser')}")
+
+
+def requests(browser: Any) -> list[str]:
+    """Everything that was asked for since the last look, but the page itself."""
+    entries = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = [entry["params"]["request"]["url"] for entry in entries if entry["method"] == "Network.requestWillBeSent"]
+    return [url for url in asked if not url.startswith(("file:", "data:", "blob:"))]
+
+
+def errors(browser: Any) -> list[str]:
+    return [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+def words(browser: Any, selector: str) -> list[str]:
+    return browser.execute_script("return [...document.querySelectorAll(arguments[0])].map(e => e.textContent.trim())", selector)
+
+
+OUTSIDE = """
+const wide = document.documentElement.clientWidth, found = [];
+for (const text of document.querySelectorAll("figure svg text")) {
+  const box = text.getBoundingClientRect(), frame = text.closest("svg").getBoundingClientRect();
+  if (box.left < frame.left - 1.5 || box.right > frame.right + 1.5 || box.top < frame.top - 1.5 || box.bottom > frame.bottom + 1.5)
+    found.push(text.textContent);
+}
+for (const one of document.querySelectorAll("h1, h2, h3, p, li, dd, dt, figcaption, button, label, select, svg"))
+  if (!one.closest(".scroll") && one.getBoundingClientRect().right > wide + 1) found.push(one.tagName + " " + one.textContent.slice(0, 40));
+if (document.documentElement.scrollWidth > wide) found.push("the page itself");
+return found;
+"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_loads_without_error_request_or_overflow(browser, page, width):
+    requests(browser), errors(browser)
+    show(browser, page, width)
+    assert browser.execute_script(OUTSIDE) == []
+    assert errors(browser) == []
+    assert requests(browser) == []
+    assert words(browser, "h1") == ["</script><b>A title</b>"]
+
+
+def test_sorting(browser, page):
+    show(browser, page, 1280)
+    first = "table.results tbody tr td:first-child"
+    assert words(browser, first) == ["fedavg", "fedmoswa", "fedsam"]
+    heads = browser.find_elements("css selector", "table.results th")
+    heads[2].click()
+    assert words(browser, first) == ["fedmoswa", "fedsam", "fedavg"]
+    heads[2].click()
+    assert words(browser, first) == ["fedavg", "fedsam", "fedmoswa"]
+    assert heads[2].get_attribute("aria-sort") == "ascending"
+    heads[0].click()
+    assert words(browser, first) == ["fedavg", "fedmoswa", "fedsam"]
+    censored = words(browser, "table.results th").index("rounds to 86 %")
+    heads[censored].click()
+    heads[censored].click()
+    assert words(browser, first)[0] == "fedmoswa"  # the one that reached it comes before all 3+
+
+
+def test_switching_metric_axis_and_rows(browser, page):
+    show(browser, page, 1280)
+    drawn = "return document.querySelectorAll('[data-part=curves] path.curve').length"
+    path = "return document.querySelector('[data-part=curves] path.curve').getAttribute('d')"
+    choose = "const s = document.querySelector(arguments[0]); s.value = arguments[1]; s.dispatchEvent(new Event('change'))"
+    accuracy = browser.execute_script(path)
+    browser.execute_script(choose, "[data-part=metric]", "loss")
+    assert browser.execute_script(path) != accuracy
+    for axis, label in {"bytes": "bytes sent, up and down", "seconds": "seconds", "backward_passes": "backward passes"}.items():
+        browser.execute_script(choose, "[data-part=over]", axis)
+        assert label in words(browser, "[data-part=curves] svg text")
+    assert browser.execute_script(drawn) == 3
+    browser.find_element("css selector", ".legend button").click()
+    assert browser.execute_script(drawn) == 2
+    assert browser.find_element("css selector", ".legend button").get_attribute("aria-pressed") == "false"
+
+
+def test_light_and_dark(browser, page):
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    show(browser, page, 1280, dark=True)
+    assert browser.execute_script(ground) == "rgb(20, 24, 29)"
+    browser.find_element("id", "theme").click()
+    assert browser.execute_script(ground) == "rgb(255, 255, 255)"
+    show(browser, page, 1280)
+    assert browser.execute_script(ground) == "rgb(255, 255, 255)"
+
+
+def test_tables_fit_the_paper(browser, page):
+    show(browser, page, 760)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= 760
+        assert browser.execute_script("return getComputedStyle(document.querySelector('.controls')).display") == "none"
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+def test_landscapes_turn_without_a_network(browser, compared, tmp_path):
+    path = tmp_path / "report.html"
+    path.write_text(report_page(report_document(gather([compared])), landscapes=[{"fedavg": bowl()}]), encoding="utf-8")
+    requests(browser), errors(browser)
+    show(browser, path, 1280)
+    assert not browser.execute_script("return !!window.Plotly")
+    browser.execute_script("[...document.querySelectorAll('.later')].at(-1).scrollIntoView()")
+    for _ in range(300):  # contours need no WebGL, which a machine without a display may lack
+        if browser.execute_script("return document.querySelectorAll('.js-plotly-plot .contourlayer path').length"):
+            break
+        time.sleep(0.1)
+    else:
+        raise AssertionError("no landscape was drawn")
+    assert [message for message in errors(browser) if "WebGL" not in message] == []
+    assert requests(browser) == []
+
+
+def test_many_runs_stay_usable(browser, clone, tmp_path):
+    """60 rows of 2 seeds: ten lines are drawn at first, the page stays small, and a click still sorts all of it."""
+    for rate in range(30):
+        for seed in range(2):
+            values = [0.1, 0.5, 0.7 + 0.001 * rate]
+            clone("fedavg", seed, values, name=f"a{rate}", training={"rate": 0.1 + 0.01 * rate})
+            clone("fedsam", seed, values, name=f"b{rate}", training={"rate": 0.1 + 0.01 * rate})
+    page = tmp_path / "report.html"
+    page.write_text(report_page(report_document(gather([tmp_path / "runs"]))), encoding="utf-8")
+    assert page.stat().st_size < 300_000
+    show(browser, page, 1280)
+    assert browser.execute_script("return document.querySelectorAll('[data-part=curves] path.curve').length") == 10
+    browser.find_elements("css selector", "table.results th")[2].click()
+    assert words(browser, "table.results tbody tr td:first-child")[0].endswith("rate=0.39")
+    assert browser.execute_script(OUTSIDE) == []

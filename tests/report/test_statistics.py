@@ -1,0 +1,155 @@
+"""Statistics against closed forms, scipy and what is known of small samples."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedflat.report.statistics import (
+    Reached,
+    bootstrap_interval,
+    compare_paired,
+    detectable,
+    holm,
+    mean_ranks,
+    paired_test,
+    signed_rank,
+    t_interval,
+)
+
+SOME = [0.3, -0.1, 0.45, 0.8, -0.25, 0.62, 0.17]
+
+
+def test_pairs_use_common_seeds_alone():
+    pair = compare_paired({0: 1.0, 1: 2.0, 5: 9.0}, {1: 1.5, 0: 0.0, 7: 3.0})
+    assert pair.seeds == (0, 1)
+    assert pair.differences == (1.0, 0.5)
+    assert pair.mean == 0.75
+    assert compare_paired({0: 1.0}, {1: 1.0}) is None
+
+
+def test_one_seed_has_neither_interval_nor_test():
+    pair = compare_paired({0: 1.0}, {0: 0.5})
+    assert (pair.interval, pair.t_interval, pair.test, pair.p) == (None, None, "none", None)
+
+
+def test_bootstrap_of_few_values_counts_every_resample():
+    values = [0.1, 0.4, 0.2, 0.9]
+    means = sorted(np.mean(chosen) for chosen in product(values, repeat=4))
+    low, high = bootstrap_interval(values)
+    assert low == pytest.approx(means[math.ceil(0.025 * 256) - 1])
+    assert high == pytest.approx(means[math.ceil(0.975 * 256) - 1])
+
+
+def test_bootstrap_of_many_values_is_near_the_normal_interval():
+    values = np.random.default_rng(1).normal(2.0, 1.0, 400)
+    low, high = bootstrap_interval(values.tolist())
+    half = 1.96 * values.std(ddof=1) / 20
+    assert low == pytest.approx(values.mean() - half, abs=0.02)
+    assert high == pytest.approx(values.mean() + half, abs=0.02)
+    assert bootstrap_interval(values.tolist()) == (low, high)
+
+
+def test_three_values_cover_three_quarters():
+    """What the notes of a report say of three seeds: their range holds the median in 1 - 2 / 2^3 of all cases."""
+    draws = np.random.default_rng(0).normal(0.0, 1.0, (4000, 3))
+    held = [low <= 0 <= high for low, high in (bootstrap_interval(row.tolist()) for row in draws[:400])]
+    exact = ((draws.min(1) <= 0) & (draws.max(1) >= 0)).mean()
+    assert exact == pytest.approx(0.75, abs=0.02)
+    assert np.mean(held) == pytest.approx(0.75, abs=0.07)
+
+
+def test_t_interval_is_scipys():
+    found = stats.ttest_1samp(SOME, 0.0).confidence_interval(0.95)
+    assert t_interval(SOME) == pytest.approx((found.low, found.high))
+
+
+def test_signed_rank_is_scipys_where_scipy_is_exact():
+    assert signed_rank(SOME) == pytest.approx(stats.wilcoxon(SOME, method="exact").pvalue)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(-4, 4), min_size=1, max_size=8))
+def test_signed_rank_with_ties_is_the_share_of_sign_flips(differences):
+    values = np.array([d for d in differences if d], dtype=float)
+    if not len(values):
+        assert signed_rank(differences) == 1.0
+        return
+    ranks = stats.rankdata(np.abs(values))
+    sums = np.array([ranks[np.array(signs) > 0].sum() for signs in product((-1, 1), repeat=len(values))])
+    positive = ranks[values > 0].sum()
+    tail = min((sums <= positive).mean(), (sums >= positive).mean())
+    assert signed_rank(differences) == pytest.approx(min(1.0, 2 * tail))
+
+
+def test_ties_that_rounding_hides_are_ties():
+    assert signed_rank([0.1 + 0.2, 0.3, -0.3, 0.4, 0.5, 0.6]) == signed_rank([3, 3, -3, 4, 5, 6])
+
+
+def test_which_test_is_used():
+    assert paired_test(SOME[:5])[0] == "paired t"
+    assert paired_test(SOME[:5])[1] == pytest.approx(stats.ttest_1samp(SOME[:5], 0).pvalue)
+    assert paired_test(SOME[:6])[0] == "signed rank"
+    assert paired_test([0.0, 0.0, 0.0]) == ("none", 1.0)
+    assert paired_test([0.1, 0.1, 0.1]) == ("none", None)
+
+
+def test_five_pairs_could_never_be_significant_by_rank():
+    assert signed_rank([1, 2, 3, 4, 5]) == 2 / 2**5
+    assert signed_rank([1, 2, 3, 4, 5, 6]) < 0.05
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([None, 0.2]) == [None, 0.2]
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_holm_is_between_the_raw_value_and_bonferroni(ps):
+    for raw, adjusted in zip(ps, holm(ps), strict=True):
+        assert raw <= adjusted <= min(1.0, len(ps) * raw) + 1e-12
+    order = np.argsort(ps, kind="stable")
+    assert np.all(np.diff(np.array(holm(ps))[order]) >= 0)
+
+
+def test_ranks_share_places_and_put_the_diverged_last():
+    ranks = mean_ranks({"a": {0: 0.9, 1: 0.8}, "b": {0: 0.9, 1: -math.inf}, "c": {0: 0.1, 1: 0.2}})
+    assert ranks.each == {"a": (1.5, 1.0), "b": (1.5, 3.0), "c": (3.0, 2.0)}
+    assert list(ranks.mean) == ["a", "b", "c"]
+    lower = mean_ranks({"a": {0: 0.9}, "b": {0: 0.1}}, higher_is_better=False)
+    assert lower.each == {"a": (2.0,), "b": (1.0,)}
+    assert lower.friedman is None
+
+
+def test_friedman_and_the_critical_difference():
+    table = {name: dict(enumerate(values)) for name, values in {"a": (9, 8, 7, 9), "b": (5, 6, 5, 4), "c": (1, 2, 1, 3)}.items()}
+    ranks = mean_ranks(table)
+    assert ranks.friedman == pytest.approx(stats.friedmanchisquare((9, 8, 7, 9), (5, 6, 5, 4), (1, 2, 1, 3)).pvalue)
+    assert ranks.critical == pytest.approx(2.343 * math.sqrt(3 * 4 / (6 * 4)), abs=2e-3)  # Demsar (2006), table 5: q = 2.343 for three
+
+
+def test_nothing_in_common_has_no_ranks():
+    assert mean_ranks({"a": {0: 1.0}, "b": {1: 1.0}}) is None
+    assert mean_ranks({"a": {0: 1.0}}) is None
+
+
+def test_censored_runs_count():
+    assert Reached(0.9, (10, 20, None), (50, 50, 50)).median == 20
+    assert Reached(0.9, (10, None, None), (50, 50, 1000)).text == "1000+"
+    assert Reached(0.9, (10, 20), (50, 50)).text == "15"
+    assert Reached(0.9, (10, None), (50, 50)).median is None
+    assert Reached(0.9, (10, None), (50, 50)).count == 1
+
+
+def test_power_is_what_simulation_finds():
+    effect = detectable(5)
+    draws = np.random.default_rng(0).normal(effect, 1.0, (4000, 5))
+    assert (stats.ttest_1samp(draws, 0.0, axis=1).pvalue < 0.05).mean() == pytest.approx(0.8, abs=0.03)
+    assert detectable(3) > detectable(5) > detectable(20)
