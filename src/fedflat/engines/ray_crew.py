@@ -53,7 +53,8 @@ class Crew:
         return [hand.about.process for hand in self.hands if hand.about is not None]
 
     def wait_for_all(self) -> None:
-        """Wait until every worker has started; where others use the cluster too, only until no more of them do."""
+        """Wait until every worker has started, those too that replace lost ones; where others use the cluster, until no more of them do."""
+        self._hire()
         while any(hand.about is None for hand in self.hands):
             before = len(self.processes)
             self._await([], ENOUGH if before else STARTING)
