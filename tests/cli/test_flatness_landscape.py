@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedflat.cli import flatness_landscape
-from fedflat.cli.flatness_landscape import short_names
+from fedflat.cli.flatness_flags import short_names
 from fedflat.experiment.local_models import measured_point
 
 from .conftest import Fedflat

@@ -42,14 +42,14 @@ class DirectGrid(Grid):
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # Flower sets these in a ServerApp's process
 
     def set_run(self, run: Any) -> None:
-        raise NotImplementedError
+        raise AssertionError("fedflat is not meant to call this of a Flower grid")
 
     @property
     def run(self) -> Any:
-        raise NotImplementedError
+        raise AssertionError("fedflat is not meant to call this of a Flower grid")
 
     def create_message(self, *args: Any, **more: Any) -> Message:
-        raise NotImplementedError
+        raise AssertionError("fedflat is not meant to call this of a Flower grid")
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.contexts)
@@ -73,7 +73,7 @@ class DirectGrid(Grid):
         return [self._waiting.pop(number) for number in message_ids if number in self._waiting]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        raise NotImplementedError
+        raise AssertionError("fedflat is not meant to call this of a Flower grid")
 
 
 def federation_of(folder: Path, settings: dict[str, Any], nodes: int = 4) -> DirectGrid:

@@ -23,8 +23,9 @@ from fedflat.cli.flatness_flags import (
     SEED,
     SUBSETS,
     folder_for,
-    opened,
+    opened_models,
     plus_minus,
+    short_names,
     told,
 )
 from fedflat.cli.screen import facts, print_json, screen, shown_count, shown_seconds, table
@@ -68,7 +69,6 @@ def spectrum(
 
     Example: fedflat flatness spectrum runs/fedavg-digits-seed0 runs/fedsam-digits-seed0 --examples 500 --subsets 3
     """
-    from fedflat.cli.flatness_landscape import short_names
     from fedflat.cli.one_run import write_figure
     from fedflat.experiment.files import create_folder, write_whole
     from fedflat.flatness import spectrum_of
@@ -76,7 +76,7 @@ def spectrum(
 
     found: dict[str, list[Spectrum]] = {}
     with told(quiet or as_json) as tell:
-        chosen = opened(models, quiet or as_json, device, precision)
+        chosen = opened_models(models, quiet or as_json, device, precision)
         for name, model in zip(short_names(chosen), chosen, strict=True):
             parts = model.objectives(on, client=client, examples=examples, subsets=subsets, seed=seed, batch=batch)
             found[name] = [

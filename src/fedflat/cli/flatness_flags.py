@@ -43,7 +43,7 @@ PRECISION = typer.Option(
 )
 
 
-def opened(texts: Sequence[str], silent: bool, device: str, precision: str | None) -> list[Measured]:
+def opened_models(texts: Sequence[str], silent: bool, device: str, precision: str | None) -> list[Measured]:
     """The models that texts name, their data fetched beforehand where they are not here."""
     from fedflat.cli.downloads import fetch_if_missing
     from fedflat.experiment.local_models import measured_point
@@ -55,6 +55,26 @@ def opened(texts: Sequence[str], silent: bool, device: str, precision: str | Non
             raise UserError(f"{text} is listed twice; list each model once")
         fetch_if_missing(load_record(reference(text).run).config, silent)
     return [measured_point(text, device=device, precision=precision) for text in texts]
+
+
+def short_names(models: Sequence[Measured]) -> list[str]:
+    """Names to draw by: as short as tells the models apart, the algorithm or the model, both, or the whole text."""
+    from fedflat.experiment.reopening import primary_model
+
+    def model_and_round(model: Measured) -> str:
+        return model.name if model.rounds is None else f"{model.name}@{model.rounds}"
+
+    def algorithm(model: Measured) -> str:
+        usual = model.name == primary_model(model.record) and model.rounds is None
+        return model.record.config.algorithm if usual else f"{model.record.config.algorithm} {model_and_round(model)}"
+
+    same_run = len({model.label.partition(":")[0] for model in models}) == 1 and len(models) > 1
+    found: list[str] = []
+    for name in (model_and_round if same_run else algorithm, lambda model: f"{algorithm(model)} (seed {model.record.config.seed})"):
+        found = [name(model) for model in models]
+        if len(set(found)) == len(found):
+            return found
+    return [model.label for model in models]
 
 
 def folder_for(model: Measured, kind: str) -> Path:

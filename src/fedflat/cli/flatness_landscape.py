@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedflat.cli.flags import JSON, QUIET
-from fedflat.cli.flatness_flags import DEVICE, PRECISION, SEED
+from fedflat.cli.flatness_flags import DEVICE, MODELS, OUT, PRECISION, SEED, folder_for, opened_models, short_names
 from fedflat.cli.screen import facts, print_json, screen, shown_seconds, table
 from fedflat.errors import UserError, one_of
 
 if TYPE_CHECKING:
-    from fedflat.experiment.measured import Measured
     from fedflat.flatness.survey import Landscape, Mark, Tell
 
 SECONDS_BETWEEN_LINES = 5.0
-MODELS = typer.Argument(metavar="MODEL...", help="models: RUN, RUN:wima, RUN:server@50, or RUN:client3@50, trained again from that round")
 POINTS = typer.Option(41, "--points", min=2, help="points along each axis")
 EXAMPLES = typer.Option(
     None,
@@ -32,13 +30,6 @@ EXAMPLES = typer.Option(
     show_default=False,
 )
 VALUE = typer.Option("train_loss", "--value", metavar="NAME", help="what is drawn: train_loss, test_loss, train_error or test_error")
-OUT = typer.Option(
-    None,
-    "--out",
-    metavar="FOLDER",
-    help="where numbers and pictures go [dim](default: a folder in the first run)[/dim]",
-    show_default=False,
-)
 STATISTICS = typer.Option(
     "interpolated", "--statistics", metavar="HOW", help="BatchNorm statistics between models: interpolated, or estimated anew at each point"
 )
@@ -71,7 +62,7 @@ def landscape(
     from fedflat.report.landscape_pictures import Panel, contours, lines, surfaces
 
     _known("way to treat tensors with one dimension", one_dimensional, ONE_DIMENSIONAL)
-    opened = _opened(models, quiet or as_json, device, precision)
+    opened = opened_models(models, quiet or as_json, device, precision)
     _known("value to draw", value, measured_values(opened[0].problem.task.metric))
     with _progress(quiet or as_json) as tell:
         found = landscapes(
@@ -88,7 +79,7 @@ def landscape(
     panels = [Panel(name, one, _line_below(one)) for name, one in found.items()]
     drawn = {"contours": contours, "surfaces": surfaces} if dimensions == 2 else {"lines": lines}
     figures = {name: draw(panels, value) for name, draw in drawn.items()}
-    files = _write(out or _folder(opened[0], "landscape"), found, figures, panels, value)
+    files = _write(out or folder_for(opened[0], "landscape"), found, figures, panels, value)
     if as_json:
         print_json({"files": files, "models": {name: _document(one) for name, one in found.items()}})
         return
@@ -120,7 +111,7 @@ def plane(
     _known("way to treat BatchNorm statistics", statistics, ("interpolated", "estimated"))
     if len(models) < 3:
         raise UserError(f"a plane needs three models, but here {'is' if len(models) == 1 else 'are'} {len(models)}; name more")
-    opened = _opened(models, quiet or as_json, device, precision)
+    opened = opened_models(models, quiet or as_json, device, precision)
     with _progress(quiet or as_json) as tell:
         found = plane_of(
             opened,
@@ -135,7 +126,7 @@ def plane(
     panel = Panel("", found)
     shown = [name for name in ("train_loss", "test_error") if name in found.values] or list(found.values)[:1]
     figures = {"plane": plane_picture(found, shown), "surface": surfaces([panel], shown[0])}
-    files = _write(out or _folder(opened[0], "plane"), {"plane": found}, figures, [panel], shown[0])
+    files = _write(out or folder_for(opened[0], "plane"), {"plane": found}, figures, [panel], shown[0])
     if as_json:
         marks = [{"name": mark.name, "at": mark.at, "off": mark.off} for mark in found.marks]
         print_json({"files": files, "marks": marks, "distances": found.made["distances"]})
@@ -170,7 +161,7 @@ def path(
     from fedflat.report.landscape_pictures import Panel, path_picture
 
     _known("way to treat BatchNorm statistics", statistics, ("interpolated", "estimated"))
-    opened = _opened([first, second], quiet or as_json, device, precision)
+    opened = opened_models([first, second], quiet or as_json, device, precision)
     with _progress(quiet or as_json) as tell:
         found = path_of(
             opened,
@@ -185,7 +176,9 @@ def path(
     barriers = {name: barrier(found.axes[0], values) for name, values in found.values.items()}
     shown = [name for name in ("train_loss", "test_error") if name in found.values] or list(found.values)[:1]
     title = " to ".join(mark.name for mark in found.marks)
-    files = _write(out or _folder(opened[0], "path"), {title: found}, {"path": path_picture(found, shown)}, [Panel(title, found)], shown[0])
+    files = _write(
+        out or folder_for(opened[0], "path"), {title: found}, {"path": path_picture(found, shown)}, [Panel(title, found)], shown[0]
+    )
     if as_json:
         heights = {name: {"height": one.height if isfinite(one.height) else None, "at": one.at} for name, one in barriers.items()}
         print_json({"files": files, "distance": found.made["distance"], "barriers": heights})
@@ -199,48 +192,6 @@ def path(
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (landscape, plane, path)
-
-
-# --- models ----------------------------------------------------------------------------------------------------------------------
-
-
-def _opened(texts: Sequence[str], silent: bool, device: str, precision: str | None) -> list[Measured]:
-    from fedflat.cli.downloads import fetch_if_missing
-    from fedflat.experiment.local_models import measured_point
-    from fedflat.experiment.measured import reference
-    from fedflat.experiment.record import load_record
-
-    for text in texts:
-        if list(texts).count(text) > 1:
-            raise UserError(f"{text} is listed twice; list each model once")
-        fetch_if_missing(load_record(reference(text).run).config, silent)
-    return [measured_point(text, device=device, precision=precision) for text in texts]
-
-
-def short_names(models: Sequence[Measured]) -> list[str]:
-    """Names to draw by: as short as tells the models apart, the algorithm or the model, both, or the whole text."""
-    from fedflat.experiment.reopening import primary_model
-
-    def model_and_round(model: Measured) -> str:
-        return model.name if model.rounds is None else f"{model.name}@{model.rounds}"
-
-    def algorithm(model: Measured) -> str:
-        usual = model.name == primary_model(model.record) and model.rounds is None
-        return model.record.config.algorithm if usual else f"{model.record.config.algorithm} {model_and_round(model)}"
-
-    same_run = len({model.label.partition(":")[0] for model in models}) == 1 and len(models) > 1
-    found: list[str] = []
-    for name in (model_and_round if same_run else algorithm, lambda model: f"{algorithm(model)} (seed {model.record.config.seed})"):
-        found = [name(model) for model in models]
-        if len(set(found)) == len(found):
-            return found
-    return [model.label for model in models]
-
-
-def _folder(model: Measured, kind: str) -> Path:
-    if model.record.folder is None:
-        raise UserError("this run has no folder to write into; say where with --out")
-    return model.record.folder.path / "flatness" / kind
 
 
 # --- showing ---------------------------------------------------------------------------------------------------------------------

@@ -22,8 +22,9 @@ from fedflat.cli.flatness_flags import (
     SEED,
     SUBSETS,
     folder_for,
-    opened,
+    opened_models,
     plus_minus,
+    short_names,
     told,
 )
 from fedflat.cli.screen import facts, print_json, screen, shown_count, shown_seconds, table
@@ -62,7 +63,6 @@ def sharpness(
 
     Example: fedflat flatness sharpness runs/fedavg-digits-seed0 runs/fedsam-digits-seed0 --rho 0.05 --ascent-steps 10
     """
-    from fedflat.cli.flatness_landscape import short_names
     from fedflat.experiment.files import create_folder, write_whole
     from fedflat.flatness import sharpness_of
 
@@ -73,7 +73,7 @@ def sharpness(
     found: dict[str, dict[tuple[str, float], list[Sharpness]]] = {}
     begun = time.monotonic()
     with told(quiet or as_json) as tell:
-        chosen = opened(models, quiet or as_json, device, precision)
+        chosen = opened_models(models, quiet or as_json, device, precision)
         for name, model in zip(short_names(chosen), chosen, strict=True):
             parts = model.objectives(on, client=client, examples=examples, subsets=subsets, seed=seed, batch=batch)
             found[name] = {}

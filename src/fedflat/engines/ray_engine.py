@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +32,28 @@ from fedflat.engines.totals import Totals
 
 BLOCKS_PER_WORKER = 4
 """Where a cohort has so many blocks for each worker, a block is what one worker does, and only its sums come back."""
+
+
+class Gathered(NamedTuple):
+    """A round's work as it came back from the workers, each with some of the cohort."""
+
+    training: Training
+    round: int
+    model: ModelState
+    z: Tensor
+    common: Tensor | None
+    """The cohort's whole gradient, where the algorithm has one."""
+    cohort: list[Client]
+    units: list[list[int]]
+    """Which of the cohort each worker had."""
+    found: list[Trained]
+
+    @property
+    def reports(self) -> list[Report]:
+        """What each client reported, in the order of the cohort."""
+        pairs = (pair for unit, one in zip(self.units, self.found, strict=True) for pair in zip(unit, one.reports, strict=True))
+        placed = dict(pairs)
+        return [placed[row] for row in range(len(placed))]
 
 
 class RayEngine:
@@ -81,11 +103,8 @@ class RayEngine:
             units = blocks_of(costs) if whole_blocks else self._units(costs)
             shares = Shares.of(training.aggregation, [len(client.indices) for client in cohort]) if whole_blocks else None
             found = self._trained(told, cohort, units, shares)
-            reports = _in_order(units, [one.reports for one in found])
-            if shares is None:
-                outcome = self._from_rows(training, round, model, z, common, cohort, units, found, reports)
-            else:
-                outcome = _from_blocks(training, round, model, z, common, cohort, units, found, reports)
+            done = Gathered(training, round, model, z, common, cohort, units, found)
+            outcome = self._from_rows(done) if shares is None else _from_blocks(done)
             outcome.cost.backward_passes += passes
             outcome.cost.samples += samples
             return outcome
@@ -138,20 +157,10 @@ class RayEngine:
             self.costs.measured([cohort[row].number for row in unit], [len(cohort[row].indices) for row in unit], one.seconds)
         return found
 
-    def _from_rows(
-        self,
-        training: Training,
-        round: int,
-        model: ModelState,
-        z: Tensor,
-        common: Tensor | None,
-        cohort: list[Client],
-        units: list[list[int]],
-        found: list[Trained],
-        reports: list[Report],
-    ) -> Outcome:
-        table = self._room(training, len(cohort), z)
-        for unit, one in zip(units, found, strict=True):
+    def _from_rows(self, done: Gathered) -> Outcome:
+        """The outcome from every client's rows."""
+        table = self._room(done.training, len(done.cohort), done.z)
+        for unit, one in zip(done.units, done.found, strict=True):
             places = torch.tensor(unit)
             table.displacement[places] = torch.from_numpy(np.array(one.rows["displacement"]))
             table.buffers[places] = torch.from_numpy(np.array(one.rows["buffers"]))
@@ -159,9 +168,9 @@ class RayEngine:
                 rows[places] = torch.from_numpy(np.array(one.rows[f"sent/{name}"]))
             for name, rows in table.client.items():
                 rows[places] = torch.from_numpy(np.array(one.state[name]))
-        if common is not None:
-            table.common_gradient.copy_(common)
-        return reduce_rows(training, round, model, z, table, cohort, reports)
+        if done.common is not None:
+            table.common_gradient.copy_(done.common)
+        return reduce_rows(done.training, done.round, done.model, done.z, table, done.cohort, done.reports)
 
     def _room(self, training: Training, rows: int, like: Tensor) -> Table:
         if self.table is None or self.table.rows < rows:
@@ -200,29 +209,14 @@ class RayEngine:
         return {model: {name: totals[index, name].figures() for name in examples} for index, model in enumerate(models)}
 
 
-def _in_order(units: list[list[int]], found: list[list[Report]]) -> list[Report]:
-    placed = {row: report for unit, reports in zip(units, found, strict=True) for row, report in zip(unit, reports, strict=True)}
-    return [placed[row] for row in range(len(placed))]
-
-
-def _from_blocks(
-    training: Training,
-    round: int,
-    model: ModelState,
-    z: Tensor,
-    common: Tensor | None,
-    cohort: list[Client],
-    units: list[list[int]],
-    found: list[Trained],
-    reports: list[Report],
-) -> Outcome:
+def _from_blocks(done: Gathered) -> Outcome:
     """The outcome from the sums of blocks, in the order of the cohort."""
-    blocks = [one for _, one in sorted(zip(units, found, strict=True), key=lambda pair: pair[0][0])]
+    blocks = [one for _, one in sorted(zip(done.units, done.found, strict=True), key=lambda pair: pair[0][0])]
     sums = {name: sum_of_blocks([torch.from_numpy(np.array(block.sums[name])) for block in blocks]) for name in blocks[0].sums}
     clients: list[Client] = []
     for block in blocks:
         for row in range(len(block.reports)):
             state = nested_state({name: torch.from_numpy(np.array(rows[row])) for name, rows in block.state.items()})
             statistics = None if block.statistics is None else torch.from_numpy(np.array(block.statistics[row]))
-            clients.append(cohort[len(clients)]._replace(state=state, statistics=statistics))
-    return outcome_of(training, round, model, z, sums, clients, reports, common, None)
+            clients.append(done.cohort[len(clients)]._replace(state=state, statistics=statistics))
+    return outcome_of(done.training, done.round, done.model, done.z, sums, clients, done.reports, done.common, None)

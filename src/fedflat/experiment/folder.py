@@ -17,6 +17,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.config import Config, config, read_yaml
 from fedflat.experiment.files import create_folder, told_plainly, write_whole
 from fedflat.experiment.rows import FileRows
+from fedflat.experiment.stopping import OVER
 
 BEGINNINGS = {name for whole in ("split.json", "status.json", "config.yaml") for name in (whole, f"{whole}.part")} | {"checkpoint", "state"}
 """What may lie in a folder where a run was killed before it had a config: it can be begun again."""
@@ -163,3 +164,17 @@ class RunFolder:
         except (OSError, SafetensorError, KeyError, ValueError):
             raise UserError(f"{path} is damaged or not fedflat's; run it anew") from None
         return tensors, about
+
+
+def is_over(path: Path) -> bool:
+    """Whether the run in a folder is there and over."""
+    folder = RunFolder(path)
+    return folder.exists and folder.status()["status"] in OVER
+
+
+def rounds_left(config: Config, path: Path) -> int:
+    """Rounds of an experiment that are still to be run in a folder, as far as its last evaluation tells."""
+    if is_over(path):
+        return 0
+    evaluated = RunFolder(path).metrics() if RunFolder(path).exists else []
+    return config.training.rounds - int(evaluated[-1]["round"] if evaluated else config.init_rounds)

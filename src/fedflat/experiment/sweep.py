@@ -22,7 +22,7 @@ from fedflat.experiment.clean import Keep, remove_claimed
 from fedflat.experiment.compare import begun_run, folder_name, how_many_at_once
 from fedflat.experiment.config import SHORT, Config, config
 from fedflat.experiment.files import create_folder, write_whole
-from fedflat.experiment.folder import Held, RunFolder
+from fedflat.experiment.folder import Held, is_over, rounds_left
 from fedflat.experiment.jobs import Results, side_by_side
 from fedflat.experiment.record import Record, load_record
 from fedflat.experiment.run import Run
@@ -50,15 +50,12 @@ class Planned:
     @property
     def done(self) -> bool:
         """Whether it is over already."""
-        return RunFolder(self.folder).exists and RunFolder(self.folder).status()["status"] in OVER
+        return is_over(self.folder)
 
     @property
     def rounds_left(self) -> int:
         """Rounds that are still to be run, as far as its last evaluation tells."""
-        if self.done:
-            return 0
-        evaluated = RunFolder(self.folder).metrics() if RunFolder(self.folder).exists else []
-        return self.config.training.rounds - int(evaluated[-1]["round"] if evaluated else self.config.init_rounds)
+        return rounds_left(self.config, self.folder)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from fedflat.experiment.compare import folder_name
 from fedflat.experiment.config import Config
-from fedflat.experiment.folder import RunFolder
-from fedflat.experiment.stopping import OVER
+from fedflat.experiment.folder import is_over, rounds_left
 from fedflat.papers.cells import Cell
 from fedflat.papers.library import Paper, Table
 from fedflat.papers.numbers import Gain
@@ -69,15 +68,12 @@ class Planned:
     @property
     def done(self) -> bool:
         """Whether it is over already."""
-        return RunFolder(self.folder).exists and RunFolder(self.folder).status()["status"] in OVER
+        return is_over(self.folder)
 
     @property
     def rounds_left(self) -> int:
         """Rounds that are still to be run, as far as its last evaluation tells."""
-        if self.done:
-            return 0
-        evaluated = RunFolder(self.folder).metrics() if RunFolder(self.folder).exists else []
-        return self.config.training.rounds - (evaluated[-1]["round"] if evaluated else 0)
+        return rounds_left(self.config, self.folder)
 
 
 @dataclass(frozen=True)
