@@ -99,3 +99,9 @@ def test_flags_carry_the_help_of_the_config(fedflat, flag):
     shown = fedflat("run", "--help").stdout
     assert flag in shown
     assert "local learning rate (default: 0.1)" in shown
+
+
+@pytest.mark.parametrize("word", ["on", "off", "auto"])
+def test_words_that_yaml_takes_for_truth_values_are_meant_as_they_stand(fedflat, word):
+    told = yaml.safe_load(fedflat("run", "--set", f"engine.compile={word}", "--set", "training.rounds=7", "--dry-run").stdout)
+    assert told.get("engine", {}).get("compile", "auto") == word and told["training"]["rounds"] == 7

@@ -157,6 +157,12 @@ class Engine(Section):
         None, ge=1, description="rounds between checkpoints; default: 10, but no more than one in 5 seconds"
     )
 
+    @field_validator("compile", mode="before")
+    @classmethod
+    def _as_meant(cls, value: Any) -> Any:
+        # YAML reads on and off as true and false.
+        return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
+
 
 class Config(Section):
     """A complete experiment."""
