@@ -143,3 +143,66 @@ def test_the_methods_of_the_picture_are_what_they_are_called() -> None:
     found = study("flat_minima").algorithms(100, 0.1)
     assert [canonical(algorithm(text)) for text in found.values()] == list(found.values())
     assert algorithm(found["FedASAM + SWA"]).rate.cycle == 5
+
+
+# --- a column of a table -----------------------------------------------------------------------------------------------------------
+
+TINY = ("--data", "digits", "--model", "mlp(hidden=8)", "--device", "cpu", "--precision", "float32", "--rounds", "4", "--every", "2")
+
+
+@pytest.mark.slow
+def test_the_column_of_fedswa_table_2_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two parts of stage 1 as two processes would do them, then the rest; a second start trains nothing."""
+    column = study("fedswa_table2")
+    arguments = [str(tmp_path), *TINY, "--tune-rounds", "2", "--grid", "0.1", "0.5"]
+    column.main([*arguments, "--only-stage", "1", "--only", "fedavg", "fedsam"])
+    with pytest.raises(UserError, match="not known without scaffold, fedswa, fedmoswa; run stage 1, or name two with --tune"):
+        column.main([*arguments, "--only-stage", "2"])
+    table = column.main([*arguments, "--draw", str(tmp_path / "curves.png")])
+
+    runs = json.loads((tmp_path / "numbers.json").read_text())["runs"]
+    first = {name.split("-")[1]: one["test"] for name, one in runs.items() if name.startswith("full") and one["rate"] == 0.1}
+    short = sorted(first, key=lambda name: 100 * first[name] - column.published(name))[:2]
+    searched = {one["algorithm"]: one for one in runs.values() if one["kind"] == "tune"}
+    assert set(searched) == set(short)
+    assert all("test" not in one for one in searched.values())
+    assert {one["rate"] for one in runs.values() if one["kind"] == "full"} == {0.1, 0.5}
+    assert len(runs) == 5 + 4 + 2
+    assert table == (tmp_path / "table.md").read_text()
+    assert f"| `fedavg` | 0.1 | 79.6±0.2 | {100 * first['fedavg']:.1f} | {100 * first['fedavg'] - 79.6:+.1f} | 574 | 4+ |" in table
+    assert f"Rate of `{short[0]}`: 0.5, by accuracy on 10 % of the training data after 2 rounds (0.1: " in table
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+    capsys.readouterr()
+    assert column.main(arguments) == table
+    assert "..." not in capsys.readouterr().out
+    with pytest.raises(UserError, match="a study with other settings"):
+        column.main([str(tmp_path), *TINY, "--tune-rounds", "3"])
+
+
+def test_the_rate_is_chosen_by_validation_and_never_among_runs_that_diverged(tmp_path: Path) -> None:
+    column = study("fedswa_table2")
+    found = column.Study(column.arguments([str(tmp_path), "--grid", "0.03", "0.1", "0.3"]))
+    scores: dict[float, float | None] = {0.03: 0.7, 0.1: 0.6}
+    for rate, score in {**scores, 0.3: None}.items():
+        assert column.chosen_rate(found, "fedswa") is None
+        one = {"about": found.about, "kind": "tune", "algorithm": "fedswa", "rate": rate, "seed": 0, "validation": score}
+        (tmp_path / "numbers" / f"tune-fedswa-{rate:g}-0.json").write_text(json.dumps(one))
+    assert column.chosen_rate(found, "fedswa") == 0.03
+
+
+def test_the_column_is_run_as_the_protocol_says(tmp_path: Path) -> None:
+    """What is run on a GPU for minutes should not end in a wrong setting."""
+    column = study("fedswa_table2")
+    found = column.Study(column.arguments([str(tmp_path), "--device", "cuda", "--precision", "bf16"]))
+    settings = found.settings("tune", 0.3, 1)
+    made = make_config(column.cell("fedmoswa").configs[0], settings)
+    assert (made.model, made.data.name, made.data.split, made.data.validation) == ("cnn", "cifar10", "dirichlet-reuse(alpha=0.6)", 0.1)
+    assert (made.training.rounds, made.training.rate, made.evaluation.every, made.engine.precision) == (200, 0.3, 10, "bf16")
+    full = make_config(column.cell("scaffold").configs[0], found.settings("full", 0.1, 0))
+    assert (full.training.rounds, full.data.validation, full.data.augmentation, full.training.weight_decay) == (
+        1000,
+        0.0,
+        "crop-flip",
+        0.001,
+    )
