@@ -27,6 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedflat.errors import UserError
 from fedflat.flatness.batches import Batch, batches_of, counts, draw, mapped, picked
+from fedflat.flatness.convolution import TwiceDifferentiable
 from fedflat.flatness.precision import rounding
 from fedflat.models.layout import Layout
 
@@ -264,4 +265,5 @@ class Objective:
                 stack.callback(setattr, torch.backends.cudnn, "enabled", torch.backends.cudnn.enabled)
                 torch.backends.cudnn.enabled &= not self._recurrent
             self.module.eval()
+            stack.enter_context(TwiceDifferentiable())
             yield
