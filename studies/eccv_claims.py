@@ -64,6 +64,8 @@ def study(arguments: argparse.Namespace) -> Path:
     numbers = Numbers(arguments.out / "numbers.json", **about, model=settings["model"], rate=rate)
     for split_name, split in splits.items():
         for name, text in METHODS.items():
+            if not _waiting(numbers, split_name, name, every, arguments.rounds):
+                continue
             with stage(f"training {name}, {split_name}"):
                 record = trained(text, arguments.out / "runs" / split_name.replace(" ", "-"), split=split, **settings)
             with stage(f"curvature of {name}, {split_name}"):
@@ -71,12 +73,15 @@ def study(arguments: argparse.Namespace) -> Path:
     return numbers.path
 
 
+def _waiting(numbers: Numbers, split: str, name: str, every: int, rounds: int) -> list[int]:
+    """The rounds at which a method is still to be measured."""
+    found = numbers.part("measured", split, name)
+    return [at for at in range(every, rounds + 1, every) if str(at) not in found]
+
+
 def _moments(numbers: Numbers, split: str, name: str, record: Record, every: int, arguments: argparse.Namespace) -> None:
     """Measure a run at each round that it kept a model of."""
-    found = numbers.part("measured", split, name)
-    waiting = [rounds for rounds in range(every, arguments.rounds + 1, every) if str(rounds) not in found]
-    if not waiting:
-        return
+    found, waiting = numbers.part("measured", split, name), _waiting(numbers, split, name, every, arguments.rounds)
     server = measured(record, name="server", device=arguments.device, precision=measuring_precision(arguments.precision))
     replay = replay_at(server, waiting[0])
     for rounds in waiting:
