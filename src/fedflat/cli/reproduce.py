@@ -164,17 +164,22 @@ def _variant(scale: Scale) -> str:
 def _run(plan: Plan, out: Path, jobs: int | None, silent: bool) -> tuple[dict[Path, Measured], UserError | None]:
     """What came of every run; the mistake that ended them early, if any."""
     from fedflat.experiment.compare import run_each
+    from fedflat.papers.afterwards import measure
     from fedflat.papers.outcome import Measured
 
     if not plan.scale.small:
         for data in {run.config.data.name: run.config for run in plan.runs if not run.done}.values():
             fetch_if_missing(data, silent)
     measured: dict[Path, Measured] = {}
+    runs = {run.folder: run for run in plan.runs}
     try:
         with progress(silent, len(plan.runs)) as shown:
             records = run_each([run.config for run in plan.runs], [run.folder for run in plan.runs], (shown,), jobs)
-            for run, record in zip(plan.runs, records, strict=False):
-                measured[run.folder if record.folder is None else record.folder.path] = Measured.of(record)
+            for record in records:
+                assert record.folder is not None
+                run = runs[record.folder.path]
+                models = measure(record, run.asked, plan.scale.small) if record.status != "diverged" else {}
+                measured[run.folder] = Measured.of(record, models)
                 shown.run_over()
     except KeyboardInterrupt:
         raise Interrupted(

@@ -34,7 +34,6 @@ def table_document(table: Table) -> dict[str, Any]:
             "unit": cell.unit,
             "number": cell.number.text,
             "evaluated": cell.evaluated,
-            "tested": cell.tested,
             "weights": cell.weights,
             "needs": cell.needs,
             "configs": [config.model_dump(mode="json") for config in cell.configs],

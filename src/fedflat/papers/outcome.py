@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
 
 from fedflat.experiment.record import Record
 from fedflat.experiment.stopping import OVER
+from fedflat.papers.afterwards import Asked
 from fedflat.papers.cells import Cell
-from fedflat.papers.numbers import Best, Form, Gain, Last, Mean, Published, RoundsTo
+from fedflat.papers.numbers import Best, ClientSeconds, Form, Gain, Last, Mean, OfModels, Published, RoundsTo
 from fedflat.papers.plan import Plan
 from fedflat.report.result import Result
 from fedflat.report.summary import rounds_to, series, summarise
@@ -30,17 +31,20 @@ NORMAL = 1.959964
 
 @dataclass(frozen=True)
 class Measured:
-    """One run's history, as far as numbers are formed from it."""
+    """One run, as far as numbers are formed from it."""
 
     history: list[dict[str, Any]]
     metric: str
     status: str
     rounds: int
+    seconds: float = 0.0
+    models: Mapping[Asked, float | str] = field(default_factory=dict)
+    """What was measured on its models afterwards, or why there is no number."""
 
     @classmethod
-    def of(cls, record: Record) -> Measured:
+    def of(cls, record: Record, models: Mapping[Asked, float | str] | None = None) -> Measured:
         """What counts of a record; its models are let go."""
-        return cls(record.history, Result(record).metric, record.status, record.config.training.rounds)
+        return cls(record.history, Result(record).metric, record.status, record.config.training.rounds, record.seconds, models or {})
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,11 @@ def formed(number: Form, run: Measured, model: str, planned_rounds: int) -> floa
     """A run's number, as a share or in rounds; None where it gives none."""
     if isinstance(number, RoundsTo):
         return rounds_to(run.history, model, run.metric, number.target)
+    if isinstance(number, OfModels):
+        found = run.models.get(Asked(number, model))
+        return None if isinstance(found, str) else found
+    if isinstance(number, ClientSeconds):
+        return run.seconds / run.history[-1]["round"] if run.history and run.history[-1]["round"] else None
     summary = summarise(run.history, model, run.metric)
     if summary is None:
         return None
@@ -127,10 +136,19 @@ def _outcome(plan: Plan, measured: Mapping[Path, Measured], cell: Cell) -> Outco
         return Outcome(cell, (), "not run", "not finished; the same command goes on")
     if all(run.status == "diverged" for runs in tried for run in runs):
         return _diverged(plan, cell)
+    reason = next((why for runs in tried for run in runs if (why := _why(cell, run))), "")
+    if reason:
+        return Outcome(cell, (), "not run", reason)
     numbers = [_numbers(cell, runs) for runs in tried]
     values = max(numbers, key=lambda some: fmean(some) if some else -math.inf)
     missing = "" if len(values) == len(plan.seeds) else f"{len(values)} of {len(plan.seeds)} seeds"
     return _judged(plan, cell, values, missing)
+
+
+def _why(cell: Cell, run: Measured) -> str:
+    """Why nothing could be measured on a run's model, if that is so."""
+    found = run.models.get(Asked(cell.number, cell.evaluated)) if isinstance(cell.number, OfModels) else None
+    return found if isinstance(found, str) else ""
 
 
 def _numbers(cell: Cell, runs: Sequence[Measured]) -> tuple[float, ...]:
@@ -158,6 +176,8 @@ def _judged(plan: Plan, cell: Cell, values: tuple[float, ...], missing: str) -> 
         return Outcome(cell, values, "not printed")
     if published.value is None:
         return Outcome(cell, values, "above", "published as not converging")
+    if isinstance(cell.number, ClientSeconds):
+        return Outcome(cell, values, "unjudged", "seconds of another machine")
     allowed = tolerance(published, values) if values else None
     if allowed is None:
         return Outcome(cell, values, "unjudged", "one seed and no ±: use --seeds 3" if values else "no number could be formed")

@@ -10,10 +10,11 @@ from pathlib import Path
 from fedflat.experiment.compare import folder_name
 from fedflat.experiment.config import Config
 from fedflat.experiment.folder import is_over, rounds_left
+from fedflat.papers.afterwards import Asked
 from fedflat.papers.cells import Cell
 from fedflat.papers.library import Paper, Table
-from fedflat.papers.numbers import Gain
-from fedflat.papers.small import small
+from fedflat.papers.numbers import Corrupted, Gain, OfModels
+from fedflat.papers.small import CORRUPTIONS, at_hand, small
 
 
 def _unchanged(config: Config) -> Config:
@@ -64,6 +65,8 @@ class Planned:
     cells: tuple[str, ...]
     """The names of the chosen cells that need it."""
     instead: tuple[str, ...]
+    asked: tuple[Asked, ...] = ()
+    """What is measured on its models afterwards."""
 
     @property
     def done(self) -> bool:
@@ -101,6 +104,7 @@ def make_plan(table: Table, cells: Sequence[Cell], seeds: Sequence[int], out: Pa
     lacking = {cell.name: reason for cell in wanted if (reason := _lacks(cell, scale))}
     homes = _homes(table.paper, scale)
     needing: dict[str, list[str]] = {}
+    asked: dict[str, list[Asked]] = {}
     made: dict[str, tuple[Config, tuple[str, ...]]] = {}
     for cell in wanted:
         for config in cell.configs if cell.name not in lacking else ():
@@ -108,8 +112,16 @@ def make_plan(table: Table, cells: Sequence[Cell], seeds: Sequence[int], out: Pa
             key = _as_text(adapted)
             made.setdefault(key, (adapted, instead))
             needing.setdefault(key, []).append(cell.name)
+            asked.setdefault(key, []).extend([Asked(cell.number, cell.evaluated)] if isinstance(cell.number, OfModels) else [])
     runs = [
-        Planned(config.model_copy(update={"seed": seed}), out / homes[key] / f"seed-{seed}", key, tuple(needing[key]), instead)
+        Planned(
+            config.model_copy(update={"seed": seed}),
+            out / homes[key] / f"seed-{seed}",
+            key,
+            tuple(needing[key]),
+            instead + _made_images(asked[key], scale),
+            tuple(dict.fromkeys(asked[key])),
+        )
         for seed in seeds
         for key, (config, instead) in made.items()
     ]
@@ -125,7 +137,19 @@ def _lacks(cell: Cell, scale: Scale) -> str:
     if scale.small:
         return cell.protocol.not_small
     missing = f"{cell.weights}: bring them with --set init=FILE" if cell.weights and not scale.weights else ""
-    return ", ".join(filter(None, (cell.needs, missing)))
+    return ", ".join(filter(None, (cell.needs, missing, _images(cell, scale))))
+
+
+def _images(cell: Cell, scale: Scale) -> str:
+    """The corrupted test images that a cell needs and that are not here."""
+    name = f"{cell.configs[0].data.name}_c"
+    lacks = isinstance(cell.number, Corrupted) and not at_hand(name, scale.folder)
+    return f"{name}, which is not here: fedflat data get {name}" if lacks else ""
+
+
+def _made_images(asked: Sequence[Asked], scale: Scale) -> tuple[str, ...]:
+    """What stands for corrupted test images at small scale."""
+    return (f"{CORRUPTIONS} for published corruptions",) if scale.small and any(isinstance(one.number, Corrupted) for one in asked) else ()
 
 
 @cache

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from fedflat.data import DATASETS, canonical_split, data_folder
+import torch
+
+from fedflat.data import DATASETS, Examples, canonical_split, data_folder
 from fedflat.experiment.config import Config
-from fedflat.text import parse
+from fedflat.text import parse, show
 
 ROUNDS, STEPS, BATCH, CLIENTS, PER_ROUND, EXAMPLES = 4, 2, 8, 10, 3, 200
+LONGER = {"rounds": 20, "steps": 10, "batch": 16}
+"""For the embedded data, on which a step takes no time: enough for most methods to learn something."""
 EMBEDDED, ITS_MODEL, ITS_SPLIT = "digits", "mlp(hidden=32)", "dirichlet(alpha=0.1)"
-ITS_CLASSES = 10
+ITS_CLASSES, ITS_SHARE = 10, 4
+"""Its classes, and how many times its sides go into those of the images that it stands for."""
 SMALLER = {"vgg11": "resnet20", "resnet18": "resnet20", "mobilenetv2": "resnet20"}
 """What stands for models that would take minutes."""
 
@@ -27,12 +33,14 @@ def small(config: Config, folder: Path | None = None) -> tuple[Config, tuple[str
     name = config.data.name if there else EMBEDDED
     model = SMALLER.get(parse(config.model)[0].name, config.model) if there else ITS_MODEL
     split = config.data.split if there else _split_of_digits(config.data.split)
+    augmented = config.data.augmentation if there else _augmentation_of_digits(config.data.augmentation)
     alone = canonical_split(split) == "centralised"
     clients = 1 if alone else config.data.clients if there else CLIENTS
     everyone = config.federation.per_round == config.data.clients
     per_round = 1 if alone else CLIENTS if everyone and not there else min(config.federation.per_round, PER_ROUND)
-    data = config.data.model_copy(update={"name": name, "folder": folder, "split": split, "clients": clients})
-    training = config.training.model_copy(update={"rounds": ROUNDS, "epochs": 1, "steps": STEPS, "batch": BATCH})
+    data = config.data.model_copy(update={"name": name, "folder": folder, "split": split, "clients": clients, "augmentation": augmented})
+    length = {"rounds": ROUNDS, "steps": STEPS, "batch": BATCH} if there else LONGER
+    training = config.training.model_copy(update={"epochs": 1, **length})
     made = config.model_copy(
         update={
             "model": model,
@@ -43,8 +51,47 @@ def small(config: Config, folder: Path | None = None) -> tuple[Config, tuple[str
             "engine": config.engine.model_copy(update={"workers": 1}),
         }
     )
-    pairs = ((data.name, config.data.name), (model, config.model), (split, config.data.split))
+    pairs = (
+        (data.name, config.data.name),
+        (model, config.model),
+        (split, config.data.split),
+        (augmented, config.data.augmentation),
+    )
     return made, tuple(f"{new} for {old}" for new, old in pairs if new != old)
+
+
+def _augmentation_of_digits(text: str) -> str:
+    """The same augmentation, with lengths as much smaller as the embedded images are.
+
+    >>> _augmentation_of_digits("crop-flip+cutout(size=8)"), _augmentation_of_digits("none")
+    ('crop-flip(padding=1)+cutout(size=2)', 'none')
+    """
+    if text == "none":
+        return text
+    made = []
+    for call in parse(text):
+        for name, usual in {"crop-flip": {"padding": 4}, "cutout": {"size": 16}}.get(call.name, {}).items():
+            call.values[name] = max(1, int(str(call.values.get(name, usual))) // ITS_SHARE)
+        made.append(show(call.name, call.values))
+    return "+".join(made)
+
+
+CORRUPTIONS = "noise, brightness and contrast changed here"
+"""What stands for corrupted test images that were published."""
+
+
+def corrupted(examples: Examples, severity: int) -> dict[str, Examples]:
+    """Images as bytes under three corruptions that are made here, by the names of the published ones."""
+    images = examples.inputs.float() / 255
+    noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(severity))
+    centre = images.mean(dim=(1, 2, 3), keepdim=True)
+    changed = {
+        "gaussian_noise": images + 0.06 * severity * noise,
+        "brightness": images + 0.1 * severity,
+        "contrast": centre + (images - centre) * (1 - 0.16 * severity),
+    }
+    bytes_of = {name: (255 * image).round().clamp(0, 255).to(torch.uint8) for name, image in changed.items()}
+    return {name: replace(examples, inputs=image) for name, image in bytes_of.items()}
 
 
 def _split_of_digits(split: str) -> str:
