@@ -89,7 +89,7 @@ def reproduce(
         if failed is not None:
             break
     if not dry_run:
-        _write(markdown, as_csv, result)
+        _write(markdown, as_csv, result, wanted.small)
     if as_json:
         print_json(documents if len(found) > 1 else documents[0])
     if failed is not None:
@@ -250,7 +250,7 @@ def _rule(plan: Plan) -> str:
     if plan.scale.small:
         instead = sorted({text for run in plan.runs for text in run.instead})
         return f"At small scale only the structure is tried; the numbers mean nothing. Stand-ins: {'; '.join(instead) or 'none'}."
-    if plan.scale.changed:
+    if any(plan.scale.obstacle(cell) == "other settings" for cell in plan.cells):
         return f"No verdict: settings were changed ({', '.join(plan.scale.changed)})."
     if plan.scale.rounds is not None:
         return f"No verdict where the paper has more rounds than {plan.scale.rounds}."
@@ -274,12 +274,13 @@ def _document(plan: Plan, cost: Cost, result: Sequence[Outcome], folder: Path) -
     }
 
 
-def _write(markdown_file: Path | None, csv_file: Path | None, result: Sequence[Outcome]) -> None:
+def _write(markdown_file: Path | None, csv_file: Path | None, result: Sequence[Outcome], small: bool) -> None:
     from fedflat.experiment.files import write_whole
-    from fedflat.papers.document import OUTCOME, comma_separated, markdown, outcome_rows
+    from fedflat.papers.document import OUTCOME, SMALL, comma_separated, markdown, outcome_rows, small_rows
 
-    heads = ("table", *OUTCOME)
-    rows = [[one.cell.table.full_name, *row] for one, row in zip(result, outcome_rows(result), strict=True)]
+    heads, lines = (SMALL, small_rows(result)) if small else (OUTCOME, outcome_rows(result))
+    heads = ("table", *heads)
+    rows = [[one.cell.table.full_name, *line] for one, line in zip(result, lines, strict=True)]
     if markdown_file is not None:
         write_whole(markdown_file, markdown(heads, rows) + "\n")
     if csv_file is not None:

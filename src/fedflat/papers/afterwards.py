@@ -40,13 +40,18 @@ class Asked(NamedTuple):
 
 def measure(record: Record, asked: Iterable[Asked], small: bool = False) -> dict[Asked, float | str]:
     """The numbers that are asked for, or a sentence that says why there is none."""
-    models, found = _Models(record, small), {}
-    for one in asked:
+    models = _Models(record, small)
+    found: dict[Asked, float | str] = {}
+    for one in sorted(asked, key=_needed, reverse=True):  # what needs more eigenvalues first, so that the rest finds them
         try:
             found[one] = models.number(one)
         except UserError as reason:
             found[one] = str(reason)
     return found
+
+
+def _needed(one: Asked) -> int:
+    return one.number.needed if isinstance(one.number, Eigenvalue) else 0
 
 
 class _Models:

@@ -13,6 +13,8 @@ from fedflat.papers.numbers import NOT_PRINTED
 from fedflat.papers.outcome import Outcome
 
 OUTCOME = ("cell", "published", "measured", "seeds", "difference", "tolerance", "verdict", "remark")
+SMALL = ("cell", "published", "measured", "seeds", "stand-ins", "seconds", "remark")
+"""At small scale nothing is judged."""
 
 
 def paper_document(paper: Paper) -> dict[str, Any]:
@@ -68,6 +70,11 @@ def outcome_rows(found: Sequence[Outcome]) -> list[list[str]]:
     return [_row(outcome) for outcome in found]
 
 
+def small_rows(found: Sequence[Outcome]) -> list[list[str]]:
+    """Published, measured, and what stands for what."""
+    return [[*_row(one)[:4], "; ".join(one.instead), f"{one.seconds:.1f}", one.says] for one in found]
+
+
 def outcomes_document(found: Sequence[Outcome]) -> list[dict[str, Any]]:
     """Outcomes as plain values."""
     return [
@@ -82,6 +89,7 @@ def outcomes_document(found: Sequence[Outcome]) -> list[dict[str, Any]]:
             "tolerance": one.tolerance,
             "verdict": one.verdict,
             "remark": one.says,
+            "stand_ins": list(one.instead),
         }
         for one in found
     ]
@@ -122,10 +130,11 @@ def shown(value: float | None, unit: str, signed: bool = False) -> str:
 def _row(one: Outcome) -> list[str]:
     unit, published = one.cell.unit, one.cell.published
     spread = f" ± {shown(one.spread, unit)}" if one.spread is not None else ""
+    measured = f"{shown(one.mean, unit)}{spread}" if one.unreached is None else f"{one.unreached}+"
     return [
         one.cell.name,
         published.text if published else NOT_PRINTED,
-        f"{shown(one.mean, unit)}{spread}",
+        measured,
         str(len(one.values)),
         shown(one.difference, unit, signed=True),
         shown(one.tolerance, unit),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from fedflat.experiment.stopping import OVER
 from fedflat.papers.afterwards import Asked
 from fedflat.papers.cells import Cell
 from fedflat.papers.numbers import Best, ClientSeconds, Form, Gain, Last, Mean, OfModels, Published, RoundsTo
-from fedflat.papers.plan import Plan
+from fedflat.papers.plan import Plan, sources
 from fedflat.report.result import Result
 from fedflat.report.summary import rounds_to, series, summarise
 
@@ -58,6 +58,12 @@ class Outcome:
     says: str = ""
     """The reason, where the verdict alone does not tell it."""
     tolerance: float | None = None
+    unreached: int | None = None
+    """In how many rounds a target was reached by no seed."""
+    instead: tuple[str, ...] = ()
+    """What stands for what in its runs."""
+    seconds: float = 0.0
+    """That its runs took, all together."""
 
     @property
     def mean(self) -> float | None:
@@ -82,7 +88,14 @@ class Outcome:
 
 def outcomes(plan: Plan, measured: Mapping[Path, Measured]) -> list[Outcome]:
     """The outcome of every chosen cell, from the runs that are there."""
-    return [_outcome(plan, measured, cell) for cell in plan.cells]
+    return [_with_runs(plan, measured, _outcome(plan, measured, cell)) for cell in plan.cells]
+
+
+def _with_runs(plan: Plan, measured: Mapping[Path, Measured], outcome: Outcome) -> Outcome:
+    """An outcome with what stands for what in its runs, and how long they took."""
+    runs = [run for cell in sources(outcome.cell) for some in plan.runs_of(cell) for run in some]
+    seconds = sum(measured[folder].seconds for folder in {run.folder for run in runs} if folder in measured)
+    return replace(outcome, instead=tuple(dict.fromkeys(text for run in runs for text in run.instead)), seconds=seconds)
 
 
 def tolerance(published: Published, values: Sequence[float]) -> float | None:
@@ -142,7 +155,8 @@ def _outcome(plan: Plan, measured: Mapping[Path, Measured], cell: Cell) -> Outco
     numbers = [_numbers(cell, runs) for runs in tried]
     values = max(numbers, key=lambda some: fmean(some) if some else -math.inf)
     missing = "" if len(values) == len(plan.seeds) else f"{len(values)} of {len(plan.seeds)} seeds"
-    return _judged(plan, cell, values, missing)
+    unreached = max(run.rounds for runs in tried for run in runs) if isinstance(cell.number, RoundsTo) and not values else None
+    return replace(_judged(plan, cell, values, missing), unreached=unreached)
 
 
 def _why(cell: Cell, run: Measured) -> str:

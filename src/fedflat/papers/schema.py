@@ -46,8 +46,6 @@ class Protocol(Part):
     unit: str = "%"
     seeds: int | None = None
     """Over how many seeds the paper averages, where it says so."""
-    not_small: str = ""
-    """Why it cannot be tried at small scale; empty where it can."""
     assumed: list[str] = []
     """What the paper does not state, and what is taken for it."""
 

@@ -8,15 +8,18 @@ from pathlib import Path
 import torch
 
 from fedflat.data import DATASETS, Examples, canonical_split, data_folder
-from fedflat.experiment.config import Config
+from fedflat.experiment.config import Config, Data
 from fedflat.text import parse, show
 
-ROUNDS, STEPS, BATCH, CLIENTS, PER_ROUND, EXAMPLES = 4, 2, 8, 10, 3, 200
+CLIENTS, PER_ROUND, EXAMPLES = 10, 3, 200
+SHORT = {"rounds": 4, "steps": 2, "batch": 8}
 LONGER = {"rounds": 20, "steps": 10, "batch": 16}
-"""For the embedded data, on which a step takes no time: enough for most methods to learn something."""
-EMBEDDED, ITS_MODEL, ITS_SPLIT = "digits", "mlp(hidden=32)", "dirichlet(alpha=0.1)"
+"""For the embedded digits, on which a step takes no time: enough for most methods to learn something."""
+DIGITS, ITS_MODEL, ITS_SPLIT = "digits", "mlp(hidden=32)", "dirichlet(alpha=0.1)"
 ITS_CLASSES, ITS_SHARE = 10, 4
-"""Its classes, and how many times its sides go into those of the images that it stands for."""
+"""Their classes, and how many times their sides go into those of the images that they stand for."""
+DENSE, MASKS, UNSEEN = "bisenetv2", "digit_masks", "night"
+"""The model of dense tasks, the data that stand for theirs, and the domain of those that is left out of training."""
 SMALLER = {"vgg11": "resnet20", "resnet18": "resnet20", "mobilenetv2": "resnet20"}
 """What stands for models that would take minutes."""
 
@@ -29,35 +32,41 @@ def at_hand(data: str, folder: Path | None) -> bool:
 
 def small(config: Config, folder: Path | None = None) -> tuple[Config, tuple[str, ...]]:
     """A config at small scale, and what stands for what in it."""
-    there = at_hand(config.data.name, folder)
-    name = config.data.name if there else EMBEDDED
-    model = SMALLER.get(parse(config.model)[0].name, config.model) if there else ITS_MODEL
-    split = config.data.split if there else _split_of_digits(config.data.split)
-    augmented = config.data.augmentation if there else _augmentation_of_digits(config.data.augmentation)
-    alone = canonical_split(split) == "centralised"
-    clients = 1 if alone else config.data.clients if there else CLIENTS
-    everyone = config.federation.per_round == config.data.clients
-    per_round = 1 if alone else CLIENTS if everyone and not there else min(config.federation.per_round, PER_ROUND)
-    data = config.data.model_copy(update={"name": name, "folder": folder, "split": split, "clients": clients, "augmentation": augmented})
-    length = {"rounds": ROUNDS, "steps": STEPS, "batch": BATCH} if there else LONGER
-    training = config.training.model_copy(update={"epochs": 1, **length})
+    data, model, length = _stand_ins(config, folder)
+    alone, everyone = canonical_split(data.split) == "centralised", config.federation.per_round == config.data.clients
+    clients = 1 if alone else data.clients
+    per_round = clients if clients is not None and (alone or everyone) else min(config.federation.per_round, PER_ROUND)
     made = config.model_copy(
         update={
             "model": model,
-            "data": data,
+            "data": data.model_copy(update={"folder": folder, "clients": clients}),
             "federation": config.federation.model_copy(update={"per_round": per_round}),
-            "training": training,
+            "training": config.training.model_copy(update={"epochs": 1, **length}),
             "evaluation": config.evaluation.model_copy(update={"every": 1, "final": 0, "examples": EXAMPLES}),
             "engine": config.engine.model_copy(update={"workers": 1}),
         }
     )
-    pairs = (
-        (data.name, config.data.name),
-        (model, config.model),
-        (split, config.data.split),
-        (augmented, config.data.augmentation),
-    )
+    names = ("name", "split", "augmentation")
+    pairs = [(model, config.model), *((getattr(data, name), getattr(config.data, name)) for name in names)]
     return made, tuple(f"{new} for {old}" for new, old in pairs if new != old)
+
+
+def _stand_ins(config: Config, folder: Path | None) -> tuple[Data, str, dict[str, int]]:
+    """Data, model and length of a run: the data themselves where they are at hand, else what is embedded."""
+    data, model = config.data, parse(config.model)[0].name
+    if at_hand(data.name, folder):
+        return data, SMALLER.get(model, config.model), SHORT
+    if model == DENSE:
+        name = f"{MASKS}(unseen={UNSEEN})" if "unseen" in parse(data.name)[0].values else MASKS
+        made = {"name": name, "clients": None if data.clients is None else CLIENTS}
+        return data.model_copy(update=made), f"{DENSE}(width=0.25,auxiliary=false)", SHORT
+    made = {
+        "name": DIGITS,
+        "clients": CLIENTS,
+        "split": _split_of_digits(data.split),
+        "augmentation": _augmentation_of_digits(data.augmentation),
+    }
+    return data.model_copy(update=made), ITS_MODEL, LONGER
 
 
 def _augmentation_of_digits(text: str) -> str:
