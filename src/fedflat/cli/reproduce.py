@@ -231,6 +231,7 @@ def _print_result(plan: Plan, result: Sequence[Outcome], out: Path) -> None:
     from rich.text import Text
 
     from fedflat.papers.document import OUTCOME, outcome_rows
+    from fedflat.papers.outcome import picture_command
 
     colours = {"within": "green", "above": "yellow", "below": "yellow", "diverged": "red", "censored": "yellow"}
     rows: list[list[object]] = []
@@ -243,7 +244,8 @@ def _print_result(plan: Plan, result: Sequence[Outcome], out: Path) -> None:
     console.print(_rule(plan), style="dim")
     counts = {verdict: sum(one.verdict == verdict for one in result) for verdict in dict.fromkeys(one.verdict for one in result)}
     console.print(f"{plan.table.full_name}: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}", style="bold")
-    console.print(facts({"runs": out}))
+    picture = picture_command(plan, out)
+    console.print(facts({"runs": out, **({"picture": picture} if picture else {})}))
 
 
 def _rule(plan: Plan) -> str:
@@ -262,6 +264,7 @@ def _rule(plan: Plan) -> str:
 
 def _document(plan: Plan, cost: Cost, result: Sequence[Outcome], folder: Path) -> dict[str, Any]:
     from fedflat.papers.document import outcomes_document
+    from fedflat.papers.outcome import picture_command
 
     return {
         "table": plan.table.full_name,
@@ -270,6 +273,7 @@ def _document(plan: Plan, cost: Cost, result: Sequence[Outcome], folder: Path) -
         "stand_ins": sorted({text for run in plan.runs for text in run.instead}),
         "cost": vars(cost),
         "rule": _rule(plan),
+        "picture": picture_command(plan, folder),
         "cells": outcomes_document(result),
     }
 

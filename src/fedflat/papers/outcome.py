@@ -98,6 +98,15 @@ def _with_runs(plan: Plan, measured: Mapping[Path, Measured], outcome: Outcome) 
     return replace(outcome, instead=tuple(dict.fromkeys(text for run in runs for text in run.instead)), seconds=seconds)
 
 
+def picture_command(plan: Plan, out: Path) -> str:
+    """The command that draws a figure from the runs with the first seed; empty for tables."""
+    runs = [(cell, run) for cell in plan.cells for some in plan.runs_of(cell) for run in some[:1]]
+    if not plan.table.file.picture or not runs:
+        return ""
+    models = dict.fromkeys(f"{run.folder}:{cell.evaluated}" for cell, run in runs)
+    return plan.table.file.picture.format(models=" ".join(models), folder=runs[0][1].folder, out=out)
+
+
 def tolerance(published: Published, values: Sequence[float]) -> float | None:
     """By how much a measured mean may differ from a published number; None where nothing justifies an answer."""
     n = len(values)

@@ -93,6 +93,8 @@ class TableFile(Part):
     rows: dict[str, str] = {}
     small: str = ""
     """The cell that stands for the table at small scale."""
+    picture: str = ""
+    """The command that draws a figure from its runs: {models} of the chosen cells, the {folder} of the first, or {out}, where all lie."""
     states: list[Statement] = []
     notes: list[Note] = []
 
