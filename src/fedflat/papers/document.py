@@ -11,6 +11,7 @@ from typing import Any
 from fedflat.papers.library import Paper, Table
 from fedflat.papers.numbers import NOT_PRINTED
 from fedflat.papers.outcome import Outcome
+from fedflat.papers.plan import SMALL_SCALE
 
 OUTCOME = ("cell", "published", "measured", "seeds", "difference", "tolerance", "verdict", "remark")
 SMALL = ("cell", "published", "measured", "seeds", "stand-ins", "seconds", "remark")
@@ -72,7 +73,7 @@ def outcome_rows(found: Sequence[Outcome]) -> list[list[str]]:
 
 def small_rows(found: Sequence[Outcome]) -> list[list[str]]:
     """Published, measured, and what stands for what."""
-    return [[*_row(one)[:4], "; ".join(one.instead), f"{one.seconds:.1f}", one.says] for one in found]
+    return [[*_row(one)[:4], "; ".join(one.instead), f"{one.seconds:.1f}", "" if one.says == SMALL_SCALE else one.says] for one in found]
 
 
 def outcomes_document(found: Sequence[Outcome]) -> list[dict[str, Any]]:

@@ -16,6 +16,9 @@ from fedflat.papers.library import Paper, Table
 from fedflat.papers.numbers import Corrupted, Gain, Last, OfModels
 from fedflat.papers.small import CORRUPTIONS, at_hand, small
 
+SMALL_SCALE = "small scale"
+"""The remark on all that was done at that scale."""
+
 
 def _unchanged(config: Config) -> Config:
     return config
@@ -48,7 +51,7 @@ class Scale:
     def obstacle(self, cell: Cell) -> str:
         """Why no verdict on a cell can be given, if none can."""
         if self.small:
-            return "small scale"
+            return SMALL_SCALE
         if self._changing(cell):
             return "other settings"
         return "other initial weights" if self.weights and not cell.weights else ""
