@@ -253,7 +253,7 @@ def _rule(plan: Plan) -> str:
         instead = sorted({text for run in plan.runs for text in run.instead})
         return f"At small scale only the structure is tried; the numbers mean nothing. Stand-ins: {'; '.join(instead) or 'none'}."
     if any(plan.scale.obstacle(cell) == "other settings" for cell in plan.cells):
-        return f"No verdict: settings were changed ({', '.join(plan.scale.changed)})."
+        return f"No verdict where it matters that settings were changed ({', '.join(plan.scale.changed)})."
     if plan.scale.rounds is not None:
         return f"No verdict where the paper has more rounds than {plan.scale.rounds}."
     return (
