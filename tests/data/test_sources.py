@@ -213,7 +213,7 @@ def test_digits_scale_exactly() -> None:
 
 def test_names_and_unknown_names() -> None:
     small, large = {"digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "cifar10_c", "cifar100_c"}, {"tiny_imagenet", "landmarks"}
-    grouped, masked = {"femnist", "shakespeare", "office_home", "pacs"}, {"camvid", "cityscapes", "idda"}
+    grouped, masked = {"femnist", "shakespeare", "office_home", "pacs"}, {"camvid", "cityscapes", "idda", "digit_masks"}
     assert set(names()) == small | large | grouped | masked == set(DATASETS)
     with pytest.raises(UserError, match=r"there is no data set 'cifar'; did you mean .*cifar10"):
         load("cifar")

@@ -14,6 +14,7 @@ from fedflat.experiment.callback import Callback
 from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.sweep_file import read_sweep
 from fedflat.experiment.tune import Search, choose, plan_search, run_search
+from fedflat.experiment.tune_jobs import run_search_side_by_side
 
 BASE = {
     "rounds": 2,
@@ -123,6 +124,18 @@ def test_two_at_the_same_time_share_the_trials(tmp_path: Path) -> None:
     for one in both:
         one.join()
     assert sorted(one.number for one in found) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_several_jobs_share_the_trials_and_a_second_start_has_none_left(tmp_path: Path) -> None:
+    needs_optuna()
+    made = search(tmp_path / "out")
+    tried = list(run_search_side_by_side(made, jobs=2))
+    assert sorted(one.number for one in tried) == list(range(6)) and {one.state for one in tried} == {"complete"}
+    assert choose(made)["validation"] == max(one.score for one in tried)
+    assert list(run_search_side_by_side(made, jobs=2)) == []
+    with pytest.raises(UserError, match=r"2 jobs at the same time are not possible: engine\.workers=2"):
+        next(run_search_side_by_side(search(tmp_path / "other", base={**VALUES["base"], "workers": 2}), jobs=2))
 
 
 def test_more_trials_go_on_from_those_there(finished: tuple[Search, list[Any]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from statistics import stdev
 
@@ -11,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedflat.papers import find_table
-from fedflat.papers.numbers import Best, Last, Mean, RoundsTo, read
+from fedflat.papers.afterwards import Asked
+from fedflat.papers.document import outcome_rows
+from fedflat.papers.numbers import Best, Eigenvalue, Last, Mean, RoundsTo, read
 from fedflat.papers.outcome import Measured, Outcome, formed, outcomes, tolerance
 from fedflat.papers.plan import Plan, Scale, make_plan
 
@@ -212,3 +215,43 @@ def test_weights_may_be_brought_where_the_paper_starts_from_some():
 def test_no_verdict_on_anything_but_the_protocol(scale):
     found = judged(*ACCURACY, measured([0.0, 0.62]), scale=scale)
     assert (found.verdict, found.difference, found.tolerance) == ("ran", None, None)
+
+
+# --- other settings, and numbers of models -----------------------------------------------------------------------------------------------
+
+
+def test_how_often_models_are_evaluated_matters_to_all_but_the_last_number():
+    """Rounds to a target are counted by evaluations, the last accuracy is not."""
+    scale = Scale(changed=("evaluation.every=10",))
+    run = measured([0.1, 0.796], rounds=1000)
+    assert judged("fedswa/table2", "fedavg/cifar10-lenet-5-accuracy", run, scale=scale).verdict == "within"
+    assert judged("fedswa/table2", "fedavg/cifar10-lenet-5-rounds", run, scale=scale).says == "other settings"
+    other = Scale(changed=("training.rate=0.01",))
+    assert judged("fedswa/table2", "fedavg/cifar10-lenet-5-accuracy", run, scale=other).verdict == "ran"
+
+
+def test_a_number_of_models_is_judged_like_any_other_and_a_missing_one_has_its_reason():
+    asked = Asked(Eigenvalue(), "server")
+    runs = [replace(measured([0.1]), models={asked: value}) for value in (90.0, 95.0, 99.0)]
+    found = judged("eccv/table1", "fedavg-e-1/lambda-max-alpha-0", *runs)
+    assert found.values == (90.0, 95.0, 99.0)
+    assert found.verdict == "within"
+    far = judged("eccv/table1", "fedavg-e-1/lambda-max-alpha-0", *(replace(run, models={asked: 300.0 + n}) for n, run in enumerate(runs)))
+    assert far.verdict == "above"
+    without = judged("eccv/table1", "fedavg-e-1/lambda-max-alpha-0", replace(runs[0], models={asked: "the loss is not finite"}))
+    assert (without.verdict, without.says, without.values) == ("not run", "the loss is not finite", ())
+
+
+def test_seconds_are_those_of_this_machine_and_never_judged():
+    run = replace(measured([0.1] * 501), seconds=1000.0)
+    found = judged("fedwmsam/table3", "fedavg/time", run, run)
+    assert found.values == (2.0, 2.0)
+    assert (found.verdict, found.says) == ("unjudged", "seconds of another machine")
+
+
+def test_a_target_that_was_not_reached_is_shown_with_the_rounds_there_were():
+    short = judged("fedwmsam/table3", "fedavg/0.7", measured([0.1] * 21), scale=Scale(small=True))
+    assert short.unreached == 20
+    assert outcome_rows([short])[0][2] == "20+"
+    reached = judged("fedwmsam/table3", "fedavg/0.7", measured([0.1] * 20 + [0.8]), scale=Scale(small=True))
+    assert (reached.unreached, outcome_rows([reached])[0][2]) == (None, "20")

@@ -122,7 +122,7 @@ def test_what_a_real_run_logged_is_there(real):
     (section,) = report_document(gather([real]))["sections"]
     assert {"lambda_max", "cosine"} <= set(section["views"]["log"])
     assert section["views"]["log"]["lambda_max"]["lines"][0]["x"][-2:] == [1, 2]
-    assert section["repeat"]["command"] == "fedflat compare fedavg --config settings.yaml --seeds 0,"
+    assert section["repeat"]["command"] == "fedflat compare fedavg --config settings.yaml --seeds 1"
 
 
 def test_measured_spectra_and_clients_are_found(compared):

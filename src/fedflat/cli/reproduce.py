@@ -89,7 +89,7 @@ def reproduce(
         if failed is not None:
             break
     if not dry_run:
-        _write(markdown, as_csv, result)
+        _write(markdown, as_csv, result, wanted.small)
     if as_json:
         print_json(documents if len(found) > 1 else documents[0])
     if failed is not None:
@@ -164,17 +164,22 @@ def _variant(scale: Scale) -> str:
 def _run(plan: Plan, out: Path, jobs: int | None, silent: bool) -> tuple[dict[Path, Measured], UserError | None]:
     """What came of every run; the mistake that ended them early, if any."""
     from fedflat.experiment.compare import run_each
+    from fedflat.papers.afterwards import measure
     from fedflat.papers.outcome import Measured
 
     if not plan.scale.small:
         for data in {run.config.data.name: run.config for run in plan.runs if not run.done}.values():
             fetch_if_missing(data, silent)
     measured: dict[Path, Measured] = {}
+    runs = {run.folder: run for run in plan.runs}
     try:
         with progress(silent, len(plan.runs)) as shown:
             records = run_each([run.config for run in plan.runs], [run.folder for run in plan.runs], (shown,), jobs)
-            for run, record in zip(plan.runs, records, strict=False):
-                measured[run.folder if record.folder is None else record.folder.path] = Measured.of(record)
+            for record in records:
+                assert record.folder is not None
+                run = runs[record.folder.path]
+                models = measure(record, run.asked, plan.scale.small) if record.status != "diverged" else {}
+                measured[run.folder] = Measured.of(record, models)
                 shown.run_over()
     except KeyboardInterrupt:
         raise Interrupted(
@@ -226,6 +231,7 @@ def _print_result(plan: Plan, result: Sequence[Outcome], out: Path) -> None:
     from rich.text import Text
 
     from fedflat.papers.document import OUTCOME, outcome_rows
+    from fedflat.papers.outcome import picture_command
 
     colours = {"within": "green", "above": "yellow", "below": "yellow", "diverged": "red", "censored": "yellow"}
     rows: list[list[object]] = []
@@ -238,15 +244,16 @@ def _print_result(plan: Plan, result: Sequence[Outcome], out: Path) -> None:
     console.print(_rule(plan), style="dim")
     counts = {verdict: sum(one.verdict == verdict for one in result) for verdict in dict.fromkeys(one.verdict for one in result)}
     console.print(f"{plan.table.full_name}: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}", style="bold")
-    console.print(facts({"runs": out}))
+    picture = picture_command(plan, out)
+    console.print(facts({"runs": out, **({"picture": picture} if picture else {})}))
 
 
 def _rule(plan: Plan) -> str:
     if plan.scale.small:
         instead = sorted({text for run in plan.runs for text in run.instead})
         return f"At small scale only the structure is tried; the numbers mean nothing. Stand-ins: {'; '.join(instead) or 'none'}."
-    if plan.scale.changed:
-        return f"No verdict: settings were changed ({', '.join(plan.scale.changed)})."
+    if any(plan.scale.obstacle(cell) == "other settings" for cell in plan.cells):
+        return f"No verdict where it matters that settings were changed ({', '.join(plan.scale.changed)})."
     if plan.scale.rounds is not None:
         return f"No verdict where the paper has more rounds than {plan.scale.rounds}."
     return (
@@ -257,6 +264,7 @@ def _rule(plan: Plan) -> str:
 
 def _document(plan: Plan, cost: Cost, result: Sequence[Outcome], folder: Path) -> dict[str, Any]:
     from fedflat.papers.document import outcomes_document
+    from fedflat.papers.outcome import picture_command
 
     return {
         "table": plan.table.full_name,
@@ -265,16 +273,18 @@ def _document(plan: Plan, cost: Cost, result: Sequence[Outcome], folder: Path) -
         "stand_ins": sorted({text for run in plan.runs for text in run.instead}),
         "cost": vars(cost),
         "rule": _rule(plan),
+        "picture": picture_command(plan, folder),
         "cells": outcomes_document(result),
     }
 
 
-def _write(markdown_file: Path | None, csv_file: Path | None, result: Sequence[Outcome]) -> None:
+def _write(markdown_file: Path | None, csv_file: Path | None, result: Sequence[Outcome], small: bool) -> None:
     from fedflat.experiment.files import write_whole
-    from fedflat.papers.document import OUTCOME, comma_separated, markdown, outcome_rows
+    from fedflat.papers.document import OUTCOME, SMALL, comma_separated, markdown, outcome_rows, small_rows
 
-    heads = ("table", *OUTCOME)
-    rows = [[one.cell.table.full_name, *row] for one, row in zip(result, outcome_rows(result), strict=True)]
+    heads, lines = (SMALL, small_rows(result)) if small else (OUTCOME, outcome_rows(result))
+    heads = ("table", *heads)
+    rows = [[one.cell.table.full_name, *line] for one, line in zip(result, lines, strict=True)]
     if markdown_file is not None:
         write_whole(markdown_file, markdown(heads, rows) + "\n")
     if csv_file is not None:

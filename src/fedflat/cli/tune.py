@@ -21,18 +21,24 @@ if TYPE_CHECKING:
     from fedflat.experiment.tune import Search
 
 
+JOBS = typer.Option(
+    None, "--jobs", min=1, metavar="N", help="trials at the same time [dim](default: what the file says, or 1)[/dim]", show_default=False
+)
+
+
 def tune(
     file: Path = typer.Argument(metavar="FILE.yaml", help="base, and tune with a space and the number of trials"),
     out: Path | None = OUT,
+    jobs: int | None = JOBS,
     dry_run: bool = DRY_RUN,
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
     """Search for the settings with the best validation metric, by Optuna, and evaluate the best on the test set, once.
 
-    Start it again to go on; start it several times to have several processes work on it.
+    Start it again to go on; start it several times, or with --jobs, to have several processes work on it.
 
-    Example: fedflat tune rates.yaml
+    Example: fedflat tune rates.yaml --jobs 2
     """
     from fedflat.experiment.sweep import slug
     from fedflat.experiment.sweep_file import read_sweep
@@ -43,7 +49,7 @@ def tune(
         _show(search, as_json)
         return
     fetch_if_missing(search.config(_first(search), search.tune.seeds[0]), quiet or as_json)
-    _run(search, quiet or as_json)
+    _run(search, jobs, quiet or as_json)
     chosen = choose(search)
     if as_json:
         print_json({"folder": search.out, **chosen})
@@ -57,15 +63,16 @@ def _first(search: Search) -> dict[str, Any]:
     return next(corners(search.space))
 
 
-def _run(search: Search, silent: bool) -> None:
-    from fedflat.experiment.tune import in_words, run_search
+def _run(search: Search, jobs: int | None, silent: bool) -> None:
+    from fedflat.experiment.tune import in_words
+    from fedflat.experiment.tune_jobs import run_search_side_by_side
 
     def waiting(trials: int) -> None:
         if not silent:
             print(f"waiting for {trials} trial{'s' * (trials != 1)} that another process is working on", file=sys.stderr, flush=True)
 
     try:
-        for tried in run_search(search, waiting=waiting):
+        for tried in run_search_side_by_side(search, jobs, waiting):
             if not silent:
                 came = tried.mistake or (tried.state if tried.score is None else f"validation {tried.score:.4g}")
                 print(f"{in_words(tried)}: {came}", file=sys.stderr, flush=True)

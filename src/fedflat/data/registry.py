@@ -17,6 +17,7 @@ from fedflat.data.sources.camvid import CAMVID
 from fedflat.data.sources.cifar import CIFAR10, CIFAR100
 from fedflat.data.sources.cityscapes import CITYSCAPES
 from fedflat.data.sources.corruptions import CIFAR10_C, CIFAR100_C, CorruptedCifar
+from fedflat.data.sources.digit_masks import DIGIT_MASKS
 from fedflat.data.sources.digits import DIGITS
 from fedflat.data.sources.domains import OFFICE_HOME, OWN_DOMAINS, PACS
 from fedflat.data.sources.femnist import FEMNIST
@@ -48,6 +49,7 @@ _PUBLISHED: tuple[Source, ...] = (
     CAMVID,
     CITYSCAPES,
     IDDA,
+    DIGIT_MASKS,
 )
 DATASETS: dict[str, Source] = {source.name: source for source in _PUBLISHED}
 OWN: dict[str, Source] = {source.name: source for source in (IMAGES, OWN_DOMAINS, ARRAYS, HUB)}

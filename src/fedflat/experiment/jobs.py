@@ -134,7 +134,7 @@ def side_by_side(jobs: Sequence[Work], at_once: int, callbacks: tuple[Callback, 
         while busy or waiting:
             while waiting and len(busy) < at_once:
                 taken = [one.device for one in busy.values()]
-                one = _start(min(devices, key=taken.count) if devices else None)
+                one = start_process(_serve, device=min(devices, key=taken.count) if devices else None)
                 busy[one.pipe] = one
                 _give(one, jobs, waiting)
             for pipe in cast("list[Connection]", wait(list(busy))):
@@ -146,19 +146,20 @@ def side_by_side(jobs: Sequence[Work], at_once: int, callbacks: tuple[Callback, 
                 if waiting and one.process.is_alive():
                     _give(one, jobs, waiting)
                 else:
-                    _end(busy.pop(pipe))
+                    end_process(busy.pop(pipe))
     finally:
         for one in busy.values():
-            _end(one)
+            end_process(one)
 
 
 # --- here ------------------------------------------------------------------------------------------------------------------------
 
 
-def _start(device: str | None = None) -> Process:
+def start_process(serve: Callable[..., None], *arguments: object, device: str | None = None) -> Process:
+    """A process of its own that calls ``serve`` with its end of a pipe, takes no notice of Ctrl-C and perhaps sees one GPU alone."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs,), daemon=True)
+    process = context.Process(target=serve, args=(theirs, *arguments), daemon=True)
     with _interruptions_ignored(), _seeing(device):
         start_without_main(process)
     theirs.close()
@@ -223,7 +224,8 @@ def _tell(one: Process, job: Work, news: News, callbacks: tuple[Callback, ...]) 
             callback.round_done(cast(Run, one.seen))
 
 
-def _end(one: Process) -> None:
+def end_process(one: Process) -> None:
+    """End a process, by force where it does not end by itself."""
     one.pipe.close()
     one.process.join(PATIENCE)
     if one.process.is_alive():  # in the middle of a round; what it has written is whole
@@ -267,10 +269,15 @@ def _news(run: Run) -> News:
     return News(run.server.rounds, run.history[-1] if run.history else None)
 
 
-def _serve(pipe: Connection) -> None:
+def alone_on_a_core() -> None:
+    """Let this process use one core, since others are as busy beside it."""
     torch.set_num_threads(1)
     use_cores(1)
     keep_memory()
+
+
+def _serve(pipe: Connection) -> None:
+    alone_on_a_core()
     try:
         while True:
             job: Work = pipe.recv()

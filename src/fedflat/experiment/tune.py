@@ -147,6 +147,13 @@ def run_search(
         time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
+def trials_left(search: Search) -> int:
+    """How many trials are still to be done, or are going on."""
+    create_folder(search.out)
+    study = Study(search.out, search.tune, higher_is_better=_higher_is_better(search))
+    return max(0, search.tune.trials - study.count()) + len(study.unfinished())
+
+
 def _higher_is_better(search: Search) -> bool:
     """Which way the task's metric goes."""
     from fedflat.data import load

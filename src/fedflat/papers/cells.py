@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from fedflat.papers.library import Table
 
 _WORD = re.compile(r"\{(\w+)\}")
-ALL = "all"
 OR = " | "
 """Between algorithms of which a paper reports the best."""
 
@@ -49,19 +48,12 @@ class Cell:
         for experiment in self.configs[:1]:
             model, data = parse(experiment.model)[0].name, parse(experiment.data.name)[0].name
             lacks += [f"the model {model}"] * (model not in MODELS) + [f"the data set {data}"] * (data not in DATASETS)
-        if self.tested != ALL:
-            lacks.append(f"an evaluation on {self.tested} alone")
         return ", ".join(lacks)
 
     @property
     def weights(self) -> str:
         """The published weights from which its runs start, which a user must bring; empty where they start afresh."""
         return str(self.words["weights"])
-
-    @property
-    def tested(self) -> str:
-        """The part of the test set that counts."""
-        return str(self.words["tested"])
 
     @property
     def unit(self) -> str:

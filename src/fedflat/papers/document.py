@@ -11,8 +11,11 @@ from typing import Any
 from fedflat.papers.library import Paper, Table
 from fedflat.papers.numbers import NOT_PRINTED
 from fedflat.papers.outcome import Outcome
+from fedflat.papers.plan import SMALL_SCALE
 
 OUTCOME = ("cell", "published", "measured", "seeds", "difference", "tolerance", "verdict", "remark")
+SMALL = ("cell", "published", "measured", "seeds", "stand-ins", "seconds", "remark")
+"""At small scale nothing is judged."""
 
 
 def paper_document(paper: Paper) -> dict[str, Any]:
@@ -34,7 +37,6 @@ def table_document(table: Table) -> dict[str, Any]:
             "unit": cell.unit,
             "number": cell.number.text,
             "evaluated": cell.evaluated,
-            "tested": cell.tested,
             "weights": cell.weights,
             "needs": cell.needs,
             "configs": [config.model_dump(mode="json") for config in cell.configs],
@@ -69,6 +71,11 @@ def outcome_rows(found: Sequence[Outcome]) -> list[list[str]]:
     return [_row(outcome) for outcome in found]
 
 
+def small_rows(found: Sequence[Outcome]) -> list[list[str]]:
+    """Published, measured, and what stands for what."""
+    return [[*_row(one)[:4], "; ".join(one.instead), f"{one.seconds:.1f}", "" if one.says == SMALL_SCALE else one.says] for one in found]
+
+
 def outcomes_document(found: Sequence[Outcome]) -> list[dict[str, Any]]:
     """Outcomes as plain values."""
     return [
@@ -83,6 +90,7 @@ def outcomes_document(found: Sequence[Outcome]) -> list[dict[str, Any]]:
             "tolerance": one.tolerance,
             "verdict": one.verdict,
             "remark": one.says,
+            "stand_ins": list(one.instead),
         }
         for one in found
     ]
@@ -123,10 +131,11 @@ def shown(value: float | None, unit: str, signed: bool = False) -> str:
 def _row(one: Outcome) -> list[str]:
     unit, published = one.cell.unit, one.cell.published
     spread = f" ± {shown(one.spread, unit)}" if one.spread is not None else ""
+    measured = f"{shown(one.mean, unit)}{spread}" if one.unreached is None else f"{one.unreached}+"
     return [
         one.cell.name,
         published.text if published else NOT_PRINTED,
-        f"{shown(one.mean, unit)}{spread}",
+        measured,
         str(len(one.values)),
         shown(one.difference, unit, signed=True),
         shown(one.tolerance, unit),

@@ -14,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from fedflat.errors import UserError, one_of
-from fedflat.papers.cells import ALL, Cell, make_cell
+from fedflat.papers.cells import Cell, make_cell
 from fedflat.papers.schema import Note, PaperFile, Part, Protocol, TableFile, Words
 
 ORDER = ("fedswa", "fedwmsam", "wima", "eccv")
@@ -110,7 +110,7 @@ class Table:
         name = str(own.get("protocol", self.file.protocol))
         protocol = self.paper.protocol(name)
         general = {"protocol": name, "number": protocol.number, "unit": protocol.unit, "evaluated": "server"}
-        general |= {"tested": ALL, "needs": "", "weights": ""}
+        general |= {"needs": "", "weights": ""}
         words: Words = general | protocol.words | self.file.words | own
         for rule in [*protocol.rules, *self.file.rules]:
             if rule.holds(words):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from fedflat.errors import UserError, one_of
 from fedflat.text import changed, make, param, parse_one, show
@@ -102,15 +103,55 @@ class Gain(Form):
 
 
 @dataclass(frozen=True)
-class Eigenvalue(Form):
-    """The largest eigenvalue of the Hessian of the training loss at the final model, or its ratio to the ``over``-th."""
-
-    over: int | None = param(None, "none is the eigenvalue itself", low=2)
+class ClientSeconds(Form):
+    """Seconds of a round, which differ from machine to machine."""
 
 
 @dataclass(frozen=True)
-class ClientSeconds(Form):
-    """Seconds of computation of the clients, on the authors' machine."""
+class OfModels(Form):
+    """What is measured on a model of a run once the run is over; ``afterwards`` does it."""
+
+
+@dataclass(frozen=True)
+class Eigenvalue(OfModels):
+    """The largest eigenvalue of the Hessian of the training loss, or its ratio to the ``over``-th."""
+
+    over: int | None = param(None, "none is the eigenvalue itself", low=2)
+    count: int = param(1, "how many of the largest are computed and kept, for a picture of them", low=1)
+
+    @property
+    def needed(self) -> int:
+        """How many of the largest eigenvalues it takes."""
+        return max(self.over or 1, self.count)
+
+
+@dataclass(frozen=True)
+class ClientEigenvalue(OfModels):
+    """The highest, over the clients of the next round, of the largest eigenvalue of a client's model on its own data."""
+
+
+@dataclass(frozen=True)
+class Corrupted(OfModels):
+    """The metric on corrupted test images of one severity, averaged over corruptions."""
+
+    severity: int = param(5, "from 1 to 5", low=1, high=5)
+
+
+@dataclass(frozen=True)
+class OnClients(OfModels):
+    """The metric on each client's own training data, averaged over clients."""
+
+
+@dataclass(frozen=True)
+class Features(OfModels):
+    """The norm of the output on each client's data, averaged over clients."""
+
+
+@dataclass(frozen=True)
+class Domains(OfModels):
+    """The metric on the test examples of those domains that clients trained on, or of the others."""
+
+    part: Literal["seen", "unseen"] = param("seen", "which of them")
 
 
 FORMS: dict[str, type[Form]] = {
@@ -119,8 +160,13 @@ FORMS: dict[str, type[Form]] = {
     "mean": Mean,
     "rounds-to": RoundsTo,
     "gain": Gain,
-    "eigenvalue": Eigenvalue,
     "client-seconds": ClientSeconds,
+    "eigenvalue": Eigenvalue,
+    "client-eigenvalue": ClientEigenvalue,
+    "corrupted": Corrupted,
+    "on-clients": OnClients,
+    "features": Features,
+    "domains": Domains,
 }
 
 

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
 
 from fedflat.experiment.record import Record
 from fedflat.experiment.stopping import OVER
+from fedflat.papers.afterwards import Asked
 from fedflat.papers.cells import Cell
-from fedflat.papers.numbers import Best, Form, Gain, Last, Mean, Published, RoundsTo
-from fedflat.papers.plan import Plan
+from fedflat.papers.numbers import Best, ClientSeconds, Form, Gain, Last, Mean, OfModels, Published, RoundsTo
+from fedflat.papers.plan import Plan, sources
 from fedflat.report.result import Result
 from fedflat.report.summary import rounds_to, series, summarise
 
@@ -30,17 +31,20 @@ NORMAL = 1.959964
 
 @dataclass(frozen=True)
 class Measured:
-    """One run's history, as far as numbers are formed from it."""
+    """One run, as far as numbers are formed from it."""
 
     history: list[dict[str, Any]]
     metric: str
     status: str
     rounds: int
+    seconds: float = 0.0
+    models: Mapping[Asked, float | str] = field(default_factory=dict)
+    """What was measured on its models afterwards, or why there is no number."""
 
     @classmethod
-    def of(cls, record: Record) -> Measured:
+    def of(cls, record: Record, models: Mapping[Asked, float | str] | None = None) -> Measured:
         """What counts of a record; its models are let go."""
-        return cls(record.history, Result(record).metric, record.status, record.config.training.rounds)
+        return cls(record.history, Result(record).metric, record.status, record.config.training.rounds, record.seconds, models or {})
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,12 @@ class Outcome:
     says: str = ""
     """The reason, where the verdict alone does not tell it."""
     tolerance: float | None = None
+    unreached: int | None = None
+    """In how many rounds a target was reached by no seed."""
+    instead: tuple[str, ...] = ()
+    """What stands for what in its runs."""
+    seconds: float = 0.0
+    """That its runs took, all together."""
 
     @property
     def mean(self) -> float | None:
@@ -78,7 +88,23 @@ class Outcome:
 
 def outcomes(plan: Plan, measured: Mapping[Path, Measured]) -> list[Outcome]:
     """The outcome of every chosen cell, from the runs that are there."""
-    return [_outcome(plan, measured, cell) for cell in plan.cells]
+    return [_with_runs(plan, measured, _outcome(plan, measured, cell)) for cell in plan.cells]
+
+
+def _with_runs(plan: Plan, measured: Mapping[Path, Measured], outcome: Outcome) -> Outcome:
+    """An outcome with what stands for what in its runs, and how long they took."""
+    runs = [run for cell in sources(outcome.cell) for some in plan.runs_of(cell) for run in some]
+    seconds = sum(measured[folder].seconds for folder in {run.folder for run in runs} if folder in measured)
+    return replace(outcome, instead=tuple(dict.fromkeys(text for run in runs for text in run.instead)), seconds=seconds)
+
+
+def picture_command(plan: Plan, out: Path) -> str:
+    """The command that draws a figure from the runs with the first seed; empty for tables."""
+    runs = [(cell, run) for cell in plan.cells for some in plan.runs_of(cell) for run in some[:1]]
+    if not plan.table.file.picture or not runs:
+        return ""
+    models = dict.fromkeys(f"{run.folder}:{cell.evaluated}" for cell, run in runs)
+    return plan.table.file.picture.format(models=" ".join(models), folder=runs[0][1].folder, out=out)
 
 
 def tolerance(published: Published, values: Sequence[float]) -> float | None:
@@ -98,6 +124,11 @@ def formed(number: Form, run: Measured, model: str, planned_rounds: int) -> floa
     """A run's number, as a share or in rounds; None where it gives none."""
     if isinstance(number, RoundsTo):
         return rounds_to(run.history, model, run.metric, number.target)
+    if isinstance(number, OfModels):
+        found = run.models.get(Asked(number, model))
+        return None if isinstance(found, str) else found
+    if isinstance(number, ClientSeconds):
+        return run.seconds / run.history[-1]["round"] if run.history and run.history[-1]["round"] else None
     summary = summarise(run.history, model, run.metric)
     if summary is None:
         return None
@@ -127,10 +158,20 @@ def _outcome(plan: Plan, measured: Mapping[Path, Measured], cell: Cell) -> Outco
         return Outcome(cell, (), "not run", "not finished; the same command goes on")
     if all(run.status == "diverged" for runs in tried for run in runs):
         return _diverged(plan, cell)
+    reason = next((why for runs in tried for run in runs if (why := _why(cell, run))), "")
+    if reason:
+        return Outcome(cell, (), "not run", reason)
     numbers = [_numbers(cell, runs) for runs in tried]
     values = max(numbers, key=lambda some: fmean(some) if some else -math.inf)
     missing = "" if len(values) == len(plan.seeds) else f"{len(values)} of {len(plan.seeds)} seeds"
-    return _judged(plan, cell, values, missing)
+    unreached = max(run.rounds for runs in tried for run in runs) if isinstance(cell.number, RoundsTo) and not values else None
+    return replace(_judged(plan, cell, values, missing), unreached=unreached)
+
+
+def _why(cell: Cell, run: Measured) -> str:
+    """Why nothing could be measured on a run's model, if that is so."""
+    found = run.models.get(Asked(cell.number, cell.evaluated)) if isinstance(cell.number, OfModels) else None
+    return found if isinstance(found, str) else ""
 
 
 def _numbers(cell: Cell, runs: Sequence[Measured]) -> tuple[float, ...]:
@@ -158,6 +199,8 @@ def _judged(plan: Plan, cell: Cell, values: tuple[float, ...], missing: str) -> 
         return Outcome(cell, values, "not printed")
     if published.value is None:
         return Outcome(cell, values, "above", "published as not converging")
+    if isinstance(cell.number, ClientSeconds):
+        return Outcome(cell, values, "unjudged", "seconds of another machine")
     allowed = tolerance(published, values) if values else None
     if allowed is None:
         return Outcome(cell, values, "unjudged", "one seed and no ±: use --seeds 3" if values else "no number could be formed")

@@ -10,10 +10,14 @@ from pathlib import Path
 from fedflat.experiment.compare import folder_name
 from fedflat.experiment.config import Config
 from fedflat.experiment.folder import is_over, rounds_left
+from fedflat.papers.afterwards import Asked
 from fedflat.papers.cells import Cell
 from fedflat.papers.library import Paper, Table
-from fedflat.papers.numbers import Gain
-from fedflat.papers.small import small
+from fedflat.papers.numbers import Corrupted, Gain, Last, OfModels
+from fedflat.papers.small import CORRUPTIONS, at_hand, small
+
+SMALL_SCALE = "small scale"
+"""The remark on all that was done at that scale."""
 
 
 def _unchanged(config: Config) -> Config:
@@ -47,10 +51,15 @@ class Scale:
     def obstacle(self, cell: Cell) -> str:
         """Why no verdict on a cell can be given, if none can."""
         if self.small:
-            return "small scale"
-        if self.changed:
+            return SMALL_SCALE
+        if self._changing(cell):
             return "other settings"
         return "other initial weights" if self.weights and not cell.weights else ""
+
+    def _changing(self, cell: Cell) -> list[str]:
+        """The settings that change a cell's number; how often models are evaluated on the way is none where the last one counts."""
+        last = isinstance(cell.number, (Last, OfModels))
+        return [text for text in self.changed if not (last and text.startswith("evaluation.every="))]
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,8 @@ class Planned:
     cells: tuple[str, ...]
     """The names of the chosen cells that need it."""
     instead: tuple[str, ...]
+    asked: tuple[Asked, ...] = ()
+    """What is measured on its models afterwards."""
 
     @property
     def done(self) -> bool:
@@ -97,35 +108,57 @@ class Plan:
 
 def make_plan(table: Table, cells: Sequence[Cell], seeds: Sequence[int], out: Path, scale: Scale) -> Plan:
     """The runs of some cells and of those from which they are formed."""
-    wanted = dict.fromkeys(source for cell in cells for source in _sources(cell))
+    wanted = dict.fromkeys(source for cell in cells for source in sources(cell))
     lacking = {cell.name: reason for cell in wanted if (reason := _lacks(cell, scale))}
     homes = _homes(table.paper, scale)
     needing: dict[str, list[str]] = {}
+    asked: dict[str, list[Asked]] = {}
     made: dict[str, tuple[Config, tuple[str, ...]]] = {}
     for cell in wanted:
         for config in cell.configs if cell.name not in lacking else ():
             adapted, instead = scale.of(config)
             key = _as_text(adapted)
-            made.setdefault(key, (adapted, instead))
+            made[key] = (adapted, tuple(dict.fromkeys((*made.get(key, (adapted, ()))[1], *instead))))
             needing.setdefault(key, []).append(cell.name)
+            asked.setdefault(key, []).extend([Asked(cell.number, cell.evaluated)] if isinstance(cell.number, OfModels) else [])
     runs = [
-        Planned(config.model_copy(update={"seed": seed}), out / homes[key] / f"seed-{seed}", key, tuple(needing[key]), instead)
+        Planned(
+            config.model_copy(update={"seed": seed}),
+            out / homes[key] / f"seed-{seed}",
+            key,
+            tuple(needing[key]),
+            instead + _made_images(asked[key], scale),
+            tuple(dict.fromkeys(asked[key])),
+        )
         for seed in seeds
         for key, (config, instead) in made.items()
     ]
     return Plan(table, tuple(cells), scale, tuple(seeds), tuple(runs), lacking)
 
 
-def _sources(cell: Cell) -> tuple[Cell, ...]:
+def sources(cell: Cell) -> tuple[Cell, ...]:
+    """The cells whose runs a cell is formed from: for a gain two others, else itself."""
     return cell.formed_from() if isinstance(cell.number, Gain) else (cell,)
 
 
 def _lacks(cell: Cell, scale: Scale) -> str:
-    """Why a cell cannot be run at this scale; at small scale stand-ins do for whatever is no other kind of task."""
+    """Why a cell cannot be run at this scale; at small scale stand-ins do for whatever is missing."""
     if scale.small:
-        return cell.protocol.not_small
+        return ""
     missing = f"{cell.weights}: bring them with --set init=FILE" if cell.weights and not scale.weights else ""
-    return ", ".join(filter(None, (cell.needs, missing)))
+    return ", ".join(filter(None, (cell.needs, missing, _images(cell, scale))))
+
+
+def _images(cell: Cell, scale: Scale) -> str:
+    """The corrupted test images that a cell needs and that are not here."""
+    name = f"{cell.configs[0].data.name}_c"
+    lacks = isinstance(cell.number, Corrupted) and not at_hand(name, scale.folder)
+    return f"{name}, which is not here: fedflat data get {name}" if lacks else ""
+
+
+def _made_images(asked: Sequence[Asked], scale: Scale) -> tuple[str, ...]:
+    """What stands for corrupted test images at small scale."""
+    return (f"{CORRUPTIONS} for published corruptions",) if scale.small and any(isinstance(one.number, Corrupted) for one in asked) else ()
 
 
 @cache

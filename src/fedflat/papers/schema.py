@@ -46,8 +46,6 @@ class Protocol(Part):
     unit: str = "%"
     seeds: int | None = None
     """Over how many seeds the paper averages, where it says so."""
-    not_small: str = ""
-    """Why it cannot be tried at small scale; empty where it can."""
     assumed: list[str] = []
     """What the paper does not state, and what is taken for it."""
 
@@ -95,6 +93,8 @@ class TableFile(Part):
     rows: dict[str, str] = {}
     small: str = ""
     """The cell that stands for the table at small scale."""
+    picture: str = ""
+    """The command that draws a figure from its runs: {models} of the chosen cells, the {folder} of the first, or {out}, where all lie."""
     states: list[Statement] = []
     notes: list[Note] = []
 

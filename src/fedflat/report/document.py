@@ -241,7 +241,8 @@ def _repeat(group: Group, targets: Sequence[float]) -> Values:
     alike = not any(settings for _, _, settings in group.rows)
     wanted = "".join(f" --target {target:g}" for target in targets)
     quoted = " ".join(f"'{name}'" if "(" in name else name for name in algorithms)
-    which = f"{seeds[0]}," if len(seeds) == 1 else ",".join(map(str, seeds))
+    counted = seeds == list(range(len(seeds)))
+    which = len(seeds) if counted else f"{seeds[0]}," if len(seeds) == 1 else ",".join(map(str, seeds))
     command = f"fedflat compare {quoted} --config settings.yaml --seeds {which}{wanted}" if alike else None
     return {"command": command, "settings": group.records[0].config.to_yaml(), "folders": [where(record) for record in group.records]}
 

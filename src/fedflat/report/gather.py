@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -184,4 +185,13 @@ def _in_words(config: Config) -> str:
     extras = [f"seed {data.split_seed}"] if data.split_seed is not None else []
     extras += [f"{data.clients} clients"] if data.clients is not None else []
     extras += [f"{100 * data.validation:g} % held out"] if data.validation else []
-    return ", ".join([f"{data.name}, {full_split(data.split).replace(',', ', ')}", *extras])
+    return ", ".join([f"{data.name}, {split_in_words(data.split)}", *extras])
+
+
+def split_in_words(text: str) -> str:
+    """A split with every parameter but that of unequal sizes where there are none.
+
+    >>> split_in_words("dirichlet"), split_in_words("iid(sigma=0.5)")
+    ('dirichlet(alpha=0.1)', 'iid(sigma=0.5)')
+    """
+    return re.sub(r"\(sigma=0\.0\)|,sigma=0\.0\b", "", full_split(text)).replace(",", ", ")

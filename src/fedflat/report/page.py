@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -14,6 +15,7 @@ from fedflat.units import is_share, shown_bytes, shown_count, shown_metric, show
 
 if TYPE_CHECKING:
     from jinja2 import Template
+    from markupsafe import Markup
 
     from fedflat.flatness.survey import Landscape
 
@@ -44,6 +46,7 @@ def report_page(
         split_facts=_split_facts,
         result_heads=lambda section: _result_heads(section, document["targets"]),
         top=_top,
+        breakable=breakable,
         metric=shown_metric,
         signed=signed,
         interval=interval,
@@ -97,6 +100,17 @@ def _library() -> str:
     from plotly.offline import get_plotlyjs
 
     return str(get_plotlyjs())
+
+
+def breakable(label: str) -> Markup:
+    """A label that may be broken between its parts, and not within a word.
+
+    >>> breakable("fedavg+wima(window=10)")
+    Markup('fedavg+<wbr>wima<wbr>(window=10)')
+    """
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"([+,])", r"\1<wbr>", str(escape(label))).replace("(", "<wbr>("))
 
 
 # --- words -----------------------------------------------------------------------------------------------------------------------

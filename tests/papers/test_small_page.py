@@ -1,0 +1,28 @@
+"""The page with every table at small scale has every table, as the data files have it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedflat.papers import Table, papers
+from fedflat.papers.plan import Scale, make_plan
+
+PAGE = Path(__file__).parents[2] / "docs" / "papers-small.md"
+LINES = {cells[1]: cells for line in PAGE.read_text("utf-8").splitlines() if len(cells := [cell.strip() for cell in line.split("|")]) == 10}
+WITHOUT_DATA = Scale(small=True, folder=Path("nowhere"))
+TABLES = [table for paper in papers().values() for table in paper.tables.values()]
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.full_name)
+def test_every_table_is_there_with_its_stand_ins(table: Table):
+    cell = table.cells[table.file.small]
+    _, _, name, published, measured, seeds, stand_ins, seconds, remark, _ = LINES[table.full_name]
+    assert name == cell.name
+    assert published == (cell.published.text if cell.published else "-")
+    assert measured and not remark
+    assert int(seeds) == 1 or measured.endswith("+")
+    assert float(seconds) > 0
+    (run,) = make_plan(table, [cell], [0], Path(), WITHOUT_DATA).runs
+    assert stand_ins == "; ".join(run.instead)
