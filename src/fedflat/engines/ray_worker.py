@@ -185,6 +185,11 @@ def own_version() -> str:
     return str(sys.modules["fedflat"].__version__)
 
 
+def other_version(node: str, there: str, here: str) -> str:
+    """Why a node is refused whose results might differ."""
+    return f"node {node} of the Ray cluster has fedflat {there}, and this is {here}; install the same version on every node"
+
+
 def facts(problem: Problem) -> dict[str, Any]:
     """What two processes must agree on before they train the same experiment."""
     data = problem.data
