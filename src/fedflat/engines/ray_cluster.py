@@ -15,12 +15,19 @@ OLDEST = (2, 40)
 PATIENCE = 5.0
 """Seconds after which an address that does not answer is given up."""
 INSTALL = 'pip install "fedflat[ray]"'
+SILENCE = {
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what Ray means to do, said so that it does not warn
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # what Ray says of lost nodes goes to stdout, where documents go
+}
+"""Ray's own settings, read when it is imported."""
 
 Device = Literal["cpu", "cuda"]
 
 
 def ray_module(what: str = "engine.name=ray") -> Any:
     """Ray itself, where it is installed and new enough for ``what`` needs it."""
+    for name, value in SILENCE.items():
+        os.environ.setdefault(name, value)
     try:
         ray = importlib.import_module("ray")
     except ImportError:
@@ -45,7 +52,6 @@ def connect(address: str | None, workers: int | None, what: str = "engine.name=r
     ray = ray_module(what)
     if ray.is_initialized():
         return ray
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray means to do, said so that it does not warn
     quiet = {"include_dashboard": False} if address is None else {}
     cpus = {"num_cpus": max(workers or 0, available_cores())} if address is None else {}
     if address is not None:
