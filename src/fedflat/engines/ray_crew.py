@@ -154,6 +154,7 @@ class Crew:
             self._hire()
             return
         if about.version != own_version():
+            self.close()
             raise UserError(other_version(about.node, about.version, own_version()))
         hand.about, self._failed_starts = about, 0
 

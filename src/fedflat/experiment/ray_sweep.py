@@ -20,7 +20,7 @@ import torch
 from fedflat.data.folder import VARIABLE, data_folder
 from fedflat.engines.pool import keep_memory, use_cores
 from fedflat.engines.ray_cluster import connect, device_for, first_line
-from fedflat.engines.ray_crew import MOST_LOSSES
+from fedflat.engines.ray_crew import MOST_LOSSES, close_crew
 from fedflat.engines.ray_worker import other_version, own_version
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
@@ -146,6 +146,8 @@ class Spread:
         """A mistake of the user's; one of ours, or of a node, is raised here."""
         if isinstance(error.cause, UserError) and not isinstance(error.cause, Unfit):
             return error.cause
+        if "failed to import" in str(error.cause):  # so Ray says it, and has no error of its own for that
+            raise Unfit("a node of the Ray cluster cannot import fedflat; is fedflat installed on every node?") from None
         raise (error.cause if isinstance(error.cause, Exception) else error) from None
 
     def end(self) -> None:
@@ -161,6 +163,7 @@ def spread(work: Sequence[Work], address: str, jobs: int | None, callbacks: tupl
     """
     if not all(callback.from_afar for callback in callbacks):
         raise UserError("these callbacks look at runs of this process, which runs on a Ray cluster are not; leave one of them out")
+    close_crew()  # of runs with engine.name=ray that this process did before: it would keep its cores
     doing = Spread(connect(address, None, "ray_address"), work, Place.here(marker), jobs)
     followed = [Followed(one.config, one.folder, callbacks) for one in work if one.folder]
     try:
