@@ -43,6 +43,10 @@ class Nodes:
         """A further node with one core, with some environment variables of its own."""
         self._tell(json.dumps(environment))
 
+    def await_task(self, task: str) -> None:
+        """Wait until the node that was added last works on a task of this name."""
+        self._tell(f"await {task}")
+
     def kill(self, task: str) -> None:
         """Kill the node that was added last, with all of its processes, in the middle of a task of this name."""
         self._tell(f"kill {task}")
@@ -82,21 +86,29 @@ def serve() -> None:
     print(cluster.address, flush=True)
     added: list[Any] = []
     for line in sys.stdin:
-        if line.startswith("kill "):
-            kill(cluster, added.pop(), line.split()[1])
-        else:
+        if line.startswith("{"):
             added.append(cluster.add_node(**NODE, env_vars=json.loads(line)))
+        else:
+            what, task = line.split()
+            await_task(added[-1], task)
+            if what == "kill":
+                kill(cluster, added.pop())
         print("done", flush=True)
     cluster.shutdown()
 
 
-def kill(cluster: Any, node: Any, task: str) -> None:
-    """As if the machine were unplugged: Ray's own processes and the workers at once."""
-    raylet = node.all_processes["raylet"][0].process.pid
-    while not any(title.startswith(f"ray::{task}") for title in children(raylet).values()):
+def raylet_of(node: Any) -> int:
+    return int(node.all_processes["raylet"][0].process.pid)
+
+
+def await_task(node: Any, task: str) -> None:
+    while not any(title.startswith(f"ray::{task}") for title in children(raylet_of(node)).values()):
         time.sleep(0.005)
-    workers = list(children(raylet))
-    for process in (raylet, *workers):
+
+
+def kill(cluster: Any, node: Any) -> None:
+    """As if the machine were unplugged: Ray's own processes and the workers at once."""
+    for process in (raylet_of(node), *children(raylet_of(node))):
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
     cluster.remove_node(node, allow_graceful=False)

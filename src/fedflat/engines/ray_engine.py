@@ -20,6 +20,7 @@ from fedflat.algorithms.algorithm import States, flat_fields, flat_state, nested
 from fedflat.data import Examples
 from fedflat.engines.aggregation import BLOCK, by_samples, sum_of_blocks, weighted_sum
 from fedflat.engines.contract import Client, ModelState, Outcome, Training
+from fedflat.engines.lanes import MOST_LANES
 from fedflat.engines.loop import LoopEngine, one_thread
 from fedflat.engines.problem import Problem
 from fedflat.engines.ray_cluster import Device, connect, device_for, workers_for
@@ -75,6 +76,8 @@ class RayEngine:
         self.ray = connect(address, workers)
         self.device = device_for(self.ray, device)
         self.workers = workers_for(self.ray, workers, self.device)
+        self.block = MOST_LANES if self.device == "cuda" else BLOCK
+        """Clients that a worker sums where they are: on a GPU as many as it trains at once, and equal to other sums only to rounding."""
         self.costs = Costs()
         self.table: Table | None = None
         self._source = Source(uuid.uuid4().hex, [self.ray.put(build(self.device))], facts(problem))
@@ -99,7 +102,7 @@ class RayEngine:
             passes, samples, common = self._common_gradient(told.training, shared, cohort, z)
             whole_blocks = self._takes_blocks(training, len(cohort))
             costs = [self.costs.expected(client.number, len(client.indices)) for client in cohort]
-            units = blocks_of(costs) if whole_blocks else self._units(costs)
+            units = blocks_of(costs, self.block) if whole_blocks else self._units(costs)
             shares = Shares.of(training.aggregation, [len(client.indices) for client in cohort]) if whole_blocks else None
             found = self._trained(shared, common, cohort, units, shares)
             done = Gathered(training, round, model, z, common, cohort, units, found)
@@ -136,7 +139,7 @@ class RayEngine:
         return units_of(costs, self.workers) if self.costs.known else units_of(costs, self.workers, least=0.5)
 
     def _takes_blocks(self, training: Training, count: int) -> bool:
-        enough = count >= BLOCK * BLOCKS_PER_WORKER * self.workers
+        enough = count >= self.block * BLOCKS_PER_WORKER * self.workers
         return enough and not self.shows_rows and not training.aggregation.needs_rows
 
     def _trained(

@@ -74,11 +74,11 @@ def halves(pieces: int) -> list[int]:
     return found
 
 
-def blocks_of(costs: Sequence[float]) -> list[list[int]]:
-    """Positions in the fixed blocks of the aggregation, dearest block first.
+def blocks_of(costs: Sequence[float], size: int = BLOCK) -> list[list[int]]:
+    """Positions in blocks of a fixed size, that of the aggregation, dearest block first.
 
     >>> blocks_of([1.0] * 8 + [20.0, 1.0])
     [[8, 9], [0, 1, 2, 3, 4, 5, 6, 7]]
     """
-    blocks = [list(range(start, min(start + BLOCK, len(costs)))) for start in range(0, len(costs), BLOCK)]
+    blocks = [list(range(start, min(start + size, len(costs)))) for start in range(0, len(costs), size)]
     return sorted(blocks, key=lambda block: -sum(costs[position] for position in block))

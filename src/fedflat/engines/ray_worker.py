@@ -180,7 +180,7 @@ class Worker:
         ]
         local.problem.training_mode()
         z = _view(told.z).to(device)
-        table = local.engine.room(self._known(local, told), len(members), z)
+        table = local.engine.room(self._known(local, told), _roomy(local.engine, len(members), told.count), z)
         table.receive(z, nested_state(_views(told.server)), _view(told.buffers), cohort)
         return table, cohort
 
@@ -216,6 +216,11 @@ def check_facts(found: dict[str, Any], expected: dict[str, Any]) -> None:
                 f"node {socket.gethostname()} of the Ray cluster finds other {name} than the process that runs the experiment "
                 f"({found[name]} instead of {value}); put the same data and weights in the same place on every node"
             )
+
+
+def _roomy(engine: LoopEngine | LaneEngine, members: int, cohort: int) -> int:
+    """Rows of the table: lanes are captured anew when it grows, and shares of a cohort vary from round to round."""
+    return members if isinstance(engine, LoopEngine) else min(cohort, 1 << (members - 1).bit_length())
 
 
 def _summed(training: Training, table: Table, shares: Shares, reports: list[Report], count: int) -> Arrays:
