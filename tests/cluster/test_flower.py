@@ -21,7 +21,7 @@ from tests.deploy.processes import RealFederation, toml
 from .nodes import nodes
 
 pytestmark = pytest.mark.slow
-SETTINGS: dict[str, Any] = {"algorithm": "scaffold", "data.clients": 3, "federation.per_round": 3, "training.rounds": 3, "seed": 0}
+SETTINGS: dict[str, Any] = {"algorithm": "scaffold", "data.clients": 3, "federation.per_round": 3, "training.rounds": 2, "seed": 0}
 FIXED = {"data.split": "dirichlet(alpha=0.5)", "training.epochs": 1, "training.batch": 10, "training.rate": 0.05, "model": "mlp"}
 
 
