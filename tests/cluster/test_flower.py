@@ -34,9 +34,10 @@ def test_flowers_simulation_on_a_cluster_of_two_nodes(tmp_path: Path) -> None:
         federation.environment |= {"RAY_ADDRESS": two.address, "FEDFLAT_STATE": str(tmp_path / "state")}
         try:
             federation.start_simulation()
-            command = ["flwr", "run", str(tmp_path / "sites"), "sites", "--federation-config", "num-supernodes=3 client-resources-num-cpus=1"]
             settings = toml({**SETTINGS, "deploy.out": str(out), "deploy.score": False})
-            subprocess.run([*command, "--run-config", settings], check=True, env=federation.environment, capture_output=True, timeout=120)
+            flags = ["--federation-config", "num-supernodes=3 client-resources-num-cpus=1", "--run-config", settings]
+            command = ["flwr", "run", str(tmp_path / "sites"), "sites", *flags]
+            subprocess.run(command, check=True, env=federation.environment, capture_output=True, timeout=120)
             two.await_task("ClientAppActor")
             federation.until(lambda: is_over(out), 240)
         finally:

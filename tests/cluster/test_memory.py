@@ -31,9 +31,7 @@ class Looks(fedflat.Callback):
         if run.server.rounds % EVERY == 0:
             self.driver.append(own_bytes("self"))
             self.workers.append(sum(map(own_bytes, run.engine.crew.processes)))
-            self.store.append(
-                self.ray.cluster_resources()["object_store_memory"] - self.ray.available_resources()["object_store_memory"]
-            )
+            self.store.append(self.ray.cluster_resources()["object_store_memory"] - self.ray.available_resources()["object_store_memory"])
 
 
 def own_bytes(process: int | str) -> float:

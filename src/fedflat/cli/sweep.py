@@ -110,7 +110,9 @@ def _cost(plan: Sweep, jobs: int | None, probe: bool) -> dict[str, object]:
         "disk": _disk(plan, jobs)[1],
     }
     if probe and rounds:
-        seconds, why = (None, "nodes of a cluster are not probed") if plan.file.ray_address else seconds_ahead(plan.runs, at_once(plan, jobs))
+        seconds, why = (
+            (None, "nodes of a cluster are not probed") if plan.file.ray_address else seconds_ahead(plan.runs, at_once(plan, jobs))
+        )
         lines["time"] = f"unknown ({why})" if seconds is None else f"about {shown_seconds(seconds)} on this machine, by a probe"
     return lines | {"folder": plan.out}
 

@@ -111,9 +111,7 @@ class Worker:
         """Build the problem."""
         self._opened(source)
 
-    def train(
-        self, source: Source, told: Broadcast, gradient: np.ndarray | None, members: list[Member], shares: Shares | None
-    ) -> Trained:
+    def train(self, source: Source, told: Broadcast, gradient: np.ndarray | None, members: list[Member], shares: Shares | None) -> Trained:
         """Train some clients; ``gradient`` is the whole cohort's, where they need it; with ``shares`` they are a block, whose sums do."""
         begun = time.perf_counter()
         local = self._opened(source)
@@ -176,7 +174,8 @@ class Worker:
         """The table with what these clients read; copied, so that it lies in memory as it does without Ray."""
         device = local.problem.device
         cohort = [
-            Client(m.number, m.indices, nested_state(_views(m.state)), None if m.statistics is None else _view(m.statistics)) for m in members
+            Client(m.number, m.indices, nested_state(_views(m.state)), None if m.statistics is None else _view(m.statistics))
+            for m in members
         ]
         local.problem.training_mode()
         z = _view(told.z).to(device)

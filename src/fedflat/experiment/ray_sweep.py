@@ -125,7 +125,7 @@ class Spread:
                 )
 
     def outcomes(self) -> Iterator[tuple[int, UserError | None]]:
-        """The numbers of runs that ended since the last look, each with what was wrong, if anything; waits a little where there are none."""
+        """The numbers of runs that have ended, each with what was wrong, if anything; waits a little where there are none."""
         ready, _ = self.ray.wait(list(self.running), num_returns=1, timeout=SECONDS_BETWEEN_LOOKS)
         for ref in ready:
             number = self.running.pop(ref)
