@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +15,12 @@ import pytest
 
 import fedflat
 from fedflat.engines.ray_cluster import check_address, connect, device_for, ray_module, workers_for
-from fedflat.engines.ray_crew import Crew
 from fedflat.engines.ray_worker import check_facts, facts
 from fedflat.errors import UserError
 from fedflat.experiment.federation import federation
 
 from .federations import engine_of, small
+from .nodes import nodes, python
 
 
 def test_ray_is_not_installed() -> None:
@@ -63,15 +66,55 @@ def test_a_cluster_without_what_is_asked_for(ray: Any) -> None:
         engine_of(small(engine__precision="bf16"), 2)
 
 
-def test_a_node_with_another_version(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The workers are real, and say which version they have; here another one is said to be this process's."""
-    monkeypatch.setattr(fedflat, "__version__", "9.9.9")
-    crew = Crew(ray, 1, "cpu")
+TWICE = """
+import sys
+import fedflat
+address, config, out = sys.argv[1:]
+attempts = [
+    lambda: fedflat.run(base=config, engine="ray", workers=2, ray_address=address),
+    lambda: fedflat.sweep({"base": {"engine.device": "cpu"}, "grid": {"seed": list(range(8))}, "ray_address": address}, out=out),
+]
+for attempt in attempts:
     try:
-        with pytest.raises(UserError, match=r"node .* has fedflat 0\.\d+\.\d+, and this is 9\.9\.9; install the same version"):
-            crew.wait_for_all()
-    finally:
-        crew.close()
+        attempt()
+    except fedflat.UserError as sentence:
+        print(sentence)
+"""
+
+
+@pytest.mark.parametrize("version", ["9.9.9", None])
+def test_a_node_with_another_version_or_none(tmp_path: Path, version: str | None) -> None:
+    """A second node, whose processes find a copy of fedflat that calls itself by another version, or one that cannot be imported."""
+    pytest.importorskip("ray", reason='Ray is not installed (pip install "fedflat[ray]")')
+    config = tmp_path / "config.yaml"
+    config.write_text(small(rounds=2).to_yaml())
+    with nodes() as two:
+        two.add(PYTHONPATH=str(other_fedflat(tmp_path / "other", version)))
+        with python("-c", TWICE, two.address, str(config), str(tmp_path / "sweep")) as driver:
+            told, complaints = driver.communicate(timeout=300)
+    assert driver.returncode == 0, complaints[-2000:]
+    run, sweep = told.strip().splitlines()
+    for sentence in (run, sweep):
+        assert re.fullmatch(EXPECTED[version], sentence)
+
+
+EXPECTED = {
+    "9.9.9": r"node .* of the Ray cluster has fedflat 9\.9\.9, and this is 0\.\d+\.\d+; install the same version on every node",
+    None: r".* is fedflat installed on every node\?",
+}
+
+
+def other_fedflat(folder: Path, version: str | None) -> Path:
+    """A folder from which another fedflat is imported."""
+    own = Path(fedflat.__file__).parent
+    start = folder / "fedflat" / "__init__.py"
+    if version is None:
+        start.parent.mkdir(parents=True)
+        start.write_text("raise ImportError('there is no fedflat here')\n")
+    else:
+        shutil.copytree(own, start.parent, ignore=shutil.ignore_patterns("__pycache__"))
+        start.write_text(start.read_text().replace(f'"{fedflat.__version__}"', f'"{version}"'))
+    return folder
 
 
 def test_a_node_with_other_data() -> None:

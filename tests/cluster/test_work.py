@@ -12,13 +12,22 @@ SECONDS = st.lists(st.floats(0.001, 10), min_size=1, max_size=60)
 
 
 @given(SECONDS, st.integers(1, 8), st.integers(1, 8))
-def test_units_hold_every_client_once_and_are_balanced(costs: list[float], workers: int, pieces: int) -> None:
+def test_units_hold_every_client_once_and_get_smaller(costs: list[float], workers: int, pieces: int) -> None:
     units = units_of(costs, workers, pieces)
     assert sorted(row for unit in units for row in unit) == list(range(len(costs)))
     loads = [sum(costs[row] for row in unit) for unit in units]
     assert loads == sorted(loads, reverse=True)
-    # Filling the emptiest group, dearest client first: no group leads another by more than one client's cost.
-    assert loads[0] - loads[-1] <= max(costs) + 1e-9
+    assert len(units) <= workers * (1 if pieces == 1 else 2 + (pieces >= 4) + (pieces >= 8))
+
+
+@given(SECONDS, st.integers(1, 8))
+def test_workers_end_within_a_client_or_a_smallest_piece_of_each_other(costs: list[float], workers: int) -> None:
+    """Whoever is free takes the next unit; no one ends later than a fair share, a client and a smallest piece after the begin."""
+    ends = [0.0] * workers
+    for unit in units_of(costs, workers, least=1e-6):
+        ends[ends.index(min(ends))] += sum(costs[row] for row in unit)
+    share = sum(costs) / workers
+    assert max(ends) <= share + share / 8 + max(costs)
 
 
 @given(SECONDS)
@@ -29,7 +38,7 @@ def test_blocks_are_those_of_the_aggregation(costs: list[float]) -> None:
 
 def test_little_work_travels_in_few_messages() -> None:
     assert len(units_of([1e-5] * 100, workers=2)) == 2
-    assert len(units_of([1.0] * 100, workers=2)) == 16
+    assert [len(unit) for unit in units_of([1.0] * 64, workers=2)] == [16, 16, 8, 8, 4, 4, 4, 4]
 
 
 def test_costs_are_the_last_measured_or_by_samples() -> None:

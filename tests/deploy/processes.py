@@ -51,6 +51,12 @@ class RealFederation:
         self._start("superlink", ["flower-superlink", *here])
         self._until_open()
 
+    def start_simulation(self) -> None:
+        """A SuperLink that simulates its nodes itself."""
+        here = ["--insecure", "--simulation", "--disable-runtime-dependency-installation", "--port", str(self.port)]
+        self._start("superlink", ["flower-superlink", *here])
+        self._until_open()
+
     def start_warm(self, name: str, ports: list[int]) -> None:
         """What works on messages, started once."""
         self._start(name, [sys.executable, "-m", "fedflat.deploy.warm", *(f"127.0.0.1:{port}" for port in ports)])

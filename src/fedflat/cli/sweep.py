@@ -32,9 +32,12 @@ DRY_RUN = typer.Option(False, "--dry-run", help="show what would be run and what
 
 
 def sweep(
-    file: Path = typer.Argument(metavar="FILE.yaml", help="base, grid, list, exclude, keep, jobs, devices, branch"),
+    file: Path = typer.Argument(metavar="FILE.yaml", help="base, grid, list, exclude, keep, jobs, devices, ray_address, branch"),
     out: Path | None = OUT,
     jobs: int | None = JOBS,
+    ray_address: str | None = typer.Option(
+        None, "--ray-address", metavar="ADDRESS", help="HOST:PORT of a Ray cluster, or auto: runs are spread over its nodes"
+    ),
     dry_run: bool = DRY_RUN,
     probe: bool = typer.Option(True, "--probe/--no-probe", help="measure a few local steps first, to tell how long it will take"),
     as_json: bool = JSON,
@@ -48,6 +51,8 @@ def sweep(
     from fedflat.experiment.sweep_file import read_sweep
 
     read = read_sweep(file)
+    if ray_address is not None:
+        read = read.model_copy(update={"ray_address": ray_address})
     if read.tune is not None:
         raise UserError(f"{file} is a search, not a sweep: it has a part tune; use fedflat tune {file}")
     do(plan_sweep(read, out or RUNS / slug(file)), jobs, dry_run, probe, as_json, quiet)
@@ -105,7 +110,9 @@ def _cost(plan: Sweep, jobs: int | None, probe: bool) -> dict[str, object]:
         "disk": _disk(plan, jobs)[1],
     }
     if probe and rounds:
-        seconds, why = seconds_ahead(plan.runs, at_once(plan, jobs))
+        seconds, why = (
+            (None, "nodes of a cluster are not probed") if plan.file.ray_address else seconds_ahead(plan.runs, at_once(plan, jobs))
+        )
         lines["time"] = f"unknown ({why})" if seconds is None else f"about {shown_seconds(seconds)} on this machine, by a probe"
     return lines | {"folder": plan.out}
 

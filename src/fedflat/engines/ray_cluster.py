@@ -15,16 +15,23 @@ OLDEST = (2, 40)
 PATIENCE = 5.0
 """Seconds after which an address that does not answer is given up."""
 INSTALL = 'pip install "fedflat[ray]"'
+SILENCE = {
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what Ray means to do, said so that it does not warn
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # what Ray says of lost nodes goes to stdout, where documents go
+}
+"""Ray's own settings, read when it is imported."""
 
 Device = Literal["cpu", "cuda"]
 
 
-def ray_module() -> Any:
-    """Ray itself, where it is installed and new enough."""
+def ray_module(what: str = "engine.name=ray") -> Any:
+    """Ray itself, where it is installed and new enough for ``what`` needs it."""
+    for name, value in SILENCE.items():
+        os.environ.setdefault(name, value)
     try:
         ray = importlib.import_module("ray")
     except ImportError:
-        raise UserError(f"engine.name=ray needs Ray, which is not installed; install it with: {INSTALL}") from None
+        raise UserError(f"{what} needs Ray, which is not installed; install it with: {INSTALL}") from None
     if version_of(ray.__version__) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise UserError(f"Ray {ray.__version__} is too old, and {oldest} or newer is needed; update it with: {INSTALL} --upgrade")
@@ -40,12 +47,11 @@ def version_of(text: str) -> tuple[int, ...]:
     return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in text.split(".")[:2])
 
 
-def connect(address: str | None, workers: int | None) -> Any:
+def connect(address: str | None, workers: int | None, what: str = "engine.name=ray") -> Any:
     """Ray, connected to the cluster at an address, or to one started on this machine for as long as this process lives."""
-    ray = ray_module()
+    ray = ray_module(what)
     if ray.is_initialized():
         return ray
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray means to do, said so that it does not warn
     quiet = {"include_dashboard": False} if address is None else {}
     cpus = {"num_cpus": max(workers or 0, available_cores())} if address is None else {}
     if address is not None:
@@ -63,11 +69,11 @@ def check_address(address: str) -> None:
         return
     if "://" in address:
         raise UserError(
-            f"engine.ray_address={address} is for Ray's remote client; run fedflat on a node of the cluster, with its HOST:PORT or auto"
+            f"ray_address={address} is for Ray's remote client; run fedflat on a node of the cluster, with its HOST:PORT or auto"
         )
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise UserError(f"engine.ray_address={address} is no address; expected HOST:PORT, for example 10.0.0.1:6379, or auto")
+        raise UserError(f"ray_address={address} is no address; expected HOST:PORT, for example 10.0.0.1:6379, or auto")
     try:
         socket.create_connection((host, int(port)), timeout=PATIENCE).close()
     except (OSError, OverflowError) as error:
@@ -77,9 +83,9 @@ def check_address(address: str) -> None:
 def unreachable(address: str, error: Exception) -> UserError:
     """No cluster answers."""
     if address == "auto":
-        return UserError("engine.ray_address=auto finds no Ray cluster on this machine; start one with: ray start --head")
+        return UserError("ray_address=auto finds no Ray cluster on this machine; start one with: ray start --head")
     return UserError(
-        f"no Ray cluster answers at {address} ({first_line(error)}); start one there with ray start --head, or mend engine.ray_address"
+        f"no Ray cluster answers at {address} ({first_line(error)}); start one there with ray start --head, or mend ray_address"
     )
 
 

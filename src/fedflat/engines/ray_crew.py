@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedflat.engines.ray_cluster import Device, first_line
-from fedflat.engines.ray_worker import About, Worker, own_version
+from fedflat.engines.ray_worker import About, Worker, other_version, own_version
 from fedflat.errors import UserError
 
 MOST_LOSSES = 2
@@ -42,7 +42,13 @@ class Crew:
         """Workers lost so far."""
         self._failed_starts = 0
         errors = ray.exceptions
-        self._losses: tuple[type[Exception], ...] = (errors.RayActorError, errors.ObjectLostError, errors.WorkerCrashedError)
+        self._losses: tuple[type[Exception], ...] = (
+            errors.RayActorError,
+            errors.ObjectLostError,
+            errors.WorkerCrashedError,
+            errors.NodeDiedError,
+            errors.OutOfMemoryError,
+        )
         gpus = 1 if device == "cuda" else 0
         self._remote = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD")(Worker)
         self._hire()
@@ -147,7 +153,9 @@ class Crew:
                 raise UserError(f"Ray workers do not start ({first_line(loss)}); is fedflat installed on every node?") from None
             self._hire()
             return
-        check_version(about)
+        if about.version != own_version():
+            self.close()
+            raise UserError(other_version(about.node, about.version, own_version()))
         hand.about, self._failed_starts = about, 0
 
     def _got(self, ref: Any) -> Any:
@@ -167,15 +175,6 @@ class Crew:
         return UserError(
             f"the same clients have lost {MOST_LOSSES + 1} Ray workers, most likely because memory ran out ({first_line(loss)}); "
             "use fewer workers per machine or a smaller batch, then go on with fedflat resume"
-        )
-
-
-def check_version(about: About) -> None:
-    """Refuse a node whose results might differ."""
-    if about.version != own_version():
-        raise UserError(
-            f"node {about.node} of the Ray cluster has fedflat {about.version}, and this is {own_version()}; "
-            "install the same version on every node"
         )
 
 

@@ -20,12 +20,13 @@ from fedflat.algorithms.algorithm import States, flat_fields, flat_state, nested
 from fedflat.data import Examples
 from fedflat.engines.aggregation import BLOCK, by_samples, sum_of_blocks, weighted_sum
 from fedflat.engines.contract import Client, ModelState, Outcome, Training
+from fedflat.engines.lanes import MOST_LANES
 from fedflat.engines.loop import LoopEngine, one_thread
 from fedflat.engines.problem import Problem
 from fedflat.engines.ray_cluster import Device, connect, device_for, workers_for
 from fedflat.engines.ray_crew import Crew, crew_of
 from fedflat.engines.ray_work import Costs, blocks_of, units_of
-from fedflat.engines.ray_worker import Broadcast, Local, Source, Trained, facts, member_of, with_gradient
+from fedflat.engines.ray_worker import Broadcast, Local, Source, Trained, facts, member_of
 from fedflat.engines.reduction import Report, Shares, outcome_of, reduce_rows
 from fedflat.engines.table import Table
 from fedflat.engines.totals import Totals
@@ -75,6 +76,8 @@ class RayEngine:
         self.ray = connect(address, workers)
         self.device = device_for(self.ray, device)
         self.workers = workers_for(self.ray, workers, self.device)
+        self.block = MOST_LANES if self.device == "cuda" else BLOCK
+        """Clients that a worker sums where they are: on a GPU as many as it trains at once, and equal to other sums only to rounding."""
         self.costs = Costs()
         self.table: Table | None = None
         self._source = Source(uuid.uuid4().hex, [self.ray.put(build(self.device))], facts(problem))
@@ -95,14 +98,13 @@ class RayEngine:
         with one_thread():
             z = training.algorithm.broadcast(model.weights, server)
             told = self._told(training, round, z, server, model, len(cohort))
-            passes, samples, common = self._common_gradient(told, cohort, z)
-            if common is not None:
-                told = with_gradient(told, common)
+            shared = self.ray.put(told)
+            passes, samples, common = self._common_gradient(told.training, shared, cohort, z)
             whole_blocks = self._takes_blocks(training, len(cohort))
             costs = [self.costs.expected(client.number, len(client.indices)) for client in cohort]
-            units = blocks_of(costs) if whole_blocks else self._units(costs)
+            units = blocks_of(costs, self.block) if whole_blocks else self._units(costs)
             shares = Shares.of(training.aggregation, [len(client.indices) for client in cohort]) if whole_blocks else None
-            found = self._trained(told, cohort, units, shares)
+            found = self._trained(shared, common, cohort, units, shares)
             done = Gathered(training, round, model, z, common, cohort, units, found)
             outcome = self._from_rows(done) if shares is None else _from_blocks(done)
             outcome.cost.backward_passes += passes
@@ -115,19 +117,18 @@ class RayEngine:
         received = {name for name, field in flat_fields(training.algorithm.server_fields()).items() if field.sent}
         sent = {name: value.numpy() for name, value in flat_state(server).items() if name in received}
         integers = {name: value.numpy() for name, value in model.integers.items()}
-        return Broadcast(self._trainings[1], training, round, z.numpy(), sent, model.buffers.numpy(), integers, None, count)
+        return Broadcast(self._trainings[1], training, round, z.numpy(), sent, model.buffers.numpy(), integers, count)
 
-    def _common_gradient(self, told: Broadcast, cohort: list[Client], z: Tensor) -> tuple[int, int, Tensor | None]:
-        if told.training.algorithm.drift.whole_gradient != "common":
+    def _common_gradient(self, training: Training, shared: Any, cohort: list[Client], z: Tensor) -> tuple[int, int, Tensor | None]:
+        if training.algorithm.drift.whole_gradient != "common":
             return 0, 0, None
         sizes = [len(client.indices) for client in cohort]
         units = self._units([self.costs.expected(client.number, size) for client, size in zip(cohort, sizes, strict=True)])
-        shared = self.ray.put(told)
         tasks = [(self._source, shared, [member_of(cohort[row]) for row in unit]) for unit in units]
         rows = torch.empty(len(cohort), len(z), dtype=z.dtype)
         passes = samples = 0
         for unit, (gradients, some, seen) in zip(units, self.crew.map("gradients", tasks), strict=True):
-            rows[unit] = torch.from_numpy(np.array(gradients))
+            rows.numpy()[unit] = gradients
             passes, samples = passes + some, samples + seen
         return passes, samples, weighted_sum(rows, by_samples(sizes))
 
@@ -138,15 +139,18 @@ class RayEngine:
         return units_of(costs, self.workers) if self.costs.known else units_of(costs, self.workers, least=0.5)
 
     def _takes_blocks(self, training: Training, count: int) -> bool:
-        enough = count >= BLOCK * BLOCKS_PER_WORKER * self.workers
+        enough = count >= self.block * BLOCKS_PER_WORKER * self.workers
         return enough and not self.shows_rows and not training.aggregation.needs_rows
 
-    def _trained(self, told: Broadcast, cohort: list[Client], units: list[list[int]], shares: Shares | None) -> list[Trained]:
-        shared = self.ray.put(told)
+    def _trained(
+        self, shared: Any, common: Tensor | None, cohort: list[Client], units: list[list[int]], shares: Shares | None
+    ) -> list[Trained]:
+        gradient = None if common is None else self.ray.put(common.numpy())
         tasks = [
             (
                 self._source,
                 shared,
+                gradient,
                 [member_of(cohort[row]) for row in unit],
                 None if shares is None else shares.part(unit[0], unit[-1] + 1),
             )
@@ -161,13 +165,13 @@ class RayEngine:
         """The outcome from every client's rows."""
         table = self._room(done.training, len(done.cohort), done.z)
         for unit, one in zip(done.units, done.found, strict=True):
-            places = torch.tensor(unit)
-            table.displacement[places] = torch.from_numpy(np.array(one.rows["displacement"]))
-            table.buffers[places] = torch.from_numpy(np.array(one.rows["buffers"]))
+            # From the object store into the table, with one copy.
+            table.displacement.numpy()[unit] = one.rows["displacement"]
+            table.buffers.numpy()[unit] = one.rows["buffers"]
             for name, rows in table.sent.items():
-                rows[places] = torch.from_numpy(np.array(one.rows[f"sent/{name}"]))
+                rows.numpy()[unit] = one.rows[f"sent/{name}"]
             for name, rows in table.client.items():
-                rows[places] = torch.from_numpy(np.array(one.state[name]))
+                rows.numpy()[unit] = one.state[name]
         if done.common is not None:
             table.common_gradient.copy_(done.common)
         return reduce_rows(done.training, done.round, done.model, done.z, table, done.cohort, done.reports)

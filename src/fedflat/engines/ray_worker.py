@@ -6,8 +6,9 @@ import os
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,7 +67,6 @@ class Broadcast:
     server: Arrays
     buffers: np.ndarray
     integers: Arrays
-    common_gradient: np.ndarray | None
     count: int
     """Clients in the whole cohort."""
 
@@ -98,6 +98,7 @@ class Worker:
     def __init__(self) -> None:
         torch.set_num_threads(1)
         keep_memory()
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nor is it written to
         self._local: Local | None = None
         self._key = ""
         self._training: tuple[str, Training] | None = None
@@ -110,13 +111,15 @@ class Worker:
         """Build the problem."""
         self._opened(source)
 
-    def train(self, source: Source, told: Broadcast, members: list[Member], shares: Shares | None) -> Trained:
-        """Train some clients; with ``shares`` they are a block of the cohort, of which the sums are enough."""
+    def train(self, source: Source, told: Broadcast, gradient: np.ndarray | None, members: list[Member], shares: Shares | None) -> Trained:
+        """Train some clients; ``gradient`` is the whole cohort's, where they need it; with ``shares`` they are a block, whose sums do."""
         begun = time.perf_counter()
         local = self._opened(source)
         training = self._known(local, told)
         with one_thread():
             table, cohort = self._filled(local, told, members)
+            if gradient is not None:
+                table.common_gradient.copy_(_view(gradient))
             integers = {name: value.to(local.problem.device) for name, value in _tensors(told.integers).items()}
             reports = local.engine.train_rows(training, told.round, table, cohort, integers)
             here = len(members)
@@ -170,19 +173,25 @@ class Worker:
     def _filled(self, local: Local, told: Broadcast, members: list[Member]) -> tuple[Table, list[Client]]:
         """The table with what these clients read; copied, so that it lies in memory as it does without Ray."""
         device = local.problem.device
-        cohort = [Client(m.number, m.indices, nested_state(_tensors(m.state)), _maybe(m.statistics)) for m in members]
+        cohort = [
+            Client(m.number, m.indices, nested_state(_views(m.state)), None if m.statistics is None else _view(m.statistics))
+            for m in members
+        ]
         local.problem.training_mode()
-        z = _tensor(told.z).to(device)
-        table = local.engine.room(self._known(local, told), len(members), z)
-        table.receive(z, nested_state(_tensors(told.server)), _tensor(told.buffers), cohort)
-        if told.common_gradient is not None:
-            table.common_gradient.copy_(_tensor(told.common_gradient))
+        z = _view(told.z).to(device)
+        table = local.engine.room(self._known(local, told), _roomy(local.engine, len(members), told.count), z)
+        table.receive(z, nested_state(_views(told.server)), _view(told.buffers), cohort)
         return table, cohort
 
 
 def own_version() -> str:
     """The version of fedflat in this process, from the package that is loaded already, which engines do not import."""
     return str(sys.modules["fedflat"].__version__)
+
+
+def other_version(node: str, there: str, here: str) -> str:
+    """Why a node is refused whose results might differ."""
+    return f"node {node} of the Ray cluster has fedflat {there}, and this is {here}; install the same version on every node"
 
 
 def facts(problem: Problem) -> dict[str, Any]:
@@ -206,6 +215,11 @@ def check_facts(found: dict[str, Any], expected: dict[str, Any]) -> None:
                 f"node {socket.gethostname()} of the Ray cluster finds other {name} than the process that runs the experiment "
                 f"({found[name]} instead of {value}); put the same data and weights in the same place on every node"
             )
+
+
+def _roomy(engine: LoopEngine | LaneEngine, members: int, cohort: int) -> int:
+    """Rows of the table: lanes are captured anew when it grows, and shares of a cohort vary from round to round."""
+    return members if isinstance(engine, LoopEngine) else min(cohort, 1 << (members - 1).bit_length())
 
 
 def _summed(training: Training, table: Table, shares: Shares, reports: list[Report], count: int) -> Arrays:
@@ -232,8 +246,13 @@ def _tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(np.array(array))
 
 
-def _maybe(array: np.ndarray | None) -> Tensor | None:
-    return None if array is None else _tensor(array)
+def _view(array: np.ndarray) -> Tensor:
+    """A tensor to read from, once: it lies where the object store has it, which need not be as it would lie without Ray."""
+    return torch.from_numpy(np.asarray(array))
+
+
+def _views(arrays: Arrays) -> dict[str, Tensor]:
+    return {name: _view(array) for name, array in arrays.items()}
 
 
 def _tensors(arrays: Arrays) -> dict[str, Tensor]:
@@ -244,8 +263,3 @@ def member_of(client: Client) -> Member:
     """A client with its vectors as arrays."""
     statistics = None if client.statistics is None else _array(client.statistics)
     return Member(client.number, client.indices, {name: _array(value) for name, value in flat_state(client.state).items()}, statistics)
-
-
-def with_gradient(told: Broadcast, gradient: Tensor) -> Broadcast:
-    """The same broadcast with the cohort's mean gradient."""
-    return replace(told, common_gradient=_array(gradient))

@@ -57,7 +57,7 @@ class RunFolder:
             import fcntl
         except ImportError:  # no such locks on Windows
             return
-        self._held = os.open(self.path / "config.yaml", os.O_RDONLY)
+        self._held = os.open(self.path / "config.yaml", os.O_RDWR)  # network file systems lock nothing that cannot be written to
         try:
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -89,10 +89,20 @@ def plan_sweep(file: SweepFile, out: Path) -> Sweep:
         if made in seen:
             raise UserError(f"{told(seen[made])} and {told(one)} are the same run; list each value once")
         seen[made] = one
+    _check_cluster(file, [made for _, made in runs])
     names = _names([one for one, _ in runs], base)
     shown = [one | {name: value for name, value in fill({**base, **one}).items() if name in one} for one, _ in runs]
     planned = [Planned(name, one, made, out / name) for name, one, (_, made) in zip(names, shown, runs, strict=True)]
     return Sweep(file, out, tuple(planned))
+
+
+def _check_cluster(file: SweepFile, configs: Sequence[Config]) -> None:
+    if file.ray_address is None:
+        return
+    if file.devices:
+        raise UserError("devices are GPUs of this machine, and ray_address hands out those of a cluster; leave one of them out")
+    if any(made.engine.name == "ray" for made in configs):
+        raise UserError("engine.name=ray spreads each run over a cluster, and ray_address the sweep; leave one of them out")
 
 
 def _base(file: SweepFile, out: Path) -> Values:
@@ -227,6 +237,7 @@ def run_sweep(
         todo = held
         if held:
             waiting(len(held))
+            time.sleep(SECONDS_BETWEEN_LOOKS)  # at least once: locks of other machines are not always seen from here
         while held and not any(is_free(run.folder) for run in held):
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
@@ -254,6 +265,11 @@ def _done(run: Planned, outcome: Record | UserError) -> Done:
 
 def _results(sweep: Sweep, todo: Sequence[Planned], callbacks: tuple[Callback, ...], jobs: int | None) -> Results:
     work = [Claimed(run.config, run.folder, sweep.file.keep) for run in todo]
+    if sweep.file.ray_address is not None:
+        from fedflat.experiment.ray_sweep import spread
+
+        work = [one._replace(folder=one.folder.absolute()) for one in work]
+        return spread(work, sweep.file.ray_address, jobs or sweep.file.jobs, callbacks, sweep.out / INDEX)
     devices = tuple(map(str, sweep.file.devices))
     together = how_many_at_once(todo[0].config, len(todo), callbacks, _wanted(sweep, jobs), {})
     return side_by_side(work, together, callbacks, devices) if together > 1 or devices else one_by_one(work, callbacks)
@@ -264,7 +280,9 @@ def _wanted(sweep: Sweep, jobs: int | None) -> int | None:
 
 
 def at_once(sweep: Sweep, jobs: int | None = None) -> int:
-    """How many of its runs will be done at the same time."""
+    """How many of its runs will be done at the same time; on a cluster, as many as it may turn out to have room for."""
+    if sweep.file.ray_address is not None:
+        return min(len(sweep.runs), jobs or sweep.file.jobs or len(sweep.runs))
     return how_many_at_once(sweep.runs[0].config, len(sweep.runs), (), _wanted(sweep, jobs), {})
 
 

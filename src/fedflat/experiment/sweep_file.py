@@ -55,6 +55,7 @@ class SweepFile(Section):
     keep: Keep = Field(Keep(), description="what stays on disk of runs that are over")
     jobs: int | None = Field(None, ge=1, description="runs at the same time, each in a process of its own")
     devices: list[int | str] = Field(default_factory=list, description="GPUs, by number, over which these processes are spread")
+    ray_address: str | None = Field(None, description="HOST:PORT of a Ray cluster, or auto: runs are spread over its nodes")
     tune: Tune | None = Field(None, description="a search instead of a grid (fedflat tune)")
 
 

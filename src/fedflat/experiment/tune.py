@@ -75,6 +75,8 @@ def plan_search(file: SweepFile, out: Path) -> Search:
         raise UserError("there is no search in this file; expected a part tune with a space, for example {rate: {low: 0.01, high: 1}}")
     if file.grid or file.entries or file.exclude or file.branch:
         raise UserError("a file with tune is a search, and has no grid, list, exclude or branch; put them in another file")
+    if file.ray_address is not None:
+        raise UserError("a search is not spread over a Ray cluster by ray_address; start fedflat tune on several nodes, in a shared folder")
     if not file.keep.models:
         raise UserError("keep: models=false is not possible in a search, since the model of the chosen run is evaluated; leave it out")
     space = {SHORT.get(name, name): values for name, values in file.tune.space.items()}

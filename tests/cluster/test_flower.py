@@ -1,0 +1,47 @@
+"""The simulated clients of a Flower run are hosted on a Ray cluster that is there already."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
+pytest.importorskip("ray", reason='Ray is not installed (pip install "fedflat[ray]")')
+
+from fedflat.deploy.project import write_project
+from fedflat.deploy.settings import experiment_of
+from fedflat.experiment.folder import RunFolder, is_over
+from fedflat.experiment.record import load_record
+from fedflat.experiment.run import Run
+from tests.deploy.processes import RealFederation, toml
+
+from .nodes import nodes
+
+pytestmark = pytest.mark.slow
+SETTINGS: dict[str, Any] = {"algorithm": "scaffold", "data.clients": 3, "federation.per_round": 3, "training.rounds": 2, "seed": 0}
+FIXED = {"data.split": "dirichlet(alpha=0.5)", "training.epochs": 1, "training.batch": 10, "training.rate": 0.05, "model": "mlp"}
+
+
+def test_flowers_simulation_on_a_cluster_of_two_nodes(tmp_path: Path) -> None:
+    write_project(tmp_path / "sites", "scaffold", 3)
+    out = tmp_path / "run"
+    federation = RealFederation(tmp_path / "flower", 0)
+    with nodes() as two:
+        two.add()
+        federation.environment |= {"RAY_ADDRESS": two.address, "FEDFLAT_STATE": str(tmp_path / "state")}
+        try:
+            federation.start_simulation()
+            settings = toml({**SETTINGS, "deploy.out": str(out), "deploy.score": False})
+            flags = ["--federation-config", "num-supernodes=3 client-resources-num-cpus=1", "--run-config", settings]
+            command = ["flwr", "run", str(tmp_path / "sites"), "sites", *flags]
+            subprocess.run(command, check=True, env=federation.environment, capture_output=True, timeout=120)
+            two.await_task("ClientAppActor")
+            federation.until(lambda: is_over(out), 240)
+        finally:
+            federation.close()
+    expected = Run(experiment_of({**SETTINGS, **FIXED})).go()
+    assert load_record(out).history == expected.history
+    assert RunFolder(out).status()["status"] == "finished"

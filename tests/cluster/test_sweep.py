@@ -1,0 +1,153 @@
+"""A sweep spread over two nodes, of which one is killed halfway, and nodes that cannot take part."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import fedflat
+from fedflat.engines.ray_crew import MOST_LOSSES
+from fedflat.errors import UserError
+from fedflat.experiment.ray_sweep import Place, Spread, Unfit, spread
+from fedflat.experiment.sweep import Claimed, Sweep, plan_sweep, run_sweep
+from fedflat.experiment.sweep_file import read_sweep
+
+from .federations import small
+from .nodes import nodes, python
+
+pytest.importorskip("ray", reason='Ray is not installed (pip install "fedflat[ray]")')
+FILE = """
+base: {rounds: 2, steps: 2, per_round: 3, clients: 8, model: mlp(hidden=8), workers: 1, device: cpu, evaluation.examples: 50}
+grid:
+  algorithm: [fedavg, fedsam, scaffold, fedavg+wima(window=2)]
+  seed: [0, 1, 2, 3, 4]
+  rate: [0.1, 0.05]
+"""
+RUNS = 40
+
+
+def printed(sweep: subprocess.Popen[str]) -> dict[str, Any]:
+    out, complaints = sweep.communicate(timeout=300)
+    assert sweep.returncode == 0, complaints[-2000:]
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def files(out: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "timing.jsonl"}
+
+
+def finished(out: Path) -> int:
+    return sum('"finished"' in path.read_text() for path in out.glob("*/status.json"))
+
+
+def test_a_node_is_killed_halfway_through_a_sweep(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(FILE)
+    with nodes() as two:
+        two.add()
+        flags = ("--out", str(tmp_path / "ray"), "--ray-address", two.address, "--no-probe", "--json")
+        with python("-m", "fedflat", "sweep", str(file), *flags) as sweep:
+            deadline = time.monotonic() + 240
+            while finished(tmp_path / "ray") < RUNS // 2:
+                assert sweep.poll() is None and time.monotonic() < deadline, "it ended or stood still before it could be disturbed"
+                time.sleep(0.02)
+            two.kill("do_run")
+            runs = printed(sweep)["runs"]
+    assert len({run["name"] for run in runs}) == len(runs) == RUNS
+    assert {run["status"] for run in runs} == {"finished"}
+    fedflat.sweep(file, out=tmp_path / "alone", jobs=1)
+    ours, theirs = files(tmp_path / "ray"), files(tmp_path / "alone")
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if ours[name] != theirs[name]] == []
+
+
+class Seen(fedflat.Callback):
+    """Takes note of the seeds of runs that begin and end elsewhere."""
+
+    from_afar = True
+
+    def __init__(self) -> None:
+        self.began_: list[int] = []
+        self.ended_: list[int] = []
+
+    def began(self, run: Any) -> None:
+        self.began_.append(run.config.seed)
+
+    def ended(self, run: Any, record: Any) -> None:
+        assert run.server.rounds == record.history[-1]["round"] == 2 and run.primary == "ema"
+        self.ended_.append(run.config.seed)
+
+
+def planned(out: Path, seeds: int = 3, **settings: Any) -> Sweep:
+    base = small(rounds=2, algorithm="fedavg+ema", **settings).model_dump(mode="json")
+    return plan_sweep(read_sweep({"base": base, "grid": {"seed": list(range(seeds))}, "ray_address": "auto"}), out)
+
+
+def test_a_sweep_that_is_broken_off_goes_on_and_is_seen_from_afar(ray: Any, tmp_path: Path) -> None:
+    plan, seen = planned(tmp_path), Seen()
+    with closing(run_sweep(plan)) as results:
+        assert next(results).by == "here"
+    done = {one.run.config.seed: one.by for one in run_sweep(plan, (seen,))}
+    assert sorted(done) == [0, 1, 2] and "before" in done.values()
+    assert sorted(seen.began_) == sorted(seen.ended_) == sorted(seed for seed, by in done.items() if by == "here")
+
+
+def test_sweeps_that_the_cluster_cannot_do(ray: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no node of the Ray cluster has 64 cores, which a run of this sweep takes"):
+        list(run_sweep(planned(tmp_path / "cores", engine__workers=64)))
+    with pytest.raises(UserError, match=r"engine\.device=cuda was asked for, but no node of the Ray cluster has a GPU"):
+        list(run_sweep(planned(tmp_path / "gpus", device="cuda")))
+    with pytest.raises(UserError, match="these callbacks look at runs of this process"):
+        list(run_sweep(planned(tmp_path / "callbacks"), (fedflat.Callback(),)))
+    with pytest.raises(UserError, match=r"engine\.name=ray spreads each run over a cluster, and ray_address the sweep"):
+        planned(tmp_path / "both", engine="ray")
+
+
+def test_a_folder_that_nodes_do_not_see(ray: Any, tmp_path: Path) -> None:
+    """The nodes are on this machine, and see it all: so the folder is moved away before they look."""
+    plan = planned(tmp_path / "here")
+    work = [Claimed(run.config, run.folder) for run in plan.runs]
+    (tmp_path / "here").mkdir()
+    marker = tmp_path / "here" / "sweep.json"
+    marker.write_text("as it is here")
+    place = Place.here(marker)
+    marker.write_text("as it is there")
+    doing = Spread(ray, work, place, None)
+    doing.hand_out()
+    with pytest.raises(Unfit, match=r"node .* does not see the sweep's folder .*here; choose one that all nodes share, with --out"):
+        while doing.running:
+            list(doing.outcomes())
+    doing.end()
+    assert not any(run.folder.exists() for run in plan.runs)
+
+
+def test_a_run_that_loses_every_worker_is_given_up(ray: Any, tmp_path: Path) -> None:
+    (tmp_path / "sweep.json").write_text("")
+    with closing(spread([Deadly(small(), tmp_path / "run")], "auto", None, (), tmp_path / "sweep.json")) as results:
+        number, mistake = next(results)
+    assert number == 0 and str(mistake).startswith(f"it has lost {MOST_LOSSES + 1} Ray workers, most likely because memory ran out")
+
+
+class Deadly(Claimed):
+    """A run that ends its process."""
+
+    def go(self, callbacks: tuple[fedflat.Callback, ...]) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("jobs", "share"), [(None, 1.0), (2, 1.0), (3, 0.5), (4, 0.5), (9, 0.2)])
+def test_more_runs_than_gpus_get_a_share_of_one_each(jobs: int | None, share: float) -> None:
+    two = SimpleNamespace(cluster_resources=lambda: {"CPU": 16.0, "GPU": 2.0})
+    spreading = Spread(two, [], Place(Path(), b"", Path(), Path()), jobs)
+    assert spreading._needs(small(device="auto", engine__workers=3)) == (3, share)
+    assert spreading._needs(small(device="cpu")) == (1, 0)
