@@ -109,7 +109,7 @@ def test_what_cannot_be_reached_is_said(valid: Path, tmp_path: Path) -> None:
     ca = valid / "ca.crt"
     with pytest.raises(UserError, match=r"cannot be reached \(connection refused\); is its SuperLink running"):
         reach(f"127.0.0.1:{free_port()}", ca)
-    with pytest.raises(UserError, match="there is no machine called 'nowhere.invalid'"):
+    with pytest.raises(UserError, match="there is no machine called 'nowhere"):
         reach("nowhere.invalid:8000", ca)
     with pytest.raises(UserError, match="'server' is no address of a SuperLink; expected host:port"):
         reach("server", ca)

@@ -91,12 +91,11 @@ def _untrusted(address: str, host: str, error: ssl.SSLError, root_certificates: 
         return f"the certificate of {address} is not valid yet; set the clocks of both machines"
     if error.verify_code in (WRONG_NAME, WRONG_ADDRESS):
         return f"the certificate of {address} is not for {host}; use a name that it is for, or make one with --host {host}"
-    asked = (
-        f"by {root_certificates}"
-        if root_certificates
-        else "by an authority that this machine knows: give its own with --root-certificates ca.crt"
+    if root_certificates is None:
+        return f"this machine does not know who signed the certificate of {address}; give the federation's with --root-certificates ca.crt"
+    return (
+        f"the certificate of {address} is not signed by {root_certificates}; ask the server's operator for the ca.crt that it is signed by"
     )
-    return f"the certificate of {address} is not signed {asked}; a node with this one gets nothing"
 
 
 def _other_way(insecure: bool) -> str:
