@@ -19,7 +19,7 @@ from flwr.supercore.tls import get_client_tls_args
 
 ENTRIES = {TaskType.CLIENT_APP: "flwr.supernode.cli:flwr_clientapp", TaskType.SERVER_APP: "flwr.superlink.cli:flwr_serverapp"}
 """What Flower's own commands call."""
-PRELOADED = ("fedflat.deploy.client", "fedflat.deploy.server", "sklearn.datasets")
+PRELOADED = ("fedflat.deploy.client", "fedflat.deploy.server")
 POLL = 0.2
 """Seconds between looks for a SuperNode or SuperLink that is not there yet."""
 FORK = multiprocessing.get_context("fork")
