@@ -41,7 +41,7 @@ def test_cohorts_of_many_blocks_and_normalisation(ray: Any, settings: dict[str, 
     """Seventy clients are nine blocks: enough for two workers to return sums instead of rows, unless rows are needed."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 10))
-    config = small(algorithm="scaffold", clients=80, per_round=70, steps=1, batch=4, split="iid", **settings)
+    config = small(algorithm="fedmoswa", clients=80, per_round=70, steps=1, batch=4, split="iid", **settings)
     engine = engine_of(config, 2, model)
     assert same(walk(config, engine, 2, model), walk(config, rounds=2, model=model))
     outcome_has_rows = engine.table is not None

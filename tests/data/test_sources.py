@@ -191,6 +191,16 @@ def test_missing_files_are_named_with_folder_and_url(tmp_path: Path) -> None:
         assert part in message
 
 
+def test_digits_are_those_that_scikit_learn_loads() -> None:
+    from sklearn.datasets import load_digits
+
+    from fedflat.data.sources import digits
+
+    levels, labels = digits._published()
+    expected, classes = load_digits(return_X_y=True)
+    assert np.array_equal(levels, expected) and np.array_equal(labels, classes)
+
+
 def test_digits_are_the_same_for_everyone() -> None:
     first, second = load("digits"), load("digits")
     assert first.content == second.content

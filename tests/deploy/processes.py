@@ -13,8 +13,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from fedflat.deploy.certificates import write_certificates
 from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.stopping import OVER
+
+from .proxy import Proxy
 
 BIN = Path(sys.executable).parent
 
@@ -26,10 +29,17 @@ def free_port() -> int:
 
 
 class RealFederation:
-    """The processes of a federation; each in a session of its own, so that it ends with all that it started."""
+    """The processes of a federation; each in a session of its own, so that it ends with all that it started.
 
-    def __init__(self, folder: Path, nodes: int) -> None:
+    With ``tls``, the SuperLink has a certificate and admits registered keys alone. With ``proxied``, each node has a way of its own there.
+    """
+
+    def __init__(self, folder: Path, nodes: int, tls: bool = False, proxied: bool = False) -> None:
         self.folder, self.port = folder, free_port()
+        self.certificates = folder / "certificates" if tls else None
+        if self.certificates is not None:
+            write_certificates(self.certificates, ["127.0.0.1"], nodes, days=1)
+        self.proxies = [Proxy(self.port) for _ in range(nodes)] if proxied else []
         self.node_ports = [free_port() for _ in range(nodes)]
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         source = Path(__file__).parents[2] / "src"
@@ -43,13 +53,19 @@ class RealFederation:
             "OMP_NUM_THREADS": "1",
         }
         (folder / "flwr").mkdir(parents=True)
-        text = f'[superlink]\ndefault = "sites"\n\n[superlink.sites]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
+        trust = f'root-certificates = "{self.certificates / "ca.crt"}"' if self.certificates else "insecure = true"
+        text = f'[superlink]\ndefault = "sites"\n\n[superlink.sites]\naddress = "127.0.0.1:{self.port}"\n{trust}\n'
         (folder / "flwr" / "config.toml").write_text(text)
 
     def start_link(self) -> None:
-        here = ["--insecure", "--disable-runtime-dependency-installation", "--isolation", "process", "--port", str(self.port)]
-        self._start("superlink", ["flower-superlink", *here])
+        """The SuperLink; and with TLS, the keys of all sites are registered with it."""
+        here = ["--disable-runtime-dependency-installation", "--isolation", "process", "--port", str(self.port)]
+        self._start("superlink", ["flower-superlink", *here, *self._link_trust()])
         self._until_open()
+        if self.certificates is not None:
+            keys = sorted(self.certificates.glob("*.pub"))
+            asked = [subprocess.Popen(["flwr", "supernode", "register", str(key), "sites"], env=self.environment) for key in keys]
+            assert [process.wait(60) for process in asked] == [0] * len(keys)
 
     def start_simulation(self) -> None:
         """A SuperLink that simulates its nodes itself."""
@@ -57,14 +73,33 @@ class RealFederation:
         self._start("superlink", ["flower-superlink", *here])
         self._until_open()
 
-    def start_warm(self, name: str, ports: list[int]) -> None:
-        """What works on messages, started once."""
-        self._start(name, [sys.executable, "-m", "fedflat.deploy.warm", *(f"127.0.0.1:{port}" for port in ports)])
+    def _link_trust(self) -> list[str]:
+        if self.certificates is None:
+            return ["--insecure"]
+        files = {"ca-certfile": "ca.crt", "certfile": "server.pem", "keyfile": "server.key"}
+        given = [part for flag, name in files.items() for part in (f"--ssl-{flag}", str(self.certificates / name))]
+        return [*given, "--enable-supernode-auth"]
 
-    def start_node(self, number: int) -> None:
-        where = f'partition-id={number} state="{self.folder / f"node-{number}"}"'
-        here = ["--port", str(self.node_ports[number]), "--isolation", "process", "--node-config", where]
-        self._start(f"node-{number}", ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self.port}", *here])
+    def start_warm(self, name: str) -> None:
+        """What works on messages, started once."""
+        link, nodes = f"127.0.0.1:{self.port}", [f"127.0.0.1:{port}" for port in self.node_ports]
+        link_too = ["--tls", link, str(self.certificates / "ca.crt")] if self.certificates else [link]
+        self._start(name, [sys.executable, "-m", "fedflat.deploy.warm", *nodes, *link_too])
+
+    def start_node(self, number: int, name: str = "", trust: list[str] | None = None, port: int | None = None) -> None:
+        """A node for a client; under another name, with other certificates and keys, a stranger."""
+        name = name or f"node-{number}"
+        where = f'partition-id={number} state="{self.folder / name}"'
+        link = self.proxies[number].port if self.proxies else self.port
+        here = ["--port", str(port or self.node_ports[number]), "--isolation", "process", "--node-config", where]
+        trust = self._node_trust(number) if trust is None else trust
+        self._start(name, ["flower-supernode", *trust, "--superlink", f"127.0.0.1:{link}", *here])
+
+    def _node_trust(self, number: int) -> list[str]:
+        if self.certificates is None:
+            return ["--insecure"]
+        key = self.certificates / f"site-{number}.key"
+        return ["--root-certificates", str(self.certificates / "ca.crt"), "--auth-supernode-private-key", str(key)]
 
     def _start(self, name: str, command: list[str]) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
@@ -100,7 +135,7 @@ class RealFederation:
         """Wait for something."""
         end = time.monotonic() + timeout
         while not happened():
-            if time.monotonic() > end:
+            if time.monotonic() > end or "\nfedflat: " in self.log("warm"):
                 raise TimeoutError(self.log("warm") + self.log("superlink")[-2000:])
             time.sleep(0.2)
 
@@ -129,6 +164,15 @@ class RealFederation:
     def close(self) -> None:
         for name in list(self.processes):
             self.kill(name)
+        for proxy in self.proxies:
+            proxy.cut()
+
+
+def rounds_done(out: Path) -> int:
+    """After how many rounds the last checkpoint was."""
+    if not (out / "checkpoint" / "state.safetensors").exists():
+        return 0
+    return int(RunFolder(out).read_tensors("checkpoint/state.safetensors")[1]["rounds"])
 
 
 def toml(settings: dict[str, Any]) -> str:
@@ -139,10 +183,10 @@ def toml(settings: dict[str, Any]) -> str:
 
 
 @contextmanager
-def real_federation(folder: Path, nodes: int) -> Iterator[RealFederation]:
-    federation = RealFederation(folder, nodes)
+def real_federation(folder: Path, nodes: int, tls: bool = False, proxied: bool = False) -> Iterator[RealFederation]:
+    federation = RealFederation(folder, nodes, tls, proxied)
     try:
-        federation.start_warm("warm", [federation.port, *federation.node_ports])
+        federation.start_warm("warm")
         federation.start_link()
         for number in range(nodes):
             federation.start_node(number)

@@ -12,9 +12,13 @@ from typer.testing import CliRunner
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
 
 from fedflat.cli.application import app
+from fedflat.deploy import warm
+from fedflat.deploy.commands import secure_federation
 from fedflat.deploy.flower import check_version, require_flower
 from fedflat.deploy.settings import PREFIX, Deployment, deployment_of, experiment_of
 from fedflat.errors import UserError
+
+from .follow_page import commands
 
 
 def flat(values: dict[str, object], prefix: str = "") -> dict[str, object]:
@@ -59,3 +63,17 @@ def test_flower_that_is_missing_or_too_old_is_said_with_the_command(monkeypatch:
     monkeypatch.setattr("fedflat.deploy.flower.version", missing)
     with pytest.raises(UserError, match=r"not installed; install it with: pip install 'fedflat\[flower\]'"):
         require_flower()
+
+
+def test_the_page_has_the_commands_that_are_printed(tmp_path: Path) -> None:
+    """The newcomer's path of docs/deploy.md, which ``follow_page.py`` executes, starts what ``fedflat deploy certificates`` says."""
+    folder = tmp_path / "certificates"
+    printed = secure_federation(folder, "127.0.0.1", sites=3).replace(str(folder), "certificates").replace("--port 8000 ", "")
+    wanted = [line.strip() for line in printed.splitlines() if line.startswith(("  flower-", "  flwr "))]
+    assert len(wanted) == 7
+    assert [command for command in wanted if command not in commands()] == []
+
+
+def test_warm_processes_say_what_they_expect() -> None:
+    with pytest.raises(UserError, match=r"expected the addresses of Runtime APIs, as in: python -m fedflat\.deploy\.warm"):
+        warm.main(["8100"])

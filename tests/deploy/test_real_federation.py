@@ -19,7 +19,7 @@ from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.record import load_record
 from fedflat.experiment.run import Run
 
-from .processes import RealFederation, real_federation
+from .processes import RealFederation, real_federation, rounds_done
 
 pytestmark = pytest.mark.slow
 
@@ -118,10 +118,3 @@ def test_a_node_killed_in_the_middle_of_a_round_comes_back_with_its_state(federa
     assert 3 in lines[0]["accepted"]
     assert 3 in lines[-1]["accepted"], lines
     assert load_record(out).history[-1]["test"]["server"]["accuracy"] > 0.5
-
-
-def rounds_done(out: Path) -> int:
-    """After how many rounds the last checkpoint was."""
-    if not (out / "checkpoint" / "state.safetensors").exists():
-        return 0
-    return int(RunFolder(out).read_tensors("checkpoint/state.safetensors")[1]["rounds"])

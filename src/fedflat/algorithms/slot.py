@@ -136,6 +136,10 @@ class Slot:
         """Why this slot may make a run diverge and what to change, where that is known of it."""
         return ""
 
+    def needs_the_mean(self) -> str:
+        """Why what clients send must be averaged and nothing else, such as a robust centre, has a meaning; empty where it has one."""
+        return ""
+
 
 class Returned(NamedTuple):
     """What came back from a cohort, averaged."""

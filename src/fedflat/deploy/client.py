@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedflat.data import Dataset
+from fedflat.deploy.privacy import Mod, refuse_mods, through
 from fedflat.deploy.settings import experiment_of
 from fedflat.deploy.site import Site, own_device
 from fedflat.deploy.wire import ARRAYS, GRADIENT, WORDS, content, refusal, tensors_of
@@ -23,9 +24,15 @@ HELD, HELD_ROUND = "fedflat", "fedflat-round"
 
 
 def client_app(
-    data: Callable[[int], Dataset] | None = None, model: Callable[[], nn.Module] | None = None, task: Callable[[], Task] | None = None
+    data: Callable[[int], Dataset] | None = None,
+    model: Callable[[], nn.Module] | None = None,
+    task: Callable[[], Task] | None = None,
+    mods: Sequence[Mod] = (),
 ) -> ClientApp:
-    """The nodes' side of a federation. ``data`` gives a site its own data by its number; without it, it takes its part of the config's."""
+    """The nodes' side of a federation. ``data`` gives a site its own data by its number; without it, it takes its part of the config's.
+
+    ``mods`` are Flower's own for differential privacy, such as ``LocalDpMod`` and ``fixedclipping_mod``: they see what a site would send.
+    """
     app = ClientApp()
 
     def site(context: Context) -> Site:
@@ -35,7 +42,7 @@ def client_app(
 
     @app.query("hello")
     def hello(message: Message, context: Context) -> Message:
-        return _answer(message, lambda: _hello(site(context), message))
+        return _answer(message, lambda: _hello(site(context), message, mods))
 
     @app.train("gradient")
     def gradient(message: Message, context: Context) -> Message:
@@ -43,7 +50,7 @@ def client_app(
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return _answer(message, lambda: _train(site(context), message, context))
+        return through(mods, message, context, lambda: _answer(message, lambda: _train(site(context), message, context)))
 
     @app.evaluate()
     def score(message: Message, context: Context) -> Message:
@@ -78,8 +85,9 @@ def _words(message: Message) -> dict[str, Any]:
     return dict(message.content.config_records[WORDS])
 
 
-def _hello(site: Site, message: Message) -> RecordDict:
+def _hello(site: Site, message: Message, mods: Sequence[Mod]) -> RecordDict:
     own = site.identity()
+    refuse_mods(mods, site.problem, site.training)
     different = own.differences(_words(message), "at the node", "at the server")
     if different:
         raise UserError(f"client {site.client} cannot take part: {different}; bring both sides to the same experiment and version")

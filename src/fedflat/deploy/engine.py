@@ -17,6 +17,7 @@ from fedflat.data import Examples
 from fedflat.deploy.inspection import Expected, Form, Update, inspect_updates
 from fedflat.deploy.ledger import Ledger
 from fedflat.deploy.nodes import Nodes, too_few
+from fedflat.deploy.privacy import CLIPPING_NORM, noise
 from fedflat.deploy.settings import Deployment
 from fedflat.deploy.wire import (
     ARRAYS,
@@ -127,6 +128,8 @@ class _Round:
         asked = [client.number for client in self.cohort if client.number not in self.missing | self.refused]
         last = {client: engine.ledger.last(client, round) for client in asked}
         about: dict[str, int | float | str] = {"experiment": engine.experiment, "round": round}
+        if engine.wanted.clipping_norm is not None:
+            about[CLIPPING_NORM] = engine.wanted.clipping_norm
         contents = {client: content(down, about | {"before": last[client]}) for client in asked}
         answers, missing = engine.nodes.ask(kind, contents, str(round), engine.wanted.timeout)
         self.missing |= missing
@@ -147,7 +150,10 @@ class _Round:
         steps = {client: len(plan.batches(training.seed, self.round, client, count)) for client, count in examples.items()}
         rates = {count: self._rates(count) for count in set(steps.values())}
         forms = forms_up(self.engine.problem, training)
-        return Expected(forms, examples, steps, {client: rates[count] for client, count in steps.items()}, self.engine.wanted.bound)
+        wanted = self.engine.wanted
+        return Expected(
+            forms, examples, steps, {client: rates[count] for client, count in steps.items()}, wanted.bound, wanted.clipping_norm
+        )
 
     def _rates(self, steps: int) -> float:
         """H, the sum of the learning rates over so many steps."""
@@ -188,6 +194,9 @@ class _Round:
             table.buffers[row].copy_(tensors.get(BUFFERS, self.model.buffers))
             for name, rows in table.sent.items():
                 rows[row].copy_(tensors[name])
+        drawn = noise(self.engine.wanted, size)
+        if drawn is not None:
+            table.displacement[0] += torch.from_numpy(drawn).to(self.z)
         reports = [_report(update, self.z.device) for update in taken]
         seated = {client.number: client for client in self.cohort}
         cohort = [seated[update.client] for update in taken]

@@ -17,6 +17,8 @@ import numpy as np
 
 NUMBERS = ("rates", "loss", "steps", "backward_passes", "samples", "examples")
 """What a client reports beside its arrays."""
+ROUNDING = 1e-3
+"""By which a number that was computed elsewhere may differ, as a share of it."""
 ENOUGH_TO_COMPARE = 3
 """Updates from which on a median says what is usual."""
 
@@ -49,6 +51,8 @@ class Expected:
     """The sum of its learning rates over those steps, by client."""
     bound: float = 30.0
     """How many times the cohort's median a norm may be."""
+    longest: float | None = None
+    """The norm to which sites were asked to clip their displacement."""
 
 
 def inspect_updates(updates: Sequence[Update], expected: Expected) -> tuple[list[Update], dict[int, str]]:
@@ -73,6 +77,8 @@ def alone(update: Update, expected: Expected) -> str:
             return f"{name} is {array.dtype}, not {form.dtype}"
         if not np.isfinite(array).all():
             return f"{name} holds NaN" if np.isnan(array).any() else f"{name} holds infinite numbers"
+    if expected.longest is not None and (norm := _norm(update.arrays["displacement"])) > expected.longest * (1 + ROUNDING):
+        return f"the norm of displacement is {norm:.3g}, though it was to be clipped to {expected.longest:g}"
     return _wrong_number(update, expected)
 
 
@@ -88,7 +94,7 @@ def _wrong_number(update: Update, expected: Expected) -> str:
         return f"it claims {numbers['examples']:g} examples, but joined with {expected.examples[client]}"
     if numbers["steps"] != expected.steps[client]:
         return f"it claims {numbers['steps']:g} steps, but {expected.examples[client]} examples make {expected.steps[client]}"
-    if not math.isclose(numbers["rates"], expected.rates[client], rel_tol=1e-3):
+    if not math.isclose(numbers["rates"], expected.rates[client], rel_tol=ROUNDING):
         return f"its learning rates add up to {numbers['rates']:g}, not to {expected.rates[client]:g}"
     if numbers["backward_passes"] < 0 or numbers["samples"] < 0:
         return "it claims to have computed less than nothing"

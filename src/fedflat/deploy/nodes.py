@@ -32,7 +32,7 @@ class Greeting(NamedTuple):
 
 
 class Nodes:
-    """Who is there. A node that comes back after a kill has a new number in Flower, and is greeted as a new one."""
+    """Who is there. A node that comes back is greeted as a new one: after a kill it has a new number in Flower, after a cut its old one."""
 
     def __init__(self, grid: Grid, identity: Identity, clients: int) -> None:
         self._grid, self._identity, self._clients = grid, identity, clients
@@ -55,6 +55,7 @@ class Nodes:
     def _greet(self, timeout: float) -> None:
         here = set(self._grid.get_node_ids())
         self.present = {client: greeting for client, greeting in self.present.items() if greeting.node in here}
+        self._known &= here
         new = sorted(here - self._known)
         if not new:
             return

@@ -122,6 +122,9 @@ where `sites` stands in Flower's configuration (`flwr config list` says where th
     insecure = true
 
 Then `fedflat show runs/{name}`.
+
+`--insecure` is for one machine. For more, `fedflat deploy certificates certificates --host SERVER` makes certificates and says how to start
+everything with them, and `fedflat deploy check SERVER:8000 --root-certificates ca.crt` what keeps a site from its server.
 """
 
 

@@ -19,6 +19,7 @@ from fedflat.deploy.engine import SitesEngine
 from fedflat.deploy.identity import identity_of
 from fedflat.deploy.ledger import Ledger
 from fedflat.deploy.nodes import Nodes, too_few
+from fedflat.deploy.privacy import refuse_noise
 from fedflat.deploy.settings import deployment_of, experiment_of
 from fedflat.deploy.wire import BUFFERS, MODEL, content, numbers_of
 from fedflat.engines.task import Task
@@ -60,6 +61,7 @@ def serve(
     folder = RunFolder(wanted.out.expanduser().absolute())
 
     def engine(run: Run) -> SitesEngine:
+        refuse_noise(wanted, run.problem, run.training)
         nodes = Nodes(grid, identity_of(run.problem, run.training), len(run.split.clients))
         return SitesEngine(run.problem, nodes, Ledger(folder.path / LEDGER), wanted)
 

@@ -25,6 +25,8 @@ class Deployment(BaseModel):
     timeout: float = Field(600.0, gt=0, description="seconds that a client has for a round")
     wait: float = Field(120.0, ge=0, description="seconds to wait for nodes that are not there yet")
     bound: float = Field(30.0, gt=1, description="an update whose norm is this many times the cohort's median is refused")
+    clipping_norm: float | None = Field(None, gt=0, description="sent to sites for Flower's fixedclipping_mod; longer updates are refused")
+    noise_multiplier: float = Field(0.0, ge=0, description="deviation of the noise added to the mean, times clipping_norm / updates")
     score: bool = Field(True, description="in the end, ask every site for the model's score on its own held-out data")
 
 

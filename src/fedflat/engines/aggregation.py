@@ -11,18 +11,25 @@ from torch import Tensor
 
 from fedflat.errors import UserError
 
+Centre = Literal["mean", "median", "trimmed", "clipped"]
 BLOCK = 8
 """Clients per block: a partial sum is always over the same clients, so results do not depend on the number of workers."""
 
 
 @dataclass(frozen=True)
 class Aggregation:
-    """The mean of the clients' displacements by sample counts or uniformly; or a robust centre, which needs every row."""
+    """The mean of what clients send, by sample counts or uniformly; or a robust centre, which needs every row.
+
+    The median and the trimmed mean are taken coordinate by coordinate and weigh all clients alike (Yin et al. 2018); clipped is the
+    mean of rows that are shortened to a multiple of their median norm.
+    """
 
     weighting: Literal["samples", "uniform"] = "samples"
-    centre: Literal["mean", "median", "trimmed"] = "mean"
+    centre: Centre = "mean"
     trim: float = 0.1
     """The share of the clients cut off at each end, for the trimmed mean."""
+    longest: float = 1.0
+    """The longest row that clipping leaves, in medians of the cohort's norms."""
 
     @property
     def needs_rows(self) -> bool:
@@ -33,16 +40,23 @@ class Aggregation:
         """p_i, which add up to 1."""
         return by_samples(samples) if self.weighting == "samples" else uniform(len(samples))
 
-    def combine(self, rows: Tensor, samples: Sequence[int]) -> Tensor:
-        """One displacement from the cohort's."""
+    def combine(self, rows: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
+        """One row from the cohort's."""
         if self.centre == "mean":
-            return weighted_sum(rows, self.weights(samples))
-        if self.centre == "median":
-            return torch.quantile(rows, 0.5, dim=0)
-        cut = int(self.trim * len(rows))
-        if 2 * cut >= len(rows):
-            raise UserError(f"a trimmed mean that cuts {self.trim:.0%} at each end leaves nothing of {len(rows)} clients; lower trim")
-        return rows.sort(0).values[cut : len(rows) - cut].mean(0)
+            return weighted_sum(rows, weights)
+        if self.centre == "clipped":
+            return weighted_sum(self._shortened(rows), weights)
+        count = len(rows)
+        cut = (count - 1) // 2 if self.centre == "median" else int(self.trim * count)
+        if 2 * cut >= count:
+            raise UserError(f"a trimmed mean that cuts {self.trim:.0%} at each end leaves nothing of {count} clients; lower trim")
+        centre: Tensor = rows.sort(0).values[cut : count - cut].mean(0)
+        return centre
+
+    def _shortened(self, rows: Tensor) -> Tensor:
+        norms = rows.reshape(len(rows), -1).norm(dim=1)
+        scale = (self.longest * norms.quantile(0.5) / norms.clamp_min(torch.finfo(rows.dtype).tiny)).clamp_max(1.0)
+        return rows * scale.reshape(-1, *[1] * (rows.ndim - 1))
 
 
 def uniform(count: int) -> list[float]:

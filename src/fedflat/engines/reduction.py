@@ -54,11 +54,10 @@ def weighted_rows(training: Training, table: Table, shares: Shares, reports: lis
     here = len(reports)
     rows = table.displacement[:here]
     found: Weighted = {
+        "displacement": (rows, shares.chosen),
         "uniform": (rows, shares.even),
         "direction": (rows, -1 / (count * _stacked([report.rates for report in reports], rows))),
     }
-    if not training.aggregation.needs_rows:
-        found["displacement"] = rows, shares.chosen
     if not training.own_statistics:
         found["buffers"] = table.buffers[:here], shares.chosen
     fields = flat_fields(training.algorithm.message_fields())
@@ -74,9 +73,9 @@ def reduce_rows(
     count = len(cohort)
     samples = [len(client.indices) for client in cohort]
     shares = Shares.of(training.aggregation, samples)
-    sums = {name: weighted_sum(*what) for name, what in weighted_rows(training, table, shares, reports, count).items()}
-    if training.aggregation.needs_rows:
-        sums["displacement"] = training.aggregation.combine(table.displacement[:count], samples)
+    parts = weighted_rows(training, table, shares, reports, count)
+    centre = _robust_centres if training.aggregation.needs_rows else _means
+    sums = centre(training.aggregation, parts, model)
     clients = [
         client._replace(
             state=nested_state({name: kept[row].clone() for name, kept in table.client.items()}),
@@ -87,6 +86,22 @@ def reduce_rows(
     common = table.common_gradient.clone() if training.algorithm.drift.whole_gradient == "common" else None
     seen = CohortRows(table.displacement[:count], table.buffers[:count])
     return outcome_of(training, round, model, z, sums, clients, reports, common, seen)
+
+
+def _means(aggregation: Aggregation, parts: Weighted, model: ModelState) -> dict[str, Tensor]:
+    return {name: weighted_sum(*what) for name, what in parts.items()}
+
+
+def _robust_centres(aggregation: Aggregation, parts: Weighted, model: ModelState) -> dict[str, Tensor]:
+    """A robust centre of all that is sent, not of the displacements alone: a lie could come in any of it."""
+    rows, weights = parts["direction"]
+    count, scale = len(rows), torch.as_tensor(weights)
+    parts["direction"] = rows * (count * scale)[:, None], uniform(count)
+    sums = {name: aggregation.combine(*what) for name, what in parts.items()}
+    if "buffers" in parts:  # how far they have moved, since it is not their size that tells of a lie
+        buffers, weights = parts["buffers"]
+        sums["buffers"] = model.buffers + aggregation.combine(buffers - model.buffers, weights)
+    return sums
 
 
 def outcome_of(

@@ -68,8 +68,9 @@ class Federation(Section):
     per_round: int = Field(10, ge=1, description="clients per round (expected number, with Bernoulli sampling)")
     sampling: Literal["fixed", "bernoulli"] = Field("fixed", description="exactly per_round clients, or each with the same probability")
     weighting: Literal["samples", "uniform"] = Field("samples", description="how displacements are weighted in the mean")
-    aggregation: Literal["mean", "median", "trimmed"] = Field("mean", description="the mean, or a robust centre")
+    aggregation: Literal["mean", "median", "trimmed", "clipped"] = Field("mean", description="the mean, or a robust centre")
     trim: float = Field(0.1, ge=0, lt=0.5, description="share cut off at each end by the trimmed mean")
+    longest: float = Field(1.0, gt=0, description="longest vector that clipped leaves, in medians of the cohort's norms")
     dropout: float = Field(0.0, ge=0, lt=1, description="probability that a sampled client never answers")
     partial: float = Field(0.0, ge=0, le=1, description="probability that a client does only part of its steps")
 

@@ -8,12 +8,19 @@ from fedflat.algorithms.rate import Schedule
 from fedflat.engines.aggregation import Aggregation
 from fedflat.engines.contract import Training
 from fedflat.engines.plan import Plan, Sampler
+from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 
 
 def training_of(config: Config, algorithm: Algorithm, clients: int) -> Training:
     """How the clients of a config train."""
     t, f = config.training, config.federation
+    needs = [slot.needs_the_mean() for _, slot in algorithm.slots() if slot.needs_the_mean()]
+    if f.aggregation != "mean" and needs:
+        raise UserError(
+            f"federation.aggregation={f.aggregation} has no meaning with {config.algorithm}: {needs[0]}, which only a mean leaves true; "
+            "use mean, or an algorithm whose clients keep no such vectors, such as fedavg or fedmoswa"
+        )
     return Training(
         algorithm,
         Descent(t.weight_decay, t.momentum, t.clip, t.clip_mode),
@@ -21,7 +28,7 @@ def training_of(config: Config, algorithm: Algorithm, clients: int) -> Training:
         Plan(t.batch, t.epochs, t.steps, f.partial),
         config.seed,
         clients,
-        Aggregation(f.weighting, f.aggregation, f.trim),
+        Aggregation(f.weighting, f.aggregation, f.trim, f.longest),
         t.statistics == "own",
     )
 

@@ -59,6 +59,9 @@ class Dyn(Drift):
         a = server["a"] + back.share * back.uniform
         return target + a, kept | {"a": a}
 
+    def needs_the_mean(self) -> str:
+        return "the server's dual is the mean of those that clients keep" if self.dual_scope == "all" or self.all_mean else ""
+
     def may_explode(self) -> str:
         return "FedDyn's dual adds up displacements for ever and may explode when clients differ: clip (training.clip=10) or change alpha"
 

@@ -49,6 +49,9 @@ class Mime(Mimic):
     def extra_passes(self) -> int:
         return 1
 
+    def needs_the_mean(self) -> str:
+        return "every client trains with the mean of the cohort's gradients"
+
     def direction(self, g: Tensor, at: At, gradient: Gradient) -> Tensor:
         assert at.common_gradient is not None
         return self._with_momentum(g - gradient(at.perturbed(at.z)) + at.common_gradient, at)

@@ -47,3 +47,6 @@ class Scaffold(Drift):
 
     def aggregate(self, back: Returned, server: State) -> tuple[Tensor, State]:
         return back.z + back.displacement, {"c": server["c"] + back.share * back.mean["dc"]}
+
+    def needs_the_mean(self) -> str:
+        return "the server's control variate is the mean of those that clients keep"

@@ -63,6 +63,9 @@ class Wmsam(Drift):
             kept["c"] = server["c"] + back.share * back.mean["dc"]
         return back.z + back.displacement, kept
 
+    def needs_the_mean(self) -> str:
+        return "the server's control variate is the mean of those that clients keep" if self.personal else ""
+
     def _signal(self, moved: Tensor, momentum: Tensor) -> Tensor:
         norms = moved.norm() * momentum.norm()
         cosine = (moved @ momentum) / norms.clamp(min=torch.finfo(norms.dtype).tiny)

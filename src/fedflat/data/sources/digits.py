@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +22,7 @@ class Digits(Source):
 
     def read(self, folder: Path) -> Dataset:
         """The digits, with the same test set whatever the seed of an experiment."""
-        from sklearn.datasets import load_digits
-
-        levels, labels = load_digits(return_X_y=True)
+        levels, labels = _published()
         pixels = torch.from_numpy(np.rint(levels * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8))
         is_test = np.zeros(len(labels), dtype=bool)
         for label in range(10):
@@ -32,6 +31,20 @@ class Digits(Source):
         train, test = examples.take(np.flatnonzero(~is_test)), examples.take(np.flatnonzero(is_test))
         mean, std = channel_statistics(train.inputs)
         return Dataset(self.name, train, test, tuple("0123456789"), mean, std)
+
+
+def _published() -> tuple[np.ndarray, np.ndarray]:
+    """Grey levels and labels; from scikit-learn's file, since importing it takes longer than most of what is done with digits."""
+    package = find_spec("sklearn")
+    places = (package.submodule_search_locations if package else None) or []
+    for path in (Path(place) / "datasets" / "data" / "digits.csv.gz" for place in places):
+        if path.is_file():
+            numbers = np.loadtxt(path, dtype=np.uint8, delimiter=",")
+            return numbers[:, :-1].astype(np.float64), numbers[:, -1]
+    from sklearn.datasets import load_digits
+
+    levels, labels = load_digits(return_X_y=True)
+    return levels, labels
 
 
 DIGITS = Digits("digits", "handwritten digits of scikit-learn, 8x8")

@@ -1,0 +1,133 @@
+"""One of five sites attacks: what is refused leaves the model as it would be without that site, and what is not is bounded."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
+
+from flwr.app import Array, ArrayRecord, Message
+
+from fedflat.deploy.server import serve
+from fedflat.experiment.record import Record
+
+from .direct import SMALL, federation_of
+
+SITES, ATTACKER = 5, 4
+SETTINGS: dict[str, Any] = {
+    **SMALL,
+    "algorithm": "fedmoswa",
+    "model": "mlp(hidden=32)",
+    "data.clients": SITES,
+    "data.split": "iid",
+    "federation.per_round": SITES,
+    "training.rounds": 4,
+    "training.steps": 25,
+    "training.rate": 0.2,
+    "evaluation.every": 99,
+    "deploy.timeout": 5.0,
+}
+Arrays = dict[str, np.ndarray]
+Attack = Callable[[Arrays, dict[str, Any]], object]
+"""Changes the arrays and the numbers of an update, in place."""
+
+
+def array(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Attack:
+    def attack(arrays: Arrays, numbers: dict[str, Any]) -> None:
+        arrays[name] = change(arrays[name])
+
+    return attack
+
+
+def number(name: str, value: float) -> Attack:
+    return lambda arrays, numbers: numbers.update({name: value})
+
+
+def poisoned(value: float) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda whole: np.where(np.arange(len(whole)) == 3, value, whole).astype(whole.dtype)
+
+
+REFUSED: dict[str, tuple[Attack, str]] = {
+    "a NaN": (array("displacement", poisoned(math.nan)), "displacement holds NaN"),
+    "an infinity": (array("drift.dm", poisoned(math.inf)), "drift.dm holds infinite numbers"),
+    "a vector too short": (array("displacement", lambda whole: whole[:-1]), r"displacement has shape \(\d+,\), not"),
+    "a matrix": (array("displacement", lambda whole: whole.reshape(2, -1)), r"displacement has shape \(2, \d+\), not"),
+    "another type": (array("displacement", lambda whole: whole.astype(np.float64)), "displacement is float64, not float32"),
+    "a missing vector": (lambda arrays, numbers: arrays.pop("drift.dm"), "it misses drift.dm"),
+    "an unknown vector": (lambda arrays, numbers: arrays.update(hook=np.zeros(3)), "it brings unknown hook"),
+    "a thousandfold step": (array("displacement", lambda whole: whole * 1000), "the norm of displacement is .* more than 30 times"),
+    "a thousandfold step back": (array("displacement", lambda whole: whole * -1000), "the norm of displacement is .* more than 30 times"),
+    "squares that overflow": (array("drift.dm", lambda whole: whole * 1e25), "the norm of drift.dm is"),
+    "a lied sample count": (number("examples", 1e9), "it claims 1e[+]09 examples, but joined with"),
+    "lied steps": (number("steps", 1000), "it claims 1000 steps, but"),
+    "lied rates": (number("rates", 1e-9), "its learning rates add up to 1e-09, not to"),
+    "a loss that is no number": (number("loss", math.nan), "its loss is nan"),
+}
+
+
+def federated(folder: Path, attacks: list[Attack], sites: int = SITES, **more: Any) -> tuple[Record, list[dict[str, Any]]]:
+    """A run of a federation whose last site attacks, in each round as listed; and what the server noted."""
+    settings = {**SETTINGS, **more, "deploy.out": str(folder / "run")}
+    grid = federation_of(folder, settings, sites)
+
+    def tamper(reply: Message) -> Message:
+        asked = grid.sent[-1].metadata
+        if "arrays" in reply.content and asked.dst_node_id == 100 + ATTACKER:
+            _attacked(reply, attacks[int(asked.group_id)])
+        return reply
+
+    grid.tamper = tamper
+    record = serve(grid, settings)
+    return record, [json.loads(line) for line in (folder / "run" / "participation.jsonl").read_text().splitlines()]
+
+
+def _attacked(reply: Message, attack: Attack) -> None:
+    arrays: Mapping[str, Array] = reply.content.array_records["arrays"]
+    changed, numbers = {name: array.numpy().copy() for name, array in arrays.items()}, reply.content.metric_records["numbers"]
+    attack(changed, numbers)
+    reply.content["arrays"] = ArrayRecord({name: Array(array) for name, array in changed.items()})
+
+
+def accuracy(record: Record) -> float:
+    return float(record.history[-1]["test"]["server"]["accuracy"])
+
+
+def test_what_is_refused_does_no_harm(tmp_path: Path) -> None:
+    """In every round another attack; in the end all is, to the bit, as if the attacker had not been there."""
+    more = {"training.rounds": len(REFUSED), "training.steps": 8}
+    record, lines = federated(tmp_path / "with", [attack for attack, _ in REFUSED.values()], **more)
+    without, noted = federated(tmp_path / "without", [], SITES - 1, **more)
+    for line, (name, (_, why)) in zip(lines, REFUSED.items(), strict=True):
+        assert line["accepted"] == [0, 1, 2, 3], name
+        assert re.search(why, line["refused"][str(ATTACKER)]), line
+    assert all(line["missing"] == {str(ATTACKER): "its node is not there"} for line in noted)
+    assert torch.equal(record.models["server"].weights, without.models["server"].weights)
+    assert accuracy(record) == accuracy(without)
+    assert accuracy(record) > 0.85
+
+
+def test_what_would_happen_without_looking(tmp_path: Path) -> None:
+    """The same step back, let through: one site of five ruins the model."""
+    attack = REFUSED["a thousandfold step back"][0]
+    assert accuracy(federated(tmp_path, [attack] * 4, **{"deploy.bound": 1e9})[0]) < 0.3
+
+
+@pytest.mark.parametrize("centre", ["mean", "median", "trimmed", "clipped"])
+def test_a_lie_within_all_bounds_is_bounded_by_a_robust_centre(centre: str, tmp_path: Path) -> None:
+    """Twenty times the update, backwards: no norm gives it away."""
+
+    def back(arrays: Arrays, numbers: dict[str, Any]) -> None:
+        arrays.update({name: -20 * one for name, one in arrays.items()})
+
+    record, lines = federated(tmp_path, [back] * 4, **{"federation.aggregation": centre, "federation.trim": 0.2})
+    assert all(line["accepted"] == list(range(SITES)) for line in lines)
+    assert accuracy(record) < 0.3 if centre == "mean" else accuracy(record) > 0.85

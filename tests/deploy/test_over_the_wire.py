@@ -1,0 +1,152 @@
+"""A federation with TLS and node keys, each node behind a proxy: who is let in, how many bytes pass, and what a cut does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
+
+from fedflat.algorithms import algorithm
+from fedflat.deploy import client_app
+from fedflat.deploy.certificates import write_certificates
+from fedflat.deploy.project import write_project
+from fedflat.deploy.server import serve
+from fedflat.experiment.folder import RunFolder
+from fedflat.experiment.record import load_record
+from fedflat.experiment.run import CHECKPOINT
+
+from .direct import DirectGrid, node
+from .processes import RealFederation, free_port, real_federation, rounds_done
+
+pytestmark = pytest.mark.slow
+
+SITES = 2
+PLUG = '''
+import torch
+from fedflat.data import Dataset, Examples
+
+def site_data(number):
+    """Pictures of CIFAR's shape, so that the model is as large as in the papers."""
+    draws = torch.Generator().manual_seed(number)
+    def some(count):
+        pictures = torch.randint(0, 256, (count, 3, 32, 32), generator=draws, dtype=torch.uint8)
+        return Examples(pictures, torch.randint(0, 10, (count,), generator=draws))
+    return Dataset("pictures", some(8), some(4), tuple("abcdefghij"), mean=(0.5,) * 3, std=(0.25,) * 3)
+
+def held_out():
+    return site_data(99)
+
+model = None
+'''
+SETTINGS: dict[str, Any] = {
+    "model": "cnn",
+    "seed": 0,
+    "data.clients": SITES,
+    "data.split": "iid",
+    "federation.per_round": SITES,
+    "training.epochs": 1,
+    "training.batch": 4,
+    "training.rate": 0.01,
+    "deploy.minimum": SITES,
+    "deploy.wait": 60.0,
+    "deploy.timeout": 40.0,
+    "deploy.score": False,
+}
+LIKE_THE_CARD = 0.05
+"""The share by which bytes on the wire may differ from those of the card."""
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFederation]:
+    """Two sites that are registered; and three strangers, who say that they are the second of them."""
+    folder = tmp_path_factory.mktemp("wire")
+    write_project(folder / "sites", "fedavg", SITES)
+    (folder / "sites" / "sites" / "plug.py").write_text(PLUG)
+    other = folder / "other"
+    write_certificates(other, ["127.0.0.1"], sites=1, days=1)
+    with real_federation(folder / "processes", SITES, tls=True, proxied=True) as found:
+        assert found.certificates is not None
+        right, key = ["--root-certificates", str(found.certificates / "ca.crt")], "--auth-supernode-private-key"
+        strangers = {
+            "another-authority": ["--root-certificates", str(other / "ca.crt"), key, str(found.certificates / "site-1.key")],
+            "another-key": [*right, key, str(other / "site-0.key")],
+            "no-key": right,
+        }
+        for name, trust in strangers.items():
+            found.start_node(1, name, trust, free_port())
+        yield found
+
+
+@pytest.mark.parametrize("text", ["fedavg", "fedmoswa"])
+def test_bytes_on_the_wire_are_those_of_the_card_and_a_cut_changes_nothing(text: str, federation: RealFederation, tmp_path: Path) -> None:
+    """All bytes of the second round, TLS, headers and polls too; in the first, Flower spares itself repetitions in vectors of zeros."""
+    cut = text == "fedmoswa"
+    out = federation.folder / text
+    settings = {**SETTINGS, "algorithm": text, "training.rounds": 4 if cut else 2, "deploy.out": str(out)}
+    federation.start_run(federation.folder.parent / "sites", settings)
+    start, end = after_round(federation, out, 1), after_round(federation, out, 2)
+    if cut:
+        cut_off_and_mend(federation, number=0)
+    federation.until(lambda: rounds_done(out) == settings["training.rounds"] and load_record(out).status == "finished", 120)
+
+    record, chosen = load_record(out), algorithm(text)
+    weights = RunFolder(out).read_tensors("model.safetensors")[0]
+    size = sum(tensor.numel() for tensor in weights.values())
+    assert size == 797_962
+    for proxy in federation.proxies:
+        for passed, card in zip(proxy.bytes_between(start, end), (chosen.floats_down(size), chosen.floats_up(size)), strict=True):
+            assert abs(passed / (4 * card) - 1) <= LIKE_THE_CARD, (passed, 4 * card)
+
+    lines = [json.loads(line) for line in (out / "participation.jsonl").read_text().splitlines()]
+    assert [(line["round"], line["accepted"]) for line in lines] == [(round, [0, 1]) for round in range(settings["training.rounds"])]
+    expected = undisturbed(settings, tmp_path)
+    assert record.history == expected.history
+    for name, tensor in expected.folder.read_tensors("model.safetensors")[0].items():
+        assert torch.equal(weights[name], tensor), name
+
+
+def after_round(federation: RealFederation, out: Path, rounds: int) -> float:
+    """When the checkpoint after so many rounds was written: before it is all that belongs to them, after it all that does not."""
+    federation.until(lambda: rounds_done(out) == rounds, 120)
+    return (out / CHECKPOINT).stat().st_mtime
+
+
+def cut_off_and_mend(federation: RealFederation, number: int) -> None:
+    """Cut a node off while it works on a message, until it has noticed."""
+    name, before = f"node-{number}", federation.log(f"node-{number}").count("Received successfully")
+    federation.until(lambda: federation.log(name).count("Received successfully") > before, 60)
+    tries = federation.log(name).count("Connection attempt failed")
+    federation.proxies[number].cut()
+    federation.until(lambda: federation.log(name).count("Connection attempt failed") > tries, 60)
+    federation.proxies[number].mend()
+
+
+def undisturbed(settings: dict[str, Any], folder: Path) -> Any:
+    """The same federation inside this process."""
+    plug: dict[str, Any] = {}
+    exec(PLUG, plug)
+    settings = {**settings, "deploy.out": str(folder / "run")}
+    grid = DirectGrid([node(folder, settings, number) for number in range(SITES)], client_app(plug["site_data"]))
+    return serve(grid, settings, plug["held_out"]())
+
+
+def test_strangers_get_nothing(federation: RealFederation) -> None:
+    """They end, with a reason; nothing was sent to them."""
+    reasons = {
+        "another-authority": "CERTIFICATE_VERIFY_FAILED",
+        "another-key": "Failed to activate SuperNode",
+        "no-key": "SuperNode authentication is enabled",
+    }
+    for name, why in reasons.items():
+        assert federation.processes[name].wait(60) != 0
+        said = federation.log(name)
+        assert why in said, said
+        assert "SuperNode ID" not in said
+        assert "Receiving" not in said
+        assert not (federation.folder / name).exists()

@@ -1,0 +1,78 @@
+"""Robust centres: closed forms, what they resist, and where they are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fedflat.algorithms import algorithm
+from fedflat.algorithms.table import NAMED
+from fedflat.engines.aggregation import Aggregation, uniform
+from fedflat.errors import UserError
+from fedflat.experiment.config import config
+from fedflat.experiment.run import Run
+from fedflat.experiment.training import training_of
+
+ROWS = torch.tensor([[1.0, 5.0], [2.0, -4.0], [3.0, 0.0], [1e6, 1.0]])
+REFUSED = {"scaffold", "feddyn", "mime", "mime-sgdm", "fedgamma", "fedspeed", "fedsmoo", "fedlesam-s", "fedlesam-d", "fedwmsam"}
+"""Where a server vector is the mean of vectors that clients keep, or clients train with a mean."""
+
+
+def test_median_and_trimmed_mean_are_taken_coordinate_by_coordinate() -> None:
+    even, four = uniform(4), [7, 1, 1, 1]
+    assert Aggregation(centre="median").combine(ROWS, even).tolist() == [2.5, 0.5]
+    assert Aggregation(centre="median").combine(ROWS[:3], uniform(3)).tolist() == [2.0, 0.0]
+    assert Aggregation(centre="trimmed", trim=0.25).combine(ROWS, even).tolist() == [2.5, 0.5]
+    assert Aggregation(centre="trimmed", trim=0.2).combine(ROWS, even).tolist() == ROWS.mean(0).tolist()
+    for centre in ("median", "trimmed"):
+        one = Aggregation(centre=centre)  # type: ignore[arg-type]
+        assert torch.equal(one.combine(ROWS, even), one.combine(ROWS, torch.tensor(four) / 10)), "all clients weigh alike"
+
+
+def test_clipping_shortens_what_is_longer_than_the_median_and_nothing_else() -> None:
+    rows = torch.tensor([[3.0, 4.0], [0.0, 1.0], [300.0, 400.0]])  # of norms 5, 1 and 500
+    clipped = Aggregation(centre="clipped").combine(rows, uniform(3))
+    assert torch.allclose(clipped, torch.tensor([[3.0, 4.0], [0.0, 1.0], [3.0, 4.0]]).mean(0))
+    doubled = Aggregation(centre="clipped", longest=2.0).combine(rows, [0.5, 0.25, 0.25])
+    assert torch.allclose(doubled, 0.5 * rows[0] + 0.25 * rows[1] + 0.25 * rows[2] / 50)
+    assert Aggregation(centre="clipped").combine(torch.zeros(3, 2), uniform(3)).tolist() == [0.0, 0.0]
+
+
+def test_a_median_of_more_numbers_than_torch_takes_quantiles_of() -> None:
+    rows = torch.arange(3.0)[:, None].expand(3, 6_000_000)
+    assert Aggregation(centre="median").combine(rows, uniform(3)).unique().tolist() == [1.0]
+
+
+@pytest.mark.parametrize("text", NAMED)
+def test_a_robust_centre_is_refused_where_it_has_no_meaning(text: str) -> None:
+    wanted = config({"algorithm": text, "federation": {"aggregation": "median"}})
+    if text in REFUSED:
+        with pytest.raises(UserError, match=r"federation\.aggregation=median has no meaning with .*: .*; use mean"):
+            training_of(wanted, algorithm(text), 10)
+    else:
+        assert training_of(wanted, algorithm(text), 10).aggregation.centre == "median"
+
+
+@pytest.mark.parametrize("centre", ["median", "trimmed", "clipped"])
+@pytest.mark.parametrize("text", ["fedcm", "fedmoswa", "fedavgm+sam", "adabest"])
+def test_a_cohort_of_one_is_its_own_centre(text: str, centre: str) -> None:
+    """In every slot that takes a centre, and through whole rounds."""
+
+    def weights(**more: Any) -> torch.Tensor:
+        run = Run(
+            config(
+                {
+                    "algorithm": text,
+                    "model": "mlp(hidden=4)",
+                    "data": {"clients": 1, "split": "iid"},
+                    "federation": {"per_round": 1, **more},
+                    "training": {"rounds": 2, "steps": 2, "rate": 0.05},
+                    "engine": {"workers": 1, "device": "cpu"},
+                }
+            )
+        )
+        return run.go().models["server"].weights
+
+    assert torch.allclose(weights(aggregation=centre, trim=0.0), weights(), atol=1e-7)
