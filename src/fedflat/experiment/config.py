@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.observation.what import DEFAULT, WHAT, flatness_values, wanted_names
+from fedflat.text import underscored
 
 FORMAT: Literal[1] = 1
 """The version of run folders and configs."""
@@ -60,6 +61,11 @@ class Data(Section):
     clients: int | None = Field(50, ge=1, description="number of clients; null where the split decides it itself")
     validation: float = Field(0.0, ge=0, lt=1, description="share of the training examples held out for validation")
     augmentation: str = Field("none", description="for example crop-flip, mixup, cutout, joined by +")
+
+    @field_validator("name")
+    @classmethod
+    def _with_underscores(cls, text: str) -> str:
+        return text if ":" in text.partition("(")[0] else underscored(text)  # what the user brought keeps its name
 
 
 class Federation(Section):
