@@ -3,6 +3,8 @@
 from fedflat.data.arrays import from_arrays
 from fedflat.data.augment import AUGMENTATIONS, Augmentation, augmentation, normalise
 from fedflat.data.dataset import IGNORED, Dataset, Examples, describe
+from fedflat.data.dialects.listed import listed
+from fedflat.data.flower import from_flower
 from fedflat.data.folder import data_folder
 from fedflat.data.mapped import MappedTensor, open_mapped
 from fedflat.data.registry import DATASETS, OWN, canonical_dataset, dataset_source, fetch, load, load_corruptions, names, verify
@@ -34,8 +36,10 @@ __all__ = [
     "fetch",
     "fixes_clients",
     "from_arrays",
+    "from_flower",
     "from_torch",
     "full_split",
+    "listed",
     "load",
     "load_corruptions",
     "names",
