@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -22,6 +23,9 @@ from fedflat.errors import UserError
 
 INSTALL = "pip install 'fedflat[hub]'"
 POSITION = "position"
+PLAIN = (bool, int, float, str, list)
+MOST_SAID = 200
+"""How much of what Flower says is passed on."""
 
 
 @runtime_checkable
@@ -61,10 +65,11 @@ def _divided(partitioner: Partitioner, data: Dataset) -> list[IntArray]:
         parts = [partitioner.load_partition(number) for number in range(partitioner.num_partitions)]
         return [np.asarray(part[POSITION], dtype=np.int64) for part in parts]
     except Exception as error:  # Flower raises whatever its partitioners ran into
-        why = " ".join(str(error).split())
+        why = " ".join(str(error).split())[:MOST_SAID]
+        known = ", ".join(name for name in columns if name != POSITION)
         raise UserError(
             f"{type(partitioner).__name__} cannot divide {data.name} ({why}); "
-            f"the columns that it may name are {', '.join(columns)}, and each partitioner divides one data set only"
+            f"the columns that it may name are {known}, and each partitioner divides one data set once"
         ) from error
 
 
@@ -86,5 +91,7 @@ def _table(columns: dict[str, Any]) -> Any:
 
 def _described(partitioner: Partitioner) -> dict[str, Any]:
     """A partitioner in plain values, for whoever reads the file: its name and the parameters that it was made with."""
-    plain = {name.lstrip("_"): value for name, value in vars(partitioner).items() if isinstance(value, (bool, int, float, str))}
-    return {"name": type(partitioner).__name__, **plain}
+    has = vars(partitioner)
+    made_with = {name: has.get(f"_{name}", has.get(f"_initial_{name}")) for name in inspect.signature(type(partitioner)).parameters}
+    plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in made_with.items()}
+    return {"name": type(partitioner).__name__, **{name: value for name, value in plain.items() if isinstance(value, PLAIN)}}

@@ -170,7 +170,9 @@ class Config(Section):
     format: Literal[1] = Field(FORMAT, description="version of this file's format")
     algorithm: str = Field("fedavg", description="algorithm, as name(parameter=value)+part(parameter=value)")
     model: str = Field("mlp", description="model, as name(parameter=value)")
-    init: Path | None = Field(None, description="weights to start from, a .safetensors file; default: fresh ones, drawn by the seed")
+    init: Path | None = Field(
+        None, description="weights to start from, .safetensors or a state_dict (.pt); default: fresh ones, drawn by the seed"
+    )
     init_head: Literal["given", "fresh"] = Field("given", description="the last linear layer: from init, or fresh, for other classes")
     init_rounds: int = Field(
         0, ge=0, description="rounds that the weights of init have behind them; rates, cohorts and batches go on from there"
