@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedflat.data import Dataset, from_clients, from_flower
 from fedflat.data import load as load_data
-from fedflat.data.flower import Partitioner
+from fedflat.data.flower import is_partitioner
 from fedflat.data.per_client import Pair
 from fedflat.engines.task import OwnLoss, Task
 from fedflat.errors import UserError
@@ -215,7 +215,7 @@ def _prepared(
     """The config, and the user's own objects; names go to the settings, and a partitioner of Flower becomes the text of a split."""
     settings |= {name: value for name, value in (("data", data), ("model", model)) if isinstance(value, str)}
     own_data, own_model = None if isinstance(data, str) else data, None if isinstance(model, str) else model
-    if isinstance(settings.get("split"), Partitioner):
+    if is_partitioner(settings.get("split")):
         meant = make_config(base, {**settings, "split": "centralised"}).data
         settings["split"] = from_flower(settings["split"], own_data or load_data(meant.name, meant.folder))
     return custom(make_config(base, settings), own_data, own_model), {"data": own_data, "model": own_model}

@@ -34,11 +34,13 @@ def export(
     """
     from fedflat.experiment.export import ENDINGS, format_of
     from fedflat.experiment.record import model_file
+    from fedflat.experiment.reopening import require_model
     from fedflat.experiment.snapshots import snapshot_file
     from fedflat.report.result import Result
 
     kind = format_of(out, format) if out is not None else format_of(Path("model.pt"), format)
     result = Result.load(folder)
+    model = require_model(result.record, model)
     if out is None:
         own = Path(model_file(model) if rounds is None else snapshot_file(model, rounds)).name
         ending = next(ending for ending, known in ENDINGS.items() if known == kind)

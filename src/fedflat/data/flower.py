@@ -11,7 +11,7 @@ import importlib.util
 import inspect
 import os
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
@@ -28,7 +28,6 @@ MOST_SAID = 200
 """How much of what Flower says is passed on."""
 
 
-@runtime_checkable
 class Partitioner(Protocol):
     """What fedflat asks of a partitioner of ``flwr_datasets``."""
 
@@ -42,6 +41,11 @@ class Partitioner(Protocol):
     def load_partition(self, partition_id: int) -> Any:
         """The part of the table that one client has."""
         ...
+
+
+def is_partitioner(value: object) -> TypeGuard[Partitioner]:
+    """Whether a value is a partitioner; its data set is not asked for, since a fresh one has none."""
+    return hasattr(type(value), "load_partition")
 
 
 def from_flower(partitioner: Partitioner, data: str | Dataset, folder: str | Path | None = None) -> str:

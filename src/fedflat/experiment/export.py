@@ -83,6 +83,11 @@ def write_onnx(path: Path, network: nn.Module, data: Dataset, about: Mapping[str
         ) from error
     assert program is not None
     proto = program.model_proto
+    if not proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param:
+        raise UserError(
+            "this model fixes the size of its batches, so that its graph would take no other; "
+            "let its forward take the size from x.shape[0], not from len(x)"
+        )
     known = {**about, "mean": list(data.mean), "std": list(data.std), "classes": list(data.classes)}
     proto.metadata_props.add(key="fedflat", value=json.dumps(known))
     create_folder(path.parent)

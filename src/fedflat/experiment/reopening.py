@@ -57,11 +57,13 @@ def _without_the_start(record: Record, config: Config, network: nn.Module | None
     return config.model_copy(update={"init": written, "init_head": "given"}) if written is not None and written.exists() else config
 
 
-def require_model(record: Record, name: str) -> None:
-    """Refuse a name by which no model of a run is known."""
+def require_model(record: Record, name: str) -> str:
+    """The full name of a model of a run: ``wima`` is enough where there is one ``wima(window=50)``; others are refused."""
     known = record.models or record.evaluated
-    if name not in known:
+    alike = [full for full in known if full == name] or [full for full in known if full.partition("(")[0] == name]
+    if len(alike) != 1:
         raise one_of("model of this run", name, known)
+    return alike[0]
 
 
 def primary_model(record: Record) -> str:

@@ -77,7 +77,7 @@ class Result:
 
     def state_dict(self, model: str = "server", *, rounds: int | None = None) -> dict[str, Tensor]:
         """The tensors of one of the run's models by name, as torch has them; with ``rounds``, as it was kept after so many."""
-        require_model(self.record, model)
+        model = require_model(self.record, model)
         if self.record.folder is not None or rounds is not None:
             return written_tensors(self.record, model, rounds)
         problem, _ = reopen(self.record)
@@ -96,7 +96,7 @@ class Result:
 
         ``data`` and ``network`` are those of the run where they were your own and it was made in another process.
         """
-        require_model(self.record, name)
+        name = require_model(self.record, name)
         network = network or self.record.own.get("model")
         if network is None and self.config.model.partition(":")[0] == CUSTOM:
             raise UserError(f"this run used a model of your own ({self.config.model}); pass it again: result.model(network=...)")
@@ -125,7 +125,7 @@ class Result:
 
         path = Path(path)
         kind = format_of(path, format)
-        require_model(self.record, model)
+        model = require_model(self.record, model)
         about = {"model": self.config.model, "name": model, "rounds": rounds if rounds is not None else self.history[-1]["round"]}
         about |= {"algorithm": self.config.algorithm, "data": self.config.data.name}
         if kind == "onnx":

@@ -68,7 +68,7 @@ class Afterwards:
         return state_of(self.record, name, self.problem, None if rounds == self.ended and self._has_last(name) else rounds)
 
     def _rounds_of(self, name: str) -> list[int]:
-        require_model(self.record, name)
+        name = require_model(self.record, name)
         return self.model_rounds(name)
 
     def _has_last(self, name: str) -> bool:
