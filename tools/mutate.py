@@ -140,25 +140,39 @@ def chosen(seed: int, count: int) -> list[Change]:
 
 
 def noticed_by(change: Change) -> str | None:
-    """The first test that fails after a change; none where it survives."""
+    """The first test that fails after a change and not without it; none where it survives."""
     folder = change.file.relative_to(SOURCE).parts[0]
     with tempfile.TemporaryDirectory() as name:
         tree = Path(name)
-        for part in ("src", "tests", "docs", "examples", "studies"):
-            shutil.copytree(ROOT / part, tree / part, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-        for part in ("pyproject.toml", "README.md"):
-            shutil.copy(ROOT / part, tree / part)
+        _copy(tree)
+        before = (tree / change.file).read_bytes()
         change.made_in(tree)
-        command = [sys.executable, "-m", "pytest", *TESTS[folder], "-x", "-q", "-p", "no:cacheprovider", "--no-header"]
-        environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
-        try:
-            done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
-        except subprocess.TimeoutExpired:
-            return f"nothing ends within {LIMIT} s"
+        failed = _first_failure(tree, TESTS[folder])
+        (tree / change.file).write_bytes(before)
+        if failed is not None and "::" in failed and _first_failure(tree, (failed,)) is not None:
+            sys.exit(f"{failed} fails without any change; mend it first")
+    return failed
+
+
+def _copy(tree: Path) -> None:
+    for part in ("src", "tests", "docs", "examples", "studies"):
+        shutil.copytree(ROOT / part, tree / part, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for file in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / file, tree / file)
+
+
+def _first_failure(tree: Path, tests: tuple[str, ...]) -> str | None:
+    """The first test that fails in a tree, or why there is no saying which."""
+    command = [sys.executable, "-m", "pytest", *tests, "-x", "-q", "-p", "no:cacheprovider", "--no-header"]
+    environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
+    except subprocess.TimeoutExpired:
+        return f"nothing ends within {LIMIT} s"
     if done.returncode == 0:
         return None
     failed = re.search(r"^(FAILED|ERROR) (.*?)( - .*)?$", done.stdout, re.MULTILINE)
-    return failed[2] if failed else f"pytest ends with {done.returncode}: {done.stdout[-300:]}"
+    return failed[2] if failed else f"pytest ends with {done.returncode}"
 
 
 def main() -> None:
