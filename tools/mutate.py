@@ -25,11 +25,17 @@ ROOT = Path(__file__).parents[1]
 SOURCE = Path("src/fedflat")
 TESTS: dict[str, tuple[str, ...]] = {
     "algorithms": ("tests/test_golden.py", "tests/algorithms", "tests/test_reference.py", "tests/testing", "src/fedflat/algorithms"),
-    "averaging": ("tests/test_golden.py", "tests/reference", "tests/algorithms", "src/fedflat/averaging", "tests/experiment"),
-    "engines": ("tests/test_golden.py", "tests/engines", "tests/algorithms", "src/fedflat/engines", "tests/experiment", "tests/cluster"),
-    "flatness": ("tests/flatness", "src/fedflat/flatness", "tests/cli", "tests/experiment"),
+    "averaging": ("tests/test_golden.py", "tests/algorithms", "tests/reference", "tests/experiment/test_run.py", "src/fedflat/averaging"),
+    "engines/ray": ("tests/cluster", "src/fedflat/engines"),
+    "engines": ("tests/test_golden.py", "tests/engines", "tests/experiment/test_run.py", "tests/algorithms", "src/fedflat/engines"),
+    "flatness": (
+        "tests/flatness",
+        "src/fedflat/flatness",
+        "tests/experiment/test_in_run_flatness.py",
+        "tests/experiment/test_afterwards.py",
+    ),
 }
-"""Which tests belong to which folder, those that are likely to notice first."""
+"""Which tests belong to which files, those that are likely to notice first; the first beginning that fits counts."""
 TEXTS = ("cards.py", "__init__.py")
 """Files without arithmetic."""
 LIMIT = 1800
@@ -129,7 +135,7 @@ def _is_text(node: ast.AST) -> bool:
 def chosen(seed: int, count: int) -> list[Change]:
     """So many changes on random lines of all folders, one on each line."""
     by_line: dict[tuple[Path, int], list[Change]] = {}
-    for folder in TESTS:
+    for folder in sorted({beginning.partition("/")[0] for beginning in TESTS}):
         for path in sorted((ROOT / SOURCE / folder).rglob("*.py")):
             if path.name not in TEXTS:
                 file = path.relative_to(ROOT)
@@ -141,13 +147,14 @@ def chosen(seed: int, count: int) -> list[Change]:
 
 def noticed_by(change: Change) -> str | None:
     """The first test that fails after a change and not without it; none where it survives."""
-    folder = change.file.relative_to(SOURCE).parts[0]
+    inside = change.file.relative_to(SOURCE).as_posix()
+    tests = next(tests for beginning, tests in TESTS.items() if inside.startswith(beginning))
     with tempfile.TemporaryDirectory() as name:
         tree = Path(name)
         _copy(tree)
         before = (tree / change.file).read_bytes()
         change.made_in(tree)
-        failed = _first_failure(tree, TESTS[folder])
+        failed = _first_failure(tree, tests)
         (tree / change.file).write_bytes(before)
         if failed is not None and "::" in failed and _first_failure(tree, (failed,)) is not None:
             sys.exit(f"{failed} fails without any change; mend it first")
