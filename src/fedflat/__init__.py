@@ -56,8 +56,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "flatness":
-        return importlib.import_module("fedflat.flatness")
+    if name in ("data", "flatness", "testing"):
+        return importlib.import_module(f"fedflat.{name}")
     if name in _WHERE:
         return getattr(importlib.import_module(_WHERE[name]), name)
     raise AttributeError(f"module 'fedflat' has no attribute '{name}'")

@@ -19,9 +19,9 @@ from fedflat.data.dataset import Dataset
 from fedflat.data.dialects.dialect import IntArray
 from fedflat.data.dialects.listed import listed
 from fedflat.data.registry import load
+from fedflat.data.sources.hub import INSTALL
 from fedflat.errors import UserError
 
-INSTALL = "pip install 'fedflat[hub]'"
 POSITION = "position"
 PLAIN = (bool, int, float, str, list)
 MOST_SAID = 200
