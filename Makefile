@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test lint docs tables-small clean
+.PHONY: demo test lint docs package coverage lock tables-small clean
 
 demo: .venv/installed
 	$(BIN)/fedflat compare "fedavg+wima(window=20)" fedsam scaffold fedswa fedmoswa --rounds 60 --seeds 3 --target 0.9 --out demo
@@ -12,8 +12,8 @@ test: .venv/installed lint
 	$(BIN)/pytest -n 2
 
 lint: .venv/installed
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests tools notebooks
+	$(BIN)/ruff format --check src tests tools notebooks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
@@ -25,6 +25,18 @@ tables-small: .venv/installed
 docs: .venv/installed
 	$(BIN)/pip install -q -c constraints.txt -e ".[docs]"
 	$(BIN)/mkdocs build --strict
+
+package: .venv/installed
+	$(BIN)/python tools/check_package.py
+
+coverage: .venv/installed
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+lock:
+	$(PYTHON) tools/lock.py
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -14,9 +14,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from fedflat.algorithms import Algorithm, algorithm, canonical, register
-    from fedflat.api import compare, load, resume, run, sweep
+    from fedflat.api import Rounds, compare, load, resume, rounds, run, sweep
     from fedflat.errors import UserError
     from fedflat.experiment.callback import Callback
+    from fedflat.experiment.stepwise import Round
 
 # Imported when first used, so that importing fedflat costs no more than importing torch.
 _WHERE = {
@@ -27,6 +28,9 @@ _WHERE = {
     "load": "fedflat.api",
     "register": "fedflat.algorithms",
     "resume": "fedflat.api",
+    "Round": "fedflat.experiment.stepwise",
+    "Rounds": "fedflat.api",
+    "rounds": "fedflat.api",
     "run": "fedflat.api",
     "sweep": "fedflat.api",
     "UserError": "fedflat.errors",
@@ -35,6 +39,8 @@ _WHERE = {
 __all__ = [
     "Algorithm",
     "Callback",
+    "Round",
+    "Rounds",
     "UserError",
     "__version__",
     "algorithm",
@@ -43,14 +49,15 @@ __all__ = [
     "load",
     "register",
     "resume",
+    "rounds",
     "run",
     "sweep",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "flatness":
-        return importlib.import_module("fedflat.flatness")
+    if name in ("data", "flatness", "testing"):
+        return importlib.import_module(f"fedflat.{name}")
     if name in _WHERE:
         return getattr(importlib.import_module(_WHERE[name]), name)
     raise AttributeError(f"module 'fedflat' has no attribute '{name}'")

@@ -1,15 +1,19 @@
-"""fedflat from Python: run, compare, sweep, resume, load."""
+"""fedflat from Python: run, rounds, compare, sweep, resume, load."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from fedflat.data import Dataset
-from fedflat.engines.task import Task
+from fedflat.data import Dataset, from_clients, from_flower
+from fedflat.data import load as load_data
+from fedflat.data.flower import is_partitioner
+from fedflat.data.per_client import Pair
+from fedflat.engines.task import OwnLoss, Task
 from fedflat.errors import UserError
 from fedflat.experiment import compare as comparing
 from fedflat.experiment.callback import Callback
@@ -19,6 +23,7 @@ from fedflat.experiment.federation import custom
 from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.observation.what import flatness_values
 from fedflat.experiment.run import Run
+from fedflat.experiment.stepwise import Round
 from fedflat.experiment.stopping import OVER
 from fedflat.report.result import Comparison, Result
 
@@ -57,11 +62,86 @@ def run(
     **settings: Any,
 ) -> Result:
     """Run one experiment. Settings have short names (``rounds=50``) or full ones (``training__decay=0.998``)."""
-    own = _own(data, model, settings)
     if algorithm is not None:
         settings["algorithm"] = algorithm
-    made = custom(make_config(base, settings), own["data"], own["model"])
+    made, own = _prepared(base, data, model, settings)
     return Result(Run(made, Path(out) if out else None, task=task, callbacks=tuple(callbacks), **own).go())
+
+
+class Rounds(Iterator[Round]):
+    """The rounds of a run, each trained when it is asked for; leaving the loop pauses the run, and another loop over it goes on."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._steps = run.steps()
+        weakref.finalize(self, self._steps.close)  # also where a script ends within the loop, before torch is taken apart
+
+    def __next__(self) -> Round:
+        next(self._steps)
+        return Round.of(self.run)
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One record per evaluation so far, that before the first round included."""
+        return self.run.history
+
+    def close(self) -> None:
+        """Leave off: a run with a folder writes its models and can be resumed."""
+        self._steps.close()
+
+    def result(self) -> Result:
+        """The run as a result; rounds that are left are not trained any more."""
+        self.close()
+        if self.run.record is None:
+            raise UserError("no round was trained, so there is no result; go through some rounds first")
+        return Result(self.run.record)
+
+
+def rounds(
+    algorithm: str | None = None,
+    model: str | nn.Module | None = None,
+    clients_data: Sequence[Pair] | None = None,
+    test_data: Pair | None = None,
+    *,
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+    base: str | Path | Config | None = None,
+    out: str | Path | None = None,
+    data: str | Dataset | None = None,
+    task: Task | None = None,
+    callbacks: Sequence[Callback] = (),
+    **settings: Any,
+) -> Rounds:
+    """One experiment, a round at a time, for a loop of your own: ``for round in fedflat.rounds("fedmoswa", module, clients, test)``.
+
+    ``clients_data`` is a pair (inputs, targets) for each client and ``test_data`` one for all; instead of them ``data`` and ``split`` name
+    a data set, as in ``run``. ``loss`` is a function of outputs and targets that gives the mean over a batch. It is the same run, so that
+    the same settings give the same model.
+
+    >>> import torch
+    >>> clients = [(torch.randn(20, 4) + label, torch.full((20,), label)) for label in (0, 1)]
+    >>> for round in rounds("fedavg", torch.nn.Linear(4, 2), clients, rounds=3, workers=1):
+    ...     print(round.number, round.cohort)
+    1 (0, 1)
+    2 (0, 1)
+    3 (0, 1)
+    """
+    if algorithm is not None:
+        settings["algorithm"] = algorithm
+    if clients_data is not None:
+        if data is not None:
+            raise UserError("clients_data and data are two data sets; pass one of them")
+        data = from_clients(clients_data, test_data)
+        settings |= {"split": "natural", "clients": len(clients_data)}
+        if base is None:
+            settings.setdefault("per_round", min(Config().federation.per_round, len(clients_data)))
+    elif test_data is not None:
+        raise UserError("test_data belongs to clients_data, which is missing; a data set by name has a test set of its own")
+    if loss is not None:
+        if task is not None:
+            raise UserError("a task has a loss of its own; pass loss= or task=, not both")
+        task = OwnLoss(function=loss)
+    made, own = _prepared(base, data, model, settings)
+    return Rounds(Run(made, Path(out) if out else None, task=task, callbacks=tuple(callbacks), **own))
 
 
 def compare(
@@ -78,8 +158,7 @@ def compare(
     **settings: Any,
 ) -> Comparison:
     """Run several algorithms on the same splits, cohorts and batches, for several seeds; ``jobs`` of them at a time."""
-    own = _own(data, model, settings)
-    made = custom(make_config(base, settings), own["data"], own["model"])
+    made, own = _prepared(base, data, model, settings)
     chosen = range(seeds) if isinstance(seeds, int) else seeds
     return Comparison(comparing.compare(made, algorithms, chosen, Path(out) if out else None, tuple(callbacks), jobs, task=task, **own))
 
@@ -130,10 +209,13 @@ def load(folder: str | Path) -> Result:
     return Result.load(folder)
 
 
-def _own(data: str | Dataset | None, model: str | nn.Module | None, settings: dict[str, Any]) -> dict[str, Any]:
-    """The user's own objects; names go to the settings instead."""
-    if isinstance(data, str):
-        settings["data"] = data
-    if isinstance(model, str):
-        settings["model"] = model
-    return {"data": None if isinstance(data, str) else data, "model": None if isinstance(model, str) else model}
+def _prepared(
+    base: str | Path | Config | None, data: str | Dataset | None, model: str | nn.Module | None, settings: dict[str, Any]
+) -> tuple[Config, dict[str, Any]]:
+    """The config, and the user's own objects; names go to the settings, and a partitioner of Flower becomes the text of a split."""
+    settings |= {name: value for name, value in (("data", data), ("model", model)) if isinstance(value, str)}
+    own_data, own_model = None if isinstance(data, str) else data, None if isinstance(model, str) else model
+    if is_partitioner(settings.get("split")):
+        meant = make_config(base, {**settings, "split": "centralised"}).data
+        settings["split"] = from_flower(settings["split"], own_data or load_data(meant.name, meant.folder))
+    return custom(make_config(base, settings), own_data, own_model), {"data": own_data, "model": own_model}

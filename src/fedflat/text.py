@@ -131,6 +131,16 @@ def show(name: str, values: Mapping[str, Value]) -> str:
     return f"{name}({inside})" if inside else name
 
 
+def underscored(text: str) -> str:
+    """A text whose name is written with underscores, where it was written with hyphens.
+
+    >>> underscored("fashion-mnist"), underscored("images(path=my-folder)")
+    ('fashion_mnist', 'images(path=my-folder)')
+    """
+    name, bracket, rest = text.partition("(")
+    return name.replace("-", "_") + bracket + rest
+
+
 def choices(spec: object, name: str) -> tuple[Value, ...]:
     """The words a parameter admits, when its type is a Literal."""
     kind = _kinds(spec if isinstance(spec, type) else type(spec))[name]
@@ -148,7 +158,7 @@ def _checked(spec: object, field: dataclasses.Field[Any], value: Value, what: st
     where = f"{what}: {field.name}={write_value(value)}"
     allowed = choices(spec, field.name)
     if allowed:
-        if value not in allowed:
+        if not any(value == one and type(value) is type(one) for one in allowed):  # 1, 1.0 and true are equal to Python
             raise UserError(f"{where} is not possible; expected one of {', '.join(write_value(a) for a in allowed)}")
         return value
     kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)

@@ -22,7 +22,7 @@ PATHS = list(commands(typer.main.get_command(app)))
 def test_all_commands_are_there():
     top = {path[0] for path in PATHS if path}
     assert top == {
-        *("run", "compare", "sweep", "tune", "branch", "reproduce", "resume", "show", "watch", "report", "evaluate", "clean"),
+        *("run", "compare", "sweep", "tune", "branch", "reproduce", "resume", "show", "watch", "report", "evaluate", "export", "clean"),
         *("flatness", "deploy", "bench", "settings", "algorithms", "models", "papers", "data", "doctor"),
     }
     assert {path[1] for path in PATHS if len(path) == 2 and path[0] == "data"} == {"list", "get", "verify", "describe"}

@@ -117,7 +117,9 @@ def test_texts() -> None:
     for name in SPLITS:
         for text in (name, *(f"{name}+{part}" for part in SPLIT_PARTS if part == "longtail" or name in PARTITIONS)):
             assert canonical_split(full_split(text)) == text == canonical_split(text)
-    assert [name for name in SPLITS if fixes_clients(name)] == ["natural", "centralised"] and fixes_clients("virtual(clients=3)+longtail")
+    assert [name for name in SPLITS if fixes_clients(name)] == ["natural", "listed", "centralised"] and fixes_clients(
+        "virtual(clients=3)+longtail"
+    )
 
 
 @pytest.mark.parametrize(

@@ -66,3 +66,18 @@ def test_batches_that_are_seldom_are_not_captured(monkeypatch: pytest.MonkeyPatc
     assert any(set(uses) - some for some, uses in zip(sizes, used, strict=True))
     monkeypatch.setattr("fedflat.engines.lane.SELDOM", 0)
     assert torch.equal(trained(SELDOM + 4).server.model.weights, captured.server.model.weights)
+
+
+def test_a_cohort_of_one_trains_as_in_the_loop() -> None:
+    values = {
+        "algorithm": "scaffold",
+        "model": "mlp(hidden=8)",
+        "data": {"clients": 8, "split": "iid"},
+        "federation": {"per_round": 1},
+        "training": {"rounds": 2, "steps": 3},
+    }
+    data = RandomImages(size=300, side=8).dataset()
+    loop, lanes = (
+        Run(config({**values, "engine": {"name": name, "device": "cpu", "workers": 1}}), data=data) for name in ("loop", "lanes")
+    )
+    assert torch.allclose(loop.go().models["server"].weights, lanes.go().models["server"].weights, atol=1e-6)

@@ -20,11 +20,13 @@ SMALL = {"rounds": 6, "clients": 12, "per_round": 4, "steps": 3, "workers": 1, "
 
 
 class Normalised(nn.Module):
-    """A classifier with BatchNorm."""
+    """A classifier with BatchNorm, always with the same weights."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.layers(inputs)

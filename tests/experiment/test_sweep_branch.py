@@ -13,7 +13,8 @@ from fedflat.experiment.branch import start, there_rounds
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
 from fedflat.experiment.folder import RunFolder
-from fedflat.experiment.record import load_record, saved_tensors
+from fedflat.experiment.record import load_record
+from fedflat.experiment.reopening import written_tensors
 from fedflat.experiment.sweep import Sweep, plan_sweep, run_sweep
 from fedflat.experiment.sweep_file import read_sweep
 
@@ -41,8 +42,8 @@ def test_the_same_algorithm_goes_on_as_the_run_itself_did(origin: Path, tmp_path
         "cohorts, batches and decayed rates are those of the run"
     )
     assert [line["train_loss"] for line in later[1:]] == [line["train_loss"] for line in whole[3:]]
-    for name, tensor in saved_tensors(RunFolder(origin), "server").items():
-        assert torch.equal(tensor, saved_tensors(RunFolder(run.folder), "server")[name])
+    for name, tensor in written_tensors(load_record(origin), "server").items():
+        assert torch.equal(tensor, written_tensors(load_record(run.folder), "server")[name])
 
 
 def test_others_start_from_the_same_model_with_fresh_states(origin: Path, tmp_path: Path) -> None:

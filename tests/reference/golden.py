@@ -107,7 +107,7 @@ GOLDEN: dict[str, Golden] = {
     "fedmoswa-I": Golden("fedmoswa", {"gamma": 0.2, "final_rate": 0.1, "server_rate": 1.5, "option": "I"}, [
         (0.6121250000, -0.2900000000), (-0.3718569063, -0.1426981250), (-0.1591179891, -0.1042794089),
     ]),
-    "fedwmsam": Golden("fedwmsam", {"rho": 0.01, "alpha0": 0.1, "lam": 0.01, "sign": 1.0}, [
+    "fedwmsam": Golden("fedwmsam", {"rho": 0.01, "alpha0": 0.1, "lam": 0.01, "sign": 1}, [
         (0.5099696116, 0.2003038839), (0.4300725191, 0.1711126179), (0.3200239418, 0.1300757775),
     ]),
     "fedwmsam-no-perturbation": Golden("fedwmsam", {"rho": 0.0, "alpha0": 0.1, "lam": 0.01}, [

@@ -6,12 +6,15 @@ from typing import Any
 
 import typer
 
+from fedflat.cli.completion import algorithm_names
 from fedflat.cli.flags import JSON
 from fedflat.cli.screen import facts, print_json, screen, table
 
 
 def algorithms(
-    name: str | None = typer.Argument(None, metavar="NAME", help="an algorithm, for example fedmoswa+asam(rho=0.3)", show_default=False),
+    name: str | None = typer.Argument(
+        None, metavar="NAME", help="an algorithm, for example fedmoswa+asam(rho=0.3)", show_default=False, autocompletion=algorithm_names
+    ),
     as_json: bool = JSON,
 ) -> None:
     """List the named algorithms and the parts they are made of, or describe one: equations, parameters, state and cost.

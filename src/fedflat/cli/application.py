@@ -17,6 +17,7 @@ from fedflat.cli.data import data
 from fedflat.cli.deploy import deploy
 from fedflat.cli.doctor import doctor
 from fedflat.cli.evaluate import evaluate
+from fedflat.cli.export import export
 from fedflat.cli.flatness import flatness
 from fedflat.cli.mistakes import told_in_a_sentence
 from fedflat.cli.models import models
@@ -64,7 +65,7 @@ def fedflat(version: bool = typer.Option(False, "--version", callback=_version, 
 
 
 EXPERIMENTS, LOOKING = "Experiments", "Looking things up"
-for _command in (run, compare, sweep, tune, branch, reproduce, resume, show, watch, report, evaluate, clean, bench):
+for _command in (run, compare, sweep, tune, branch, reproduce, resume, show, watch, report, evaluate, export, clean, bench):
     app.command(rich_help_panel=EXPERIMENTS)(_command)
 app.add_typer(flatness, name="flatness", rich_help_panel=EXPERIMENTS)
 app.add_typer(deploy, name="deploy", rich_help_panel=EXPERIMENTS)

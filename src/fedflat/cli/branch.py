@@ -7,13 +7,16 @@ from typing import Any
 
 import typer
 
+from fedflat.cli.completion import algorithm_names
 from fedflat.cli.flags import JSON, QUIET, SET
 from fedflat.cli.sweep import DRY_RUN, JOBS, do
 
 
 def branch(
     origin: str = typer.Argument(metavar="RUN@ROUND", help="a run's folder and a round after which it has a model; RUN alone is its last"),
-    algorithms: list[str] = typer.Argument(metavar="ALGORITHM", help="what goes on from there, for example fedavg fedsam"),
+    algorithms: list[str] = typer.Argument(
+        metavar="ALGORITHM", help="what goes on from there, for example fedavg fedsam", autocompletion=algorithm_names
+    ),
     rounds: int | None = typer.Option(
         None, "--rounds", min=1, metavar="N", help="the last round, counted from the run's first [dim](default: the run's)[/dim]"
     ),

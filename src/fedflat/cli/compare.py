@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fedflat.cli.completion import algorithm_names
 from fedflat.cli.downloads import fetch_if_missing
 from fedflat.cli.flags import CONFIG, JSON, QUIET, SET, TRACK, with_settings
 from fedflat.cli.mistakes import Interrupted
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 @with_settings("seed")
 def compare(
     settings: dict[str, Any],
-    algorithms: list[str] = typer.Argument(help="two or more, for example fedavg fedsam fedmoswa+wima", metavar="ALGORITHM"),
+    algorithms: list[str] = typer.Argument(
+        help="two or more, for example fedavg fedsam fedmoswa+wima", metavar="ALGORITHM", autocompletion=algorithm_names
+    ),
     seeds: str = typer.Option("3", "--seeds", metavar="SEEDS", help="how many seeds (3), or which (0,1,2)"),
     target: list[float] = typer.Option(
         [], "--target", metavar="VALUE", help="also count the rounds until this accuracy (may be repeated)", show_default=False

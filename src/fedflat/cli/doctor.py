@@ -22,7 +22,7 @@ EXTRAS = {
     "track": ("tensorboard", "mlflow", "wandb"),
     "sweep": ("optuna",),
     "hub": ("flwr-datasets", "pyarrow"),
-    "onnx": ("onnx",),
+    "onnx": ("onnx", "onnxscript"),
 }
 """The packages behind each extra."""
 SMALL: dict[str, Any] = {
@@ -82,7 +82,8 @@ def _environment() -> dict[str, str]:
     return {
         **software,
         "system": machine["system"],
-        "processor": f"{machine['processor']}, {machine['cores']} cores to use, {shown_bytes(machine['memory'])}",
+        "processor": f"{machine['processor']}, {machine['cores']} cores to use",
+        "memory": shown_bytes(machine["memory"]),
         "GPUs": ", ".join(devices) or "none that torch sees",
         "free disk here": shown_bytes(free),
     }

@@ -35,11 +35,10 @@ def log(
     found, seconds = {}, {}
     for run in runs:
         record = load_record(run)
-        if model is not None:
-            require_model(record, model)
+        chosen = primary_model(record) if model is None else require_model(record, model)
         name = f"{record.config.algorithm}, seed {record.config.seed}"
         label = name if name not in found else f"{name} ({run})"
-        found[label] = logged(record, model or primary_model(record))
+        found[label] = logged(record, chosen)
         seconds[label] = record.folder.flatness_seconds() if record.folder else 0.0
     document = {"runs": {name: {"run": str(run), "log": found[name]} for name, run in zip(found, runs, strict=True)}}
     files = write(out or runs[0] / "flatness" / "log", "log", document, log_picture(found))

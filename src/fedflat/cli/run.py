@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fedflat.cli.completion import algorithm_names
 from fedflat.cli.downloads import fetch_if_missing
 from fedflat.cli.flags import CONFIG, JSON, QUIET, SET, TRACK, with_settings
 from fedflat.cli.mistakes import Interrupted
@@ -29,7 +30,11 @@ RUNS = Path("runs")
 def run(
     settings: dict[str, Any],
     algorithm: str | None = typer.Argument(
-        None, metavar="ALGORITHM", help="for example fedavg, scaffold+sam or fedmoswa+asam(rho=0.5)+wima", show_default=False
+        None,
+        metavar="ALGORITHM",
+        help="for example fedavg, scaffold+sam or fedmoswa+asam(rho=0.5)+wima",
+        show_default=False,
+        autocompletion=algorithm_names,
     ),
     config: Path | None = CONFIG,
     assignments: list[str] = SET,

@@ -3,8 +3,11 @@
 from fedflat.data.arrays import from_arrays
 from fedflat.data.augment import AUGMENTATIONS, Augmentation, augmentation, normalise
 from fedflat.data.dataset import IGNORED, Dataset, Examples, describe
+from fedflat.data.dialects.listed import listed
+from fedflat.data.flower import from_flower
 from fedflat.data.folder import data_folder
 from fedflat.data.mapped import MappedTensor, open_mapped
+from fedflat.data.per_client import from_clients
 from fedflat.data.registry import DATASETS, OWN, canonical_dataset, dataset_source, fetch, load, load_corruptions, names, verify
 from fedflat.data.sources.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, SEVERITIES
 from fedflat.data.split import SPLIT_PARTS, SPLITS, Split, canonical_split, fixes_clients, full_split, partition
@@ -34,8 +37,11 @@ __all__ = [
     "fetch",
     "fixes_clients",
     "from_arrays",
+    "from_clients",
+    "from_flower",
     "from_torch",
     "full_split",
+    "listed",
     "load",
     "load_corruptions",
     "names",

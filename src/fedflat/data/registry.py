@@ -30,7 +30,7 @@ from fedflat.data.sources.shakespeare import SHAKESPEARE
 from fedflat.data.sources.source import FileReport, Source
 from fedflat.data.sources.tiny_imagenet import TINY_IMAGENET
 from fedflat.errors import UserError, one_of
-from fedflat.text import parse_one, revise
+from fedflat.text import parse_one, revise, underscored
 
 _PUBLISHED: tuple[Source, ...] = (
     DIGITS,
@@ -62,12 +62,12 @@ def names() -> tuple[str, ...]:
 
 
 def dataset_source(text: str) -> Source:
-    """The source that a text names, with its parameters checked.
+    """The source that a text names, with its parameters checked; hyphens in the name are as good as underscores.
 
     >>> dataset_source("pacs(size=32)").options.size
     32
     """
-    call = parse_one(text)
+    call = parse_one(underscored(text))
     known = DATASETS | OWN
     if call.name not in known:
         raise one_of("data set", call.name, known, "fedflat data")

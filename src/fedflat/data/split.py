@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -158,10 +158,11 @@ def partition(
     kept = rest
     if recipe.longtail and len(rest):
         kept = rest[recipe.longtail.kept(labels[rest], num_classes, _stream(seed, _LONG_TAIL))]
-    pool = Pool(labels[kept], num_classes, coarse=None if coarse is None else coarse_of_class(labels, np.asarray(coarse), num_classes))
+    above = None if coarse is None else coarse_of_class(labels, np.asarray(coarse), num_classes)
+    pool = Pool(labels[kept], num_classes, coarse=above, positions=kept, total=len(labels))
     if groups is not None:
         names, numbers = np.unique(np.asarray(groups), return_inverse=True)
-        pool = Pool(pool.targets, num_classes, numbers[kept], len(names), pool.coarse)
+        pool = replace(pool, groups=numbers[kept], num_groups=len(names))
     parts = recipe.dialect.divide(pool, clients, _stream(seed, _DIVIDE))
     if isinstance(parts, VirtualClients):
         return Split(parts.renumbered(kept), held_out, recipe.text, seed, thinned=np.setdiff1d(rest, kept))

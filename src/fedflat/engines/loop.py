@@ -32,6 +32,7 @@ class LoopEngine:
         self.table: Table | None = None
         self._here: dict[str, Any] = {"problem": problem}
         self._pool: Pool | None = None
+        self._turn = object()
         self._known: Training | None = None
 
     # --- training ----------------------------------------------------------------------------------------------------------------
@@ -104,15 +105,15 @@ class LoopEngine:
 
     def _share(self, name: str, value: object) -> None:
         self._here[name] = value
-        if self.workers > 1 and self._pool is not None:
+        if self.workers > 1 and self._pool is not None and self._pool.turn is self._turn:
             self._pool.share(name, value)
 
     def _map(self, call: Any, tasks: list[tuple[Any, ...]]) -> list[Any]:
         if self.workers == 1:
             return [call(self._here, *task) for task in tasks]
         pool = pool_of(self.workers)
-        if pool is not self._pool:
-            self._pool = pool
+        if pool is not self._pool or pool.turn is not self._turn:
+            self._pool, pool.turn = pool, self._turn
             for name, value in self._here.items():
                 pool.share(name, value)
         return pool.map(call, tasks)

@@ -30,6 +30,8 @@ class Pool:
         context = multiprocessing.get_context("spawn")
         self.processes: list[Any] = []
         self.pipes: list[Connection] = []
+        self.turn: object = None
+        """Whose values the workers hold: engines take turns where runs go on side by side."""
         for _ in range(workers):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs,), daemon=True)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.observation.what import DEFAULT, WHAT, flatness_values, wanted_names
+from fedflat.text import underscored
 
 FORMAT: Literal[1] = 1
 """The version of run folders and configs."""
@@ -60,6 +61,11 @@ class Data(Section):
     clients: int | None = Field(50, ge=1, description="number of clients; null where the split decides it itself")
     validation: float = Field(0.0, ge=0, lt=1, description="share of the training examples held out for validation")
     augmentation: str = Field("none", description="for example crop-flip, mixup, cutout, joined by +")
+
+    @field_validator("name")
+    @classmethod
+    def _with_underscores(cls, text: str) -> str:
+        return text if ":" in text.partition("(")[0] else underscored(text)  # what the user brought keeps its name
 
 
 class Federation(Section):
@@ -171,7 +177,9 @@ class Config(Section):
     format: Literal[1] = Field(FORMAT, description="version of this file's format")
     algorithm: str = Field("fedavg", description="algorithm, as name(parameter=value)+part(parameter=value)")
     model: str = Field("mlp", description="model, as name(parameter=value)")
-    init: Path | None = Field(None, description="weights to start from, a .safetensors file; default: fresh ones, drawn by the seed")
+    init: Path | None = Field(
+        None, description="weights to start from, .safetensors or a state_dict (.pt); default: fresh ones, drawn by the seed"
+    )
     init_head: Literal["given", "fresh"] = Field("given", description="the last linear layer: from init, or fresh, for other classes")
     init_rounds: int = Field(
         0, ge=0, description="rounds that the weights of init have behind them; rates, cohorts and batches go on from there"

@@ -106,7 +106,7 @@ def evaluate(
     for name in wanted:
         if name not in PARTS:
             raise one_of("part to evaluate on", name, PARTS)
-    require_model(record, model)
+    model = require_model(record, model)
     problem, split = reopen(record, data=data, network=network, task=task)
     state = state_of(record, model, problem)
     evaluator = _Evaluator(record.config, problem, split, state, fine_tuning or FineTuning(), corruptions, client_statistics(record))

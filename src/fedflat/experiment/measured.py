@@ -163,8 +163,7 @@ class Measured:
 
     def sibling(self, name: str | None = None, rounds: int | None = None) -> Measured:
         """Another model of the same run, on the same problem and split."""
-        name = name or self.name
-        require_model(self.record, name)
+        name = require_model(self.record, name or self.name)
         return replace(self, name=name, rounds=rounds, state=state_of(self.record, name, self.problem, rounds))
 
 
@@ -190,8 +189,7 @@ def measured(
     if not record.models and not record.evaluated:
         where = record.folder.path if record.folder else "this run"
         raise UserError(f"{where} has no models to measure yet: it has evaluated none; go on with it (fedflat resume)")
-    name = name or primary_model(record)
-    require_model(record, name)
+    name = require_model(record, name or primary_model(record))
     config = _config(record.config, device, precision)
     problem, split = reopen(record, config=config, call="flatness", **own)
     state = state_of(record, name, problem, rounds)

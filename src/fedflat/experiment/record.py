@@ -47,11 +47,6 @@ def load_record(path: Path) -> Record:
     return Record(config, folder.metrics(), status["status"], status.get("reason", ""), folder.seconds(), {}, folder)
 
 
-def saved_tensors(folder: RunFolder, name: str) -> dict[str, Tensor]:
-    """The tensors of a saved model, by the name under which it was evaluated."""
-    return folder.read_tensors(model_file(name))[0]
-
-
 def client_statistics(record: Record) -> dict[int, Tensor]:
     """The normalisation statistics of each client of a run that kept them, from memory or from its folder."""
     if record.statistics or record.folder is None or not (record.folder.path / STATISTICS_FILE).exists():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedflat.algorithms import algorithm
 from fedflat.averaging import average_name
@@ -57,11 +57,13 @@ def _without_the_start(record: Record, config: Config, network: nn.Module | None
     return config.model_copy(update={"init": written, "init_head": "given"}) if written is not None and written.exists() else config
 
 
-def require_model(record: Record, name: str) -> None:
-    """Refuse a name by which no model of a run is known."""
+def require_model(record: Record, name: str) -> str:
+    """The full name of a model of a run: ``wima`` is enough where there is one ``wima(window=50)``; others are refused."""
     known = record.models or record.evaluated
-    if name not in known:
+    alike = [full for full in known if full == name] or [full for full in known if full.partition("(")[0] == name]
+    if len(alike) != 1:
         raise one_of("model of this run", name, known)
+    return alike[0]
 
 
 def primary_model(record: Record) -> str:
@@ -75,14 +77,20 @@ def state_of(record: Record, name: str, problem: Problem, rounds: int | None = N
     """A model of a run by its name: as it was in the end, or as it was kept after so many rounds."""
     if rounds is None and name in record.models:
         return ModelState(*(_moved(part, problem) for part in record.models[name]))
+    fill(
+        problem.model, record.config.model, written_tensors(record, name, rounds), f"model {name} of {record.folder and record.folder.path}"
+    )
+    return ModelState(*problem.initial())
+
+
+def written_tensors(record: Record, name: str, rounds: int | None = None) -> dict[str, Tensor]:
+    """The tensors of a model as a run has written them: in the end, or after so many rounds."""
     if record.folder is None:
         raise UserError("this run was made without a folder, so that no models were kept on the way; give fedflat.run a folder (out=...)")
     file = model_file(name) if rounds is None else snapshot_file(name, rounds)
     if rounds is not None and not (record.folder.path / file).exists():
         raise UserError(_not_kept(record, name, rounds))
-    tensors, _ = record.folder.read_tensors(file)
-    fill(problem.model, record.config.model, tensors, str(record.folder.path / file))
-    return ModelState(*problem.initial())
+    return record.folder.read_tensors(file)[0]
 
 
 def _moved(part: Any, problem: Problem) -> Any:

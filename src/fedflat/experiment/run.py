@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,7 @@ class Run:
         self.algorithm = algorithm(config.algorithm)
         self.folder = RunFolder(folder) if folder else None
         self.history: list[dict[str, Any]] = []
+        self.record: Record | None = None  # before the run is over
         self._loss = torch.tensor(math.nan)
         self.training = training_of(config, self.algorithm, len(self.split.clients))
         self._sampler = sampler_of(config, len(self.split.clients))
@@ -90,25 +91,38 @@ class Run:
 
     def go(self) -> Record:
         """Run to the end, from the last checkpoint where there is one."""
+        for _ in self.steps():
+            pass
+        assert self.record is not None
+        return self.record
+
+    def steps(self) -> Generator[int, None, None]:
+        """The same one round at a time: the number of rounds done, after each. Whoever leaves off pauses the run, which can be resumed."""
         try:
             earlier = self._open()
             self._session = time.monotonic()
             self._begun = self._session - earlier
             self._tell("began")
             with shortage_told(self.config):
-                verdict = self._rounds()
+                verdict = self._first()
+                while verdict is None:
+                    self._round()
+                    verdict = self._judged()
+                    try:
+                        yield self.server.rounds
+                    except GeneratorExit:
+                        verdict = verdict or self._paused(f"left after round {self.server.rounds}")
                 self._close(verdict)
         finally:
             for store in self._stores:
                 store.close()
             if self.folder:
                 self.folder.release()
-        record = Record(
+        self.record = Record(
             self.config, self.history, verdict.status, verdict.reason, self.seconds, self.models(), self.folder, self._own, self._statistics
         )
         for callback in self.callbacks:
-            callback.ended(self, record)
-        return record
+            callback.ended(self, self.record)
 
     @property
     def loss(self) -> float:
@@ -120,32 +134,38 @@ class Run:
         """How long the run has taken, without the time it lay still."""
         return time.monotonic() - self._begun
 
-    def _rounds(self) -> Verdict:
+    def _first(self) -> Verdict | None:
+        """Evaluate what there is before the first round; nothing is left to do where a run was killed just before its end."""
         if self.server.rounds == self.config.init_rounds and not self.history:
             self._evaluate()
             self._keep()
-        while self.server.rounds < self.config.training.rounds:
-            self._round()
-            done = self.server.rounds == self.config.training.rounds
-            evaluating = done or self._is_evaluated(self.server.rounds)
-            # Looking at numbers on a GPU means waiting for it, so that is not done after every round there.
-            if evaluating or self.problem.device.type == "cpu" or self.server.rounds % LOOKS_EVERY == 0:
-                bad = diverged(self.server.model.weights, self.loss, self.algorithm, self.config)
-                if bad:
-                    return Verdict("diverged", f"round {self.server.rounds}: {bad}")
-            self._keep()
-            if evaluating:
-                self._evaluate()
-                verdict = stop_early(self.history, self.config.stop, self.primary, self.problem.task.metric)
-                if verdict:
-                    return verdict
-            if done or self._checkpoint_is_due():
-                self._checkpoint()
-            budget = self.config.stop.seconds
-            if budget is not None and time.monotonic() - self._session > budget and not done:
-                self._checkpoint()
-                return Verdict("paused", f"the time budget of {budget:g} s ran out after round {self.server.rounds}")
-        return Verdict("finished")
+        return Verdict("finished") if self.server.rounds == self.config.training.rounds else None
+
+    def _judged(self) -> Verdict | None:
+        """Look at a round that is done, evaluate and save what is due, and say how the run has ended, if it has."""
+        done = self.server.rounds == self.config.training.rounds
+        evaluating = done or self._is_evaluated(self.server.rounds)
+        # Looking at numbers on a GPU means waiting for it, so that is not done after every round there.
+        if evaluating or self.problem.device.type == "cpu" or self.server.rounds % LOOKS_EVERY == 0:
+            bad = diverged(self.server.model.weights, self.loss, self.algorithm, self.config)
+            if bad:
+                return Verdict("diverged", f"round {self.server.rounds}: {bad}")
+        self._keep()
+        if evaluating:
+            self._evaluate()
+            verdict = stop_early(self.history, self.config.stop, self.primary, self.problem.task.metric)
+            if verdict:
+                return verdict
+        if done or self._checkpoint_is_due():
+            self._checkpoint()
+        budget = self.config.stop.seconds
+        if budget is not None and time.monotonic() - self._session > budget and not done:
+            return self._paused(f"the time budget of {budget:g} s ran out after round {self.server.rounds}")
+        return Verdict("finished") if done else None
+
+    def _paused(self, why: str) -> Verdict:
+        self._checkpoint()
+        return Verdict("paused", why)
 
     # --- one round ---------------------------------------------------------------------------------------------------------------
 
@@ -156,7 +176,7 @@ class Run:
         before = self._whole(server.model)
         for average in self.averages.values():
             average.before(number, before)
-        cohort = [self._client(i) for i in self._sampler(self.config.seed, number)]
+        cohort = [self.client(i) for i in self.cohort(number)]
         outcome = self.engine.train(self.training, number, server.model, server.states, cohort)
         if self._observer.due(number + 1):
             self._observer.trained(cohort, outcome, server.states)
@@ -166,7 +186,7 @@ class Run:
         cost = Cost(**{key: value + getattr(outcome.cost, key) for key, value in asdict(server.cost).items()})
         self.server = Server(number + 1, ModelState(weights, outcome.buffers, outcome.integers), states, cost)
         if number + 1 < self.config.training.rounds:
-            coming = [(i, self.split.clients[i]) for i in self._sampler(self.config.seed, number + 1)]
+            coming = [(i, self.split.clients[i]) for i in self.cohort(number + 1)]
             self.engine.prepare(self.training, number + 1, coming)
         self._loss = outcome.loss
         after = self._whole(self.server.model)
@@ -174,7 +194,12 @@ class Run:
             average.after(number, after)
         self._tell("round_done")
 
-    def _client(self, number: int) -> Client:
+    def cohort(self, number: int) -> Sequence[int]:
+        """The clients that take part in a round, which is counted from 0."""
+        return self._sampler(self.config.seed, number)
+
+    def client(self, number: int) -> Client:
+        """A client with its data and with what it keeps."""
         return Client(number, self.split.clients[number], *self._keeping.read(number))
 
     # --- evaluation --------------------------------------------------------------------------------------------------------------

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
@@ -16,29 +18,53 @@ from fedflat.models.vit import VisionTransformer
 
 MOST_NAMES = 4
 """How many tensors a message names before it only counts them."""
+TORCH_ENDINGS = (".pt", ".pth", ".bin")
+NESTED = ("state_dict", "model_state_dict", "model")
+"""Where checkpoints of training scripts keep the state_dict."""
+PARALLEL = "module."
+"""What torch's parallel wrappers put before every name."""
 POOLERS = ("pooler.", "vit.pooler.", "pre_logits.")
 """What published vision transformers may have between their last block and a head of their own."""
 
 
 def load_weights(network: nn.Module, name: str, path: Path, fresh_head: bool = False) -> None:
-    """Put the weights of a safetensors file into a model; with ``fresh_head`` all but those of the last linear layer."""
+    """Put the weights of a file into a model; with ``fresh_head`` all but those of the last linear layer."""
     tensors, origin = read_weights(path)
     fill(network, name, tensors, str(path), origin, fresh_head)
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], str]:
-    """The tensors of a safetensors file, and the model they are of where fedflat wrote it."""
+    """The tensors of a safetensors file or of a state_dict that torch saved, and the model they are of where fedflat wrote it."""
     if path.is_dir():
         raise UserError(f"{path} is a folder; expected a file of weights, for example {path / 'model.safetensors'}")
+    if not path.exists():
+        raise UserError(f"there are no weights in {path}; expected a file such as the model.safetensors of a run, or a state_dict (.pt)")
+    return _saved_by_torch(path) if path.suffix in TORCH_ENDINGS else _safetensors(path)
+
+
+def _safetensors(path: Path) -> tuple[dict[str, Tensor], str]:
     try:
         with safe_open(path, "pt") as file:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
             about = json.loads((file.metadata() or {}).get("fedflat", "{}"))
-    except FileNotFoundError:
-        raise UserError(f"there are no weights in {path}; expected a file such as the model.safetensors of a run") from None
     except (OSError, SafetensorError, ValueError):
         raise UserError(f"{path} is not a whole safetensors file; expected one such as the model.safetensors of a run") from None
     return tensors, str(about.get("model", ""))
+
+
+def _saved_by_torch(path: Path) -> tuple[dict[str, Tensor], str]:
+    """A state_dict, also within a training script's checkpoint. Nothing but tensors is read: no code in the file is run."""
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError):
+        raise UserError(
+            f"{path} is not a state_dict that torch can read without running code in it; expected torch.save(model.state_dict(), file)"
+        ) from None
+    inside = next((loaded[key] for key in NESTED if isinstance(loaded.get(key), dict)), loaded) if isinstance(loaded, dict) else None
+    if not isinstance(inside, dict) or not inside or not all(isinstance(value, Tensor) for value in inside.values()):
+        raise UserError(f"{path} holds no state_dict; expected tensors by name, as torch.save(model.state_dict(), file) writes them")
+    parallel = all(key.startswith(PARALLEL) for key in inside)
+    return {key.removeprefix(PARALLEL) if parallel else key: value for key, value in inside.items()}, ""
 
 
 def fill(network: nn.Module, name: str, tensors: Mapping[str, Tensor], where: str, origin: str = "", fresh_head: bool = False) -> None:

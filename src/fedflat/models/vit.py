@@ -115,7 +115,7 @@ class VisionTransformer(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a batch of images."""
         patches: Tensor = self.patch_embed(images)
-        tokens = torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], 1) + self.pos_embed
+        tokens = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], 1) + self.pos_embed
         # Only the class token is classified, and LayerNorm treats each token alone.
         logits: Tensor = self.head(self.norm(self.blocks(tokens)[:, 0]))
         return logits

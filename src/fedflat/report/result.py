@@ -12,14 +12,17 @@ from torch import Tensor, nn
 from fedflat import models
 from fedflat.algorithms import algorithm, canonical
 from fedflat.averaging import average_name
-from fedflat.data import load
+from fedflat.data import Dataset, load
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config
 from fedflat.experiment.evaluation import PARTS, Evaluation, evaluate
+from fedflat.experiment.federation import CUSTOM
 from fedflat.experiment.measured import Measured, measured
 from fedflat.experiment.network import network_of
 from fedflat.experiment.observation.afterwards import Afterwards, afterwards
-from fedflat.experiment.record import Record, load_record, saved_tensors
+from fedflat.experiment.record import Record, load_record
+from fedflat.experiment.reopening import reopen, require_model, state_of, written_tensors
+from fedflat.experiment.weights import fill
 from fedflat.report.summary import Summary, rounds_to, spread, summarise
 
 if TYPE_CHECKING:
@@ -72,22 +75,71 @@ class Result:
 
         return pd.json_normalize(self.history)
 
-    def state_dict(self, model: str = "server") -> dict[str, Tensor]:
-        """The tensors of one of the run's models."""
-        if self.record.folder is None:
-            raise UserError("this run was made without a folder, so its models were not kept; give fedflat.run a folder (out=...)")
-        if model not in self.record.evaluated:
-            raise one_of("model of this run", model, self.record.evaluated)
-        return saved_tensors(self.record.folder, model)
+    def state_dict(self, model: str = "server", *, rounds: int | None = None) -> dict[str, Tensor]:
+        """The tensors of one of the run's models by name, as torch has them; with ``rounds``, as it was kept after so many."""
+        model = require_model(self.record, model)
+        if self.record.folder is not None or rounds is not None:
+            return written_tensors(self.record, model, rounds)
+        problem, _ = reopen(self.record)
+        return {key: value.clone() for key, value in problem.named(*state_of(self.record, model, problem)).items()}
 
-    def model(self, name: str = "server", *, merge: bool = False) -> nn.Module:
-        """One of the run's models, ready to use; with ``merge``, adapters are added to the weights they belong to."""
-        tensors = self.state_dict(name)
-        data = load(self.config.data.name, self.config.data.folder)
+    def model(
+        self,
+        name: str = "server",
+        *,
+        rounds: int | None = None,
+        merge: bool = False,
+        data: Dataset | None = None,
+        network: nn.Module | None = None,
+    ) -> nn.Module:
+        """One of the run's models, ready to use; with ``merge``, adapters are added to the weights they belong to.
+
+        ``data`` and ``network`` are those of the run where they were your own and it was made in another process.
+        """
+        name = require_model(self.record, name)
+        network = network or self.record.own.get("model")
+        if network is None and self.config.model.partition(":")[0] == CUSTOM:
+            raise UserError(f"this run used a model of your own ({self.config.model}); pass it again: result.model(network=...)")
         fresh = self.config.model_copy(update={"init": None, "init_head": "given"})
-        built = network_of(fresh, data.input_shape, data.num_classes)
-        built.load_state_dict(tensors)
-        return (models.merge_adapters(built) if merge else built).eval()
+        if network is None:
+            about = self._data(data)
+            network = network_of(fresh, about.input_shape, about.num_classes)
+        else:
+            network = network_of(fresh, (), 0, network)
+        tensors = self.state_dict(name, rounds=rounds)
+        fill(network, self.config.model, tensors, f"model {name} of this run")
+        return (models.merge_adapters(network) if merge else network).eval()
+
+    def export(
+        self,
+        path: str | Path,
+        model: str = "server",
+        *,
+        format: str | None = None,
+        rounds: int | None = None,
+        data: Dataset | None = None,
+        network: nn.Module | None = None,
+    ) -> Path:
+        """Write one of the run's models for other tools: torch (.pt), safetensors or onnx, as the file's name or ``format`` says."""
+        from fedflat.experiment.export import format_of, write_onnx, write_state
+
+        path = Path(path)
+        kind = format_of(path, format)
+        model = require_model(self.record, model)
+        about = {"model": self.config.model, "name": model, "rounds": rounds if rounds is not None else self.history[-1]["round"]}
+        about |= {"algorithm": self.config.algorithm, "data": self.config.data.name}
+        if kind == "onnx":
+            write_onnx(path, self.model(model, rounds=rounds, data=data, network=network), self._data(data), about)
+        else:
+            write_state(path, self.state_dict(model, rounds=rounds), kind, about)
+        return path
+
+    def _data(self, data: Dataset | None) -> Dataset:
+        """The run's data set: the user's own, or the one that the config names."""
+        data = data or self.record.own.get("data")
+        if data is None and self.config.data.name.partition(":")[0] == CUSTOM:
+            raise UserError(f"this run used data of your own ({self.config.data.name}); pass it again: data=...")
+        return data or load(self.config.data.name, self.config.data.folder)
 
     def evaluate(self, model: str = "server", on: Iterable[str] = tuple(PARTS), **more: Any) -> Evaluation:
         """How good one of the run's models is, and for whom: test set, classes, clients, domains, corruptions, after fine-tuning.

@@ -1,4 +1,6 @@
-"""Checks for what you bring yourself: an algorithm, a model, a split. One call each, and a message that names what does not hold.
+"""Checks for what you bring yourself: an algorithm, a model, a data set, a split.
+
+One call each, and a message that names what does not hold.
 
 >>> from fedflat.testing import check_algorithm
 >>> "engines agree" in check_algorithm("scaffold", claims=["finds the joint optimum"])
@@ -7,7 +9,8 @@ True
 
 from fedflat.testing.algorithms import CLAIMS, check_algorithm
 from fedflat.testing.broken import Broken
+from fedflat.testing.datasets import check_dataset
 from fedflat.testing.models import check_model
 from fedflat.testing.splits import check_split
 
-__all__ = ["CLAIMS", "Broken", "check_algorithm", "check_model", "check_split"]
+__all__ = ["CLAIMS", "Broken", "check_algorithm", "check_dataset", "check_model", "check_split"]

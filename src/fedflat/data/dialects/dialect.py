@@ -31,6 +31,9 @@ class Pool:
     num_groups: int = 0
     coarse: IntArray | None = None
     """The superclass (0, 1, ...) of each class, -1 for classes that do not occur."""
+    positions: IntArray | None = None
+    """The position of each example in the training set, which has ``total`` examples."""
+    total: int = 0
 
 
 class Dialect(ABC):

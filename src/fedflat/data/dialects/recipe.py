@@ -8,6 +8,7 @@ from fedflat.data.dialects.dialect import Dialect
 from fedflat.data.dialects.dirichlet import Dirichlet, DirichletClasswise, DirichletReuse
 from fedflat.data.dialects.held_out import HeldOut
 from fedflat.data.dialects.lda import DirichletLda
+from fedflat.data.dialects.listed import Listed
 from fedflat.data.dialects.longtail import LongTail
 from fedflat.data.dialects.natural import Natural
 from fedflat.data.dialects.pachinko import Pachinko
@@ -27,6 +28,7 @@ SPLITS: dict[str, type[Dialect]] = {
     "pachinko": Pachinko,
     "natural": Natural,
     "virtual": Virtual,
+    "listed": Listed,
     "centralised": Centralised,
 }
 SPLIT_PARTS: dict[str, type[LongTail] | type[HeldOut]] = {"longtail": LongTail, "held-out": HeldOut}

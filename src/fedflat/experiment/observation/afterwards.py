@@ -67,10 +67,6 @@ class Afterwards:
             return self.first
         return state_of(self.record, name, self.problem, None if rounds == self.ended and self._has_last(name) else rounds)
 
-    def _rounds_of(self, name: str) -> list[int]:
-        require_model(self.record, name)
-        return self.model_rounds(name)
-
     def _has_last(self, name: str) -> bool:
         if name in self.record.models:
             return True
@@ -94,8 +90,8 @@ class Afterwards:
 
     def seen(self, name: str = "server") -> list[Figures]:
         """Accuracies and feature norms of a model, at every round after which it is there."""
-        found = []
-        for rounds in self._rounds_of(name):
+        name, found = require_model(self.record, name), []
+        for rounds in self.model_rounds(name):
             self.tell(f"accuracies after round {rounds}")
             with one_thread():
                 model = self.model(rounds, name)
@@ -104,8 +100,8 @@ class Afterwards:
 
     def constants(self, name: str = "server") -> list[Figures]:
         """L, beta, sigma and sigma_g of a model, at every round after which it is there."""
-        found = []
-        for rounds in self._rounds_of(name):
+        name, found = require_model(self.record, name), []
+        for rounds in self.model_rounds(name):
             self.tell(f"gradients after round {rounds}")
             with one_thread():
                 constants, apart = self.look.constants(self.model(rounds, name))

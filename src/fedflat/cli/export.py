@@ -1,0 +1,53 @@
+"""fedflat export: a model of a run for other tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from fedflat.cli.flags import JSON
+from fedflat.cli.screen import print_json, screen, shown_bytes
+
+
+def export(
+    folder: Path = typer.Argument(metavar="RUN", help="the folder of a run"),
+    format: str | None = typer.Option(
+        None,
+        "--format",
+        metavar="NAME",
+        help="torch, safetensors or onnx [dim](default: as --out says, else torch)[/dim]",
+        show_default=False,
+    ),
+    model: str = typer.Option("server", "--model", metavar="NAME", help="which of its models, for example wima"),
+    rounds: int | None = typer.Option(
+        None, "--round", min=0, metavar="N", help="as it was kept after this round [dim](default: at the end)[/dim]", show_default=False
+    ),
+    out: Path | None = typer.Option(
+        None, "--out", metavar="FILE", help="the file to write [dim](default: beside the run's own models)[/dim]", show_default=False
+    ),
+    as_json: bool = JSON,
+) -> None:
+    """Write a model of a run for other tools: a state_dict for torch, a safetensors file, or an ONNX graph.
+
+    Example: fedflat export runs/fedmoswa-digits-seed0 --format onnx --out model.onnx
+    """
+    from fedflat.experiment.export import ENDINGS, format_of
+    from fedflat.experiment.record import model_file
+    from fedflat.experiment.reopening import require_model
+    from fedflat.experiment.snapshots import snapshot_file
+    from fedflat.report.result import Result
+
+    kind = format_of(out, format) if out is not None else format_of(Path("model.pt"), format)
+    result = Result.load(folder)
+    model = require_model(result.record, model)
+    if out is None:
+        own = Path(model_file(model) if rounds is None else snapshot_file(model, rounds)).name
+        ending = next(ending for ending, known in ENDINGS.items() if known == kind)
+        out = folder / "exported" / f"{own.removesuffix('.safetensors')}{ending}"
+    result.export(out, model, format=kind, rounds=rounds)
+    size = out.stat().st_size
+    if as_json:
+        print_json({"folder": folder, "model": model, "round": rounds, "format": kind, "file": out, "bytes": size})
+    else:
+        screen().print(f"{out} ({kind}, {shown_bytes(size)})", markup=False, highlight=False)

@@ -1,0 +1,166 @@
+"""Models leave fedflat for other tools, and plain state_dicts are where a run may start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from typer.testing import CliRunner
+
+import fedflat
+from fedflat.cli.application import app
+from fedflat.data import load
+from fedflat.errors import UserError
+from fedflat.experiment.export import write_onnx
+from fedflat.models import build
+
+SETTINGS = {"model": "mlp(hidden=8)", "rounds": 3, "clients": 12, "per_round": 4, "steps": 3, "workers": 1}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export") / "run"
+    fedflat.run("fedmoswa+wima(window=2)", out=folder, keep_every=1, **SETTINGS)
+    return folder
+
+
+def call(*arguments: object) -> str:
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return done.stdout if done.exit_code == 0 else done.stderr
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+# --- out -------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_torch_and_safetensors_hold_the_models_of_the_run(run: Path, tmp_path: Path) -> None:
+    result = fedflat.load(run)
+    assert call("export", run, "--model", "wima(window=2)", "--out", tmp_path / "wima.pt").startswith(str(tmp_path / "wima.pt"))
+    assert same(torch.load(tmp_path / "wima.pt", weights_only=True), result.state_dict("wima(window=2)"))
+    assert same(result.state_dict("wima"), result.state_dict("wima(window=2)")), "where there is one, its parameters may be left out"
+    call("export", run, "--format", "safetensors", "--out", tmp_path / "weights")
+    assert same(load_file(tmp_path / "weights"), result.state_dict())
+    plain = build("mlp(hidden=8)", (1, 8, 8), 10)
+    plain.load_state_dict(torch.load(result.export(tmp_path / "server.pt"), weights_only=True))
+    inputs = torch.rand(5, 1, 8, 8)
+    assert torch.equal(plain.eval()(inputs), result.model()(inputs))
+
+
+def test_a_model_that_was_kept_on_the_way(run: Path, tmp_path: Path) -> None:
+    found = json.loads(call("export", run, "--round", 1, "--json"))
+    assert found["file"] == str(run / "exported" / "round-000001.pt") and found["bytes"] == Path(found["file"]).stat().st_size
+    kept, last = torch.load(found["file"], weights_only=True), fedflat.load(run).state_dict()
+    assert same(kept, fedflat.load(run).state_dict(rounds=1)) and not same(kept, last)
+
+
+def test_a_run_without_a_folder_has_its_models_too(run: Path) -> None:
+    result = fedflat.run("fedmoswa+wima(window=2)", **SETTINGS)
+    assert all(same(result.state_dict(name), fedflat.load(run).state_dict(name)) for name in ("server", "wima(window=2)"))
+
+
+def test_a_module_of_ones_own_comes_back(tmp_path: Path) -> None:
+    own = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    result = fedflat.run("fedavg", out=tmp_path / "run", **(SETTINGS | {"model": own}))
+    again = fedflat.load(tmp_path / "run")
+    assert same(result.model().state_dict(), again.model(network=own).state_dict())
+    assert not same(result.model().state_dict(), own.state_dict()), "yours is left as it is"
+    with pytest.raises(UserError, match="model of your own"):
+        again.model()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--format", "onx"], "did you mean onnx"),
+        (["--out", "weights.txt"], "expected one that ends in .pt"),
+        (["--model", "ema"], "expected one of server, wima(window=2)"),
+        (["--round", "7"], "it has rounds 0, 1, 2, 3"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(run: Path, arguments: list[str], sentence: str) -> None:
+    assert sentence in " ".join(call("export", run, *arguments).split())
+
+
+# --- ONNX ------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_onnx_computes_what_torch_does(run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    runtime, onnx = pytest.importorskip("onnxruntime"), pytest.importorskip("onnx")
+    assert "onnx" in call("export", run, "--format", "onnx", "--model", "wima(window=2)", "--out", tmp_path / "model.onnx")
+    session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    model = fedflat.load(run).model("wima(window=2)")
+    for count in (1, 7):
+        inputs = torch.randn(count, 1, 8, 8)
+        (found,) = session.run(["outputs"], {"inputs": inputs.numpy()})
+        assert torch.allclose(torch.from_numpy(found), model(inputs), atol=1e-5)
+    (about,) = (json.loads(entry.value) for entry in onnx.load(tmp_path / "model.onnx").metadata_props if entry.key == "fedflat")
+    assert about["name"] == "wima(window=2)" and about["rounds"] == 3 and about["mean"] == list(load("digits").mean)
+
+
+class Fixed(nn.Linear):
+    """A model that asks Python for the size of a batch, so that a graph of it has one size only."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs.reshape(len(inputs), 64))
+
+
+def test_a_graph_that_would_take_one_size_of_batch_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    with pytest.raises(UserError, match=r"fixes the size of its batches|cannot be written as ONNX"):
+        write_onnx(tmp_path / "model.onnx", Fixed(64, 10), load("digits"), {})
+    assert not (tmp_path / "model.onnx").exists()
+
+
+def test_without_the_extra_it_is_named(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install 'fedflat[onnx]'" in call("export", run, "--out", tmp_path / "model.onnx")
+
+
+# --- in --------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_starts_from_a_state_dict(run: Path, tmp_path: Path) -> None:
+    """Its evaluation before the first round is the last one of the run that the weights are of."""
+    tensors, end = fedflat.load(run).state_dict(), fedflat.load(run).history[-1]["test"]["server"]
+    torch.save(tensors, tmp_path / "plain.pt")
+    torch.save({"epoch": 3, "state_dict": {f"module.{key}": value for key, value in tensors.items()}}, tmp_path / "checkpoint.pth")
+    save_file(tensors, tmp_path / "plain.safetensors")
+    for name in ("plain.pt", "checkpoint.pth", "plain.safetensors"):
+        started = fedflat.run("fedavg", init=tmp_path / name, **(SETTINGS | {"rounds": 1}))
+        assert started.history[0]["test"]["server"] == end
+
+
+class Harmful:
+    """What runs code when it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (Path.touch, (Path("harmed"),))  # type: ignore[return-value]
+
+
+def test_no_code_in_a_file_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"weights": Harmful()}, tmp_path / "harmful.pt")
+    with pytest.raises(UserError, match="without running code"):
+        fedflat.run("fedavg", init=tmp_path / "harmful.pt", **SETTINGS)
+    assert not (tmp_path / "harmed").exists()
+
+
+@pytest.mark.parametrize("content", [[torch.zeros(2)], {"epoch": 3}, {"a": {"b": torch.zeros(2)}}, {}], ids=str)
+def test_what_is_no_state_dict_is_refused(content: object, tmp_path: Path) -> None:
+    torch.save(content, tmp_path / "other.pt")
+    with pytest.raises(UserError, match="holds no state_dict"):
+        fedflat.run("fedavg", init=tmp_path / "other.pt", **SETTINGS)
+
+
+def test_weights_of_another_model_are_refused(run: Path, tmp_path: Path) -> None:
+    torch.save(fedflat.load(run).state_dict(), tmp_path / "small.pt")
+    with pytest.raises(UserError, match="another architecture"):
+        fedflat.run("fedavg", init=tmp_path / "small.pt", **(SETTINGS | {"model": "mlp(hidden=9)"}))

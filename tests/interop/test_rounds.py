@@ -1,0 +1,193 @@
+"""A run one round at a time is the same run; it can be left, taken up again and looked into."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fedflat
+from fedflat.data import from_clients
+from fedflat.errors import UserError
+
+SMALL = {"rounds": 4, "clients": 12, "per_round": 4, "steps": 3, "workers": 1, "model": "mlp(hidden=8)"}
+
+
+def module(seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def clients(count: int = 4) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    draw = torch.Generator().manual_seed(1)
+    centres = 2 * torch.randn(3, 5, generator=draw)
+    labels = [torch.randint(3, (20 + 5 * number,), generator=draw) for number in range(count)]
+    return [(centres[some] + torch.randn(len(some), 5, generator=draw), some) for some in labels]
+
+
+@pytest.mark.parametrize("text", ["fedmoswa+wima(window=2)", "fedwmsam", "scaffold"])
+def test_the_loop_ends_where_run_does(text: str) -> None:
+    whole = fedflat.run(text, **SMALL)
+    loop = fedflat.rounds(text, **SMALL)
+    numbers = [round.number for round in loop]
+    assert numbers == [1, 2, 3, 4] and loop.history == whole.history
+    for name, state in whole.record.models.items():
+        assert torch.equal(loop.result().record.models[name].weights, state.weights)
+
+
+def test_it_is_the_plain_loop_that_one_would_write() -> None:
+    """One step of FedAvg on whole batches is gradient descent on the mean over clients, weighted by their examples."""
+    own, data = module(), clients()
+    (round,) = fedflat.rounds("fedavg", own, data, rounds=1, steps=1, batch=1000, rate=0.3, workers=1)
+    by_hand, every = module(), sum(len(targets) for _, targets in data)
+    total = sum(nn.functional.cross_entropy(by_hand(inputs), targets) * len(targets) / every for inputs, targets in data)
+    total.backward()
+    for ours, theirs in zip(round.model.parameters(), by_hand.parameters(), strict=True):
+        assert torch.allclose(ours, theirs.detach() - 0.3 * theirs.grad, atol=1e-6)
+    assert all(torch.equal(a, b) for a, b in zip(own.parameters(), module().parameters(), strict=True)), "your module is left as it is"
+
+
+def test_a_loss_of_ones_own_is_what_is_trained_and_scored() -> None:
+    def gentle(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return 0.5 * nn.functional.cross_entropy(output, target)
+
+    settings = {"rounds": 2, "steps": 2, "workers": 1}
+    halved = list(fedflat.rounds("fedavg", module(), clients(), rate=0.2, loss=gentle, **settings))[-1]
+    plain = list(fedflat.rounds("fedavg", module(), clients(), rate=0.1, **settings))[-1]
+    assert torch.allclose(halved.state_dict()["0.weight"], plain.state_dict()["0.weight"], atol=1e-6)
+    ours, theirs = (one.figures["test"]["server"] for one in (halved, plain))
+    assert ours["loss"] == pytest.approx(theirs["loss"] / 2, rel=1e-5) and ours["accuracy"] == theirs["accuracy"] == halved.accuracy
+
+
+def test_what_a_round_shows() -> None:
+    data = clients(6)
+    loop = fedflat.rounds("fedmoswa+ema", module(), data[:-1], data[-1], rounds=3, per_round=2, steps=2, workers=1)
+    seen = []
+    for round in loop:
+        assert len(round.cohort) == 2 and round.loss > 0 and round.score == round.accuracy
+        assert set(round.figures["test"]) == {"server", "ema"}
+        server, one = round.server_state(), round.client_state(round.cohort[0])
+        assert set(server) == {"drift.m"} and set(one) == {"drift.c"} and bool(one["drift.c"].any())
+        averaged = round.module("ema")
+        right = (averaged(data[-1][0]).argmax(1) == data[-1][1]).float().mean()
+        assert float(right) == pytest.approx(round.accuracy, abs=1e-6)
+        seen.append(round)
+    first, last = seen[0], seen[-1]
+    kept = first.model
+    assert not torch.equal(kept[0].weight, last.model[0].weight), "a round that is over keeps its model"
+    with pytest.raises(UserError, match="round 1 is over"):
+        first.module("ema")
+    with pytest.raises(UserError, match="round 1 is over"):
+        first.client_state(0)
+    with pytest.raises(UserError, match="no client 5"):
+        last.client_state(5)
+    with pytest.raises(UserError, match="did you mean ema"):
+        last.module("emma")
+
+
+def test_leaving_the_loop_pauses_a_run_that_can_be_resumed(tmp_path: Path) -> None:
+    whole = fedflat.run("scaffold+wima(window=2)", **SMALL)
+    for round in fedflat.rounds("scaffold+wima(window=2)", out=tmp_path / "run", **SMALL):
+        if round.number == 2:
+            break
+    del round
+    left = fedflat.load(tmp_path / "run")
+    assert left.status == "paused" and left.record.reason == "left after round 2"
+    assert set(left.state_dict()) == set(whole.model().state_dict())
+    resumed = fedflat.resume(tmp_path / "run")
+    assert resumed.status == "finished" and torch.equal(resumed.record.models["server"].weights, whole.record.models["server"].weights)
+
+
+def test_a_script_may_end_within_a_loop(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"import fedflat\nloop = fedflat.rounds('fedavg', out='run', **{SMALL})\nround = next(loop)\n")
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert fedflat.load(tmp_path / "run").record.reason == "left after round 1"
+
+
+def test_another_loop_goes_on() -> None:
+    loop = fedflat.rounds("fedavg", **SMALL)
+    assert next(loop).number == 1
+    assert [round.number for round in loop] == [2, 3, 4] and loop.result().status == "finished"
+
+
+def test_a_loop_that_is_left_at_its_last_round_has_finished() -> None:
+    loop = fedflat.rounds("fedavg", **SMALL)
+    for round in loop:
+        if round.number == 4:
+            break
+    assert loop.result().status == "finished"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_two_loops_side_by_side_do_not_disturb_each_other(workers: int) -> None:
+    """Worker processes are shared, so that engines take turns."""
+    settings = SMALL | {"workers": workers, "rounds": 3}
+    pairs = list(
+        zip(fedflat.rounds("fedavg", **settings), fedflat.rounds("scaffold", **(settings | {"model": "mlp(hidden=4)"})), strict=True)
+    )
+    for number, (text, model) in enumerate((("fedavg", "mlp(hidden=8)"), ("scaffold", "mlp(hidden=4)"))):
+        alone = fedflat.run(text, **(settings | {"model": model, "workers": 1})).record.models["server"].weights
+        assert torch.equal(pairs[-1][number].server.model.weights, alone)
+
+
+def test_callbacks_are_told() -> None:
+    told: list[str] = []
+
+    class Listening(fedflat.Callback):
+        def began(self, run: object) -> None:
+            told.append("began")
+
+        def round_done(self, run: object) -> None:
+            told.append("round")
+
+        def ended(self, run: object, record: object) -> None:
+            told.append("ended")
+
+    loop = fedflat.rounds("fedavg", callbacks=[Listening()], **SMALL)
+    next(loop)
+    loop.close()
+    assert told == ["began", "round", "ended"]
+
+
+def test_clients_keep_their_examples() -> None:
+    data = clients(3)
+    made = from_clients(data, data[0])
+    for number, (inputs, targets) in enumerate(data):
+        mine = made.train.groups == number
+        assert torch.equal(made.train.inputs[mine], inputs) and torch.equal(made.train.targets[mine], targets)
+    assert torch.equal(made.test.inputs, data[0][0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"clients_data": []}, "there are no clients"),
+        ({"clients_data": [torch.zeros(3)]}, "client 0 has no pair"),
+        ({"clients_data": [(torch.zeros(3, 5), torch.zeros(2).long())]}, "equally many"),
+        ({"clients_data": [(torch.zeros(3, 5), torch.zeros(3))]}, "expected class numbers"),
+        ({"clients_data": [(torch.zeros(3, n), torch.zeros(3).long()) for n in (5, 4)]}, r"client 1 have shape \(4,\)"),
+        ({"test_data": (torch.zeros(3, 5), torch.zeros(3).long())}, "clients_data, which is missing"),
+        ({"clients_data": clients(), "data": "digits"}, "two data sets"),
+        ({"clients_data": clients(), "loss": nn.CrossEntropyLoss(), "task": object()}, "not both"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_mistakes_are_told_in_a_sentence(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        fedflat.rounds("fedavg", module(), **arguments)
+
+
+def test_a_round_that_was_not_evaluated_says_so() -> None:
+    loop = fedflat.rounds("fedavg", every=2, **SMALL)
+    with pytest.raises(UserError, match="round 1 was not evaluated"):
+        _ = next(loop).accuracy
+    assert next(loop).accuracy > 0
+    with pytest.raises(UserError, match="no round was trained"):
+        fedflat.rounds("fedavg", **SMALL).result()

@@ -1,0 +1,79 @@
+"""Checks of data sets: they pass what is right, and name what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedflat.data import Dataset, Examples, from_arrays, from_clients, load
+from fedflat.testing import Broken, check_dataset
+
+
+def pictures(**more: Any) -> Dataset:
+    """Bright squares in one of four corners, the corner being the class."""
+    draw = np.random.default_rng(0)
+    labels = np.arange(120) % 4
+    images = draw.integers(0, 60, size=(120, 1, 6, 6))
+    for image, label in zip(images, labels, strict=True):
+        row, column = 3 * (label // 2), 3 * (label % 2)
+        image[0, row : row + 3, column : column + 3] += 150
+    images = images.astype(np.uint8)
+    return from_arrays(images[:80], labels[:80], images[80:], labels[80:], name="corners", train_groups=np.arange(80) // 20, **more)
+
+
+def test_good_ones_pass() -> None:
+    assert len(check_dataset(pictures)) == 8
+    assert "reading it again gives the same" not in check_dataset(pictures())
+    assert check_dataset(load("digits"))
+    clients = [(torch.randn(30, 4) + 2 * label, torch.full((30,), label)) for label in (0, 1)]
+    assert "every natural client has examples" in check_dataset(from_clients(clients, (torch.randn(5, 4), torch.zeros(5).long())))
+
+
+def leaking(data: Dataset) -> Dataset:
+    inputs = data.test.inputs.clone()
+    inputs[3] = data.train.inputs[7]
+    return replace(data, test=replace(data.test, inputs=inputs))
+
+
+def shuffled(data: Dataset) -> Dataset:
+    """Labels that have lost their images, as when only one of two arrays is shuffled."""
+    order = torch.from_numpy(np.random.default_rng(1).permutation(80))
+    return replace(data, train=replace(data.train, targets=data.train.targets[order]))
+
+
+def without_a_class(data: Dataset) -> Dataset:
+    keep = data.train.targets != 2
+    return replace(data, train=Examples(data.train.inputs[keep], data.train.targets[keep]))
+
+
+@pytest.mark.parametrize(
+    ("broken", "identity", "how"),
+    [
+        (leaking, "no training example is in the test set", "1 of 40"),
+        (without_a_class, "every class has training examples", "2 has none"),
+        (lambda data: replace(data, mean=(127.0,)), "mean and std are those of the training pixels", "mean is 127.000"),
+        (lambda data: replace(data, std=(1.0,)), "mean and std are those of the training pixels", "std is 1.000"),
+        (
+            lambda data: replace(data, train=replace(data.train, groups=2 * data.train.groups)),
+            "every natural client has examples",
+            "client 1",
+        ),
+        (shuffled, "inputs carry the labels", "fits labels dealt out at random as well"),
+    ],
+)
+def test_mistakes_are_named(broken: Callable[[Dataset], Dataset], identity: str, how: str) -> None:
+    with pytest.raises(Broken, match=how) as told:
+        check_dataset(broken(pictures()))
+    assert told.value.identity == identity and identity in str(told.value)
+
+
+def test_a_reader_that_draws_anew_every_time_is_found_out() -> None:
+    number = count()
+    with pytest.raises(Broken, match="two readings differ"):
+        check_dataset(lambda: pictures(mean=[0.3], std=[0.25]) if next(number) else load("digits"))

@@ -1,0 +1,50 @@
+"""Write constraints.txt: the exact version of every package of the development environment, as a clean installation finds them.
+
+    make lock
+
+torch is pinned here, so that set-up takes one known build instead of the newest with its CUDA packages; everything else is the newest that
+pyproject.toml allows. Read the difference before committing it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PINNED = "torch==2.13.0"
+EXTRAS = ".[dev,docs]"
+HEADER = """\
+# The development environment, exactly: set-up (make, CI) installs with -c constraints.txt. Written by `make lock`.
+# torch is pinned in tools/lock.py, so that set-up takes one known build instead of the newest with its CUDA packages.
+"""
+
+
+def main() -> None:
+    """Install into a fresh environment, and write down what came."""
+    with tempfile.TemporaryDirectory() as name:
+        pins = Path(name) / "pins.txt"
+        pins.write_text(f"{PINNED}\n")
+        subprocess.run([sys.executable, "-m", "venv", f"{name}/env"], check=True)
+        pip = [f"{name}/env/bin/python", "-m", "pip", "--disable-pip-version-check", "--quiet"]
+        subprocess.run([*pip, "install", "-c", pins, "-e", EXTRAS], check=True, cwd=ROOT)
+        frozen = subprocess.run(
+            [*pip, "freeze", "--all", "--exclude-editable", "--exclude", "pip"], check=True, capture_output=True, text=True
+        ).stdout
+    (ROOT / "constraints.txt").write_text(HEADER + "".join(f"{line}\n" for line in versions(frozen)))
+
+
+def versions(frozen: str) -> list[str]:
+    """The lines name==version of a freeze, without build labels and without where a package came from.
+
+    >>> versions("torch==2.13.0+cpu\\nfedflat @ file:///here\\nnumpy==2.4.6\\n")
+    ['numpy==2.4.6', 'torch==2.13.0']
+    """
+    pairs = (line.split("==") for line in frozen.splitlines() if "==" in line and "@" not in line)
+    return sorted((f"{name}=={version.partition('+')[0]}" for name, version in pairs), key=str.lower)
+
+
+if __name__ == "__main__":
+    main()
