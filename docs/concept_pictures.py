@@ -217,4 +217,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     IMAGES.mkdir(parents=True, exist_ok=True)
     for name in sys.argv[1:] or PICTURES:
-        PICTURES[name]().savefig(IMAGES / f"{name}.png", dpi=110)
+        PICTURES[name]().savefig(IMAGES / f"{name}.png", dpi=110, bbox_inches="tight", pad_inches=0.12)
