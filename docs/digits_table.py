@@ -65,7 +65,8 @@ def curves(comparison: Comparison) -> dict[str, Any]:
         rounds = [line["round"] for line in row.records[0].history]
         seeds = np.array([[line["test"]["server"]["accuracy"] for line in record.history] for record in row.records])
         mean, std = 100 * seeds.mean(0), 100 * seeds.std(0, ddof=1)
-        over_seeds = {"mean of all": 100 * seeds.mean(1), "last": 100 * seeds[:, -1]}
+        after = [line["round"] > 0 for line in row.records[0].history]
+        over_seeds = {"mean of all": 100 * seeds[:, after].mean(1), "last": 100 * seeds[:, -1]}
         found[row.algorithm] = {
             "mean": [round(float(value), 2) for value in mean],
             "std": [round(float(value), 2) for value in std],
