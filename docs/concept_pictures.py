@@ -59,7 +59,9 @@ def walks(method: str, bowls: Bowls, rounds: int, steps: int, rate: float) -> tu
     path, local = [weights.numpy().copy()], []
     for round in range(rounds):
         members = [Client(number, np.array([number]), states[number]) for number in range(2)]
-        alone = [[engine.train(training(k), round, model, server, [one]).returned.displacement for k in range(1, steps + 1)] for one in members]
+        alone = [
+            [engine.train(training(k), round, model, server, [one]).returned.displacement for k in range(1, steps + 1)] for one in members
+        ]
         local.append([np.stack([path[-1], *(path[-1] + moved.numpy() for moved in moves)]) for moves in alone])
         outcome = engine.train(training(steps), round, model, server, members)
         weights, server = algorithm.aggregate(outcome.returned, outcome.means, server)
@@ -97,8 +99,25 @@ def drift() -> Figure:
         axes.plot([], [], sign, color=colour, ms=size, lw=1.3, markeredgecolor="white" if sign in "*sXo" else None)[0]
         for sign, colour, size in (("o", GLOBAL, 7), ("-", ONE, 0), ("-", TWO, 0), ("s", GLOBAL, 8), ("*", BEST, 14), ("X", "#777777", 9))
     ]
-    words = ("server, by round", "client 1, by step", "client 2, by step", "server after 60 rounds", "minimum of the mean", "minima of the clients")
-    figure.legend(handles, words, loc="outside lower center", ncols=6, frameon=False, fontsize=8.5, columnspacing=1.4, handletextpad=0.5, labelcolor=INK)
+    words = (
+        "server, by round",
+        "client 1, by step",
+        "client 2, by step",
+        "server after 60 rounds",
+        "minimum of the mean",
+        "minima of the clients",
+    )
+    figure.legend(
+        handles,
+        words,
+        loc="outside lower center",
+        ncols=6,
+        frameon=False,
+        fontsize=8.5,
+        columnspacing=1.4,
+        handletextpad=0.5,
+        labelcolor=INK,
+    )
     return figure
 
 
@@ -144,7 +163,12 @@ def flat() -> Figure:
         axes.set_title(name, loc="left", fontsize=12, fontweight="bold", color=INK)
         axes.set_xlabel(f"{LARGEST} = {tops[name]:.1f},   test accuracy {_accuracy(found[name]):.1f} %", fontsize=10, color=INK)
     if line is not None:
-        figure.supxlabel(f"bold line: the same training loss, {shown_tick(float(f'{line:.2g}'), 'train_loss')}, in both", fontsize=8.5, color=FAINT, x=0.72)
+        figure.supxlabel(
+            f"bold line: the same training loss, {shown_tick(float(f'{line:.2g}'), 'train_loss')}, in both",
+            fontsize=8.5,
+            color=FAINT,
+            x=0.72,
+        )
     return figure
 
 
@@ -158,7 +182,9 @@ def _worst_direction(axes: Any, model: Measured, name: str, colour: str) -> floa
     axes.plot(steps, losses, color=colour, lw=2.2)
     axes.plot(steps, losses[30] + slope * steps + 0.5 * top * steps**2, color=colour, lw=1, ls=(0, (4, 3)), alpha=0.8)
     beside = float(np.interp(0.5, losses[30:], steps[30:]))
-    axes.annotate(f"{name}\n{LARGEST} = {top:.1f}", (beside, 0.5), (6, 0), textcoords="offset points", color=colour, fontsize=9.5, va="center")
+    axes.annotate(
+        f"{name}\n{LARGEST} = {top:.1f}", (beside, 0.5), (6, 0), textcoords="offset points", color=colour, fontsize=9.5, va="center"
+    )
     return top
 
 
@@ -194,7 +220,16 @@ def _average_picture(found: Any, frame: Any, window: int) -> Figure:
     draw_contours(left, found, scale)
     marks = {mark.name: mark for mark in found.marks}
     order = sorted((name for name in marks if name != "average"), key=lambda name: int(name[1:]))
-    left.plot(*np.array([marks[name].at for name in order]).T, "-o", color=GLOBAL, lw=0.7, ms=4, alpha=0.75, markeredgecolor="white", markeredgewidth=0.5)
+    left.plot(
+        *np.array([marks[name].at for name in order]).T,
+        "-o",
+        color=GLOBAL,
+        lw=0.7,
+        ms=4,
+        alpha=0.75,
+        markeredgecolor="white",
+        markeredgewidth=0.5,
+    )
     left.plot(*marks["average"].at, "*", color="#edae49", ms=19, markeredgecolor=INK, markeredgewidth=0.9, zorder=6)
     left.set(xticks=[], yticks=[])
     left.set_title(f"the last {window} global models", loc="left", fontsize=12, fontweight="bold", color=INK)

@@ -18,7 +18,9 @@ FOLDERS = ("algorithms", "data", "splits", "models", "reference", "images/curves
 
 def pages() -> dict[str, str]:
     """Every page and drawing, by its path below docs/."""
-    return {path: text for module in (algorithms, data_sets, splits, models, python_api, command_line) for path, text in module.pages().items()}
+    return {
+        path: text for module in (algorithms, data_sets, splits, models, python_api, command_line) for path, text in module.pages().items()
+    }
 
 
 def left_over(made: dict[str, str]) -> list[Path]:

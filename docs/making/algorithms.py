@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from making.curve import curve, measured
-from making.equations import SYMBOLS, said_of
-from making.markdown import block, code, joined, table
-from making.papers_cited import in_full
-
 from fedflat.algorithms import Algorithm
 from fedflat.algorithms.cards import CARDS, DIFFERENCES
 from fedflat.algorithms.composition import PARTS, SLOTS, part_name
 from fedflat.algorithms.table import NAMED, RELEASED
 from fedflat.cli.algorithm_card import cost_of, parameter_rows, slot_texts, specs_of
 from fedflat.text import show
+from making.curve import curve, measured
+from making.equations import SYMBOLS, said_of
+from making.markdown import block, code, joined, table
+from making.papers_cited import in_full
 
 WORDS = {"drift": "Drift correction", "perturbation": "Perturbation", "rate": "Local rate", "server": "Server", "averages": "Average"}
-WHOLE = {"own": ", and one over all of the client's data in every round", "common": ", and one over all of the client's data before every round"}
+WHOLE = {
+    "own": ", and one over all of the client's data in every round",
+    "common": ", and one over all of the client's data before every round",
+}
 
 
 def pages() -> dict[str, str]:
@@ -49,7 +51,12 @@ def index() -> str:
             "",
         ],
         table(("name", "what it is", "drift", "perturbation", "rate", "server", "down", "up", "passes", "from"), rows),
-        ["## What the letters mean", "", "The equations on these pages are those of the code's docstrings, with the same letters throughout:", ""],
+        [
+            "## What the letters mean",
+            "",
+            "The equations on these pages are those of the code's docstrings, with the same letters throughout:",
+            "",
+        ],
         table(("letter", "meaning"), [(code(letter), meaning) for letter, meaning in SYMBOLS.items()]),
         ["A round, whatever the algorithm:", ""],
         block(
@@ -71,7 +78,12 @@ def index() -> str:
 
 def parts() -> str:
     """What algorithms are made of."""
-    lines = ["# Parts", "", "What algorithms are made of, and what can be added to one with `+`. The letters are explained [here](../algorithms.md#what-the-letters-mean).", ""]
+    lines = [
+        "# Parts",
+        "",
+        "What algorithms are made of, and what can be added to one with `+`. The letters are explained [here](../algorithms.md#what-the-letters-mean).",
+        "",
+    ]
     for slot, word in WORDS.items():
         lines += [f"## {word}", ""]
         for name, (where, spec) in PARTS.items():
@@ -89,6 +101,7 @@ def one(name: str) -> str:
     texts = slot_texts(made)
     lines += [f"As slots: {_composed(texts)}.", ""]
     lines += block([f"fedflat run {name} --rounds 50", f"fedflat compare fedavg {name} --rounds 50"], "bash")
+    lines += _curve(name)
     lines += ["## Equations", "", "The letters are explained [here](../algorithms.md#what-the-letters-mean).", ""]
     lines += ["### Local step", ""]
     for slot in ("perturbation", "drift", "rate"):
@@ -98,12 +111,15 @@ def one(name: str) -> str:
     lines += ["## Parameters", "", *(filled or ["None.", ""])]
     if card.values:
         lines += [f"The papers' values: {card.values}.", ""]
-    lines += ["## Cost", "", "For a model of P numbers, per client:", "", *_cost(made), *_state(made), *_differences(name), *_curve(name), *_code(made)]
+    lines += ["## Cost", "", "For a model of P numbers, per client:", "", *_cost(made), *_state(made), *_differences(name), *_code(made)]
     return joined(lines)
 
 
 def _composed(texts: dict[str, str]) -> str:
-    return ", ".join(f"{WORDS[slot].lower()} [`{text}`](parts.md#{text.partition('(')[0]})" for slot, text in texts.items()) or "none but the defaults"
+    return (
+        ", ".join(f"{WORDS[slot].lower()} [`{text}`](parts.md#{text.partition('(')[0]})" for slot, text in texts.items())
+        or "none but the defaults"
+    )
 
 
 def _slot(made: Algorithm, slot: str) -> list[str]:
@@ -137,16 +153,27 @@ def _cost(made: Algorithm) -> list[str]:
     cost = cost_of(made)
     kept = [field for fields in made.client_fields().values() for field in fields]
     vectors, scalars = sum(f.vector for f in kept), sum(not f.vector for f in kept)
-    state = " + ".join(filter(None, (f"{'' if vectors == 1 else vectors}P" if vectors else "", str(scalars) if scalars else ""))) or "nothing"
+    state = (
+        " + ".join(filter(None, (f"{'' if vectors == 1 else vectors}P" if vectors else "", str(scalars) if scalars else ""))) or "nothing"
+    )
     passes = f"{cost['passes']}{WHOLE.get(made.drift.whole_gradient, '')}"
     return table(
         ("", "numbers"),
-        [("received in a round", cost["down"]), ("sent in a round", cost["up"]), ("kept between rounds", state), ("backward passes per local step", passes)],
+        [
+            ("received in a round", cost["down"]),
+            ("sent in a round", cost["up"]),
+            ("kept between rounds", state),
+            ("backward passes per local step", passes),
+        ],
     )
 
 
 def _state(made: Algorithm) -> list[str]:
-    places = {"the server keeps": made.server_fields(), "every client keeps": made.client_fields(), "a client sends, beside D_i": made.message_fields()}
+    places = {
+        "the server keeps": made.server_fields(),
+        "every client keeps": made.client_fields(),
+        "a client sends, beside D_i": made.message_fields(),
+    }
     rows = []
     for where, by_slot in places.items():
         for slot, fields in by_slot.items():
@@ -161,7 +188,13 @@ def _differences(name: str) -> list[str]:
     if not found:
         return ["## Published code", "", "No difference between published code and published formula is known.", ""]
     rows = [(f"[{d.number}](../differences.md#{d.number.lower()})", d.where, d.fault, d.here) for d in found]
-    lines = ["## Published code", "", "Where it and the formula disagree, and what is done here:", "", *table(("", "where", "what differs", "here"), rows)]
+    lines = [
+        "## Published code",
+        "",
+        "Where it and the formula disagree, and what is done here:",
+        "",
+        *table(("", "where", "what differs", "here"), rows),
+    ]
     if name in RELEASED:
         lines += [f"`{name}(variant=released)` is short for `{show(name, RELEASED[name])}`: as in the published code.", ""]
     return lines
@@ -180,7 +213,7 @@ def _curve(name: str) -> list[str]:
         "",
         f"![Test accuracy of {name} and of FedAvg over 60 rounds on digits](../images/curves/{name}.svg)",
         "",
-        "At the values above on `digits`, Dirichlet 0.1, 50 clients, 10 per round, 60 rounds, 3 seeds; [all of them in one table](../digits.md).",
+        "At the default values on `digits`, Dirichlet 0.1, 50 clients, 10 per round, 60 rounds, 3 seeds; [all of them in one table](../digits.md).",
         "",
         *table(("", "mean of all evaluations", "last"), rows),
     ]
@@ -208,7 +241,7 @@ def differences() -> str:
             [(f"<span id='{d.number.lower()}'>{d.number}</span>", d.where, d.fault, d.here) for d in DIFFERENCES.values()],
         ),
         ["## What `variant=released` sets", ""],
-        table(("algorithm", "is short for"), [(f"`{name}(variant=released)`", code(show(name, values))) for name, values in RELEASED.items()]),
+        table(
+            ("algorithm", "is short for"), [(f"`{name}(variant=released)`", code(show(name, values))) for name, values in RELEASED.items()]
+        ),
     )
-
-

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import typer
-from making.markdown import block, code, joined, table
 
 from fedflat.cli.application import app
 from fedflat.cli.flags import FLAGS, field_of
 from fedflat.cli.settings import kind_of
 from fedflat.experiment.config import Config, setting_names
 from fedflat.text import write_value
+from making.markdown import block, code, joined, table
 
 
 def pages() -> dict[str, str]:
@@ -23,7 +23,12 @@ def pages() -> dict[str, str]:
 
 def commands() -> str:
     """Every command with its arguments and flags."""
-    lines = ["# Commands", "", "Every command, argument and flag, as `--help` shows them; [what the commands are for](../cli.md) is told elsewhere. This page is made from the code.", ""]
+    lines = [
+        "# Commands",
+        "",
+        "Every command, argument and flag, as `--help` shows them; [what the commands are for](../cli.md) is told elsewhere. This page is made from the code.",
+        "",
+    ]
     for path, command in walk(typer.main.get_command(app)):
         lines += [f"## fedflat {' '.join(path)}", "", *_command(path, command)]
     return joined(lines)
@@ -72,7 +77,9 @@ def settings() -> str:
         field = field_of(name)
         section = name.partition(".")[0] if "." in name else ""
         default = "" if field.default is None else code(write_value(field.default))
-        sections.setdefault(section, []).append((code(name), kind_of(field.annotation), default, code(flags.get(name)), field.description or ""))
+        sections.setdefault(section, []).append(
+            (code(name), kind_of(field.annotation), default, code(flags.get(name)), field.description or "")
+        )
     lines = [
         "# Settings",
         "",

@@ -58,7 +58,10 @@ def _line(rounds: list[int], values: list[float], low: float) -> list[tuple[floa
 def _frame(low: float, last: int) -> list[str]:
     parts = []
     for value in range(int(low), 101, 10 if low else 20):
-        parts += [rule(LEFT, _y(value, low), WIDTH - RIGHT, _y(value, low)), words(LEFT - 8, _y(value, low) + 4, f"{value} %", size=11, anchor="end")]
+        parts += [
+            rule(LEFT, _y(value, low), WIDTH - RIGHT, _y(value, low)),
+            words(LEFT - 8, _y(value, low) + 4, f"{value} %", size=11, anchor="end"),
+        ]
     for round in range(0, last + 1, 10):
         parts.append(words(_x(round, last), HEIGHT - BOTTOM + 18, str(round), size=11, anchor="middle"))
     parts.append(words((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, "communication round", size=11, anchor="middle"))

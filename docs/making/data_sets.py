@@ -5,11 +5,10 @@ from __future__ import annotations
 import inspect
 import re
 
-from making.markdown import block, code, joined, rows_of, table
-
 from fedflat.cli.algorithm_card import parameter_rows
 from fedflat.data import DATASETS, OWN
 from fedflat.data.sources.source import Source
+from making.markdown import block, code, joined, rows_of, table
 
 LICENCES = {
     "digits": "CC BY 4.0 (UCI: Optical Recognition of Handwritten Digits), as part of scikit-learn",
@@ -75,21 +74,50 @@ def one(source: Source, facts: list[str], checked: str) -> str:
     ]
     lines += table(("", ""), rows)
     lines += ["## Use it", "", *block(_commands(name), "bash")]
-    lines += block([f'data = fedflat.data.load("{name}")', "fedflat.data.describe(data)  # sizes, classes, statistics, content hash"], "py") if name != "digits" else []
+    lines += (
+        block([f'data = fedflat.data.load("{name}")', "fedflat.data.describe(data)  # sizes, classes, statistics, content hash"], "py")
+        if name != "digits"
+        else []
+    )
     lines += _options(source)
     if source.downloads:
-        rows = [(f"<{d.url}>", code(d.md5), ", ".join(map(code, d.files[:3])) + (f" and {len(d.files) - 3} more" if len(d.files) > 3 else "")) for d in source.downloads]
+        rows = [
+            (f"<{d.url}>", code(d.md5), ", ".join(map(code, d.files[:3])) + (f" and {len(d.files) - 3} more" if len(d.files) > 3 else ""))
+            for d in source.downloads
+        ]
         lines += ["## Files", "", *table(("address", "md5", "in the data folder"), rows)]
     if source.instructions:
         lines += ["## By hand", "", _linked(_sentence(source.instructions)), ""]
-    return joined(lines, [f"More, and every other data set: [data sets](../{PAGE}). How it is spread over clients: [splits](../splits.md).", ""])
+    return joined(
+        lines, [f"More, and every other data set: [data sets](../{PAGE}). How it is spread over clients: [splits](../splits.md).", ""]
+    )
 
 
 def own(name: str, source: Source) -> str:
     """The page of a kind of files that a user brings."""
-    lines = [f"# {name}", "", f"{_sentence(source.title)} {_about(source)}".strip(), "", f"Named like any data set, `{OWN_TEXTS[name]}`:", ""]
-    lines += block([f"fedflat data describe '{OWN_TEXTS[name]}'", f"fedflat run fedavg --data '{OWN_TEXTS[name]}' --model mlp --clients 10 --rounds 20"], "bash")
-    return joined(lines, _options(source), [f"What the files must look like: [your own data](../{PAGE}#your-own-data); step by step: [bring your own](../how-to/bring-your-own.md).", ""])
+    lines = [
+        f"# {name}",
+        "",
+        f"{_sentence(source.title)} {_about(source)}".strip(),
+        "",
+        f"Named like any data set, `{OWN_TEXTS[name]}`:",
+        "",
+    ]
+    lines += block(
+        [
+            f"fedflat data describe '{OWN_TEXTS[name]}'",
+            f"fedflat run fedavg --data '{OWN_TEXTS[name]}' --model mlp --clients 10 --rounds 20",
+        ],
+        "bash",
+    )
+    return joined(
+        lines,
+        _options(source),
+        [
+            f"What the files must look like: [your own data](../{PAGE}#your-own-data); step by step: [bring your own](../how-to/bring-your-own.md).",
+            "",
+        ],
+    )
 
 
 def _commands(name: str) -> list[str]:
@@ -102,7 +130,8 @@ def _commands(name: str) -> list[str]:
 
 def _options(source: Source) -> list[str]:
     rows = [
-        (code(row["parameter"]), code(row["default"]) or "needed", row["range"], row["meaning"]) for row in parameter_rows(source.options, type(source.options)())
+        (code(row["parameter"]), code(row["default"]) or "needed", row["range"], row["meaning"])
+        for row in parameter_rows(source.options, type(source.options)())
     ]
     return ["## Parameters", "", *table(("parameter", "default", "range", "meaning"), rows)] if rows else []
 

@@ -23,7 +23,11 @@ class Page(NamedTuple):
 
 
 PAGES = {
-    "python": Page("fedflat", "What `import fedflat` gives. Settings have short names (`rounds=50`) or full ones (`training__decay=0.998`); [all of them](settings.md).", ("fedflat",)),
+    "python": Page(
+        "fedflat",
+        "What `import fedflat` gives. Settings have short names (`rounds=50`) or full ones (`training__decay=0.998`); [all of them](settings.md).",
+        ("fedflat",),
+    ),
     "results": Page(
         "Results",
         "What `run`, `compare`, `sweep`, `resume` and `load` give back.",
@@ -91,7 +95,9 @@ PAGES = {
             "fedflat.report.landscape_pictures:path_picture",
         ),
     ),
-    "testing": Page("Testing", "Checks for what you bring yourself: one call each, and a message that names what does not hold.", ("fedflat.testing",)),
+    "testing": Page(
+        "Testing", "Checks for what you bring yourself: one call each, and a message that names what does not hold.", ("fedflat.testing",)
+    ),
 }
 
 
@@ -136,21 +142,32 @@ def _from(module: str, name: str) -> list[str]:
 
 def _class(name: str, value: type, module: str) -> list[str]:
     shown = signature(name, value.__init__) if _own_init(value) else name
-    lines = [*block([f"class {line}" if not number else line for number, line in enumerate(shown.splitlines())], "py"), about(value), "", *_from(module, name)]
+    lines = [
+        *block([f"class {line}" if not number else line for number, line in enumerate(shown.splitlines())], "py"),
+        about(value),
+        "",
+        *_from(module, name),
+    ]
     for attribute, member in members(value):
         if isinstance(member, property):
             kind = inspect.signature(member.fget).return_annotation if member.fget else ""  # type: ignore[arg-type]
             lines += [f"- **`{attribute}`** : `{_type(kind)}`. {_first(member)}"]
         else:
             function = member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
-            lines += [f"- **`{signature(attribute, function, bound=not isinstance(member, staticmethod), one_line=True)}`**. {_first(function)}"]
+            lines += [
+                f"- **`{signature(attribute, function, bound=not isinstance(member, staticmethod), one_line=True)}`**. {_first(function)}"
+            ]
     for field, (kind, meaning) in fields(value).items():
         lines += [f"- **`{field}`** : `{kind}`" + (f". {meaning}" if meaning else "")]
     return [*lines, ""]
 
 
 def _own_init(value: type) -> bool:
-    return inspect.isfunction(value.__dict__.get("__init__")) and not dataclasses.is_dataclass(value) and not getattr(value, "_is_protocol", False)
+    return (
+        inspect.isfunction(value.__dict__.get("__init__"))
+        and not dataclasses.is_dataclass(value)
+        and not getattr(value, "_is_protocol", False)
+    )
 
 
 def members(value: type) -> Iterator[tuple[str, Any]]:
@@ -181,7 +198,11 @@ def annotated(body: list[ast.stmt]) -> Iterator[tuple[str, tuple[str, str]]]:
         said = ""
         if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
             said = " ".join(after.value.value.replace("``", "`").split())
-        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.value, ast.Call) and getattr(statement.value.func, "id", "") == "param":
+        elif (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(statement.value, ast.Call)
+            and getattr(statement.value.func, "id", "") == "param"
+        ):
             texts = [part.value for part in statement.value.args if isinstance(part, ast.Constant) and isinstance(part.value, str)]
             said = texts[-1][:1].upper() + texts[-1][1:] + "." if texts else ""
         yield target.id, (kind, said)

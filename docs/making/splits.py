@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 
 import numpy as np
-from making.markdown import block, code, joined, rows_of, table
-from making.svg import FAINT, INK, boxes, drawing, rule, words
 
 from fedflat.cli.algorithm_card import parameter_rows
 from fedflat.data import SPLIT_PARTS, SPLITS, partition
 from fedflat.report.split_picture import COLOURS
+from making.markdown import block, code, joined, rows_of, table
+from making.svg import FAINT, INK, boxes, drawing, rule, words
 
 SHOWN = {
     "iid": ("iid", "iid(sigma=0.5)"),
@@ -113,13 +113,22 @@ def _panel(text: str, counts: np.ndarray, top: float) -> list[str]:
     bottom, scale, column = top + TOP + PANEL, PANEL / sizes.max(), (WIDTH - LEFT - 14) / len(counts)
     parts = [words(LEFT, top + 20, text, size=13, colour=INK, bold=True), words(WIDTH - 14, top + 20, found, size=11, anchor="end")]
     for value in (0, int(sizes.max())):
-        parts += [rule(LEFT, bottom - value * scale, WIDTH - 14, bottom - value * scale), words(LEFT - 6, bottom - value * scale + 4, str(value), size=10, colour=FAINT, anchor="end")]
+        parts += [
+            rule(LEFT, bottom - value * scale, WIDTH - 14, bottom - value * scale),
+            words(LEFT - 6, bottom - value * scale + 4, str(value), size=10, colour=FAINT, anchor="end"),
+        ]
     gap = 0.12 if len(counts) > 1 else 0.35
     for label in range(counts.shape[1]):
         first, held = counts.argmax(1), counts[:, label]
-        below = np.where(first == label, 0, counts.max(1) + np.where(np.arange(counts.shape[1]) < label, counts, 0).sum(1) - np.where(first < label, counts.max(1), 0))
+        below = np.where(
+            first == label,
+            0,
+            counts.max(1) + np.where(np.arange(counts.shape[1]) < label, counts, 0).sum(1) - np.where(first < label, counts.max(1), 0),
+        )
         rectangles = [
-            (LEFT + (i + gap / 2) * column, bottom - (below[i] + held[i]) * scale, (1 - gap) * column, held[i] * scale) for i in range(len(counts)) if held[i]
+            (LEFT + (i + gap / 2) * column, bottom - (below[i] + held[i]) * scale, (1 - gap) * column, held[i] * scale)
+            for i in range(len(counts))
+            if held[i]
         ]
         if rectangles:
             parts.append(boxes(rectangles, COLOURS[label % len(COLOURS)]))

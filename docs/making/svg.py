@@ -12,7 +12,9 @@ INK, FAINT, GRID = "#22303c", "#6b7580", "#e3e7eb"
 def drawing(width: int, height: int, parts: Sequence[str], title: str) -> str:
     """The whole file, on white, so that it reads on a dark page too."""
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="{FONT}" role="img">'
-    return "\n".join([head, f"<title>{escaped(title)}</title>", f'<rect width="{width}" height="{height}" rx="6" fill="#fff"/>', *parts, "</svg>", ""])
+    return "\n".join(
+        [head, f"<title>{escaped(title)}</title>", f'<rect width="{width}" height="{height}" rx="6" fill="#fff"/>', *parts, "</svg>", ""]
+    )
 
 
 def escaped(text: str) -> str:

@@ -78,7 +78,7 @@ def test_a_wrong_flag_or_command_or_text_is_noticed() -> None:
         with pytest.raises((AssertionError, click.exceptions.UsageError)):
             understood(wrong)
     for wrong in (["run", "fedavgg"], ["run", "fedavg", "--split", "dirichlet(beta=1)"], ["run", "fedavg", "--data", "cifar11"]):
-        with pytest.raises(Exception, match="did you mean|expected|no parameter"):
+        with pytest.raises(Exception, match=r"did you mean|expected|no parameter"):
             understood(wrong)
 
 

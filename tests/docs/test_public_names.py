@@ -25,7 +25,9 @@ def modules() -> Iterator[ModuleType]:
                 yield module
 
 
-NAMES = [pytest.param(module, name, id=f"{module.__name__}.{name}") for module in modules() for name in module.__all__ if name != "__version__"]
+NAMES = [
+    pytest.param(module, name, id=f"{module.__name__}.{name}") for module in modules() for name in module.__all__ if name != "__version__"
+]
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES)
