@@ -75,7 +75,7 @@ def drift() -> Figure:
     """FedAvg and SCAFFOLD on the same two clients."""
     bowls, shown = two_clients(), 5
     optimum = bowls.optimum().numpy()
-    figure = Figure(figsize=(10.6, 5.0), layout=ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.08))
+    figure = Figure(figsize=(8.8, 4.5), layout=ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.08))
     for axes, (method, title) in zip(figure.subplots(1, 2), {"fedavg": "FedAvg", "scaffold": "SCAFFOLD"}.items(), strict=True):
         path, local = walks(method, bowls, 60, 12, 0.12)
         _ground(axes, bowls)
@@ -111,7 +111,7 @@ def drift() -> Figure:
         handles,
         words,
         loc="outside lower center",
-        ncols=6,
+        ncols=3,
         frameon=False,
         fontsize=8.5,
         columnspacing=1.4,
@@ -143,7 +143,7 @@ def flat() -> Figure:
     """FedAvg and FedASAM on digits: the loss along the direction of largest curvature, and around the model."""
     models = {"FedAvg": "fedavg", "FedASAM": "fedasam(rho=2)"}
     found = {name: fedflat.run(text, **DIGITS).flatness() for name, text in models.items()}
-    figure = Figure(figsize=(10.8, 4.3), layout=ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.08))
+    figure = Figure(figsize=(9.2, 3.7), layout=ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.08))
     left, *right = figure.subplots(1, 3)
     tops = {}
     for (name, model), colour in zip(found.items(), (TWO, ONE), strict=True):
@@ -212,7 +212,7 @@ def averaging() -> Figure:
 
 
 def _average_picture(found: Any, frame: Any, window: int) -> Figure:
-    figure = Figure(figsize=(10.8, 4.3), layout=ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.08))
+    figure = Figure(figsize=(9.2, 3.7), layout=ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.08))
     left, right = figure.subplots(1, 2)
     width, height = (axis[-1] - axis[0] for axis in found.axes)
     right.set_box_aspect(height / width)
@@ -252,4 +252,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     IMAGES.mkdir(parents=True, exist_ok=True)
     for name in sys.argv[1:] or PICTURES:
-        PICTURES[name]().savefig(IMAGES / f"{name}.png", dpi=110, bbox_inches="tight", pad_inches=0.12)
+        PICTURES[name]().savefig(IMAGES / f"{name}.png", dpi=125, bbox_inches="tight", pad_inches=0.12)

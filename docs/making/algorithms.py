@@ -36,9 +36,8 @@ def index() -> str:
     """All of them at a glance."""
     rows = []
     for name, card in CARDS.items():
-        texts, cost = slot_texts(NAMED[name]), cost_of(NAMED[name])
-        slots = [code(texts.get(slot)) for slot in SLOTS]
-        rows.append([f"[{name}](algorithms/{name}.md)", card.title, *slots, cost["down"], cost["up"], cost["passes"], card.paper])
+        cost, slots = cost_of(NAMED[name]), " + ".join(map(code, slot_texts(NAMED[name]).values()))
+        rows.append([f"[{name}](algorithms/{name}.md)", card.title, slots, cost["down"], cost["up"], cost["passes"], card.paper])
     return joined(
         [
             "# Algorithms",
@@ -50,7 +49,7 @@ def index() -> str:
             "Numbers down and up are per client and round, for a model of P numbers; passes are backward passes per local step.",
             "",
         ],
-        table(("name", "what it is", "drift", "perturbation", "rate", "server", "down", "up", "passes", "from"), rows),
+        table(("name", "what it is", "parts", "down", "up", "passes", "from"), rows),
         [
             "## What the letters mean",
             "",

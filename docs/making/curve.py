@@ -28,17 +28,20 @@ def curve(name: str) -> str | None:
         return None
     own, base = found["curves"][name]["mean"], found["curves"]["fedavg"]["mean"]
     low = 60.0 if min(own[len(own) // 4 :]) > 60 else 0.0
-    parts = _frame(low, found["rounds"][-1])
+    parts = [
+        *_frame(low, found["rounds"][-1]),
+        f'<clipPath id="frame"><rect x="{LEFT}" y="{TOP - 4}" width="{WIDTH - LEFT - RIGHT}" height="{HEIGHT - TOP - BOTTOM + 4}"/></clipPath>',
+        '<g clip-path="url(#frame)">',
+    ]
     for other, values in found["curves"].items():
         if other not in (name, "fedavg"):
             parts.append(polyline(_line(found["rounds"], values["mean"], low), "#9aa5b1", 0.8, 0.35))
-    for label, colour in (("fedavg", BASE), (name, OWN)):
-        if label == "fedavg" and name == "fedavg" and colour == BASE:
-            continue
+    for label, colour in {"fedavg": BASE, name: OWN}.items():
         values = found["curves"][label]
         ends = [[m + sign * s for m, s in zip(values["mean"], values["std"], strict=True)] for sign in (-1, 1)]
         parts.append(band(*(_line(found["rounds"], end, low) for end in ends), colour))
         parts.append(polyline(_line(found["rounds"], values["mean"], low), colour, 2.2))
+    parts += ["</g>"]
     parts += _names(name, own[-1], base[-1], low)
     return drawing(WIDTH, HEIGHT, parts, f"Test accuracy of {name} on digits")
 
@@ -48,7 +51,7 @@ def _x(round: float, last: float) -> float:
 
 
 def _y(value: float, low: float) -> float:
-    return TOP + (HEIGHT - TOP - BOTTOM) * (100 - min(max(value, low), 100)) / (100 - low)
+    return TOP + (HEIGHT - TOP - BOTTOM) * (100 - value) / (100 - low)
 
 
 def _line(rounds: list[int], values: list[float], low: float) -> list[tuple[float, float]]:

@@ -74,10 +74,14 @@ def one(source: Source, facts: list[str], checked: str) -> str:
     ]
     lines += table(("", ""), rows)
     lines += ["## Use it", "", *block(_commands(name), "bash")]
-    lines += (
-        block([f'data = fedflat.data.load("{name}")', "fedflat.data.describe(data)  # sizes, classes, statistics, content hash"], "py")
-        if name != "digits"
-        else []
+    lines += block(
+        [
+            "from fedflat.data import describe, load",
+            "",
+            f'data = load("{name}")',
+            "describe(data)  # sizes, classes, statistics, content hash",
+        ],
+        "python" if name == "digits" else "py",
     )
     lines += _options(source)
     if source.downloads:

@@ -121,7 +121,14 @@ def names_of(page: Page) -> Iterator[tuple[str, str]]:
         if name:
             yield module, name
         else:
-            yield from ((module, each) for each in importlib.import_module(module).__all__ if not each.startswith("__"))
+            found = importlib.import_module(module)
+            public = [each for each in found.__all__ if not each.startswith("__")]
+            yield from ((module, each) for each in sorted(public, key=lambda each: _rank(getattr(found, each))))
+
+
+def _rank(value: Any) -> int:
+    """Functions first, then classes, then constants, each in the order in which they are listed."""
+    return 0 if inspect.isroutine(value) or hasattr(value, "__wrapped__") else 1 if inspect.isclass(value) else 2
 
 
 def _entry(module: str, name: str) -> list[str]:
@@ -148,6 +155,8 @@ def _class(name: str, value: type, module: str) -> list[str]:
         "",
         *_from(module, name),
     ]
+    for field, (kind, meaning) in fields(value).items():
+        lines += [f"- **`{field}`** : `{kind}`" + (f". {meaning}" if meaning else "")]
     for attribute, member in members(value):
         if isinstance(member, property):
             kind = inspect.signature(member.fget).return_annotation if member.fget else ""  # type: ignore[arg-type]
@@ -157,8 +166,6 @@ def _class(name: str, value: type, module: str) -> list[str]:
             lines += [
                 f"- **`{signature(attribute, function, bound=not isinstance(member, staticmethod), one_line=True)}`**. {_first(function)}"
             ]
-    for field, (kind, meaning) in fields(value).items():
-        lines += [f"- **`{field}`** : `{kind}`" + (f". {meaning}" if meaning else "")]
     return [*lines, ""]
 
 

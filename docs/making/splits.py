@@ -48,7 +48,7 @@ def one(name: str, spec: type, cells: list[str]) -> str:
     """The page of a split."""
     text = SHOWN[name][-1]
     about = " ".join((inspect.getdoc(spec) or "").replace("``", "`").split())
-    lines = [f"# {name}", "", f"{cells[1][:1].upper()}{cells[1][1:]}.", "", about, ""]
+    lines = [f"# {name}", "", about, ""]
     facts = [("source", cells[-1])]
     if len(cells) > 3:
         facts = [("every example with exactly one client", cells[2]), ("sizes of clients", cells[3]), *facts]
