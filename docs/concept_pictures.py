@@ -181,10 +181,8 @@ def _worst_direction(axes: Any, model: Measured, name: str, colour: str) -> floa
     losses = np.array([float(objective.loss(objective.weights + t * direction)) for t in steps])
     axes.plot(steps, losses, color=colour, lw=2.2)
     axes.plot(steps, losses[30] + slope * steps + 0.5 * top * steps**2, color=colour, lw=1, ls=(0, (4, 3)), alpha=0.8)
-    beside = float(np.interp(0.5, losses[30:], steps[30:]))
-    axes.annotate(
-        f"{name}\n{LARGEST} = {top:.1f}", (beside, 0.5), (6, 0), textcoords="offset points", color=colour, fontsize=9.5, va="center"
-    )
+    place = {"xy": (float(steps[losses < 0.5].mean()), 0.5), "ha": "center"} if name == "FedAvg" else {"xy": (0.95, 0.17), "ha": "left"}
+    axes.annotate(name, color=colour, fontsize=10, fontweight="bold", **place)
     return top
 
 

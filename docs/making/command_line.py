@@ -48,7 +48,11 @@ def _command(path: tuple[str, ...], command: Any) -> list[str]:
     about = " ".join(help_text.split())
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
-    rows = [(code(p.metavar or p.human_readable_name.upper()), _text(getattr(p, "help", "")), "") for p in arguments]
+    rows = [
+        (code(p.metavar or p.human_readable_name.upper()), _text(getattr(p, "help", "")), "")
+        for p in arguments
+        if _text(getattr(p, "help", ""))
+    ]
     rows += [(", ".join(map(code, (*p.opts, *p.secondary_opts))), *_told(p)) for p in options if not p.hidden]
     usage = block([" ".join(example.split())], "bash") if example.strip() else []
     return [about, "", *usage, *table(("flag", "meaning", "default"), rows)]
