@@ -6,8 +6,11 @@ python docs/digits_table.py [--out runs/digits]      about 15 minutes on two cor
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import fedflat
 from fedflat.algorithms.table import NAMED
@@ -18,6 +21,8 @@ GRID = (0.01, 0.05, 0.1, 0.5)
 RETUNED = ("fedlesam", "fedlesam-s", "fedlesam-d", "fedwmsam")
 TARGET = 0.9
 SETTINGS: dict[str, Any] = {"rounds": 60, "every": 2}
+CURVES = HERE / "measured" / "digits_curves.json"
+"""The curves of the algorithms' own pages, which docs/generate.py draws."""
 
 
 def algorithms() -> list[str]:
@@ -50,6 +55,26 @@ def page(comparison: Comparison) -> str:
     return "\n".join([*lines, ""])
 
 
+def curves(comparison: Comparison) -> dict[str, Any]:
+    """Mean and standard deviation over seeds of the server's accuracy in percent, for every named algorithm at its defaults."""
+    rounds: list[int] = []
+    found: dict[str, Any] = {}
+    for row in comparison.rows():
+        if row.model != "server" or row.algorithm not in NAMED:
+            continue
+        rounds = [line["round"] for line in row.records[0].history]
+        seeds = np.array([[line["test"]["server"]["accuracy"] for line in record.history] for record in row.records])
+        mean, std = 100 * seeds.mean(0), 100 * seeds.std(0, ddof=1)
+        after = [line["round"] > 0 for line in row.records[0].history]
+        over_seeds = {"mean of all": 100 * seeds[:, after].mean(1), "last": 100 * seeds[:, -1]}
+        found[row.algorithm] = {
+            "mean": [round(float(value), 2) for value in mean],
+            "std": [round(float(value), 2) for value in std],
+            **{name: [round(float(v.mean()), 2), round(float(v.std(ddof=1)), 2)] for name, v in over_seeds.items()},
+        }
+    return {"rounds": rounds, "seeds": len(comparison.rows()[0].records), "curves": found}
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/digits"))
@@ -57,6 +82,7 @@ if __name__ == "__main__":
     comparison = fedflat.compare(algorithms(), seeds=3, out=out, **SETTINGS)
     findings = HERE / "digits_findings.md"
     (HERE / "digits.md").write_text(page(comparison) + ("\n" + findings.read_text() if findings.exists() else ""))
+    CURVES.write_text(json.dumps(curves(comparison)) + "\n")
     chosen = ("fedavg", "fedsam", "scaffold", "fedcm", "fedswa", "fedmoswa", "fedwmsam(rho=0.1)", "feddyn")
     few = Comparison(r for r in comparison.records if r.config.algorithm in chosen)
     few.plot().savefig(HERE / "images" / "digits.png", dpi=150)

@@ -15,9 +15,11 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from fedflat.algorithms import Algorithm, algorithm, canonical, register
     from fedflat.api import Rounds, compare, load, resume, rounds, run, sweep
+    from fedflat.engines.task import Classification, Task
     from fedflat.errors import UserError
     from fedflat.experiment.callback import Callback
     from fedflat.experiment.stepwise import Round
+    from fedflat.report.result import Comparison, Result
 
 # Imported when first used, so that importing fedflat costs no more than importing torch.
 _WHERE = {
@@ -35,12 +37,20 @@ _WHERE = {
     "sweep": "fedflat.api",
     "UserError": "fedflat.errors",
     "Callback": "fedflat.experiment.callback",
+    "Classification": "fedflat.engines.task",
+    "Task": "fedflat.engines.task",
+    "Comparison": "fedflat.report.result",
+    "Result": "fedflat.report.result",
 }
 __all__ = [
     "Algorithm",
     "Callback",
     "Round",
     "Rounds",
+    "Classification",
+    "Comparison",
+    "Result",
+    "Task",
     "UserError",
     "__version__",
     "algorithm",

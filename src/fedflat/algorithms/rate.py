@@ -47,7 +47,7 @@ class Linear(LocalRate):
 
 @dataclass(frozen=True)
 class Cyclic(LocalRate):
-    """Falls over a cycle of rounds, from ``start`` on: (1 - q) eta + q low, q = ((t mod c) + 1) / c (Caldarola et al. 2022, eq. 7)."""
+    """Falls over cycles of rounds, from ``start`` on: eta_t = (1 - q) eta + q low, q = (t mod c + 1) / c (Caldarola et al. 2022, eq. 7)."""
 
     low: float = param(0.0001, "the lowest rate of a cycle", low=0)
     length: int = param(20, "rounds in a cycle (c)", low=1)

@@ -7,6 +7,7 @@ from fedflat.averaging.wima import Wima
 from fedflat.text import changed, show
 
 AVERAGES: dict[str, type[Average]] = {"swa": Swa, "wima": Wima, "ema": Ema}
+"""Averages, by name."""
 
 
 def average_name(average: Average) -> str:

@@ -172,6 +172,7 @@ AUGMENTATIONS: dict[str, type[Part]] = {
     "scale-crop": ScaleCrop,
     "flip": Flip,
 }
+"""The parts of augmentations, by name."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from fedflat.errors import UserError
 
 BLOCK_BYTES = 1 << 24
 Kind = Literal["image", "vector", "text", "segmentation"]
-IGNORED = 255
+IGNORED: int = 255
 """The id, in the masks of a segmentation, of pixels that count neither in training nor in scores."""
 
 

@@ -52,6 +52,7 @@ _PUBLISHED: tuple[Source, ...] = (
     DIGIT_MASKS,
 )
 DATASETS: dict[str, Source] = {source.name: source for source in _PUBLISHED}
+"""Published data sets, by name."""
 OWN: dict[str, Source] = {source.name: source for source in (IMAGES, OWN_DOMAINS, ARRAYS, HUB)}
 """Kinds of files that a user brings."""
 

@@ -37,7 +37,7 @@ class Pooling(Task, Protocol):
         ...
 
     def by_class(self, totals: Mapping[str, Tensor]) -> dict[int, dict[str, float]]:
-        """The same for each class that occurs, and under ``examples`` how many have it."""
+        """The metrics of each class that occurs, and under ``examples`` how many have it."""
         ...
 
 

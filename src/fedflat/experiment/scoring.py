@@ -90,6 +90,6 @@ def spread_over(each: Mapping[str, Scores], metric: str) -> dict[str, float]:
     values = np.array([scores[metric] for scores in each.values()])
     worst = np.sort(values)[: ceil(len(values) / 10)]
     found = {"mean": float(values.mean()), "std": float(values.std()), "worst_tenth": float(worst.mean())}
-    if metric != "loss":
+    if metric != "loss" and all("loss" in scores for scores in each.values()):  # a user's own task may have none per class
         found["loss"] = float(np.mean([scores["loss"] for scores in each.values()]))
     return {**found, "count": len(values)}

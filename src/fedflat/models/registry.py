@@ -36,6 +36,7 @@ MODELS: dict[str, type[ModelSpec]] = {
         BiSeNetV2,
     )
 }
+"""Families of models, by name; one of your own is entered here."""
 
 
 def names() -> list[str]:

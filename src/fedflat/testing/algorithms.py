@@ -214,3 +214,4 @@ CLAIMS: dict[str, Check] = {
     "with equal clients it is FedAvg": _alike,
     "finds the joint optimum": _joint_optimum,
 }
+"""What an algorithm may claim besides, by name."""

@@ -23,5 +23,6 @@ DRIFTS: dict[str, type[Drift]] = {
     "mo": Mo,
     "wmsam": Wmsam,
 }
+"""Drift corrections, by name."""
 
 __all__ = ["DRIFTS", "Acg", "AdaBest", "Cm", "Drift", "Dyn", "Mime", "MimeLite", "Mo", "Prox", "Scaffold", "Wmsam"]

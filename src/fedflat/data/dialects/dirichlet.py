@@ -27,7 +27,7 @@ class Dirichlet(ByClass):
     """Every client draws q ~ Dir(alpha) and gets equally many examples, their classes drawn from q; every example is used once.
 
     When a class runs out, those who still want some of it draw again from q renormalised over the classes that are left
-    (Acar et al. 2021; dialect B of the field: a true partition of equal, or lognormal, sizes).
+    (Acar et al. 2021; a true partition of equal, or lognormal, sizes).
     """
 
     alpha: float = param(0.1, _ALPHA, low=0)
@@ -46,7 +46,7 @@ class Dirichlet(ByClass):
 class DirichletReuse(ByClass):
     """As ``dirichlet``, but a class that runs out is dealt again from its beginning: some examples are used twice, others never.
 
-    This is what the released code of FedSWA, FL-Simulator, FedLESAM and FedWMSAM does (dialect A of the field).
+    This is what the released code of FedSWA, FL-Simulator, FedLESAM and FedWMSAM does.
     """
 
     disjoint: ClassVar[bool] = False
@@ -67,7 +67,7 @@ class DirichletReuse(ByClass):
 
 @dataclass(frozen=True)
 class DirichletClasswise(ByClass):
-    """Every class is divided over the clients by a draw from Dir(alpha), so that clients differ in size (dialect C of the field).
+    """Every class is divided over the clients by a draw from Dir(alpha), so that clients differ in size.
 
     A client that would come out empty gets one example of the most frequent class of the client that is largest at that moment.
     """

@@ -31,6 +31,7 @@ SPLITS: dict[str, type[Dialect]] = {
     "listed": Listed,
     "centralised": Centralised,
 }
+"""Splits, by name."""
 SPLIT_PARTS: dict[str, type[LongTail] | type[HeldOut]] = {"longtail": LongTail, "held-out": HeldOut}
 """What can be added to any of them, in the order in which it takes effect."""
 

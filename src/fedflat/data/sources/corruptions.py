@@ -17,7 +17,7 @@ from fedflat.data.mapped import MappedTensor, open_mapped
 from fedflat.data.sources.source import Download, FileSource, md5_of
 from fedflat.errors import UserError
 
-CORRUPTIONS = (
+CORRUPTIONS: tuple[str, ...] = (
     "gaussian_noise",
     "shot_noise",
     "impulse_noise",
@@ -35,9 +35,10 @@ CORRUPTIONS = (
     "jpeg_compression",
 )
 """The 15 corruptions of the benchmark."""
-EXTRA_CORRUPTIONS = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
+EXTRA_CORRUPTIONS: tuple[str, ...] = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 """The 4 that are meant for choosing hyperparameters."""
-SEVERITIES = (1, 2, 3, 4, 5)
+SEVERITIES: tuple[int, ...] = (1, 2, 3, 4, 5)
+"""How strong a corruption may be."""
 LABELS = "labels"
 
 

@@ -1,0 +1,84 @@
+"""The curve of an algorithm on digits, from the numbers that docs/digits_table.py measured."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+from making.markdown import DOCS
+from making.svg import FAINT, INK, band, drawing, polyline, rule, words
+
+FILE = DOCS / "measured" / "digits_curves.json"
+WIDTH, HEIGHT = 720, 300
+LEFT, RIGHT, TOP, BOTTOM = 52, 150, 22, 40
+OWN, BASE = "#1b6ca8", "#d1495b"
+
+
+@cache
+def measured() -> dict[str, Any]:
+    """Rounds, and mean and standard deviation of the accuracy over seeds for every algorithm that was run."""
+    return json.loads(FILE.read_text()) if FILE.exists() else {"rounds": [], "curves": {}}
+
+
+def curve(name: str) -> str | None:
+    """The algorithm in front of FedAvg and, faintly, of all others; none where it was not run."""
+    found = measured()
+    if name not in found["curves"]:
+        return None
+    own, base = found["curves"][name]["mean"], found["curves"]["fedavg"]["mean"]
+    low = 60.0 if min(own[len(own) // 4 :]) > 60 else 0.0
+    parts = [
+        *_frame(low, found["rounds"][-1]),
+        f'<clipPath id="frame"><rect x="{LEFT}" y="{TOP - 4}" width="{WIDTH - LEFT - RIGHT}" height="{HEIGHT - TOP - BOTTOM + 4}"/></clipPath>',
+        '<g clip-path="url(#frame)">',
+    ]
+    for other, values in found["curves"].items():
+        if other not in (name, "fedavg"):
+            parts.append(polyline(_line(found["rounds"], values["mean"], low), "#9aa5b1", 0.8, 0.35))
+    for label, colour in {"fedavg": BASE, name: OWN}.items():
+        values = found["curves"][label]
+        ends = [[m + sign * s for m, s in zip(values["mean"], values["std"], strict=True)] for sign in (-1, 1)]
+        parts.append(band(*(_line(found["rounds"], end, low) for end in ends), colour))
+        parts.append(polyline(_line(found["rounds"], values["mean"], low), colour, 2.2))
+    parts += ["</g>"]
+    parts += _names(name, own[-1], base[-1], low)
+    return drawing(WIDTH, HEIGHT, parts, f"Test accuracy of {name} on digits")
+
+
+def _x(round: float, last: float) -> float:
+    return LEFT + (WIDTH - LEFT - RIGHT) * round / last
+
+
+def _y(value: float, low: float) -> float:
+    return TOP + (HEIGHT - TOP - BOTTOM) * (100 - value) / (100 - low)
+
+
+def _line(rounds: list[int], values: list[float], low: float) -> list[tuple[float, float]]:
+    return [(_x(round, rounds[-1]), _y(value, low)) for round, value in zip(rounds, values, strict=True)]
+
+
+def _frame(low: float, last: int) -> list[str]:
+    parts = []
+    for value in range(int(low), 101, 10 if low else 20):
+        parts += [
+            rule(LEFT, _y(value, low), WIDTH - RIGHT, _y(value, low)),
+            words(LEFT - 8, _y(value, low) + 4, f"{value} %", size=11, anchor="end"),
+        ]
+    for round in range(0, last + 1, 10):
+        parts.append(words(_x(round, last), HEIGHT - BOTTOM + 18, str(round), size=11, anchor="middle"))
+    parts.append(words((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, "communication round", size=11, anchor="middle"))
+    return parts
+
+
+def _names(name: str, own: float, base: float, low: float) -> list[str]:
+    """Names beside the ends of the lines, pushed apart where they would touch."""
+    x, mine, theirs = WIDTH - RIGHT + 8, _y(own, low) + 4, _y(base, low) + 4
+    if name != "fedavg" and abs(mine - theirs) < 15:
+        middle, above = (mine + theirs) / 2, own >= base
+        mine, theirs = (middle - 7.5, middle + 7.5) if above else (middle + 7.5, middle - 7.5)
+    parts = [words(x, mine, f"{name}  {own:.1f}", colour=OWN, bold=True)]
+    if name != "fedavg":
+        parts.append(words(x, theirs, f"fedavg  {base:.1f}", colour=BASE))
+    parts.append(words(x, HEIGHT - BOTTOM, "grey: all others", size=10, colour=FAINT))
+    return [*parts, words(LEFT, TOP - 8, "test accuracy, mean of 3 seeds and their standard deviation", size=11, colour=INK)]

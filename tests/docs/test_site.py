@@ -1,0 +1,67 @@
+"""The site builds without a warning, every link and anchor leads somewhere, and a reader fetches nothing from elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.docs.blocks import ROOT
+
+CONFIG = ROOT / "mkdocs.yml"
+SECTIONS = [
+    *("Start here", "Concepts", "How-to", "Algorithms", "Data and splits", "Models"),
+    *("Flatness", "Papers", "Deployment", "Reference", "Project"),
+]
+
+
+class Heard(logging.Handler):
+    """Keeps every warning."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """The folder of the site, and what was warned of on the way."""
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    folder, heard = tmp_path_factory.mktemp("site"), Heard()
+    logger = logging.getLogger("mkdocs")
+    logger.addHandler(heard)
+    try:
+        build(load_config(str(CONFIG), site_dir=str(folder), strict=False))
+    finally:
+        logger.removeHandler(heard)
+    return folder, heard.said
+
+
+def test_no_warning(built: tuple[Path, list[str]]) -> None:
+    assert built[1] == []
+
+
+def test_dead_links_and_anchors_would_be_warned_of() -> None:
+    config: dict[str, Any] = yaml.safe_load(CONFIG.read_text())
+    assert config["strict"] is True
+    assert set(config["validation"]["links"].values()) == set(config["validation"]["nav"].values()) == {"warn"}
+    assert [next(iter(section)) for section in config["nav"]] == SECTIONS
+
+
+def test_pictures_are_there_and_nothing_is_fetched_from_elsewhere(built: tuple[Path, list[str]]) -> None:
+    pages = list(built[0].rglob("*.html"))
+    assert len(pages) > 100
+    for page in pages:
+        for source in re.findall(r'<(?:img|script|link rel="stylesheet")[^>]*? (?:src|href)="([^"]+)"', page.read_text("utf-8")):
+            assert not source.startswith(("http:", "https:", "//")), f"{page} fetches {source}"
+            if page.name != "404.html":
+                assert (page.parent / source.partition("?")[0]).exists(), f"{page} shows {source}, which is not there"
