@@ -12,6 +12,7 @@ from making.markdown import block, code, joined, rows_of, table
 
 LICENCES = {
     "digits": "CC BY 4.0 (UCI: Optical Recognition of Handwritten Digits), as part of scikit-learn",
+    "digit_masks": "that of digits, of which they are made",
     "mnist": "CC BY-SA 3.0",
     "fashion_mnist": "MIT",
     "cifar10": "none stated; its author asks to be cited",
@@ -30,6 +31,7 @@ LICENCES = {
 }
 MODELS = {
     "digits": "mlp",
+    "digit_masks": "'bisenetv2(width=0.25,auxiliary=false)'",
     "femnist": "femnist-cnn",
     "shakespeare": "char-lstm",
     "landmarks": "mobilenetv2",
@@ -39,7 +41,8 @@ MODELS = {
     "mnist": "lenet5",
     "fashion_mnist": "lenet5",
 }
-NATURAL = ("femnist", "shakespeare", "landmarks", "office_home", "pacs", "cityscapes", "idda")
+NATURAL = ("femnist", "shakespeare", "landmarks", "office_home", "pacs", "cityscapes", "idda", "digit_masks")
+BUILT_IN = ("digits", "digit_masks")
 OWN_TEXTS = {
     "images": "images(path=pets,size=64)",
     "domains": "domains(path=pets,size=64)",
@@ -81,7 +84,7 @@ def one(source: Source, facts: list[str], checked: str) -> str:
             f'data = load("{name}")',
             "describe(data)  # sizes, classes, statistics, content hash",
         ],
-        "python" if name == "digits" else "py",
+        "python" if name in BUILT_IN else "py",
     )
     lines += _options(source)
     if source.downloads:
@@ -125,7 +128,7 @@ def own(name: str, source: Source) -> str:
 
 
 def _commands(name: str) -> list[str]:
-    get = [] if name == "digits" else [f"fedflat data get {name}"]
+    get = [] if name in BUILT_IN else [f"fedflat data get {name}"]
     if name.endswith("_c"):
         return [*get, f"fedflat evaluate runs/fedavg-{name.removesuffix('_c')}-seed0 --on corruptions"]
     split = "--split natural --set data.clients=null" if name in NATURAL else "--split 'dirichlet(alpha=0.1)' --clients 50"

@@ -23,6 +23,7 @@ SHOWN = {
     "natural": ("natural",),
     "virtual": ("virtual(size=100,alpha=0.1)",),
     "centralised": ("centralised",),
+    "listed": (),
     "longtail": ("iid+longtail(factor=10)", "dirichlet(alpha=0.1)+longtail(factor=10)"),
     "held-out": ("dirichlet(alpha=0.1)+held-out(share=0.2)",),
 }
@@ -40,13 +41,13 @@ def pages() -> dict[str, str]:
     found = {}
     for name, spec in (SPLITS | SPLIT_PARTS).items():
         found[f"splits/{name}.md"] = one(name, spec, by_name[name])
-        found[f"images/splits/{name}.svg"] = picture(SHOWN[name])
+        if SHOWN[name]:
+            found[f"images/splits/{name}.svg"] = picture(SHOWN[name])
     return found
 
 
 def one(name: str, spec: type, cells: list[str]) -> str:
     """The page of a split."""
-    text = SHOWN[name][-1]
     about = " ".join((inspect.getdoc(spec) or "").replace("``", "`").split())
     lines = [f"# {name}", "", about, ""]
     facts = [("source", cells[-1])]
@@ -55,8 +56,9 @@ def one(name: str, spec: type, cells: list[str]) -> str:
     lines += table(("", ""), facts)
     rows = [(code(row["parameter"]), code(row["default"]), row["range"], row["meaning"]) for row in parameter_rows(spec(), spec())]
     lines += ["## Parameters", "", *table(("parameter", "default", "range", "meaning"), rows)] if rows else []
-    lines += ["## What it looks like", "", f"![Class counts per client under {name}](../images/splits/{name}.svg)", "", _caption(name), ""]
-    lines += ["## Use it", "", *block(_commands(name, text), "bash")]
+    if SHOWN[name]:
+        lines += ["## What it looks like", "", f"![Class counts per client under {name}](../images/splits/{name}.svg)", "", _caption(name), ""]
+    lines += ["## Use it", "", *block(_commands(name), "bash")]
     return joined(lines, [f"All splits, measured, and what papers mean by their names: [splits](../{PAGE}).", ""])
 
 
@@ -66,7 +68,10 @@ def _caption(name: str) -> str:
     return f"{EXAMPLES:,} examples of {CLASSES} equally frequent classes, seed 0. A column is a client, a colour a class; clients are sorted by their most frequent class."
 
 
-def _commands(name: str, text: str) -> list[str]:
+def _commands(name: str) -> list[str]:
+    if name == "listed":
+        return ["fedflat run fedavg --split 'listed(path=split.json)' --set data.clients=null --rounds 20"]
+    text = SHOWN[name][-1]
     if name == "natural":
         return ["fedflat run fedavg --data femnist --model femnist-cnn --split natural --set data.clients=null"]
     if name == "pachinko":

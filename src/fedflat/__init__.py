@@ -45,11 +45,11 @@ _WHERE = {
 __all__ = [
     "Algorithm",
     "Callback",
-    "Round",
-    "Rounds",
     "Classification",
     "Comparison",
     "Result",
+    "Round",
+    "Rounds",
     "Task",
     "UserError",
     "__version__",
