@@ -31,6 +31,12 @@ def test_ray_is_not_installed() -> None:
     assert last.endswith('engine.name=ray needs Ray, which is not installed; install it with: pip install "fedflat[ray]"')
 
 
+def test_ray_is_not_installed_for_a_sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match=r'ray_address needs Ray, which is not installed; install it with: pip install "fedflat\[ray\]"'):
+        fedflat.sweep({"grid": {"seed": [0, 1]}, "ray_address": "auto"}, out=tmp_path)
+
+
 def test_ray_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     old = SimpleNamespace(__version__="2.9.3")
     monkeypatch.setattr(importlib, "import_module", lambda name: old)

@@ -93,6 +93,7 @@ class Spread:
         self.waiting = deque(range(len(work)))
         self.running: dict[Any, int] = {}
         self.losses: Counter[int] = Counter()
+        self._devices: dict[str, float] = {}
 
     def hand_out(self) -> None:
         """Give the cluster as many runs as it has cores, or as are asked for."""
@@ -108,11 +109,16 @@ class Spread:
         return self.ray.remote(**options)(do_run).remote(own_version(), pickle.dumps((self.place, one, needs.cores)))
 
     def _needs(self, config: Config) -> Needs:
-        """A core for each worker process, and a GPU, of which several runs get a share where more are asked for than there are GPUs."""
-        if device_for(self.ray, config.engine.device) == "cpu":
-            return Needs(config.engine.workers or 1, 0)
-        gpus = self.ray.cluster_resources()["GPU"]
-        return Needs(config.engine.workers or 1, 1 / math.ceil(max(1, (self.jobs or 1) / gpus)))
+        """A core for each worker process, and where that is decided at first a GPU, which later runs do not go without."""
+        wanted = config.engine.device
+        if wanted not in self._devices:
+            self._devices[wanted] = self._share() if device_for(self.ray, wanted) == "cuda" else 0.0
+        return Needs(config.engine.workers or 1, self._devices[wanted])
+
+    def _share(self) -> float:
+        """What a run gets of a GPU: all, unless more runs are asked for than there are GPUs."""
+        gpus: float = self.ray.cluster_resources()["GPU"]
+        return 1 / math.ceil(max(1, (self.jobs or 1) / gpus))
 
     def _check_room(self) -> None:
         """Refuse to wait for nodes that are not there (any more)."""

@@ -226,6 +226,7 @@ def run_sweep(
             yield Done(run, load_record(run.folder), "before")
         else:
             todo.append(run)
+    told_of = 0
     while todo:
         held = []
         with closing(_results(sweep, todo, callbacks, jobs)) as results:
@@ -235,11 +236,13 @@ def run_sweep(
                 else:
                     yield _done(todo[number], outcome)
         todo = held
-        if held:
-            waiting(len(held))
+        if held and len(held) != told_of:
+            told_of = len(held)
+            waiting(told_of)
+        while held:
             time.sleep(SECONDS_BETWEEN_LOOKS)  # at least once: locks of other machines are not always seen from here
-        while held and not any(is_free(run.folder) for run in held):
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+            if any(is_free(run.folder) for run in held):
+                break
 
 
 def _over(run: Planned) -> bool:
