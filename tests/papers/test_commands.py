@@ -224,3 +224,20 @@ def test_cells_and_markdown_are_about_one_table(fedflat):
 def test_every_table_has_its_page_in_the_list(fedflat):
     assert find_table("eccv/table17").title == "Table 17"
     assert find_table("fedswa/figure5").title == "Figure 5"
+
+
+def test_figures_name_a_command_that_draws_them(fedflat):
+    document = json.loads(fedflat("reproduce", "wima/figure2", "--cells", "swa-75/*", *SMALL, "--rounds", "1", "--json").stdout)
+    assert document["picture"] == f"fedflat report {document['folder']}"
+    shown = fedflat("reproduce", "eccv/figure5", "--cells", "fedasam-swa/alpha-0", *SMALL, "--rounds", "4").stdout
+    command = " ".join(shown.partition("picture")[2].split())
+    assert command.startswith("fedflat flatness spectrum runs/reproduce/small-4-rounds/eccv/")
+    assert command.endswith("/seed-0:swa")
+    assert fedflat(*command.split()[1:], "--eigenvalues", "3", "--examples", "50", "--quiet").exit_code == 0
+
+
+@pytest.mark.parametrize("name", sorted({table.file.picture for paper in papers().values() for table in paper.tables.values()} - {""}))
+def test_commands_of_pictures_exist(fedflat, name):
+    words = [word for word in name.split()[1:] if word.isalpha()]
+    assert fedflat(*words, "--help").exit_code == 0
+    assert name.format(models="a b", folder="a", out="o")

@@ -135,8 +135,10 @@ def test_measured_spectra_and_clients_are_found(compared):
     looks = [{"round": n, "accuracy": {"classes": {"0": 0.1 * n}, "clients": {"7": None}}} for n in range(3)]
     (folder / "clients" / "clients.json").write_text(json.dumps({"models": looks, "forgetting": {}, "rounds": []}))
     (folder / "clients" / "spectrum.json").write_text("damaged")
-    views = report_document(gather([compared]))["sections"][0]["views"]
+    section = report_document(gather([compared]))["sections"][0]
+    views = section["views"]
     (spectrum,) = views["spectra"]
+    assert section["rows"][spectrum["row"]]["label"] == "fedavg"
     assert (spectrum["eigenvalues"], spectrum["lambda_max"], spectrum["trace"]) == ([5.0, 1.5], 5.0, 8.0)
     assert views["clients"][0]["classes"] == {"0": [0.0, 0.1, 0.2]}
     assert views["clients"][0]["clients"] == {"7": [None, None, None]}

@@ -29,7 +29,7 @@ Values = dict[str, Any]
 
 def views_of(group: Group) -> Values:
     """Everything that was measured of a group's runs, where it was."""
-    spectra, clients = _spectra(group.records), _clients(group.records)
+    spectra, clients = _spectra(group), _clients(group.records)
     return {
         "log": _log(group),
         "spectra": spectra[:MOST_VIEWS],
@@ -96,15 +96,21 @@ def _mean(runs: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, float]
 # --- spectra ---------------------------------------------------------------------------------------------------------------------
 
 
-def _spectra(records: Sequence[Record]) -> list[Values]:
-    """Every model of every file; a file may hold models of other runs than the one that it lies in, so its names are taken as they are."""
+def _spectra(group: Group) -> list[Values]:
+    """Every model of every file; a file may hold models of other runs than the one that it lies in, so its names are taken as they are.
+
+    Each has the number, and so the colour, of the row with its name, or one that no row has.
+    """
     found: dict[str, Values] = {}
-    for _, path in _files(records, "spectrum.json"):
+    for _, path in _files(group.records, "spectrum.json"):
         document = _read(path) or {}
         for name, model in document.get("models", {}).items():
             if model.get("subsets"):
                 label = name if name not in found else f"{name} ({model.get('model')})"
                 found[label] = _spectrum(label, model["subsets"], document)
+    numbers = {label: number for number, (label, _, _) in enumerate(group.rows)}
+    for place, (label, spectrum) in enumerate(found.items()):
+        spectrum["row"] = numbers.get(label, len(numbers) + place)
     return list(found.values())
 
 

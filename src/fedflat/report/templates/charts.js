@@ -85,7 +85,7 @@ function lineChart(figure, lines, about) {
     node("line", { x1: left, x2: width - right, y1: Y(v), y2: Y(v), stroke: "var(--line)", "stroke-width": 1 }, svg);
     node("text", { x: left - 6, y: Y(v) + 4, "text-anchor": "end" }, svg, short(about.log ? Math.pow(10, v) : v));
   }
-  for (const v of ticks(x0, x1, width < NARROW ? 4 : 8)) {
+  for (const v of ticks(x0, x1, width < NARROW ? 4 : 8).filter((v) => !about.whole || Number.isInteger(v))) {
     const anchor = X(v) > width - 30 ? "end" : "middle";
     node("text", { x: Math.min(X(v), width - 2), y: height - bottom + 18, "text-anchor": anchor }, svg, short(v));
   }

@@ -125,10 +125,10 @@ data.sections.forEach((section, n) => {
   if (log) { onShow(log, drawLog); quantity.addEventListener("change", drawLog); }
 
   onShow(find(n, "spectra"), () => {
-    const lines = section.views.spectra.map((s, row) => ({ row, label: s.label, x: s.eigenvalues.map((_, i) => i + 1), y: s.eigenvalues }));
+    const lines = section.views.spectra.map((s) => ({ row: s.row, label: s.label, x: s.eigenvalues.map((_, i) => i + 1), y: s.eigenvalues }));
     const positive = lines.every((l) => l.y.every((v) => v > 0));
     lineChart(find(n, "spectra"), lines, {
-      words: "eigenvalues of the Hessian", xlabel: "eigenvalues, largest first", ylabel: "eigenvalue", dots: true, log: positive, height: 320,
+      words: "eigenvalues of the Hessian", xlabel: "eigenvalues, largest first", ylabel: "eigenvalue", dots: true, log: positive, height: 320, whole: true,
     });
   });
 
