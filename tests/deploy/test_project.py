@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import runpy
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -77,3 +79,14 @@ def test_the_page_has_the_commands_that_are_printed(tmp_path: Path) -> None:
 def test_warm_processes_say_what_they_expect() -> None:
     with pytest.raises(UserError, match=r"expected the addresses of Runtime APIs, as in: python -m fedflat\.deploy\.warm"):
         warm.main(["8100"])
+
+
+def test_the_plain_app_of_the_overhead_study_is_complete() -> None:
+    """What ``studies/flower_overhead.py`` measures fedflat against."""
+    path = Path(__file__).parents[2] / "studies" / "flower_overhead.py"
+    plain = runpy.run_path(str(path))["PLAIN"]
+    for name, text in plain.items():
+        tomllib.loads(text) if name.endswith(".toml") else compile(text, name, "exec")
+    config = tomllib.loads(plain["pyproject.toml"])["tool"]["flwr"]["app"]
+    assert {part.split(":")[0].replace(".", "/") + ".py" for part in config["components"].values()} < plain.keys()
+    assert set(re.findall(r'run_config\["(\w+)"\]', "".join(plain.values()))) == config["config"].keys()

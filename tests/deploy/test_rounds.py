@@ -106,7 +106,9 @@ def test_a_server_that_is_killed_between_rounds_goes_on_and_counts_none_twice(tm
     assert [line["round"] for line in lines_of(tmp_path)] == [0, 1, 2]
 
 
-def test_a_dead_node_is_done_without_and_a_new_one_takes_its_place(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [203, 103], ids=["killed and started anew", "cut off for long"])
+def test_a_node_that_is_gone_is_done_without_and_takes_its_place_again(number: int, tmp_path: Path) -> None:
+    """After a kill Flower gives it a new number, after a cut it has its old one."""
     settings = settings_of(tmp_path)
     grid = federation_of(tmp_path, settings)
 
@@ -115,7 +117,7 @@ def test_a_dead_node_is_done_without_and_a_new_one_takes_its_place(tmp_path: Pat
             if run.server.rounds == 1:
                 del grid.contexts[103]
             if run.server.rounds == 2:
-                grid.contexts[203] = node(tmp_path, settings, 3)
+                grid.contexts[number] = node(tmp_path, settings, 3)
 
     told = server._Told
     try:

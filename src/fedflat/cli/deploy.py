@@ -68,7 +68,7 @@ def certificates(
 @deploy.command()
 def check(
     address: str = typer.Argument(metavar="HOST:PORT", help="the address of a SuperLink"),
-    root_certificates: Path = typer.Option(
+    root_certificates: Path | None = typer.Option(
         None, "--root-certificates", metavar="FILE", help="the certificate of the authority that signed the server's (ca.crt)"
     ),
     insecure: bool = typer.Option(False, "--insecure", help="without TLS, for a SuperLink that was started so"),
