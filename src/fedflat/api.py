@@ -58,9 +58,9 @@ def run(
 ) -> Result:
     """Run one experiment. Settings have short names (``rounds=50``) or full ones (``training__decay=0.998``).
 
-    ``algorithm`` is a text such as ``scaffold+sam(rho=0.1)``, ``base`` a YAML file or a config to start from, ``out`` a new folder for the run,
-    without which nothing is kept on disk. ``data`` and ``model`` are names or objects of your own, ``task`` is a loss and metrics of your own,
-    and ``callbacks`` are told of every round.
+    ``algorithm`` is a text such as ``scaffold+sam(rho=0.1)``, ``base`` a YAML file or a config to start from, ``out`` a new folder for the
+    run, without which nothing is kept on disk. ``data`` and ``model`` are names or objects of your own, ``task`` is a loss and metrics of
+    your own, and ``callbacks`` are told of every round.
     """
     own = _own(data, model, settings)
     if algorithm is not None:

@@ -57,6 +57,12 @@ def test_dead_links_and_anchors_would_be_warned_of() -> None:
     assert [next(iter(section)) for section in config["nav"]] == SECTIONS
 
 
+@pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")) + sorted((ROOT / "examples").rglob("*.md")), ids=lambda page: page.name)
+def test_links_of_pages_outside_the_site_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s#]+)", page.read_text("utf-8")):
+        assert link.startswith(("https://", "http://", "mailto:")) or (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
 def test_pictures_are_there_and_nothing_is_fetched_from_elsewhere(built: tuple[Path, list[str]]) -> None:
     pages = list(built[0].rglob("*.html"))
     assert len(pages) > 100
