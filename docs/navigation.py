@@ -1,4 +1,7 @@
-"""Lets mkdocs.yml name a folder of pages in its navigation as ``folder/*``: all of them that it does not name elsewhere."""
+"""What mkdocs.yml asks for beyond MkDocs: ``folder/*`` in the navigation, and pages of the project that lie beside docs/.
+
+``folder/*`` stands for all pages of a folder that the navigation does not name elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mkdocs.structure.files import File
+
+BESIDE = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+"""Pages of the site, and the files of the project that they are."""
+
 
 def on_config(config: Any) -> Any:
     """Called by MkDocs before it builds."""
     named = set(_named(config["nav"]))
     config["nav"] = _expanded(config["nav"], Path(config["docs_dir"]), named)
     return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Called by MkDocs with the pages it found; links into docs/ are those of the site."""
+    for page, name in BESIDE.items():
+        text = (Path(config["docs_dir"]).parent / name).read_text(encoding="utf-8")
+        files.append(File.generated(config, page, content=text.replace("](docs/", "](")))
+    return files
 
 
 def _named(entry: Any) -> Iterator[str]:

@@ -95,6 +95,14 @@ PAGES = {
             "fedflat.report.landscape_pictures:path_picture",
         ),
     ),
+    "papers": Page(
+        "Papers", "Four works as data: protocols, tables and figures, cell by cell ([what is there](../papers.md)).", ("fedflat.papers",)
+    ),
+    "deploy": Page(
+        "Deployment",
+        "All that a Flower project needs, and what a site may bring ([real sites](../deploy.md)). With the extra `flower`.",
+        ("fedflat.deploy",),
+    ),
     "testing": Page(
         "Testing", "Checks for what you bring yourself: one call each, and a message that names what does not hold.", ("fedflat.testing",)
     ),

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Iterator
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -19,7 +20,7 @@ def modules() -> Iterator[ModuleType]:
     """fedflat, and every package below it that says what is public."""
     yield fedflat
     for found in pkgutil.walk_packages(fedflat.__path__, "fedflat."):
-        if found.ispkg and found.name not in ("fedflat.cli", "fedflat.deploy"):
+        if found.ispkg and (found.name != "fedflat.deploy" or find_spec("flwr")):
             module = importlib.import_module(found.name)
             if hasattr(module, "__all__"):
                 yield module
