@@ -51,7 +51,10 @@ def _indented(part: str) -> str:
 
 
 def rows_of(page: str, heading: str) -> dict[str, list[str]]:
-    """The rows of the first table below a heading of a page, by their first cell without its backticks and parameters."""
+    """The rows of the first table below a heading of a page, by their first cell without its backticks and parameters.
+
+    Their links lead from a page one folder down, where they are shown.
+    """
     text = (DOCS / page).read_text(encoding="utf-8")
     below = text.split(f"\n{heading}\n", 1)[1]
     found: dict[str, list[str]] = {}
@@ -60,6 +63,7 @@ def rows_of(page: str, heading: str) -> dict[str, list[str]]:
             if found:
                 break
             continue
+        line = re.sub(r"\]\((?!https?:|#)", "](../", line)
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
         found[cells[0].strip("` ")] = cells
     return dict(list(found.items())[2:])
