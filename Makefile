@@ -31,7 +31,7 @@ package: .venv/installed
 
 coverage: .venv/installed
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest
+	-$(BIN)/coverage run -m pytest  # the report is of use even where a test that limits itself has no room for being measured
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
