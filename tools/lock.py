@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PINNED = "torch==2.13.0"
-EXTRAS = ".[dev,docs]"
+EXTRAS = ".[dev]"
 HEADER = """\
 # The development environment, exactly: set-up (make, CI) installs with -c constraints.txt. Written by `make lock`.
 # torch is pinned in tools/lock.py, so that set-up takes one known build instead of the newest with its CUDA packages.
