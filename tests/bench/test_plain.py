@@ -16,6 +16,10 @@ from fedflat.experiment.run import Run
 SETTING = Setting("lenet5", "random(size=120,side=16)", per_round=3, steps=3, batch=8, rate=0.1, device="cpu", workers=1)
 
 
+class Enough(Exception):
+    """Ends a run."""
+
+
 class Until(Callback):
     """Keeps the model of a round and then ends the run."""
 
@@ -25,7 +29,7 @@ class Until(Callback):
     def round_done(self, run):
         if run.server.rounds == self.round:
             self.state = run.problem.layout.views(run.server.model.weights.clone())
-            raise StopIteration
+            raise Enough
 
 
 @pytest.mark.parametrize(
@@ -43,7 +47,7 @@ def test_the_plain_loop_ends_at_the_same_model(setting):
     start = {name: tensor.clone() for name, tensor in loop.state.items()}
     for number in range(2):
         loop.round(number)
-    with pytest.raises(StopIteration):
+    with pytest.raises(Enough):
         Run(config, data=setting.dataset(), callbacks=(until,)).go()
     for name, tensor in loop.state.items():
         assert torch.allclose(tensor, until.state[name], rtol=0, atol=1e-12), name

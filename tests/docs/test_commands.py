@@ -24,6 +24,9 @@ CHECKS = {"split": canonical_split, "model": canonical_model, "data": canonical_
 def understood(arguments: list[str]) -> None:
     """Parse a command as fedflat would, up to the point where it would start to work."""
     command, path, rest = COMMAND, ["fedflat"], list(arguments)
+    if rest[0].startswith("--"):  # of fedflat itself
+        assert rest[0] in {option for parameter in COMMAND.params for option in parameter.opts}
+        return
     while getattr(command, "commands", None):
         assert rest and rest[0] in command.commands, f"there is no command '{' '.join([*path, *rest[:1]])}'"
         path.append(rest[0])

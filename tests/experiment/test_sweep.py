@@ -172,5 +172,5 @@ def test_every_process_sees_its_own_device(monkeypatch: pytest.MonkeyPatch) -> N
     seen: list[str | None] = []
     monkeypatch.setattr(jobs, "start_without_main", lambda process: seen.append(os.environ.get("CUDA_VISIBLE_DEVICES")))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    assert [jobs._start(device).device for device in ("0", "1", None)] == ["0", "1", None]
+    assert [jobs.start_process(print, device=device).device for device in ("0", "1", None)] == ["0", "1", None]
     assert seen == ["0", "1", "7"] and os.environ["CUDA_VISIBLE_DEVICES"] == "7"

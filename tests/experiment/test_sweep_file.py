@@ -119,7 +119,7 @@ SEED = {"grid": {"seed": [0]}}
         ({"grid": {"algorithm": ["fedsma"]}}, "the combination algorithm=fedsma is not possible: there is no algorithm 'fedsma'"),
         ({"grid": {"algorithm": ["fedsam(rhoo=1)"]}}, "no parameter of fedsam 'rhoo'; did you mean rho?"),
         ({"grid": {"model": ["mlpp"]}}, "there is no model 'mlpp'; did you mean mlp?"),
-        ({"grid": {"data": ["digit"]}}, "'digit'; did you mean digits?"),
+        ({"grid": {"data": ["digit"]}}, "'digit'; did you mean digits"),
         ({"grid": {"split": ["dirichlet(alpa=1)"]}}, "'alpa'; did you mean alpha?"),
         ({}, "the sweep varies nothing"),
         ({"grid": {}}, "grid and list are both empty"),
