@@ -56,7 +56,8 @@ class Aggregation:
     def _shortened(self, rows: Tensor) -> Tensor:
         norms = rows.reshape(len(rows), -1).norm(dim=1)
         scale = (self.longest * norms.quantile(0.5) / norms.clamp_min(torch.finfo(rows.dtype).tiny)).clamp_max(1.0)
-        return rows * scale.reshape(-1, *[1] * (rows.ndim - 1))
+        shortened: Tensor = rows * scale.reshape(-1, *[1] * (rows.ndim - 1))
+        return shortened
 
 
 def uniform(count: int) -> list[float]:
