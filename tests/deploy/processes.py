@@ -131,6 +131,11 @@ class RealFederation:
         self.until(lambda: out.exists and out.status()["status"] in OVER and (out.path / last).exists(), timeout)
         return printed
 
+    def stop_run(self, printed: str) -> None:
+        """``flwr stop`` for a run, by what ``flwr run`` printed of it."""
+        number = printed.split("started run ")[1].split()[0]
+        subprocess.run(["flwr", "stop", number, "sites"], check=True, env=self.environment, capture_output=True, timeout=60)
+
     def until(self, happened: Callable[[], bool], timeout: float) -> None:
         """Wait for something."""
         end = time.monotonic() + timeout

@@ -89,9 +89,10 @@ def test_vectors_stay_in_the_folders_of_their_nodes(federation: RealFederation) 
 def test_a_server_killed_between_rounds_goes_on_to_the_same_end(federation: RealFederation) -> None:
     project, out = federation.folder.parent / "sites", federation.folder / "killed-server"
     settings = {**SETTINGS, "algorithm": "scaffold+ema", "training.rounds": 4, "deploy.out": str(out), "deploy.score": False}
-    federation.start_run(project, settings)
+    printed = federation.start_run(project, settings)
     federation.until(lambda: rounds_done(out) >= 2, 60)
     federation.kill_server_of(out)
+    federation.stop_run(printed)  # otherwise nodes wait, until Flower notices, for messages that were cut off
     done = rounds_done(out)
     assert 2 <= done < 4
     federation.run(project, settings, timeout=90)
