@@ -145,7 +145,9 @@ class RealFederation:
             time.sleep(0.2)
 
     def log(self, name: str) -> str:
-        return (self.folder / f"{name}.log").read_text()
+        """What a process has printed; empty where there is none of that name."""
+        path = self.folder / f"{name}.log"
+        return path.read_text() if path.exists() else ""
 
     def kill(self, name: str) -> None:
         """SIGKILL for a process and all that it started."""

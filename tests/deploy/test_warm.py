@@ -15,7 +15,7 @@ pytest.importorskip("flwr")
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 
-from fedflat.deploy import warm
+from fedflat.deploy import forks, warm
 from fedflat.errors import UserError
 
 
@@ -29,10 +29,10 @@ class Told:
 
 def test_a_task_goes_to_a_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOLD", str(tmp_path / "told.json"))
-    monkeypatch.setattr(warm, "_found", lambda entry: Told.command)
+    monkeypatch.setattr(forks, "_found", lambda entry: Told.command)
     spec = ExecutionSpec(TaskType.CLIENT_APP, "127.0.0.1:8100", "secret", True, None, False, 77, True, 1)
     others = set(multiprocessing.active_children())
-    assert warm.Forks().launch(spec) == LaunchResult.accepted()
+    assert forks.Forks().launch(spec) == LaunchResult.accepted()
     for fork in set(multiprocessing.active_children()) - others:
         fork.join(timeout=60)
     process, command, *arguments = json.loads((tmp_path / "told.json").read_text())
@@ -41,7 +41,7 @@ def test_a_task_goes_to_a_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_flower_still_has_what_it_calls() -> None:
-    assert all(callable(warm._found(entry)) for entry in warm.ENTRIES.values())
+    assert all(callable(forks._found(entry)) for entry in forks.ENTRIES.values())
 
 
 @pytest.mark.parametrize("addresses", [[], ["8100"]])
