@@ -24,7 +24,6 @@ from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.observation.what import flatness_values
 from fedflat.experiment.run import Run
 from fedflat.experiment.stepwise import Round
-from fedflat.experiment.stopping import OVER
 from fedflat.report.result import Comparison, Result
 
 
@@ -204,7 +203,7 @@ def resume(
     """Go on with an interrupted run, to the same end as if it had never been interrupted."""
     path = Path(folder)
     found = RunFolder(path).config()
-    if RunFolder(path).status()["status"] in OVER:
+    if RunFolder(path).is_over:
         return load(path)
     return Result(Run(found, path, data=data, model=model, task=task, callbacks=tuple(callbacks), resume=True).go())
 

@@ -13,7 +13,7 @@ pytest.importorskip("ray", reason='Ray is not installed (pip install "fedflat[ra
 
 from fedflat.deploy.project import write_project
 from fedflat.deploy.settings import experiment_of
-from fedflat.experiment.folder import RunFolder, is_over
+from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.record import load_record
 from fedflat.experiment.run import Run
 from tests.deploy.processes import RealFederation, toml
@@ -39,7 +39,7 @@ def test_flowers_simulation_on_a_cluster_of_two_nodes(tmp_path: Path) -> None:
             command = ["flwr", "run", str(tmp_path / "sites"), "sites", *flags]
             subprocess.run(command, check=True, env=federation.environment, capture_output=True, timeout=120)
             two.await_task("ClientAppActor")
-            federation.until(lambda: is_over(out), 240)
+            federation.until(lambda: RunFolder(out).is_over, 240)
         finally:
             federation.close()
     expected = Run(experiment_of({**SETTINGS, **FIXED})).go()

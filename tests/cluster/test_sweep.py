@@ -20,19 +20,12 @@ from fedflat.errors import UserError
 from fedflat.experiment.ray_sweep import Place, Spread, Unfit, spread
 from fedflat.experiment.sweep import Claimed, Sweep, plan_sweep, run_sweep
 from fedflat.experiment.sweep_file import read_sweep
+from tests.sweeps import FILE, RUNS
 
 from .federations import small
 from .nodes import nodes, python
 
 pytest.importorskip("ray", reason='Ray is not installed (pip install "fedflat[ray]")')
-FILE = """
-base: {rounds: 2, steps: 2, per_round: 3, clients: 8, model: mlp(hidden=8), workers: 1, device: cpu, evaluation.examples: 50}
-grid:
-  algorithm: [fedavg, fedsam, scaffold, fedavg+wima(window=2)]
-  seed: [0, 1, 2, 3, 4]
-  rate: [0.1, 0.05]
-"""
-RUNS = 40
 
 
 def printed(sweep: subprocess.Popen[str]) -> dict[str, Any]:

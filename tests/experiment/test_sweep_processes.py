@@ -11,14 +11,8 @@ from pathlib import Path
 
 import pytest
 
-FILE = """
-base: {rounds: 2, steps: 2, per_round: 3, clients: 8, model: mlp(hidden=8), workers: 1, device: cpu, evaluation.examples: 50}
-grid:
-  algorithm: [fedavg, fedsam, scaffold, fedavg+wima(window=2)]
-  seed: [0, 1, 2, 3, 4]
-  rate: [0.1, 0.05]
-"""
-RUNS = 40
+from tests.sweeps import FILE, RUNS
+
 pytestmark = pytest.mark.slow
 
 

@@ -14,7 +14,6 @@ from fedflat.experiment.claims import claimed
 from fedflat.experiment.config import Section
 from fedflat.experiment.files import told_plainly
 from fedflat.experiment.folder import RunFolder
-from fedflat.experiment.stopping import OVER
 
 PARTS = {"checkpoint": ("checkpoint/*", "state/*"), "snapshots": ("models/*",), "models": ("model.safetensors", "model.*.safetensors")}
 """What can be removed, and where it lies in a run's folder."""
@@ -61,7 +60,7 @@ def find_runs(paths: Iterable[Path]) -> Iterator[Path]:
 
 def removable(run: Path, parts: Iterable[str] = CLEANED) -> Removable | None:
     """What can be removed of a run; None where it is not over, or where nothing is left to remove."""
-    if RunFolder(run).status()["status"] not in OVER:
+    if not RunFolder(run).is_over:
         return None
     sizes = {part: sum(_bytes(path) for path in _paths(run, part)) for part in parts}
     found = Removable(run, {part: size for part, size in sizes.items() if size})

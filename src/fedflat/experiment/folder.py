@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,11 @@ class RunFolder:
     def exists(self) -> bool:
         """Whether there is a run in it."""
         return (self.path / "config.yaml").is_file()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is a run in it that has come to its end."""
+        return self.exists and self.status()["status"] in OVER
 
     def create(self, config: Config, split: Mapping[str, Any]) -> None:
         """Make the folder with what describes the run."""
@@ -166,15 +172,23 @@ class RunFolder:
         return tensors, about
 
 
-def is_over(path: Path) -> bool:
-    """Whether the run in a folder is there and over."""
-    folder = RunFolder(path)
-    return folder.exists and folder.status()["status"] in OVER
+@dataclass(frozen=True)
+class Awaited:
+    """An experiment, and the folder that it has or will have."""
 
+    config: Config
+    folder: Path
 
-def rounds_left(config: Config, path: Path) -> int:
-    """Rounds of an experiment that are still to be run in a folder, as far as its last evaluation tells."""
-    if is_over(path):
-        return 0
-    evaluated = RunFolder(path).metrics() if RunFolder(path).exists else []
-    return config.training.rounds - int(evaluated[-1]["round"] if evaluated else config.init_rounds)
+    @property
+    def done(self) -> bool:
+        """Whether it is over already."""
+        return RunFolder(self.folder).is_over
+
+    @property
+    def rounds_left(self) -> int:
+        """Rounds that are still to be run, as far as its last evaluation tells."""
+        if self.done:
+            return 0
+        there = RunFolder(self.folder)
+        evaluated = there.metrics() if there.exists else []
+        return self.config.training.rounds - int(evaluated[-1]["round"] if evaluated else self.config.init_rounds)

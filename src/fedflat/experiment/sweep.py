@@ -22,7 +22,7 @@ from fedflat.experiment.clean import Keep, remove_claimed
 from fedflat.experiment.compare import begun_run, folder_name, how_many_at_once
 from fedflat.experiment.config import SHORT, Config, config
 from fedflat.experiment.files import create_folder, write_whole
-from fedflat.experiment.folder import Held, is_over, rounds_left
+from fedflat.experiment.folder import Awaited, Held
 from fedflat.experiment.jobs import Results, side_by_side
 from fedflat.experiment.record import Record, load_record
 from fedflat.experiment.run import Run
@@ -38,24 +38,12 @@ SECONDS_BETWEEN_LOOKS = 0.5
 
 
 @dataclass(frozen=True)
-class Planned:
+class Planned(Awaited):
     """One run of a sweep."""
 
     name: str
     varied: Values
     """What sets it apart, by setting."""
-    config: Config
-    folder: Path
-
-    @property
-    def done(self) -> bool:
-        """Whether it is over already."""
-        return is_over(self.folder)
-
-    @property
-    def rounds_left(self) -> int:
-        """Rounds that are still to be run, as far as its last evaluation tells."""
-        return rounds_left(self.config, self.folder)
 
 
 @dataclass(frozen=True)
@@ -92,7 +80,7 @@ def plan_sweep(file: SweepFile, out: Path) -> Sweep:
     _check_cluster(file, [made for _, made in runs])
     names = _names([one for one, _ in runs], base)
     shown = [one | {name: value for name, value in fill({**base, **one}).items() if name in one} for one, _ in runs]
-    planned = [Planned(name, one, made, out / name) for name, one, (_, made) in zip(names, shown, runs, strict=True)]
+    planned = [Planned(made, out / name, name, one) for name, one, (_, made) in zip(names, shown, runs, strict=True)]
     return Sweep(file, out, tuple(planned))
 
 

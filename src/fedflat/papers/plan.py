@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedflat.experiment.compare import folder_name
 from fedflat.experiment.config import Config
-from fedflat.experiment.folder import is_over, rounds_left
+from fedflat.experiment.folder import Awaited
 from fedflat.papers.afterwards import Asked
 from fedflat.papers.cells import Cell
 from fedflat.papers.library import Paper, Table
@@ -63,11 +63,9 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Planned:
+class Planned(Awaited):
     """One experiment with one seed."""
 
-    config: Config
-    folder: Path
     experiment: str
     """The config with seed 0 as text, by which cells find it."""
     cells: tuple[str, ...]
@@ -75,16 +73,6 @@ class Planned:
     instead: tuple[str, ...]
     asked: tuple[Asked, ...] = ()
     """What is measured on its models afterwards."""
-
-    @property
-    def done(self) -> bool:
-        """Whether it is over already."""
-        return is_over(self.folder)
-
-    @property
-    def rounds_left(self) -> int:
-        """Rounds that are still to be run, as far as its last evaluation tells."""
-        return rounds_left(self.config, self.folder)
 
 
 @dataclass(frozen=True)
