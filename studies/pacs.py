@@ -42,13 +42,13 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2))
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--precision", default="tf32", choices=("float32", "tf32", "bf16"))
-    parser.add_argument("--model", default="resnet18(stem=torchvision)")
+    parser.add_argument("--model", default="cnn")
     parser.add_argument("--size", type=int, default=64, help="height and width of the pictures (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rate", type=float, default=0.05)
-    parser.add_argument("--every", type=int, default=2, help="rounds between evaluations (default: %(default)s)")
+    parser.add_argument("--every", type=int, default=5, help="rounds between evaluations (default: %(default)s)")
     return parser.parse_args(given)
 
 
@@ -69,6 +69,8 @@ def settings(wanted: argparse.Namespace) -> dict[str, Any]:
         "steps": wanted.steps,
         "batch": wanted.batch,
         "rate": wanted.rate,
+        "decay": 0.998,
+        "weight_decay": 1e-3,
         "every": wanted.every,
         "device": wanted.device,
         "engine__precision": wanted.precision,
@@ -134,7 +136,7 @@ def main(given: Sequence[str] | None = None) -> str:
     wanted = arguments(given)
     create_folder(wanted.out)
     about = {
-        name: value for name, value in vars(wanted).items() if name in ("dataset", "model", "size", "rounds", "steps", "batch", "rate")
+        name: value for name, value in vars(wanted).items() if name in ("dataset", "model", "size", "rounds", "steps", "batch", "rate", "precision")
     }
     numbers = done_before(wanted.out / "numbers.json", about)
     known = load(fold(wanted, None), wanted.data).group_names

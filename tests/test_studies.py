@@ -76,6 +76,19 @@ def test_eccv_claims_from_end_to_end_and_again_without_training(tmp_path: Path, 
         eccv_claims.main([*arguments, "--seed", "1"])
 
 
+@pytest.mark.slow
+def test_vit_curves_are_trained_once_and_drawn_from_their_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    vit_curves = study("vit_curves")
+    small = ["--data", "digits", "--model", "vit-tiny(depth=1,patch=4)", "--rounds", "1", "--steps", "1", "--batch", "4"]
+    arguments = [str(tmp_path), *small, "--device", "cpu", "--precision", "float32"]
+    vit_curves.main(arguments)
+    before = (tmp_path / "numbers.json").read_text()
+    vit_curves.main(arguments)
+    assert capsys.readouterr().err.count("training fedmoswa: ") == 1 and (tmp_path / "numbers.json").read_text() == before
+    vit_curves.main([str(tmp_path), "--draw", str(tmp_path / "picture.png")])
+    assert "fedmoswa" in capsys.readouterr().out and (tmp_path / "picture.png").exists()
+
+
 @pytest.mark.parametrize("name", ["flat_minima", "eccv_claims"])
 def test_there_must_be_numbers_to_draw_from(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="run the study without --draw-only first"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -332,6 +333,15 @@ def test_large_masks_are_evaluated_few_at_a_time(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(federating, "MOST_PIXELS", 3 * SIDE**2 + 1)
     run = Run(config(rough_settings()), data=made(7), model=Dense())
     assert run.problem.evaluation_batch == 3
+
+
+def test_batches_that_normalise_themselves_are_spread_over_the_set() -> None:
+    problem = Run(config(rough_settings()), data=made(7), model=Dense()).problem
+    problem = replace(problem, evaluation_batch=4)
+    assert [part.tolist() for part in problem.evaluation_batches(9)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
+    spread = [part.tolist() for part in replace(problem, batch_statistics=True).evaluation_batches(9)]
+    assert spread == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+    assert [part.tolist() for part in problem.evaluation_batches(9, batch_statistics=True)] == spread
 
 
 def test_evaluation_by_class_and_domain() -> None:

@@ -59,6 +59,9 @@ def spectrum(
     density_draws: int = typer.Option(5, "--density-draws", min=1, help="random vectors for the density", rich_help_panel=HOW),
     density_steps: int = typer.Option(80, "--density-steps", min=1, help="products for each of them", rich_help_panel=HOW),
     batch: int | None = BATCH,
+    compile: str = typer.Option(
+        "auto", "--compile", metavar="WHEN", help="Hessian products: on, off, or auto, where it pays on a GPU", rich_help_panel=HOW
+    ),
     device: str = DEVICE,
     precision: str | None = PRECISION,
     out: Path | None = OUT,
@@ -90,6 +93,7 @@ def spectrum(
                     trace_draws=trace_draws,
                     density_draws=density_draws if density else 0,
                     density_steps=density_steps,
+                    compile=compile,
                     seed=seed,
                     tell=partial(_tell, tell, name),
                 )

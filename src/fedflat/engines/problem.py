@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -204,9 +205,18 @@ class Problem:
                 norm.momentum = momentum
         return flat
 
-    def evaluation_batches(self, count: int) -> Iterator[Tensor]:
-        """The positions of a set's examples in fixed batches, so that sums do not depend on who computes them."""
-        yield from torch.split(torch.arange(count, device=self.device), self.evaluation_batch)
+    def evaluation_batches(self, count: int, batch_statistics: bool | None = None) -> Iterator[Tensor]:
+        """The positions of a set's examples in fixed batches, so that sums do not depend on who computes them.
+
+        Batches that are normalised by their own statistics are spread over the set, so that each of them looks like all of it: neighbours,
+        such as the frames of one drive, are too much alike.
+        """
+        positions = torch.arange(count, device=self.device)
+        if self.batch_statistics if batch_statistics is None else batch_statistics:
+            batches = ceil(count / self.evaluation_batch)
+            yield from (positions[first::batches] for first in range(batches))
+        else:
+            yield from torch.split(positions, self.evaluation_batch)
 
 
 def moved(examples: Examples, device: torch.device) -> Examples:

@@ -69,8 +69,8 @@ class Scorer:
 
     def _outputs(self, examples: Examples, positions: np.ndarray | None = None) -> Iterator[tuple[Examples, Tensor]]:
         chosen = torch.arange(len(examples)) if positions is None else torch.from_numpy(positions)
-        for part in torch.split(chosen, self.problem.evaluation_batch):
-            batch = moved(examples.take(part.to(examples.targets.device)), self.problem.device)
+        for part in self.problem.evaluation_batches(len(chosen), self._batch_statistics):
+            batch = moved(examples.take(chosen[part.cpu()].to(examples.targets.device)), self.problem.device)
             yield batch, self.problem.predicted(self.model.weights, self._buffers, batch.inputs, self._batch_statistics)
 
 

@@ -16,9 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-
-CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 
 
 class How(NamedTuple):
@@ -93,24 +90,8 @@ by_input: Callable[..., Tensor] = ByInput.apply
 by_filters: Callable[..., Tensor] = ByFilters.apply
 
 
-class TwiceDifferentiable(TorchFunctionMode):
-    """Within it, every convolution of a model is one of these.
-
-    >>> x, w = torch.ones(1, 1, 3), torch.ones(1, 1, 2)
-    >>> with TwiceDifferentiable():
-    ...     torch.nn.functional.conv1d(x, w, torch.ones(1))
-    tensor([[[3., 3.]]])
-    """
-
-    def __torch_function__(self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        """Call a function of torch, or what stands in for it."""
-        if func in CONVOLUTIONS:
-            return _convolution(func, *args, **kwargs or {})
-        return func(*args, **kwargs or {})
-
-
-def _convolution(
-    func: Callable[..., Any],
+def convolution(
+    theirs: Callable[..., Tensor],
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -118,9 +99,10 @@ def _convolution(
     padding: Any = 0,
     dilation: Any = 1,
     groups: int = 1,
-) -> Any:
-    if isinstance(padding, str) or input.dim() != weight.dim():  # seldom, and torch knows how
-        return func(input, weight, bias, stride, padding, dilation, groups)
+) -> Tensor:
+    """`torch.conv1d`, `torch.conv2d` and `torch.conv3d`; the cases that are seldom are left to ``theirs``."""
+    if isinstance(padding, str) or input.dim() != weight.dim():
+        return theirs(input, weight, bias, stride, padding, dilation, groups)
     axes = weight.dim() - 2
     found = convolved(input, weight, How(_each(stride, axes), _each(padding, axes), _each(dilation, axes), groups))
     return found if bias is None else found + bias.reshape(-1, *[1] * axes)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedflat.errors import UserError, one_of
+from fedflat.flatness.compiled import compile_where_it_pays
 from fedflat.flatness.estimate import Estimate
 from fedflat.flatness.hutchinson import DRAWS, hutchinson
 from fedflat.flatness.lanczos import TOLERANCE, Eigenpairs, Ends, Largest, lanczos
@@ -17,6 +18,8 @@ from fedflat.flatness.power import power
 from fedflat.flatness.quadrature import Density, quadrature
 
 COUNT = 50
+PRODUCTS = 4
+"""About how many products Lanczos takes for each of many eigenvalues."""
 METHODS = ("lanczos", "power")
 BY = ("value", "magnitude")
 
@@ -87,12 +90,14 @@ def spectrum_of(
     density_draws: int = 0,
     density_steps: int = 80,
     room: int | None = None,
+    compile: str = "auto",
     seed: int = 0,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Spectrum:
     """The spectrum of an objective's Hessian at its model's weights.
 
     ``by`` is ``value`` (the largest, and the smallest one besides) or ``magnitude``. Draws of 0 leave out trace or density.
+    ``compile`` is ``on``, ``off`` or ``auto``: products are compiled on a GPU on which they would take more than two minutes.
     """
     if method not in METHODS:
         raise one_of("method for eigenvalues", method, METHODS)
@@ -104,6 +109,8 @@ def spectrum_of(
     begun = time.monotonic()
     tell("checking that the loss is the same twice")
     objective.check()
+    products = iterations * count if method == "power" else PRODUCTS * count
+    compile_where_it_pays(objective, compile, products + trace_draws + density_draws * density_steps)
     operator = Operator.of_hessian(objective)
 
     def progress(products: int, found: int) -> None:

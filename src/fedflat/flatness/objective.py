@@ -27,8 +27,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedflat.errors import UserError
 from fedflat.flatness.batches import Batch, batches_of, counts, draw, mapped, picked
-from fedflat.flatness.convolution import TwiceDifferentiable
+from fedflat.flatness.compiled import CompiledProduct
 from fedflat.flatness.precision import rounding
+from fedflat.flatness.twice import TwiceDifferentiable
 from fedflat.models.layout import Layout
 
 Loss = Callable[[Any, Any], Tensor]
@@ -72,6 +73,7 @@ class Objective:
         self._contiguous = self.device.type == "cuda" and not tf32 if channels_last is None else not channels_last
         self._tied = len(list(module.named_parameters(remove_duplicate=False))) > len(own)
         self._recurrent = any(isinstance(part, nn.RNNBase) for part in module.modules())
+        self._compiled: CompiledProduct | None = None
 
     # --- what it is --------------------------------------------------------------------------------------------------------------
 
@@ -97,7 +99,7 @@ class Objective:
 
     def on(self, batches: Sequence[Batch]) -> Objective:
         """The same model and loss on other data."""
-        return Objective(
+        other = Objective(
             self.module,
             self._loss,
             batches,
@@ -108,6 +110,12 @@ class Objective:
             tf32=self.tf32,
             channels_last=not self._contiguous,
         )
+        other._compiled = self._compiled
+        return other
+
+    def compile(self) -> None:
+        """Have Hessian-vector products on batches as large as the first compiled, when the first one is asked for."""
+        self._compiled = CompiledProduct(lambda weights, vector, *batch: self._products(weights, [vector], *batch)[0], self._counts[0])
 
     def subset(self, size: int, seed: int) -> Objective:
         """The same on ``size`` of its examples, drawn without replacement by a seed."""
@@ -134,7 +142,7 @@ class Objective:
             leaves = self._leaves(w)
             loss = self._batch_loss(leaves, batch)
             pieces = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-            return torch.cat([loss.detach().reshape(1), self._flat(leaves, pieces)])
+            return torch.cat([loss.detach().reshape(1), self._flat(pieces)])
 
         with self._evaluating():
             found = self._mean(both)
@@ -148,28 +156,38 @@ class Objective:
     def hessian_products(self, w: Tensor | None, vectors: Tensor) -> Tensor:
         """The Hessian at w times each row of a matrix; the first derivative is taken once for all of them."""
 
+        weights = list(self._tensors(w).values())
+        along = [list(self.layout.views(vector).values()) for vector in vectors]
+
         def products(batch: Batch) -> Tensor:
-            leaves = self._leaves(w)
-            places = list(leaves.values())
-            first = torch.autograd.grad(self._batch_loss(leaves, batch), places, create_graph=True, materialize_grads=True)
-            curved = [place for place, piece in enumerate(first) if piece.requires_grad]
-            if not curved:  # the loss is linear in the weights
-                return torch.zeros_like(vectors)
-            rows = []
-            for number, vector in enumerate(vectors):
-                along = list(self.layout.views(vector).values())
-                pieces = torch.autograd.grad(
-                    [first[place] for place in curved],
-                    places,
-                    [along[place] for place in curved],
-                    retain_graph=number + 1 < len(vectors),
-                    materialize_grads=True,
-                )
-                rows.append(self._flat(leaves, pieces))
-            return torch.stack(rows)
+            inputs, targets = self._moved(batch[0]), self._moved(batch[1])
+            fast = [self._compiled(weights, vector, inputs, targets) for vector in along] if self._compiled else [None]
+            rows = self._products(weights, along, inputs, targets) if None in fast else fast
+            return torch.stack([self._flat(pieces) for pieces in rows if pieces is not None])
 
         with self._evaluating():
             return self._mean(products)
+
+    def _products(
+        self, weights: Sequence[Tensor], vectors: Sequence[Sequence[Tensor]], inputs: Any, targets: Any
+    ) -> Sequence[Sequence[Tensor]]:
+        """The products on one batch, tensor by tensor."""
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in zip(self.layout.names, weights, strict=True)}
+        places = list(leaves.values())
+        first = torch.autograd.grad(self._batch_loss(leaves, (inputs, targets)), places, create_graph=True, materialize_grads=True)
+        curved = [place for place, piece in enumerate(first) if piece.requires_grad]
+        if not curved:  # the loss is linear in the weights
+            return [[torch.zeros_like(place) for place in places] for _ in vectors]
+        return [
+            torch.autograd.grad(
+                [first[place] for place in curved],
+                places,
+                [vector[place] for place in curved],
+                retain_graph=number + 1 < len(vectors),
+                materialize_grads=True,
+            )
+            for number, vector in enumerate(vectors)
+        ]
 
     @torch.no_grad()
     def measured(self, w: Tensor | None = None) -> dict[str, float]:
@@ -221,8 +239,8 @@ class Objective:
     def _leaves(self, w: Tensor | None) -> dict[str, Tensor]:
         return {name: tensor.detach().requires_grad_() for name, tensor in self._tensors(w).items()}
 
-    def _flat(self, leaves: Mapping[str, Tensor], pieces: Sequence[Tensor]) -> Tensor:
-        return self.layout.flatten(dict(zip(leaves, pieces, strict=True))).detach()
+    def _flat(self, pieces: Sequence[Tensor]) -> Tensor:
+        return self.layout.flatten(dict(zip(self.layout.names, pieces, strict=True))).detach()
 
     def _mean(self, of_batch: Callable[[Batch], Tensor]) -> Tensor:
         """The mean over batches, each weighted by its examples."""

@@ -1,0 +1,102 @@
+"""GroupNorm and LayerNorm whose second derivative is as short as the first.
+
+Over the M numbers of a group, with e = (x - mean x) r and r = 1 / sqrt(var x + eps),
+
+    dx = r (P g - e r s / M)        P g = g - mean g - e mean(e g)
+
+where g is the gradient by e and s that by r. P is symmetric, so that the gradients of <u, r P g> are short too:
+
+    by g: r P u        by e: -r (mean(e u) g + mean(e g) u)        by r: <u, P g>
+
+torch's own second derivative of these layers takes about a hundred passes over the activations instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+class Standardised(torch.autograd.Function):
+    """e and r of x, over some of its axes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axes: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor]:
+        variance, mean = torch.var_mean(x, axes, correction=0, keepdim=True)
+        r = (variance + eps).rsqrt()
+        e = (x - mean) * r
+        ctx.save_for_backward(e, r)
+        ctx.axes = axes
+        ctx.set_materialize_grads(False)
+        return e, r
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (g, s), (e, r) = gradients, ctx.saved_tensors
+        found = None if g is None else by_input(g, e, r, ctx.axes)
+        if s is not None:
+            through_r = e * (r * r * s / _size(e, ctx.axes))
+            found = -through_r if found is None else found - through_r
+        return found, None, None
+
+
+class ByInput(torch.autograd.Function):
+    """r P g."""
+
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, e: Tensor, r: Tensor, axes: tuple[int, ...]) -> Tensor:
+        mean, along = g.mean(axes, keepdim=True), (e * g).mean(axes, keepdim=True)
+        ctx.save_for_backward(g, e, r, mean, along)
+        ctx.axes = axes
+        return (g - mean - e * along) * r
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, u: Tensor) -> Any:
+        g, e, r, g_mean, g_along = ctx.saved_tensors
+        u_mean, u_along = u.mean(ctx.axes, keepdim=True), (e * u).mean(ctx.axes, keepdim=True)
+        by_g = (u - u_mean - e * u_along) * r
+        by_e = (u_along * g + g_along * u) * -r
+        by_r = ((u * g).mean(ctx.axes, keepdim=True) - u_mean * g_mean - u_along * g_along) * _size(e, ctx.axes)
+        return by_g, by_e, by_r, None
+
+
+by_input: Callable[..., Tensor] = ByInput.apply
+standardised: Callable[..., tuple[Tensor, Tensor]] = Standardised.apply
+
+
+def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+    """`torch.nn.functional.group_norm`, of images in either memory order without a copy."""
+    last = input.dim() == 4 and input.is_contiguous(memory_format=torch.channels_last)
+    x = input.movedim(1, -1) if last else input
+    axis = x.dim() - 1 if last else 1
+    groups = x.unflatten(axis, (num_groups, -1))
+    e = standardised(groups, tuple(place for place in range(1, groups.dim()) if place != axis), eps)[0].flatten(axis, axis + 1)
+    found = _scaled(e, weight, bias, [1 if place != axis else -1 for place in range(x.dim())])
+    return found.movedim(-1, 1) if last else found
+
+
+def layer_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """`torch.nn.functional.layer_norm`."""
+    e = standardised(input, tuple(range(input.dim() - len(normalized_shape), input.dim())), eps)[0]
+    return _scaled(e, weight, bias, list(normalized_shape))
+
+
+def _scaled(e: Tensor, weight: Tensor | None, bias: Tensor | None, shape: list[int]) -> Tensor:
+    if weight is not None:
+        e = e * weight.reshape(shape)
+    return e if bias is None else e + bias.reshape(shape)
+
+
+def _size(x: Tensor, axes: tuple[int, ...]) -> int:
+    """How many numbers a group has: M."""
+    found = 1
+    for axis in axes:
+        found *= x.shape[axis]
+    return found

@@ -1,0 +1,87 @@
+"""Hessian products compiled whole are the products as they are."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedflat.errors import UserError
+from fedflat.flatness import Objective, spectrum
+from fedflat.flatness import compiled as module
+from fedflat.flatness.compiled import CompiledProduct
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Tanh(), nn.BatchNorm2d(4), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)]
+    return nn.Sequential(*layers).double()
+
+
+def objective(batch: int = 4) -> Objective:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(10, 1, 8, 8, generator=generator, dtype=torch.float64)
+    return Objective(network(), F.cross_entropy, (inputs, torch.arange(10) % 3), batch=batch)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written down runs as torch's own operations: the same graph, without minutes of building kernels."""
+    monkeypatch.setattr(module, "BACKEND", "aot_eager")
+
+
+def compiled() -> tuple[Objective, CompiledProduct]:
+    one = objective()
+    one.compile()
+    assert one._compiled is not None
+    return one, one._compiled
+
+
+def products(of: Objective) -> Tensor:
+    return of.hessian_products(None, torch.randn(2, of.size, generator=torch.Generator().manual_seed(2), dtype=torch.float64))
+
+
+def test_what_is_written_down_is_the_product() -> None:
+    fast, product = compiled()
+    torch.testing.assert_close(products(fast), products(objective()), rtol=1e-10, atol=1e-12)
+    assert product._fast is not None and product._usable
+
+
+def test_the_last_smaller_batch_runs_as_it_is_and_other_data_share_what_was_compiled() -> None:
+    fast, product = compiled()
+    part = fast.subset(3, seed=0)
+    assert part._compiled is product
+    torch.testing.assert_close(products(part), products(objective().subset(3, seed=0)))
+    assert product._fast is None, "three examples are not four"
+
+
+def test_a_compiler_that_fails_is_told_once_and_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(module, "BACKEND", broken)
+    fast, _ = compiled()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = products(fast)
+    torch.testing.assert_close(found, products(objective()))
+    assert sum("could not be compiled and runs as it is" in str(one.message) for one in told) == 1
+
+
+def test_a_spectrum_is_the_same_compiled() -> None:
+    plain, fast = (spectrum(objective(5), None, None, 3, trace_draws=2, compile=compile) for compile in ("off", "on"))
+    assert fast.eigenvalues == pytest.approx(plain.eigenvalues, rel=1e-8) and fast.products == plain.products
+
+
+def test_where_it_is_left_to_itself_nothing_is_compiled_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Objective, "compile", lambda self: pytest.fail("compiled"))
+    module.compile_where_it_pays(objective(), "auto", 10**9)
+    module.compile_where_it_pays(objective(), "off", 10**9)
+
+
+def test_an_unknown_choice_is_refused() -> None:
+    with pytest.raises(UserError, match="auto, off, on"):
+        spectrum(objective(), None, None, 3, compile="yes")
