@@ -176,8 +176,8 @@ def section(numbers: dict[str, Any], picture: str) -> str:
     )
     texts = "; ".join(f"{name}: `{one['algorithm']}`" for name, one in numbers["runs"].items())
     own = (
-        "SiLoBN is FedAvg with `training.statistics=own`, tested by the statistics of each test batch: its weights are those of FedAvg, and "
-        "on clients that are alike so are its statistics. SWA has its BatchNorm statistics estimated anew for the mean of its models."
+        "SiLoBN is FedAvg with `training.statistics=own`, tested by the statistics of each test batch; it trains the weights of FedAvg. "
+        "SWA has its BatchNorm statistics estimated anew for the mean of its models."
     )
     return f"{how}\n\n{table(numbers)}\n{texts}. {own}\n\n![Frame, truth and prediction of each algorithm]({picture})"
 

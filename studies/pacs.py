@@ -136,7 +136,9 @@ def main(given: Sequence[str] | None = None) -> str:
     wanted = arguments(given)
     create_folder(wanted.out)
     about = {
-        name: value for name, value in vars(wanted).items() if name in ("dataset", "model", "size", "rounds", "steps", "batch", "rate", "precision")
+        name: value
+        for name, value in vars(wanted).items()
+        if name in ("dataset", "model", "size", "rounds", "steps", "batch", "rate", "precision")
     }
     numbers = done_before(wanted.out / "numbers.json", about)
     known = load(fold(wanted, None), wanted.data).group_names
