@@ -171,8 +171,8 @@ def section(numbers: dict[str, Any], picture: str) -> str:
     how = (
         f"`{s['model']}` on `{s['data']}`, {s['clients']} clients of equal size, {s['per_round']} of them in each of {s['rounds']} rounds, "
         f"{s['epochs']} epochs of batches of {s['batch']}, rate {s['rate']:g}, momentum {s['training__momentum']:g}, weight decay "
-        f"{s['weight_decay']:g}, clip {s['clip']:g}, `{s['augmentation']}`, seed {s['seed']}, {numbers['precision']}: {seconds:.0f} s for all of them, "
-        "three of them side by side. "
+        f"{s['weight_decay']:g}, clip {s['clip']:g}, `{s['augmentation']}`, seed {s['seed']}, {numbers['precision']}: "
+        f"{seconds:.0f} s for all of them, three of them side by side. "
         "IoU in per cent on the 233 test frames, after the last round."
     )
     texts = "; ".join(f"{name}: `{one['algorithm']}`" for name, one in numbers["runs"].items())
