@@ -230,6 +230,14 @@ def test_data_that_cannot_be_read(data: object, sentence: str) -> None:
         Objective(nn.Linear(2, 2), F.mse_loss, data)
 
 
+def test_a_loss_that_is_not_one_number_is_refused() -> None:
+    data, network = (torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)), nn.Linear(2, 3)
+    with pytest.raises(UserError, match=r"a tensor of shape \(4,\) here; expected one number"):
+        Objective(network, lambda output, target: F.cross_entropy(output, target, reduction="none"), data).check()
+    with pytest.raises(UserError, match="the loss of a batch is float here"):
+        Objective(network, lambda output, target: 1.0, data).check()  # type: ignore[arg-type,return-value]
+
+
 def test_other_mistakes() -> None:
     objective = case("mlp").objective()
     with pytest.raises(UserError, match="a subset of 25 examples is not possible; expected between 1 and 24"):

@@ -253,7 +253,11 @@ class Objective:
 
     def _batch_loss(self, tensors: Mapping[str, Tensor], batch: Batch) -> Tensor:
         inputs, targets = batch
-        return self._loss(self._output(tensors, inputs), self._moved(targets))
+        loss = self._loss(self._output(tensors, inputs), self._moved(targets))
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise UserError(f"the loss of a batch is {found} here; expected one number, the mean over its examples (reduction='mean')")
+        return loss.reshape(())
 
     def _output(self, tensors: Mapping[str, Tensor], inputs: Any) -> Any:
         inputs = self._moved(inputs)
