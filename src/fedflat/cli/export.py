@@ -24,7 +24,7 @@ def export(
         None, "--round", min=0, metavar="N", help="as it was kept after this round [dim](default: at the end)[/dim]", show_default=False
     ),
     out: Path | None = typer.Option(
-        None, "--out", metavar="FILE", help="the file to write [dim](default: beside the run's own models)[/dim]", show_default=False
+        None, "--out", metavar="FILE", help="the file to write [dim](default: in exported/ of the run's folder)[/dim]", show_default=False
     ),
     as_json: bool = JSON,
 ) -> None:
@@ -45,7 +45,8 @@ def export(
         own = Path(model_file(model) if rounds is None else snapshot_file(model, rounds)).name
         ending = next(ending for ending, known in ENDINGS.items() if known == kind)
         out = folder / "exported" / f"{own.removesuffix('.safetensors')}{ending}"
-    result.export(out, model, format=kind, rounds=rounds)
+    with screen(stderr=True).status("making a graph of it, which takes up to a minute" if kind == "onnx" else "writing it"):
+        result.export(out, model, format=kind, rounds=rounds)
     size = out.stat().st_size
     if as_json:
         print_json({"folder": folder, "model": model, "round": rounds, "format": kind, "file": out, "bytes": size})
