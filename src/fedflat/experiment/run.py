@@ -144,7 +144,7 @@ class Run:
     def _judged(self) -> Verdict | None:
         """Look at a round that is done, evaluate and save what is due, and say how the run has ended, if it has."""
         done = self.server.rounds == self.config.training.rounds
-        evaluating = done or self._is_evaluated(self.server.rounds)
+        evaluating = self.config.is_evaluated(self.server.rounds)
         # Looking at numbers on a GPU means waiting for it, so that is not done after every round there.
         if evaluating or self.problem.device.type == "cpu" or self.server.rounds % LOOKS_EVERY == 0:
             bad = diverged(self.server.model.weights, self.loss, self.algorithm, self.config)
@@ -223,10 +223,6 @@ class Run:
                     buffers = self.problem.estimated_buffers(weights, own.integers)
                 found[name] = ModelState(weights, buffers, own.integers)
         return found
-
-    def _is_evaluated(self, rounds: int) -> bool:
-        evaluation = self.config.evaluation
-        return rounds % evaluation.every == 0 or rounds > self.config.training.rounds - evaluation.final
 
     def _evaluate(self) -> None:
         models = self.models()
