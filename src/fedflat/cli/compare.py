@@ -71,6 +71,7 @@ def compare(
     from fedflat.api import make_config
     from fedflat.experiment.compare import SomeFailed
     from fedflat.experiment.compare import compare as records_of
+    from fedflat.experiment.federation import device_of
     from fedflat.report.result import Comparison
 
     base, chosen = make_config(config, settings, assignments), read_seeds(seeds)
@@ -78,6 +79,7 @@ def compare(
     if figure is not None:
         check_figure(figure)
     out = default_folder(base) if out is None else out
+    device_of(base)  # before a download that would be for nothing
     fetch_if_missing(base, quiet or as_json)
     followed = trackers(track)
     records, runs = [], len(algorithms) * len(chosen)

@@ -96,6 +96,7 @@ def resume(
 
 
 def _go(config: Config, folder: Path, as_json: bool, quiet: bool, resume: bool = False, track: str | None = None) -> None:
+    from fedflat.experiment.federation import device_of
     from fedflat.experiment.folder import RunFolder
     from fedflat.experiment.forecast import Foretell
     from fedflat.experiment.run import Run
@@ -103,6 +104,7 @@ def _go(config: Config, folder: Path, as_json: bool, quiet: bool, resume: bool =
     from fedflat.report.result import Result
 
     followed = trackers(track)
+    device_of(config)  # before a download that would be for nothing
     fetch_if_missing(config, quiet or as_json)
     try:
         with progress(quiet or as_json) as shown:
