@@ -12,7 +12,7 @@ import typer
 
 from fedflat.cli.completion import algorithm_names
 from fedflat.cli.downloads import fetch_if_missing
-from fedflat.cli.flags import CONFIG, JSON, QUIET, SET, TRACK, with_settings
+from fedflat.cli.flags import CONFIG, JSON, QUIET, SET, TRACK, optional, with_settings
 from fedflat.cli.mistakes import Interrupted
 from fedflat.cli.one_run import draw_curve, print_run, run_document
 from fedflat.cli.progress import progress
@@ -38,13 +38,7 @@ def run(
     ),
     config: Path | None = CONFIG,
     assignments: list[str] = SET,
-    out: Path | None = typer.Option(
-        None,
-        "--out",
-        metavar="FOLDER",
-        help="a new folder for the run [dim](default: runs/ALGORITHM-DATA-seedSEED)[/dim]",
-        show_default=False,
-    ),
+    out: Path | None = optional("--out", "a new folder for the run", "runs/ALGORITHM-DATA-seedSEED", metavar="FOLDER"),
     dry_run: bool = typer.Option(False, "--dry-run", help="print the complete config and stop"),
     track: str | None = TRACK,
     as_json: bool = JSON,
