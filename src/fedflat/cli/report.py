@@ -33,7 +33,7 @@ def report(
 
     Runs of the same seed are compared as pairs, so that all must have the same data and split.
 
-    Example: fedflat report runs/compare-digits --target 0.9 --baseline fedavg
+    Example: fedflat report runs/first --target 0.9 --baseline fedavg
     """
     from fedflat.report.document import report_document, require_something
     from fedflat.report.gather import gather
