@@ -5,7 +5,7 @@ export OMP_NUM_THREADS := 1
 
 .PHONY: demo test lint docs package coverage lock tables-small clean
 
-demo: .venv/installed
+demo: .venv/core
 	$(BIN)/fedflat compare "fedavg+wima(window=20)" fedsam scaffold fedswa fedmoswa --rounds 60 --seeds 3 --target 0.9 --out demo
 
 test: .venv/installed lint
@@ -38,8 +38,14 @@ coverage: .venv/installed
 lock:
 	$(PYTHON) tools/lock.py
 
-.venv/installed: pyproject.toml constraints.txt
+.venv/core: pyproject.toml constraints.txt
+	@echo "Setting up .venv with what fedflat needs: some quiet minutes and 1.5 GB, once."
 	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e .
+	touch .venv/core
+
+.venv/installed: .venv/core
+	@echo "Adding to .venv what tests, documentation and extras need: some quiet minutes and 1.1 GB more, once."
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch .venv/installed
 

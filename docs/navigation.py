@@ -1,4 +1,4 @@
-"""What mkdocs.yml asks for beyond MkDocs: ``folder/*`` in the navigation, and pages of the project that lie beside docs/.
+"""What mkdocs.yml asks for beyond MkDocs: ``folder/*`` in the navigation, pages of the project that lie beside docs/, figures in one piece.
 
 ``folder/*`` stands for all pages of a folder that the navigation does not name elsewhere.
 """
@@ -28,6 +28,11 @@ def on_files(files: Any, config: Any) -> Any:
         text = (Path(config["docs_dir"]).parent / name).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=text.replace("](docs/", "](")))
     return files
+
+
+def on_page_markdown(markdown: str, **more: Any) -> str:
+    """Called by MkDocs with the text of a page; a mean and its deviation are not parted at the end of a line."""
+    return markdown.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
 
 
 def _named(entry: Any) -> Iterator[str]:

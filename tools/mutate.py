@@ -27,7 +27,14 @@ TESTS: dict[str, tuple[str, ...]] = {
     "algorithms": ("tests/test_golden.py", "tests/algorithms", "tests/test_reference.py", "tests/testing", "src/fedflat/algorithms"),
     "averaging": ("tests/test_golden.py", "tests/algorithms", "tests/reference", "tests/experiment/test_run.py", "src/fedflat/averaging"),
     "engines/ray": ("tests/cluster", "src/fedflat/engines"),
-    "engines": ("tests/test_golden.py", "tests/engines", "tests/experiment/test_run.py", "tests/algorithms", "src/fedflat/engines"),
+    "engines": (
+        "tests/test_golden.py",
+        "tests/engines",
+        "tests/experiment/test_run.py",
+        "tests/experiment/test_partial_training.py",
+        "tests/algorithms",
+        "src/fedflat/engines",
+    ),
     "flatness": (
         "tests/flatness",
         "src/fedflat/flatness",

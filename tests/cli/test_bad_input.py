@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 WRONG = {
     "unknown algorithm": (("run", "fedsma"), "no algorithm 'fedsma'; did you mean fedswa or fedsam"),
@@ -61,6 +62,12 @@ USAGE = {
 def test_a_mistake_is_one_sentence(fedflat, arguments, sentence):
     told(fedflat(*arguments), sentence)
     assert not list(Path().rglob("config.yaml"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_nobody_waits_for_data_to_hear_of_it(fedflat):
+    result = fedflat("run", "--data", "cifar10", "--device", "cuda", "--set", "data.folder=nowhere")
+    told(result, "torch sees no GPU here")
 
 
 @pytest.mark.parametrize(("arguments", "word"), USAGE.values(), ids=USAGE)

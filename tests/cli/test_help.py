@@ -37,5 +37,20 @@ def test_help_has_an_example(fedflat, path):
     assert f"Example: fedflat {' '.join(path)}".strip() in " ".join(result.stdout.split())
 
 
+def every(command: object) -> Iterator[object]:
+    yield command
+    for inside in getattr(command, "commands", {}).values():
+        yield from every(inside)
+
+
+def test_every_argument_and_flag_says_what_it_is():
+    silent = [f"{command.name} {one.name}" for command in every(typer.main.get_command(app)) for one in command.params if not one.help]
+    assert not silent
+
+
+def test_the_help_of_an_argument_is_shown(fedflat):
+    assert "the folder of a run" in fedflat("export", "--help").stdout
+
+
 def test_version(fedflat):
     assert fedflat("--version").stdout.startswith("fedflat ")

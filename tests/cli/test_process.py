@@ -31,6 +31,18 @@ def test_version_and_help_need_no_torch():
     assert fedflat("--version").stdout.startswith("fedflat 0.")
 
 
+def test_threads_that_wait_leave_the_cores_to_others():
+    script = (
+        "import sys, os; sys.argv = ['fedflat', '--version']\nfrom fedflat.cli import main\n"
+        "try: main()\nfinally: print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+    )
+    for given, meant in ({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"):
+        done = subprocess.run(
+            [sys.executable, "-c", script], check=False, capture_output=True, text=True, env=ENVIRONMENT | given, timeout=120
+        )
+        assert done.stdout.split()[-2:] == [meant, "False"], "torch reads it when it is loaded"
+
+
 def test_piped_output_has_no_control_characters(tmp_path, small):
     result = fedflat("run", "fedavg+wima", *small, cwd=tmp_path)
     assert result.returncode == 0

@@ -13,9 +13,12 @@ from fedflat.cli.progress import Bars, Lines, Progress, newest_figures, progress
 from fedflat.experiment.config import Config
 
 
-def run_at(done: int, rounds: int = 100, accuracy: float = 0.5, loss: float | None = 0.25, primary: str = "server") -> SimpleNamespace:
-    history = [{"train_loss": loss, "test": {"server": {"accuracy": accuracy, "loss": 1.0}}}]
-    config = Config(training={"rounds": rounds})
+def run_at(
+    done: int, rounds: int = 100, loss: float | None = 0.25, primary: str = "server", evaluated: int | None = None, every: int = 1
+) -> SimpleNamespace:
+    number = done if evaluated is None else evaluated
+    history = [{"round": number, "train_loss": loss, "test": {"server": {"accuracy": 0.5, "loss": 1.0}}}]
+    config = Config(training={"rounds": rounds}, evaluation={"every": every})
     return SimpleNamespace(
         config=config,
         server=SimpleNamespace(rounds=done),
@@ -28,7 +31,7 @@ def run_at(done: int, rounds: int = 100, accuracy: float = 0.5, loss: float | No
 def go_through(shown: Progress, rounds: int) -> None:
     shown.began(run_at(0, rounds))
     for done in range(1, rounds + 1):
-        shown.round_done(run_at(done, rounds))
+        shown.round_done(run_at(done, rounds, evaluated=done - 1))
         shown.evaluated(run_at(done, rounds))
     shown.ended(run_at(rounds, rounds), SimpleNamespace(status="finished", seconds=3.0))
     shown.run_over()
@@ -54,6 +57,19 @@ def test_a_line_at_about_every_tenth_of_the_rounds(capsys, clock):
     assert len(lines) == 10
     assert lines[0] == "fedavg, seed 0: round 10/100, accuracy 50.00 %, train loss 0.25, about 3 min 0 s left"
     assert lines[-1] == "fedavg, seed 0: finished after 100 rounds, accuracy 50.00 %, train loss 0.25, 3.0 s"
+
+
+def test_figures_are_those_of_the_round_or_say_of_which_they_are(capsys, clock):
+    clock.step = 2.0
+    lines = Lines()
+    lines.began(run_at(0, 4, every=2))
+    lines.round_done(run_at(1, 4, evaluated=0, every=2))
+    lines.round_done(run_at(2, 4, evaluated=0, every=2))  # its evaluation comes next
+    lines.evaluated(run_at(2, 4, every=2))
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 2
+    assert "round 1/4, accuracy 50.00 %, train loss 0.25 after round 0, about" in told[0]
+    assert "round 2/4, accuracy 50.00 %, train loss 0.25, about" in told[1]
 
 
 def test_at_most_one_line_in_a_second(capsys, clock):

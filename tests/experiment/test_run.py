@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import nn
 
 import fedflat
 from fedflat.data import from_arrays
+from fedflat.errors import UserError
 from fedflat.experiment.config import config
 from fedflat.experiment.rows import CachedRows, FileRows
 from fedflat.experiment.run import Run
@@ -221,3 +223,26 @@ def test_the_last_rounds_are_each_evaluated_where_asked() -> None:
     plain = fedflat.run("fedavg", evaluation__every=4, **(SMALL | {"rounds": 10}))
     assert [record["round"] for record in plain.history] == [0, 4, 8, 10]
     assert plain.history[-1] == result.history[-1]
+
+
+@dataclass(frozen=True)
+class TopTwo(fedflat.Classification):
+    """Reports two metrics, of which the second is the one that counts."""
+
+    metric: str = "top2"
+
+    def sums(self, output: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
+        among = (output.topk(2).indices == target[:, None]).any(1)
+        return {**super().sums(output, target), "top2": among.sum()}
+
+
+def test_the_metric_of_a_task_stands_for_its_run_also_once_it_lies_on_disk(tmp_path: Path) -> None:
+    found = fedflat.run("fedavg", task=TopTwo(), out=tmp_path / "run", **SMALL)
+    last = found.history[-1]["test"]["server"]
+    assert found.metric == fedflat.load(tmp_path / "run").metric == "top2"
+    assert found.summary().last == last["top2"] > last["accuracy"]
+
+
+def test_a_metric_that_the_task_does_not_report_is_refused() -> None:
+    with pytest.raises(UserError, match="compares models by 'top3' and reports loss, accuracy, top2; let its metric be one of them"):
+        fedflat.run("fedavg", task=TopTwo("top3"), **SMALL)

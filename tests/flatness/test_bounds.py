@@ -108,6 +108,7 @@ def test_numbers_beyond_any_float_are_told_by_their_logarithm() -> None:
     assert many.log10 == pytest.approx(4999 * math.log10(2), rel=0.01)
     assert many.vacuous(math.log(10))
     assert not Bound(-2.0, 0.0).vacuous(math.log(10))
+    assert Bound(0.0, 0.0).vacuous(1.0), "as much as guessing is no more than guessing"
 
 
 def test_what_a_run_does_of_what_the_theorem_asks_for() -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import fedflat
 from fedflat.cli.application import app
-from fedflat.data import load
+from fedflat.data import from_arrays, load
 from fedflat.errors import UserError
 from fedflat.experiment.export import write_onnx
 from fedflat.models import build
@@ -103,6 +103,28 @@ def test_onnx_computes_what_torch_does(run: Path, tmp_path: Path) -> None:
         assert torch.allclose(torch.from_numpy(found), model(inputs), atol=1e-5)
     (about,) = (json.loads(entry.value) for entry in onnx.load(tmp_path / "model.onnx").metadata_props if entry.key == "fedflat")
     assert about["name"] == "wima(window=2)" and about["rounds"] == 3 and about["mean"] == list(load("digits").mean)
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        ("vit-s16(width=32,depth=1,heads=2)", (3, 32, 32)),
+        ("bisenetv2(width=0.25)", (3, 32, 64)),
+    ],
+)
+def test_vision_transformers_and_segmentation_become_graphs_too(text: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    network = build(text, shape, 4)
+    pictures = torch.randint(0, 256, (8, *shape), dtype=torch.uint8)
+    targets = torch.arange(8) % 4 if "vit" in text else torch.randint(0, 4, (8, *shape[1:]))
+    write_onnx(tmp_path / "model.onnx", network, from_arrays(pictures, targets, pictures, targets, name="noise"), {})
+    session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    for count in (1, 3):
+        inputs = torch.randn(count, *shape)
+        (found,) = session.run(["outputs"], {"inputs": inputs.numpy()})
+        assert torch.allclose(torch.from_numpy(found), network.eval()(inputs), atol=1e-5)
 
 
 class Fixed(nn.Linear):

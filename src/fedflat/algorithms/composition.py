@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from fedflat.algorithms.algorithm import Algorithm
@@ -150,8 +150,3 @@ def _as(name: str, a: Algorithm, released: bool) -> str | None:
             return None
     parts += [show(_NAMES[type(average)], changed(average)) for average in a.averages]
     return "+".join([show(name, values), *parts])
-
-
-def slot_parameters(a: Algorithm) -> list[tuple[str, Any, Any]]:
-    """Every parameter of an algorithm's slots, as (slot, dataclass field, value)."""
-    return [(slot, f, getattr(getattr(a, slot), f.name)) for slot in SLOTS for f in fields(getattr(a, slot))]

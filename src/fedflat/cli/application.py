@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from fedflat import __version__
 from fedflat.cli.algorithms import algorithms
+from fedflat.cli.arguments import keep_help
 from fedflat.cli.bench import bench
 from fedflat.cli.branch import branch
 from fedflat.cli.clean import clean
@@ -41,6 +42,7 @@ class Application(TyperGroup):
             return super().invoke(ctx)
 
 
+keep_help()
 app = typer.Typer(
     cls=Application,
     no_args_is_help=True,

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from fedflat.cli.completion import algorithm_names
-from fedflat.cli.flags import JSON, QUIET, SET
+from fedflat.cli.flags import JSON, QUIET, SET, optional
 from fedflat.cli.sweep import DRY_RUN, JOBS, do
 
 
@@ -21,9 +21,7 @@ def branch(
         None, "--rounds", min=1, metavar="N", help="the last round, counted from the run's first [dim](default: the run's)[/dim]"
     ),
     assignments: list[str] = SET,
-    out: Path | None = typer.Option(
-        None, "--out", metavar="FOLDER", help="where the runs go [dim](default: beside the run)[/dim]", show_default=False
-    ),
+    out: Path | None = optional("--out", "where the runs go", "beside the run", metavar="FOLDER"),
     jobs: int | None = JOBS,
     dry_run: bool = DRY_RUN,
     as_json: bool = JSON,

@@ -10,7 +10,7 @@ import typer
 
 from fedflat.cli.completion import algorithm_names
 from fedflat.cli.downloads import fetch_if_missing
-from fedflat.cli.flags import CONFIG, JSON, QUIET, SET, TRACK, with_settings
+from fedflat.cli.flags import CONFIG, JSON, QUIET, SET, TRACK, optional, with_settings
 from fedflat.cli.mistakes import Interrupted
 from fedflat.cli.one_run import check_figure, write_figure
 from fedflat.cli.progress import progress
@@ -35,30 +35,15 @@ def compare(
     ),
     config: Path | None = CONFIG,
     assignments: list[str] = SET,
-    out: Path | None = typer.Option(
-        None,
-        "--out",
-        metavar="FOLDER",
-        help="where the runs go; those finished there are not run again [dim](default: a folder of these settings in runs/)[/dim]",
-        show_default=False,
+    out: Path | None = optional(
+        "--out", "where the runs go; those finished there are not run again", "a folder of these settings in runs/", metavar="FOLDER"
     ),
-    figure: Path | None = typer.Option(
-        None,
-        "--figure",
-        metavar="FILE.png",
-        help="where the curves go [dim](default: comparison.png beside the runs)[/dim]",
-        show_default=False,
-    ),
+    figure: Path | None = optional("--figure", "where the curves go", "comparison.png beside the runs", metavar="FILE.png"),
     over: str = typer.Option(
         "round", "--over", metavar="AXIS", help="what the curves are drawn over: round, bytes_up, backward_passes or samples"
     ),
-    jobs: int | None = typer.Option(
-        None,
-        "--jobs",
-        min=1,
-        metavar="N",
-        help="runs at the same time, each in a process of its own [dim](default: one per core where they are small)[/dim]",
-        show_default=False,
+    jobs: int | None = optional(
+        "--jobs", "runs at the same time, each in a process of its own", "one per core where they are small", metavar="N", min=1
     ),
     track: str | None = TRACK,
     as_json: bool = JSON,
@@ -71,6 +56,7 @@ def compare(
     from fedflat.api import make_config
     from fedflat.experiment.compare import SomeFailed
     from fedflat.experiment.compare import compare as records_of
+    from fedflat.experiment.federation import device_of
     from fedflat.report.result import Comparison
 
     base, chosen = make_config(config, settings, assignments), read_seeds(seeds)
@@ -78,6 +64,7 @@ def compare(
     if figure is not None:
         check_figure(figure)
     out = default_folder(base) if out is None else out
+    device_of(base)  # before a download that would be for nothing
     fetch_if_missing(base, quiet or as_json)
     followed = trackers(track)
     records, runs = [], len(algorithms) * len(chosen)

@@ -9,16 +9,14 @@ from typing import Any
 import typer
 
 from fedflat.cli.downloads import Downloads
-from fedflat.cli.flags import JSON
+from fedflat.cli.flags import JSON, optional
 from fedflat.cli.one_run import print_split
 from fedflat.cli.screen import facts, print_json, screen, shown_count, table
 
 data = typer.Typer()
 
 NAME = typer.Argument(metavar="NAME", help="a data set (see fedflat data list)")
-FOLDER = typer.Option(
-    None, "--folder", metavar="DIR", help="where data sets lie [dim](default: $FEDFLAT_DATA, or the user's cache)[/dim]", show_default=False
-)
+FOLDER = optional("--folder", "where data sets lie", "$FEDFLAT_DATA, or the user's cache", metavar="DIR")
 
 
 TITLES = {

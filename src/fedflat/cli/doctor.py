@@ -100,7 +100,7 @@ def _data(folder: Path | None) -> dict[str, Any]:
         elif missing < len(source.files):
             sets[name] = "complete" if not missing else f"{missing} of {len(source.files)} files missing (fedflat data get {name})"
     absent = [name for name, source in DATASETS.items() if name not in sets]
-    return {"folder": str(where), "sets": {**sets, **({"not there": ", ".join(absent)} if absent else {})}}
+    return {"folder": str(where), "sets": {**sets, **({"not there": f"{', '.join(absent)} (fedflat data get NAME)"} if absent else {})}}
 
 
 def _extras() -> dict[str, dict[str, str | None]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedflat.cli.downloads import fetch_if_missing
-from fedflat.cli.flags import JSON
+from fedflat.cli.flags import JSON, optional
 from fedflat.cli.screen import print_json, screen, shown_count, shown_metric, table, with_unit
 
 if TYPE_CHECKING:
@@ -27,26 +27,18 @@ ONE = {"classes": "class", "clients": "client", "unseen": "unseen client", "doma
 def evaluate(
     folder: Path = typer.Argument(metavar="FOLDER", help="the folder of a run"),
     model: str = typer.Option("server", "--model", metavar="NAME", help="which of its models, for example wima"),
-    on: str | None = typer.Option(
-        None,
+    on: str | None = optional(
         "--on",
+        "on what, joined by commas: test, classes, longtail, clients, unseen, domains, corruptions, fine-tuned, fine-tuned-unseen",
+        "all that there is",
         metavar="NAMES",
-        help="on what, joined by commas: test, classes, longtail, clients, unseen, domains, corruptions, fine-tuned, "
-        "fine-tuned-unseen [dim](default: all that there is)[/dim]",
-        show_default=False,
     ),
     clients: int = typer.Option(20, "--tune-clients", min=1, help="clients that fine-tune", rich_help_panel=FINE_TUNING),
     epochs: int = typer.Option(1, "--tune-epochs", min=1, help="epochs of fine-tuning", rich_help_panel=FINE_TUNING),
     share: float = typer.Option(
         0.8, "--tune-share", help="share of a client's examples to fine-tune on; the rest is for scoring", rich_help_panel=FINE_TUNING
     ),
-    rate: float | None = typer.Option(
-        None,
-        "--tune-rate",
-        help="learning rate of fine-tuning [dim](default: the run's)[/dim]",
-        show_default=False,
-        rich_help_panel=FINE_TUNING,
-    ),
+    rate: float | None = optional("--tune-rate", "learning rate of fine-tuning", "the run's", rich_help_panel=FINE_TUNING),
     as_json: bool = JSON,
 ) -> None:
     """Evaluate a model of a run: test set, classes, clients, unseen clients, domains, corruptions, before and after fine-tuning.

@@ -6,26 +6,16 @@ from pathlib import Path
 
 import typer
 
-from fedflat.cli.flags import JSON
+from fedflat.cli.flags import JSON, optional
 from fedflat.cli.screen import print_json, screen, shown_bytes
 
 
 def export(
     folder: Path = typer.Argument(metavar="RUN", help="the folder of a run"),
-    format: str | None = typer.Option(
-        None,
-        "--format",
-        metavar="NAME",
-        help="torch, safetensors or onnx [dim](default: as --out says, else torch)[/dim]",
-        show_default=False,
-    ),
+    format: str | None = optional("--format", "torch, safetensors or onnx", "as --out says, else torch", metavar="NAME"),
     model: str = typer.Option("server", "--model", metavar="NAME", help="which of its models, for example wima"),
-    rounds: int | None = typer.Option(
-        None, "--round", min=0, metavar="N", help="as it was kept after this round [dim](default: at the end)[/dim]", show_default=False
-    ),
-    out: Path | None = typer.Option(
-        None, "--out", metavar="FILE", help="the file to write [dim](default: beside the run's own models)[/dim]", show_default=False
-    ),
+    rounds: int | None = optional("--round", "as it was kept after this round", "at the end", metavar="N", min=0),
+    out: Path | None = optional("--out", "the file to write", "in exported/ of the run's folder", metavar="FILE"),
     as_json: bool = JSON,
 ) -> None:
     """Write a model of a run for other tools: a state_dict for torch, a safetensors file, or an ONNX graph.
@@ -45,7 +35,8 @@ def export(
         own = Path(model_file(model) if rounds is None else snapshot_file(model, rounds)).name
         ending = next(ending for ending, known in ENDINGS.items() if known == kind)
         out = folder / "exported" / f"{own.removesuffix('.safetensors')}{ending}"
-    result.export(out, model, format=kind, rounds=rounds)
+    with screen(stderr=True).status("making a graph of it, which takes up to a minute" if kind == "onnx" else "writing it"):
+        result.export(out, model, format=kind, rounds=rounds)
     size = out.stat().st_size
     if as_json:
         print_json({"folder": folder, "model": model, "round": rounds, "format": kind, "file": out, "bytes": size})

@@ -35,6 +35,11 @@ CONFIG = typer.Option(
 )
 
 
+def optional(flag: str, help: str, default: str, **more: Any) -> Any:
+    """A flag that may be left out; ``default`` says what is meant then."""
+    return typer.Option(None, flag, help=f"{help} [dim](default: {default})[/dim]", show_default=False, **more)
+
+
 def field_of(full_name: str) -> FieldInfo:
     """The config's field behind a full name such as ``training.rounds``."""
     *sections, last = full_name.split(".")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.flags import JSON, QUIET
+from fedflat.cli.flags import JSON, QUIET, optional
 from fedflat.cli.flatness_flags import (
     BATCH,
     CLIENT,
@@ -38,9 +38,7 @@ HOW = "How it is computed"
 
 def spectrum(
     models: list[str] = MODELS,
-    eigenvalues: int | None = typer.Option(
-        None, "--eigenvalues", metavar="K", min=1, help="how many eigenvalues [dim](default: 50)[/dim]", show_default=False
-    ),
+    eigenvalues: int | None = optional("--eigenvalues", "how many eigenvalues", "50", metavar="K", min=1),
     by: str = typer.Option("value", "--by", metavar="ORDER", help="the largest by value (and the smallest one), or by magnitude"),
     density: bool = typer.Option(False, "--density", help="also the density of all eigenvalues"),
     on: str = ON,

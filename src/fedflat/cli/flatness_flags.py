@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from fedflat.cli.flags import optional
 from fedflat.cli.screen import screen
 from fedflat.errors import UserError
 
@@ -18,29 +19,13 @@ if TYPE_CHECKING:
 MODELS = typer.Argument(metavar="MODEL...", help="models: RUN, RUN:wima, RUN:server@50, or RUN:client3@50, trained again from that round")
 ON = typer.Option("train", "--on", metavar="SET", help="train (what all clients have) or test")
 CLIENT = typer.Option(None, "--client", metavar="I", min=0, help="on the data of one client, counted from 0", show_default=False)
-EXAMPLES = typer.Option(
-    None, "--examples", metavar="N", min=1, help="on so many examples, drawn at random [dim](default: all)[/dim]", show_default=False
-)
+EXAMPLES = optional("--examples", "on so many examples, drawn at random", "all", metavar="N", min=1)
 SUBSETS = typer.Option(3, "--subsets", min=1, help="with --examples: how many subsets, for the error bars")
-OUT = typer.Option(
-    None,
-    "--out",
-    metavar="FOLDER",
-    help="where numbers and pictures go [dim](default: a folder in the first run)[/dim]",
-    show_default=False,
-)
+OUT = optional("--out", "where numbers and pictures go", "a folder in the first run", metavar="FOLDER")
 SEED = typer.Option(0, "--seed", min=0, help="seed of everything drawn at random")
-BATCH = typer.Option(
-    None,
-    "--batch",
-    min=1,
-    help="examples in memory at a time [dim](default: by their size; of CIFAR's images 97 on a CPU, 488 on a GPU)[/dim]",
-    show_default=False,
-)
+BATCH = optional("--batch", "examples in memory at a time", "by their size; of CIFAR's images 97 on a CPU, 488 on a GPU", min=1)
 DEVICE = typer.Option("auto", "--device", metavar="NAME", help="auto, cpu or cuda")
-PRECISION = typer.Option(
-    None, "--precision", metavar="NAME", help="float32, tf32 or float64 [dim](default: float32, or as the run)[/dim]", show_default=False
-)
+PRECISION = optional("--precision", "float32, tf32 or float64", "float32, or as the run", metavar="NAME")
 
 
 def opened_models(texts: Sequence[str], silent: bool, device: str, precision: str | None) -> list[Measured]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.flags import JSON, QUIET
+from fedflat.cli.flags import JSON, QUIET, optional
 from fedflat.cli.flatness_flags import DEVICE, MODELS, OUT, PRECISION, SEED, folder_for, opened_models, short_names
 from fedflat.cli.screen import facts, print_json, screen, shown_seconds, table
 from fedflat.errors import UserError, one_of
@@ -21,14 +21,7 @@ if TYPE_CHECKING:
 
 SECONDS_BETWEEN_LINES = 5.0
 POINTS = typer.Option(41, "--points", min=2, help="points along each axis")
-EXAMPLES = typer.Option(
-    None,
-    "--examples",
-    metavar="N",
-    min=1,
-    help="on so many training and as many test examples, drawn at random [dim](default: all)[/dim]",
-    show_default=False,
-)
+EXAMPLES = optional("--examples", "on so many training and as many test examples, drawn at random", "all", metavar="N", min=1)
 VALUE = typer.Option("train_loss", "--value", metavar="NAME", help="what is drawn: train_loss, test_loss, train_error or test_error")
 STATISTICS = typer.Option(
     "interpolated", "--statistics", metavar="HOW", help="BatchNorm statistics between models: interpolated, or estimated anew at each point"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from fedflat.cli.flags import JSON
+from fedflat.cli.flags import JSON, optional
 from fedflat.cli.flatness_clients import LISTED, shown, write
 from fedflat.cli.flatness_flags import OUT
 from fedflat.cli.screen import facts, print_json, screen, table
@@ -14,13 +14,7 @@ from fedflat.cli.screen import facts, print_json, screen, table
 
 def log(
     runs: list[Path] = typer.Argument(metavar="RUN...", help="folders of runs that trained with --flatness every=N"),
-    model: str | None = typer.Option(
-        None,
-        "--model",
-        metavar="NAME",
-        help="which of their models [dim](default: the one that stands for the run)[/dim]",
-        show_default=False,
-    ),
+    model: str | None = optional("--model", "which of their models", "the one that stands for the run", metavar="NAME"),
     out: Path | None = OUT,
     as_json: bool = JSON,
 ) -> None:

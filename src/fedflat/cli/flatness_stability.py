@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.flags import CONFIG, JSON, QUIET, SET, with_settings
+from fedflat.cli.flags import CONFIG, JSON, QUIET, SET, optional, with_settings
 from fedflat.cli.flatness_clients import LISTED, mean, shown, write
 from fedflat.cli.flatness_flags import told
 from fedflat.cli.screen import facts, print_json, screen, table
@@ -22,23 +22,13 @@ def stability(
     settings: dict[str, Any],
     algorithm: str | None = typer.Argument(None, metavar="ALGORITHM", help="for example fedsam or fedmoswa", show_default=False),
     twins: int = typer.Option(3, "--twins", min=1, metavar="N", help="twins, each with another example replaced; each costs a whole run"),
-    client: int | None = typer.Option(
-        None, "--client", min=0, metavar="I", help="whose example [dim](default: drawn from the first cohort)[/dim]", show_default=False
-    ),
+    client: int | None = optional("--client", "whose example", "drawn from the first cohort", metavar="I", min=0),
     draw: int = typer.Option(0, "--draw", min=0, metavar="SEED", help="seed of which examples are replaced, and by which"),
-    every: int | None = typer.Option(
-        None, "--every", min=1, help="rounds between looks [dim](default: about twenty looks)[/dim]", show_default=False
-    ),
+    every: int | None = optional("--every", "rounds between looks", "about twenty looks", min=1),
     examples: int = typer.Option(500, "--examples", min=1, metavar="N", help="test examples whose losses are compared"),
     config: Path | None = CONFIG,
     assignments: list[str] = SET,
-    out: Path | None = typer.Option(
-        None,
-        "--out",
-        metavar="FOLDER",
-        help="where numbers and picture go [dim](default: runs/stability-ALGORITHM-DATA-seedSEED)[/dim]",
-        show_default=False,
-    ),
+    out: Path | None = optional("--out", "where numbers and picture go", "runs/stability-ALGORITHM-DATA-seedSEED", metavar="FOLDER"),
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:

@@ -139,4 +139,8 @@ def _print_cells(found: Table) -> None:
         ]
         for cell in found.cells.values()
     ]
-    screen().print(table(("cell", "published", "number", "of model", "algorithm", "split", "needs"), rows, numbers=("published",)))
+    heads = ("cell", "published", "number", "of model", "algorithm", "split", "needs")
+    told = [place for place in range(len(heads)) if any(row[place] for row in rows)]
+    made = table([heads[place] for place in told], [[row[place] for place in told] for row in rows], numbers=("published",))
+    made.columns[0].no_wrap = True  # names to copy into --cells
+    screen().print(made)

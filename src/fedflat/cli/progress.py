@@ -74,8 +74,17 @@ class Lines(Progress):
         self._shown[run.config] = Shown(self.begun, rounds, rounds, now, now)
 
     def round_done(self, run: Run) -> None:
+        if is_fresh(run) or not run.config.is_evaluated(run.server.rounds):  # else its evaluation is still to come
+            self._look(run)
+
+    def evaluated(self, run: Run) -> None:
+        self._look(run)
+
+    def _look(self, run: Run) -> None:
+        """Say how far a run has come, where that is news."""
         now, done, total, shown = time.monotonic(), run.server.rounds, run.config.training.rounds, self._shown[run.config]
-        if done == total or (done - shown.last_round) * LINES < total or now - shown.last_line < SECONDS_BETWEEN_LINES:
+        further = done - shown.last_round
+        if done == total or further == 0 or further * LINES < total or now - shown.last_line < SECONDS_BETWEEN_LINES:
             return
         shown.last_line, shown.last_round = now, done
         left = (now - shown.begun) / (done - shown.first_round) * (total - done)
@@ -162,11 +171,17 @@ def name_of(run: Run) -> str:
 
 
 def newest_figures(run: Run) -> str:
-    """The newest metric of the model that stands for the run, and its training loss."""
+    """The newest metric of the model that stands for the run, and its training loss; of which round, where that is not the last one."""
     if not run.history:
         return "not yet evaluated"
     test, metric = run.history[-1]["test"], run.problem.task.metric
     value = test.get(run.primary, test["server"]).get(metric)
     loss = run.history[-1]["train_loss"]
     unit = " %" if is_share(metric) else ""
-    return f"{metric} {shown_metric(value, metric)}{unit}" + ("" if loss is None else f", train loss {loss:.3g}")
+    when = "" if is_fresh(run) else f" after round {run.history[-1]['round']}"
+    return f"{metric} {shown_metric(value, metric)}{unit}" + ("" if loss is None else f", train loss {loss:.3g}") + when
+
+
+def is_fresh(run: Run) -> bool:
+    """Whether the newest evaluation is that of the last round."""
+    return bool(run.history) and run.history[-1]["round"] == run.server.rounds

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.flags import JSON, QUIET
+from fedflat.cli.flags import JSON, QUIET, optional
 from fedflat.cli.screen import facts, print_json, screen
 
 if TYPE_CHECKING:
@@ -22,9 +22,7 @@ def report(
     target: list[float] = typer.Option(
         [], "--target", metavar="VALUE", help="also count the rounds until this accuracy (may be repeated)", show_default=False
     ),
-    baseline: str | None = typer.Option(
-        None, "--baseline", metavar="ROW", help="what all others are compared with [dim](default: the first)[/dim]", show_default=False
-    ),
+    baseline: str | None = optional("--baseline", "what all others are compared with", "the first", metavar="ROW"),
     by: str = typer.Option("mean_last", "--by", metavar="FIGURE", help="differences and ranks by mean_last, last or best"),
     apart: bool = typer.Option(False, "--apart", help="runs of different splits: a section for each, nothing compared across"),
     figures: bool = typer.Option(True, "--figures/--no-figures", help="also draw the figures as PDF"),
@@ -35,7 +33,7 @@ def report(
 
     Runs of the same seed are compared as pairs, so that all must have the same data and split.
 
-    Example: fedflat report runs/compare-digits --target 0.9 --baseline fedavg
+    Example: fedflat report runs/first --target 0.9 --baseline fedavg
     """
     from fedflat.report.document import report_document, require_something
     from fedflat.report.gather import gather

@@ -12,7 +12,7 @@ import typer
 
 from fedflat.cli.completion import algorithm_names
 from fedflat.cli.downloads import fetch_if_missing
-from fedflat.cli.flags import CONFIG, JSON, QUIET, SET, TRACK, with_settings
+from fedflat.cli.flags import CONFIG, JSON, QUIET, SET, TRACK, optional, with_settings
 from fedflat.cli.mistakes import Interrupted
 from fedflat.cli.one_run import draw_curve, print_run, run_document
 from fedflat.cli.progress import progress
@@ -38,13 +38,7 @@ def run(
     ),
     config: Path | None = CONFIG,
     assignments: list[str] = SET,
-    out: Path | None = typer.Option(
-        None,
-        "--out",
-        metavar="FOLDER",
-        help="a new folder for the run [dim](default: runs/ALGORITHM-DATA-seedSEED)[/dim]",
-        show_default=False,
-    ),
+    out: Path | None = optional("--out", "a new folder for the run", "runs/ALGORITHM-DATA-seedSEED", metavar="FOLDER"),
     dry_run: bool = typer.Option(False, "--dry-run", help="print the complete config and stop"),
     track: str | None = TRACK,
     as_json: bool = JSON,
@@ -96,6 +90,7 @@ def resume(
 
 
 def _go(config: Config, folder: Path, as_json: bool, quiet: bool, resume: bool = False, track: str | None = None) -> None:
+    from fedflat.experiment.federation import device_of
     from fedflat.experiment.folder import RunFolder
     from fedflat.experiment.forecast import Foretell
     from fedflat.experiment.run import Run
@@ -103,6 +98,7 @@ def _go(config: Config, folder: Path, as_json: bool, quiet: bool, resume: bool =
     from fedflat.report.result import Result
 
     followed = trackers(track)
+    device_of(config)  # before a download that would be for nothing
     fetch_if_missing(config, quiet or as_json)
     try:
         with progress(quiet or as_json) as shown:

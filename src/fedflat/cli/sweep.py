@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedflat.cli.downloads import fetch_if_missing
-from fedflat.cli.flags import JSON, QUIET
+from fedflat.cli.flags import JSON, QUIET, optional
 from fedflat.cli.mistakes import Interrupted
 from fedflat.cli.progress import progress
 from fedflat.cli.run import RUNS
@@ -22,12 +22,8 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 40
 """Combinations that a table shows."""
-OUT = typer.Option(
-    None, "--out", metavar="FOLDER", help="where the runs go [dim](default: runs/ and the file's name)[/dim]", show_default=False
-)
-JOBS = typer.Option(
-    None, "--jobs", min=1, metavar="N", help="runs at the same time [dim](default: what the file says)[/dim]", show_default=False
-)
+OUT = optional("--out", "where the runs go", "runs/ and the file's name", metavar="FOLDER")
+JOBS = optional("--jobs", "runs at the same time", "what the file says", metavar="N", min=1)
 DRY_RUN = typer.Option(False, "--dry-run", help="show what would be run and what it takes, and stop")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedflat.cli.downloads import fetch_if_missing
-from fedflat.cli.flags import JSON, QUIET
+from fedflat.cli.flags import JSON, QUIET, optional
 from fedflat.cli.mistakes import Interrupted
 from fedflat.cli.run import RUNS
 from fedflat.cli.screen import facts, print_json, screen, shown_metric, with_unit
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from fedflat.experiment.tune import Search
 
 
-JOBS = typer.Option(
-    None, "--jobs", min=1, metavar="N", help="trials at the same time [dim](default: what the file says, or 1)[/dim]", show_default=False
-)
+JOBS = optional("--jobs", "trials at the same time", "what the file says, or 1", metavar="N", min=1)
 
 
 def tune(

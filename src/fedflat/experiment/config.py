@@ -235,6 +235,11 @@ class Config(Section):
             )
         return self
 
+    def is_evaluated(self, rounds: int) -> bool:
+        """Whether models are evaluated after so many rounds; after the last they always are."""
+        last = self.training.rounds
+        return rounds % self.evaluation.every == 0 or rounds > last - self.evaluation.final or rounds == last
+
     def to_yaml(self) -> str:
         """The whole config as YAML."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)

@@ -31,6 +31,7 @@ def federation(
     for own, name, what in ((data, config.data.name, "data"), (model, config.model, "model")):
         if own is None and name.partition(":")[0] == CUSTOM:
             raise UserError(f"this run used {what} of your own ({name}); pass it again in Python: fedflat.resume(folder, {what}=...)")
+    device = device_of(config)  # first, so that nobody waits for data to hear that there is no GPU
     data = datasets.load(config.data.name, config.data.folder) if data is None else data
     seed = config.seed if config.data.split_seed is None else config.data.split_seed
     split = datasets.partition(
@@ -60,7 +61,7 @@ def federation(
         augmentation,
         dtype=torch.float64 if config.engine.precision == "float64" else torch.float32,
         arithmetic=torch.bfloat16 if config.engine.precision == "bf16" else None,
-        device=device_of(config),
+        device=device,
         evaluation_batch=_evaluation_batch(config.evaluation.batch, data),
         held_out={name: _some(examples, config.evaluation.examples) for name, examples in held_out.items()},
         batch_statistics=config.training.statistics == "own",

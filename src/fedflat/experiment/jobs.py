@@ -259,6 +259,10 @@ class Reporter(Callback):
         self._send(_news(run)._replace(begins={"primary": run.primary, "metric": run.problem.task.metric}))
 
     def round_done(self, run: Run) -> None:
+        if not run.config.is_evaluated(run.server.rounds):  # else there will be more to tell in a moment
+            self.evaluated(run)
+
+    def evaluated(self, run: Run) -> None:
         now = time.monotonic()
         if now - self._last > SECONDS_BETWEEN_NEWS:
             self._last = now

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -144,7 +144,7 @@ class Run:
     def _judged(self) -> Verdict | None:
         """Look at a round that is done, evaluate and save what is due, and say how the run has ended, if it has."""
         done = self.server.rounds == self.config.training.rounds
-        evaluating = done or self._is_evaluated(self.server.rounds)
+        evaluating = self.config.is_evaluated(self.server.rounds)
         # Looking at numbers on a GPU means waiting for it, so that is not done after every round there.
         if evaluating or self.problem.device.type == "cpu" or self.server.rounds % LOOKS_EVERY == 0:
             bad = diverged(self.server.model.weights, self.loss, self.algorithm, self.config)
@@ -224,10 +224,6 @@ class Run:
                 found[name] = ModelState(weights, buffers, own.integers)
         return found
 
-    def _is_evaluated(self, rounds: int) -> bool:
-        evaluation = self.config.evaluation
-        return rounds % evaluation.every == 0 or rounds > self.config.training.rounds - evaluation.final
-
     def _evaluate(self) -> None:
         models = self.models()
         found = self.engine.evaluate(models, self.problem.held_out)
@@ -235,7 +231,7 @@ class Run:
         cost = self.server.cost
         record: dict[str, Any] = {"round": self.server.rounds, "train_loss": None if math.isnan(self.loss) else self.loss}
         for part in self.problem.held_out:
-            record[part] = {name: {k: _finite(v) for k, v in sets[part].items()} for name, sets in found.items()}
+            record[part] = {name: self._kept(sets[part]) for name, sets in found.items()}
         record |= {
             "backward_passes": cost.backward_passes,
             "samples": cost.samples,
@@ -251,6 +247,13 @@ class Run:
             self.folder.append("metrics.jsonl", record)
             self.folder.append("timing.jsonl", {**timing, "seconds": round(self.seconds, 3), "memory": _memory()})
         self._tell("evaluated")
+
+    def _kept(self, figures: Mapping[str, float]) -> dict[str, float | None]:
+        """Figures as they are written; after the loss the metric that stands for the run, which readers know by its place."""
+        metric = self.problem.task.metric
+        if metric not in figures:
+            raise UserError(f"the task compares models by {metric!r} and reports {', '.join(figures)}; let its metric be one of them")
+        return {name: _finite(figures[name]) for name in dict.fromkeys(["loss", metric, *figures]) if name in figures}
 
     # --- on disk -----------------------------------------------------------------------------------------------------------------
 

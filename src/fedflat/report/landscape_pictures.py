@@ -208,7 +208,7 @@ def _panels(count: int, width: float, height: float, bar: bool = False, solid: b
     columns = min(count, PER_ROW)
     rows = ceil(count / columns)
     # A little more room than usual, so that titles above a legend are not cut.
-    figure = Figure(figsize=(width * columns + (0.7 if bar else 0), height * rows), layout=ConstrainedLayoutEngine(h_pad=0.08))
+    figure = Figure(figsize=(width * columns + (0.7 if bar else 0), height * rows), layout=ConstrainedLayoutEngine(h_pad=0.14))
     grid = list(figure.subplots(rows, columns, squeeze=False, subplot_kw={"projection": "3d"} if solid else {}).ravel())
     for spare in grid[count:]:
         spare.set_visible(False)

@@ -130,6 +130,19 @@ def _descends(name: str, method: Algorithm) -> None:
         )
 
 
+def _comes_nearer(name: str, method: Algorithm) -> None:
+    bowls = Bowls()
+    x = walk(method, bowls, [list(range(bowls.clients))] * ROUNDS, rate=0.1).x
+    before, after = (_apart(one, bowls.optimum()) for one in (x[0], x[-1]))
+    if not after < before:
+        raise Broken(
+            name,
+            "all clients together come nearer to their joint optimum",
+            f"in {ROUNDS} rounds the distance went from {before:.3g} to {after:.3g}: "
+            "look for a wrong sign in the correction, or in what clients keep or send of it",
+        )
+
+
 # --- what some claim -----------------------------------------------------------------------------------------------------------------
 
 
@@ -209,6 +222,7 @@ ALWAYS: dict[str, Check] = {
     "the order of a cohort does not matter": _order_does_not_matter,
     "clients keep their state to themselves": _states_are_apart,
     "one client with a small rate descends": _descends,
+    "all clients together come nearer to their joint optimum": _comes_nearer,
 }
 CLAIMS: dict[str, Check] = {
     "with equal clients it is FedAvg": _alike,
