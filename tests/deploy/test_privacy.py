@@ -172,7 +172,7 @@ def test_secure_aggregation_of_flower_does_not_know_these_messages(tmp_path: Pat
         ({"deploy.clipping_norm": 1.0, "federation.weighting": "samples"}, "set federation.weighting=uniform"),
         (
             {"deploy.clipping_norm": 1.0, "federation.aggregation": "median"},
-            "uniform mean; set federation.weighting=uniform, aggregation=mean",
+            "set federation.weighting=uniform, aggregation=mean",
         ),
         ({"deploy.clipping_norm": 1.0, "algorithm": "scaffold"}, "deploy.clipping_norm cannot be used here: clients also send dc"),
         ({"deploy.clipping_norm": 1.0, "model": "resnet20(norm=batch)"}, "training.statistics=own"),

@@ -132,7 +132,7 @@ def test_a_certificate_for_another_time_or_another_machine_is_said(valid: Path, 
 
 
 def test_what_a_certificate_says(tmp_path: Path) -> None:
-    """It is for the hosts, by name or address, and for the machine itself; the authority signs servers alone; clocks may differ a little."""
+    """It is for the hosts, by name or address, and for the machine itself; the authority signs servers alone; clocks may differ."""
     write_certificates(tmp_path, ["server.example.org", "10.0.0.7"], sites=0, days=30)
     authority, server = (x509.load_pem_x509_certificate((tmp_path / name).read_bytes()) for name in ("ca.crt", "server.pem"))
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
