@@ -60,6 +60,7 @@ def landscape(
     from fedflat.experiment.loss_and_error import measured_values
     from fedflat.flatness.directions import ONE_DIMENSIONAL
     from fedflat.report.landscape_pictures import Panel, contours, lines, surfaces
+    from fedflat.report.landscape_scale import shown_value
 
     _known("way to treat tensors with one dimension", one_dimensional, ONE_DIMENSIONAL)
     opened = opened_models(models, quiet or as_json, device, precision)
@@ -83,7 +84,7 @@ def landscape(
     if as_json:
         print_json({"files": files, "models": {name: _document(one) for name, one in found.items()}})
         return
-    columns = ("model", "training loss", "test loss", "test error %", f"highest {value} within {radius:g}", "not finite")
+    columns = ("model", "training loss", "test loss", "test error %", f"highest {shown_value(value)} within {radius:g}", "not finite")
     rows = [_row(name, one, value) for name, one in found.items()]
     _print(f"Landscapes around {len(found)} model{'s' * (len(found) > 1)}", columns, rows, files, next(iter(found.values())))
 
