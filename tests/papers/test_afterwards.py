@@ -109,8 +109,8 @@ def test_the_mean_is_over_all_corruptions_and_not_those_of_the_benchmark_alone(t
 
     monkeypatch.setattr(afterwards, "corrupted", changed)
     found, images = measured(record), load("digits").test.take(torch.arange(EXAMPLES))
-    right = [found.problem.predicted(found.state.weights, {}, change(images.inputs)).argmax(1) == images.targets for change in made.values()]
-    clean, black = (float(one.float().mean()) for one in right)
+    given = [found.problem.predicted(found.state.weights, {}, change(images.inputs)).argmax(1) for change in made.values()]
+    clean, black = (float((labels == images.targets).float().mean()) for labels in given)
     assert clean > black + 0.1
     assert of(record, Corrupted(), small=True) == pytest.approx((clean + black) / 2)
 

@@ -21,7 +21,9 @@ CLIENT = typer.Option(None, "--client", metavar="I", min=0, help="on the data of
 EXAMPLES = typer.Option(
     None, "--examples", metavar="N", min=1, help="on so many examples, drawn at random [dim](default: all)[/dim]", show_default=False
 )
-SUBSETS = typer.Option(3, "--subsets", min=1, help="with --examples: how many subsets, for the error bars")
+SUBSETS = typer.Option(
+    None, "--subsets", min=1, help="with --examples: how many subsets, for the error bars [dim](default: 3)[/dim]", show_default=False
+)
 OUT = typer.Option(
     None,
     "--out",
@@ -41,6 +43,13 @@ DEVICE = typer.Option("auto", "--device", metavar="NAME", help="auto, cpu or cud
 PRECISION = typer.Option(
     None, "--precision", metavar="NAME", help="float32, tf32 or float64 [dim](default: float32, or as the run)[/dim]", show_default=False
 )
+
+
+def number_of_subsets(wanted: int | None, examples: int | None) -> int:
+    """How many subsets are measured; refused where nothing says how large they are."""
+    if wanted is not None and examples is None:
+        raise UserError("--subsets says how many subsets, and not how large they are; give --examples too, or measure on all of them")
+    return wanted or 3
 
 
 def opened_models(texts: Sequence[str], silent: bool, device: str, precision: str | None) -> list[Measured]:
