@@ -190,8 +190,10 @@ def test_mistakes_are_told_in_a_sentence(arguments: dict[str, object], message: 
 
 def test_a_round_that_was_not_evaluated_says_so() -> None:
     loop = fedflat.rounds("fedavg", every=2, **SMALL)
+    first = next(loop)
     with pytest.raises(UserError, match="round 1 was not evaluated"):
-        _ = next(loop).accuracy
+        _ = first.accuracy
+    assert not first.model.training, "a model to keep is in evaluation mode, whatever the run did with its own last"
     assert next(loop).accuracy > 0
     with pytest.raises(UserError, match="no round was trained"):
         fedflat.rounds("fedavg", **SMALL).result()
