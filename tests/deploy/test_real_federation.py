@@ -63,7 +63,7 @@ def runs(federation: RealFederation) -> dict[str, Path]:
         settings = {**KILLED, "deploy.out": str(federation.folder / "killed-server")}
         out = federation.folder / "killed-server"
         printed = federation.start_run(project, settings)
-        federation.until(lambda: rounds_done(out) >= 1, 120)
+        federation.until(lambda: rounds_done(out) >= 1, 240)
         federation.kill_server_of(out)
         federation.stop_run(printed)  # otherwise nodes wait, until Flower notices, for messages that were cut off
         assert 1 <= rounds_done(out) < KILLED["training.rounds"]
