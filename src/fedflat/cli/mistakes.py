@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TextIO
 
 import typer
 
@@ -47,11 +47,13 @@ def _warnings_in_a_sentence() -> Iterator[None]:
     """Warnings of fedflat without the line of code that they come from; those of others as they are."""
     others = warnings.showwarning
 
-    def show(message: Warning | str, category: type[Warning], filename: str, *where: Any) -> None:
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
+    ) -> None:
         if issubclass(category, UserWarning) and Path(filename).is_relative_to(PACKAGE):
             print(f"fedflat: {message}", file=sys.stderr)
         else:
-            others(message, category, filename, *where)
+            others(message, category, filename, lineno, file, line)
 
     warnings.showwarning = show
     try:
