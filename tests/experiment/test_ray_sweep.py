@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedflat.data.folder import VARIABLE
-from fedflat.experiment.ray_sweep import Needs, Place, Unfit
+from fedflat.experiment.ray_sweep import Needs, Place, Unfit, do_run
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,8 @@ def test_a_node_enters_the_folder_that_it_sees_alone(tmp_path: Path, monkeypatch
         (tmp_path / "marker").write_text(wrong) if wrong else (tmp_path / "marker").unlink()
         with pytest.raises(Unfit, match="does not see the sweep's folder"):
             place.enter()
+
+
+def test_another_version_is_refused_before_anything_of_it_is_read() -> None:
+    with pytest.raises(Unfit, match="install the same version on every node"):
+        do_run("0.0.0", b"what only that version could read")
