@@ -1,8 +1,27 @@
 """Tests run torch on one thread: two on a busy machine are many times slower than one."""
 
 import os
+from typing import Any
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
 os.environ.pop("COLUMNS", None)  # parallel test workers are told a width, and tables would fold
+TOGETHER = ("tests/deploy/test_real_federation.py", "tests/deploy/test_over_the_wire.py")
+"""Files whose tests share something so costly that, with ``pytest -n 2``, one worker runs all of them, and first."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests go to workers one by one, but those of the files above together."""
+    if config.getoption("dist") != "load":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return file if file in TOGETHER else nodeid
+
+    return Scheduling(config, log)

@@ -134,3 +134,9 @@ def told(result, sentence: str) -> None:
     assert result.stderr.startswith("fedflat: ") and result.stderr.count("\n") == 1
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
+
+
+def test_what_is_only_worth_a_word_is_one_sentence_too(fedflat):
+    result = fedflat("run", "fedavg", "--rounds", "1", "--steps", "1", "--model", "mlp", "--set", "training.statistics=own", "--quiet")
+    assert result.exit_code == 0
+    assert result.stderr == "fedflat: training.statistics=own keeps BatchNorm statistics, and mlp has none: nothing is kept\n"

@@ -89,6 +89,7 @@ def test_sharpness_of_every_kind(fedflat, run):
 @pytest.mark.parametrize(
     ("model", "flags", "sentence"),
     [
+        ("", ("--subsets", "2"), "--subsets says how many subsets, and not how large they are; give --examples too"),
         ("", ("--eigenvalues", "100000"), "100000 eigenvalues of a model with"),
         ("", ("--method", "qr"), "no method for eigenvalues 'qr'"),
         ("", ("--on", "tset"), "no data to measure on 'tset'; did you mean test"),

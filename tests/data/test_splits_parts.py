@@ -125,9 +125,10 @@ def test_texts() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("longtail", "there is no split 'longtail'"),
+        ("longtail", "longtail is added to a split and is none itself"),
         ("iid+longtale", "there is no part of a split 'longtale'; did you mean longtail"),
         ("iid+longtail+longtail(factor=3)", "has longtail more than once"),
+        ("longtail(factor=10)+iid", "longtail is added to a split and is none itself; write for example dirichlet[+]longtail"),
         ("dirichlet+held-out+iid", "has 3 parts, but only longtail and held-out can be added to a split"),
         ("iid+longtail(factor=0.01)", "factor=0.01 is out of range; expected a number at least 1"),
         ("iid+held-out(share=0)", "share=0 is out of range; expected a number above 0 and at most 0.99"),

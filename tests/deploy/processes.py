@@ -49,7 +49,7 @@ class RealFederation:
             "PYTHONPATH": str(source),
             "FLWR_HOME": str(folder / "flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
             "OMP_NUM_THREADS": "1",
         }
         (folder / "flwr").mkdir(parents=True)

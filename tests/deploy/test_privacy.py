@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
 
-from flwr.app import Message
+from flwr.app import Array, ArrayRecord, Context, Message
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod, message_size_mod
 
 from fedflat.algorithms import algorithm
 from fedflat.algorithms.table import NAMED
+from fedflat.data import Dataset, load
 from fedflat.deploy import client_app
 from fedflat.deploy.privacy import Mod, shows_more
 from fedflat.deploy.server import serve
@@ -73,6 +75,25 @@ def test_a_site_clips_and_adds_noise_before_anything_leaves_it(tmp_path: Path) -
     assert losses == [0.0] * SITES, "a loss tells of the data"
 
 
+def test_the_first_mod_has_the_last_word(tmp_path: Path) -> None:
+    """As in Flower: what comes back passes the last one first. Doubled and then clipped is not clipped and then doubled."""
+
+    def doubled(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+        reply = call_next(message, context)
+        reply.content["arrays"] = ArrayRecord({"displacement": Array(2 * array(reply))})
+        return reply
+
+    _, plain, _ = federated(tmp_path / "plain", [])
+    clip = {"deploy.clipping_norm": CLIP}
+    _, sent, _ = federated(tmp_path / "clipped last", [fixedclipping_mod, doubled], **clip)
+    assert all(np.allclose(one, clipped(2 * own), atol=1e-7) for one, own in zip(sent, plain, strict=True))
+    settings = {**SETTINGS, **clip, "deploy.out": str(tmp_path / "run")}
+    grid = DirectGrid([node(tmp_path, settings, number) for number in range(SITES)], client_app(mods=[doubled, fixedclipping_mod]))
+    with pytest.raises(UserError, match="round 0 has too few updates"):
+        serve(grid, settings)
+    assert all(np.linalg.norm(array(reply)) == pytest.approx(2 * CLIP, rel=1e-4) for reply in grid.came if "arrays" in reply.content)
+
+
 def test_with_no_noise_to_speak_of_a_private_run_is_the_clipped_one(tmp_path: Path) -> None:
     _, plain, _ = federated(tmp_path / "plain", [])
     _, sent, _ = federated(tmp_path / "sent", [LocalDpMod(CLIP, CLIP, 1e12, 1e-5)])
@@ -95,6 +116,27 @@ def test_sites_clip_and_the_server_adds_noise_to_the_mean(tmp_path: Path) -> Non
 def test_a_site_that_does_not_clip_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="round 0 has too few updates"):
         federated(tmp_path, [], **{"deploy.clipping_norm": CLIP})
+
+
+@pytest.mark.parametrize(
+    ("mod", "more"),
+    [(LocalDpMod(CLIP, CLIP, 1.0, 1e-5), {}), (fixedclipping_mod, {"deploy.clipping_norm": CLIP})],
+    ids=["noise", "clipping"],
+)
+def test_a_site_that_cannot_train_says_why_through_its_mods(mod: Mod, more: dict[str, Any], tmp_path: Path) -> None:
+    whole, greeted = load("digits"), set[int]()
+
+    def data(number: int) -> Dataset:
+        if number == 0 and number in greeted:
+            raise UserError("the disk of this site is gone")
+        greeted.add(number)
+        return whole
+
+    settings = {**SETTINGS, "deploy.out": str(tmp_path / "run"), **more}
+    grid = DirectGrid([node(tmp_path, settings, number) for number in range(SITES)], client_app(data, mods=[mod]))
+    serve(grid, settings, whole)
+    (line,) = (tmp_path / "run" / "participation.jsonl").read_text().splitlines()
+    assert json.loads(line)["missing"] == {"0": "the disk of this site is gone"}
 
 
 @pytest.mark.parametrize(
@@ -128,6 +170,10 @@ def test_secure_aggregation_of_flower_does_not_know_these_messages(tmp_path: Pat
     [
         ({"deploy.noise_multiplier": 1.0}, "set deploy.clipping_norm as well"),
         ({"deploy.clipping_norm": 1.0, "federation.weighting": "samples"}, "set federation.weighting=uniform"),
+        (
+            {"deploy.clipping_norm": 1.0, "federation.aggregation": "median"},
+            "set federation.weighting=uniform, aggregation=mean",
+        ),
         ({"deploy.clipping_norm": 1.0, "algorithm": "scaffold"}, "deploy.clipping_norm cannot be used here: clients also send dc"),
         ({"deploy.clipping_norm": 1.0, "model": "resnet20(norm=batch)"}, "training.statistics=own"),
     ],

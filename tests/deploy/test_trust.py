@@ -8,6 +8,8 @@ import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta, tzinfo
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,11 @@ from typer.testing import CliRunner
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
 
+from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from fedflat.cli.application import app
+from fedflat.deploy import certificates
 from fedflat.deploy.certificates import write_certificates
 from fedflat.deploy.reach import reach
 from fedflat.errors import UserError
@@ -77,6 +81,8 @@ def test_certificates_are_written_once_and_keys_are_their_owners_alone(tmp_path:
 def test_a_host_with_a_port_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"'server:8000' is no host; expected a name or an address without a port"):
         write_certificates(tmp_path / "new", ["server:8000"], 0, 1)
+    with pytest.raises(UserError, match=r"'sérver' is no host"):
+        write_certificates(tmp_path / "new", ["sérver"], 0, 1)
     assert not (tmp_path / "new").exists()
 
 
@@ -105,14 +111,56 @@ def test_an_authority_that_is_not_the_federations_is_said(valid: Path, tmp_path:
         reach(address)
 
 
+def test_a_certificate_for_another_time_or_another_machine_is_said(valid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tomorrow(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:
+            return datetime.now(tz) + timedelta(days=1)
+
+    monkeypatch.setattr(certificates, "datetime", Tomorrow)
+    write_certificates(tmp_path / "tomorrow", ["localhost"], sites=0, days=2)
+    with answering(tmp_path / "tomorrow") as address, pytest.raises(UserError, match="is not valid yet; set the clocks of both machines"):
+        reach(address, tmp_path / "tomorrow" / "ca.crt")
+    monkeypatch.undo()
+    monkeypatch.setattr(certificates, "ITSELF", ())
+    write_certificates(tmp_path / "elsewhere", ["server.example.org", "10.0.0.7"], sites=0, days=1)
+    for host in ("127.0.0.1", "localhost"):
+        with answering(tmp_path / "elsewhere") as address:
+            address = address.replace("127.0.0.1", host)
+            with pytest.raises(UserError, match=f"the certificate of {address} is not for {host}; .* or make one with --host {host}"):
+                reach(address, tmp_path / "elsewhere" / "ca.crt")
+
+
+def test_what_a_certificate_says(tmp_path: Path) -> None:
+    """It is for the hosts, by name or address, and for the machine itself; the authority signs servers alone; clocks may differ."""
+    write_certificates(tmp_path, ["server.example.org", "10.0.0.7"], sites=0, days=30)
+    authority, server = (x509.load_pem_x509_certificate((tmp_path / name).read_bytes()) for name in ("ca.crt", "server.pem"))
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["server.example.org", "localhost"]
+    assert names.get_values_for_type(x509.IPAddress) == [ip_address("10.0.0.7"), ip_address("127.0.0.1")]
+    signs = authority.extensions.get_extension_for_class(x509.BasicConstraints).value
+    assert (signs.ca, signs.path_length) == (True, 0)
+    assert not server.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    for one in (authority, server):
+        assert timedelta(minutes=4) < datetime.now(UTC) - one.not_valid_before_utc < timedelta(minutes=10)
+        assert timedelta(days=29) < one.not_valid_after_utc - datetime.now(UTC) <= timedelta(days=30)
+
+
 def test_what_cannot_be_reached_is_said(valid: Path, tmp_path: Path) -> None:
     ca = valid / "ca.crt"
     with pytest.raises(UserError, match=r"cannot be reached \(connection refused\); is its SuperLink running"):
         reach(f"127.0.0.1:{free_port()}", ca)
+    with pytest.raises(UserError, match=r"\[::1\]:\d+ cannot be reached"):
+        reach(f"[::1]:{free_port()}", ca)
     with pytest.raises(UserError, match="there is no machine called 'nowhere"):
         reach("nowhere.invalid:8000", ca)
-    with pytest.raises(UserError, match="'server' is no address of a SuperLink; expected host:port"):
-        reach("server", ca)
+    for address in ("server", "server:70000", "https://server:8000", "server:port", ":8000"):
+        with pytest.raises(UserError, match=f"'{address}' is no address of a SuperLink; expected host:port"):
+            reach(address, ca)
+    with pytest.raises(UserError, match="either --insecure or --root-certificates, not both"):
+        reach("server:8000", ca, insecure=True)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(UserError, match=r"cannot be reached \(no answer\)"):
+        reach(f"127.0.0.1:{silent.getsockname()[1]}", insecure=True, timeout=0.2)
     with answering(None) as address, pytest.raises(UserError, match="does not speak TLS"):
         reach(address, ca)
     with answering(valid) as address, pytest.raises(UserError, match="try it without --insecure"):

@@ -56,6 +56,8 @@ def test_momentum_and_variates_have_panels_where_there_are_any() -> None:
     ]
     assert strongest(found["agreement of local update and momentum"])[1] == pytest.approx([0.15])
     assert strongest(found["norm of what a client keeps (drift.c)"])[1] == [2.0]
+    low, high = found["cosine of local and mean update"].get_xlim()
+    assert [tick for tick in found["cosine of local and mean update"].get_xticks() if low <= tick <= high] == [2], "no halves of a round"
 
 
 def test_accuracies_are_shades_from_zero_to_one() -> None:

@@ -70,6 +70,8 @@ def test_what_is_cut_off_and_what_is_not_finite_is_counted_and_said() -> None:
     scale = Scale.over([Landscape("around", (AXIS, AXIS), {"train_loss": values})], "train_loss")
     assert (scale.cut_off, scale.not_finite, scale.total) == (1, 2, 121)
     assert scale.notes == "1 of 121 values above 2 are drawn as 2; 2 of 121 values are not finite (grey)"
+    error = Scale.over([Landscape("around", (AXIS, AXIS), {"test_error": values / 10})], "test_error")
+    assert error.notes.startswith("1 of 121 values above 20 % are drawn as 20 %")
     clipped = scale.clipped(values)
     assert clipped[0, 0] == scale.high
     assert np.isnan(clipped[0, 1])

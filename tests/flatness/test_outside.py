@@ -99,6 +99,7 @@ def test_progress_is_told() -> None:
         ((nn.Linear(1, 1), F.mse_loss, (torch.ones(2, 1), torch.ones(2, 1)), 3), {}, "3 eigenvalues of a model with 2 parameters"),
         ((nn.Linear(1, 1), F.mse_loss, (torch.ones(2, 1), torch.ones(2, 1)), 1), {"method": "qr"}, "no method for eigenvalues 'qr'"),
         ((nn.Linear(1, 1), F.mse_loss, (torch.ones(2, 1), torch.ones(2, 1)), 1), {"by": "size"}, "no order of eigenvalues 'size'"),
+        ((nn.Linear(1, 1), F.mse_loss, (torch.ones(3, 1), torch.ones(2, 1)), 1), {}, "there are 3 inputs but 2 targets; expected a target"),
         ((nn.Linear(1, 1), F.mse_loss, (torch.full((2, 1), float("inf")), torch.ones(2, 1)), 1), {}, "the loss of this model is"),
     ],
 )

@@ -76,6 +76,9 @@ def test_what_a_round_shows() -> None:
         averaged = round.module("ema")
         right = (averaged(data[-1][0]).argmax(1) == data[-1][1]).float().mean()
         assert float(right) == pytest.approx(round.accuracy, abs=1e-6)
+        assert not round.model.training and not averaged.training
+        round.state_dict()["0.weight"].zero_()
+        assert bool(round.state_dict()["0.weight"].any()), "what was taken is yours, and the run's stays as it is"
         seen.append(round)
     first, last = seen[0], seen[-1]
     kept = first.model
@@ -84,8 +87,9 @@ def test_what_a_round_shows() -> None:
         first.module("ema")
     with pytest.raises(UserError, match="round 1 is over"):
         first.client_state(0)
-    with pytest.raises(UserError, match="no client 5"):
-        last.client_state(5)
+    for number in (5, -1):
+        with pytest.raises(UserError, match=f"no client {number}"):
+            last.client_state(number)
     with pytest.raises(UserError, match="did you mean ema"):
         last.module("emma")
 
@@ -186,8 +190,10 @@ def test_mistakes_are_told_in_a_sentence(arguments: dict[str, object], message: 
 
 def test_a_round_that_was_not_evaluated_says_so() -> None:
     loop = fedflat.rounds("fedavg", every=2, **SMALL)
+    first = next(loop)
     with pytest.raises(UserError, match="round 1 was not evaluated"):
-        _ = next(loop).accuracy
+        _ = first.accuracy
+    assert not first.model.training, "a model to keep is in evaluation mode, whatever the run did with its own last"
     assert next(loop).accuracy > 0
     with pytest.raises(UserError, match="no round was trained"):
         fedflat.rounds("fedavg", **SMALL).result()

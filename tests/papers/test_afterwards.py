@@ -10,16 +10,16 @@ import pytest
 import torch
 
 import fedflat
-from fedflat.data import load
+from fedflat.data import Examples, load
 from fedflat.experiment.measured import measured
 from fedflat.experiment.record import Record, load_record
 from fedflat.flatness import Operator
 from fedflat.papers import afterwards
 from fedflat.papers.afterwards import FILE, Asked, measure
 from fedflat.papers.numbers import ClientEigenvalue, Corrupted, Domains, Eigenvalue, Features, OnClients, form
-from fedflat.papers.small import corrupted
+from fedflat.papers.small import EXAMPLES, corrupted
 
-SETTINGS = {"model": "mlp(hidden=2)", "rounds": 3, "steps": 4, "clients": 5, "per_round": 3, "workers": 1}
+SETTINGS = {"model": "mlp(hidden=2)", "rounds": 3, "steps": 4, "clients": 12, "per_round": 3, "workers": 1}
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +57,14 @@ def test_what_was_measured_is_kept_and_more_is_measured_where_more_is_asked(reco
     assert len(json.loads((record.folder.path / FILE).read_text())["spectrum, server"]["eigenvalues"]) == 9
 
 
+def test_what_needs_most_eigenvalues_is_measured_first(tmp_path: Path, monkeypatch):
+    fedflat.run("fedavg", out=tmp_path / "run", **SETTINGS)
+    asked, real = [], afterwards.spectrum_of
+    monkeypatch.setattr(afterwards, "spectrum_of", lambda of, count, **more: asked.append(count) or real(of, count, **more))
+    found = measure(load_record(tmp_path / "run"), [Asked(Eigenvalue(), "server"), Asked(Eigenvalue(over=5), "server")])
+    assert asked == [5] and len(found) == 2
+
+
 def test_the_highest_eigenvalue_of_clients_on_their_own_data(record):
     highest = of(record, ClientEigenvalue())
     each = json.loads((record.folder.path / FILE).read_text())["curvature of clients"]["lambda_max"]
@@ -88,6 +96,23 @@ def test_corruptions_that_are_made_here_grow_with_severity(record):
     kept = json.loads((record.folder.path / FILE).read_text())["severity 5, server"]
     assert set(kept["each"]) == {"gaussian_noise", "brightness", "contrast"}
     assert kept["mean"] == pytest.approx(np.mean([one["severity 5"] for one in kept["each"].values()]))
+
+
+def test_the_mean_is_over_all_corruptions_and_not_those_of_the_benchmark_alone(tmp_path: Path, monkeypatch):
+    """``saturate`` is one of the four that the benchmark leaves out, and here the only one that changes anything."""
+    fedflat.run("fedavg", out=tmp_path / "run", **SETTINGS)
+    record = load_record(tmp_path / "run")
+    made = {"fog": lambda inputs: inputs, "saturate": torch.zeros_like}
+
+    def changed(images: Examples, severity: int) -> dict[str, Examples]:
+        return {name: Examples(change(images.inputs), images.targets) for name, change in made.items()}
+
+    monkeypatch.setattr(afterwards, "corrupted", changed)
+    found, images = measured(record), load("digits").test.take(torch.arange(EXAMPLES))
+    given = [found.problem.predicted(found.state.weights, {}, change(images.inputs)).argmax(1) for change in made.values()]
+    clean, black = (float((labels == images.targets).float().mean()) for labels in given)
+    assert clean > black + 0.1
+    assert of(record, Corrupted(), small=True) == pytest.approx((clean + black) / 2)
 
 
 def test_seen_and_unseen_domains_are_scored_apart(tmp_path: Path, record: Record):

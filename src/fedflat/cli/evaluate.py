@@ -12,6 +12,7 @@ import typer
 from fedflat.cli.downloads import fetch_if_missing
 from fedflat.cli.flags import JSON, optional
 from fedflat.cli.screen import print_json, screen, shown_count, shown_metric, table, with_unit
+from fedflat.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +56,8 @@ def evaluate(
     fetch_if_missing(record.config, as_json)
     with _told(as_json) as tell:
         found = evaluate(record, model, wanted, fine_tuning=tuning, tell=tell)
+    if not found.parts:
+        raise UserError("; ".join(f"there is no evaluation on {part}: {reason}" for part, reason in found.missing.items()))
     if as_json:
         print_json({"folder": folder, "algorithm": record.config.algorithm, "seed": record.config.seed, **found.document()})
     else:

@@ -23,6 +23,7 @@ from fedflat.cli.flatness_flags import (
     SEED,
     SUBSETS,
     folder_for,
+    number_of_subsets,
     opened_models,
     plus_minus,
     short_names,
@@ -44,7 +45,7 @@ def spectrum(
     on: str = ON,
     client: int | None = CLIENT,
     examples: int | None = EXAMPLES,
-    subsets: int = SUBSETS,
+    subsets: int | None = SUBSETS,
     seed: int = SEED,
     method: str = typer.Option(
         "lanczos", "--method", metavar="NAME", help="lanczos, or power: deflated power iteration, as published", rich_help_panel=HOW
@@ -75,11 +76,12 @@ def spectrum(
     from fedflat.flatness import spectrum_of
     from fedflat.report.spectrum_picture import spectrum_picture
 
+    count = number_of_subsets(subsets, examples)
     found: dict[str, list[Spectrum]] = {}
     with told(quiet or as_json) as tell:
         chosen = opened_models(models, quiet or as_json, device, precision)
         for name, model in zip(short_names(chosen), chosen, strict=True):
-            parts = model.objectives(on, client=client, examples=examples, subsets=subsets, seed=seed, batch=batch)
+            parts = model.objectives(on, client=client, examples=examples, subsets=count, seed=seed, batch=batch)
             found[name] = [
                 spectrum_of(
                     objective,

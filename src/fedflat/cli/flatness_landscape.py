@@ -53,6 +53,7 @@ def landscape(
     from fedflat.experiment.loss_and_error import measured_values
     from fedflat.flatness.directions import ONE_DIMENSIONAL
     from fedflat.report.landscape_pictures import Panel, contours, lines, surfaces
+    from fedflat.report.landscape_scale import shown_value
 
     _known("way to treat tensors with one dimension", one_dimensional, ONE_DIMENSIONAL)
     opened = opened_models(models, quiet or as_json, device, precision)
@@ -76,7 +77,8 @@ def landscape(
     if as_json:
         print_json({"files": files, "models": {name: _document(one) for name, one in found.items()}})
         return
-    columns = ("model", "training loss", "test loss", "test error %", f"highest {value} within {radius:g}", "not finite")
+    highest = f"highest {shown_value(value)}{' %' * value.endswith('error')} within {radius:g}"
+    columns = ("model", "training loss", "test loss", "test error %", highest, "not finite")
     rows = [_row(name, one, value) for name, one in found.items()]
     _print(f"Landscapes around {len(found)} model{'s' * (len(found) > 1)}", columns, rows, files, next(iter(found.values())))
 
@@ -268,15 +270,18 @@ def _row(name: str, one: Landscape, value: str) -> tuple[object, ...]:
     return (
         name,
         *_figures(one.marks[0], "train_loss", "test_loss", "test_error"),
-        f"{finite.max():.4g}" if len(finite) else None,
+        _shown(finite.max(), value) if len(finite) else None,
         f"{bad} of {values.size}" if bad else "0",
     )
 
 
 def _figures(mark: Mark, *names: str) -> list[str | None]:
     """Figures of a model itself, as they are shown."""
-    shown = {name: f"{100 * value:.2f}" if name.endswith("error") else f"{value:.4g}" for name, value in mark.values.items()}
-    return [shown.get(name) for name in names]
+    return [_shown(mark.values[name], name) if name in mark.values else None for name in names]
+
+
+def _shown(value: float, name: str) -> str:
+    return f"{100 * value:.2f}" if name.endswith("error") else f"{value:.4g}"
 
 
 def _line_below(one: Landscape) -> str:

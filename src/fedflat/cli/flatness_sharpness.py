@@ -22,6 +22,7 @@ from fedflat.cli.flatness_flags import (
     SEED,
     SUBSETS,
     folder_for,
+    number_of_subsets,
     opened_models,
     plus_minus,
     short_names,
@@ -50,7 +51,7 @@ def sharpness(
     on: str = ON,
     client: int | None = CLIENT,
     examples: int | None = EXAMPLES,
-    subsets: int = SUBSETS,
+    subsets: int | None = SUBSETS,
     seed: int = SEED,
     batch: int | None = BATCH,
     device: str = DEVICE,
@@ -69,13 +70,14 @@ def sharpness(
     kinds = [word.strip() for word in kind.split(",") if word.strip()]
     if not kinds:
         raise UserError("no kind of sharpness is asked for; expected sam, asam or average, joined by commas")
+    count = number_of_subsets(subsets, examples)
     wanted = [(one, radius) for one in kinds for radius in (rho or [RHO.get(one, 0.05)])]
     found: dict[str, dict[tuple[str, float], list[Sharpness]]] = {}
     begun = time.monotonic()
     with told(quiet or as_json) as tell:
         chosen = opened_models(models, quiet or as_json, device, precision)
         for name, model in zip(short_names(chosen), chosen, strict=True):
-            parts = model.objectives(on, client=client, examples=examples, subsets=subsets, seed=seed, batch=batch)
+            parts = model.objectives(on, client=client, examples=examples, subsets=count, seed=seed, batch=batch)
             found[name] = {}
             for which, radius in wanted:
                 tell(f"{name}: {which} within {radius:g}")

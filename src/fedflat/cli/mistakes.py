@@ -1,10 +1,13 @@
-"""What goes wrong, told in one sentence and an exit code."""
+"""What goes wrong, told in one sentence and an exit code; and what is only worth a word, in one sentence too."""
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
 
 import typer
 
@@ -12,6 +15,7 @@ from fedflat.cli import INTERRUPTED
 from fedflat.errors import UserError
 
 WRONG_REQUEST = 2
+PACKAGE = Path(__file__).parents[1]
 
 
 class Interrupted(Exception):
@@ -20,9 +24,10 @@ class Interrupted(Exception):
 
 @contextmanager
 def told_in_a_sentence() -> Iterator[None]:
-    """Turn every mistake that a user can mend into one sentence on stderr and exit code 2."""
+    """Turn every mistake that a user can mend into one sentence on stderr and exit code 2, and our warnings into one each."""
     try:
-        yield
+        with _warnings_in_a_sentence():
+            yield
     except UserError as mistake:
         raise _ends(str(mistake), WRONG_REQUEST) from None
     except Interrupted as interruption:
@@ -35,6 +40,26 @@ def told_in_a_sentence() -> Iterator[None]:
         if error.filename is None:
             raise
         raise _ends(f"cannot use {error.filename}: {(error.strerror or str(error)).lower()}", WRONG_REQUEST) from None
+
+
+@contextmanager
+def _warnings_in_a_sentence() -> Iterator[None]:
+    """Warnings of fedflat without the line of code that they come from; those of others as they are."""
+    others = warnings.showwarning
+
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
+    ) -> None:
+        if issubclass(category, UserWarning) and Path(filename).is_relative_to(PACKAGE):
+            print(f"fedflat: {message}", file=sys.stderr)
+        else:
+            others(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = others
 
 
 def _ends(sentence: str, code: int) -> typer.Exit:

@@ -19,7 +19,8 @@ from flwr.supercore.tls import get_client_tls_args
 
 ENTRIES = {TaskType.CLIENT_APP: "flwr.supernode.cli:flwr_clientapp", TaskType.SERVER_APP: "flwr.superlink.cli:flwr_serverapp"}
 """What Flower's own commands call."""
-PRELOADED = ("fedflat.deploy.client", "fedflat.deploy.server")
+PRELOADED = ("fedflat.deploy.client", "fedflat.deploy.server", "numpy.ma", "numpy.random")
+"""The last two numpy would import at their first use, and so anew in every fork."""
 POLL = 0.2
 """Seconds between looks for a SuperNode or SuperLink that is not there yet."""
 FORK = multiprocessing.get_context("fork")

@@ -22,8 +22,9 @@ from fedflat.engines.problem import Problem
 from fedflat.engines.task import Pooling
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config
-from fedflat.experiment.record import Record, load_record
+from fedflat.experiment.record import Record, client_statistics, load_record
 from fedflat.experiment.reopening import primary_model, reopen, require_model, state_of
+from fedflat.experiment.statistics import with_statistics
 from fedflat.flatness import Objective, Sharpness, Spectrum, sharpness_of, spectrum_of
 from fedflat.flatness.batches import Rows
 
@@ -91,7 +92,8 @@ class Measured:
                 raise UserError(f"there is no client {client}; this run has {len(self.split.clients)}, counted from 0")
             if on != "train":
                 raise UserError(f"clients have training data alone, so that on={on} and a client do not go together")
-            return self.on_examples(self.problem.data.train, np.asarray(self.split.clients[client]), batch, state)
+            own = state or self._of_client(client)
+            return self.on_examples(self.problem.data.train, np.asarray(self.split.clients[client]), batch, own)
         if on == "train":
             return self.on_examples(self.problem.data.train, self.training_positions, batch, state)
         if on == "test":
@@ -102,7 +104,7 @@ class Measured:
         self, examples: Examples, positions: np.ndarray | None = None, batch: int | None = None, state: ModelState | None = None
     ) -> Objective:
         """The loss on any examples that the model can take."""
-        problem, state = self.problem, state or self.state
+        problem, state = self.problem, state or self._still
         chosen = None if positions is None else torch.from_numpy(np.ascontiguousarray(positions, dtype=np.int64))
         return Objective(
             problem.model,
@@ -114,6 +116,16 @@ class Measured:
             weights=state.weights,
             tf32=self.tf32,
         )
+
+    @cached_property
+    def _still(self) -> ModelState:
+        """The model with statistics that do not depend on a batch."""
+        return with_statistics(self.problem, self.state, self.training_positions)
+
+    def _of_client(self, client: int) -> ModelState:
+        """The model with the statistics that a client has kept, at the end of the run, where clients keep them."""
+        kept = client_statistics(self.record) if self.problem.batch_statistics and self.rounds is None else {}
+        return self.state._replace(buffers=kept[client].to(self.state.buffers)) if client in kept else self._still
 
     def objectives(
         self,

@@ -25,6 +25,8 @@ class Rows(Sequence[Batch]):
     def __init__(self, inputs: Inputs, targets: Any, batch: int, positions: Tensor | None = None) -> None:
         if batch < 1:
             raise UserError(f"batches of {batch} examples are not possible; expected at least 1")
+        if rows_of(inputs) != rows_of(targets):
+            raise UserError(f"there are {rows_of(inputs)} inputs but {rows_of(targets)} targets; expected a target for every input")
         self.inputs, self.targets, self.batch = inputs, targets, batch
         self.positions = torch.arange(rows_of(targets)) if positions is None else positions
 
@@ -125,7 +127,7 @@ def rows_of(value: Any) -> int:
         elif isinstance(inside, tuple | list) and inside:
             inside = inside[0]
         else:
-            raise UserError(f"targets are {type(value).__name__} here; expected a tensor, or a tuple or mapping of tensors")
+            raise UserError(f"inputs or targets are {type(value).__name__} here; expected a tensor, or a tuple or mapping of tensors")
     if not inside.ndim or not len(inside):
         raise UserError("a batch holds no examples; expected tensors whose first dimension counts them")
     return len(inside)

@@ -193,7 +193,7 @@ def _frame(axes: Axes, label: str, title: str) -> None:
     axes.set_xlabel("communication round", fontsize=9, color="#333333")
     axes.set_ylabel(label, fontsize=9, color="#333333")
     axes.set_title(title, loc="left", fontsize=10)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))  # a single round has no halves beside it
     axes.grid(alpha=0.2)
     axes.tick_params(labelsize=8.5, colors="#444444")
     axes.spines[["top", "right"]].set_visible(False)

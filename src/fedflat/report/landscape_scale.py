@@ -102,7 +102,8 @@ class Scale:
         """What the picture does not show as it is; empty where it shows everything."""
         said = []
         if self.cut_off:
-            said.append(f"{self.cut_off} of {self.total} values above {self.high:.3g} are drawn as {self.high:.3g}")
+            high = shown_tick(float(f"{self.high:.3g}"), self.value)
+            said.append(f"{self.cut_off} of {self.total} values above {high} are drawn as {high}")
         if self.not_finite:
             said.append(f"{self.not_finite} of {self.total} values are not finite (grey)")
         return "; ".join(said)

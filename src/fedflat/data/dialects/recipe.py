@@ -63,6 +63,8 @@ class Recipe:
 def read_recipe(text: str) -> Recipe:
     """The recipe of a text such as ``dirichlet(alpha=0.1)+longtail(factor=100)``, with everything checked."""
     first, *added = parse(text)
+    if first.name in SPLIT_PARTS:
+        raise UserError(f"{first.name} is added to a split and is none itself; write for example dirichlet+{first.name}")
     if first.name not in SPLITS:
         raise one_of("split", first.name, SPLITS, "fedflat data")
     longtail, held_out = None, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -33,6 +34,7 @@ class Digits(Source):
         return Dataset(self.name, train, test, tuple("0123456789"), mean, std)
 
 
+@cache
 def _published() -> tuple[np.ndarray, np.ndarray]:
     """Grey levels and labels; from scikit-learn's file, since importing it takes longer than most of what is done with digits."""
     package = find_spec("sklearn")

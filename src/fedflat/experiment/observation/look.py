@@ -21,6 +21,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.config import Flatness
 from fedflat.experiment.observation.cohort import Figures, number
 from fedflat.experiment.scoring import Scorer, Scores
+from fedflat.experiment.statistics import with_statistics
 from fedflat.flatness import Objective
 from fedflat.flatness.batches import Rows
 from fedflat.flatness.drift import disagreement
@@ -135,18 +136,15 @@ class Look:
             part = self.examples(positions[start : start + self.problem.evaluation_batch])
             yield moved(part, self.problem.device).inputs
 
-    def gradients(self, model: ModelState) -> Tensor:
-        """grad F_i of each client that is looked at, a row each."""
-        return torch.stack([self.objective(model, self.split.clients[client]).gradient() for client in self.clients])
-
     def constants(self, model: ModelState) -> tuple[Constants, Figures]:
         """L, beta, sigma and sigma_g as this model shows them, and how far the clients' gradients disagree."""
-        rows = self.gradients(model)
+        model = self._still(model)
+        rows = torch.stack([self.objective(model, self.split.clients[client]).gradient() for client in self.clients])
         noise = longest = 0.0
         for client, gradient in zip(self.clients, rows, strict=True):
             spread = self._spread(model, client, gradient)
             noise, longest = max(noise, spread.noise), max(longest, spread.longest)
-        beta = self.lambda_max(model, self.positions)
+        beta = self._lambda_max(model, self.positions)
         apart = disagreement(rows)
         figures = {name: number(value) for name, value in apart._asdict().items()}
         return Constants(longest, max(beta, 0.0), noise, heterogeneity(rows)), figures
@@ -159,8 +157,14 @@ class Look:
             spread.add(self.objective(model, positions[one : one + 1]).gradient())
         return spread
 
-    def lambda_max(self, model: ModelState, positions: np.ndarray) -> float:
-        """The largest eigenvalue of the Hessian of a model's loss over some training examples; not a number where that is not finite."""
+    def lambda_max(self, model: ModelState) -> float:
+        """The largest eigenvalue of the Hessian of a model's loss over the training examples; not a number where that is not finite."""
+        return self._lambda_max(self._still(model), self.positions)
+
+    def _still(self, model: ModelState) -> ModelState:
+        return with_statistics(self.problem, model, self.positions)
+
+    def _lambda_max(self, model: ModelState, positions: np.ndarray) -> float:
         hessian = Operator.of_hessian(self.objective(model, positions))
         try:
             # The error of an eigenvalue is of the order of its residual squared.
@@ -170,7 +174,7 @@ class Look:
 
     def sharpness(self, model: ModelState) -> float:
         """f(w + rho g / ||g||) - f(w): how far the training loss rises by a step of SAM's ascent (Foret et al. 2021), rho = 0.05."""
-        objective = self.objective(model, self.positions)
+        objective = self.objective(self._still(model), self.positions)
         loss, gradient = objective.loss_and_gradient()
         return float(objective.loss(model.weights + RHO * unit(gradient)) - loss)
 
@@ -182,6 +186,6 @@ class Look:
             if len(positions) > self.wanted.examples:
                 order = generator(self.wanted.seed, "observed local examples", 0, client.number).permutation(len(positions))
                 positions = np.sort(positions[order[: self.wanted.examples]])
-            found["lambda_max"][str(client.number)] = number(self.lambda_max(model, positions))
+            found["lambda_max"][str(client.number)] = number(self._lambda_max(model, positions))
             found["loss"][str(client.number)] = number(self.objective(model, positions).loss())
         return found

@@ -72,7 +72,7 @@ class Observer:
     def _of_model(self, model: ModelState, scored: Mapping[str, Scores]) -> Figures:
         look, found = self._look, {}
         if "lambda_max" in self.what:
-            found["lambda_max"] = number(look.lambda_max(model, look.positions))
+            found["lambda_max"] = number(look.lambda_max(model))
         if "sharpness" in self.what:
             found["sharpness"] = number(look.sharpness(model))
         if "gap" in self.what:

@@ -1,0 +1,96 @@
+"""Flatness of runs whose clients keep their BatchNorm statistics: the server has none, and is looked at with estimated ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import fedflat
+from fedflat.experiment.config import Flatness
+from fedflat.experiment.measured import Measured, measured
+from fedflat.experiment.observation.look import Look
+from fedflat.experiment.record import Record, client_statistics
+from fedflat.experiment.statistics import with_statistics
+
+OWN = {"training__statistics": "own"}
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 10))
+
+
+def run(**more: Any) -> tuple[Record, Measured]:
+    """A short run, and its model to be measured."""
+    settings = {"clients": 4, "per_round": 2, "rounds": 2, "steps": 2, "batch": 10, "device": "cpu", "algorithm": "fedavg", **more}
+    record = fedflat.run(**settings, model=network(), workers=1).record
+    return record, measured(record, network=network())
+
+
+@pytest.fixture(scope="module")
+def own() -> tuple[Record, Measured]:
+    return run(**OWN)
+
+
+def test_the_server_is_looked_at_with_the_statistics_of_the_training_set(own: tuple[Record, Measured]) -> None:
+    _, found = own
+    problem, state = found.problem, found.state
+    train = problem.data.train.take(torch.from_numpy(found.training_positions))
+    fresh = problem.initial()[1]
+    assert torch.equal(state.buffers, fresh), "clients have kept theirs"
+    objective = found.objective(batch=len(train))
+    with torch.no_grad():
+        problem.model.eval()
+        batch = problem.normalised(train.inputs)
+        still = with_statistics(problem, state, found.training_positions)
+        buffers = {**problem.buffers.views(still.buffers), **state.integers}
+        expected = problem.task.loss(problem.evaluated(state.weights, buffers, batch, batch_statistics=False), train.targets)
+        unknowing = {**problem.buffers.views(fresh), **state.integers}
+        wrong = problem.task.loss(problem.evaluated(state.weights, unknowing, batch, batch_statistics=False), train.targets)
+    assert float(objective.loss()) == pytest.approx(float(expected), rel=1e-5)
+    assert abs(float(wrong) - float(expected)) > 0.05, "zeros and ones would be another model"
+
+
+def test_the_estimate_is_the_mean_and_the_variance_of_what_a_layer_sees(own: tuple[Record, Measured]) -> None:
+    _, found = own
+    problem = found.problem
+    statistics = problem.buffers.views(with_statistics(problem, found.state, np.arange(300)).buffers)
+    mean, variance = (next(value for name, value in statistics.items() if name.endswith(end)) for end in ("running_mean", "running_var"))
+    tensors = problem.layout.views(found.state.weights)
+    seen = F.conv2d(problem.normalised(problem.data.train.inputs[:300]), tensors["0.weight"], tensors["0.bias"], padding=1)
+    assert torch.allclose(mean, seen.mean((0, 2, 3)), atol=1e-5)
+    assert torch.allclose(variance, seen.var((0, 2, 3)), rtol=1e-4)
+
+
+def test_a_client_is_looked_at_with_what_it_kept(own: tuple[Record, Measured]) -> None:
+    record, found = own
+    kept = client_statistics(record)
+    (taken_part, *_), away = sorted(kept), sorted(set(range(4)) - kept.keys())
+    state = found.state._replace(buffers=kept[taken_part])
+    assert float(found.objective(client=taken_part).loss()) == float(found.objective(client=taken_part, state=state).loss())
+    assert float(found.objective(client=taken_part).loss()) != float(found.objective(client=taken_part, state=found.state).loss())
+    for client in away[:1]:
+        still = with_statistics(found.problem, found.state, found.training_positions)
+        assert float(found.objective(client=client).loss()) == float(found.objective(client=client, state=still).loss())
+
+
+def test_looks_while_a_run_trains_agree_with_looks_afterwards() -> None:
+    record, found = run(**OWN, rounds=1, flatness__every=1, flatness__what="lambda_max,sharpness", flatness__examples=60)
+    look = Look(found.problem, found.split, Flatness(examples=60))
+    seen = record.history[-1]["flatness"]["models"]["server"]
+    assert seen["lambda_max"] == pytest.approx(look.lambda_max(found.state), rel=1e-4)
+    assert seen["sharpness"] == pytest.approx(look.sharpness(found.state), rel=1e-4)
+    still = found.state._replace(buffers=with_statistics(found.problem, found.state, look.positions).buffers)
+    loss, gradient = look.objective(still, look.positions).loss_and_gradient()
+    risen = look.objective(still, look.positions).loss(still.weights + 0.05 * gradient / gradient.norm())
+    assert seen["sharpness"] == pytest.approx(float(risen - loss), rel=1e-3)
+
+
+def test_models_with_statistics_of_their_own_are_left_alone() -> None:
+    _, found = run()
+    assert with_statistics(found.problem, found.state, found.training_positions) is found.state
