@@ -43,7 +43,7 @@ class Newcomer:
     def __init__(self, folder: Path, install: bool) -> None:
         self.folder, self.install = folder, install
         self.ports = {port: str(free_port()) for port in PORTS}
-        kept = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG", "PIP_INDEX_URL", "PYTHONPATH")}
+        kept = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG", "PYTHONPATH") or name.startswith("PIP_")}
         self.environment = {**kept, "HOME": str(folder), "FLWR_TELEMETRY_ENABLED": "0", "COLUMNS": "140"}
         if not install:
             self.environment["PATH"] = f"{Path(sys.executable).parent}:{kept['PATH']}"

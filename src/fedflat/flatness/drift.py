@@ -57,14 +57,6 @@ def update_drift(rows: Tensor, update: Tensor) -> UpdateDrift:
     )
 
 
-def momentum_agreement(rows: Tensor, momentum: Tensor) -> Tensor:
-    """cos(-D_i, Delta) of every client: 1 where an update goes on along the momentum that was sent, -1 where it goes back.
-
-    Delta is in gradient units and D_i a descent, hence the sign; FedWMSAM's own signal is 1 minus this (C3).
-    """
-    return torch.stack([-cosine(row, momentum) for row in rows])
-
-
 def disagreement(rows: Tensor, weights: Sequence[float] | None = None) -> Disagreement:
     """How far the rows disagree, weighted by p_i (equal unless given) in the mean and counted once each in the pairs."""
     count = len(rows)
