@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import socket
 from typing import Any, Literal
@@ -20,6 +21,14 @@ SILENCE = {
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # what Ray says of lost nodes goes to stdout, where documents go
 }
 """Ray's own settings, read when it is imported."""
+STILL = {
+    "RAY_worker_niceness": "0",  # workers are what the machine is for, and Ray would let everything else go first
+    "RAY_enable_metrics_collection": "0",
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_enable_timeline": "0",
+    "RAY_event_stats": "0",
+}
+"""What a Ray that is started for one run does without, since it takes time from the cores that train; nobody looks at it there."""
 
 Device = Literal["cpu", "cuda"]
 
@@ -52,7 +61,11 @@ def connect(address: str | None, workers: int | None, what: str = "engine.name=r
     ray = ray_module(what)
     if ray.is_initialized():
         return ray
-    quiet = {"include_dashboard": False} if address is None else {}
+    quiet: dict[str, Any] = {}
+    if address is None:
+        quiet = {"include_dashboard": False}
+        for name, value in STILL.items():
+            os.environ.setdefault(name, value)
     cpus = {"num_cpus": max(workers or 0, available_cores())} if address is None else {}
     if address is not None:
         check_address(address)
@@ -105,11 +118,16 @@ def device_for(ray: Any, wanted: str) -> Device:
 
 
 def workers_for(ray: Any, wanted: int | None, device: Device) -> int:
-    """How many workers there are to be: one per GPU or core, unless fewer are asked for."""
-    there = int(ray.cluster_resources().get("GPU" if device == "cuda" else "CPU", 0))
+    """How many workers there are to be: one per GPU or core, unless others are asked for; several can share a GPU, and none a core."""
+    there = ray.cluster_resources()
+    cores = int(there.get("CPU", 0))
     if wanted is None:
-        return max(1, there)
-    if wanted > there:
-        what = "GPUs" if device == "cuda" else "cores"
-        raise UserError(f"engine.workers={wanted} is more than the {there} {what} of the Ray cluster; lower it or add nodes")
+        return max(1, int(there.get("GPU", 0)) if device == "cuda" else cores)
+    if wanted > cores:
+        raise UserError(f"engine.workers={wanted} is more than the {cores} cores of the Ray cluster; lower it or add nodes")
     return wanted
+
+
+def gpus_each(ray: Any, workers: int) -> float:
+    """What a worker gets of a GPU: all, unless there are more workers than GPUs."""
+    return 1 / math.ceil(max(1.0, workers / int(ray.cluster_resources()["GPU"])))
