@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from fedflat.engines.ray_cluster import LOCAL
+
 
 @pytest.fixture(scope="session")
 def ray() -> Iterator[Any]:
+    for name, value in LOCAL.items():
+        os.environ.setdefault(name, value)
     ray = pytest.importorskip("ray", reason='Ray is not installed (pip install "fedflat[ray]")')
     from fedflat.engines import ray_crew
 

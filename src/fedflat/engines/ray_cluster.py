@@ -21,22 +21,22 @@ SILENCE = {
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # what Ray says of lost nodes goes to stdout, where documents go
 }
 """Ray's own settings, read when it is imported."""
-STILL = {
+LOCAL = {
     "RAY_worker_niceness": "0",  # workers are what the machine is for, and Ray would let everything else go first
+    "RAY_max_direct_call_object_size": "4000000",  # bytes of an answer that comes by itself, and not by way of the object store
     "RAY_enable_metrics_collection": "0",
     "RAY_task_events_report_interval_ms": "0",
     "RAY_enable_timeline": "0",
     "RAY_event_stats": "0",
 }
-"""What a Ray that is started for one run does without, since it takes time from the cores that train; nobody looks at it there."""
+"""Settings of a Ray that is started for one run: on one machine the shortest way is best, and nobody looks at what it would note down."""
 
 Device = Literal["cpu", "cuda"]
 
 
 def ray_module(what: str = "engine.name=ray") -> Any:
     """Ray itself, where it is installed and new enough for ``what`` needs it."""
-    for name, value in SILENCE.items():
-        os.environ.setdefault(name, value)
+    _set(SILENCE)
     try:
         ray = importlib.import_module("ray")
     except ImportError:
@@ -45,6 +45,11 @@ def ray_module(what: str = "engine.name=ray") -> Any:
         oldest = ".".join(map(str, OLDEST))
         raise UserError(f"Ray {ray.__version__} is too old, and {oldest} or newer is needed; update it with: {INSTALL} --upgrade")
     return ray
+
+
+def _set(settings: dict[str, str]) -> None:
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
 
 
 def version_of(text: str) -> tuple[int, ...]:
@@ -58,14 +63,12 @@ def version_of(text: str) -> tuple[int, ...]:
 
 def connect(address: str | None, workers: int | None, what: str = "engine.name=ray") -> Any:
     """Ray, connected to the cluster at an address, or to one started on this machine for as long as this process lives."""
+    if address is None:
+        _set(LOCAL)
     ray = ray_module(what)
     if ray.is_initialized():
         return ray
-    quiet: dict[str, Any] = {}
-    if address is None:
-        quiet = {"include_dashboard": False}
-        for name, value in STILL.items():
-            os.environ.setdefault(name, value)
+    quiet = {"include_dashboard": False} if address is None else {}
     cpus = {"num_cpus": max(workers or 0, available_cores())} if address is None else {}
     if address is not None:
         check_address(address)
