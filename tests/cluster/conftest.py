@@ -1,4 +1,4 @@
-"""One Ray for all tests of clusters: four workers' worth of it, whatever the machine has."""
+"""One Ray in this process for all tests of clusters, four workers' worth of it, and one cluster of several nodes beside it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from fedflat.engines.ray_cluster import LOCAL
+
+from .nodes import Nodes, nodes
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +34,10 @@ def ray() -> Iterator[Any]:
     yield ray
     ray_crew.close_crew()
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Nodes]:
+    pytest.importorskip("ray", reason='Ray is not installed (pip install "fedflat[ray]")')
+    with nodes() as made:
+        yield made

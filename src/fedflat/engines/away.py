@@ -28,11 +28,13 @@ class Away(Mapping[str, State]):
     def arrived(self, states: States) -> None:
         """Say that it has come; where somebody else keeps it, it is not kept here."""
         self._read = self._keeper(states) if self._keeper else lambda: states
+        self._keeper, self._bring = None, _nothing  # they know the state before, and that the one before it
 
     def kept_by(self, keeper: Callable[[States], Read]) -> None:
         """Let somebody keep it as soon as it is here, who says how to read it again."""
-        self._keeper = keeper
-        if self._read is not None:
+        if self._read is None:
+            self._keeper = keeper
+        else:
             self._read = keeper(self._read())
 
     def states(self) -> States:
@@ -54,3 +56,7 @@ class Away(Mapping[str, State]):
     def items(self) -> ItemsView[str, State]:
         """As of any mapping, read once."""
         return self.states().items()
+
+
+def _nothing() -> None:
+    """What is left to do for a state that is here."""

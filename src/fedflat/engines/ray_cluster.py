@@ -18,6 +18,7 @@ PATIENCE = 5.0
 INSTALL = 'pip install "fedflat[ray]"'
 SILENCE = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what Ray means to do, said so that it does not warn
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # what one worker says of a mistake is told, and the others say the same
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # what Ray says of lost nodes goes to stdout, where documents go
 }
 """Ray's own settings, read when it is imported."""

@@ -92,9 +92,9 @@ class Crew:
         """Wait until every worker has started, those too that replace lost ones; where others use the cluster, until no more of them do."""
         self._hire()
         while any(hand.about is None for hand in self.hands):
-            before = len(self.processes)
-            self._await([], ENOUGH if before else STARTING)
-            if before and len(self.processes) == before:
+            before = len(self.processes), self._failed_starts
+            self._await([], ENOUGH if self.processes else STARTING)
+            if self.processes and (len(self.processes), self._failed_starts) == before:
                 return
 
     def open(self, source: Source) -> None:

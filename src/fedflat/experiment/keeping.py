@@ -78,4 +78,7 @@ class Keeping:
             pieces[STATISTICS] = client.statistics
         if pieces:
             self._rows[client.number] = torch.cat([pieces[name] for name in self._widths])
-        return lambda: self._read(client.number)[0]
+        return partial(self._state, client.number)
+
+    def _state(self, number: int) -> States:
+        return self._read(number)[0]
