@@ -28,7 +28,7 @@ TEXTS = [
 
 
 def test_every_algorithm_on_two_and_on_four_workers(ray: Any) -> None:
-    """Three rounds, in which more than half of the clients come again, so that what they kept counts."""
+    """Three rounds, of which more than half of the second and third cohort have been there before, so that what they kept counts."""
     expected = {text: walk(small(algorithm=text), rounds=3) for text in TEXTS}
     for workers in (2, 4):
         engine = engine_of(small(), workers)

@@ -16,6 +16,8 @@ from fedflat.algorithms.algorithm import nested_state
 from fedflat.engines.away import Away
 from fedflat.engines.ray_crew import Hand
 from fedflat.engines.ray_worker import Forgotten, Shelf
+from fedflat.experiment.federation import federation
+from fedflat.experiment.replay import Replay
 from fedflat.experiment.run import Run
 
 from .federations import NO_OWN, engine_of, same, small, walk
@@ -71,6 +73,25 @@ def test_a_state_is_moved_when_its_worker_is_lost(ray: Any, monkeypatch: pytest.
     assert moved.states[:3] == [0] * 3 and moved.states[3] == 3
     # Whether the new worker is there by then, and takes some of what the old one has by now, is for the machine to say.
     assert moved.states[5] <= 3 + 3
+
+
+def test_a_state_is_handed_over_by_the_worker_that_has_it(ray: Any) -> None:
+    """A cohort that lies with one worker alone is divided all the same, since states so small are soon moved."""
+    config = small(algorithm="scaffold", **EVERYONE)
+    engine = engine_of(config, 2)
+    problem, split = federation(config)
+    both = [Replay(config, problem, split, workers=1) for _ in range(2)]
+    both[0].engine = engine
+    for replay in both:
+        replay.advance()
+    first = engine.crew.present[0]
+    there = [number for number, (hand, _) in engine.states._homes.items() if hand is first]
+    assert 2 <= len(there) <= 4
+    ours, theirs = (replay.train(replay.members(there)) for replay in both)
+    assert engine.states.traffic.handed_over == engine.states.traffic.states == len(there) // 2
+    assert torch.equal(ours.returned.displacement, theirs.returned.displacement)
+    for one, other in zip(ours.clients, theirs.clients, strict=True):
+        assert torch.equal(one.state["drift"]["c"], other.state["drift"]["c"])
 
 
 @pytest.mark.parametrize("when", ["before its states are copied", "after"])

@@ -135,11 +135,14 @@ class Crew:
                         job.whole = True
                         waiting.insert(0, job)
                     except self.losses as loss:
+                        waiting.insert(0, job)
+                        if _anothers(loss, hand):
+                            job.whole = True
+                            continue
                         self._dismiss(hand)
                         losses[job] += 1
                         if losses[job] > MOST_LOSSES:
                             raise self._given_up(loss) from None
-                        waiting.insert(0, job)
         finally:
             for ref, job in running.items():
                 if job.hand is not None:
@@ -262,6 +265,12 @@ class Crew:
             f"the same clients have lost {MOST_LOSSES + 1} Ray workers, most likely because memory ran out ({first_line(loss)}); "
             "use fewer workers per machine or a smaller batch, then go on with fedflat resume"
         )
+
+
+def _anothers(loss: Exception, hand: Hand) -> bool:
+    """Whether it is another worker that was lost, which was to hand something over."""
+    lost = getattr(loss, "actor_id", None)
+    return lost is not None and hand.about is not None and lost != hand.about.actor
 
 
 _crew: Crew | None = None

@@ -191,7 +191,8 @@ class RayEngine:
             for piece in self._pieces(share, loads, shares is not None):
                 found.append([row for index in piece for row in units[index]])
                 away = sum(max(moving[index]) for index in piece)
-                jobs.append(self._job(call, this, found[-1], shares, hand, sum(loads[index] for index in piece), away))
+                job = Job(call, _nothing, hand, sum(loads[index] for index in piece), away)
+                jobs.append(self._told_whom(job, this, found[-1], shares, size))
         return found, jobs
 
     def _pieces(self, share: list[int], loads: list[float], blocks: bool) -> list[list[int]]:
@@ -200,15 +201,23 @@ class RayEngine:
             return [[index] for index in share]
         return pieces_of(share, loads, 1 if self.device == "cuda" else PIECES, LEAST if self.costs.known else 0.0)
 
-    def _job(self, call: str, this: Round, unit: list[int], shares: Shares | None, home: Hand | None, seconds: float, moving: float) -> Job:
+    def _told_whom(self, job: Job, this: Round, unit: list[int], shares: Shares | None, size: int) -> Job:
+        """A job with the clients of a unit, whose states other workers are asked for now, before they begin to train."""
         clients = [this.cohort[row] for row in unit]
         part = None if shares is None else shares.part(unit[0], unit[-1] + 1)
+        coming, handed_over = self.states.hand_over(clients, job.home, this.told, size) if size else (set(), [])
 
         def arguments(hand: Hand, whole: bool) -> tuple[Any, ...]:
-            members = [self.states.member(client, hand, this.told, this.fresh, whole) for client in clients]
-            return (this.shared, members) if call == "gradients" else (this.shared, this.gradient, members, part, False)
+            as_planned = hand is job.home and not whole
+            members = [
+                self.states.member(client, hand, this.told, this.fresh, whole, as_planned and client.number in coming) for client in clients
+            ]
+            if job.call == "gradients":
+                return this.shared, members
+            return this.shared, this.gradient, members, part, False, *(handed_over if as_planned else ())
 
-        return Job(call, arguments, home, seconds, moving)
+        job.arguments = arguments
+        return job
 
     def _state_bytes(self, training: Training) -> int:
         fields = flat_fields(training.algorithm.client_fields()).values()
@@ -311,3 +320,8 @@ def _placed(units: list[list[int]], values: Sequence[Sequence[Any]]) -> list[Any
     """The values of all units, in the order of the cohort."""
     placed = {row: value for unit, some in zip(units, values, strict=True) for row, value in zip(unit, some, strict=True)}
     return [placed[row] for row in range(len(placed))]
+
+
+def _nothing(hand: Hand, whole: bool) -> tuple[Any, ...]:
+    """The arguments of a job that is not made up yet."""
+    return ()

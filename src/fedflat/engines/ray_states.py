@@ -34,6 +34,8 @@ class Traffic:
     """States that were brought to a worker before it could train."""
     moved: int = 0
     """Their bytes."""
+    handed_over: int = 0
+    """How many of them came from another worker, and not from the driver."""
     copied: int = 0
     """Bytes that followed from workers while others trained, or before a checkpoint."""
 
@@ -64,12 +66,25 @@ class Whereabouts:
         """Seconds until a worker has the state of a client, which is so many bytes."""
         return 0.0 if not size or self._has(hand, client) else size * self._per_byte
 
-    def member(self, client: Client, hand: Hand, told: Broadcast, fresh: object, whole: bool) -> Member:
-        """A client for a worker, with its state where that lies elsewhere."""
+    def hand_over(self, clients: Sequence[Client], hand: Hand | None, told: Broadcast, size: int) -> tuple[set[int], list[Any]]:
+        """Let other workers hand over what they have of some clients' states: which these are, and references to them."""
+        asked: dict[Hand, list[tuple[int, int]]] = {}
+        for client in clients:
+            home = self._homes.get(client.number)
+            if home is not None and home[0] is not hand and home[0] in self._crew().hands and self._has(home[0], client):
+                asked.setdefault(home[0], []).append((client.number, home[1]))
+        coming = {number for some in asked.values() for number, _ in some}
+        self.traffic.states += len(coming)
+        self.traffic.moved += len(coming) * size
+        self.traffic.handed_over += len(coming)
+        return coming, [home.actor.hand_over.remote(told.key, some) for home, some in asked.items()]
+
+    def member(self, client: Client, hand: Hand, told: Broadcast, fresh: object, whole: bool, coming: bool = False) -> Member:
+        """A client for a worker, with its state where that lies elsewhere and does not come from there."""
         statistics = None if client.statistics is None else client.statistics.detach().cpu().numpy()
         if client.state is fresh and not whole:
             return Member(client.number, client.indices, FRESH, None, statistics)
-        if isinstance(client.state, Away) and not whole and self._has(hand, client):
+        if isinstance(client.state, Away) and not whole and (coming or self._has(hand, client)):
             return Member(client.number, client.indices, client.state.stamp, None, statistics)
         state = arrays_of(client.state)
         self.traffic.states += bool(state)

@@ -49,6 +49,8 @@ class About(NamedTuple):
     version: str
     node: str
     process: int
+    actor: str
+    """What Ray calls it."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,10 @@ class Member(NamedTuple):
     state: Arrays | None
     """That state, where it does not lie with the worker."""
     statistics: np.ndarray | None
+
+
+Moved = list[tuple[int, int, Arrays]]
+"""States on their way from one worker to another: client, stamp and state."""
 
 
 class Forgotten(Exception):
@@ -154,7 +160,9 @@ class Worker:
 
     def hello(self) -> About:
         """Say who this is."""
-        return About(own_version(), socket.gethostname(), os.getpid())
+        import ray
+
+        return About(own_version(), socket.gethostname(), os.getpid(), str(ray.get_runtime_context().get_actor_id()))
 
     def open(self, source: Source) -> None:
         """Build the problem; what goes wrong is said again by whatever needs it."""
@@ -170,12 +178,17 @@ class Worker:
             self._mistake = mistake
             raise
 
-    def train(self, told: Broadcast, gradient: np.ndarray | None, members: list[Member], shares: Shares | None, wanted: bool) -> Trained:
+    def train(
+        self, told: Broadcast, gradient: np.ndarray | None, members: list[Member], shares: Shares | None, wanted: bool, *moved: Moved
+    ) -> Trained:
         """Train some clients and keep their state, which is returned where it is wanted.
 
-        ``gradient`` is the whole cohort's, where they need it; with ``shares`` they are a block, whose sums do.
+        ``gradient`` is the whole cohort's, where they need it; with ``shares`` they are a block, whose sums do; ``moved`` are states that
+        other workers had.
         """
         begun = time.perf_counter()
+        for number, stamp, state in (one for some in moved for one in some):
+            self._shelf.put(told.key, number, stamp, {name: np.array(array) for name, array in state.items()})
         local = self._opened()
         training = self._known(local, told)
         with one_thread():
@@ -199,6 +212,10 @@ class Worker:
         """The states of some clients as a round left them, a row each."""
         found = [self._shelf.get(training, client, stamp) for client in clients]
         return {name: np.stack([state[name] for state in found]) for name in found[0]}
+
+    def hand_over(self, training: str, clients: list[tuple[int, int]]) -> Moved:
+        """The states of some clients, each by its stamp, for another worker."""
+        return [(client, stamp, self._shelf.get(training, client, stamp)) for client, stamp in clients]
 
     def gradients(self, told: Broadcast, members: list[Member]) -> tuple[np.ndarray, int, int]:
         """The whole gradient of some clients at z, a row each; with the passes and samples that took."""
