@@ -12,11 +12,12 @@ from fedflat.engines.ray_cluster import LOCAL
 
 from .nodes import Nodes, nodes
 
+for name, value in LOCAL.items():  # before Ray is imported anywhere
+    os.environ.setdefault(name, value)
+
 
 @pytest.fixture(scope="session")
 def ray() -> Iterator[Any]:
-    for name, value in LOCAL.items():
-        os.environ.setdefault(name, value)
     ray = pytest.importorskip("ray", reason='Ray is not installed (pip install "fedflat[ray]")')
     from fedflat.engines import ray_crew
 

@@ -113,7 +113,7 @@ def raylet_of(node: Any) -> int:
 
 def await_task(node: Any, task: str) -> None:
     while not any(title.startswith(f"ray::{task}") for title in children(raylet_of(node)).values()):
-        time.sleep(0.005)
+        time.sleep(0.05)
 
 
 def kill(cluster: Any, node: Any) -> None:

@@ -87,9 +87,9 @@ def planned(out: Path, seeds: int = 3, **settings: Any) -> Sweep:
 
 def test_a_sweep_that_is_broken_off_goes_on_and_is_seen_from_afar(ray: Any, tmp_path: Path) -> None:
     plan, seen = planned(tmp_path), Seen()
-    with closing(run_sweep(plan)) as results:
+    with closing(run_sweep(plan, jobs=1)) as results:
         assert next(results).by == "here"
-    done = {one.run.config.seed: one.by for one in run_sweep(plan, (seen,))}
+    done = {one.run.config.seed: one.by for one in run_sweep(plan, (seen,), jobs=1)}
     assert sorted(done) == [0, 1, 2] and "before" in done.values()
     assert sorted(seen.began_) == sorted(seen.ended_) == sorted(seed for seed, by in done.items() if by == "here")
 

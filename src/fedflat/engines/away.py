@@ -37,10 +37,14 @@ class Away(Mapping[str, State]):
         else:
             self._read = keeper(self._read())
 
-    def states(self) -> States:
-        """It, brought here where it is not."""
+    def bring(self) -> None:
+        """Have it here."""
         if self._read is None:
             self._bring()
+
+    def states(self) -> States:
+        """It, brought here where it is not."""
+        self.bring()
         assert self._read is not None
         return self._read()
 

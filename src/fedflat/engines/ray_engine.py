@@ -169,7 +169,11 @@ class RayEngine:
             self.costs.measured([cohort[row].number for row in unit], [work[row] for row in unit], job.result.seconds)
         states: list[Any] = [nested_state({})] * len(cohort)
         if flat_fields(this.training.algorithm.client_fields()):
-            states = _placed(units, [self._left_with(job, this, unit) for unit, job in zip(units, jobs, strict=True)])
+            rows: dict[Hand, list[int]] = {}
+            for unit, job in zip(units, jobs, strict=True):
+                assert job.hand is not None
+                rows.setdefault(job.hand, []).extend(unit)
+            states = _placed(list(rows.values()), [self._left_with(hand, this, some) for hand, some in rows.items()])
         return Gathered(this.training, this.told.round, model, z, common, cohort, units, [job.result for job in jobs], states)
 
     # --- who does what -----------------------------------------------------------------------------------------------------------
@@ -223,9 +227,9 @@ class RayEngine:
         fields = flat_fields(training.algorithm.client_fields()).values()
         return sum(field.scalars(self.problem.layout.size) for field in fields) * torch.finfo(self.problem.dtype).bits // 8
 
-    def _left_with(self, job: Job, this: Round, unit: list[int]) -> list[Away]:
-        """The states of the clients of a unit, which stay with the worker that trained it."""
-        clients = [this.cohort[row] for row in unit]
+    def _left_with(self, hand: Hand, this: Round, rows: list[int]) -> list[Away]:
+        """The states of some of the cohort, which stay with the worker that trained them."""
+        clients = [this.cohort[row] for row in rows]
 
         def again() -> tuple[Hand, Arrays]:
             def arguments(hand: Hand, whole: bool) -> tuple[Any, ...]:
@@ -237,8 +241,7 @@ class RayEngine:
             assert once_more.hand is not None
             return once_more.hand, once_more.result.state
 
-        assert job.hand is not None
-        return self.states.trained(job.hand, this.told, clients, again)
+        return self.states.trained(hand, this.told, clients, again)
 
     def _takes_blocks(self, training: Training, count: int) -> bool:
         enough = count >= self.block * BLOCKS_PER_WORKER * self.workers

@@ -62,15 +62,13 @@ class Keeping:
         self._away[client.number] = client.state, client.statistics
         client.state.kept_by(partial(self._write, client))
         while len(self._away) > REMEMBERED:
-            number, (state, _) = next(iter(self._away.items()))
-            state.states()
-            del self._away[number]
+            oldest = next(iter(self._away))
+            self._away.pop(oldest)[0].bring()
 
     def settle(self) -> None:
         """Have everything here that lies elsewhere, before a checkpoint relies on it."""
         for state, _ in list(self._away.values()):
-            if not state.is_here:
-                state.states()
+            state.bring()
 
     def _write(self, client: Client, state: Mapping[str, State]) -> Callable[[], States]:
         pieces = {name: value.reshape(-1) for name, value in flat_state(state).items()}
