@@ -209,14 +209,15 @@ class RayEngine:
         """A job with the clients of a unit, whose states other workers are asked for now, before they begin to train."""
         clients = [this.cohort[row] for row in unit]
         part = None if shares is None else shares.part(unit[0], unit[-1] + 1)
-        coming, handed_over = self.states.hand_over(clients, job.home, this.told, size) if size else (set(), [])
+        call, home = job.call, job.home  # and not the job, which would hold itself, and the round with it
+        coming, handed_over = self.states.hand_over(clients, home, this.told, size) if size else (set(), [])
 
         def arguments(hand: Hand, whole: bool) -> tuple[Any, ...]:
-            as_planned = hand is job.home and not whole
+            as_planned = hand is home and not whole
             members = [
                 self.states.member(client, hand, this.told, this.fresh, whole, as_planned and client.number in coming) for client in clients
             ]
-            if job.call == "gradients":
+            if call == "gradients":
                 return this.shared, members
             return this.shared, this.gradient, members, part, False, *(handed_over if as_planned else ())
 
