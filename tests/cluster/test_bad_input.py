@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import fedflat
-from fedflat.engines.ray_cluster import check_address, connect, device_for, ray_module, workers_for
+from fedflat.engines.ray_cluster import check_address, connect, device_for, gpus_each, ray_module, workers_for
 from fedflat.engines.ray_worker import check_facts, facts
 from fedflat.errors import UserError
 from fedflat.experiment.federation import federation
@@ -138,3 +138,12 @@ def test_a_mistake_in_a_worker_is_told_as_it_is_here(ray: Any) -> None:
 def model_arrays(engine: Any) -> Any:
     weights, buffers, integers = engine.problem.initial()
     return weights.numpy(), buffers.numpy(), {name: value.numpy() for name, value in integers.items()}
+
+
+@pytest.mark.parametrize(("wanted", "workers", "each"), [(None, 2, 1.0), (1, 1, 1.0), (2, 2, 1.0), (3, 3, 0.5), (5, 5, 1 / 3)])
+def test_more_workers_than_gpus_share_them(wanted: int | None, workers: int, each: float) -> None:
+    two: Any = SimpleNamespace(cluster_resources=lambda: {"CPU": 8.0, "GPU": 2.0})
+    assert workers_for(two, wanted, device_for(two, "auto")) == workers
+    assert gpus_each(two, workers) == each
+    with pytest.raises(UserError, match=r"engine\.workers=9 is more than the 8 cores"):
+        workers_for(two, 9, "cuda")
