@@ -1,11 +1,19 @@
-"""One Ray for all tests of clusters: four workers' worth of it, whatever the machine has."""
+"""One Ray in this process for all tests of clusters, four workers' worth of it, and one cluster of several nodes beside it."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+from fedflat.engines.ray_cluster import LOCAL
+
+from .nodes import Nodes, nodes
+
+for name, value in LOCAL.items():  # before Ray is imported anywhere
+    os.environ.setdefault(name, value)
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +35,10 @@ def ray() -> Iterator[Any]:
     yield ray
     ray_crew.close_crew()
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Nodes]:
+    pytest.importorskip("ray", reason='Ray is not installed (pip install "fedflat[ray]")')
+    with nodes() as made:
+        yield made

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor, nn
 
 from fedflat.algorithms.algorithm import flat_state
 from fedflat.api import make_config
+from fedflat.data import Split
 from fedflat.engines.contract import Engine
+from fedflat.engines.problem import Problem
 from fedflat.experiment.config import Config
 from fedflat.experiment.federation import federation
 from fedflat.experiment.ray_workers import ray_engine
@@ -30,9 +34,17 @@ def engine_of(config: Config, workers: int, model: nn.Module | None = None) -> A
     return ray_engine(config, federation(config, model=model)[0], {**NO_OWN, "model": model})
 
 
+@cache
+def _made(text: str) -> tuple[Problem, Split]:
+    """The problem and split of a config, which do not depend on the algorithm."""
+    return federation(Config.model_validate(yaml.safe_load(text)))
+
+
 def walk(config: Config, engine: Engine | None = None, rounds: int = 5, model: nn.Module | None = None) -> dict[str, Tensor]:
     """All that server and clients hold after some rounds; without an engine, trained one client after another in this process."""
-    problem, split = federation(config, model=model)
+    problem, split = (
+        _made(config.model_copy(update={"algorithm": "fedavg"}).to_yaml()) if model is None else federation(config, model=model)
+    )
     replay = Replay(config, problem, split, workers=1)
     if engine is not None:
         replay.engine = engine

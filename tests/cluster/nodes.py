@@ -32,16 +32,31 @@ def python(*command: str) -> Iterator[subprocess.Popen[str]]:
                 pipe.close()
 
 
+def said(process: subprocess.Popen[str], told: str = "") -> str:
+    """The next line that a process says, after it was told something."""
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    process.stdin.write(told)
+    process.stdin.flush()
+    line = process.stdout.readline().strip()
+    assert line, process.stderr.read()[-2000:]
+    return line
+
+
 class Nodes:
     """The cluster as a test sees it."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
-        self.address = self._answer()
+        self.address = said(process)
 
-    def add(self, **environment: str) -> None:
-        """A further node with one core, with some environment variables of its own."""
+    @contextmanager
+    def another(self, **environment: str) -> Iterator[None]:
+        """A further node with one core, with some environment variables of its own, for as long as a test lasts."""
         self._tell(json.dumps(environment))
+        try:
+            yield
+        finally:
+            self._tell("remove")
 
     def await_task(self, task: str) -> None:
         """Wait until the node that was added last works on a task of this name."""
@@ -52,15 +67,7 @@ class Nodes:
         self._tell(f"kill {task}")
 
     def _tell(self, line: str) -> None:
-        assert self._process.stdin is not None
-        print(line, file=self._process.stdin, flush=True)
-        assert self._answer() == "done"
-
-    def _answer(self) -> str:
-        assert self._process.stdout is not None and self._process.stderr is not None
-        line = self._process.stdout.readline().strip()
-        assert line, self._process.stderr.read()[-2000:]
-        return line
+        assert said(self._process, line + "\n") == "done"
 
 
 @contextmanager
@@ -88,6 +95,9 @@ def serve() -> None:
     for line in sys.stdin:
         if line.startswith("{"):
             added.append(cluster.add_node(**NODE, env_vars=json.loads(line)))
+        elif line.startswith("remove"):
+            while added:
+                kill(cluster, added.pop())
         else:
             what, task = line.split()
             await_task(added[-1], task)
@@ -103,7 +113,7 @@ def raylet_of(node: Any) -> int:
 
 def await_task(node: Any, task: str) -> None:
     while not any(title.startswith(f"ray::{task}") for title in children(raylet_of(node)).values()):
-        time.sleep(0.005)
+        time.sleep(0.05)
 
 
 def kill(cluster: Any, node: Any) -> None:
@@ -112,6 +122,7 @@ def kill(cluster: Any, node: Any) -> None:
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
     cluster.remove_node(node, allow_graceful=False)
+    cluster.wait_for_nodes()
 
 
 def children(process: int) -> dict[int, str]:

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 import fedflat
-from fedflat.engines.ray_cluster import check_address, connect, device_for, ray_module, workers_for
+from fedflat.engines.ray_cluster import check_address, connect, device_for, gpus_each, ray_module, workers_for
 from fedflat.engines.ray_worker import check_facts, facts
 from fedflat.errors import UserError
 from fedflat.experiment.federation import federation
 
 from .federations import engine_of, small
-from .nodes import nodes, python
+from .nodes import Nodes, python, said
 
 
 def test_ray_is_not_installed() -> None:
@@ -76,32 +76,30 @@ TWICE = """
 import sys
 import fedflat
 address, config, out = sys.argv[1:]
+seeds = {"base": {"engine.device": "cpu"}, "grid": {"seed": list(range(8))}, "ray_address": address}
 attempts = [
     lambda: fedflat.run(base=config, engine="ray", workers=2, ray_address=address),
-    lambda: fedflat.sweep({"base": {"engine.device": "cpu"}, "grid": {"seed": list(range(8))}, "ray_address": address}, out=out),
+    lambda: fedflat.sweep(seeds, out=out + line.strip()),
 ]
-for attempt in attempts:
-    try:
-        attempt()
-    except fedflat.UserError as sentence:
-        print(sentence)
+for line in sys.stdin:
+    for attempt in attempts:
+        try:
+            attempt()
+            print("nothing was said", flush=True)
+        except fedflat.UserError as sentence:
+            print(sentence, flush=True)
 """
 
 
-@pytest.mark.parametrize("version", ["9.9.9", None])
-def test_a_node_with_another_version_or_none(tmp_path: Path, version: str | None) -> None:
+def test_a_node_with_another_version_or_none(cluster: Nodes, tmp_path: Path) -> None:
     """A second node, whose processes find a copy of fedflat that calls itself by another version, or one that cannot be imported."""
-    pytest.importorskip("ray", reason='Ray is not installed (pip install "fedflat[ray]")')
     config = tmp_path / "config.yaml"
     config.write_text(small(rounds=2).to_yaml())
-    with nodes() as two:
-        two.add(PYTHONPATH=str(other_fedflat(tmp_path / "other", version)))
-        with python("-c", TWICE, two.address, str(config), str(tmp_path / "sweep")) as driver:
-            told, complaints = driver.communicate(timeout=300)
-    assert driver.returncode == 0, complaints[-2000:]
-    run, sweep = told.strip().splitlines()
-    for sentence in (run, sweep):
-        assert re.fullmatch(EXPECTED[version], sentence)
+    with python("-c", TWICE, cluster.address, str(config), str(tmp_path / "sweep")) as driver:
+        for version, expected in EXPECTED.items():
+            with cluster.another(PYTHONPATH=str(other_fedflat(tmp_path / f"other {version}", version))):
+                assert re.fullmatch(expected, said(driver, f"{version}\n")), "what the run says"
+                assert re.fullmatch(expected, said(driver)), "what the sweep says"
 
 
 EXPECTED = {
@@ -133,10 +131,19 @@ def test_a_node_with_other_data() -> None:
 def test_a_mistake_in_a_worker_is_told_as_it_is_here(ray: Any) -> None:
     engine = engine_of(small(), 2)
     with pytest.raises(KeyError, match="no such set"):
-        engine.crew.map("evaluate", [(engine._source, [tuple(model_arrays(engine))], [(0, "no such set", None)])])
+        engine.crew.map("evaluate", [([tuple(model_arrays(engine))], [(0, "no such set", None)])], engine._source)
     assert engine.crew.lost == 0 or engine.crew.processes
 
 
 def model_arrays(engine: Any) -> Any:
     weights, buffers, integers = engine.problem.initial()
     return weights.numpy(), buffers.numpy(), {name: value.numpy() for name, value in integers.items()}
+
+
+@pytest.mark.parametrize(("wanted", "workers", "each"), [(None, 2, 1.0), (1, 1, 1.0), (2, 2, 1.0), (3, 3, 0.5), (5, 5, 1 / 3)])
+def test_more_workers_than_gpus_share_them(wanted: int | None, workers: int, each: float) -> None:
+    two: Any = SimpleNamespace(cluster_resources=lambda: {"CPU": 8.0, "GPU": 2.0})
+    assert workers_for(two, wanted, device_for(two, "auto")) == workers
+    assert gpus_each(two, workers) == each
+    with pytest.raises(UserError, match=r"engine\.workers=9 is more than the 8 cores"):
+        workers_for(two, 9, "cuda")

@@ -18,27 +18,26 @@ from fedflat.experiment.record import load_record
 from fedflat.experiment.run import Run
 from tests.deploy.processes import RealFederation, toml
 
-from .nodes import nodes
+from .nodes import Nodes
 
 pytestmark = pytest.mark.slow
 SETTINGS: dict[str, Any] = {"algorithm": "scaffold", "data.clients": 3, "federation.per_round": 3, "training.rounds": 2, "seed": 0}
 FIXED = {"data.split": "dirichlet(alpha=0.5)", "training.epochs": 1, "training.batch": 10, "training.rate": 0.05, "model": "mlp"}
 
 
-def test_flowers_simulation_on_a_cluster_of_two_nodes(tmp_path: Path) -> None:
+def test_flowers_simulation_on_a_cluster_of_two_nodes(cluster: Nodes, tmp_path: Path) -> None:
     write_project(tmp_path / "sites", "scaffold", 3)
     out = tmp_path / "run"
     federation = RealFederation(tmp_path / "flower", 0)
-    with nodes() as two:
-        two.add()
-        federation.environment |= {"RAY_ADDRESS": two.address, "FEDFLAT_STATE": str(tmp_path / "state")}
+    with cluster.another():
+        federation.environment |= {"RAY_ADDRESS": cluster.address, "FEDFLAT_STATE": str(tmp_path / "state")}
         try:
             federation.start_simulation()
             settings = toml({**SETTINGS, "deploy.out": str(out), "deploy.score": False})
             flags = ["--federation-config", "num-supernodes=3 client-resources-num-cpus=1", "--run-config", settings]
             command = ["flwr", "run", str(tmp_path / "sites"), "sites", *flags]
             subprocess.run(command, check=True, env=federation.environment, capture_output=True, timeout=120)
-            two.await_task("ClientAppActor")
+            cluster.await_task("ClientAppActor")
             federation.until(lambda: RunFolder(out).is_over, 240)
         finally:
             federation.close()

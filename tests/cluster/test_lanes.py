@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,10 @@ import pytest
 import torch
 
 from fedflat.engines.lanes import LaneEngine
+from fedflat.engines.ray_crew import Hand, Job
 from fedflat.engines.ray_engine import RayEngine
+from fedflat.engines.ray_states import Whereabouts
+from fedflat.engines.ray_work import Costs
 from fedflat.engines.ray_worker import Local, Source, Worker, facts
 from fedflat.experiment.federation import federation
 
@@ -20,36 +24,43 @@ from .federations import small, walk
 class OneWorker(RayEngine):
     """The Ray engine with a worker that is called instead of being sent messages."""
 
-    def __init__(self, config: Any, block: int, pieces: int) -> None:
-        from fedflat.engines.ray_work import Costs
+    losses = forgetting = ()
 
+    def __init__(self, config: Any, block: int, pieces: int) -> None:
         self.problem = federation(config)[0]
         self.device, self.workers, self.block, self.pieces = "cpu", 1, block, pieces
         self.shows_rows, self.table, self.costs = False, None, Costs()
         self.engine = LaneEngine(federation(config)[0], lanes=3)
         self.worker = Worker()
-        self.worker._local, self.worker._key = Local(self.engine.problem, self.engine), "here"
+        self.worker._local = Local(self.engine.problem, self.engine)
         self._source = Source("here", [], facts(self.problem))
-        self._trainings = None
+        self._trainings, self._stamp, self.states = None, 0, Whereabouts(lambda: self)  # type: ignore[arg-type, return-value]
+        self.present = [Hand(SimpleNamespace(give=SimpleNamespace(remote=self.worker.give)), None)]
         self.sizes: list[int] = []
 
     @property
     def ray(self) -> Any:
         return self
 
-    def put(self, value: Any) -> Any:
-        return value
-
     @property
     def crew(self) -> Any:
         return self
 
-    def map(self, call: str, tasks: list[tuple[Any, ...]]) -> list[Any]:
-        self.sizes += [len(task[-2 if call == "train" else -1]) for task in tasks]
-        return [pickle.loads(pickle.dumps(getattr(self.worker, call)(*task))) for task in tasks]
+    def put(self, value: Any) -> Any:
+        return value
 
-    def _units(self, costs: list[float]) -> list[list[int]]:
-        return [list(map(int, part)) for part in np.array_split(np.arange(len(costs)), self.pieces)]
+    def got(self, value: Any) -> Any:
+        return value
+
+    def do(self, jobs: list[Job], source: Source, meanwhile: Any = None) -> None:
+        for job in jobs:
+            job.hand = self.present[0]
+            told, *others = job.arguments(job.hand, False)
+            self.sizes.append(len(others[1 if job.call == "train" else 0]))
+            job.result = pickle.loads(pickle.dumps(getattr(self.worker, job.call)(told, *others)))
+
+    def _pieces(self, share: list[int], loads: list[float], blocks: bool) -> list[list[int]]:
+        return [[index] for index in share] if blocks else [part.tolist() for part in np.array_split(np.array(share), self.pieces)]
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "mime", "fedsmoo"])

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +16,7 @@ from fedflat.engines.ray_crew import MOST_LOSSES
 from fedflat.errors import UserError
 
 from .federations import engine_of, same, small, walk
+from .nodes import Nodes, python, said
 
 LONGER = {"algorithm": "scaffold", "steps": 150, "rounds": 3}
 
@@ -75,82 +72,54 @@ def _ticks(process: int) -> int:
 # --- a cluster of two nodes, and drivers of their own ----------------------------------------------------------------------------
 
 DRIVER = """
-import sys, torch
-torch.set_num_threads(1)
-import ray
-from ray.cluster_utils import Cluster
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "object_store_memory": 100_000_000})
-second = cluster.add_node(num_cpus=1, object_store_memory=100_000_000)
+import sys
 import fedflat
+from fedflat.engines import ray_crew
+config, address, out = sys.argv[1:]
 
-class Unplug(fedflat.Callback):
+class Say(fedflat.Callback):
     def round_done(self, run):
-        if run.server.rounds == 2:
-            nodes = {hand.about.process for hand in run.engine.crew.hands}
-            assert len(nodes) == 2, nodes
-            cluster.remove_node(second, allow_graceful=False)
+        print(run.server.rounds, len(run.engine.crew.present), flush=True)
 
-try:
-    fedflat.run("scaffold", base=sys.argv[1], engine="ray", ray_address=cluster.address, workers=2, out=sys.argv[2], callbacks=[Unplug()])
-    from fedflat.engines import ray_crew
-    print("lost", ray_crew._crew.lost)
-finally:
-    ray.shutdown()
-    cluster.shutdown()
+fedflat.run(base=config, engine="ray", ray_address=address, workers=2, out=out, callbacks=[Say()])
+print("lost", ray_crew._crew.lost, flush=True)
 """
-
-
-@pytest.fixture
-def started() -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes that are ended, with all of their group, however a test ends."""
-    found: list[subprocess.Popen[str]] = []
-    yield found
-    for process in found:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def start(started: list[subprocess.Popen[str]], *command: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    started.append(process)
-    return process
 
 
 def weights(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
-def test_a_whole_node_is_lost(tmp_path: Path, started: list[subprocess.Popen[str]]) -> None:
-    pytest.importorskip("ray", reason='Ray is not installed (pip install "fedflat[ray]")')
-    config = small(rounds=5)
+def test_a_whole_node_is_lost(cluster: Nodes, tmp_path: Path) -> None:
+    """With the states of its clients, of which copies are still on their way."""
+    config = small(**LONGER | {"rounds": 4, "per_round": 6})
     (tmp_path / "config.yaml").write_text(config.to_yaml())
-    driver = start(started, "-c", DRIVER, str(tmp_path / "config.yaml"), str(tmp_path / "ray"))
-    out, err = driver.communicate(timeout=300)
-    assert driver.returncode == 0, err[-2000:]
-    assert "lost 1" in out
-    fedflat.run("scaffold", base=config, engine="loop", workers=1, out=tmp_path / "loop")
+    with cluster.another(), python("-c", DRIVER, str(tmp_path / "config.yaml"), cluster.address, str(tmp_path / "ray")) as driver:
+        assert said(driver) == "1 2"
+        cluster.kill("Worker")
+        told, complaints = driver.communicate(timeout=300)
+    assert driver.returncode == 0, complaints[-2000:]
+    assert told.splitlines()[-1] == "lost 1"
+    fedflat.run(base=config, engine="loop", workers=1, out=tmp_path / "loop")
     assert weights(tmp_path / "ray") == weights(tmp_path / "loop")
     assert (tmp_path / "ray" / "metrics.jsonl").read_bytes() == (tmp_path / "loop" / "metrics.jsonl").read_bytes()
 
 
-def test_the_driver_is_killed_and_the_run_resumed(tmp_path: Path, started: list[subprocess.Popen[str]]) -> None:
-    pytest.importorskip("ray", reason='Ray is not installed (pip install "fedflat[ray]")')
-    config = small(algorithm="fedmoswa", rounds=30, engine="ray", workers=1, engine__checkpoint_every=2, every=3)
+def test_the_driver_is_killed_and_the_run_resumed(cluster: Nodes, tmp_path: Path) -> None:
+    settings = {"ray_address": cluster.address, "workers": 1, "engine__checkpoint_every": 2, "every": 3}
+    config = small(algorithm="fedmoswa", rounds=30, engine="ray", **settings)
     (tmp_path / "config.yaml").write_text(config.to_yaml())
     folder = tmp_path / "ray"
-    driver = start(started, "-m", "fedflat", "run", "--config", str(tmp_path / "config.yaml"), "--out", str(folder), "--quiet")
-    deadline = time.monotonic() + 240
-    while not (folder / "metrics.jsonl").exists() or len((folder / "metrics.jsonl").read_text().splitlines()) < 3:
-        assert driver.poll() is None and time.monotonic() < deadline, "the run ended or stood still"
-        time.sleep(0.05)
-    os.kill(driver.pid, signal.SIGKILL)
-    driver.wait()
+    with python("-m", "fedflat", "run", "--config", str(tmp_path / "config.yaml"), "--out", str(folder), "--quiet") as driver:
+        deadline = time.monotonic() + 240
+        while not (folder / "metrics.jsonl").exists() or len((folder / "metrics.jsonl").read_text().splitlines()) < 3:
+            assert driver.poll() is None and time.monotonic() < deadline, "the run ended or stood still"
+            time.sleep(0.02)
+        os.kill(driver.pid, signal.SIGKILL)
+        driver.wait()
     assert not (folder / "model.safetensors").exists()
-    again = start(started, "-m", "fedflat", "resume", str(folder), "--quiet")
-    _, err = again.communicate(timeout=300)
-    assert again.returncode == 0, err[-2000:]
-    fedflat.run(base=config, engine="loop", workers=1, out=tmp_path / "loop")
+    with python("-m", "fedflat", "resume", str(folder), "--quiet") as again:
+        complaints = again.communicate(timeout=300)[1]
+    assert again.returncode == 0, complaints[-2000:]
+    fedflat.run(base=config, engine="loop", workers=1, ray_address=None, out=tmp_path / "loop")
     assert weights(folder) == weights(tmp_path / "loop")

@@ -23,7 +23,7 @@ from fedflat.experiment.sweep_file import read_sweep
 from tests.sweeps import FILE, RUNS
 
 from .federations import small
-from .nodes import nodes, python
+from .nodes import Nodes, python
 
 pytest.importorskip("ray", reason='Ray is not installed (pip install "fedflat[ray]")')
 
@@ -43,18 +43,17 @@ def finished(out: Path) -> int:
     return sum('"finished"' in path.read_text() for path in out.glob("*/status.json"))
 
 
-def test_a_node_is_killed_halfway_through_a_sweep(tmp_path: Path) -> None:
+def test_a_node_is_killed_halfway_through_a_sweep(cluster: Nodes, tmp_path: Path) -> None:
     file = tmp_path / "sweep.yaml"
     file.write_text(FILE)
-    with nodes() as two:
-        two.add()
-        flags = ("--out", str(tmp_path / "ray"), "--ray-address", two.address, "--no-probe", "--json")
+    with cluster.another():
+        flags = ("--out", str(tmp_path / "ray"), "--ray-address", cluster.address, "--no-probe", "--json")
         with python("-m", "fedflat", "sweep", str(file), *flags) as sweep:
             deadline = time.monotonic() + 240
             while finished(tmp_path / "ray") < RUNS // 2:
                 assert sweep.poll() is None and time.monotonic() < deadline, "it ended or stood still before it could be disturbed"
                 time.sleep(0.02)
-            two.kill("do_run")
+            cluster.kill("do_run")
             runs = printed(sweep)["runs"]
     assert len({run["name"] for run in runs}) == len(runs) == RUNS
     assert {run["status"] for run in runs} == {"finished"}
@@ -88,9 +87,9 @@ def planned(out: Path, seeds: int = 3, **settings: Any) -> Sweep:
 
 def test_a_sweep_that_is_broken_off_goes_on_and_is_seen_from_afar(ray: Any, tmp_path: Path) -> None:
     plan, seen = planned(tmp_path), Seen()
-    with closing(run_sweep(plan)) as results:
+    with closing(run_sweep(plan, jobs=1)) as results:
         assert next(results).by == "here"
-    done = {one.run.config.seed: one.by for one in run_sweep(plan, (seen,))}
+    done = {one.run.config.seed: one.by for one in run_sweep(plan, (seen,), jobs=1)}
     assert sorted(done) == [0, 1, 2] and "before" in done.values()
     assert sorted(seen.began_) == sorted(seen.ended_) == sorted(seed for seed, by in done.items() if by == "here")
 

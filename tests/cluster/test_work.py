@@ -6,53 +6,72 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedflat.engines import ray_work
-from fedflat.engines.ray_work import Costs, blocks_of, units_of
+from fedflat.engines.plan import Plan
+from fedflat.engines.ray_work import Costs, blocks_of, pieces_of, shares_of
 
 SECONDS = st.lists(st.floats(0.001, 10), min_size=1, max_size=60)
 
 
-@given(SECONDS, st.integers(1, 8), st.integers(1, 8))
-def test_units_hold_every_client_once_and_get_smaller(costs: list[float], workers: int, pieces: int) -> None:
-    units = units_of(costs, workers, pieces)
-    assert sorted(row for unit in units for row in unit) == list(range(len(costs)))
-    loads = [sum(costs[row] for row in unit) for unit in units]
-    assert loads == sorted(loads, reverse=True)
-    assert len(units) <= workers * (1 if pieces == 1 else 2 + (pieces >= 4) + (pieces >= 8))
+@given(SECONDS, st.integers(1, 8))
+def test_shares_hold_every_client_once_and_are_even(costs: list[float], workers: int) -> None:
+    """Nobody has more than one client more than a fair share."""
+    shares = shares_of(costs, [[0.0] * workers] * len(costs))
+    assert sorted(row for share in shares for row in share) == list(range(len(costs)))
+    assert max(sum(costs[row] for row in share) for share in shares) <= sum(costs) / workers + max(costs) + 1e-6
+
+
+@given(SECONDS, st.integers(2, 5), st.floats(0.01, 5.0), st.randoms())
+def test_state_is_moved_only_where_the_round_ends_earlier(costs: list[float], workers: int, price: float, random: object) -> None:
+    homes = [random.randrange(workers) for _ in costs]  # type: ignore[attr-defined]
+    moving = [[0.0 if worker == home else price for worker in range(workers)] for home in homes]
+    shares = shares_of(costs, moving)
+    ends = [sum(costs[row] + moving[row][worker] for row in share) for worker, share in enumerate(shares)]
+    at_home = [sum(cost for cost, home in zip(costs, homes, strict=True) if home == worker) for worker in range(workers)]
+    assert max(ends) <= max(at_home) + 1e-6
+    moved = [row for worker, share in enumerate(shares) for row in share if homes[row] != worker]
+    assert not moved or sorted(ends, reverse=True) < sorted(at_home, reverse=True)
 
 
 @given(SECONDS, st.integers(1, 8))
-def test_workers_end_within_a_client_or_a_smallest_piece_of_each_other(costs: list[float], workers: int) -> None:
-    """Whoever is free takes the next unit; no one ends later than a fair share, a client and a smallest piece after the begin."""
-    ends = [0.0] * workers
-    for unit in units_of(costs, workers, least=1e-6):
-        ends[ends.index(min(ends))] += sum(costs[row] for row in unit)
-    share = sum(costs) / workers
-    assert max(ends) <= share + share / 8 + max(costs)
+def test_pieces_are_the_share_in_its_order(costs: list[float], pieces: int) -> None:
+    share = sorted(range(len(costs)), key=lambda row: -costs[row])
+    found = pieces_of(share, costs, pieces)
+    assert [row for piece in found for row in piece] == share
+    assert len(found) <= (1 if pieces == 1 else 2 + (pieces >= 3) + (pieces >= 5))
 
 
-@given(SECONDS)
-def test_blocks_are_those_of_the_aggregation(costs: list[float]) -> None:
-    blocks = blocks_of(costs)
-    assert sorted(blocks) == [list(range(i, min(i + 8, len(costs)))) for i in range(0, len(costs), 8)]
+def test_the_first_piece_is_half_of_the_share_and_the_last_an_eighth() -> None:
+    assert [len(piece) for piece in pieces_of(range(32), [1.0] * 32)] == [16, 8, 4, 4]
+    assert [len(piece) for piece in pieces_of(range(100), [1e-5] * 100)] == [100]
 
 
-def test_little_work_travels_in_few_messages() -> None:
-    assert len(units_of([1e-5] * 100, workers=2)) == 2
-    assert [len(unit) for unit in units_of([1.0] * 64, workers=2)] == [16, 16, 8, 8, 4, 4, 4, 4]
+@given(st.integers(1, 60))
+def test_blocks_are_those_of_the_aggregation(count: int) -> None:
+    assert blocks_of(count) == [list(range(i, min(i + 8, count))) for i in range(0, count, 8)]
 
 
-def test_costs_are_the_last_measured_or_by_samples() -> None:
+def test_costs_are_by_samples_unless_a_client_differs() -> None:
     costs = Costs()
     assert not costs.known and costs.expected(7, 30) == 30
     costs.measured([1, 2], [10, 30], 4.0)
-    assert costs.known and costs.expected(1, 10) == 1.0 and costs.expected(2, 30) == 3.0
-    assert costs.expected(9, 50) == 5.0
-    costs.measured([1], [10], 2.0)
-    assert costs.expected(1, 10) == 2.0
+    assert costs.known and costs.expected(1, 10) == 1.0 and costs.expected(9, 50) == 5.0
+    for _ in range(20):
+        costs.measured([2], [10], 1.05)  # noise
+        costs.measured([3], [10], 4.0)
+        costs.measured([4], [10], 1.0)
+    assert costs.expected(2, 10) == costs.expected(9, 10) or costs.expected(2, 10) < costs.expected(3, 10) / 3
+    assert 3.5 < costs.expected(3, 10) < 4.5
+
+
+@given(st.integers(1, 20), st.integers(1, 30), st.integers(1, 3), st.one_of(st.none(), st.integers(1, 12)))
+def test_samples_of_a_round_are_those_of_its_batches(batch: int, size: int, epochs: int, steps: int | None) -> None:
+    plan = Plan(batch, epochs, steps)
+    seen = sum(len(one) for one in plan.batches(0, 0, 0, size))
+    assert seen <= plan.samples(size) <= seen + batch
 
 
 def test_costs_of_millions_of_clients_stay_small() -> None:
     costs = Costs()
     for client in range(ray_work.REMEMBERED + 10):
         costs.measured([client], [1], 1.0)
-    assert len(costs._seconds) == ray_work.REMEMBERED and 0 not in costs._seconds
+    assert len(costs._ratios) == ray_work.REMEMBERED and 0 not in costs._ratios

@@ -6,7 +6,7 @@ Engines call these, for one client or many; nothing here knows how.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -164,7 +164,7 @@ def flat_fields(fields: dict[str, Fields]) -> dict[str, Field]:
     return {f"{slot}.{field.name}": field for slot, some in fields.items() for field in some}
 
 
-def flat_state(states: States) -> State:
+def flat_state(states: Mapping[str, State]) -> State:
     """State under its full names, ``slot.field``."""
     return {f"{slot}.{name}": value for slot, state in states.items() for name, value in state.items()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from fedflat.algorithms.algorithm import Algorithm, States
 from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.rate import Schedule
-from fedflat.algorithms.slot import Returned
+from fedflat.algorithms.slot import Returned, State
 from fedflat.data import Examples
 from fedflat.engines.aggregation import Aggregation
 from fedflat.engines.plan import Plan
@@ -46,7 +47,8 @@ class Client(NamedTuple):
 
     number: int
     indices: np.ndarray
-    state: States
+    state: Mapping[str, State]
+    """By slot; here, or where it was trained (``away.Away``)."""
     statistics: Tensor | None = None
     """Its own normalisation statistics, where clients keep them."""
 

@@ -49,6 +49,18 @@ class Plan:
         batches = [epoch[start : start + self.batch] for epoch in order for start in range(0, size, self.batch)]
         return batches[: self._done(total, seed, round, client)]
 
+    def samples(self, size: int) -> int:
+        """How many examples a client that has ``size`` of them sees in a round, all its steps done.
+
+        >>> Plan(10, epochs=2).samples(25), Plan(10, steps=4).samples(25), Plan(10, steps=4).samples(5)
+        (50, 35, 20)
+        """
+        if self.steps is None:
+            return self.epochs * size
+        per_epoch = -(-size // self.batch)
+        whole, rest = divmod(self.steps, per_epoch)
+        return whole * size + rest * min(self.batch, size)
+
     def _done(self, total: int, seed: int, round: int, client: int) -> int:
         if not self.partial:
             return total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import socket
 from typing import Any, Literal
@@ -17,17 +18,26 @@ PATIENCE = 5.0
 INSTALL = 'pip install "fedflat[ray]"'
 SILENCE = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what Ray means to do, said so that it does not warn
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # what one worker says of a mistake is told, and the others say the same
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # what Ray says of lost nodes goes to stdout, where documents go
 }
 """Ray's own settings, read when it is imported."""
+LOCAL = {
+    "RAY_worker_niceness": "0",  # workers are what the machine is for, and Ray would let everything else go first
+    "RAY_max_direct_call_object_size": "4000000",  # bytes of an answer that comes by itself, and not by way of the object store
+    "RAY_enable_metrics_collection": "0",
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_enable_timeline": "0",
+    "RAY_event_stats": "0",
+}
+"""Settings of a Ray that is started for one run: on one machine the shortest way is best, and nobody looks at what it would note down."""
 
 Device = Literal["cpu", "cuda"]
 
 
 def ray_module(what: str = "engine.name=ray") -> Any:
     """Ray itself, where it is installed and new enough for ``what`` needs it."""
-    for name, value in SILENCE.items():
-        os.environ.setdefault(name, value)
+    _set(SILENCE)
     try:
         ray = importlib.import_module("ray")
     except ImportError:
@@ -36,6 +46,11 @@ def ray_module(what: str = "engine.name=ray") -> Any:
         oldest = ".".join(map(str, OLDEST))
         raise UserError(f"Ray {ray.__version__} is too old, and {oldest} or newer is needed; update it with: {INSTALL} --upgrade")
     return ray
+
+
+def _set(settings: dict[str, str]) -> None:
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
 
 
 def version_of(text: str) -> tuple[int, ...]:
@@ -49,6 +64,8 @@ def version_of(text: str) -> tuple[int, ...]:
 
 def connect(address: str | None, workers: int | None, what: str = "engine.name=ray") -> Any:
     """Ray, connected to the cluster at an address, or to one started on this machine for as long as this process lives."""
+    if address is None:
+        _set(LOCAL)
     ray = ray_module(what)
     if ray.is_initialized():
         return ray
@@ -105,11 +122,16 @@ def device_for(ray: Any, wanted: str) -> Device:
 
 
 def workers_for(ray: Any, wanted: int | None, device: Device) -> int:
-    """How many workers there are to be: one per GPU or core, unless fewer are asked for."""
-    there = int(ray.cluster_resources().get("GPU" if device == "cuda" else "CPU", 0))
+    """How many workers there are to be: one per GPU or core, unless others are asked for; several can share a GPU, and none a core."""
+    there = ray.cluster_resources()
+    cores = int(there.get("CPU", 0))
     if wanted is None:
-        return max(1, there)
-    if wanted > there:
-        what = "GPUs" if device == "cuda" else "cores"
-        raise UserError(f"engine.workers={wanted} is more than the {there} {what} of the Ray cluster; lower it or add nodes")
+        return max(1, int(there.get("GPU", 0)) if device == "cuda" else cores)
+    if wanted > cores:
+        raise UserError(f"engine.workers={wanted} is more than the {cores} cores of the Ray cluster; lower it or add nodes")
     return wanted
+
+
+def gpus_each(ray: Any, workers: int) -> float:
+    """What a worker gets of a GPU: all, unless there are more workers than GPUs."""
+    return 1 / math.ceil(max(1.0, workers / int(ray.cluster_resources()["GPU"])))

@@ -1,7 +1,7 @@
 """The Ray engine: a cohort spread over worker processes on one machine or many, each with one core or GPU and the local engine.
 
-The driver keeps the server's model and the clients' state. What all clients of a round read is put into the object store once; a worker
-takes it from there, trains the clients it is sent, and returns their rows, or the sums of a block of the aggregation where the cohort has
+The driver keeps the server's model. What all clients of a round read is put into the object store once; a worker takes it from there,
+trains the clients it is sent, keeps their state, and returns their rows, or the sums of a block of the aggregation where the cohort has
 blocks enough to keep everyone busy. Sums are taken in cohort order over the same blocks as everywhere, so that the result does not depend
 on how many workers there were, on who trained whom, or on workers that were lost on the way.
 """
@@ -9,7 +9,8 @@ on how many workers there were, on who trained whom, or on workers that were los
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,22 +18,39 @@ import torch
 from torch import Tensor
 
 from fedflat.algorithms.algorithm import States, flat_fields, flat_state, nested_state
+from fedflat.algorithms.slot import State
 from fedflat.data import Examples
 from fedflat.engines.aggregation import BLOCK, by_samples, sum_of_blocks, weighted_sum
+from fedflat.engines.away import Away
 from fedflat.engines.contract import Client, ModelState, Outcome, Training
 from fedflat.engines.lanes import MOST_LANES
 from fedflat.engines.loop import LoopEngine, one_thread
 from fedflat.engines.problem import Problem
-from fedflat.engines.ray_cluster import Device, connect, device_for, workers_for
-from fedflat.engines.ray_crew import Crew, crew_of
-from fedflat.engines.ray_work import Costs, blocks_of, units_of
-from fedflat.engines.ray_worker import Broadcast, Local, Source, Trained, facts, member_of
+from fedflat.engines.ray_cluster import Device, connect, device_for, gpus_each, workers_for
+from fedflat.engines.ray_crew import Crew, Hand, Job, crew_of
+from fedflat.engines.ray_states import Whereabouts
+from fedflat.engines.ray_work import LEAST, PIECES, Costs, blocks_of, pieces_of, shares_of
+from fedflat.engines.ray_worker import FRESH, Arrays, Broadcast, Local, Source, Trained, arrays_of, facts
 from fedflat.engines.reduction import Report, Shares, outcome_of, reduce_rows
 from fedflat.engines.table import Table
 from fedflat.engines.totals import Totals
 
 BLOCKS_PER_WORKER = 4
 """Where a cohort has so many blocks for each worker, a block is what one worker does, and only its sums come back."""
+
+
+class Round(NamedTuple):
+    """What a round's jobs have in common."""
+
+    training: Training
+    cohort: list[Client]
+    told: Broadcast
+    shared: Any
+    """A reference to what is told."""
+    gradient: Any
+    """A reference to the cohort's whole gradient, where the algorithm has one."""
+    fresh: object
+    """The state that several of the cohort start with."""
 
 
 class Gathered(NamedTuple):
@@ -48,13 +66,13 @@ class Gathered(NamedTuple):
     units: list[list[int]]
     """Which of the cohort each worker had."""
     found: list[Trained]
+    states: list[Mapping[str, State]]
+    """What each client keeps, in the order of the cohort."""
 
     @property
     def reports(self) -> list[Report]:
         """What each client reported, in the order of the cohort."""
-        pairs = (pair for unit, one in zip(self.units, self.found, strict=True) for pair in zip(unit, one.reports, strict=True))
-        placed = dict(pairs)
-        return [placed[row] for row in range(len(placed))]
+        return _placed(self.units, [one.reports for one in self.found])
 
 
 class RayEngine:
@@ -76,20 +94,23 @@ class RayEngine:
         self.ray = connect(address, workers)
         self.device = device_for(self.ray, device)
         self.workers = workers_for(self.ray, workers, self.device)
+        self.gpus = gpus_each(self.ray, self.workers) if self.device == "cuda" else 0.0
         self.block = MOST_LANES if self.device == "cuda" else BLOCK
         """Clients that a worker sums where they are: on a GPU as many as it trains at once, and equal to other sums only to rounding."""
         self.costs = Costs()
         self.table: Table | None = None
         self._source = Source(uuid.uuid4().hex, [self.ray.put(build(self.device))], facts(problem))
         self._trainings: tuple[Training, str] | None = None
+        self._stamp = FRESH
+        self.states = Whereabouts(lambda: self.crew)
         crew = self.crew
         crew.wait_for_all()
-        crew.each("open", self._source)
+        crew.open(self._source)
 
     @property
     def crew(self) -> Crew:
         """The workers."""
-        return crew_of(self.ray, self.workers, self.device)
+        return crew_of(self.ray, self.workers, self.device, self.gpus)
 
     # --- training ----------------------------------------------------------------------------------------------------------------
 
@@ -97,69 +118,137 @@ class RayEngine:
         """Train a cohort for one round and reduce what it sends, in cohort order."""
         with one_thread():
             z = training.algorithm.broadcast(model.weights, server)
-            told = self._told(training, round, z, server, model, len(cohort))
-            shared = self.ray.put(told)
-            passes, samples, common = self._common_gradient(told.training, shared, cohort, z)
-            whole_blocks = self._takes_blocks(training, len(cohort))
-            costs = [self.costs.expected(client.number, len(client.indices)) for client in cohort]
-            units = blocks_of(costs, self.block) if whole_blocks else self._units(costs)
-            shares = Shares.of(training.aggregation, [len(client.indices) for client in cohort]) if whole_blocks else None
-            found = self._trained(shared, common, cohort, units, shares)
-            done = Gathered(training, round, model, z, common, cohort, units, found)
-            outcome = self._from_rows(done) if shares is None else _from_blocks(done)
+            fresh = most_common_state(cohort)
+            told = self._told(training, round, z, server, model, cohort, fresh)
+            this = Round(training, cohort, told, self.ray.put(told), None, fresh)
+            passes, samples, common = self._common_gradient(this, z)
+            if common is not None:
+                this = this._replace(gradient=self.ray.put(common.numpy()))
+            done = self._trained(this, model, z, common)
+            outcome = self._from_rows(done) if done.found[0].rows else _from_blocks(done)
             outcome.cost.backward_passes += passes
             outcome.cost.samples += samples
             return outcome
 
-    def _told(self, training: Training, round: int, z: Tensor, server: States, model: ModelState, count: int) -> Broadcast:
+    def _told(
+        self, training: Training, round: int, z: Tensor, server: States, model: ModelState, cohort: list[Client], fresh: Any
+    ) -> Broadcast:
         if self._trainings is None or self._trainings[0] is not training:
             self._trainings, self.table = (training, uuid.uuid4().hex), None
+        self._stamp += 1
         received = {name for name, field in flat_fields(training.algorithm.server_fields()).items() if field.sent}
         sent = {name: value.numpy() for name, value in flat_state(server).items() if name in received}
         integers = {name: value.numpy() for name, value in model.integers.items()}
-        return Broadcast(self._trainings[1], training, round, z.numpy(), sent, model.buffers.numpy(), integers, count)
+        start = {} if fresh is None else arrays_of(fresh)
+        return Broadcast(
+            self._trainings[1], training, round, z.numpy(), sent, model.buffers.numpy(), integers, len(cohort), self._stamp, start
+        )
 
-    def _common_gradient(self, training: Training, shared: Any, cohort: list[Client], z: Tensor) -> tuple[int, int, Tensor | None]:
-        if training.algorithm.drift.whole_gradient != "common":
+    def _common_gradient(self, this: Round, z: Tensor) -> tuple[int, int, Tensor | None]:
+        if this.training.algorithm.drift.whole_gradient != "common":
             return 0, 0, None
-        sizes = [len(client.indices) for client in cohort]
-        units = self._units([self.costs.expected(client.number, size) for client, size in zip(cohort, sizes, strict=True)])
-        tasks = [(self._source, shared, [member_of(cohort[row]) for row in unit]) for unit in units]
-        rows = torch.empty(len(cohort), len(z), dtype=z.dtype)
+        units, jobs = self._jobs("gradients", this, None)
+        self.crew.do(jobs, self._source)
+        rows = torch.empty(len(this.cohort), len(z), dtype=z.dtype)
         passes = samples = 0
-        for unit, (gradients, some, seen) in zip(units, self.crew.map("gradients", tasks), strict=True):
+        for unit, job in zip(units, jobs, strict=True):
+            gradients, some, seen = job.result
             rows.numpy()[unit] = gradients
             passes, samples = passes + some, samples + seen
-        return passes, samples, weighted_sum(rows, by_samples(sizes))
+        return passes, samples, weighted_sum(rows, by_samples([len(client.indices) for client in this.cohort]))
 
-    def _units(self, costs: list[float]) -> list[list[int]]:
+    def _trained(self, this: Round, model: ModelState, z: Tensor, common: Tensor | None) -> Gathered:
+        cohort = this.cohort
+        takes_blocks = self._takes_blocks(this.training, len(cohort))
+        shares = Shares.of(this.training.aggregation, [len(client.indices) for client in cohort]) if takes_blocks else None
+        units, jobs = self._jobs("train", this, shares)
+        self.crew.do(jobs, self._source, self.states.bring_all)
+        self.states.bring_all()
+        work = self._work(this)
+        for unit, job in zip(units, jobs, strict=True):
+            self.costs.measured([cohort[row].number for row in unit], [work[row] for row in unit], job.result.seconds)
+        states: list[Any] = [nested_state({})] * len(cohort)
+        if flat_fields(this.training.algorithm.client_fields()):
+            rows: dict[Hand, list[int]] = {}
+            for unit, job in zip(units, jobs, strict=True):
+                assert job.hand is not None
+                rows.setdefault(job.hand, []).extend(unit)
+            states = _placed(list(rows.values()), [self._left_with(hand, this, some) for hand, some in rows.items()])
+        return Gathered(this.training, this.told.round, model, z, common, cohort, units, [job.result for job in jobs], states)
+
+    # --- who does what -----------------------------------------------------------------------------------------------------------
+
+    def _work(self, this: Round) -> list[int]:
+        return [this.training.plan.samples(len(client.indices)) for client in this.cohort]
+
+    def _jobs(self, call: str, this: Round, shares: Shares | None) -> tuple[list[list[int]], list[Job]]:
+        """The cohort in units, and each as a job for the worker that has its clients' state, or has time."""
+        costs = [self.costs.expected(client.number, work) for client, work in zip(this.cohort, self._work(this), strict=True)]
+        units = blocks_of(len(costs), self.block) if shares is not None else [[row] for row in range(len(costs))]
+        loads = [sum(costs[row] for row in unit) for unit in units]
+        hands: list[Hand | None] = [*self.crew.present] or [None] * self.workers
+        size = 0 if call == "gradients" else self._state_bytes(this.training)
+        moving = [[sum(self.states.moving(this.cohort[row], hand, size) for row in unit) for hand in hands] for unit in units]
+        found: list[list[int]] = []
+        jobs = []
+        for hand, share in zip(hands, shares_of(loads, moving), strict=True):
+            for piece in self._pieces(share, loads, shares is not None):
+                found.append([row for index in piece for row in units[index]])
+                away = sum(max(moving[index]) for index in piece)
+                job = Job(call, _nothing, hand, sum(loads[index] for index in piece), away)
+                jobs.append(self._told_whom(job, this, found[-1], shares, size))
+        return found, jobs
+
+    def _pieces(self, share: list[int], loads: list[float], blocks: bool) -> list[list[int]]:
         # A GPU trains its share side by side, so it gets it whole; before anything is measured, a client is worth a message.
-        if self.device == "cuda":
-            return units_of(costs, self.workers, pieces=1)
-        return units_of(costs, self.workers) if self.costs.known else units_of(costs, self.workers, least=0.5)
+        if blocks:
+            return [[index] for index in share]
+        return pieces_of(share, loads, 1 if self.device == "cuda" else PIECES, LEAST if self.costs.known else 0.0)
+
+    def _told_whom(self, job: Job, this: Round, unit: list[int], shares: Shares | None, size: int) -> Job:
+        """A job with the clients of a unit, whose states other workers are asked for now, before they begin to train."""
+        clients = [this.cohort[row] for row in unit]
+        part = None if shares is None else shares.part(unit[0], unit[-1] + 1)
+        call, home = job.call, job.home  # and not the job, which would hold itself, and the round with it
+        coming, handed_over = self.states.hand_over(clients, home, this.told, size) if size else (set(), [])
+
+        def arguments(hand: Hand, whole: bool) -> tuple[Any, ...]:
+            as_planned = hand is home and not whole
+            members = [
+                self.states.member(client, hand, this.told, this.fresh, whole, as_planned and client.number in coming) for client in clients
+            ]
+            if call == "gradients":
+                return this.shared, members
+            return this.shared, this.gradient, members, part, False, *(handed_over if as_planned else ())
+
+        job.arguments = arguments
+        return job
+
+    def _state_bytes(self, training: Training) -> int:
+        fields = flat_fields(training.algorithm.client_fields()).values()
+        return sum(field.scalars(self.problem.layout.size) for field in fields) * torch.finfo(self.problem.dtype).bits // 8
+
+    def _left_with(self, hand: Hand, this: Round, rows: list[int]) -> list[Away]:
+        """The states of some of the cohort, which stay with the worker that trained them."""
+        clients = [this.cohort[row] for row in rows]
+
+        def again() -> tuple[Hand, Arrays]:
+            def arguments(hand: Hand, whole: bool) -> tuple[Any, ...]:
+                members = [self.states.member(client, hand, this.told, None, True) for client in clients]
+                return this.shared, this.gradient, members, None, True
+
+            once_more = Job("train", arguments)
+            self.crew.do_now(once_more, self._source)
+            assert once_more.hand is not None
+            return once_more.hand, once_more.result.state
+
+        return self.states.trained(hand, this.told, clients, again)
 
     def _takes_blocks(self, training: Training, count: int) -> bool:
         enough = count >= self.block * BLOCKS_PER_WORKER * self.workers
         return enough and not self.shows_rows and not training.aggregation.needs_rows
 
-    def _trained(
-        self, shared: Any, common: Tensor | None, cohort: list[Client], units: list[list[int]], shares: Shares | None
-    ) -> list[Trained]:
-        gradient = None if common is None else self.ray.put(common.numpy())
-        tasks = [
-            (
-                self._source,
-                shared,
-                gradient,
-                [member_of(cohort[row]) for row in unit],
-                None if shares is None else shares.part(unit[0], unit[-1] + 1),
-            )
-            for unit in units
-        ]
-        found: list[Trained] = self.crew.map("train", tasks)
-        for unit, one in zip(units, found, strict=True):
-            self.costs.measured([cohort[row].number for row in unit], [len(cohort[row].indices) for row in unit], one.seconds)
-        return found
+    # --- what comes of it --------------------------------------------------------------------------------------------------------
 
     def _from_rows(self, done: Gathered) -> Outcome:
         """The outcome from every client's rows."""
@@ -170,11 +259,9 @@ class RayEngine:
             table.buffers.numpy()[unit] = one.rows["buffers"]
             for name, rows in table.sent.items():
                 rows.numpy()[unit] = one.rows[f"sent/{name}"]
-            for name, rows in table.client.items():
-                rows.numpy()[unit] = one.state[name]
         if done.common is not None:
             table.common_gradient.copy_(done.common)
-        return reduce_rows(done.training, done.round, done.model, done.z, table, done.cohort, done.reports)
+        return reduce_rows(done.training, done.round, done.model, done.z, table, done.cohort, done.reports, done.states)
 
     def _room(self, training: Training, rows: int, like: Tensor) -> Table:
         if self.table is None or self.table.rows < rows:
@@ -203,7 +290,7 @@ class RayEngine:
             (m.weights.numpy(), m.buffers.numpy(), {name: value.numpy() for name, value in m.integers.items()}) for m in models.values()
         ]
         shared = self.ray.put(sent)
-        answers = self.crew.map("evaluate", [(self._source, shared, part) for part in parts])
+        answers = self.crew.map("evaluate", [(shared, part) for part in parts], self._source)
         sums: list[Any] = [None] * len(tasks)
         for start, answer in enumerate(answers):
             sums[start :: self.workers * 2] = [{name: np.array(value) for name, value in one.items()} for one in answer]
@@ -217,10 +304,28 @@ def _from_blocks(done: Gathered) -> Outcome:
     """The outcome from the sums of blocks, in the order of the cohort."""
     blocks = [one for _, one in sorted(zip(done.units, done.found, strict=True), key=lambda pair: pair[0][0])]
     sums = {name: sum_of_blocks([torch.from_numpy(np.array(block.sums[name])) for block in blocks]) for name in blocks[0].sums}
-    clients: list[Client] = []
-    for block in blocks:
-        for row in range(len(block.reports)):
-            state = nested_state({name: torch.from_numpy(np.array(rows[row])) for name, rows in block.state.items()})
-            statistics = None if block.statistics is None else torch.from_numpy(np.array(block.statistics[row]))
-            clients.append(done.cohort[len(clients)]._replace(state=state, statistics=statistics))
+    statistics: list[Tensor | None] = [None] * len(done.cohort)
+    if done.training.own_statistics:
+        statistics = [torch.from_numpy(np.array(row)) for block in blocks if block.statistics is not None for row in block.statistics]
+    clients = [
+        client._replace(state=state, statistics=own) for client, state, own in zip(done.cohort, done.states, statistics, strict=True)
+    ]
     return outcome_of(done.training, done.round, done.model, done.z, sums, clients, done.reports, done.common, None)
+
+
+def most_common_state(cohort: list[Client]) -> Mapping[str, State] | None:
+    """The very state that several clients have, which is what those start with who take part for the first time."""
+    counts = Counter(id(client.state) for client in cohort)
+    same, count = counts.most_common(1)[0]
+    return next(client.state for client in cohort if id(client.state) == same) if count > 1 else None
+
+
+def _placed(units: list[list[int]], values: Sequence[Sequence[Any]]) -> list[Any]:
+    """The values of all units, in the order of the cohort."""
+    placed = {row: value for unit, some in zip(units, values, strict=True) for row, value in zip(unit, some, strict=True)}
+    return [placed[row] for row in range(len(placed))]
+
+
+def _nothing(hand: Hand, whole: bool) -> tuple[Any, ...]:
+    """The arguments of a job that is not made up yet."""
+    return ()

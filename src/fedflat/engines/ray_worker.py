@@ -7,7 +7,8 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedflat.algorithms.algorithm import flat_state, nested_state
+from fedflat.algorithms.slot import State
 from fedflat.engines.aggregation import block_sum
 from fedflat.engines.contract import Client, Training
 from fedflat.engines.lanes import LaneEngine
@@ -28,6 +30,10 @@ from fedflat.errors import UserError
 
 Arrays = dict[str, np.ndarray]
 """Tensors on their way: the object store holds arrays without a copy for each reader."""
+FRESH = 0
+"""The stamp of the state that clients start with."""
+MOST_KEPT = 2**30
+"""Bytes of clients' state up to which a worker keeps what it trained before the last round."""
 
 
 class Local(NamedTuple):
@@ -43,6 +49,8 @@ class About(NamedTuple):
     version: str
     node: str
     process: int
+    actor: str
+    """What Ray calls it."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,10 @@ class Broadcast:
     integers: Arrays
     count: int
     """Clients in the whole cohort."""
+    stamp: int
+    """The name of the state that its clients end with."""
+    fresh: Arrays
+    """The state that its clients start with who take part for the first time."""
 
 
 class Member(NamedTuple):
@@ -76,8 +88,19 @@ class Member(NamedTuple):
 
     number: int
     indices: np.ndarray
-    state: Arrays
+    stamp: int
+    """Which state it has."""
+    state: Arrays | None
+    """That state, where it does not lie with the worker."""
     statistics: np.ndarray | None
+
+
+Moved = list[tuple[int, int, Arrays]]
+"""States on their way from one worker to another: client, stamp and state."""
+
+
+class Forgotten(Exception):
+    """A worker has not, or no more, the state that it is taken to have."""
 
 
 @dataclass(frozen=True)
@@ -86,35 +109,87 @@ class Trained:
 
     reports: list[Report]
     state: Arrays
+    """Where it is asked for; otherwise it stays with the worker."""
     statistics: np.ndarray | None
     rows: Arrays
     sums: Arrays
     seconds: float
 
 
+class Shelf:
+    """The states of the clients that a worker trained last, up to a number of bytes; those of the last round always."""
+
+    def __init__(self, most: int = MOST_KEPT) -> None:
+        self._most, self._bytes = most, 0
+        self._kept: OrderedDict[tuple[str, int], tuple[int, Arrays]] = OrderedDict()
+
+    def put(self, training: str, client: int, stamp: int, state: Arrays) -> None:
+        """Keep a client's state, and forget those that were kept longest."""
+        self._drop((training, client))
+        self._kept[training, client] = stamp, state
+        self._bytes += _size(state)
+        while self._bytes > self._most:
+            oldest = next(iter(self._kept))
+            if self._kept[oldest][0] == stamp:
+                return
+            self._drop(oldest)
+
+    def get(self, training: str, client: int, stamp: int) -> Arrays:
+        """A client's state by its stamp."""
+        found = self._kept.get((training, client))
+        if found is None or found[0] != stamp:
+            raise Forgotten
+        return found[1]
+
+    def _drop(self, key: tuple[str, int]) -> None:
+        if key in self._kept:
+            self._bytes -= _size(self._kept.pop(key)[1])
+
+
 class Worker:
-    """Lives in a process of its own; all that it does is a function of what it is sent, so that any other could do it again."""
+    """Lives in a process of its own; all that it keeps can be had elsewhere or computed again, so that any other could take its place."""
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
         keep_memory()
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nor is it written to
         self._local: Local | None = None
-        self._key = ""
+        self._mistake: Exception | None = None
         self._training: tuple[str, Training] | None = None
+        self._shelf = Shelf()
 
     def hello(self) -> About:
         """Say who this is."""
-        return About(own_version(), socket.gethostname(), os.getpid())
+        import ray
+
+        return About(own_version(), socket.gethostname(), os.getpid(), str(ray.get_runtime_context().get_actor_id()))
 
     def open(self, source: Source) -> None:
-        """Build the problem."""
-        self._opened(source)
+        """Build the problem; what goes wrong is said again by whatever needs it."""
+        import ray
 
-    def train(self, source: Source, told: Broadcast, gradient: np.ndarray | None, members: list[Member], shares: Shares | None) -> Trained:
-        """Train some clients; ``gradient`` is the whole cohort's, where they need it; with ``shares`` they are a block, whose sums do."""
+        self._local, self._mistake, self._shelf = None, None, Shelf()  # first, so that two problems are never held at once
+        try:
+            build: Callable[[], Local] = ray.get(source.build[0])
+            local = build()
+            check_facts(facts(local.problem), source.facts)
+            self._local = local
+        except Exception as mistake:
+            self._mistake = mistake
+            raise
+
+    def train(
+        self, told: Broadcast, gradient: np.ndarray | None, members: list[Member], shares: Shares | None, wanted: bool, *moved: Moved
+    ) -> Trained:
+        """Train some clients and keep their state, which is returned where it is wanted.
+
+        ``gradient`` is the whole cohort's, where they need it; with ``shares`` they are a block, whose sums do; ``moved`` are states that
+        other workers had.
+        """
         begun = time.perf_counter()
-        local = self._opened(source)
+        for number, stamp, state in (one for some in moved for one in some):
+            self._shelf.put(told.key, number, stamp, {name: np.array(array) for name, array in state.items()})
+        local = self._opened()
         training = self._known(local, told)
         with one_thread():
             table, cohort = self._filled(local, told, members)
@@ -126,23 +201,33 @@ class Worker:
             sums = {} if shares is None else _summed(training, table, shares, reports, told.count)
             rows = {} if shares is not None else _rows(table, here)
             statistics = _array(table.buffers[:here]) if training.own_statistics else None
-            state = {name: _array(kept[:here]) for name, kept in table.client.items()}
+            state = {name: np.array(_array(kept[:here])) for name, kept in table.client.items()}
             plain = [_plain(report) for report in reports]
-        return Trained(plain, state, statistics, rows, sums, time.perf_counter() - begun)
+        if state:
+            for row, member in enumerate(members):
+                self._shelf.put(told.key, member.number, told.stamp, {name: kept[row] for name, kept in state.items()})
+        return Trained(plain, state if wanted else {}, statistics, rows, sums, time.perf_counter() - begun)
 
-    def gradients(self, source: Source, told: Broadcast, members: list[Member]) -> tuple[np.ndarray, int, int]:
+    def give(self, training: str, clients: list[int], stamp: int) -> Arrays:
+        """The states of some clients as a round left them, a row each."""
+        found = [self._shelf.get(training, client, stamp) for client in clients]
+        return {name: np.stack([state[name] for state in found]) for name in found[0]}
+
+    def hand_over(self, training: str, clients: list[tuple[int, int]]) -> Moved:
+        """The states of some clients, each by its stamp, for another worker."""
+        return [(client, stamp, self._shelf.get(training, client, stamp)) for client, stamp in clients]
+
+    def gradients(self, told: Broadcast, members: list[Member]) -> tuple[np.ndarray, int, int]:
         """The whole gradient of some clients at z, a row each; with the passes and samples that took."""
-        local = self._opened(source)
+        local = self._opened()
         with one_thread():
             table, cohort = self._filled(local, told, members)
             passes, samples = local.engine.take_gradients(self._known(local, told), told.round, table, cohort)
             return _array(table.gradient[: len(members)]), passes, samples
 
-    def evaluate(
-        self, source: Source, models: list[tuple[np.ndarray, np.ndarray, Arrays]], tasks: list[tuple[int, str, np.ndarray]]
-    ) -> list[Arrays]:
+    def evaluate(self, models: list[tuple[np.ndarray, np.ndarray, Arrays]], tasks: list[tuple[int, str, np.ndarray]]) -> list[Arrays]:
         """The sums of metrics over some batches, each of a model and a held-out set."""
-        problem = self._opened(source).problem
+        problem = self._opened().problem
         found = []
         with one_thread():
             for index, name, positions in tasks:
@@ -153,15 +238,10 @@ class Worker:
                 found.append({k: v.double().cpu().numpy() for k, v in problem.sum_tensors(vector, named, part).items()})
         return found
 
-    def _opened(self, source: Source) -> Local:
-        if self._local is None or self._key != source.key:
-            import ray
-
-            self._local, self._key = None, ""  # first, so that two problems are never held at once
-            build: Callable[[], Local] = ray.get(source.build[0])
-            local = build()
-            check_facts(facts(local.problem), source.facts)
-            self._local, self._key = local, source.key
+    def _opened(self) -> Local:
+        if self._mistake is not None:
+            raise self._mistake
+        assert self._local is not None
         return self._local
 
     def _known(self, local: Local, told: Broadcast) -> Training:
@@ -174,7 +254,7 @@ class Worker:
         """The table with what these clients read; copied, so that it lies in memory as it does without Ray."""
         device = local.problem.device
         cohort = [
-            Client(m.number, m.indices, nested_state(_views(m.state)), None if m.statistics is None else _view(m.statistics))
+            Client(m.number, m.indices, nested_state(_views(self._state(told, m))), None if m.statistics is None else _view(m.statistics))
             for m in members
         ]
         local.problem.training_mode()
@@ -182,6 +262,11 @@ class Worker:
         table = local.engine.room(self._known(local, told), _roomy(local.engine, len(members), told.count), z)
         table.receive(z, nested_state(_views(told.server)), _view(told.buffers), cohort)
         return table, cohort
+
+    def _state(self, told: Broadcast, member: Member) -> Arrays:
+        if member.state is not None:
+            return member.state
+        return told.fresh if member.stamp == FRESH else self._shelf.get(told.key, member.number, member.stamp)
 
 
 def own_version() -> str:
@@ -259,7 +344,10 @@ def _tensors(arrays: Arrays) -> dict[str, Tensor]:
     return {name: _tensor(array) for name, array in arrays.items()}
 
 
-def member_of(client: Client) -> Member:
-    """A client with its vectors as arrays."""
-    statistics = None if client.statistics is None else _array(client.statistics)
-    return Member(client.number, client.indices, {name: _array(value) for name, value in flat_state(client.state).items()}, statistics)
+def arrays_of(state: Mapping[str, State]) -> Arrays:
+    """A client's state as arrays."""
+    return {name: _array(value) for name, value in flat_state(state).items()}
+
+
+def _size(state: Arrays) -> int:
+    return sum(array.nbytes for array in state.values())

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedflat.algorithms.algorithm import flat_fields, nested_state
-from fedflat.algorithms.slot import Returned
+from fedflat.algorithms.slot import Returned, State
 from fedflat.engines.aggregation import Aggregation, by_samples, uniform, weighted_sum
 from fedflat.engines.contract import Client, CohortRows, Cost, ModelState, Outcome, Training
 from fedflat.engines.table import Table
@@ -67,9 +67,16 @@ def weighted_rows(training: Training, table: Table, shares: Shares, reports: lis
 
 
 def reduce_rows(
-    training: Training, round: int, model: ModelState, z: Tensor, table: Table, cohort: list[Client], reports: list[Report]
+    training: Training,
+    round: int,
+    model: ModelState,
+    z: Tensor,
+    table: Table,
+    cohort: list[Client],
+    reports: list[Report],
+    states: Sequence[Mapping[str, State]] | None = None,
 ) -> Outcome:
-    """The means of all that a cohort sent, its new states, and what it cost."""
+    """The means of all that a cohort sent, its new states, which are the table's unless they lie elsewhere, and what it cost."""
     count = len(cohort)
     samples = [len(client.indices) for client in cohort]
     shares = Shares.of(training.aggregation, samples)
@@ -78,7 +85,7 @@ def reduce_rows(
     sums = centre(training.aggregation, parts, model)
     clients = [
         client._replace(
-            state=nested_state({name: kept[row].clone() for name, kept in table.client.items()}),
+            state=nested_state({name: kept[row].clone() for name, kept in table.client.items()}) if states is None else states[row],
             statistics=table.buffers[row].clone() if training.own_statistics else None,
         )
         for row, client in enumerate(cohort)

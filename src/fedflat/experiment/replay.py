@@ -7,13 +7,14 @@ model alone: that is enough where neither server nor clients send or keep anythi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from fedflat.algorithms import Algorithm, algorithm
 from fedflat.algorithms.algorithm import States, flat_fields, flat_state, nested_state
+from fedflat.algorithms.slot import State
 from fedflat.data import Split
 from fedflat.engines.contract import Client, CohortRows, Engine, ModelState, Outcome
 from fedflat.engines.loop import LoopEngine
@@ -27,7 +28,7 @@ from fedflat.experiment.rows import PastRows, Rows
 from fedflat.experiment.training import sampler_of, training_of
 
 CHECKPOINT = "checkpoint/state.safetensors"
-Kept = tuple[States, Tensor | None]
+Kept = tuple[Mapping[str, State], Tensor | None]
 """A client's vectors, and its own normalisation statistics where it keeps them."""
 
 

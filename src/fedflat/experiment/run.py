@@ -302,6 +302,7 @@ class Run:
             return
         self._saved = time.monotonic()
         server = self.server
+        self._keeping.settle()
         for store in self._stores:
             store.flush()
         tensors = {"weights": server.model.weights, "buffers": server.model.buffers}

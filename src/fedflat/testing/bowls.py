@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fedflat.algorithms import Algorithm
-from fedflat.algorithms.algorithm import States
 from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.rate import Schedule
+from fedflat.algorithms.slot import State
 from fedflat.data import Augmentation, Dataset, Examples
 from fedflat.engines.aggregation import Aggregation
 from fedflat.engines.contract import Client, Engine, ModelState, Outcome, Training
@@ -96,7 +96,7 @@ class Walk:
     """What some rounds leave behind: the models x^0, x^1, ..., the clients' states, and what came back in each round."""
 
     x: list[Tensor]
-    states: list[dict[int, States]]
+    states: list[dict[int, Mapping[str, State]]]
     outcomes: list[Outcome] = field(default_factory=list)
 
 
@@ -117,7 +117,7 @@ def walk(
     )
     weights, buffers, integers = problem.initial()
     model, server = ModelState(weights, buffers, integers), method.new_server(weights)
-    states = {number: method.new_client(weights) for number in range(bowls.clients)}
+    states: dict[int, Mapping[str, State]] = {number: method.new_client(weights) for number in range(bowls.clients)}
     done = Walk([weights.clone()], [states])
     for round, cohort in enumerate(cohorts):
         members = [Client(number, np.array([number]), states[number]) for number in cohort]
