@@ -19,7 +19,7 @@ from fedflat.engines.loop import LoopEngine
 from fedflat.engines.plan import Plan
 from fedflat.experiment.observation.cohort import cohort_figures, momentum_of
 from fedflat.experiment.replay import local_models
-from fedflat.flatness.drift import cosine, disagreement, update_drift
+from fedflat.flatness.drift import disagreement, update_drift
 
 from ..quadratics import problem_of, walk
 from ..reference.problem import Quadratics, Setting
