@@ -64,7 +64,7 @@ def test_a_model_is_changed_and_its_tensors_keep_their_names() -> None:
     ("layers", "shape"),
     [
         ((nn.Conv2d(2, 5, (3, 2), padding=(1, 2)), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(5, 8, 3, bias=False)), (21, 2, 11, 9)),
-        ((nn.Conv2d(1, 12, 4), nn.MaxPool2d((3, 2)), nn.ReLU(), nn.Conv2d(12, 1, 1)), (16, 1, 10, 9)),
+        ((nn.Conv2d(1, 12, 4), nn.MaxPool2d((3, 2)), nn.ReLU(), nn.Conv2d(12, 1, 1, padding=1)), (16, 1, 10, 9)),
     ],
 )
 def test_outputs_and_gradients_are_torchs(layers: tuple[nn.Module, ...], shape: tuple[int, ...]) -> None:

@@ -6,7 +6,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedflat.engines.narrow import is_narrow, narrowed
 
@@ -24,20 +24,25 @@ class CompiledGradient:
     def __init__(self, problem: Problem, size: int, backend: str = "inductor") -> None:
         self._problem, self._size = problem, size
         self._usable = not problem.buffers.names
-        self._model = narrowed(problem.model) if is_narrow(problem.model, size) else problem.model
-        self._fast: Any = torch.compile(self._pure, dynamic=False, fullgraph=True, backend=backend, options=_few_guards())
+        self._model: nn.Module | None = None
+        self._fast: Any = torch.compile(self._pure, dynamic=False, fullgraph=True, backend=backend)
 
     def __call__(self, vector: Tensor, batch: Batch) -> tuple[Tensor, Tensor] | None:
         """Loss and gradient; None where this batch is not compiled, or cannot be."""
         if not self._usable or len(batch.targets) != self._size or batch.mixed_targets is not None:
             return None
         try:
+            self._model = self._model or self._rearranged()
             loss, gradient = self._fast(vector, batch.inputs, batch.targets)
         except Exception as error:  # compilers fail in many ways; a mistake of the user's own comes back from the step as it is
             self._usable = False
             warnings.warn(f"the step could not be compiled and runs as it is ({type(error).__name__})", stacklevel=2)
             return None
         return loss.detach(), gradient
+
+    def _rearranged(self) -> nn.Module:
+        model = self._problem.model
+        return narrowed(model) if is_narrow(model, self._size) else model
 
     def _pure(self, vector: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         def loss_of(point: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,9 +51,3 @@ class CompiledGradient:
 
         gradient, loss = torch.func.grad(loss_of, has_aux=True)(vector)
         return loss, gradient
-
-
-def _few_guards() -> dict[str, Any]:
-    """Let torch look at the arguments alone before each call, where it can: problem and model stay as they are."""
-    keep = getattr(torch.compiler, "keep_tensor_guards_unsafe", None)
-    return {} if keep is None else {"guard_filter_fn": keep}

@@ -1,21 +1,19 @@
 """Narrow convolutional networks on a CPU, where images lie with their examples innermost.
 
 Libraries run vectors along channels, of which a network like LeNet-5 has too few to fill them. Here vectors run along a row's columns and
-examples (``narrow.cpp``), which are always many. The numbers are the same up to the order of sums.
+examples (``innermost.cpp``), which are always many. The numbers are the same up to the order of sums.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from ctypes import c_void_p
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from fedflat.engines.innermost import convolve, unpool, weigh
 
 NARROW = 16
 """Channels of its input below which a convolution is narrow."""
@@ -40,7 +38,7 @@ def narrowed(model: nn.Module) -> nn.Module:
         for name, child in module.named_children():
             if isinstance(child, nn.Conv2d):
                 setattr(module, name, Convolution(child))
-            elif isinstance(child, nn.MaxPool2d) and _is_plain(child):
+            elif type(child) is nn.MaxPool2d and _is_plain(child):
                 setattr(module, name, Pooling(_pair(child.kernel_size)))
         if isinstance(module, nn.Sequential):
             _pool_before_relu(module)
@@ -81,8 +79,7 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     def forward(image: Tensor, weight: Tensor, bias: Tensor, above: int) -> Tensor:
-        out: Tensor = torch.ops.fedflat.convolve(image, weight, bias, above)
-        return out
+        return convolve(image, weight, bias, above)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -90,7 +87,7 @@ class _Convolve(torch.autograd.Function):
         ctx.above = inputs[3]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
         image, weight = ctx.saved_tensors
         _, tall, wide, channels = weight.shape
         gradient = gradient.contiguous()
@@ -98,8 +95,8 @@ class _Convolve(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             turned = weight.flip(1, 2).transpose(0, 3).contiguous()
             nothing, above = image.new_zeros(channels), tall - 1 - ctx.above
-            image_gradient = torch.ops.fedflat.convolve(_wider(gradient, wide - 1).contiguous(), turned, nothing, above)
-        return image_gradient, *torch.ops.fedflat.weigh(image, gradient, tall, wide, ctx.above), None
+            image_gradient = convolve(_wider(gradient, wide - 1).contiguous(), turned, nothing, above)
+        return image_gradient, *weigh(image, gradient, tall, wide, ctx.above), None
 
 
 class _Pool(torch.autograd.Function):
@@ -115,8 +112,8 @@ class _Pool(torch.autograd.Function):
         ctx.window = inputs[1:]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        return torch.ops.fedflat.unpool(ctx.saved_tensors[0], gradient.contiguous(), *ctx.window), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return unpool(ctx.saved_tensors[0], gradient.contiguous(), *ctx.window), None, None
 
 
 def _largest(image: Tensor, tall: int, wide: int) -> Tensor:
@@ -126,9 +123,6 @@ def _largest(image: Tensor, tall: int, wide: int) -> Tensor:
     for window in windows[1:]:
         largest = torch.maximum(largest, window)
     return largest
-
-
-# --- which modules -------------------------------------------------------------------------------------------------------------------
 
 
 def _is_narrow(one: nn.modules.conv._ConvNd) -> bool:
@@ -144,7 +138,7 @@ def _is_plain(one: nn.MaxPool2d) -> bool:
 def _pool_before_relu(layers: nn.Sequential) -> None:
     """Let a ReLU follow the pooling that it precedes, which is the same to the bit and leaves it a part of the numbers."""
     for number in range(len(layers) - 1):
-        if isinstance(layers[number], nn.ReLU) and isinstance(layers[number + 1], Pooling):
+        if type(layers[number]) is nn.ReLU and type(layers[number + 1]) is Pooling:
             layers[number], layers[number + 1] = layers[number + 1], layers[number]
 
 
@@ -155,72 +149,3 @@ def _pair(value: Any) -> tuple[int, int]:
 def _wider(image: Tensor, columns: int) -> Tensor:
     """An image with columns of zeros at both sides."""
     return F.pad(image, (0, 0, columns, columns)) if columns else image
-
-
-# --- the functions of narrow.cpp, as torch calls them ---------------------------------------------------------------------------------
-
-torch.library.define("fedflat::convolve", "(Tensor image, Tensor weight, Tensor bias, int above) -> Tensor")
-torch.library.define("fedflat::weigh", "(Tensor image, Tensor gradient, int tall, int wide, int above) -> (Tensor, Tensor)")
-torch.library.define("fedflat::unpool", "(Tensor image, Tensor gradient, int tall, int wide) -> Tensor")
-
-
-@torch.library.register_fake("fedflat::convolve")
-def _convolved(image: Tensor, weight: Tensor, bias: Tensor, above: int) -> Tensor:
-    out, tall, wide, _ = weight.shape
-    _, height, width, examples = image.shape
-    return image.new_empty(out, height + 2 * above - tall + 1, width - wide + 1, examples)
-
-
-@torch.library.impl("fedflat::convolve", "CPU")
-def _convolve(image: Tensor, weight: Tensor, bias: Tensor, above: int) -> Tensor:
-    out = _convolved(image, weight, bias, above)
-    _compiled("convolve", image.shape, weight.shape[1:3], weight.shape[0], above)(*_addresses(image, weight, bias, out))
-    return out
-
-
-@torch.library.register_fake("fedflat::weigh")
-def _weighed(image: Tensor, gradient: Tensor, tall: int, wide: int, above: int) -> tuple[Tensor, Tensor]:
-    channels = gradient.shape[0]
-    return image.new_empty(channels, tall, wide, image.shape[0]), image.new_empty(channels)
-
-
-@torch.library.impl("fedflat::weigh", "CPU")
-def _weigh(image: Tensor, gradient: Tensor, tall: int, wide: int, above: int) -> tuple[Tensor, Tensor]:
-    weight, bias = _weighed(image, gradient, tall, wide, above)
-    _compiled("weigh", image.shape, (tall, wide), gradient.shape[0], above)(*_addresses(image, gradient, weight, bias))
-    return weight, bias
-
-
-@torch.library.register_fake("fedflat::unpool")
-def _unpooled(image: Tensor, gradient: Tensor, tall: int, wide: int) -> Tensor:
-    return torch.empty_like(image)
-
-
-@torch.library.impl("fedflat::unpool", "CPU")
-def _unpool(image: Tensor, gradient: Tensor, tall: int, wide: int) -> Tensor:
-    whole = image.shape[1] % tall == image.shape[2] % wide == 0
-    out = torch.empty_like(image) if whole else torch.zeros_like(image)
-    _compiled("unpool", image.shape, (tall, wide))(*_addresses(image, gradient, out))
-    return out
-
-
-def _addresses(*tensors: Tensor) -> list[int]:
-    """Where tensors begin in memory."""
-    return [tensor.data_ptr() for tensor in tensors]
-
-
-@lru_cache(maxsize=64)
-def _compiled(name: str, image: tuple[int, ...], kernel: tuple[int, ...], out: int | None = None, above: int = 0) -> Callable[..., None]:
-    """A function for one shape, compiled and kept as torch's own compiler does with what it writes."""
-    from torch._inductor.codecache import CppCodeCache
-
-    sizes = dict(zip(("IN", "HEIGHT", "WIDTH", "EXAMPLES", "TALL", "WIDE"), (*image, *kernel), strict=True))
-    sizes |= {} if out is None else {"OUT": out, "ABOVE": above}
-    constants = "".join(f"#define {constant} {size}L\n" for constant, size in sizes.items())
-    source = Path(__file__).with_suffix(".cpp").read_text(encoding="utf-8")
-    # The multiplication and the addition of a sum in one instruction, which torch's compiler does without for the sake of equal bits.
-    library = CppCodeCache.load(constants + source, extra_flags=("-ffp-contract=fast",))
-    function: Any = getattr(library, name)
-    function.argtypes = [c_void_p] * (3 if out is None else 4)
-    function.restype = None
-    return function  # type: ignore[no-any-return]
