@@ -11,8 +11,11 @@ from torch import nn
 
 from fedflat import models
 from fedflat.bench.setting import RandomImages, Setting
+from fedflat.data import augmentation
 from fedflat.engines.compilation import CompiledGradient
-from fedflat.engines.narrow import Convolution, Pooling, is_narrow, narrowed
+from fedflat.engines.narrow import Convolution, Pooling, Rectifier, is_narrow, narrowed
+from fedflat.engines.problem import Problem
+from fedflat.engines.task import Classification
 from fedflat.experiment.run import Run
 
 needs_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="there is no C++ compiler")
@@ -55,7 +58,7 @@ def test_a_model_is_changed_and_its_tensors_keep_their_names() -> None:
     model = models.build("lenet5", (3, 32, 32), 10)
     changed = narrowed(model)
     assert [name for name, _ in changed.named_parameters()] == [name for name, _ in model.named_parameters()]
-    assert [type(layer) for layer in changed][:3] == [Convolution, Pooling, nn.ReLU]
+    assert [type(layer) for layer in changed][:3] == [Convolution, Pooling, Rectifier]
     assert [type(layer) for layer in model][:3] == [nn.Conv2d, nn.ReLU, nn.MaxPool2d], "the model itself stays as it is"
 
 
@@ -89,7 +92,7 @@ def test_the_gradient_of_pooling_goes_to_the_first_of_equals() -> None:
     expected = layers(images)
     weighting = torch.randint(1, 9, expected.shape, generator=rng).float()
     changed = narrowed(layers)
-    assert [type(layer) for layer in changed] == [Pooling, nn.ReLU]
+    assert [type(layer) for layer in changed] == [Pooling, Rectifier]
     found = changed(images)
     assert torch.equal(found, expected)
     one, other = (torch.autograd.grad((output * weighting).sum(), images)[0] for output in (found, expected))
@@ -103,11 +106,34 @@ def test_a_compiled_gradient_is_narrow_and_the_same() -> None:
     problem = run.problem
     assert problem.data.train.inputs.is_contiguous()
     weights, batch = problem.initial()[0], problem.batch(torch.arange(16), {})
-    found = CompiledGradient(problem, 16, backend="eager")(weights, batch)
+    found = CompiledGradient(problem, 16, backend="aot_eager")(weights, batch)
     assert found is not None
     problem.compiled_size = None
     loss, gradient = problem.loss_and_gradient(weights, {}, batch)
     assert float(found[0]) == pytest.approx(float(loss), rel=1e-5)
+    assert torch.allclose(found[1], gradient, rtol=1e-4, atol=1e-6)
+
+
+class Shaded(nn.Module):
+    """A network in which the convolution's input is computed from a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shade, self.convolution = nn.Parameter(torch.full((3, 1, 1), 0.5)), nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.convolution(images * self.shade).relu().mean((2, 3))
+
+
+@needs_compiler
+def test_gradients_flow_through_what_comes_before_a_convolution() -> None:
+    data = RandomImages(size=32, side=6, classes=4).dataset()
+    torch.manual_seed(0)
+    problem = Problem(Shaded(), Classification(), data, augmentation("none"))
+    weights, batch = problem.initial()[0], problem.batch(torch.arange(16), {})
+    found = CompiledGradient(problem, 16, backend="aot_eager")(weights, batch)
+    _, gradient = problem.loss_and_gradient(weights, {}, batch)
+    assert found is not None and float(gradient[:3].norm()) > 0
     assert torch.allclose(found[1], gradient, rtol=1e-4, atol=1e-6)
 
 

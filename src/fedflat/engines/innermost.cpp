@@ -31,7 +31,7 @@ constexpr long part(long number, long most) {
 constexpr long ROW = WIDTH * EXAMPLES, PLANE = HEIGHT * ROW;
 static_assert(EXAMPLES >= LANES, "too few examples");
 
-#ifdef OUT
+#if OUT
 
 constexpr long LINES = HEIGHT + 2 * ABOVE - TALL + 1, OUT_ROW = (WIDTH - WIDE + 1) * EXAMPLES, OUT_PLANE = LINES * OUT_ROW;
 constexpr long TAPS = TALL * WIDE * IN;

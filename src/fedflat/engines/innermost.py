@@ -1,6 +1,6 @@
 """The functions of ``innermost.cpp`` as operations of torch, compiled for each shape where they are first called.
 
-Images are [channels, height, width, examples] and lie in memory in this order, weights [out, tall, wide, in]; all are float32 on a CPU.
+Images are [channels, height, width, examples], weights [out, tall, wide, in]; all are float32 on a CPU.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _convolved(image: Tensor, weight: Tensor, bias: Tensor, above: int) -> Tenso
 
 def _convolve(image: Tensor, weight: Tensor, bias: Tensor, above: int) -> Tensor:
     out = _convolved(image, weight, bias, above)
-    _compiled("convolve", image.shape, weight.shape[1:3], weight.shape[0], above)(*_addresses(image, weight, bias, out))
+    _compiled("convolve", image.shape, weight.shape[1:3], weight.shape[0], above)(image, weight, bias, out)
     return out
 
 
@@ -52,18 +52,18 @@ def _weighed(image: Tensor, gradient: Tensor, tall: int, wide: int, above: int) 
 
 def _weigh(image: Tensor, gradient: Tensor, tall: int, wide: int, above: int) -> tuple[Tensor, Tensor]:
     weight, bias = _weighed(image, gradient, tall, wide, above)
-    _compiled("weigh", image.shape, (tall, wide), gradient.shape[0], above)(*_addresses(image, gradient, weight, bias))
+    _compiled("weigh", image.shape, (tall, wide), gradient.shape[0], above)(image, gradient, weight, bias)
     return weight, bias
 
 
 def _unpooled(image: Tensor, gradient: Tensor, tall: int, wide: int) -> Tensor:
-    return torch.empty_like(image)
+    return image.new_empty(image.shape)
 
 
 def _unpool(image: Tensor, gradient: Tensor, tall: int, wide: int) -> Tensor:
     whole = image.shape[1] % tall == image.shape[2] % wide == 0  # otherwise the rim is in no window
-    out = torch.empty_like(image) if whole else torch.zeros_like(image)
-    _compiled("unpool", image.shape, (tall, wide))(*_addresses(image, gradient, out))
+    out = image.new_empty(image.shape) if whole else image.new_zeros(image.shape)
+    _compiled("unpool", image.shape, (tall, wide))(image, gradient, out)
     return out
 
 
@@ -77,21 +77,19 @@ for _name, _signature, _shaped, _computed in (
     torch.library.impl(f"fedflat::{_name}", "CPU", _computed)
 
 
-def _addresses(*tensors: Tensor) -> list[int]:
-    return [tensor.data_ptr() for tensor in tensors]
-
-
 @lru_cache(maxsize=64)
-def _compiled(name: str, image: tuple[int, ...], kernel: tuple[int, ...], out: int | None = None, above: int = 0) -> Callable[..., None]:
+def _compiled(name: str, image: tuple[int, ...], kernel: tuple[int, ...], out: int = 0, above: int = 0) -> Callable[..., None]:
     """A function for one shape, compiled and kept as torch's own compiler does with what it writes."""
     from torch._inductor.codecache import CppCodeCache
 
-    sizes = dict(zip(("IN", "HEIGHT", "WIDTH", "EXAMPLES", "TALL", "WIDE"), (*image, *kernel), strict=True))
-    sizes |= {} if out is None else {"OUT": out, "ABOVE": above}
-    constants = "".join(f"#define {constant} {size}L\n" for constant, size in sizes.items())
+    names, sizes = ("IN", "HEIGHT", "WIDTH", "EXAMPLES", "TALL", "WIDE", "OUT", "ABOVE"), (*image, *kernel, out, above)
+    constants = "".join(f"#define {name} {size}L\n" for name, size in zip(names, sizes, strict=True))
     source = Path(__file__).with_suffix(".cpp").read_text(encoding="utf-8")
     # A product and a sum in one instruction, which torch's compiler does without for the sake of equal bits.
     function: Any = getattr(CppCodeCache.load(constants + source, extra_flags=("-ffp-contract=fast",)), name)
-    function.argtypes, function.restype = [c_void_p] * (3 if out is None else 4), None
-    compiled: Callable[..., None] = function
-    return compiled
+
+    def call(*tensors: Tensor) -> None:
+        laid_out = [tensor.contiguous() for tensor in tensors]
+        function(*[c_void_p(tensor.data_ptr()) for tensor in laid_out])
+
+    return call

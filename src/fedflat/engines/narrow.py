@@ -33,6 +33,8 @@ def is_narrow(model: nn.Module, examples: int) -> bool:
 
 def narrowed(model: nn.Module) -> nn.Module:
     """A copy of a narrow model whose convolutions and max-poolings keep examples innermost."""
+    import torch._inductor.inductor_prims  # an operation of torch's compiler is called below
+
     changed = copy.deepcopy(model)
     for module in list(changed.modules()):
         for name, child in module.named_children():
@@ -40,6 +42,8 @@ def narrowed(model: nn.Module) -> nn.Module:
                 setattr(module, name, Convolution(child))
             elif type(child) is nn.MaxPool2d and _is_plain(child):
                 setattr(module, name, Pooling(_pair(child.kernel_size)))
+            elif type(child) is nn.ReLU:
+                setattr(module, name, Rectifier())
         if isinstance(module, nn.Sequential):
             _pool_before_relu(module)
     return changed
@@ -55,7 +59,7 @@ class Convolution(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Images in torch's order of dimensions, whatever their order in memory."""
         above, beside = self.padding
-        image = _wider(images.permute(1, 2, 3, 0), beside).contiguous()
+        image = _settled(_wider(images.permute(1, 2, 3, 0), beside))
         bias = image.new_zeros(self.weight.shape[0]) if self.bias is None else self.bias
         out: Tensor = _Convolve.apply(image, self.weight.permute(0, 2, 3, 1).contiguous(), bias, above)  # type: ignore[no-untyped-call]
         return out.permute(3, 0, 1, 2)
@@ -70,8 +74,16 @@ class Pooling(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Images in torch's order of dimensions, whatever their order in memory."""
-        out: Tensor = _Pool.apply(images.permute(1, 2, 3, 0).contiguous(), *self.window)  # type: ignore[no-untyped-call]
+        out: Tensor = _Pool.apply(_settled(images.permute(1, 2, 3, 0)), *self.window)  # type: ignore[no-untyped-call]
         return out.permute(3, 0, 1, 2)
+
+
+class Rectifier(nn.Module):
+    """ReLU of images in their order in memory, which the compiler would lose sight of, or of anything else."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        """What is positive."""
+        return F.relu(values.permute(1, 2, 3, 0)).permute(3, 0, 1, 2) if values.ndim == 4 else F.relu(values)
 
 
 class _Convolve(torch.autograd.Function):
@@ -116,6 +128,16 @@ class _Pool(torch.autograd.Function):
         return unpool(ctx.saved_tensors[0], gradient.contiguous(), *ctx.window), None, None
 
 
+def _settled(image: Tensor) -> Tensor:
+    """An image as it lies in memory, where several functions can read it."""
+    if image.requires_grad or not torch.compiler.is_compiling():
+        return image.contiguous()
+    # What is not computed by a layer, torch's compiler would copy for each of the functions that read it; this asks for one copy.
+    _, height, width, examples = image.shape
+    settled: Tensor = torch.ops.prims.inductor_force_stride_order(image, [height * width * examples, width * examples, examples, 1])
+    return settled
+
+
 def _largest(image: Tensor, tall: int, wide: int) -> Tensor:
     height, width = image.shape[1] // tall * tall, image.shape[2] // wide * wide
     windows = [image[:, y:height:tall, x:width:wide] for y in range(tall) for x in range(wide)]
@@ -138,7 +160,7 @@ def _is_plain(one: nn.MaxPool2d) -> bool:
 def _pool_before_relu(layers: nn.Sequential) -> None:
     """Let a ReLU follow the pooling that it precedes, which is the same to the bit and leaves it a part of the numbers."""
     for number in range(len(layers) - 1):
-        if type(layers[number]) is nn.ReLU and type(layers[number + 1]) is Pooling:
+        if type(layers[number]) is Rectifier and type(layers[number + 1]) is Pooling:
             layers[number], layers[number + 1] = layers[number + 1], layers[number]
 
 
