@@ -33,8 +33,6 @@ def is_narrow(model: nn.Module, examples: int) -> bool:
 
 def narrowed(model: nn.Module) -> nn.Module:
     """A copy of a narrow model whose convolutions and max-poolings keep examples innermost."""
-    import torch._inductor.inductor_prims  # an operation of torch's compiler is called below
-
     changed = copy.deepcopy(model)
     for module in list(changed.modules()):
         for name, child in module.named_children():
@@ -132,9 +130,11 @@ def _settled(image: Tensor) -> Tensor:
     """An image as it lies in memory, where several functions can read it."""
     if image.requires_grad or not torch.compiler.is_compiling():
         return image.contiguous()
+    from torch._inductor.inductor_prims import force_stride_order
+
     # What is not computed by a layer, torch's compiler would copy for each of the functions that read it; this asks for one copy.
     _, height, width, examples = image.shape
-    settled: Tensor = torch.ops.prims.inductor_force_stride_order(image, [height * width * examples, width * examples, examples, 1])
+    settled: Tensor = force_stride_order(image, [height * width * examples, width * examples, examples, 1])
     return settled
 
 
