@@ -1,4 +1,4 @@
-"""The gradient of one size of batch, compiled for a CPU: about a quarter less time, for some seconds at the start."""
+"""The gradient of one size of batch, compiled for a CPU: half the time for narrow networks, for some seconds at the start."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from fedflat.engines.narrow import is_narrow, narrowed
 
 if TYPE_CHECKING:
     from fedflat.engines.problem import Batch, Problem
@@ -22,6 +24,7 @@ class CompiledGradient:
     def __init__(self, problem: Problem, size: int, backend: str = "inductor") -> None:
         self._problem, self._size = problem, size
         self._usable = not problem.buffers.names
+        self._model: nn.Module | None = None
         self._fast: Any = torch.compile(self._pure, dynamic=False, fullgraph=True, backend=backend)
 
     def __call__(self, vector: Tensor, batch: Batch) -> tuple[Tensor, Tensor] | None:
@@ -29,6 +32,7 @@ class CompiledGradient:
         if not self._usable or len(batch.targets) != self._size or batch.mixed_targets is not None:
             return None
         try:
+            self._model = self._model or self._rearranged()
             loss, gradient = self._fast(vector, batch.inputs, batch.targets)
         except Exception as error:  # compilers fail in many ways; a mistake of the user's own comes back from the step as it is
             self._usable = False
@@ -36,9 +40,13 @@ class CompiledGradient:
             return None
         return loss.detach(), gradient
 
+    def _rearranged(self) -> nn.Module:
+        model = self._problem.model
+        return narrowed(model) if is_narrow(model, self._size) else model
+
     def _pure(self, vector: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         def loss_of(point: Tensor) -> tuple[Tensor, Tensor]:
-            loss = self._problem.task.loss(self._problem.output(point, {}, inputs), targets)
+            loss = self._problem.task.loss(self._problem.output(point, {}, inputs, self._model), targets)
             return loss, loss
 
         gradient, loss = torch.func.grad(loss_of, has_aux=True)(vector)

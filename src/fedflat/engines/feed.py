@@ -48,9 +48,9 @@ class Feed:
     def _prepare(self) -> None:
         inputs = self.examples.inputs
         self._by_pixel = self._channels_last
+        inputs = inputs.contiguous(memory_format=torch.channels_last if self._by_pixel else torch.contiguous_format)
+        self.examples = replace(self.examples, inputs=inputs)
         if self._by_pixel:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
-            self.examples = replace(self.examples, inputs=inputs)
             self._mean, self._std = (v.repeat(*inputs.shape[2:], 1).permute(2, 0, 1) for v in (self._mean, self._std))
         self._normalised = inputs.numel() * self._dtype.itemsize <= SMALL
         if self._normalised:

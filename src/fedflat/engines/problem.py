@@ -15,6 +15,7 @@ from torch.func import functional_call
 from fedflat.data import Augmentation, Dataset, Examples, normalise
 from fedflat.engines.compilation import CompiledGradient
 from fedflat.engines.feed import Feed
+from fedflat.engines.narrow import is_narrow
 from fedflat.engines.places import Places
 from fedflat.engines.still import Still, must_be_plain
 from fedflat.engines.task import Task
@@ -39,7 +40,7 @@ class Problem:
     """What models are evaluated on, by name: the test set, and a validation split where there is one."""
     batch_statistics: bool = False
     """Whether evaluation normalises by each batch's own statistics, as SiLoBN does for clients it has not seen."""
-    compiled_size: int | None = None
+    compiled_size: int | None = field(default=None, init=False)
     """The size of batches whose gradient is compiled on a CPU."""
 
     def __post_init__(self) -> None:
@@ -57,12 +58,21 @@ class Problem:
         self._places = Places(self.model)
         self._leaves: tuple[Tensor, dict[str, Tensor]] | None = None
         self._compiled: CompiledGradient | None = None
-        self._feed = Feed(self.data.train, self.augmentation, self._mean, self._std, self.arithmetic or self.dtype, self.channels_last)
-        self.data = replace(self.data, train=self._feed.examples)
+        self._feed_images(self.channels_last)
 
     def __getstate__(self) -> dict[str, Any]:
         """What a worker process receives: all but the memory in which this process differentiates, and what it has compiled."""
         return {**vars(self), "_leaves": None, "_compiled": None}
+
+    def compile(self, size: int) -> None:
+        """Have the gradient of batches of one size compiled, and let training images lie as that wants them."""
+        self.compiled_size = size
+        if is_narrow(self.model, size) and not self.buffers.names:
+            self._feed_images(channels_last=False)
+
+    def _feed_images(self, channels_last: bool) -> None:
+        self._feed = Feed(self.data.train, self.augmentation, self._mean, self._std, self.arithmetic or self.dtype, channels_last)
+        self.data = replace(self.data, train=self._feed.examples)
 
     def initial(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The model's own weights, floating buffers and integer buffers, as flat vectors and a dictionary."""
@@ -91,13 +101,14 @@ class Problem:
     def _arranged(self, inputs: Tensor) -> Tensor:
         return inputs.contiguous(memory_format=torch.channels_last) if self.channels_last and inputs.ndim == 4 else inputs
 
-    def output(self, vector: Tensor, buffers: dict[str, Tensor], inputs: Tensor) -> Any:
-        """The model's output with weights from a flat vector: a tensor, or in training a tuple where the model has several heads."""
-        weights = vector if self.arithmetic is None else vector.to(self.arithmetic)
-        return self._forward({**self.still.rounded, **self.layout.views(weights), **buffers}, inputs)
+    def output(self, vector: Tensor, buffers: dict[str, Tensor], inputs: Tensor, model: nn.Module | None = None) -> Any:
+        """The model's output with weights from a flat vector: a tensor, or in training a tuple where the model has several heads.
 
-    def _forward(self, tensors: dict[str, Tensor], inputs: Tensor) -> Any:
-        return self._widened(functional_call(self.model, tensors, (inputs,), tie_weights=self._tied))
+        Another ``model`` with the same tensors may stand for it.
+        """
+        weights = vector if self.arithmetic is None else vector.to(self.arithmetic)
+        tensors = {**self.still.rounded, **self.layout.views(weights), **buffers}
+        return self._widened(functional_call(model or self.model, tensors, (inputs,), tie_weights=self._tied))
 
     def _widened(self, output: Any) -> Any:
         """An output, or each of several, in the precision of losses."""
@@ -119,7 +130,7 @@ class Problem:
             if found is not None:
                 return found
         leaves = self._leaves_of(vector)
-        output = self._places.call({**self.still.rounded, **leaves, **buffers}, batch.inputs)
+        output = self._places.call({**self.still.rounded, **leaves, **buffers}, self._arranged(batch.inputs))
         loss = self._loss(self._widened(output), batch)
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return loss.detach(), self.layout.flatten(dict(zip(leaves, gradients, strict=True))).to(vector.dtype)

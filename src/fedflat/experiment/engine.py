@@ -43,7 +43,7 @@ def engine_for(config: Config, problem: Problem, own: Own | None = None) -> Engi
         )
     if wanted.name == "loop" or (wanted.name in ("auto", "ray") and (streamed or not on_gpu)):
         if wanted.compile == "on" and not on_gpu:
-            problem.compiled_size = config.training.batch
+            problem.compile(config.training.batch)
         return LoopEngine(problem, wanted.workers)
     long = config.training.rounds >= WORTH_COMPILING and on_gpu
     compiling = wanted.compile == "on" or (wanted.compile == "auto" and long)
