@@ -90,6 +90,8 @@ MISTAKES = {
     "fedsma": "did you mean fedswa or fedsam",
     "fedwmsan": "did you mean fedwmsam",
     "scafold": "did you mean scaffold",
+    "silobn": "'silobn' is not an algorithm but a setting that goes with any; add --set training.statistics=own",
+    "fedavg+mixup": "'mixup' is not an algorithm but a setting that goes with any; add --augmentation mixup",
     "fedavg+samm": "there is no part 'samm'; did you mean sam or asam",
     "fedavg+wimaa": "did you mean wima",
     "fedsam(ro=0.1)": "there is no parameter of fedsam 'ro'; did you mean rho",

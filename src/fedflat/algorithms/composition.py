@@ -24,6 +24,13 @@ PARTS: dict[str, tuple[str, type[Any]]] = {
     **{name: ("averages", spec) for name, spec in AVERAGES.items()},
 }
 _NAMES = {spec: name for name, (_, spec) in PARTS.items()}
+SETTINGS = {
+    "silobn": "--set training.statistics=own",
+    "mixup": "--augmentation mixup",
+    "cutout": "--augmentation cutout",
+    "lora": "--train 'lora(rank=8)'",
+}
+"""What papers name beside algorithms, and what it is here."""
 
 
 def name_part(name: str, slot: str, spec: type[Any]) -> None:
@@ -79,6 +86,7 @@ def _named(call: Call) -> Algorithm:
     if call.name not in NAMED:
         if call.name in PARTS:
             raise UserError(f"'{call.name}' is a part, not an algorithm; write it behind one, as in fedavg+{call.name}")
+        _refuse_settings(call.name)
         raise one_of("algorithm", call.name, NAMED, "fedflat algorithms")
     values = dict(call.values)
     variant = values.pop("variant", "paper")
@@ -104,6 +112,7 @@ def _with(built: Algorithm, call: Call, text: str) -> Algorithm:
     if call.name not in PARTS:
         if call.name in NAMED:
             raise UserError(f"'{call.name}' is an algorithm of its own and cannot be added to another; add parts: {', '.join(PARTS)}")
+        _refuse_settings(call.name)
         raise one_of("part", call.name, PARTS, "fedflat algorithms")
     slot, spec = PARTS[call.name]
     value = make(spec, call, "part")
@@ -116,6 +125,11 @@ def _with(built: Algorithm, call: Call, text: str) -> Algorithm:
         have = show(_NAMES[type(filled)], changed(filled))
         raise UserError(f"'{text}' has two values for one slot: the {_words(slot)} is already {have}, so {call.name} cannot be added")
     return replace(built, **{slot: value})
+
+
+def _refuse_settings(name: str) -> None:
+    if name in SETTINGS:
+        raise UserError(f"'{name}' is not an algorithm but a setting that goes with any; add {SETTINGS[name]}")
 
 
 def _words(slot: str) -> str:
