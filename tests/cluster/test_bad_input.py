@@ -116,7 +116,7 @@ def other_fedflat(folder: Path, version: str | None) -> Path:
         start.parent.mkdir(parents=True)
         start.write_text("raise ImportError('there is no fedflat here')\n")
     else:
-        shutil.copytree(own, start.parent, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(own, start.parent)
         start.write_text(start.read_text().replace(f'"{fedflat.__version__}"', f'"{version}"'))
     return folder
 
