@@ -13,6 +13,7 @@ from fedflat.errors import UserError
 from fedflat.flatness import Objective, spectrum
 from fedflat.flatness import compiled as module
 from fedflat.flatness.compiled import CompiledProduct
+from fedflat.flatness.curvature import compile_where_it_pays
 
 
 def network() -> nn.Module:
@@ -78,8 +79,8 @@ def test_a_spectrum_is_the_same_compiled() -> None:
 
 def test_where_it_is_left_to_itself_nothing_is_compiled_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Objective, "compile", lambda self: pytest.fail("compiled"))
-    module.compile_where_it_pays(objective(), "auto", 10**9)
-    module.compile_where_it_pays(objective(), "off", 10**9)
+    compile_where_it_pays(objective(), "auto", 10**9)
+    compile_where_it_pays(objective(), "off", 10**9)
 
 
 def test_an_unknown_choice_is_refused() -> None:

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedflat.errors import one_of
-
-if TYPE_CHECKING:
-    from fedflat.flatness.objective import Objective
-
-COMPILE = ("auto", "on", "off")
 BACKEND = "inductor"
-WORTH = 120.0
-"""Seconds of products from which compiling them pays."""
-
 Product = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor, Tensor], Sequence[Tensor]]
 """The Hessian on one batch times a vector: (weights, vector, inputs, targets) to the product, each tensor by tensor."""
 
@@ -43,6 +32,8 @@ class CompiledProduct:
             return None
         try:
             if self._fast is None:
+                from torch.fx.experimental.proxy_tensor import make_fx
+
                 written = make_fx(self._product)(weights, vector, inputs, targets)
                 written.graph.eliminate_dead_code()
                 written.recompile()
@@ -54,25 +45,3 @@ class CompiledProduct:
             warnings.warn(f"the Hessian product could not be compiled and runs as it is ({type(error).__name__})", stacklevel=2)
             return None
         return found
-
-
-def compile_where_it_pays(objective: Objective, compile: str, products: int) -> None:
-    """Compile an objective's products where that is asked for; with ``auto``, on a GPU on which so many would take minutes.
-
-    On a CPU, where numbers are the same to the last digit from run to run, nothing may hang on how fast it is at the moment.
-    """
-    if compile not in COMPILE:
-        raise one_of("value of compile", compile, COMPILE)
-    if compile == "on" or (compile == "auto" and objective.device.type == "cuda" and products * _seconds(objective) > WORTH):
-        objective.compile()
-
-
-def _seconds(objective: Objective) -> float:
-    """About how long a product takes, from one on the first batch."""
-    first = objective.on(objective.batches[:1])
-    for _ in range(2):  # the first chooses its kernels
-        torch.cuda.synchronize(objective.device)
-        begun = time.perf_counter()
-        first.hessian_product(None, objective.weights)
-        torch.cuda.synchronize(objective.device)
-    return (time.perf_counter() - begun) * len(objective.batches)

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from fedflat.errors import UserError, one_of
-from fedflat.flatness.compiled import compile_where_it_pays
 from fedflat.flatness.estimate import Estimate
 from fedflat.flatness.hutchinson import DRAWS, hutchinson
 from fedflat.flatness.lanczos import TOLERANCE, Eigenpairs, Ends, Largest, lanczos
@@ -20,6 +21,9 @@ from fedflat.flatness.quadrature import Density, quadrature
 COUNT = 50
 PRODUCTS = 4
 """About how many products Lanczos takes for each of many eigenvalues."""
+COMPILE = ("auto", "on", "off")
+WORTH = 120.0
+"""Seconds of products from which compiling them pays."""
 METHODS = ("lanczos", "power")
 BY = ("value", "magnitude")
 
@@ -176,3 +180,25 @@ def _made(
         float(objective.loss()),
         "tf32" if objective.tf32 and objective.device.type == "cuda" else str(objective.dtype).removeprefix("torch."),
     )
+
+
+def compile_where_it_pays(objective: Objective, compile: str, products: int) -> None:
+    """Compile an objective's products where that is asked for; with ``auto``, on a GPU on which so many would take minutes.
+
+    On a CPU, where numbers are the same to the last digit from run to run, nothing may hang on how fast it is at the moment.
+    """
+    if compile not in COMPILE:
+        raise one_of("value of compile", compile, COMPILE)
+    if compile == "on" or (compile == "auto" and objective.device.type == "cuda" and products * _seconds(objective) > WORTH):
+        objective.compile()
+
+
+def _seconds(objective: Objective) -> float:
+    """About how long a product takes, from one on the first batch."""
+    first = objective.on(objective.batches[:1])
+    for _ in range(2):  # the first chooses its kernels
+        torch.cuda.synchronize(objective.device)
+        begun = time.perf_counter()
+        first.hessian_product(None, objective.weights)
+        torch.cuda.synchronize(objective.device)
+    return (time.perf_counter() - begun) * len(objective.batches)
