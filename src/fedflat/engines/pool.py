@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import io
 import os
@@ -12,6 +11,7 @@ import types
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
+from multiprocessing.util import Finalize
 from typing import Any, cast
 
 import torch
@@ -111,10 +111,13 @@ def pool_of(workers: int) -> Pool:
     return _pool
 
 
-@atexit.register
 def _close_pool() -> None:
     if _pool is not None:
         _pool.close()
+
+
+# Where this process is itself one of multiprocessing's, which knows no ``atexit``, workers would be ended in the middle of what they do.
+Finalize(None, _close_pool, exitpriority=0)
 
 
 _most_cores: int | None = None
