@@ -15,6 +15,7 @@ from torch import nn
 
 import fedflat
 from fedflat.data import IGNORED, Dataset, Examples, from_arrays
+from fedflat.engines.contract import ModelState
 from fedflat.engines.lanes import LaneEngine
 from fedflat.engines.loop import LoopEngine
 from fedflat.engines.segmentation import Segmentation
@@ -25,6 +26,7 @@ from fedflat.experiment import federation as federating
 from fedflat.experiment.config import config
 from fedflat.experiment.record import client_statistics
 from fedflat.experiment.run import Run
+from fedflat.experiment.scoring import Scorer
 from fedflat.models.layout import Layout
 from fedflat.models.norms import BatchNorm
 
@@ -342,6 +344,13 @@ def test_batches_that_normalise_themselves_are_spread_over_the_set() -> None:
     spread = [part.tolist() for part in replace(problem, batch_statistics=True).evaluation_batches(9)]
     assert spread == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
     assert [part.tolist() for part in problem.evaluation_batches(9, batch_statistics=True)] == spread
+    weights, buffers, integers = problem.initial()
+    test = problem.data.test
+    for own in (True, False):
+        scorer = Scorer(problem, ModelState(weights, buffers, integers), batch_statistics=own)
+        expected = [test.inputs[part] for part in problem.evaluation_batches(len(test), batch_statistics=own)]
+        found = [batch.inputs for batch, _ in scorer._outputs(test)]
+        assert len(expected) > 1 and all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 def test_evaluation_by_class_and_domain() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedflat.errors import UserError
-from fedflat.flatness import Objective, spectrum
+from fedflat.flatness import Objective, curvature, spectrum
 from fedflat.flatness import compiled as module
 from fedflat.flatness.compiled import CompiledProduct
 from fedflat.flatness.curvature import compile_where_it_pays
@@ -73,7 +75,9 @@ def test_a_compiler_that_fails_is_told_once_and_done_without(monkeypatch: pytest
 
 
 def test_a_spectrum_is_the_same_compiled() -> None:
-    plain, fast = (spectrum(objective(5), None, None, 3, trace_draws=2, compile=compile) for compile in ("off", "on"))
+    of = {compile: objective(5) for compile in ("off", "on")}
+    plain, fast = (spectrum(of[compile], None, None, 3, trace_draws=2, compile=compile) for compile in of)
+    assert of["off"]._compiled is None and of["on"]._compiled is not None and of["on"]._compiled._fast is not None
     assert fast.eigenvalues == pytest.approx(plain.eigenvalues, rel=1e-8) and fast.products == plain.products
 
 
@@ -81,6 +85,17 @@ def test_where_it_is_left_to_itself_nothing_is_compiled_on_a_cpu(monkeypatch: py
     monkeypatch.setattr(Objective, "compile", lambda self: pytest.fail("compiled"))
     compile_where_it_pays(objective(), "auto", 10**9)
     compile_where_it_pays(objective(), "off", 10**9)
+
+
+@pytest.mark.parametrize(("seconds", "pays"), [(1.3, True), (1.1, False)])
+def test_on_a_gpu_it_is_compiled_where_a_hundred_products_take_more_than_two_minutes(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, pays: bool
+) -> None:
+    monkeypatch.setattr(curvature, "_seconds", lambda objective: seconds)
+    compiled_now: list[bool] = []
+    on_gpu: Any = SimpleNamespace(device=torch.device("cuda"), compile=lambda: compiled_now.append(True))
+    compile_where_it_pays(on_gpu, "auto", 100)
+    assert bool(compiled_now) == pays
 
 
 def test_an_unknown_choice_is_refused() -> None:
