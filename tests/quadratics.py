@@ -106,7 +106,7 @@ def schedule_of(setting, decay: float = 1.0) -> Schedule:
     return Schedule(float(setting.eta[0]), float(factors[0]), rounds)
 
 
-def problem_of(setting, names: tuple[str, ...] = ("x",), scale: float = 1.0, quick: bool = False) -> Problem:
+def problem_of(setting, names: tuple[str, ...] = ("x",), scale: float = 1.0, quick: bool = False, device: str = "cpu") -> Problem:
     """A setting of the reference as a problem: client i's data is one sample, (A_i, b_i), as often as it has samples."""
     q = setting.problem
     rows = np.concatenate([q.A.reshape(q.N, -1), q.b], 1)
@@ -115,7 +115,8 @@ def problem_of(setting, names: tuple[str, ...] = ("x",), scale: float = 1.0, qui
     data = Dataset("quadratics", examples, examples, ("value",), kind="vector")
     model = Slope if isinstance(q, Linear) else Bowl
     assert not (quick and model is Slope)
-    return (Quick if quick else Problem)(model(setting.x0, names), Value(scale=scale), data, Augmentation(), torch.float64)
+    kind = Quick if quick else Problem
+    return kind(model(setting.x0, names), Value(scale=scale), data, Augmentation(), torch.float64, device=torch.device(device))
 
 
 def walk(
@@ -131,13 +132,14 @@ def walk(
     quick: bool = False,
     record: bool = False,
     forget: bool = False,
+    device: str = "cpu",
 ) -> Walk:
     """Run an algorithm over a setting's cohorts, as an experiment would.
 
     ``record`` keeps every gradient, and ``forget`` makes clients lose their state after every round.
     """
     built = algorithm(text) if isinstance(text, str) else text
-    problem = problem_of(setting, names, scale, quick)
+    problem = problem_of(setting, names, scale, quick, device)
     done = Walk()
     if record:
         _record(problem, done)
@@ -163,11 +165,11 @@ def walk(
         model = ModelState(x, outcome.buffers, outcome.integers)
         if not forget:
             states = states | {client.number: client.state for client in outcome.clients}
-        done.x.append(x.numpy().copy())
+        done.x.append(x.cpu().numpy().copy())
         done.server.append(server)
         done.clients.append(states)
         done.outcomes.append(outcome)
-        done.evaluated.append({name: w.numpy().copy() for name, w in built.drift.evaluated(server["drift"]).items()})
+        done.evaluated.append({name: w.cpu().numpy().copy() for name, w in built.drift.evaluated(server["drift"]).items()})
     return done
 
 

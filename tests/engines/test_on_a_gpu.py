@@ -1,0 +1,67 @@
+"""What holds on a CPU holds on a GPU, for every algorithm: run ``pytest tests/engines/test_on_a_gpu.py`` where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedflat.bench.setting import RandomImages
+from fedflat.engines.contract import Training
+from fedflat.engines.lanes import LaneEngine
+from fedflat.engines.problem import Problem
+from fedflat.engines.steps import Advance, compiled, in_place
+from fedflat.experiment.config import config
+from fedflat.experiment.run import Run
+from fedflat.flatness import Objective
+
+from ..quadratics import problem_of, text_of, walk
+from ..reference import GOLDEN, golden
+from .test_engines_agree import TEXTS
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
+
+
+@pytest.mark.parametrize("step", [pytest.param(in_place, id="as it is"), pytest.param(partial(compiled, strict=True), id="compiled")])
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden(name: str, step: Callable[[Problem, Training], Advance]) -> None:
+    """Golden iterates in double precision, by steps that are captured and replayed."""
+    method, parameters, expected = GOLDEN[name]
+    engine = LaneEngine(problem_of(golden(), device="cuda"), step=step)
+    found = walk(text_of(method, **parameters), golden(), engine=engine, device="cuda").x
+    assert np.abs(np.array(found) - np.array(expected)).max() < 1e-9
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_float32_is_that_of_the_loop(text: str) -> None:
+    """Two rounds of five steps of a network, in single precision without TF32."""
+    values = {
+        "algorithm": text,
+        "model": "lenet5",
+        "data": {"clients": 10, "split": "dirichlet(alpha=0.5)", "augmentation": "crop-flip"},
+        "federation": {"per_round": 4},
+        "training": {"rounds": 2, "steps": 5, "batch": 20},
+        "evaluation": {"every": 2},
+    }
+    data = RandomImages(size=1000).dataset()
+    engines = {"loop": {"device": "cpu", "workers": 1}, "lanes": {"device": "cuda", "compile": "off"}}
+    runs = [Run(config({**values, "engine": {"name": name, "precision": "float32", **more}}), data=data) for name, more in engines.items()]
+    loop, lanes = (run.go().models["server"].weights.cpu() for run in runs)
+    assert (loop - lanes).norm() < 1e-4 * loop.norm()
+
+
+def test_a_compiled_hessian_product_is_the_product() -> None:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.Tanh(), nn.BatchNorm2d(8), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 3)]
+    network = nn.Sequential(*layers).double().cuda()
+    inputs, targets = torch.randn(10, 3, 8, 8, dtype=torch.float64).cuda(), (torch.arange(10) % 3).cuda()
+    plain, fast = (Objective(network, F.cross_entropy, (inputs, targets), batch=5) for _ in range(2))
+    fast.compile()
+    vector = torch.randn(plain.size, dtype=torch.float64).cuda()
+    torch.testing.assert_close(fast.hessian_product(None, vector), plain.hessian_product(None, vector), rtol=1e-9, atol=1e-11)
+    assert fast._compiled is not None and fast._compiled._usable
