@@ -6,10 +6,10 @@ import pickle
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
+from fedflat.engines import ray_engine
 from fedflat.engines.lanes import LaneEngine
 from fedflat.engines.ray_crew import Hand, Job
 from fedflat.engines.ray_engine import RayEngine
@@ -26,10 +26,10 @@ class OneWorker(RayEngine):
 
     losses = forgetting = ()
 
-    def __init__(self, config: Any, block: int, pieces: int) -> None:
+    def __init__(self, config: Any, shows_rows: bool) -> None:
         self.problem = federation(config)[0]
-        self.device, self.workers, self.block, self.pieces = "cpu", 1, block, pieces
-        self.shows_rows, self.table, self.costs = False, None, Costs()
+        self.device, self.workers, self.sums_shares = "cpu", 1, True
+        self.shows_rows, self.table, self.costs = shows_rows, None, Costs()
         self.engine = LaneEngine(federation(config)[0], lanes=3)
         self.worker = Worker()
         self.worker._local = Local(self.engine.problem, self.engine)
@@ -59,18 +59,20 @@ class OneWorker(RayEngine):
             self.sizes.append(len(others[1 if job.call == "train" else 0]))
             job.result = pickle.loads(pickle.dumps(getattr(self.worker, job.call)(told, *others)))
 
-    def _pieces(self, share: list[int], loads: list[float], blocks: bool) -> list[list[int]]:
-        return [[index] for index in share] if blocks else [part.tolist() for part in np.array_split(np.array(share), self.pieces)]
-
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "mime", "fedsmoo"])
-@pytest.mark.parametrize(("block", "pieces"), [(2, 1), (99, 1), (99, 2)])
-def test_lanes_in_a_worker_give_what_the_loop_gives(algorithm: str, block: int, pieces: int) -> None:
-    """With the sums of blocks, and with rows of shares of different sizes."""
+@pytest.mark.parametrize("shows_rows", [False, True])
+@pytest.mark.parametrize(("at_once", "largest"), [(4, 3), (5, 5), (99, 9)])
+def test_lanes_in_a_worker_give_what_the_loop_gives(
+    algorithm: str, shows_rows: bool, at_once: int, largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the sums of what a worker trains at once, and with rows where somebody looks at them."""
+    monkeypatch.setattr(ray_engine, "MOST_LANES", at_once)
     config = small(algorithm=algorithm, per_round=9, rounds=3)
-    engine = OneWorker(config, block, pieces)
+    engine = OneWorker(config, shows_rows)
     found, expected = walk(config, engine, 3), walk(config, rounds=3)
-    assert max(engine.sizes) == {2: 9 if algorithm == "mime" else 2, 99: -(-9 // pieces)}[block]
+    assert max(engine.sizes) == largest
+    assert (engine.table is not None) == shows_rows, "rows come only where somebody looks at them"
     assert found.keys() == expected.keys()
     for name, value in found.items():
         torch.testing.assert_close(value, expected[name], rtol=2e-5, atol=2e-6)

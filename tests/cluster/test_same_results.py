@@ -49,6 +49,20 @@ def test_cohorts_of_many_blocks_and_normalisation(ray: Any, settings: dict[str, 
     assert outcome_has_rows == (settings.get("federation__aggregation") == "median")
 
 
+@pytest.mark.parametrize("settings", [{}, {"training__statistics": "own"}], ids=str)
+def test_workers_that_sum_whatever_they_were_given(ray: Any, settings: dict[str, Any]) -> None:
+    """As those with a GPU do: equal but for rounding, each client's own statistics in their place."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 10))
+    config = small(algorithm="fedmoswa", clients=12, per_round=7, **settings)
+    engine = engine_of(config, 2, model)
+    engine.sums_shares = True
+    found, expected = walk(config, engine, 3, model), walk(config, rounds=3, model=model)
+    assert engine.table is None and found.keys() == expected.keys()
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
+
+
 def test_evaluation_is_the_same_and_divided(ray: Any) -> None:
     config = small(data__validation=0.1, evaluation__batch=50)
     engine = engine_of(config, 2)

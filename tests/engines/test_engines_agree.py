@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedflat.algorithms.table import NAMED, RELEASED
+from fedflat.engines.lane import Lane
 from fedflat.engines.lanes import LaneEngine
 from fedflat.engines.loop import LoopEngine
 from fedflat.engines.steps import compiled
@@ -37,6 +41,34 @@ def test_lanes_agree_with_the_loop(text: str) -> None:
         assert torch.isclose(one.loss, other.loss)
 
 
+class OnDeviceAlone(TorchDispatchMode):
+    """Refuses what cannot be captured on a GPU: numbers brought there from the host, and numbers asked of the device."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func not in (torch.ops.aten.lift_fresh.default, torch.ops.aten._local_scalar_dense.default), func
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_what_is_captured_stays_on_the_device(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    replayed = []
+
+    def captured(lane: Lane, work: Callable[[], None]) -> Callable[[], None]:
+        lane._try_out(work)  # which may put aside what is needed again
+
+        def replay() -> None:
+            with OnDeviceAlone():
+                work()
+            replayed.append(work)
+
+        return replay
+
+    monkeypatch.setattr(Lane, "_captured", captured)
+    setting = bed(rounds=3, size=3)
+    lanes = walk(text, setting, engine=LaneEngine(problem_of(setting), lanes=2))
+    assert len(replayed) > len(lanes.x), "beginning, stepping and finishing"
+
+
 TRACED = [
     "fedavg",
     "scaffold(option=I)",
@@ -48,6 +80,8 @@ TRACED = [
     "fedspeed(share=0.5)",
     "fedsmoo",
     "fedlesam",
+    "fedlesam-s(variant=released)",
+    "fedwmsam(variant=released)",
 ]
 
 

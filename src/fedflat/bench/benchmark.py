@@ -219,7 +219,9 @@ def _alone(performer: Performer, first: Done | Failed, request: Request, notes: 
     if isinstance(done, Failed):
         _note(performer.contender, done, notes, tell)
         return None
-    return Measured(performer.contender, done.seconds, set_up, done.device_bytes, performer.host_bytes())
+    found = Measured(performer.contender, done.seconds, set_up, done.device_bytes, performer.host_bytes())
+    tell(f"{performer.contender}: {found.median:.4g} s a round")
+    return found
 
 
 def _in_turns(request: Request, tell: Tell, notes: list[str]) -> list[Measured]:

@@ -3,7 +3,8 @@
 The driver keeps the server's model. What all clients of a round read is put into the object store once; a worker takes it from there,
 trains the clients it is sent, keeps their state, and returns their rows, or the sums of a block of the aggregation where the cohort has
 blocks enough to keep everyone busy. Sums are taken in cohort order over the same blocks as everywhere, so that the result does not depend
-on how many workers there were, on who trained whom, or on workers that were lost on the way.
+on how many workers there were, on who trained whom, or on workers that were lost on the way. A GPU, whose own sums are equal to others only
+to rounding, always sums what it trained: the rows would take longer on their way than the training.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,8 +97,8 @@ class RayEngine:
         self.device = device_for(self.ray, device)
         self.workers = workers_for(self.ray, workers, self.device)
         self.gpus = gpus_each(self.ray, self.workers) if self.device == "cuda" else 0.0
-        self.block = MOST_LANES if self.device == "cuda" else BLOCK
-        """Clients that a worker sums where they are: on a GPU as many as it trains at once, and equal to other sums only to rounding."""
+        self.sums_shares = self.device == "cuda"
+        """Whether a worker sums whatever it was given, and not blocks of the cohort alone: equal to other sums only to rounding."""
         self.costs = Costs()
         self.table: Table | None = None
         self._source = Source(uuid.uuid4().hex, [self.ray.put(build(self.device))], facts(problem))
@@ -125,7 +127,7 @@ class RayEngine:
             if common is not None:
                 this = this._replace(gradient=self.ray.put(common.numpy()))
             done = self._trained(this, model, z, common)
-            outcome = self._from_rows(done) if done.found[0].rows else _from_blocks(done)
+            outcome = self._from_rows(done) if done.found[0].rows else _from_sums(done)
             outcome.cost.backward_passes += passes
             outcome.cost.samples += samples
             return outcome
@@ -159,8 +161,8 @@ class RayEngine:
 
     def _trained(self, this: Round, model: ModelState, z: Tensor, common: Tensor | None) -> Gathered:
         cohort = this.cohort
-        takes_blocks = self._takes_blocks(this.training, len(cohort))
-        shares = Shares.of(this.training.aggregation, [len(client.indices) for client in cohort]) if takes_blocks else None
+        takes_sums = self._takes_sums(this.training, len(cohort))
+        shares = Shares.of(this.training.aggregation, [len(client.indices) for client in cohort]) if takes_sums else None
         units, jobs = self._jobs("train", this, shares)
         self.crew.do(jobs, self._source, self.states.bring_all)
         self.states.bring_all()
@@ -184,7 +186,8 @@ class RayEngine:
     def _jobs(self, call: str, this: Round, shares: Shares | None) -> tuple[list[list[int]], list[Job]]:
         """The cohort in units, and each as a job for the worker that has its clients' state, or has time."""
         costs = [self.costs.expected(client.number, work) for client, work in zip(this.cohort, self._work(this), strict=True)]
-        units = blocks_of(len(costs), self.block) if shares is not None else [[row] for row in range(len(costs))]
+        blocks = shares is not None and not self.sums_shares
+        units = blocks_of(len(costs)) if blocks else [[row] for row in range(len(costs))]
         loads = [sum(costs[row] for row in unit) for unit in units]
         hands: list[Hand | None] = [*self.crew.present] or [None] * self.workers
         size = 0 if call == "gradients" else self._state_bytes(this.training)
@@ -192,23 +195,24 @@ class RayEngine:
         found: list[list[int]] = []
         jobs = []
         for hand, share in zip(hands, shares_of(loads, moving), strict=True):
-            for piece in self._pieces(share, loads, shares is not None):
-                found.append([row for index in piece for row in units[index]])
+            for piece in self._pieces(share, loads, blocks):
+                found.append(sorted(row for index in piece for row in units[index]))
                 away = sum(max(moving[index]) for index in piece)
                 job = Job(call, _nothing, hand, sum(loads[index] for index in piece), away)
                 jobs.append(self._told_whom(job, this, found[-1], shares, size))
         return found, jobs
 
     def _pieces(self, share: list[int], loads: list[float], blocks: bool) -> list[list[int]]:
-        # A GPU trains its share side by side, so it gets it whole; before anything is measured, a client is worth a message.
         if blocks:
             return [[index] for index in share]
-        return pieces_of(share, loads, 1 if self.device == "cuda" else PIECES, LEAST if self.costs.known else 0.0)
+        if self.sums_shares:  # and trains side by side what it is given
+            return [list(map(int, piece)) for piece in np.array_split(share, ceil(len(share) / MOST_LANES))] if share else []
+        return pieces_of(share, loads, PIECES, LEAST if self.costs.known else 0.0)  # unmeasured, a client is worth a message
 
     def _told_whom(self, job: Job, this: Round, unit: list[int], shares: Shares | None, size: int) -> Job:
         """A job with the clients of a unit, whose states other workers are asked for now, before they begin to train."""
         clients = [this.cohort[row] for row in unit]
-        part = None if shares is None else shares.part(unit[0], unit[-1] + 1)
+        part = None if shares is None else shares.of_some(unit)
         call, home = job.call, job.home  # and not the job, which would hold itself, and the round with it
         coming, handed_over = self.states.hand_over(clients, home, this.told, size) if size else (set(), [])
 
@@ -244,8 +248,8 @@ class RayEngine:
 
         return self.states.trained(hand, this.told, clients, again)
 
-    def _takes_blocks(self, training: Training, count: int) -> bool:
-        enough = count >= self.block * BLOCKS_PER_WORKER * self.workers
+    def _takes_sums(self, training: Training, count: int) -> bool:
+        enough = self.sums_shares or count >= BLOCK * BLOCKS_PER_WORKER * self.workers
         return enough and not self.shows_rows and not training.aggregation.needs_rows
 
     # --- what comes of it --------------------------------------------------------------------------------------------------------
@@ -300,13 +304,13 @@ class RayEngine:
         return {model: {name: totals[index, name].figures() for name in examples} for index, model in enumerate(models)}
 
 
-def _from_blocks(done: Gathered) -> Outcome:
+def _from_sums(done: Gathered) -> Outcome:
     """The outcome from the sums of blocks, in the order of the cohort."""
     blocks = [one for _, one in sorted(zip(done.units, done.found, strict=True), key=lambda pair: pair[0][0])]
     sums = {name: sum_of_blocks([torch.from_numpy(np.array(block.sums[name])) for block in blocks]) for name in blocks[0].sums}
     statistics: list[Tensor | None] = [None] * len(done.cohort)
     if done.training.own_statistics:
-        statistics = [torch.from_numpy(np.array(row)) for block in blocks if block.statistics is not None for row in block.statistics]
+        statistics = [torch.from_numpy(np.array(row)) for row in _placed(done.units, [_rows_of(one.statistics) for one in done.found])]
     clients = [
         client._replace(state=state, statistics=own) for client, state, own in zip(done.cohort, done.states, statistics, strict=True)
     ]
@@ -324,6 +328,10 @@ def _placed(units: list[list[int]], values: Sequence[Sequence[Any]]) -> list[Any
     """The values of all units, in the order of the cohort."""
     placed = {row: value for unit, some in zip(units, values, strict=True) for row, value in zip(unit, some, strict=True)}
     return [placed[row] for row in range(len(placed))]
+
+
+def _rows_of(matrix: np.ndarray | None) -> Sequence[np.ndarray]:
+    return [] if matrix is None else list(matrix)
 
 
 def _nothing(hand: Hand, whole: bool) -> tuple[Any, ...]:

@@ -201,7 +201,7 @@ class Worker:
             sums = {} if shares is None else _summed(training, table, shares, reports, told.count)
             rows = {} if shares is not None else _rows(table, here)
             statistics = _array(table.buffers[:here]) if training.own_statistics else None
-            state = {name: np.array(_array(kept[:here])) for name, kept in table.client.items()}
+            state = {name: kept[:here].detach().to("cpu", copy=True).numpy() for name, kept in table.client.items()}
             plain = [_plain(report) for report in reports]
         if state:
             for row, member in enumerate(members):

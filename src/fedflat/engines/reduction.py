@@ -41,9 +41,9 @@ class Shares(NamedTuple):
         """The shares of a whole cohort."""
         return cls(uniform(len(samples)), by_samples(samples), aggregation.weights(samples))
 
-    def part(self, start: int, stop: int) -> Shares:
-        """Those of some consecutive clients."""
-        return Shares(*(numbers[start:stop] for numbers in self))
+    def of_some(self, places: Sequence[int]) -> Shares:
+        """Those of some of its clients."""
+        return Shares(*([numbers[place] for place in places] for numbers in self))
 
 
 Weighted = dict[str, tuple[Tensor, Sequence[float] | Tensor]]

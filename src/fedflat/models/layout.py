@@ -69,7 +69,8 @@ class Layout:
 
     def per_tensor(self, values: Tensor) -> Tensor:
         """A vector in which every number of tensor j is ``values[j]``."""
-        return values.repeat_interleave(torch.tensor(self.sizes, device=values.device), output_size=self.size)
+        # Without a list of sizes on the device, which could not be brought there while a step is captured.
+        return torch.cat([value.expand(size) for value, size in zip(values.unbind(), self.sizes, strict=True)])
 
 
 def _shaped(piece: Tensor, shape: tuple[int, ...]) -> Tensor:
