@@ -47,11 +47,13 @@ class Clock(fedflat.Callback):
 
     def __init__(self) -> None:
         self.ends: list[float] = []
+        self.training: list[float] = []
 
     def round_done(self, run: Run) -> None:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         self.ends.append(time.perf_counter())
+        self.training.append(getattr(run.engine, "slowest", float("nan")))
 
     @property
     def seconds(self) -> float:
@@ -103,6 +105,7 @@ class Study:
             "algorithm": algorithm,
             "what": what,
             "seconds_per_round": clock.seconds,
+            "seconds_in_workers": median(clock.training[WARM_UP:]),
             "gap": float((weights - first).norm() / first.norm()),
             "seconds_in_all": time.perf_counter() - begun,
         }
@@ -133,12 +136,14 @@ class Study:
 
     def table(self) -> str:
         """The figures, a line each."""
-        lines = [f"{'algorithm':10} {'engine':30} {'s/round':>8} {'times alone':>12} {'gap':>9}"]
+        lines = [f"{'algorithm':10} {'engine':30} {'s/round':>8} {'in workers':>11} {'times alone':>12} {'gap':>9}"]
         alone = {row["algorithm"]: row["seconds_per_round"] for row in self.rows if row["what"] == self.alone}
         for row in sorted(self.rows, key=lambda row: ALGORITHMS.index(row["algorithm"])):
             seconds = row["seconds_per_round"]
             times = f"{seconds / alone[row['algorithm']]:12.2f}"
-            lines.append(f"{row['algorithm']:10} {row['what']:30} {seconds:8.4f} {times} {row['gap']:9.1e}")
+            lines.append(
+                f"{row['algorithm']:10} {row['what']:30} {seconds:8.4f} {row['seconds_in_workers']:11.4f} {times} {row['gap']:9.1e}"
+            )
         return "\n".join(lines)
 
 

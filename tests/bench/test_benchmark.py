@@ -177,4 +177,6 @@ def test_contenders_may_set_up_together() -> None:
     found = _one_by_one(request, told.append, [])
     assert [str(m.contender).split(",")[0] for m in found] == ["fedflat", "fedflat", "bound"]
     assert all(len(m.seconds) == 2 and min(m.seconds) > 0 for m in found)
-    assert [line.rpartition(": ")[2][:7] for line in told] == ["setting"] * 3 + ["measuri"] * 3
+    said = [line.rpartition(": ")[2] for line in told]
+    measured = [line for m in found for line in ("measuring 2 rounds", f"{m.median:.4g} s a round")]
+    assert said == ["setting up"] * 3 + measured, "each figure as soon as it is there"

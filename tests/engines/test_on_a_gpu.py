@@ -52,7 +52,7 @@ def test_float32_is_that_of_the_loop(text: str) -> None:
     engines = {"loop": {"device": "cpu", "workers": 1}, "lanes": {"device": "cuda", "compile": "off"}}
     runs = [Run(config({**values, "engine": {"name": name, "precision": "float32", **more}}), data=data) for name, more in engines.items()]
     loop, lanes = (run.go().models["server"].weights.cpu() for run in runs)
-    assert (loop - lanes).norm() < 1e-4 * loop.norm()
+    assert (loop - lanes).norm() < 1e-3 * loop.norm()
 
 
 def test_a_compiled_hessian_product_is_the_product() -> None:

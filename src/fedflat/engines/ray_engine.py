@@ -100,6 +100,8 @@ class RayEngine:
         self.sums_shares = self.device == "cuda"
         """Whether a worker sums whatever it was given, and not blocks of the cohort alone: equal to other sums only to rounding."""
         self.costs = Costs()
+        self.slowest = 0.0
+        """Seconds that the slowest worker trained in the last round; what a round takes longer are messages and the server's step."""
         self.table: Table | None = None
         self._source = Source(uuid.uuid4().hex, [self.ray.put(build(self.device))], facts(problem))
         self._trainings: tuple[Training, str] | None = None
@@ -167,8 +169,11 @@ class RayEngine:
         self.crew.do(jobs, self._source, self.states.bring_all)
         self.states.bring_all()
         work = self._work(this)
+        seconds: Counter[Hand | None] = Counter()
         for unit, job in zip(units, jobs, strict=True):
             self.costs.measured([cohort[row].number for row in unit], [work[row] for row in unit], job.result.seconds)
+            seconds[job.hand] += job.result.seconds
+        self.slowest = max(seconds.values())
         states: list[Any] = [nested_state({})] * len(cohort)
         if flat_fields(this.training.algorithm.client_fields()):
             rows: dict[Hand, list[int]] = {}
