@@ -14,11 +14,11 @@ from fedflat.data import load as load_data
 from fedflat.data.flower import is_partitioner
 from fedflat.data.per_client import Pair
 from fedflat.engines.task import OwnLoss, Task
-from fedflat.errors import UserError
+from fedflat.errors import UserError, one_of
 from fedflat.experiment import compare as comparing
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import SHORT as SHORT
-from fedflat.experiment.config import Config, assign, config, read_yaml
+from fedflat.experiment.config import WHERE, Config, assign, config, read_yaml
 from fedflat.experiment.federation import custom
 from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.observation.what import flatness_values
@@ -199,10 +199,17 @@ def resume(
     model: nn.Module | None = None,
     task: Task | None = None,
     callbacks: Sequence[Callback] = (),
+    **where: Any,
 ) -> Result:
-    """Go on with an interrupted run, to the same end as if it had never been interrupted."""
+    """Go on with an interrupted run, to the same end as if it had never been interrupted.
+
+    ``where`` it goes on may be another place: ``workers``, ``engine``, ``device``, ``ray_address`` and ``data_folder``.
+    """
+    for name in where:
+        if name not in WHERE:
+            raise one_of("setting that may change when a run is resumed", name, WHERE)
     path = Path(folder)
-    found = RunFolder(path).config()
+    found = make_config(RunFolder(path).config(), where)
     if RunFolder(path).is_over:
         return load(path)
     return Result(Run(found, path, data=data, model=model, task=task, callbacks=tuple(callbacks), resume=True).go())

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+import fedflat as library
+from fedflat.errors import UserError
+
 
 def test_a_run_leaves_its_figures_its_folder_and_its_curve(fedflat, small):
     result = fedflat("run", "fedavg", *small)
@@ -75,6 +78,16 @@ def test_resume_comes_to_the_end_of_the_whole_run(fedflat, small):
     while json.loads(fedflat("resume", "parts", "--workers", "1", "--json").stdout)["status"] != "finished":
         pass
     assert Path("parts/metrics.jsonl").read_text() == Path("whole/metrics.jsonl").read_text()
+
+
+def test_a_run_is_resumed_where_else_it_is_wanted_but_as_what_it_is(fedflat, small):
+    fedflat("run", "fedmo", *small, "--set", "stop.seconds=0.000001", "--quiet", "--out", "r")
+    absent = fedflat("resume", "r", "--device", "cuda")
+    assert absent.exit_code != 0 and "torch sees no GPU here" in absent.stderr
+    assert "No such option" in fedflat("resume", "r", "--rate", "0.5").stderr
+    with pytest.raises(UserError, match="setting that may change when a run is resumed 'rate'; expected one of data_folder, device"):
+        library.resume("r", rate=0.5)
+    assert library.resume("r", engine="loop", workers=1).status in ("paused", "finished")
 
 
 def test_a_run_that_is_not_over_is_shown_with_how_to_go_on(fedflat, small):

@@ -138,12 +138,13 @@ def test_a_worker_is_killed_before_its_states_are_copied(ray: Any, monkeypatch: 
     assert same_files(tmp_path, "model.safetensors", "metrics.jsonl")
 
 
-def test_a_run_that_is_left_and_resumed_has_all_states(ray: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", [{}, {"engine": "loop", "workers": 1}], ids=["there", "without Ray"])
+def test_a_run_that_is_left_and_resumed_has_all_states(where: dict[str, Any], ray: Any, tmp_path: Path) -> None:
     config = small(algorithm="scaffold", rounds=6, engine="ray", workers=2, engine__checkpoint_every=2)
     steps = Run(config, tmp_path / "ray", **NO_OWN).steps()
     assert [next(steps) for _ in range(3)] == [1, 2, 3]
     steps.close()
-    fedflat.resume(tmp_path / "ray")
+    fedflat.resume(tmp_path / "ray", **where)
     fedflat.run(base=config, engine="loop", workers=1, out=tmp_path / "loop")
     assert same_files(tmp_path, "model.safetensors", "metrics.jsonl", "checkpoint/state.safetensors")
 

@@ -50,7 +50,6 @@ class Adaptive(Sgd, ABC):
 
     server_rate: float = param(0.1, "how far the server follows", above=0)
     beta1: float = param(0.9, "how much of the momentum stays", low=0, high=1)
-    beta2: float = param(0.99, "how much of the second moment stays", low=0, high=1)
     tau: float = param(1e-3, "added to sqrt(v)", above=0)
     v_init: float | None = param(None, "v before the first round; none is tau^2", low=0)
     bias_correction: bool = param(False, "whether m and v are corrected for their start, as in Keras and torch")
@@ -65,8 +64,8 @@ class Adaptive(Sgd, ABC):
         """The new v."""
 
     def corrected(self, v: Tensor, t: Tensor) -> Tensor:
-        """v without the bias of its start."""
-        return v / (1 - self.beta2**t)
+        """v without the bias of its start; a sum has none."""
+        return v
 
     def step(self, x: Tensor, q: Tensor, state: State) -> tuple[Tensor, State]:
         m = self.beta1 * state["m"] + (1 - self.beta1) * q
@@ -77,7 +76,17 @@ class Adaptive(Sgd, ABC):
 
 
 @dataclass(frozen=True)
-class Adam(Adaptive):
+class Fading(Adaptive, ABC):
+    """Adaptive with a v that is an average over the last rounds."""
+
+    beta2: float = param(0.99, "how much of the second moment stays", low=0, high=1)
+
+    def corrected(self, v: Tensor, t: Tensor) -> Tensor:
+        return v / (1 - self.beta2**t)
+
+
+@dataclass(frozen=True)
+class Adam(Fading):
     """v <- beta2 v + (1 - beta2) q^2; m <- beta1 m + (1 - beta1) q; x <- x + server_rate m / (sqrt(v) + tau) (Reddi et al. 2021)."""
 
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
@@ -85,7 +94,7 @@ class Adam(Adaptive):
 
 
 @dataclass(frozen=True)
-class Yogi(Adaptive):
+class Yogi(Fading):
     """FedYogi: v <- v - (1 - beta2) q^2 sign(v - q^2), otherwise as FedAdam (Reddi et al. 2021)."""
 
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
@@ -100,9 +109,6 @@ class Adagrad(Adaptive):
 
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
         return v + squared
-
-    def corrected(self, v: Tensor, t: Tensor) -> Tensor:
-        return v  # a sum, not an average: it has no bias
 
 
 SERVERS: dict[str, type[Sgd]] = {"sgd": Sgd, "momentum": Momentum, "adam": Adam, "yogi": Yogi, "adagrad": Adagrad}

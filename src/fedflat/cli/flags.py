@@ -50,13 +50,16 @@ def field_of(full_name: str) -> FieldInfo:
     return field
 
 
-def with_settings(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command a flag for every common setting; it receives those that were given as ``settings``."""
+def with_settings(*left_out: str, defaults: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command a flag for every common setting; it receives those that were given as ``settings``.
+
+    ``defaults`` is whether a setting that is not given has its default.
+    """
     names = {flag: full for flag, full in FLAGS.items() if flag not in left_out}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "settings"]
-        flags = [_parameter(flag, full) for flag, full in names.items()]
+        flags = [_parameter(flag, full, defaults) for flag, full in names.items()]
 
         def with_flags(**values: Any) -> None:
             given = {flag: values.pop(flag) for flag in names}
@@ -71,10 +74,11 @@ def with_settings(*left_out: str) -> Callable[[Callable[..., None]], Callable[..
     return decorate
 
 
-def _parameter(flag: str, full_name: str) -> inspect.Parameter:
+def _parameter(flag: str, full_name: str, defaults: bool) -> inspect.Parameter:
     field = field_of(full_name)
     kind = _type_of_flag(field.annotation)
-    default = "" if field.default is None or isinstance(field.default, Section) else f" [dim](default: {write_value(field.default)})[/dim]"
+    shown = defaults and field.default is not None and not isinstance(field.default, Section)
+    default = f" [dim](default: {write_value(field.default)})[/dim]" if shown else ""
     option = typer.Option(
         None,
         f"--{flag.replace('_', '-')}",

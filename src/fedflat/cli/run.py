@@ -12,11 +12,12 @@ import typer
 
 from fedflat.cli.completion import algorithm_names
 from fedflat.cli.downloads import fetch_if_missing
-from fedflat.cli.flags import CONFIG, JSON, QUIET, SET, TRACK, optional, with_settings
+from fedflat.cli.flags import CONFIG, FLAGS, JSON, QUIET, SET, TRACK, optional, with_settings
 from fedflat.cli.mistakes import Interrupted
 from fedflat.cli.one_run import draw_curve, print_run, run_document
 from fedflat.cli.progress import progress
 from fedflat.cli.screen import print_json
+from fedflat.experiment.config import WHERE
 
 if TYPE_CHECKING:
     from fedflat.experiment.callback import Callback
@@ -59,19 +60,21 @@ def run(
     _go(made, new_folder(made) if out is None else out, as_json, quiet, track=track)
 
 
+@with_settings(*(flag for flag in FLAGS if flag not in WHERE), defaults=False)
 def resume(
+    settings: dict[str, Any],
     folder: Path = typer.Argument(metavar="FOLDER", help="the folder of a run"),
-    workers: int | None = typer.Option(
-        None, "--workers", min=1, help="worker processes, if another number than before", show_default=False
-    ),
     track: str | None = TRACK,
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """Go on with an interrupted run, to the same end as if it had never been interrupted.
+    """Go on with an interrupted run, to the same end as if it had never been interrupted, here or in another place.
 
-    Example: fedflat resume runs/fedmoswa-digits-seed0
+    What is not said otherwise stays as the run had it.
+
+    Example: fedflat resume runs/fedmoswa-digits-seed0 --workers 2
     """
+    from fedflat.api import make_config
     from fedflat.experiment.record import load_record
     from fedflat.experiment.stopping import OVER
 
@@ -83,10 +86,7 @@ def resume(
         print(f"The run in {folder} is over ({record.status}); there is nothing to go on with.")
         print_run(record)
         return
-    config = record.config
-    if workers is not None:
-        config = config.model_copy(update={"engine": config.engine.model_copy(update={"workers": workers})})
-    _go(config, folder, as_json, quiet, resume=True, track=track)
+    _go(make_config(record.config, settings), folder, as_json, quiet, resume=True, track=track)
 
 
 def _go(config: Config, folder: Path, as_json: bool, quiet: bool, resume: bool = False, track: str | None = None) -> None:

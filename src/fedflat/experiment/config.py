@@ -43,6 +43,8 @@ SHORT = {
     "device": "engine.device",
 }
 """Short names of common settings, in Python and on the command line."""
+WHERE = ("data_folder", "engine", "workers", "ray_address", "device")
+"""Those of them that say where a run takes place, and not what it is: they may change when it is resumed."""
 
 
 class Section(BaseModel):
