@@ -50,6 +50,8 @@ OVERVIEW: dict[str, tuple[int, int, int, int]] = {
     "fedspeed(dual_scope=active)": (1, 1, 2, 0),
     "fedavg+swa+wima+ema": (1, 1, 1, 0),
     "mime+sam": (2, 2, 3, 1),
+    "mime+sam(perturb_from=total)": (2, 2, 4, 1),
+    "scaffold+sam(perturb_from=total)": (2, 2, 2, 0),
     "fedsam(rho=0)": (1, 1, 1, 0),
     "fedasam(rho=0)": (1, 1, 1, 0),
     "fedsmoo(rho=0)": (2, 2, 1, 0),

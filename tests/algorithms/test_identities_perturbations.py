@@ -68,6 +68,26 @@ def test_49_asam_becomes_sam() -> None:
     same(walk("fedasam(rho=0.3,eta=0)", ones, names=("weight",), quick=True).x, walk("fedsam(rho=0.3)", ones, quick=True).x)
 
 
+@pytest.mark.parametrize("perturbation", ["sam(rho=0.3{})", "asam(rho=0.3{})"])
+@pytest.mark.parametrize("drift", ["fedprox(mu=0.5)", "scaffold", "feddyn", "fedavg"])
+def test_what_is_climbed_is_the_gradient_or_the_whole_direction(drift: str, perturbation: str) -> None:
+    """What the drift adds to a gradient is what a step has beside the gradient that it was taken with."""
+    for climbed in ("data", "total"):
+        calls = walk(
+            f"{drift}+{perturbation.format(f',perturb_from={climbed}')}", PARTIAL, names=("weight",), quick=True, record=True
+        ).gradients
+        steps = [(y, g, moved - y, g_moved) for (y, g), (moved, g_moved) in zip(calls[::2], calls[1::2], strict=True)]
+        for number, (y, g, e, g_moved) in enumerate(steps):
+            if (number + 1) % K == 0:
+                continue  # the last step of a client, which is followed by another's first
+            added = (y - steps[number + 1][0]) / PARTIAL.eta - g_moved
+            q = g + added if climbed == "total" else g
+            T = np.abs(y) + 0.2 if perturbation.startswith("asam") else np.ones_like(y)
+            same(e, 0.3 * T * (T * q) / np.linalg.norm(T * q))
+        corrected = drift != "fedavg" and number > K
+        assert not corrected or np.abs(added).max() > 1e-3, "otherwise nothing was told apart"
+
+
 def test_50_sam_has_length_rho_along_the_gradient() -> None:
     alone = FULL.but(cohorts=[[3]] * 3)
     for y, g, e in offsets("fedsam(rho=0.3)", alone):

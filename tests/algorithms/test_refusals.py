@@ -43,6 +43,7 @@ NO_MEANING = {
     **{f"{base}+smoo": "needs the drift dyn" for base in ("fedavg", "scaffold", "fedcm", "adabest", "fedavg+wmsam")},
     "fedwmsam(alpha0=1)": "no momentum to follow",
     "fedavg+wmsam(alpha0=1)+guided": "no momentum to follow",
+    "fedspeed(share=0.5,perturb_from=total)": "add the drift's part twice",
     # one value for each slot
     **{f"fedwmsam+{part}": "perturbation is already guided" for part in ("sam", "asam", "lesam", "smoo", "guided")},
     **{f"fedsmoo+{part}": "perturbation is already smoo" for part in ("sam", "asam", "lesam", "guided")},

@@ -27,6 +27,7 @@ TEXTS = [
     "scaffold(option=I)",
     "mime+sam",
     "fedspeed(share=0.5)",
+    "feddyn+asam(perturb_from=total)",
 ]
 
 

@@ -94,7 +94,8 @@ class Algorithm:
     @property
     def backward_passes(self) -> int:
         """Backward passes per local step; whole gradients, once in a round, come on top."""
-        return 1 + self.perturbation.ascent_passes + self.drift.extra_passes
+        climbed = self.perturbation.ascent_passes if self.perturbation.climbs_the_direction else 0
+        return 1 + self.perturbation.ascent_passes + self.drift.extra_passes * (1 + climbed)
 
     # --- a round -----------------------------------------------------------------------------------------------------------------
 
@@ -130,7 +131,7 @@ class Algorithm:
     def step(self, local: Local, gradient: Gradient, schedule: Schedule, descent: Descent) -> Local:
         """One local step: perturb, take the gradient, correct it, descend."""
         drift, at, velocity = local
-        offset, changed = self.perturbation.offset(at, gradient)
+        offset, changed = self.perturbation.offset(at, self._climbed(drift, gradient))
         at = at._replace(offset=offset, local=at.local | changed)
         g = self.perturbation.blend(gradient(at.perturbed(at.y)), at)
         d = self.drift.direction(descent.clip_gradient(g), drift._replace(offset=offset), gradient)
@@ -138,6 +139,12 @@ class Algorithm:
         y, velocity = descent.move(at.y, d, rate, velocity)
         step, rates = at.step + 1, at.rates + rate
         return Local(drift._replace(y=y, step=step, rates=rates), at._replace(y=y, step=step, rates=rates, offset=None), velocity)
+
+    def _climbed(self, drift: At, gradient: Gradient) -> Gradient:
+        """What a perturbation climbs."""
+        if not self.perturbation.climbs_the_direction:
+            return gradient
+        return lambda point: self.drift.direction(gradient(point), drift._replace(y=point), gradient)
 
     def finish(self, local: Local) -> tuple[States, Message]:
         """What a client keeps, and what it sends, after its last step."""

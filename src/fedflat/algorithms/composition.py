@@ -7,7 +7,7 @@ from typing import Any
 
 from fedflat.algorithms.algorithm import Algorithm
 from fedflat.algorithms.drift import DRIFTS, Acg, Dyn, Wmsam
-from fedflat.algorithms.perturbation import PERTURBATIONS, Guided, Smoo
+from fedflat.algorithms.perturbation import PERTURBATIONS, Guided, Sam, Smoo
 from fedflat.algorithms.rate import RATES
 from fedflat.algorithms.server import SERVERS, Sgd
 from fedflat.algorithms.table import NAMED, RELEASED
@@ -145,6 +145,10 @@ def _refuse_what_has_no_meaning(a: Algorithm, text: str) -> None:
         raise UserError(f"'{text}': the smoo perturbation belongs to FedDyn's dual and needs the drift dyn")
     if isinstance(a.perturbation, Guided) and isinstance(a.drift, Wmsam) and a.perturbation.rho and a.drift.alpha0 == 1:
         raise UserError(f"'{text}': at alpha0=1 there is no momentum to follow; use rho=0 or alpha0 below 1")
+    if isinstance(a.perturbation, Sam) and a.perturbation.share < 1 and a.perturbation.perturb_from == "total":
+        raise UserError(
+            f"'{text}' would add the drift's part twice: a blend (share below 1) is of gradients of the data; use perturb_from=data"
+        )
 
 
 def _as(name: str, a: Algorithm, released: bool) -> str | None:

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from fedflat.algorithms.slot import At, Gradient, Returned, Slot, State
 
+FROM = "what is climbed: the gradient of the data, or the direction that the drift makes of it (FedProx's pull, control variates)"
+
 
 @dataclass(frozen=True)
 class Perturbation(Slot):
@@ -18,12 +20,17 @@ class Perturbation(Slot):
         """Backward passes spent per step to find the offset."""
         return 0
 
+    @property
+    def climbs_the_direction(self) -> bool:
+        """Whether the offset is found from whole directions, with what the drift adds to gradients, and not from those alone."""
+        return False
+
     def begin(self, at: At) -> State:
         """What is set up once in a client's round."""
         return {}
 
     def offset(self, at: At, gradient: Gradient) -> tuple[Tensor | None, State]:
-        """e_k, the offset from y_k (None for none), and what changes in this slot's local state at this step."""
+        """e_k, the offset from y_k (None for none) by what ``gradient`` finds, and what changes in this slot's local state at this step."""
         return None, {}
 
     def blend(self, g: Tensor, at: At) -> Tensor:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedflat.algorithms.perturbation.base import Perturbation
+from fedflat.algorithms.perturbation.base import FROM, Perturbation
 from fedflat.algorithms.slot import At, Gradient, State, unit
 from fedflat.text import param
 
@@ -22,10 +23,15 @@ class Sam(Perturbation):
     rho: float = param(0.05, "radius of the ascent step", low=0)
     share: float = param(1.0, "share of the perturbed gradient in the blend (FedSpeed's alpha)", low=0, high=1)
     normalise: bool = param(True, "whether the ascent step has length rho, or is rho g")
+    perturb_from: Literal["data", "total"] = param("data", FROM)
 
     @property
     def ascent_passes(self) -> int:
         return 1 if self.rho else 0
+
+    @property
+    def climbs_the_direction(self) -> bool:
+        return self.perturb_from == "total"
 
     def begin(self, at: At) -> State:
         return {} if self.share == 1 else {"ascent": torch.zeros_like(at.z)}
