@@ -16,7 +16,10 @@ from fedflat.errors import UserError
 if TYPE_CHECKING:
     from fedflat.experiment.measured import Measured
 
-MODELS = typer.Argument(metavar="MODEL...", help="models: RUN, RUN:wima, RUN:server@50, or RUN:client3@50, trained again from that round")
+MODELS = typer.Argument(
+    metavar="MODEL...",
+    help="models: RUN (its last average, or else the server's model), RUN:wima, RUN:server@50, or RUN:client3@50, trained again from there",
+)
 ON = typer.Option("train", "--on", metavar="SET", help="train (what all clients have) or test")
 CLIENT = typer.Option(None, "--client", metavar="I", min=0, help="on the data of one client, counted from 0", show_default=False)
 EXAMPLES = optional("--examples", "on so many examples, drawn at random", "all", metavar="N", min=1)

@@ -32,6 +32,7 @@ from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.record import Record
 from fedflat.experiment.run import Run
 from fedflat.experiment.stopping import OVER
+from fedflat.units import shown_metric, with_unit
 
 log = logging.getLogger("flwr")
 LEDGER, SCORES, EXPERIMENT = "participation.jsonl", "sites.json", "experiment.json"
@@ -126,7 +127,8 @@ class _Told(Callback):
     def evaluated(self, run: Run) -> None:
         metric = run.problem.task.metric
         scores = run.history[-1]["test"].get(run.primary) or run.history[-1]["test"]["server"]
-        log.info("fedflat: round %d of %d, test %s %s", run.server.rounds, run.config.training.rounds, metric, scores[metric])
+        shown = f"{with_unit(metric)} {shown_metric(scores[metric], metric)}"
+        log.info("fedflat: round %d of %d, test %s", run.server.rounds, run.config.training.rounds, shown)
 
     def ended(self, run: Run, record: Record) -> None:
         log.info("fedflat: %s after round %d, in %s", record.status, run.server.rounds, record.folder.path if record.folder else "memory")
