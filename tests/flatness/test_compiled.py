@@ -76,15 +76,17 @@ def test_a_compiler_that_fails_is_told_once_and_done_without(monkeypatch: pytest
 
 def test_a_spectrum_is_the_same_compiled() -> None:
     of = {compile: objective(5) for compile in ("off", "on")}
-    plain, fast = (spectrum(of[compile], None, None, 3, trace_draws=2, compile=compile) for compile in of)
+    told: list[str] = []
+    plain, fast = (spectrum(of[compile], None, None, 3, trace_draws=2, compile=compile, tell=told.append) for compile in of)
+    assert sum("compiling" in line for line in told) == 1
     assert of["off"]._compiled is None and of["on"]._compiled is not None and of["on"]._compiled._fast is not None
     assert fast.eigenvalues == pytest.approx(plain.eigenvalues, rel=1e-8) and fast.products == plain.products
 
 
 def test_where_it_is_left_to_itself_nothing_is_compiled_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Objective, "compile", lambda self: pytest.fail("compiled"))
-    compile_where_it_pays(objective(), "auto", 10**9)
-    compile_where_it_pays(objective(), "off", 10**9)
+    assert not compile_where_it_pays(objective(), "auto", 10**9)
+    assert not compile_where_it_pays(objective(), "off", 10**9)
 
 
 @pytest.mark.parametrize(("seconds", "pays"), [(1.3, True), (1.1, False)])
@@ -94,8 +96,7 @@ def test_on_a_gpu_it_is_compiled_where_a_hundred_products_take_more_than_two_min
     monkeypatch.setattr(curvature, "_seconds", lambda objective: seconds)
     compiled_now: list[bool] = []
     on_gpu: Any = SimpleNamespace(device=torch.device("cuda"), compile=lambda: compiled_now.append(True))
-    compile_where_it_pays(on_gpu, "auto", 100)
-    assert bool(compiled_now) == pays
+    assert compile_where_it_pays(on_gpu, "auto", 100) == bool(compiled_now) == pays
 
 
 def test_an_unknown_choice_is_refused() -> None:

@@ -114,7 +114,8 @@ def spectrum_of(
     tell("checking that the loss is the same twice")
     objective.check()
     products = iterations * count if method == "power" else PRODUCTS * count
-    compile_where_it_pays(objective, compile, products + trace_draws + density_draws * density_steps)
+    if compile_where_it_pays(objective, compile, products + trace_draws + density_draws * density_steps):
+        tell("compiling the Hessian product, for ten seconds to two minutes")
     operator = Operator.of_hessian(objective)
 
     def progress(products: int, found: int) -> None:
@@ -182,8 +183,8 @@ def _made(
     )
 
 
-def compile_where_it_pays(objective: Objective, compile: str, products: int) -> None:
-    """Compile an objective's products where that is asked for; with ``auto``, on a GPU on which so many would take minutes.
+def compile_where_it_pays(objective: Objective, compile: str, products: int) -> bool:
+    """Compile products where that is asked for; with ``auto``, on a GPU on which so many would take minutes. Whether it does.
 
     On a CPU, where numbers are the same to the last digit from run to run, nothing may hang on how fast it is at the moment.
     """
@@ -191,6 +192,8 @@ def compile_where_it_pays(objective: Objective, compile: str, products: int) -> 
         raise one_of("value of compile", compile, COMPILE)
     if compile == "on" or (compile == "auto" and objective.device.type == "cuda" and products * _seconds(objective) > WORTH):
         objective.compile()
+        return True
+    return False
 
 
 def _seconds(objective: Objective) -> float:
