@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
+from fedflat.algorithms import Algorithm
+from fedflat.algorithms.perturbation import Perturbation
+from fedflat.algorithms.slot import At, Gradient, State
 from fedflat.bench.setting import RandomImages
 from fedflat.engines.lane import SELDOM, DoesNotFit, Lane
+from fedflat.engines.lanes import LaneEngine
+from fedflat.engines.loop import LoopEngine
+from fedflat.engines.steps import compiled
 from fedflat.errors import UserError
 from fedflat.experiment.config import config
 from fedflat.experiment.run import Run
 
+from ..quadratics import problem_of, walk
+from ..reference import bed
 
-def trained(rounds: int = 2) -> Run:
+
+def a_run(rounds: int = 2) -> Run:
     values = {
         "algorithm": "scaffold",
         "model": "mlp(hidden=8)",
@@ -24,7 +36,11 @@ def trained(rounds: int = 2) -> Run:
         "evaluation": {"every": rounds},
         "engine": {"name": "lanes", "device": "cpu"},
     }
-    run = Run(config(values), data=RandomImages(size=300, side=8).dataset())
+    return Run(config(values), data=RandomImages(size=300, side=8).dataset())
+
+
+def trained(rounds: int = 2) -> Run:
+    run = a_run(rounds)
     run.go()
     return run
 
@@ -81,3 +97,115 @@ def test_a_cohort_of_one_trains_as_in_the_loop() -> None:
         Run(config({**values, "engine": {"name": name, "device": "cpu", "workers": 1}}), data=data) for name in ("loop", "lanes")
     )
     assert torch.allclose(loop.go().models["server"].weights, lanes.go().models["server"].weights, atol=1e-6)
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 5])
+def test_what_batch_norm_counts_is_what_the_loop_counts(lanes: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 4), nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 10))
+    values = {
+        "data": {"clients": 8, "split": "iid"},
+        "federation": {"per_round": 5},
+        "training": {"rounds": 3, "steps": 2, "batch": 10},
+        "evaluation": {"every": 3},
+    }
+    data = RandomImages(size=300, side=8).dataset()
+    engines = ({"name": "loop", "workers": 1}, {"name": "lanes", "lanes": lanes})
+    loop, side_by_side = (Run(config({**values, "engine": {**one, "device": "cpu"}}), data=data, model=model) for one in engines)
+    loop.go(), side_by_side.go()
+    counted = loop.server.model.integers
+    assert counted.keys() == side_by_side.server.model.integers.keys() and counted
+    for name, number in counted.items():
+        assert int(number) == int(side_by_side.server.model.integers[name]) == 6
+    assert torch.allclose(loop.server.model.buffers, side_by_side.server.model.buffers, atol=1e-5)
+
+
+@dataclass(frozen=True)
+class LookBack(Perturbation):
+    """Takes the gradient where the client was a step before."""
+
+    def begin(self, at: At) -> State:
+        return {"last": at.z.clone()}
+
+    def offset(self, at: At, gradient: Gradient) -> tuple[Tensor, State]:
+        return at.local["last"] - at.y, {"last": at.y}
+
+
+def test_a_step_may_keep_the_iterate_before_it() -> None:
+    setting = bed(rounds=2, size=3)
+    looking_back = Algorithm(perturbation=LookBack())
+    loop = walk(looking_back, setting, engine=LoopEngine(problem_of(setting), workers=1))
+    lanes = walk(looking_back, setting, engine=LaneEngine(problem_of(setting), lanes=2))
+    assert np.abs(np.array(loop.x) - np.array(lanes.x)).max() < 1e-12
+    assert np.abs(np.array(loop.x) - np.array(walk("fedavg", setting).x)).max() > 1e-3
+
+
+def test_a_first_lane_that_needs_the_room_of_others_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client with more steps than any before is captured anew, while the other lanes hold the memory."""
+    together = trained(3).server.model.weights
+    real: list[Lane] = []
+
+    def captured(lane: Lane, work: Callable[[], None]) -> Callable[[], None]:
+        engine = run.engine
+        first = engine.lanes and engine.lanes[0] is lane  # type: ignore[attr-defined]
+        if first and run.server.rounds == 1 and len(engine.lanes) > 1:  # type: ignore[attr-defined]
+            real.append(lane)
+            raise DoesNotFit(3 * 2**30, 2**30)
+        return work
+
+    monkeypatch.setattr(Lane, "_captured", captured)
+    monkeypatch.setattr("fedflat.engines.lane.SELDOM", 10**9)
+    run = a_run(3)
+    steps = run.steps()
+    next(steps)
+    run.engine.lanes[0]._begin = None  # type: ignore[attr-defined]
+    list(steps)
+    assert len(real) == 1 and len(run.engine.lanes) == 1  # type: ignore[attr-defined]
+    assert torch.equal(run.server.model.weights, together)
+
+
+def test_where_the_end_of_a_round_cannot_be_captured_it_is_done_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = trained().server.model.weights
+
+    def captured(lane: Lane, work: Callable[[], None]) -> Callable[[], None]:
+        if getattr(work, "__name__", "") == "_finish_client":
+            raise DoesNotFit(2**28, 2**20)
+        return work
+
+    monkeypatch.setattr(Lane, "_captured", captured)
+    assert torch.equal(trained().server.model.weights, expected)
+
+
+def test_too_little_memory_is_no_failure_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(torch, "compile", lambda step, **options: full)
+    setting = bed(rounds=1, size=2)
+    with pytest.raises(torch.OutOfMemoryError):
+        walk("fedavg", setting, engine=LaneEngine(problem_of(setting), step=compiled))
+
+
+def test_dropout_is_the_same_again_and_that_of_the_loop_with_one_lane() -> None:
+    values = {
+        "algorithm": "mime",
+        "model": "femnist-cnn",
+        "data": {"clients": 4, "split": "iid"},
+        "federation": {"per_round": 2},
+        "training": {"rounds": 1, "steps": 2, "batch": 4},
+    }
+    data = RandomImages(size=40, side=8).dataset()
+    found = []
+    for engine in (
+        {"name": "loop", "workers": 1},
+        {"name": "loop", "workers": 2},
+        {"name": "lanes", "lanes": 1},
+        {"name": "lanes"},
+        {"name": "lanes"},
+    ):
+        run = Run(config({**values, "engine": {**engine, "device": "cpu"}}), data=data)
+        torch.manual_seed(len(found))  # whatever else was drawn in this process
+        found.append(run.go().models["server"].weights)
+    assert torch.equal(found[0], found[1])
+    assert torch.allclose(found[0], found[2], atol=1e-6)
+    assert torch.equal(found[3], found[4])

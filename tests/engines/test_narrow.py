@@ -148,3 +148,29 @@ def test_images_lie_in_the_same_order_of_examples_after_compiling() -> None:
     assert after.inputs.is_contiguous()
     assert torch.equal(before.inputs, after.inputs)
     assert torch.equal(before.targets, after.targets)
+
+
+class Tapped(nn.Module):
+    """Looks at what is between its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2))
+        self.last = nn.Linear(4 * 3 * 3 + 4, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        seen = []
+        for layer in self.features:
+            images = layer(images)
+            seen.append(images)
+        return self.last(torch.cat([images.flatten(1), seen[1].mean((2, 3))], 1))
+
+
+def test_a_model_that_rearranging_would_change_is_left_as_it_is() -> None:
+    torch.manual_seed(0)
+    data = RandomImages(size=40, side=8).dataset()
+    problem = Problem(Tapped(), Classification(), data, augmentation("none"))
+    fast = CompiledGradient(problem, 16, backend="eager")
+    assert is_narrow(problem.model, 16)
+    with pytest.warns(UserWarning, match="found another loss than the step as it is"):
+        assert fast(problem.initial()[0], problem.batch(torch.arange(16), {})) is None

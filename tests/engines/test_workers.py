@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
 
 import fedflat
+from fedflat.bench.setting import RandomImages
+from fedflat.engines.pool import pool_of, travelling
+from fedflat.errors import UserError
 
 SETTINGS = {"rounds": 3, "clients": 10, "per_round": 5, "steps": 3, "model": "mlp(hidden=8)"}
 
@@ -25,3 +34,64 @@ def test_batch_norm_statistics_agree_too() -> None:
     one, four = (fedflat.run("fedsam", workers=workers, **small).record.models["server"] for workers in (1, 4))
     assert torch.equal(one.buffers, four.buffers)
     assert not torch.equal(one.buffers, torch.zeros_like(one.buffers))
+
+
+class Sleep:
+    """Takes a worker some time to read."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return time.sleep, (0.5,)
+
+
+class Peculiar(Exception):
+    """Cannot be read again from what is sent of it."""
+
+    def __init__(self, one: int, other: int) -> None:
+        super().__init__(f"{one} is not {other}")
+
+
+def test_answers_to_who_was_interrupted_are_not_given_to_the_next() -> None:
+    def alarm(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    second = [(None, ("second", number)) for number in range(4)]
+    pool_of(2).map(dict.get, second)  # started
+    before = signal.signal(signal.SIGALRM, alarm)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            pool_of(2).map(dict.get, [(Sleep(), ("first", number)) for number in range(4)])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert pool_of(2).map(dict.get, second) == [answer for _, answer in second]
+
+
+def test_any_error_can_be_sent() -> None:
+    told = travelling(Peculiar(3, 7))
+    assert isinstance(told, RuntimeError) and str(told) == "Peculiar: 3 is not 7"
+    kept = ValueError("as it was")
+    assert travelling(kept) is kept
+
+
+def test_counting_normalisations_take_no_file_for_each_client() -> None:
+    layers = [layer for _ in range(10) for layer in (nn.Linear(16, 16), nn.BatchNorm1d(16))]
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 16), *layers, nn.Linear(16, 10))
+    data = RandomImages(size=300, side=4).dataset()
+    found = []
+
+    class Watch(fedflat.Callback):
+        def round_done(self, run: object) -> None:
+            found.append(len(list(Path("/proc/self/fd").iterdir())))
+
+    for per_round in (5, 30):
+        few: dict[str, Any] = {"clients": 30, "rounds": 1, "steps": 1, "batch": 5, "split": "iid", "device": "cpu"}
+        fedflat.run("fedavg", data=data, model=model, workers=2, callbacks=[Watch()], per_round=per_round, **few)
+    assert found[1] - found[0] < 20
+
+
+def test_a_batch_of_one_that_cannot_be_normalised_is_told_of() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))
+    data = RandomImages(size=33, side=4).dataset()
+    with pytest.raises(UserError, match="BatchNorm cannot normalise a batch of 1, on which an epoch of some client ends; choose another"):
+        fedflat.run("fedavg", data=data, model=model, clients=3, per_round=3, rounds=1, batch=5, split="iid", workers=1)

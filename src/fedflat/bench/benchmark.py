@@ -165,6 +165,9 @@ def row(one: Measured, measured: Sequence[Measured], samples: float) -> dict[str
     bound = next((m for m in bounds if isinstance(m.contender, Bound) and m.contender.compiled == compiled), bounds[0] if bounds else None)
     plain = next((m for m in same if isinstance(m.contender, Plain)), None)
     cores = 1 if contender.setting.on_gpu else available_cores()
+    setting = contender.setting
+    in_bound = setting.per_round * setting.batch * setting.steps  # clients with less data than a batch have fewer
+    samples = float(in_bound) if isinstance(contender, Bound) else samples
     return {
         "contender": contender.name,
         "algorithm": contender.algorithm or None,
@@ -175,7 +178,7 @@ def row(one: Measured, measured: Sequence[Measured], samples: float) -> dict[str
         "seconds": one.seconds,
         "samples_per_round": samples,
         "samples_per_second": samples / one.median * (cores if isinstance(contender, Bound) else 1),
-        "share_of_bound": None if bound is None or one is bound else quotient(bound, one) / cores,
+        "share_of_bound": None if bound is None or one is bound else quotient(bound, one) / cores * samples / in_bound,
         "times_plain": None if plain is None or one is plain or isinstance(contender, Bound) else quotient(plain, one),
         "set_up_seconds": max(0.0, one.first - one.median),
         "peak_device_bytes": one.device_bytes,
@@ -199,8 +202,8 @@ def _one_by_one(request: Request, tell: Tell, notes: list[str]) -> list[Measured
             for performer in performers:
                 tell(f"{performer.contender}: setting up")
                 performer.begin(1)
-            for performer in performers:
-                found = _alone(performer, performer.done(), request, notes, tell)
+            for performer, first in [(performer, performer.done()) for performer in performers]:
+                found = _alone(performer, first, request, notes, tell)
                 if found is not None:
                     measured.append(found)
         finally:

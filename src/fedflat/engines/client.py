@@ -12,6 +12,10 @@ from fedflat.engines.problem import Batch, Problem
 from fedflat.engines.randomness import generator, seed_torch
 from fedflat.engines.reduction import Report
 from fedflat.engines.table import Table
+from fedflat.errors import UserError
+
+ONE_VALUE = "Expected more than 1 value per channel"
+"""What torch says of a batch that BatchNorm cannot normalise."""
 
 
 class StepGradient:
@@ -24,7 +28,15 @@ class StepGradient:
 
     def __call__(self, point: Tensor) -> Tensor:
         buffers = self.buffers if self.passes == 0 else {name: b.clone() for name, b in self.buffers.items()}
-        loss, gradient = self.problem.loss_and_gradient(point, buffers, self.batch)
+        try:
+            loss, gradient = self.problem.loss_and_gradient(point, buffers, self.batch)
+        except ValueError as error:
+            if ONE_VALUE not in str(error):
+                raise
+            raise UserError(
+                f"BatchNorm cannot normalise a batch of {len(self.batch.targets)}, on which an epoch of some client ends; choose "
+                "another training.batch or another normalisation"
+            ) from None
         if self.passes == 0:
             self.loss = loss
         self.passes += 1
@@ -78,6 +90,14 @@ def train_client(
     for name, value in flat_state(message.sent).items():
         table.sent[name][row].copy_(value)
     return Report(message.rates, losses, len(batches), passes, samples, integers)
+
+
+def common_gradient(
+    problem: Problem, training: Training, table: Table, round: int, client: int, indices: np.ndarray, row: int
+) -> tuple[Tensor, int, int]:
+    """A client's part of the cohort's whole gradient, which is taken before anyone trains, whoever takes it."""
+    seed_torch(training.seed, "whole gradient dropout", round, client)
+    return whole_gradient(problem, training, table, round, client, indices, row)
 
 
 def whole_gradient(

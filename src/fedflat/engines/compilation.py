@@ -32,13 +32,26 @@ class CompiledGradient:
         if not self._usable or len(batch.targets) != self._size or batch.mixed_targets is not None:
             return None
         try:
-            self._model = self._model or self._rearranged()
+            first, self._model = self._model is None, self._model or self._rearranged()
             loss, gradient = self._fast(vector, batch.inputs, batch.targets)
         except Exception as error:  # compilers fail in many ways; a mistake of the user's own comes back from the step as it is
             self._usable = False
             warnings.warn(f"the step could not be compiled and runs as it is ({type(error).__name__})", stacklevel=2)
             return None
+        if first and not self._agrees(vector, batch, loss):
+            self._usable = False
+            warnings.warn("the compiled step found another loss than the step as it is, which runs instead", stacklevel=2)
+            return None
         return loss.detach(), gradient
+
+    def _agrees(self, vector: Tensor, batch: Batch, loss: Tensor) -> bool:
+        """Whether a loss is that of the model itself: rearranging layers changes one that looks at what is between them."""
+        problem = self._problem
+        if any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 for part in problem.model.modules()):
+            return True  # which draws anew in every pass
+        with torch.no_grad():
+            expected = problem.task.loss(problem.output(vector, {}, batch.inputs), batch.targets)
+        return bool(torch.isclose(loss.detach(), expected, rtol=1e-4, atol=1e-6, equal_nan=True))
 
     def _rearranged(self) -> nn.Module:
         model = self._problem.model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -82,7 +82,7 @@ class Lane:
     """One client at a time, in tensors that stay where they are; beginning, stepping and finishing are captured once each."""
 
     def __init__(self, problem: Problem, training: Training, table: Table, advance: Advance) -> None:
-        self.problem, self.training, self.table, self._advance = problem, training, table, advance
+        self.problem, self.training, self.table, self.advance = problem, training, table, advance
         z = table.z
         self.stream = torch.cuda.Stream() if z.is_cuda else None  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle() if z.is_cuda else None
@@ -110,14 +110,14 @@ class Lane:
         """Bring a client to its first step; nothing here waits for the device."""
         training, table = self.training, self.table
         self._row, self._sizes, self._before = row, work.sizes, (0, 0)
-        self._hold(work, integers)
+        self._hold(work)
         for name, rows in table.client.items():
             self.client[name].copy_(rows[row])
         if self.own_gradient is not None:
             own, passes, samples = whole_gradient(self.problem, training, table, round, client.number, client.indices, row)
             self._before = (passes, samples)
             self.own_gradient.copy_(own)
-        self.statistics.copy_(table.buffers[row])
+        self._hold_buffers(row, integers)
         self.round.fill_(round)
         self.steps.fill_(len(work.sizes))
         self._begin = self._begin or self._captured(self._begin_client)
@@ -126,7 +126,7 @@ class Lane:
         for size in sorted(self._worth_capturing() - set(self._graphs)):
             self._graphs[size] = self._captured(partial(self._step, size))
             self._begin()  # trying the step out has moved the client
-            self.statistics.copy_(table.buffers[row])
+            self._hold_buffers(row, integers)
 
     @property
     def steps_to_go(self) -> int:
@@ -150,8 +150,9 @@ class Lane:
     def unload(self) -> Report:
         """Write what the client keeps and sends to its row, after its last step."""
         table, row = self.table, self._row
-        self._finish = self._finish or self._captured(self._finish_client)
-        self._finish()
+        with suppress(DoesNotFit):  # then as it is: it takes less than capturing it
+            self._finish = self._finish or self._captured(self._finish_client)
+        (self._finish or self._finish_client)()
         assert self.finished is not None
         kept, message = self.finished
         table.displacement[row].copy_(message.displacement)
@@ -162,9 +163,10 @@ class Lane:
             table.sent[name][row].copy_(value)
         steps, (passes, samples) = len(self._sizes), self._before
         passes, samples = passes + self.passes * steps, samples + self.passes * sum(self._sizes)
-        return Report(message.rates.clone(), self.loss.clone(), steps, passes, samples, dict(self.integers))
+        integers = {name: value.clone() for name, value in self.integers.items()}
+        return Report(message.rates.clone(), self.loss.clone(), steps, passes, samples, integers)
 
-    def _hold(self, work: Work, integers: dict[str, Tensor]) -> None:
+    def _hold(self, work: Work) -> None:
         """Put a client's batches where the captured step reads them; longer rounds need new room, and new graphs."""
         steps = len(work.sizes)
         if not self.work or len(self.work["indices"]) < steps:
@@ -172,6 +174,9 @@ class Lane:
             self.work = {n: torch.zeros((steps, *t.shape[1:]), dtype=t.dtype, device=self.k.device) for n, t in work.tensors.items()}
         for name, tensor in work.tensors.items():
             self.work[name][:steps].copy_(tensor, non_blocking=True)
+
+    def _hold_buffers(self, row: int, integers: dict[str, Tensor]) -> None:
+        self.statistics.copy_(self.table.buffers[row])
         if not self.integers:
             self.integers = {name: value.clone() for name, value in integers.items()}
         for name, value in integers.items():
@@ -203,10 +208,9 @@ class Lane:
         now = {name: tensor.index_select(0, self.k)[0] for name, tensor in self.work.items()}
         positions = now.pop("indices")[:size]
         with convolutions_searched(size == self.training.plan.batch):
-            moved, statistics, loss, self.passes = self._advance(self.local, positions, now, self.statistics, self.integers)
-        for new, old in zip(moved, changing(self.local), strict=True):
-            if new is not old:
-                old.copy_(new)
+            moved, statistics, loss, self.passes = self.advance(self.local, positions, now, self.statistics, self.integers)
+        for new, old in apart([(new, old) for new, old in zip(moved, changing(self.local), strict=True) if new is not old]):
+            old.copy_(new)
         if statistics is not self.statistics:
             self.statistics.copy_(statistics)
         self.loss.add_(loss)
@@ -237,6 +241,12 @@ class Lane:
         torch.cuda.synchronize()
         replay: Callable[[], None] = graph.replay
         return replay
+
+
+def apart(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """New and old tensors, the new ones not in memory of an old one: a step may keep what was the iterate before it."""
+    written = {old.untyped_storage().data_ptr() for _, old in pairs}
+    return [(new.clone() if new.untyped_storage().data_ptr() in written else new, old) for new, old in pairs]
 
 
 def _settled(local: Local) -> Local:

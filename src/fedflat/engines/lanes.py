@@ -16,10 +16,11 @@ from torch import Tensor
 
 from fedflat.algorithms.algorithm import States
 from fedflat.engines.aggregation import by_samples, weighted_sum
-from fedflat.engines.client import whole_gradient
+from fedflat.engines.client import common_gradient
 from fedflat.engines.contract import Client, ModelState, Outcome, Training
 from fedflat.engines.lane import DoesNotFit, Lane, Work
 from fedflat.engines.problem import Problem
+from fedflat.engines.randomness import seed_torch
 from fedflat.engines.reduction import Report, reduce_rows
 from fedflat.engines.steps import Advance, in_place
 from fedflat.engines.table import Table
@@ -64,7 +65,8 @@ class LaneEngine:
         return reports
 
     def _side_by_side(self, training: Training, round: int, clients: list[tuple[int, Client]], integers: dict[str, Tensor]) -> list[Report]:
-        """Train the first of some clients, as many as there are lanes."""
+        """Train the first of some clients, as many as there are lanes; none where lanes were in the way of the first."""
+        lanes: list[Lane] = []
         for lane, (row, client) in zip(list(self.lanes), clients, strict=False):
             try:
                 with lane.on_stream():
@@ -72,8 +74,9 @@ class LaneEngine:
             except DoesNotFit as shortage:
                 self._use_fewer(lane, training, shortage)
                 break
-        lanes = self.lanes[: len(clients)]
-        for k in range(max(lane.steps_to_go for lane in lanes)):
+            lanes.append(lane)
+        seed_torch(training.seed, "dropout", round, clients[0][1].number)  # after captures, which draw too
+        for k in range(max((lane.steps_to_go for lane in lanes), default=0)):
             for lane in lanes:
                 with lane.on_stream():
                     lane.step(k)
@@ -84,15 +87,15 @@ class LaneEngine:
         return reports
 
     def _use_fewer(self, lane: Lane, training: Training, shortage: DoesNotFit) -> None:
-        """Go on with the lanes before one that does not fit; its client trains in a later turn."""
+        """Go on with the lanes before one that does not fit, whose client trains in a later turn; or with it alone, if it is the first."""
         fitting = self.lanes.index(lane)
-        if not fitting:
+        if len(self.lanes) == 1:
             needed, free = (f"{size / 2**30:.1f} GB" for size in (shortage.needed, shortage.free))
             raise UserError(
                 f"the GPU is too small for one client at a time: a step needs {needed} more and {free} are free; "
                 f"lower training.batch (now {training.plan.batch}), use engine.precision=bf16, or choose a smaller model"
             )
-        self.lanes = self.lanes[:fitting]
+        self.lanes = self.lanes[: max(1, fitting)]
         torch.cuda.empty_cache()
 
     def _work(self, training: Training, round: int, client: Client) -> Work:
@@ -121,8 +124,9 @@ class LaneEngine:
         """The table for cohorts of up to so many clients, and the lanes that work on it."""
         if self.table is None or self.table.rows < rows or self.lanes[0].training is not training:
             problem = self.problem
+            known = self.lanes and self.lanes[0].training is training
+            advance = self.lanes[0].advance if known else self.step(problem, training)  # which may have been compiled
             self.table = Table.new(training.algorithm, problem.layout.size, problem.buffers.size, rows, like, False)
-            advance = self.step(problem, training)
             self.lanes = [Lane(problem, training, self.table, advance) for _ in range(min(rows, self.most))]
         return self.table
 
@@ -130,7 +134,7 @@ class LaneEngine:
         """Each client's whole gradient at z into its row; returns the passes and samples that took."""
         passes = samples = 0
         for row, client in enumerate(cohort):
-            gradient, some, seen = whole_gradient(self.problem, training, table, round, client.number, client.indices, row)
+            gradient, some, seen = common_gradient(self.problem, training, table, round, client.number, client.indices, row)
             table.gradient[row].copy_(gradient)
             passes, samples = passes + some, samples + seen
         return passes, samples

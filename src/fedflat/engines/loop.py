@@ -13,7 +13,7 @@ from torch import Tensor
 from fedflat.algorithms.algorithm import States
 from fedflat.data import Examples
 from fedflat.engines.aggregation import by_samples, weighted_sum
-from fedflat.engines.client import train_client, whole_gradient
+from fedflat.engines.client import common_gradient, train_client
 from fedflat.engines.contract import Client, ModelState, Outcome, Training
 from fedflat.engines.pool import Pool, available_cores, can_travel, pool_of
 from fedflat.engines.problem import Problem
@@ -30,6 +30,7 @@ class LoopEngine:
         wanted = available_cores() if workers is None else workers
         self.workers = wanted if wanted > 1 and problem.device.type == "cpu" and can_travel(problem) else 1
         self.table: Table | None = None
+        self._table_of: Training | None = None
         self._here: dict[str, Any] = {"problem": problem}
         self._pool: Pool | None = None
         self._turn = object()
@@ -60,7 +61,9 @@ class LoopEngine:
 
     def train_rows(self, training: Training, round: int, table: Table, cohort: list[Client], integers: dict[str, Tensor]) -> list[Report]:
         """Train clients whose rows of the table are filled, and leave there what they keep and send."""
-        return self._map(_train, [(training, round, row, c.number, c.indices, integers) for row, c in enumerate(cohort)])
+        sent = _arrays(integers)
+        found = self._map(_train, [(training, round, row, c.number, c.indices, sent) for row, c in enumerate(cohort)])
+        return [report._replace(integers=_tensors(counted, self.problem.device)) for report, counted in found]
 
     def _stay_if_it_cannot_travel(self, training: Training) -> None:
         """Train in this process where the algorithm is of the running script, which workers do not import."""
@@ -70,9 +73,10 @@ class LoopEngine:
 
     def room(self, training: Training, rows: int, like: Tensor) -> Table:
         """The table for cohorts of up to so many clients."""
-        if self.table is None or self.table.rows < rows:
+        if self.table is None or self.table.rows < rows or self._table_of is not training:
             problem = self.problem
             self.table = Table.new(training.algorithm, problem.layout.size, problem.buffers.size, rows, like, self.workers > 1)
+            self._table_of = training
             self._share("table", self.table)
         return self.table
 
@@ -119,15 +123,26 @@ class LoopEngine:
         return pool.map(call, tasks)
 
 
-def _train(here: dict[str, Any], training: Training, round: int, row: int, client: int, indices: np.ndarray, integers: Any) -> Report:
-    report = train_client(here["problem"], training, here["table"], round, row, client, indices, integers)
-    # As numbers: a tensor on its way through a pipe would take a piece of shared memory of its own.
-    return report._replace(rates=float(report.rates), loss=float(report.loss))
+def _train(
+    here: dict[str, Any], training: Training, round: int, row: int, client: int, indices: np.ndarray, integers: dict[str, np.ndarray]
+) -> tuple[Report, dict[str, np.ndarray]]:
+    problem: Problem = here["problem"]
+    report = train_client(problem, training, here["table"], round, row, client, indices, _tensors(integers, problem.device))
+    # As numbers and arrays: a tensor on its way through a pipe would take a piece of shared memory of its own.
+    return report._replace(rates=float(report.rates), loss=float(report.loss), integers={}), _arrays(report.integers)
+
+
+def _arrays(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+
+
+def _tensors(arrays: dict[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
 
 
 def _whole_gradient(here: dict[str, Any], training: Training, round: int, row: int, client: int, indices: np.ndarray) -> tuple[int, int]:
     table: Table = here["table"]
-    gradient, passes, samples = whole_gradient(here["problem"], training, table, round, client, indices, row)
+    gradient, passes, samples = common_gradient(here["problem"], training, table, round, client, indices, row)
     table.gradient[row].copy_(gradient)
     return passes, samples
 

@@ -51,23 +51,26 @@ class Pool:
             self._send(pipe, ("share", name, value))
 
     def map(self, call: Callable[..., Any], tasks: Iterable[tuple[Any, ...]]) -> list[Any]:
-        """``call(shared, *task)`` for every task, spread over the workers; results in the order of the tasks."""
+        """``call(shared, *task)`` for every task, spread over the workers; results in the order of the tasks.
+
+        Whatever breaks it off ends the workers, whose answers the next caller would take for its own.
+        """
         waiting = list(enumerate(tasks))[::-1]
         results: list[Any] = [None] * len(waiting)
         busy: dict[Connection, int] = {}
-        for pipe in self.pipes:
-            self._next(pipe, call, waiting, busy)
-        while busy:
-            for pipe in cast("list[Connection]", wait(list(busy))):
-                try:
-                    failed, result = pipe.recv()
-                except (EOFError, ConnectionError):
-                    raise self._lost() from None
-                if failed:
-                    self.close()
-                    raise result
-                results[busy.pop(pipe)] = result
+        try:
+            for pipe in self.pipes:
                 self._next(pipe, call, waiting, busy)
+            while busy:
+                for pipe in cast("list[Connection]", wait(list(busy))):
+                    failed, result = self._received(pipe)
+                    if failed:
+                        raise result
+                    results[busy.pop(pipe)] = result
+                    self._next(pipe, call, waiting, busy)
+        except BaseException:
+            self.close(patience=0.2)
+            raise
         return results
 
     def _next(self, pipe: Connection, call: Callable[..., Any], waiting: list[Any], busy: dict[Connection, int]) -> None:
@@ -81,18 +84,25 @@ class Pool:
         except (BrokenPipeError, ConnectionError):
             raise self._lost() from None
 
+    def _received(self, pipe: Connection) -> tuple[bool, Any]:
+        try:
+            answer: tuple[bool, Any] = pipe.recv()
+        except (EOFError, ConnectionError):
+            raise self._lost() from None
+        return answer
+
     def _lost(self) -> UserError:
         codes = [p.exitcode for p in self.processes if not p.is_alive()]
         self.close()
         killed = "was killed, most likely because memory ran out" if any(c and c < 0 for c in codes) else "ended unexpectedly"
         return UserError(f"a worker process {killed}; use fewer of them (--workers 1) or a smaller batch, then go on with fedflat resume")
 
-    def close(self) -> None:
-        """End the workers."""
+    def close(self, patience: float = 5.0) -> None:
+        """End the workers, those that are busy after some seconds."""
         for pipe in self.pipes:
             pipe.close()
         for process in self.processes:
-            process.join(timeout=5)
+            process.join(timeout=patience)
             if process.is_alive():
                 process.kill()
         self.pipes = []
@@ -171,6 +181,15 @@ def start_without_main(process: Any) -> None:
         sys.modules["__main__"] = main
 
 
+def travelling(error: Exception) -> Exception:
+    """An error as it can be sent: itself, or where its class cannot be read again, what it says."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # of any kind: the class may ask for anything
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
 def _serve(pipe: Connection) -> None:
     torch.set_num_threads(1)
     keep_memory()
@@ -184,6 +203,6 @@ def _serve(pipe: Connection) -> None:
             try:
                 pipe.send((False, what(shared, *value)))
             except Exception as error:  # what went wrong in a worker is raised again where the run is
-                pipe.send((True, error))
+                pipe.send((True, travelling(error)))
         except (EOFError, KeyboardInterrupt, ConnectionError):
             return

@@ -68,6 +68,11 @@ def connect(address: str | None, workers: int | None, what: str = "engine.name=r
         _set(LOCAL)
     ray = ray_module(what)
     if ray.is_initialized():
+        there = str(ray.get_runtime_context().gcs_address)
+        if address not in (None, "auto") and not same_place(str(address), there):
+            raise UserError(
+                f"this process is connected to the Ray cluster at {there} already; for ray_address={address} start a new process"
+            )
         return ray
     quiet = {"include_dashboard": False} if address is None else {}
     cpus = {"num_cpus": max(workers or 0, available_cores())} if address is None else {}
@@ -78,6 +83,20 @@ def connect(address: str | None, workers: int | None, what: str = "engine.name=r
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         raise unreachable(address, error) if address else UserError(f"Ray cannot be started here: {first_line(error)}") from None
     return ray
+
+
+def same_place(one: str, other: str) -> bool:
+    """Whether two addresses are of one cluster, as far as names and loopback can tell.
+
+    >>> same_place("127.0.0.1:6379", "10.0.0.1:6379"), same_place("10.0.0.2:6379", "10.0.0.1:6379"), same_place("10.0.0.1:1", "10.0.0.1:2")
+    (True, False, False)
+    """
+    (host, _, port), (other_host, _, other_port) = one.rpartition(":"), other.rpartition(":")
+    try:
+        numbers = {socket.gethostbyname(host), socket.gethostbyname(other_host)}
+    except OSError:
+        return False
+    return port == other_port and (len(numbers) == 1 or any(number.startswith("127.") for number in numbers))
 
 
 def check_address(address: str) -> None:

@@ -205,7 +205,7 @@ class Worker:
             plain = [_plain(report) for report in reports]
         if state:
             for row, member in enumerate(members):
-                self._shelf.put(told.key, member.number, told.stamp, {name: kept[row] for name, kept in state.items()})
+                self._shelf.put(told.key, member.number, told.stamp, {name: kept[row].copy() for name, kept in state.items()})
         return Trained(plain, state if wanted else {}, statistics, rows, sums, time.perf_counter() - begun)
 
     def give(self, training: str, clients: list[int], stamp: int) -> Arrays:
@@ -229,11 +229,15 @@ class Worker:
         """The sums of metrics over some batches, each of a model and a held-out set."""
         problem = self._opened().problem
         found = []
+        here: dict[int, tuple[Tensor, dict[str, Tensor]]] = {}
         with one_thread():
             for index, name, positions in tasks:
-                weights, buffers, integers = models[index]
-                vector, statistics = _tensor(weights).to(problem.device), _tensor(buffers).to(problem.device)
-                named = {**problem.buffers.views(statistics), **{k: v.to(problem.device) for k, v in _tensors(integers).items()}}
+                if index not in here:
+                    weights, buffers, integers = models[index]
+                    vector, statistics = _tensor(weights).to(problem.device), _tensor(buffers).to(problem.device)
+                    counted = {k: v.to(problem.device) for k, v in _tensors(integers).items()}
+                    here[index] = vector, {**problem.buffers.views(statistics), **counted}
+                vector, named = here[index]
                 part = problem.held_out[name].take(torch.from_numpy(positions.copy()).to(problem.device))
                 found.append({k: v.double().cpu().numpy() for k, v in problem.sum_tensors(vector, named, part).items()})
         return found

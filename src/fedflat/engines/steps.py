@@ -61,6 +61,8 @@ def compiled(problem: Problem, training: Training, backend: str = "inductor", st
         if not failed and len(positions) == training.plan.batch:  # every other size would be compiled anew
             try:
                 return fast(local, positions, *rest)
+            except torch.OutOfMemoryError:
+                raise  # which tells a lane that it does not fit
             except Exception as error:  # compilers fail in many ways; a mistake of the user's own comes back from the plain step
                 failed = True
                 warnings.warn(f"the step could not be compiled and runs as it is ({type(error).__name__})", stacklevel=2)
