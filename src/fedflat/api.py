@@ -35,6 +35,7 @@ def make_config(base: str | Path | Config | None = None, settings: dict[str, Any
     elif base is not None:
         values = read_yaml(Path(base))
     for name, value in (settings or {}).items():
+        _check_name(name)
         *sections, last = SHORT.get(name, name).replace("__", ".").split(".")
         inside = values
         for section in sections:
@@ -42,11 +43,25 @@ def make_config(base: str | Path | Config | None = None, settings: dict[str, Any
             if not isinstance(inside, dict):
                 raise UserError(f"{section} is a group of settings, but here it is {inside!r}; write its settings below it")
         if last == "flatness" and isinstance(value, str):
-            value = {**inside.get("flatness", {}), **flatness_values(value)}
-        inside[last] = value
+            value = flatness_values(value)
+        together = isinstance(value, dict) and isinstance(inside.get(last), dict)
+        inside[last] = {**inside[last], **value} if together else value
     for assignment in assignments:
         assign(values, assignment)
     return config(values)
+
+
+def _check_name(name: str) -> None:
+    """Refuse a setting that is neither a short name nor a full one, with what comes nearest: its full name, or a part of the word."""
+    known = {*SHORT, *Config.model_fields}
+    if name in known or "__" in name or "." in name:
+        return
+    groups = {group: field.annotation for group, field in Config.model_fields.items()}
+    full = [f"{group}__{name}" for group, kind in groups.items() if name in getattr(kind, "model_fields", {})]
+    near = full or sorted(word for word in known if word in name.split("_"))
+    if near:
+        raise UserError(f"there is no setting '{name}'; did you mean {' or '.join(near)}? (all of them: fedflat settings)")
+    raise one_of("setting", name, known, "fedflat settings")
 
 
 def run(

@@ -57,6 +57,8 @@ NO_MEANING = {
     "fedavg+cyclic+linear": "local rate is already cyclic",
     "fedavgm+adam": "server optimiser is already momentum",
     "fedswa+momentum": "server optimiser is already sgd(server_rate=1.5)",
+    "fedavg+sgd+momentum": "server optimiser is already sgd",
+    "fedavg+sgd+sgd(server_rate=2)": "server optimiser is already sgd",
     "fedavg+swa+swa": "swa twice",
     "fedavg+wima(window=5)+ema+wima(window=5)": "wima twice",
     # words in the wrong place

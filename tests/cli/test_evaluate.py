@@ -31,6 +31,11 @@ def test_every_part_has_its_lines(fedflat, held_out):
     assert "Not on corruptions: digits has no corrupted test images; cifar10 and cifar100 have." in result.stdout
 
 
+def test_evaluation_on_nothing_is_refused(fedflat, held_out):
+    result = fedflat("evaluate", held_out, "--on", "")
+    assert result.exit_code == 2 and "--on is empty; expected some of test, classes" in result.stderr
+
+
 def test_json_is_one_document(fedflat, held_out):
     result = fedflat("evaluate", held_out, "--model", "wima", "--json", "--tune-clients", "3", "--tune-rate", "0.01")
     document = json.loads(result.stdout)

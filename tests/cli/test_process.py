@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -81,6 +82,27 @@ def test_an_interruption_says_how_to_go_on(tmp_path):
     told = process.communicate(timeout=60)[1]
     assert process.returncode == 130
     assert told.splitlines()[-1] == "fedflat: interrupted; go on with: fedflat resume run" and "Traceback" not in told
+
+
+def test_ctrl_c_while_workers_start_is_told_in_one_line(tmp_path):
+    """It goes to the workers too, which are in the middle of importing torch."""
+    flags = ("run", "fedavg", "--rounds", "100000", "--steps", "1", "--workers", "2", "--device", "cpu", "--out", "run", "--quiet")
+    process = subprocess.Popen([*FEDFLAT, *flags], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=tmp_path, start_new_session=True)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    patience = time.monotonic() + 60
+    while time.monotonic() < patience and process.poll() is None and len(children.read_text().split()) < 3:  # two, and who tidies up
+        time.sleep(0.01)
+    time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGINT)
+    told = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert told.splitlines() == ["fedflat: interrupted; go on with: fedflat resume run"]
+
+
+def test_a_full_output_is_told():
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run([*FEDFLAT, "settings"], check=False, stdout=full, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    assert result.returncode == 2 and result.stderr == "fedflat: cannot write all that is to be said: no space left on device\n"
 
 
 @pytest.mark.parametrize("arguments", [("settings", "--json"), ("settings",)])

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import fedflat
+from fedflat.api import make_config
 from fedflat.data import from_arrays
 from fedflat.errors import UserError
 from fedflat.experiment.config import config
@@ -246,3 +247,23 @@ def test_the_metric_of_a_task_stands_for_its_run_also_once_it_lies_on_disk(tmp_p
 def test_a_metric_that_the_task_does_not_report_is_refused() -> None:
     with pytest.raises(UserError, match="compares models by 'top3' and reports loss, accuracy, top2; let its metric be one of them"):
         fedflat.run("fedavg", task=TopTwo("top3"), **SMALL)
+
+
+def test_a_group_of_settings_adds_to_what_is_there() -> None:
+    for settings in ({"rounds": 2, "training": {"epochs": 3}}, {"training": {"epochs": 3}, "rounds": 2}):
+        assert (make_config(None, settings).training.rounds, make_config(None, settings).training.epochs) == (2, 3)
+    kept = make_config(make_config(None, {"rounds": 2, "rate": 0.5}), {"training": {"epochs": 3}}).training
+    assert (kept.rounds, kept.rate, kept.epochs) == (2, 0.5, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("weighting", "federation__weighting"), ("learning_rate", "rate"), ("batch_size", "batch"), ("ruonds", "rounds")]
+)
+def test_a_setting_that_is_called_otherwise_is_named(name: str, meant: str) -> None:
+    with pytest.raises(UserError, match=rf"there is no setting '{name}'; did you mean {meant}\b"):
+        fedflat.run("fedavg", **{name: 1})
+
+
+def test_a_callback_must_be_one() -> None:
+    with pytest.raises(UserError, match=r"derived from fedflat\.Callback; this is <class"):
+        fedflat.run("fedavg", rounds=1, callbacks=[fedflat.Callback])  # type: ignore[list-item]

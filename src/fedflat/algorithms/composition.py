@@ -61,8 +61,9 @@ def algorithm(text: str) -> Algorithm:
     for call in (base, *parts):
         _look_further(call.name)
     built = _named(base)
+    filled: set[str] = set()
     for part in parts:
-        built = _with(built, part, text)
+        built = _with(built, part, text, filled)
     _refuse_what_has_no_meaning(built, text)
     return built
 
@@ -108,7 +109,7 @@ def _named(call: Call) -> Algorithm:
     return built
 
 
-def _with(built: Algorithm, call: Call, text: str) -> Algorithm:
+def _with(built: Algorithm, call: Call, text: str, filled: set[str]) -> Algorithm:
     if call.name not in PARTS:
         if call.name in NAMED:
             raise UserError(f"'{call.name}' is an algorithm of its own and cannot be added to another; add parts: {', '.join(PARTS)}")
@@ -120,10 +121,11 @@ def _with(built: Algorithm, call: Call, text: str) -> Algorithm:
         if value in built.averages:
             raise UserError(f"'{text}' has {call.name} twice with the same parameters; one of them is enough")
         return replace(built, averages=(*built.averages, value))
-    filled = getattr(built, slot)
-    if filled != getattr(Algorithm(), slot):
-        have = show(_NAMES[type(filled)], changed(filled))
+    there = getattr(built, slot)
+    if slot in filled or there != getattr(Algorithm(), slot):
+        have = show(_NAMES[type(there)], changed(there))
         raise UserError(f"'{text}' has two values for one slot: the {_words(slot)} is already {have}, so {call.name} cannot be added")
+    filled.add(slot)
     return replace(built, **{slot: value})
 
 

@@ -52,6 +52,8 @@ def evaluate(
 
     record = load_record(folder)
     wanted = tuple(PARTS) if on is None else [name.strip() for name in on.split(",") if name.strip()]
+    if not wanted:
+        raise UserError(f"--on is empty; expected some of {', '.join(PARTS)}, joined by commas")
     tuning = FineTuning(clients, epochs, share, rate)
     fetch_if_missing(record.config, as_json)
     with _told(as_json) as tell:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import warnings
 from collections.abc import Iterator
@@ -37,6 +38,8 @@ def told_in_a_sentence() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
+            raise _ends(f"cannot write all that is to be said: {(error.strerror or str(error)).lower()}", WRONG_REQUEST) from None
         if error.filename is None:
             raise
         raise _ends(f"cannot use {error.filename}: {(error.strerror or str(error)).lower()}", WRONG_REQUEST) from None

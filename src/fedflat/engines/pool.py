@@ -6,10 +6,12 @@ import ctypes
 import io
 import os
 import pickle
+import signal
 import sys
 import types
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.util import Finalize
 from typing import Any, cast
@@ -123,7 +125,10 @@ def pool_of(workers: int) -> Pool:
 
 def _close_pool() -> None:
     if _pool is not None:
-        _pool.close()
+        try:
+            _pool.close()
+        except KeyboardInterrupt:
+            _pool.close(patience=0)
 
 
 # Where this process is itself one of multiprocessing's, which knows no ``atexit``, workers would be ended in the middle of what they do.
@@ -172,13 +177,31 @@ class _WithoutTensors(pickle.Pickler):
 
 
 def start_without_main(process: Any) -> None:
-    """Start a spawned process that does not run the user's script again: a script then needs no ``if __name__ == "__main__"``."""
+    """Start a spawned process that does not run the user's script again: a script then needs no ``if __name__ == "__main__"``.
+
+    Nor does it hear of Ctrl-C, which is for the process that started it, and which it would tell of at length.
+    """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
-        process.start()
+        with _without_interruption():
+            process.start()
     finally:
         sys.modules["__main__"] = main
+
+
+@contextmanager
+def _without_interruption() -> Iterator[None]:
+    """Processes that are started meanwhile inherit it; here, an interruption is heard of afterwards."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # whose own start would end it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def travelling(error: Exception) -> Exception:
@@ -204,5 +227,5 @@ def _serve(pipe: Connection) -> None:
                 pipe.send((False, what(shared, *value)))
             except Exception as error:  # what went wrong in a worker is raised again where the run is
                 pipe.send((True, travelling(error)))
-        except (EOFError, KeyboardInterrupt, ConnectionError):
+        except (EOFError, KeyboardInterrupt, ConnectionError, FileNotFoundError):  # whoever asked is gone
             return

@@ -19,7 +19,9 @@ def told_plainly(path: Path, doing: str = "write") -> Iterator[None]:
         advice = {"No space left on device": "free some space", "File too large": "raise the limit on file sizes (ulimit -f)"}
         why = error.strerror or str(error)
         then = advice.get(why, "choose another folder with --out")
-        raise UserError(f"cannot {doing} {path}: {why.lower()}; {then}, then start again, or go on with fedflat resume") from None
+        raise UserError(
+            f"cannot {doing} {path}: {why.lower()}; {then}, then start again; a run that had begun goes on with fedflat resume"
+        ) from None
 
 
 def create_folder(path: Path) -> None:
