@@ -57,6 +57,17 @@ def test_where_there_is_no_compiler_the_step_runs_as_it_is() -> None:
         assert fast(weights, batch) is None
 
 
+def test_memory_that_runs_out_is_no_compiler_that_fails() -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    problem = a_run().problem
+    fast = CompiledGradient(problem, 8, backend="eager")
+    fast._fast = full
+    with pytest.raises(torch.OutOfMemoryError):
+        fast(problem.initial()[0], problem.batch(torch.arange(8), {}))
+
+
 def test_a_run_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[int] = []
     real = CompiledGradient.__init__

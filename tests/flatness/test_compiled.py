@@ -61,6 +61,30 @@ def test_the_last_smaller_batch_runs_as_it_is_and_other_data_share_what_was_comp
     assert product._fast is None, "three examples are not four"
 
 
+def test_batches_of_another_shape_run_as_they_are() -> None:
+    torch.manual_seed(0)
+    average = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 3)).double()
+    data = [(torch.randn(4, 1, side, side, dtype=torch.float64), torch.arange(4) % 3) for side in (6, 8, 6)]
+    plain, fast = (Objective(average, F.cross_entropy, data) for _ in range(2))
+    fast.compile()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(products(fast), products(plain))
+    assert fast._compiled is not None and fast._compiled._usable
+
+
+def test_memory_that_runs_out_is_no_compiler_that_fails() -> None:
+    fast, product = compiled()
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    product._fast = full
+    with pytest.raises(torch.OutOfMemoryError):
+        products(fast)
+    assert product._usable
+
+
 def test_a_compiler_that_fails_is_told_once_and_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> None:
         raise RuntimeError("no compiler")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedflat.errors import UserError
-from fedflat.flatness import Ends, Largest, Operator, lanczos, power
+from fedflat.flatness import Ends, Largest, Objective, Operator, lanczos, power
 
 from .networks import NETWORKS, case, symmetric, true_hessian
 
@@ -115,6 +115,34 @@ def test_one_starting_vector_alone_would_not_find_it() -> None:
     assert (abs(space.ritz().values - 6) < 1e-9).sum() == 1
 
 
+@pytest.mark.parametrize(("tolerance", "seeds"), [(1e-2, (6, 7, 27, 28, 33)), (1e-3, (4, 6, 27, 47, 51))])
+def test_where_all_eigenvalues_come_five_times_none_is_missed(tolerance: float, seeds: tuple[int, ...]) -> None:
+    for seed in seeds:
+        drawn = torch.randn(40, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        values = drawn.sort(descending=True).values.repeat_interleave(5)
+        found = lanczos(Operator(values.mul, 200, torch.float64), Ends(7), tolerance=tolerance, seed=seed)
+        assert found.converged
+        torch.testing.assert_close(found.values, values[:7], rtol=tolerance, atol=0)
+
+
+def test_a_dense_spectrum_takes_few_more_products_for_the_second_look() -> None:
+    values = torch.cat(
+        [torch.logspace(1, 0.3, 30), 2 - 0.005 * torch.arange(1, 400), 0.01 * torch.randn(3571, generator=torch.Generator().manual_seed(0))]
+    ).double()
+    found = lanczos(Operator(values.mul, 4000, torch.float64), Ends(50, 1))
+    assert found.converged and found.products <= 390
+    torch.testing.assert_close(found.values[:50], values[:50].sort(descending=True).values, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_matrix_of_low_rank_ends_the_search_in_any_precision(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    data = (torch.randn(4, 60, dtype=dtype), torch.tensor([0, 1, 2, 0]))
+    objective = Objective(torch.nn.Linear(60, 3).to(dtype), torch.nn.functional.cross_entropy, data)
+    found = lanczos(Operator.of_hessian(objective), Ends(10))
+    assert found.converged and found.products == 20 and found.values[8:].abs().max() < 1e-6 * found.values[0]
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     distinct=st.lists(st.integers(2, 40), min_size=1, max_size=4, unique=True),
@@ -169,6 +197,14 @@ def test_twenty_iterations_seldom_converge_and_say_so() -> None:
     torch.testing.assert_close(residuals[0], found.residuals[0], rtol=1e-6, atol=1e-9)
     assert found.products <= 100 and not found.converged
     assert (found.values <= 1).all() and found.residuals.max() > 1e-3
+
+
+def test_residuals_of_power_iteration_do_not_cancel_in_float32() -> None:
+    matrix = torch.diag(torch.tensor([1.0, 0.3, 0.2]))
+    found = power(Operator.of_matrix(matrix), 1, iterations=10, change=0.0)
+    vector = found.vectors[0].double()
+    true = (matrix.double() @ vector - (vector @ matrix.double() @ vector) * vector).norm()
+    torch.testing.assert_close(found.residuals[0], true, rtol=0.05, atol=0)
 
 
 def test_power_iteration_of_zero() -> None:

@@ -53,6 +53,33 @@ def test_the_basis_stays_what_it_is_through_restarts(first: int, keep: int, then
         check(space)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        torch.logspace(0, -16, 300, dtype=torch.float64),
+        torch.cat([torch.tensor([1e12, 1e6], dtype=torch.float64), torch.linspace(0, 1, 298, dtype=torch.float64)]),
+        torch.cat([torch.logspace(3, -3, 12, dtype=torch.float64), 1e-13 * torch.linspace(0, 1, 288, dtype=torch.float64)]),
+        1 + 1e-10 * torch.linspace(0, 1, 300, dtype=torch.float64),
+        torch.arange(10, dtype=torch.float64).repeat_interleave(30),
+    ],
+    ids=["falling", "outliers", "low rank and noise", "nearly the identity", "repeated"],
+)
+def test_the_basis_is_orthonormal_however_ill_conditioned_the_matrix(values: torch.Tensor) -> None:
+    space = Krylov(Operator(values.mul, 300, torch.float64), 100)
+    for _ in range(3):
+        while not space.full:
+            space.step()
+        torch.testing.assert_close(rows(space) @ rows(space).T, torch.eye(100).double(), rtol=0, atol=1e-12)
+        space.shrink(space.ritz(), np.arange(100)[::-1][:20], anew=False)
+
+
+def test_a_step_passes_over_the_basis_twice_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    space = grown(10)
+    monkeypatch.setattr(Krylov, "_orthogonal", lambda self, row: pytest.fail("a third time"))
+    space.step()
+    check(space)
+
+
 def test_a_restart_loses_nothing_that_was_kept() -> None:
     space = grown(30)
     before = space.ritz()

@@ -16,7 +16,6 @@ from fedflat import models
 from fedflat.engines.task import Classification
 from fedflat.errors import UserError
 from fedflat.flatness import Objective
-from fedflat.flatness.precision import rounding
 
 from .networks import NETWORKS, Quadratic, case, symmetric, true_hessian
 
@@ -117,15 +116,6 @@ def test_a_quadratic_has_its_own_matrix() -> None:
     objective = Quadratic(matrix, centre, torch.zeros(3).double()).objective()
     torch.testing.assert_close(objective.hessian_products(None, torch.eye(3).double()), matrix)
     torch.testing.assert_close(objective.gradient(), -matrix @ centre)
-
-
-def test_precision_is_full_inside_and_as_before_outside() -> None:
-    holders = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [holder.allow_tf32 for holder in holders]
-    with pytest.raises(KeyError), rounding(not before[0]):
-        assert [holder.allow_tf32 for holder in holders] == 2 * [not before[0]]
-        raise KeyError
-    assert [holder.allow_tf32 for holder in holders] == before
 
 
 # --- data ------------------------------------------------------------------------------------------------------------------------

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+import weakref
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from fedflat.errors import UserError
-from fedflat.flatness import Ends, Operator, lanczos
+from fedflat.flatness import Ends, Operator, lanczos, spectrum_of
 from fedflat.flatness.estimate import estimate
 from fedflat.flatness.hutchinson import hutchinson
+from fedflat.flatness.krylov import Krylov
 from fedflat.flatness.quadrature import quadrature
 
 from .networks import NETWORKS, case, symmetric, true_hessian
@@ -63,6 +68,13 @@ def test_intervals() -> None:
         hutchinson(Operator.of_matrix(torch.eye(2)), draws=1)
 
 
+def test_a_single_draw_is_refused_before_anything_is_computed() -> None:
+    told: list[str] = []
+    with pytest.raises(UserError, match="an interval needs at least 2 draws, not 1"):
+        spectrum_of(case("mlp").objective(), 2, trace_draws=1, tell=told.append)
+    assert not told
+
+
 # --- density ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -103,6 +115,19 @@ def test_an_invariant_space_ends_a_draw() -> None:
     found = quadrature(Operator.of_matrix(3 * torch.eye(50).double()), draws=2, steps=10)
     assert found.products == 2 and found.nodes[0] == pytest.approx([3.0]) and found.moment(1).value == pytest.approx(3)
     assert found.at(np.array([3.0]))[0] > found.at(np.array([2.0]))[0]
+
+
+def test_one_basis_at_a_time_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: weakref.WeakSet[Krylov] = weakref.WeakSet()
+
+    def made(*arguments: Any) -> Krylov:
+        assert not alive
+        space = Krylov(*arguments)
+        alive.add(space)
+        return space
+
+    monkeypatch.setattr(sys.modules[quadrature.__module__], "Krylov", made)
+    quadrature(Operator.of_matrix(symmetric(torch.linspace(-1, 2, 20))), draws=3, steps=4)
 
 
 def test_the_density_is_one() -> None:

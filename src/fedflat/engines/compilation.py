@@ -34,6 +34,8 @@ class CompiledGradient:
         try:
             first, self._model = self._model is None, self._model or self._rearranged()
             loss, gradient = self._fast(vector, batch.inputs, batch.targets)
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:  # compilers fail in many ways; a mistake of the user's own comes back from the step as it is
             self._usable = False
             warnings.warn(f"the step could not be compiled and runs as it is ({type(error).__name__})", stacklevel=2)

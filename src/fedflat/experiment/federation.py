@@ -17,6 +17,7 @@ from fedflat.engines.task import Classification, NextCharacter, Task, task_for
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.network import network_of
+from fedflat.flatness.precision import allow_tf32
 
 MOST_PIXELS = 2**23
 """Pixels with masks in one forward pass of an evaluation: 194 frames of CamVid at 180x240, 16 of Cityscapes at 512x1024."""
@@ -125,8 +126,7 @@ def device_of(config: Config) -> torch.device:
         raise UserError("engine.device=cuda was asked for, but torch sees no GPU here; use engine.device=cpu")
     if wanted == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    rounded = config.engine.precision == "tf32"
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = rounded
+    allow_tf32(config.engine.precision == "tf32")
     torch.backends.cudnn.benchmark = True
     return torch.device("cuda")
 

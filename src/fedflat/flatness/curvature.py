@@ -11,7 +11,7 @@ import torch
 
 from fedflat.errors import UserError, one_of
 from fedflat.flatness.estimate import Estimate
-from fedflat.flatness.hutchinson import DRAWS, hutchinson
+from fedflat.flatness.hutchinson import DRAWS, check_draws, hutchinson
 from fedflat.flatness.lanczos import TOLERANCE, Eigenpairs, Ends, Largest, lanczos
 from fedflat.flatness.objective import Objective
 from fedflat.flatness.operator import Operator
@@ -110,6 +110,8 @@ def spectrum_of(
     count = min(COUNT, objective.size) if count is None else count
     if not 1 <= count <= objective.size:
         raise UserError(f"{count} eigenvalues of a model with {objective.size} parameters are not possible; ask for 1 to {objective.size}")
+    if trace_draws:
+        check_draws(trace_draws)
     begun = time.monotonic()
     tell("checking that the loss is the same twice")
     objective.check()

@@ -30,8 +30,7 @@ def hutchinson(
     tell: Callable[[int], None] = lambda done: None,
 ) -> Estimate:
     """The trace with its confidence interval, from as many products as there are draws; ``values`` and ``vectors`` are known eigenpairs."""
-    if draws < 2:
-        raise UserError(f"an interval needs at least 2 draws, not {draws}")
+    check_draws(draws)
     found = []
     with rounding(allowed=False), torch.no_grad():
         for number in range(draws):
@@ -42,3 +41,9 @@ def hutchinson(
             tell(number + 1)
     known = 0.0 if values is None else float(values.sum())
     return estimate(torch.stack(found).tolist(), known)
+
+
+def check_draws(draws: int) -> None:
+    """One draw has no interval."""
+    if draws < 2:
+        raise UserError(f"an interval needs at least 2 draws, not {draws}")

@@ -87,8 +87,10 @@ class Krylov:
         if self._beta <= 10 * torch.finfo(left.dtype).eps * self._scale:  # rounding alone: the basis is invariant
             self._beta = 0.0
             self._rows[self.size] = self._random()
-        else:
+        elif self._beta <= torch.finfo(left.dtype).eps ** 0.5 * np.linalg.norm(seen):  # rounding in part: twice was not enough
             self._rows[self.size] = self._orthogonal(left / self._beta)
+        else:
+            self._rows[self.size] = left / self._beta
 
     def ritz(self) -> Ritz:
         """The eigenvalues of the matrix as seen in the basis, and how far each is from a true one."""

@@ -115,7 +115,7 @@ def lanczos(
             if space.complete or taken >= most:
                 break
             if good.all() and len(ritz.values) > wanted.count and (not second or _next_good(ritz, wanted, tolerance, operator.dtype)):
-                if second and _same(ritz.values[places], locked, ritz.residuals[places]):
+                if second and _same(ritz, places, locked, operator.dtype):
                     break
                 second, locked = True, ritz.values[places]
                 space.shrink(ritz, places, anew=True)
@@ -128,19 +128,28 @@ def lanczos(
 
 
 def _good(ritz: Ritz, tolerance: float, dtype: torch.dtype) -> np.ndarray:
-    """Which Ritz values have converged; none can be better than the rounding of products with a matrix of this norm."""
-    floor = 50 * torch.finfo(dtype).eps * float(np.abs(ritz.values).max())
-    return np.asarray(ritz.ahead <= np.maximum(tolerance * np.abs(ritz.values), floor))
+    """Which Ritz values have converged."""
+    return np.asarray(ritz.ahead <= np.maximum(tolerance * np.abs(ritz.values), _floor(ritz, dtype)))
+
+
+def _floor(ritz: Ritz, dtype: torch.dtype) -> float:
+    """The rounding of products with a matrix of this norm, below which nothing is known."""
+    return float(50 * torch.finfo(dtype).eps * np.abs(ritz.values).max())
 
 
 def _next_good(ritz: Ritz, wanted: Ends | Largest, tolerance: float, dtype: torch.dtype) -> bool:
-    """Whether the next eigenvalue outside is known well enough to say that it is outside: errors are squares of residuals."""
-    return bool(_good(ritz, tolerance**0.5, dtype)[wanted.and_next().chosen(ritz.values)].all())
+    """Whether the next eigenvalues outside are known to be outside: they have converged well, or lie clearly apart from all within."""
+    inside = wanted.chosen(ritz.values)
+    outside = np.setdiff1d(wanted.and_next().chosen(ritz.values), inside)
+    rank = np.abs(ritz.values) if isinstance(wanted, Largest) else ritz.values
+    apart = np.abs(rank[outside, None] - rank[inside]).min(axis=1) > 3 * ritz.ahead[outside]
+    tight, loose = (_good(ritz, share, dtype)[outside] for share in (tolerance / 3, tolerance**0.5))
+    return bool((tight | (loose & apart)).all())
 
 
-def _same(values: np.ndarray, before: np.ndarray, residuals: np.ndarray) -> bool:
+def _same(ritz: Ritz, places: np.ndarray, before: np.ndarray, dtype: torch.dtype) -> bool:
     """Whether no eigenvalue has taken another's place: each moved by less than its own uncertainty."""
-    return bool((np.abs(values - before) <= 2 * residuals + 1e-12 * np.abs(before).max(initial=0.0)).all())
+    return bool((np.abs(ritz.values[places] - before) <= 2 * ritz.residuals[places] + _floor(ritz, dtype)).all())
 
 
 def _worth_keeping(ritz: Ritz, wanted: Ends | Largest, space: Krylov) -> np.ndarray:

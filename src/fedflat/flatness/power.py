@@ -50,7 +50,7 @@ def power(
                 value, length = float(vector @ product), float(product.norm())
                 # A vector's residual belongs to the vector that was multiplied, so it is that one which is kept.
                 vectors[number], values[number] = vector, value
-                residuals[number] = max(length**2 - value**2, 0.0) ** 0.5
+                residuals[number] = float((product - value * vector).norm())
                 moved = abs(value - last) / abs(value) if value else float("inf")
                 if moved < change or length == 0:
                     break

@@ -73,4 +73,5 @@ def quadrature(
             ritz = space.ritz()
             nodes.append(ritz.values)
             weights.append(ritz.vectors[0] ** 2)
+            del space  # so that two bases are never in memory at once
     return Density(tuple(nodes), tuple(weights), operator.products - before)

@@ -1,0 +1,95 @@
+"""Full precision on a GPU: set within, as before afterwards, whichever of torch's two kinds of switches is in use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fedflat.experiment.config import Config
+from fedflat.experiment.federation import device_of
+from fedflat.flatness import Ends, Operator, lanczos
+from fedflat.flatness.precision import allow_tf32, rounding
+
+MATMUL: Any = torch.backends.cuda.matmul
+CUDNN: Any = torch.backends.cudnn
+newer = pytest.mark.skipif(not hasattr(MATMUL, "fp32_precision"), reason="torch before 2.9")
+
+
+@pytest.fixture(autouse=True)
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The switches are there without a GPU; afterwards they are as torch has them at first."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    yield
+    MATMUL.allow_tf32, CUDNN.allow_tf32 = False, True
+    if hasattr(MATMUL, "fp32_precision"):
+        MATMUL.fp32_precision = "none"
+
+
+def older() -> list[bool]:
+    return [MATMUL.allow_tf32, CUDNN.allow_tf32]
+
+
+def named() -> list[str]:
+    return [MATMUL.fp32_precision, CUDNN.conv.fp32_precision, CUDNN.rnn.fp32_precision]
+
+
+@pytest.mark.parametrize("before", [(False, True), (True, True), (True, False)])
+@pytest.mark.parametrize("allowed", [False, True])
+def test_the_older_switches_are_set_within_and_as_before_afterwards(before: tuple[bool, bool], allowed: bool) -> None:
+    MATMUL.allow_tf32, CUDNN.allow_tf32 = before
+    with pytest.raises(KeyError), rounding(allowed):
+        assert older() == [allowed, allowed]
+        raise KeyError
+    assert older() == list(before)
+
+
+@newer
+@pytest.mark.parametrize("before", ["tf32", "ieee"])
+@pytest.mark.parametrize("allowed", [False, True])
+def test_the_newer_switches_are_set_within_and_as_before_afterwards(before: str, allowed: bool) -> None:
+    MATMUL.fp32_precision = CUDNN.conv.fp32_precision = before
+    seen = named()
+    with rounding(allowed):
+        assert named() == 3 * ["tf32" if allowed else "ieee"] and older() == [allowed, allowed]
+    assert named() == seen
+
+
+@newer
+def test_the_switch_for_everything_rounds_nothing_within(monkeypatch: pytest.MonkeyPatch) -> None:
+    backends: Any = torch.backends
+    monkeypatch.setattr(backends, "fp32_precision", "tf32")
+    with rounding(allowed=False):
+        assert named() == 3 * ["ieee"]
+    assert named() == 3 * ["tf32"]
+
+
+@newer
+def test_without_a_gpu_nothing_is_read_or_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    MATMUL.fp32_precision = "tf32"
+    assert lanczos(Operator.of_matrix(torch.eye(4)), Ends(1)).converged
+    with rounding(allowed=False):
+        assert MATMUL.fp32_precision == "tf32"
+
+
+def test_a_torch_without_the_newer_switches(monkeypatch: pytest.MonkeyPatch) -> None:
+    matmul, cudnn = SimpleNamespace(allow_tf32=True), SimpleNamespace(allow_tf32=True, rnn=SimpleNamespace())
+    monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)
+    monkeypatch.setattr(torch.backends, "cudnn", cudnn)
+    with rounding(allowed=False):
+        assert (matmul.allow_tf32, cudnn.allow_tf32) == (False, False)
+    assert (matmul, cudnn) == (SimpleNamespace(allow_tf32=True), SimpleNamespace(allow_tf32=True, rnn=SimpleNamespace()))
+
+
+@newer
+@pytest.mark.parametrize("precision", ["tf32", "float32"])
+def test_a_run_sets_them_too(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    assert device_of(Config.model_validate({"engine": {"precision": precision}})).type == "cuda"
+    assert named() == 3 * ["tf32" if precision == "tf32" else "ieee"] and older() == 2 * [precision == "tf32"]
+    allow_tf32(False)
+    assert named() == 3 * ["ieee"]
