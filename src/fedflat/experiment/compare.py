@@ -14,7 +14,7 @@ from fedflat.data import load
 from fedflat.engines.pool import available_cores, can_travel
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.config import Config
+from fedflat.experiment.config import Config, difference
 from fedflat.experiment.federation import device_of
 from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.jobs import Job, in_a_row, side_by_side
@@ -127,15 +127,3 @@ def folder_name(text: str) -> str:
     'fedmoswa+asam_rho_0.3'
     """
     return re.sub(r"[^A-Za-z0-9.+-]+", "_", text).strip("_")
-
-
-def difference(one: Config, other: Config) -> str:
-    """The settings in which two configs differ, of those that change results."""
-
-    def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-        pairs = ((f"{prefix}{k}", v) for k, v in values.items())
-        return {k: v for key, value in pairs for k, v in (flat(value, f"{key}.") if isinstance(value, dict) else {key: value}).items()}
-
-    ours, theirs = flat(one.model_dump()), flat(other.model_dump())
-    counts = [key for key in ours if not key.startswith("engine.") or key == "engine.precision"]
-    return ", ".join(f"{key}={ours[key]} instead of {theirs[key]}" for key in counts if ours[key] != theirs[key])

@@ -173,6 +173,10 @@ class Engine(Section):
         return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
 
 
+MAY_CHANGE: dict[str, bool | set[str]] = {"data": {"folder"}, "stop": True, "engine": set(Engine.model_fields) - {"precision"}}
+"""Settings without a say in what a round does: a resumed run may have others than it began with."""
+
+
 class Config(Section):
     """A complete experiment."""
 
@@ -242,6 +246,10 @@ class Config(Section):
         last = self.training.rounds
         return rounds % self.evaluation.every == 0 or rounds > last - self.evaluation.final or rounds == last
 
+    def lasting(self) -> dict[str, Any]:
+        """The settings that stay the same from a run's first round to its last, as nested values."""
+        return self.model_dump(mode="json", exclude=MAY_CHANGE)
+
     def to_yaml(self) -> str:
         """The whole config as YAML."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
@@ -272,6 +280,18 @@ def config(values: dict[str, Any]) -> Config:
         return Config.model_validate(values)
     except ValidationError as error:
         raise UserError(_sentence(error)) from None
+
+
+def difference(one: Config, other: Config) -> str:
+    """The settings in which two configs differ, of those that change results."""
+
+    def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+        pairs = ((f"{prefix}{k}", v) for k, v in values.items())
+        return {k: v for key, value in pairs for k, v in (flat(value, f"{key}.") if isinstance(value, dict) else {key: value}).items()}
+
+    ours, theirs = flat(one.model_dump()), flat(other.model_dump())
+    counts = [key for key in ours if not key.startswith("engine.") or key == "engine.precision"]
+    return ", ".join(f"{key}={ours[key]} instead of {theirs[key]}" for key in counts if ours[key] != theirs[key])
 
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -45,6 +45,11 @@ class RunFolder:
         """Whether there is a run in it that has come to its end."""
         return self.exists and self.status()["status"] in OVER
 
+    @property
+    def anew(self) -> str:
+        """What can always be done where something of the run is lost, to end a sentence."""
+        return f"or run it anew (fedflat run --config {self.path / 'config.yaml'} with another --out)"
+
     def create(self, config: Config, split: Mapping[str, Any]) -> None:
         """Make the folder with what describes the run."""
         if self.exists:
@@ -136,8 +141,13 @@ class RunFolder:
             file.write(json.dumps(record) + "\n")
 
     def cut_metrics(self, length: int) -> None:
-        """Cut the metrics back to where a checkpoint saw them."""
-        path = self.path / "metrics.jsonl"
+        """Cut the metrics back to where a checkpoint saw them; refused where they are shorter already."""
+        path, found = self.path / "metrics.jsonl", self.metrics_length()
+        if found < length:
+            raise UserError(
+                f"{path} has lost lines: it has {found} bytes, and the run's checkpoint needs {length}; "
+                f"put the file back as it was, {self.anew}"
+            )
         with told_plainly(path):
             path.touch()
             os.truncate(path, length)

@@ -37,6 +37,15 @@ class Rows:
     def __contains__(self, key: int) -> bool:
         return key in self._rows
 
+    @property
+    def count(self) -> int:
+        """How many rows there are, once those in memory are written."""
+        return len(self._rows)
+
+    def readable(self, rounds: int) -> int:
+        """How many rows can be read as they were after so many rounds."""
+        return self.count
+
     def flush(self) -> None:
         """Write what is still in memory, before a checkpoint relies on it."""
 
@@ -70,9 +79,17 @@ class FileRows(Rows):
     def __contains__(self, key: int) -> bool:
         return key in self._place
 
+    @property
+    def count(self) -> int:
+        return len(self._place)
+
+    def readable(self, rounds: int) -> int:
+        size = os.fstat(self._data).st_size
+        kept = ((key, [_until(rounds, stamp) for stamp in stamps]) for key, stamps in self._stamps.items())
+        return sum(any(stamps) and self._offset(key, _newest(stamps)) + self._bytes <= size for key, stamps in kept)
+
     def __getitem__(self, key: int) -> Tensor:
-        first, second = self._stamps[key]
-        raw = os.pread(self._data, self._bytes, self._offset(key, int(second > first)))
+        raw = os.pread(self._data, self._bytes, self._offset(key, _newest(self._stamps[key])))
         return torch.from_numpy(np.frombuffer(raw, self._dtype).copy())
 
     def __setitem__(self, key: int, row: Tensor) -> None:
@@ -92,7 +109,7 @@ class FileRows(Rows):
 
     def rewind(self, rounds: int) -> None:
         for key, stamps in list(self._stamps.items()):
-            self._stamps[key] = [stamp if stamp <= rounds else 0 for stamp in stamps]
+            self._stamps[key] = [_until(rounds, stamp) for stamp in stamps]
             if self._stamps[key] == [0, 0]:
                 del self._stamps[key], self._place[key]
             elif self._stamps[key] != stamps:
@@ -133,7 +150,7 @@ class PastRows(FileRows):
             self._data = os.open(folder / "rows.bin", os.O_RDONLY)
             self._index = os.open(folder / "index.bin", os.O_RDONLY)
         self._read_index()
-        self._stamps = {key: [stamp if stamp <= rounds else 0 for stamp in stamps] for key, stamps in self._stamps.items()}
+        self._stamps = {key: [_until(rounds, stamp) for stamp in stamps] for key, stamps in self._stamps.items()}
         self._place = {key: place for key, place in self._place.items() if any(self._stamps[key])}
 
     def __setitem__(self, key: int, row: Tensor) -> None:
@@ -150,6 +167,13 @@ class CachedRows(Rows):
 
     def __contains__(self, key: int) -> bool:
         return key in self._rows or key in self._file
+
+    @property
+    def count(self) -> int:
+        return self._file.count
+
+    def readable(self, rounds: int) -> int:
+        return self._file.readable(rounds)
 
     def __getitem__(self, key: int) -> Tensor:
         if key not in self._rows:
@@ -184,6 +208,17 @@ class CachedRows(Rows):
 def cache_size(device: torch.device) -> int:
     """How many bytes of rows may stay in memory: a quarter of a GPU's, or 2 GB."""
     return torch.cuda.get_device_properties(device).total_memory // 4 if device.type == "cuda" else 2 * 10**9
+
+
+def _until(rounds: int, stamp: int) -> int:
+    """A stamp, or none where it is later than so many rounds."""
+    return stamp if stamp <= rounds else 0
+
+
+def _newest(stamps: list[int]) -> int:
+    """Which of a row's two places was written last."""
+    first, second = stamps
+    return int(second > first)
 
 
 def _write(descriptor: int, data: bytes, offset: int) -> None:

@@ -21,7 +21,8 @@ from fedflat.engines.contract import Client, Cost, Engine, ModelState
 from fedflat.engines.task import Task
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.config import Config
+from fedflat.experiment.config import Config, difference
+from fedflat.experiment.config import config as checked
 from fedflat.experiment.engine import engine_for, shortage_told
 from fedflat.experiment.federation import federation
 from fedflat.experiment.files import create_folder
@@ -84,7 +85,7 @@ class Run:
         weights, buffers, integers = self.problem.initial()
         self.server = Server(config.init_rounds, ModelState(weights, buffers, integers), self.algorithm.new_server(weights), Cost())
         self._observer = Observer(config.flatness, self.problem, self.split, self.algorithm, config.training.rounds)
-        self._stores: list[Rows] = []
+        self._stores: dict[str, Rows] = {}
         self._statistics: dict[int, Tensor] = {}
         self._still = self.problem.still.fingerprint() if self.folder else ""
         self._begun = self._session = self._saved = time.monotonic()
@@ -117,7 +118,7 @@ class Run:
                         verdict = verdict or self._paused(f"left after round {self.server.rounds}")
                 self._close(verdict)
         finally:
-            for store in self._stores:
+            for store in self._stores.values():
                 store.close()
             if self.folder:
                 self.folder.release()
@@ -174,7 +175,7 @@ class Run:
 
     def _round(self) -> None:
         server, number = self.server, self.server.rounds
-        for store in self._stores:
+        for store in self._stores.values():
             store.now = number + 1
         before = self._whole(server.model)
         for average in self.averages.values():
@@ -266,6 +267,7 @@ class Run:
             if not self._resume:
                 self.folder.create(self.config, self.split.describe(self.problem.data.train.targets.cpu(), self.problem.data.num_classes))
             self.folder.hold()
+        checkpoint = self._last_checkpoint()
         own_statistics = self.training.own_statistics
         self._keeping = Keeping(self.algorithm, self.server.model, own_statistics, lambda width: self._rows("clients", width))
         whole = self._whole(self.server.model)
@@ -278,20 +280,21 @@ class Run:
             self.config.init_rounds,
         )
         self.averages = {average_name(average): average.begin(scene, whole) for average in self.algorithm.averages}
-        if not self.folder or not (self.folder.path / CHECKPOINT).exists():
-            for store in self._stores:
+        if not self.folder or not checkpoint:
+            for store in self._stores.values():
                 store.rewind(self.config.init_rounds)
             if self.folder:
+                create_folder((self.folder.path / CHECKPOINT).parent)  # someone may have removed it
                 self.folder.cut_metrics(0)
                 cut_snapshots(self.folder.path, self.config.init_rounds)
             return 0.0
-        self._restore(self.folder)
+        self._restore(self.folder, *checkpoint)
         return self.folder.seconds()
 
     def _rows(self, name: str, width: int) -> Rows:
         file = self.folder.rows(name, width, self.problem.dtype) if self.folder and width else None
         store = CachedRows(file, cache_size(self.problem.device)) if file else Rows()
-        self._stores.append(store)
+        self._stores[name] = store
         return store
 
     def _checkpoint_is_due(self) -> bool:
@@ -306,36 +309,66 @@ class Run:
         self._saved = time.monotonic()
         server = self.server
         self._keeping.settle()
-        for store in self._stores:
+        for store in self._stores.values():
             store.flush()
         tensors = {"weights": server.model.weights, "buffers": server.model.buffers}
         tensors |= {f"integers/{name}": value for name, value in server.model.integers.items()}
         tensors |= {f"server/{name}": value for name, value in flat_state(server.states).items()}
         for name, average in self.averages.items():
             tensors |= {f"average/{name}/{key}": value for key, value in average.tensors().items()}
-        about = {"rounds": server.rounds, "metrics": self.folder.metrics_length(), "cost": asdict(server.cost), "loss": _finite(self.loss)}
+        about = {
+            "rounds": server.rounds,
+            "metrics": self.folder.metrics_length(),
+            "cost": asdict(server.cost),
+            "loss": _finite(self.loss),
+            "rows": {name: store.count for name, store in self._stores.items()},
+            "settings": self.config.lasting(),
+        }
         if self._still:
             about["frozen"] = self._still
         self.folder.write_tensors(CHECKPOINT, tensors, about)
-        for store in self._stores:
+        for store in self._stores.values():
             store.commit(server.rounds)
 
-    def _restore(self, folder: RunFolder) -> None:
+    def _last_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """The tensors of the last checkpoint and what is said about them, None without one; refused where it is of other settings."""
+        if not self.folder or not (self.folder.path / CHECKPOINT).exists():
+            return None
+        folder = self.folder
         saved, about = folder.read_tensors(CHECKPOINT)
+        now = self.config.lasting()
+        differing = difference(checked(now), checked(about.get("settings", now)))  # there were none in earlier checkpoints
+        if differing:
+            raise UserError(
+                f"{folder.path / 'config.yaml'} was changed since the run began ({differing}); "
+                "put it back as it was, or run the new settings in a folder of their own"
+                f" (fedflat run --config {folder.path / 'config.yaml'} with another --out)"
+            )
         if about.get("frozen", "") != self._still:
             raise UserError(
                 f"the frozen part of the model is not that with which the run in {folder.path} began; "
                 "put its first weights back where they were, or pass the same model again"
             )
+        return saved, about
+
+    def _restore(self, folder: RunFolder, saved: dict[str, Tensor], about: dict[str, Any]) -> None:
+        for name, store in self._stores.items():
+            found = store.readable(about["rounds"])
+            needed = about.get("rows", {}).get(name, found)  # earlier checkpoints did not count them
+            if found != needed:
+                raise UserError(
+                    f"{folder.path / 'state' / name} has lost rows: it has {found}, and the run's checkpoint needs {needed}; "
+                    f"put the folder back as it was, {folder.anew}"
+                )
+        folder.cut_metrics(about["metrics"])
         tensors = {name: tensor.to(self.problem.device) for name, tensor in saved.items()}
         model = ModelState(tensors["weights"], tensors["buffers"], _under(tensors, "integers/"))
         self.server = Server(about["rounds"], model, nested_state(_under(tensors, "server/")), Cost(**about["cost"]))
         self._loss = torch.tensor(math.nan if about["loss"] is None else about["loss"], dtype=self.problem.dtype)
         for name, average in self.averages.items():
             average.restore(_under(tensors, f"average/{name}/"))
-        for store in self._stores:
+        for store in self._stores.values():
             store.rewind(about["rounds"])
-        folder.cut_metrics(about["metrics"])
         cut_snapshots(folder.path, about["rounds"])
         self.history = folder.metrics()
 
