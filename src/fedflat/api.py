@@ -164,7 +164,7 @@ def rounds(
 
 
 def compare(
-    algorithms: Sequence[str],
+    algorithms: str | Sequence[str],
     *,
     seeds: int | Sequence[int] = 3,
     base: str | Path | Config | None = None,
@@ -178,8 +178,9 @@ def compare(
 ) -> Comparison:
     """Run several algorithms on the same splits, cohorts and batches, for several seeds; ``jobs`` of them at a time."""
     made, own = _prepared(base, data, model, settings)
+    texts = [algorithms] if isinstance(algorithms, str) else algorithms
     chosen = range(seeds) if isinstance(seeds, int) else seeds
-    return Comparison(comparing.compare(made, algorithms, chosen, Path(out) if out else None, tuple(callbacks), jobs, task=task, **own))
+    return Comparison(comparing.compare(made, texts, chosen, Path(out) if out else None, tuple(callbacks), jobs, task=task, **own))
 
 
 def sweep(

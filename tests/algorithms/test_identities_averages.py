@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fedflat
+from fedflat.algorithms.rate import Cyclic, Schedule
 from fedflat.averaging import Average, Ema, Running, Scene, Swa, Wima
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.rows import Rows
@@ -101,6 +102,41 @@ def test_ema() -> None:
     same(course(Ema(decay=0.9)), averages.ema(MODELS[1:], decay=0.9))
     same(course(Ema(decay=0.9))[2], 0.81 * MODELS[1] + 0.09 * MODELS[2] + 0.1 * MODELS[3])
     same(course(Ema(decay=1.0)), [MODELS[1]] * T)
+
+
+@pytest.mark.parametrize(("average", "rounds", "captures"), [
+    (Swa(), 60, False),
+    (Swa(), 80, False),
+    (Swa(), 84, True),
+    (Swa(every=1), 60, True),
+    (Swa(weighting="literal"), 60, True),
+    (Swa(capture_phase="cycle_end"), 60, True),
+    (Swa(start=1), 1000, False),
+])  # fmt: skip
+def test_swa_says_where_it_averages_nothing(average: Swa, rounds: int, captures: bool) -> None:
+    running = begin(average, rounds, cycle=20)
+    for t in range(rounds):
+        running.before(t, torch.zeros(6))
+        running.after(t, torch.zeros(6))
+    assert bool(running.tensors().get("captured", torch.tensor(0))) is captures
+    nothing = average.averages_nothing(Scene(rounds, 20, CLASSIFIER, lambda name, count: Rows()))
+    assert (nothing == "") is captures
+    assert captures or f"averages nothing in these {rounds} rounds" in nothing
+
+
+def test_a_run_whose_swa_averages_nothing_says_so() -> None:
+    small = {"rounds": 2, "clients": 6, "per_round": 2, "steps": 1, "model": "mlp(hidden=4)", "workers": 1}
+    with pytest.warns(UserWarning, match="it begins after 1 of them and captures a model every 20"):
+        fedflat.run("fedavg+cyclic+swa", **small)
+
+
+def test_a_start_that_is_a_whole_round_is_not_cut_by_floating_point() -> None:
+    models = [np.full(2, float(t)) for t in range(101)]
+    found = course(Swa(start=0.58), models)
+    assert found[57] is None and found[58] is not None
+    high, one = Schedule(1.0, rounds=100), torch.tensor(1)
+    rates = [float(Cyclic(low=0.0, length=2, start=0.58)(high, torch.tensor(t), one, one)) for t in (57, 58, 59)]
+    assert rates == [1.0, 0.5, 0.0]
 
 
 @pytest.mark.parametrize("average", [Swa(start=0.3), Swa(start=0.3, weighting="literal"), Wima(window=6), Ema()])

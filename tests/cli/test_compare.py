@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def several(**accuracies: list[float | None]) -> Comparison:
 
 
 def test_the_table_has_every_algorithm_and_a_verdict(fedflat, compared, small):
-    result = fedflat("compare", "fedavg", "fedsam", *small, "--seeds", "2", "--target", "0.05", "--target", "2", "--out", compared)
+    result = fedflat("compare", "fedavg", "fedsam", *small, "--seeds", "2", "--target", "0.05", "--target", "1", "--out", compared)
     assert result.exit_code == 0
     for word in ("fedavg", "fedsam", "±", "(2/2)", "– (0/2)", "sent up", "is best by the mean of the last 100 rounds", "comparison.png"):
         assert word in result.stdout
@@ -141,6 +142,42 @@ def test_runs_with_different_settings_are_told_apart(capsys):
     print_comparison(comparison)
     shown = capsys.readouterr().out
     assert "model=mlp" in shown and "model=lenet5" in shown and "none is called best" in shown
+
+
+def with_average(text: str, seed: int, begins: int) -> Record:
+    """A run of three rounds whose average is there from some round on."""
+    found = record(text, seed, 0.5)
+    name = text.partition("+")[2]
+    history = [
+        {**found.history[0], "round": r, "test": {"server": {"accuracy": 0.3 * r}} | ({name: {"accuracy": 0.9}} if r >= begins else {})}
+        for r in (1, 2, 3)
+    ]
+    return replace(found, history=history)
+
+
+def test_means_over_different_evaluations_have_no_best(capsys):
+    comparison = Comparison(with_average("fedavg+swa", seed, begins=3) for seed in (0, 1))
+    print_comparison(comparison)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "60.00 ± 0.00 (n=3)" in shown and "90.00 ± 0.00 (n=1)" in shown
+    assert "different numbers of evaluations (fedavg+swa 1, fedavg 3), so none is called best" in shown
+    assert "is best" in verdict(Comparison(with_average("fedavg+swa", seed, begins=1) for seed in (0, 1)))
+
+
+def test_the_server_s_model_of_runs_with_other_averages_has_one_row():
+    runs = [record("fedavg", 0, 0.5), with_average("fedavg+swa", 0, begins=9), with_average("fedavg+ema", 0, begins=1)]
+    assert [row.label for row in Comparison(runs).rows()] == ["fedavg", "fedavg+ema"]
+    assert len(Comparison([record("fedavg", 0, 0.5), record("fedavg", 0, 0.6, model="lenet5")]).rows()) == 2
+
+
+@pytest.mark.parametrize(
+    ("target", "says"), [("90", "between 0 and 1 (for 90 % write 0.9)"), ("nan", "should be a finite number"), ("-1", "between 0 and 1")]
+)
+def test_targets_that_no_accuracy_can_reach_are_refused(fedflat, compared, small, target, says):
+    for command in (("compare", "fedavg", *small, "--out", compared), ("show", compared), ("report", compared), ("run", "fedavg", *small)):
+        wanted = ("--set", f"stop.target={target}") if command[0] == "run" else ("--target", target)
+        refused = fedflat(*command, *wanted)
+        assert refused.exit_code == 2 and says in " ".join(refused.stderr.split())
 
 
 def test_runs_that_were_never_evaluated():

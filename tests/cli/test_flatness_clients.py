@@ -46,6 +46,11 @@ def document(*arguments: object) -> dict:
     return json.loads(result.stdout)
 
 
+def test_a_client_named_twice_counts_once(looked_at: Path, tmp_path: Path) -> None:
+    flags = ("--client", 3, "--client", 3, "--client", 1, "--no-curvature", *LITTLE, "--out", tmp_path)
+    assert document("flatness", "clients", looked_at, *flags)["rounds"][0]["clients"] == [3, 1]
+
+
 def test_clients_over_rounds(looked_at: Path) -> None:
     found = document("flatness", "clients", looked_at, *LITTLE)
     rounds = [(one["round"], one["source"]) for one in found["rounds"]]

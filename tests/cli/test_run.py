@@ -23,6 +23,11 @@ def test_a_run_leaves_its_figures_its_folder_and_its_curve(fedflat, small):
     assert "finished after 3 rounds" in result.stderr
 
 
+def test_a_mean_over_fewer_evaluations_says_so(fedflat, small):
+    shown = fedflat("run", "fedavg+swa", *small).stdout
+    assert "mean of last 100 rounds  " in shown and "(n=3)" in shown and "(n=1)" in shown
+
+
 def test_a_taken_default_folder_gets_a_number(fedflat, small):
     first, second = (json.loads(fedflat("run", "fedavg+ema", *small, "--json").stdout) for _ in range(2))
     assert (first["folder"], second["folder"]) == ("runs/fedavg-ema-digits-seed0", "runs/fedavg-ema-digits-seed0-2")

@@ -88,6 +88,25 @@ def test_the_rest_of_a_comparison_goes_on_after_a_divergence() -> None:
     assert (first["diverged"], second["diverged"]) == (1, 0) and "mean_last" not in first and second["last"].mean > 0.1
 
 
+def test_a_comparison_counts_each_seed_once_and_takes_one_text() -> None:
+    with pytest.raises(UserError, match="seeds 1, 1; expected each once"):
+        fedflat.compare(["fedavg"], seeds=[1, 1], **SMALL)
+    comparison = fedflat.compare("fedavg", seeds=1, **(SMALL | {"rounds": 1}))
+    assert [row["label"] for row in comparison.table()] == ["fedavg"]
+
+
+def test_figures_by_the_short_name_of_a_model_and_by_known_metrics() -> None:
+    result = fedflat.run("fedavg+wima(window=2)", **(SMALL | {"rounds": 2}))
+    assert result.summary("wima") == result.summary("wima(window=2)") != result.summary("server")
+    with pytest.raises(UserError, match="no evaluated model 'ema'"):
+        result.summary("ema")
+    with pytest.raises(UserError, match="no metric 'f1'; expected one of accuracy, loss"):
+        result.summary("server", "f1")
+    with pytest.raises(UserError, match="no metric 'f1'"):
+        result.plot("f1")
+    assert result.plot("loss").axes
+
+
 # --- the same data for everyone --------------------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from fedflat.errors import UserError
 from fedflat.report.document import report_document, require_something
 from fedflat.report.figures import figures_of
 from fedflat.report.gather import gather
+from fedflat.report.page import report_page
 from fedflat.report.tables import difference_table, latex_text, result_table, table_csv, values_csv
 
 
@@ -38,7 +39,7 @@ def test_every_figure_has_its_name(section):
     assert fedsam["spread"]["last"]["std"] == pytest.approx(0.01)
     assert fedsam["spread"]["best"]["mean"] == pytest.approx(0.85)
     assert fedsam["spread"]["mean_last"]["mean"] == pytest.approx((0.6 + 0.85 + 0.82) / 3)
-    assert fedsam["mean_count"] == 3
+    assert fedsam["mean_counts"] == {0: 3, 1: 3, 2: 3}
 
 
 def test_differences_are_paired(section):
@@ -69,6 +70,24 @@ def test_a_diverged_run_does_not_cut_the_curve_of_the_others(section):
     assert curve["over"]["seconds"] == [0, 0.5, 1, 1.5]
     assert curve["metrics"]["accuracy"]["mean"] == pytest.approx([0.1, 0.7, 0.9, 0.9])
     assert curve["metrics"]["loss"]["std"] == pytest.approx([0, 0, 0, 0])
+
+
+def test_means_over_different_evaluations_are_not_compared(clone, tmp_path):
+    for seed in (0, 1):
+        run = clone("fedavg+swa", seed, [0.1, 0.5, 0.8, 0.9 + seed / 100])
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        lines[-1]["test"]["swa"] = {"loss": 0.1, "accuracy": 0.95}
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    gathered = gather([tmp_path / "runs"])
+    (section,) = report_document(gathered)["sections"]
+    assert section["differences"][0]["pair"] is None and section["ranks"] is None
+    assert "means of fedavg+swa and fedavg are over different numbers of evaluations (n)" in notes(section, "warn")
+    assert "share no seed" not in notes(section, "warn") and "No seed is common" not in notes(section, "warn")
+    assert [cells[1].split(" (")[1] for cells in result_table(section, ()).rows] == ["n=3)", "n=1)"]
+    page = report_page(report_document(gathered), "", [{}], "")
+    assert "(n=3)" in page and "(n=1)" in page
+    (section,) = report_document(gathered, by="last")["sections"]
+    assert section["differences"][0]["pair"]["seeds"] == (0, 1) and section["ranks"] is not None
 
 
 def test_rounds_to_a_target_are_censored(section):

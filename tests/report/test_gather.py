@@ -7,7 +7,9 @@ import shutil
 
 import pytest
 
+import fedflat
 from fedflat.errors import UserError
+from fedflat.report.document import report_document
 from fedflat.report.gather import gather, grouped
 
 
@@ -37,6 +39,20 @@ def test_metrics_that_end_too_early_are_noticed(compared):
         gather([run])
     (run / "metrics.jsonl").unlink()
     with pytest.raises(UserError, match="ends at 0"):
+        gather([run])
+
+
+def test_a_run_that_diverged_is_whole(tmp_path):
+    run = tmp_path / "run"
+    fedflat.run("fedavg(server_rate=1e6)", rounds=4, rate=3, workers=1, device="cpu", out=run)
+    status = json.loads((run / "status.json").read_text())
+    assert status["status"] == "diverged"
+    gathered = gather([run])
+    notes = " ".join(note["text"] for note in report_document(gathered)["sections"][0]["notes"])
+    assert f"diverged at round {status['rounds']} (the " in notes
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:-1]))
+    with pytest.raises(UserError, match="is not whole"):
         gather([run])
 
 

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fedflat.averaging.base import rounds_before
 from fedflat.text import param
 
 
@@ -56,7 +57,7 @@ class Cyclic(LocalRate):
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
         q = (round % self.length + 1) / self.length
         cyclic = (1 - q) * schedule.rate + q * self.low
-        cycling = (round >= int(self.start * schedule.rounds)) & (self.length > 1)
+        cycling = (round >= rounds_before(self.start, schedule.rounds)) & (self.length > 1)
         return torch.where(cycling, cyclic, torch.full_like(cyclic, schedule.rate)) * schedule.decay**round
 
     @property

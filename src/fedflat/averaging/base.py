@@ -62,3 +62,16 @@ class Average(ABC):
     @abstractmethod
     def begin(self, scene: Scene, x: Tensor) -> Running:
         """The average of a run that starts at ``x``."""
+
+    def averages_nothing(self, scene: Scene) -> str:
+        """Why a run gives it no model to average, and what to change, in words; empty where it gives some."""
+        return ""
+
+
+def rounds_before(share: float, rounds: int) -> int:
+    """How many rounds a share of them is, in whole ones; what floating point takes off a whole one does not count.
+
+    >>> rounds_before(0.58, 100), rounds_before(0.75, 10)
+    (58, 7)
+    """
+    return int(share * rounds + 1e-9)

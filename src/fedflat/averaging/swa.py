@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedflat.averaging.base import Average, Running, Scene
+from fedflat.averaging.base import Average, Running, Scene, rounds_before
 from fedflat.text import param
 
 
@@ -25,7 +25,19 @@ class Swa(Average):
     capture_phase: Literal["released", "cycle_end"] = param("released", "capture when t - start is a multiple of c, or at the lowest rate")
 
     def begin(self, scene: Scene, x: Tensor) -> Running:
-        return _RunningSwa(self, max(int(self.start * scene.rounds), scene.first), self.every or scene.cycle)
+        return self._running(scene)
+
+    def averages_nothing(self, scene: Scene) -> str:
+        running = self._running(scene)
+        if any(running.captures(round) for round in range(running.start, scene.rounds)):
+            return ""
+        return (
+            f"SWA averages nothing in these {scene.rounds} rounds: it begins after {running.start} of them and captures a model every "
+            f"{running.cycle} from then on; use more rounds, a shorter cycle, an earlier start, or captures apart from the cycle (every=1)"
+        )
+
+    def _running(self, scene: Scene) -> _RunningSwa:
+        return _RunningSwa(self, max(rounds_before(self.start, scene.rounds), scene.first), self.every or scene.cycle)
 
 
 class _RunningSwa(Running):
@@ -39,13 +51,14 @@ class _RunningSwa(Running):
             self.mean = x.double()
 
     def after(self, round: int, x: Tensor) -> None:
-        if self.mean is None or not self._captures(round):
+        if self.mean is None or not self.captures(round):
             return
         n = self.captured if self.spec.weighting == "mean" else round / self.cycle
         self.mean = (self.mean * n + x.double()) / (n + 1)
         self.captured += 1
 
-    def _captures(self, round: int) -> bool:
+    def captures(self, round: int) -> bool:
+        """Whether the model after a round is one of those averaged."""
         if self.spec.capture_phase == "cycle_end":
             return round >= self.start and (round + 1) % self.cycle == 0
         first = self.start if self.spec.weighting == "literal" else self.start + 1

@@ -57,8 +57,11 @@ def compare(
     from fedflat.experiment.compare import SomeFailed
     from fedflat.experiment.compare import compare as records_of
     from fedflat.experiment.federation import device_of
+    from fedflat.experiment.stopping import check_target
     from fedflat.report.result import Comparison
 
+    for value in target:
+        check_target(value, "accuracy")  # the metric of every run from the command line is a share: accuracy or miou
     base, chosen = make_config(config, settings, assignments), read_seeds(seeds)
     _check_axis(over)
     if figure is not None:

@@ -52,12 +52,12 @@ def print_run(record: Record, settings: bool = False) -> None:
     document, console = run_document(record), screen()
     metric, cost = document["metric"], document["cost"]
     counts = {summary["mean_count"] for summary in document["models"].values() if summary}
-    mean = f"mean of last 100 rounds (n={max(counts)})" if counts else "mean of last 100 rounds"
+    mean = f"mean of last 100 rounds (n={max(counts)})" if len(counts) == 1 else "mean of last 100 rounds"
     columns = ("model", "last", mean, "best (max over test)")
-    rows = [
-        (name, *(shown_metric(summary[key], metric) if summary else None for key in ("last", "mean_last", "best")))
-        for name, summary in document["models"].items()
-    ]
+    rows = []
+    for name, summary in document["models"].items():
+        last, late, best = (shown_metric(summary[key], metric) if summary else None for key in ("last", "mean_last", "best"))
+        rows.append((name, last, f"{late} (n={summary['mean_count']})" if summary and len(counts) > 1 else late, best))
     about = f"   {record.config.data.name}, seed {record.config.seed}   "
     console.print()
     console.print(Text.assemble((record.config.algorithm, "bold"), about, (f"test {with_unit(metric)}", "dim")))

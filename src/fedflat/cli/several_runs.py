@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedflat.cli.one_run import folder_of
 from fedflat.cli.screen import screen, shown_bytes, shown_metric, shown_seconds, table, with_unit
 from fedflat.cli.settings import flat_settings
+from fedflat.report.summary import from_to
 from fedflat.text import write_value
 from fedflat.units import is_share
 
@@ -45,21 +46,22 @@ def print_comparison(comparison: Comparison, targets: Sequence[float] = ()) -> N
     """The table of a comparison, what diverged, and which is best."""
     console, metric = screen(), comparison.metric
     lines, differing = comparison.table(targets), differing_settings(comparison)
-    best = max((line["mean_last"].mean for line in lines if "mean_last" in line), default=None)
-    counts = {line["mean_count"] for line in lines if "mean_count" in line}
+    counts = evaluation_counts(lines)
+    best = max((line["mean_last"].mean for line in lines if "mean_last" in line), default=None) if len(counts) == 1 else None
     columns = ["algorithm", *(["settings"] if any(differing) else []), "mean of last\n100 rounds", "last", "seeds"]
     columns += [f"rounds\nto {target:g}" for target in targets] + ["time", "sent up"]
     rows: list[list[object]] = []
     for line, settings in zip(lines, differing, strict=True):
         row: list[object] = [line["label"], *([_assignments(settings)] if any(differing) else [])]
         mean, last = line.get("mean_last"), line.get("last")
-        row += [_spread(mean, metric, mean is not None and mean.mean == best), _spread(last, metric)]
+        over = f" (n={from_to(line['mean_counts'])})" if mean is not None and len(counts) > 1 else ""
+        row += [_spread(mean, metric, mean is not None and mean.mean == best, over), _spread(last, metric)]
         row += [f"{line['seeds']} ({line['diverged']} diverged)" if line["diverged"] else line["seeds"]]
         row += [_rounds(*line[f"rounds to {target:g}"]) for target in targets]
         rows.append([*row, shown_seconds(line["seconds"]), shown_bytes(line["bytes_up"])])
     console.print()
     spread = "mean ± standard deviation over seeds" if max((line["seeds"] for line in lines), default=0) > 1 else "one seed"
-    many = f"; the mean is over {_to(counts)} evaluation{'s' * (max(counts) != 1)}" if counts else ""
+    many = f"; the mean is over {from_to(counts)} evaluation{'s' * (max(counts) != 1)}" if counts else ""
     console.print(f"test {with_unit(metric)}: {spread}{many}", style="dim")
     console.print(table(columns, rows, numbers=set(columns) - {"algorithm", "settings"}))
     console.print()
@@ -83,6 +85,11 @@ def verdict(comparison: Comparison) -> str:
         return "Every run diverged, so there is no best algorithm."
     if any(differing_settings(comparison)):
         return "These runs differ in more than algorithm and seed, so none is called best."
+    if len(evaluation_counts(lines)) > 1:
+        each = ", ".join(f"{line['label']} {from_to(line['mean_counts'])}" for line in alive)
+        return (
+            f"The means are over different numbers of evaluations ({each}), so none is called best: compare the last, or use more rounds."
+        )
     best, first, metric = alive[0], lines[0], comparison.metric
     some = f", over the {best['mean_last'].count} of {best['seeds']} seeds that did not diverge" if best["diverged"] else ""
     says = f"{best['label']} is best by the mean of the last 100 rounds ({_words(best['mean_last'], metric)}{some})"
@@ -93,6 +100,11 @@ def verdict(comparison: Comparison) -> str:
     if "mean_last" not in first:
         return f"{says}; {first['label']}, listed first, diverged."
     return f"{says}: {_lead(best, first, 'listed first', metric)}."
+
+
+def evaluation_counts(lines: Sequence[dict[str, Any]]) -> set[int]:
+    """Over how many evaluations the means of a comparison are; fewer where an average begins late or a run stopped."""
+    return {count for line in lines for count in line.get("mean_counts", [])}
 
 
 def _lead(best: dict[str, Any], other: dict[str, Any], place: str, metric: str) -> str:
@@ -124,18 +136,14 @@ def _words(spread: Spread, metric: str) -> str:
     return f"{shown_metric(spread.mean, metric)}{deviation}{unit}"
 
 
-def _spread(spread: Spread | None, metric: str, winner: bool = False) -> Text | None:
+def _spread(spread: Spread | None, metric: str, winner: bool = False, over: str = "") -> Text | None:
     from rich.text import Text
 
     if spread is None:
         return None
     deviation = f" ± {shown_metric(spread.std, metric)}" if spread.count > 1 else ""
-    return Text.assemble((shown_metric(spread.mean, metric), "bold green" if winner else ""), (deviation, "dim"))
+    return Text.assemble((shown_metric(spread.mean, metric), "bold green" if winner else ""), (f"{deviation}{over}", "dim"))
 
 
 def _rounds(mean: float | None, reached: int, runs: int) -> str:
     return f"{'–' if mean is None else f'{mean:.3g}'} ({reached}/{runs})"
-
-
-def _to(counts: set[int]) -> str:
-    return str(min(counts)) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"

@@ -49,6 +49,8 @@ def compare(
     for text in texts:
         if texts.count(text) > 1:
             raise UserError(f"{text} is listed twice in the comparison; list each algorithm once")
+    if len(set(seeds)) < len(seeds) or any(seed < 0 for seed in seeds):
+        raise UserError(f"cannot compare with the seeds {', '.join(map(str, seeds))}; expected each once and none below 0")
     configs = [base.model_copy(update={"algorithm": text, "seed": seed}) for seed in seeds for text in texts]
     folders = [out / folder_name(c.algorithm) / f"seed-{c.seed}" if out else None for c in configs]
     yield from run_each(configs, folders, callbacks, jobs, **own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from torch import Tensor, nn
@@ -59,10 +60,14 @@ def _without_the_start(record: Record, config: Config, network: nn.Module | None
 
 def require_model(record: Record, name: str) -> str:
     """The full name of a model of a run: ``wima`` is enough where there is one ``wima(window=50)``; others are refused."""
-    known = record.models or record.evaluated
+    return full_name("model of this run", name, record.models or record.evaluated)
+
+
+def full_name(what: str, name: str, known: Collection[str]) -> str:
+    """The one of the known names that is meant, in full or without its parameters."""
     alike = [full for full in known if full == name] or [full for full in known if full.partition("(")[0] == name]
     if len(alike) != 1:
-        raise one_of("model of this run", name, known)
+        raise one_of(what, name, known)
     return alike[0]
 
 

@@ -69,8 +69,8 @@ class Replay:
         return self.algorithm.broadcast(self.moment.model.weights, self.moment.states)
 
     def members(self, numbers: Sequence[int] | None = None) -> list[Client]:
-        """Some clients as they are before the next round: its cohort, or any others."""
-        chosen = self.cohort if numbers is None else list(numbers)
+        """Some clients as they are before the next round, each once: its cohort, or any others."""
+        chosen = self.cohort if numbers is None else list(dict.fromkeys(numbers))
         if numbers is not None and self.algorithm.drift.whole_gradient == "common":
             raise UserError(
                 f"clients of {self.config.algorithm} train with the mean gradient of their cohort, so that others cannot take its place; "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ from fedflat.experiment.observation.observer import Observer
 from fedflat.experiment.record import STATISTICS_FILE, Record, model_file
 from fedflat.experiment.rows import CachedRows, Rows, cache_size
 from fedflat.experiment.snapshots import FOLDER, cut_snapshots, snapshot_file
-from fedflat.experiment.stopping import Verdict, diverged, stop_early
+from fedflat.experiment.stopping import Verdict, check_target, diverged, stop_early
 from fedflat.experiment.training import sampler_of, training_of
 from fedflat.models import classifier_parameters
 
@@ -75,6 +76,8 @@ class Run:
         self._own = {"data": data, "model": model, "task": task}
         with shortage_told(config):
             self.problem, self.split = federation(config, data, model, task)
+        if config.stop.target is not None and not resume:
+            check_target(config.stop.target, self.problem.task.metric)
         self.algorithm = algorithm(config.algorithm)
         self.folder = RunFolder(folder) if folder else None
         self.history: list[dict[str, Any]] = []
@@ -279,6 +282,8 @@ class Run:
             lambda name, _: self._rows(name, len(whole)),
             self.config.init_rounds,
         )
+        for nothing in filter(None, (average.averages_nothing(scene) for average in self.algorithm.averages)):
+            warnings.warn(nothing, stacklevel=2)
         self.averages = {average_name(average): average.begin(scene, whole) for average in self.algorithm.averages}
         if not self.folder or not checkpoint:
             for store in self._stores.values():

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from fedflat.algorithms import Algorithm
+from fedflat.errors import UserError
 from fedflat.experiment.config import Config, Stop
+from fedflat.units import is_share
 
 OVER = ("finished", "stopped", "diverged")
 """The statuses of a run that there is no going on with."""
@@ -38,6 +40,15 @@ def stop_early(history: list[dict[str, Any]], stop: Stop, model: str, metric: st
         if seen and len(seen) - 1 - best >= stop.patience:
             return Verdict("stopped", f"validation {metric} has not improved for {stop.patience} evaluations (round {newest['round']})")
     return None
+
+
+def check_target(target: float, metric: str) -> None:
+    """Refuse a target that a metric can never be compared with."""
+    if not math.isfinite(target):
+        raise UserError(f"the target {target} is not possible: it should be a finite number, such as 0.9")
+    if is_share(metric) and not 0 <= target <= 1:
+        meant = f" (for {target:g} % write {target / 100:g})" if 1 < target <= 100 else ""
+        raise UserError(f"the target {target:g} cannot be one for {metric}, which lies between 0 and 1{meant}")
 
 
 def diverged(weights: Tensor, loss: float, algorithm: Algorithm, config: Config) -> str:

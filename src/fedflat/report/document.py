@@ -11,12 +11,12 @@ import numpy as np
 
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.record import Record
-from fedflat.experiment.stopping import OVER
+from fedflat.experiment.stopping import OVER, check_target
 from fedflat.report.gather import Gathered, Group, grouped, where
 from fedflat.report.notes import notes_of
 from fedflat.report.result import Row
 from fedflat.report.statistics import Reached, compare_paired, holm, mean_ranks
-from fedflat.report.summary import rounds_to, series, spread, summarise
+from fedflat.report.summary import from_to, rounds_to, series, spread, summarise
 from fedflat.report.views import views_of
 from fedflat.units import is_share
 
@@ -61,11 +61,14 @@ def report_document(
 
 def _section(group: Group, targets: Sequence[float], baseline: str | None, by: str, points: int) -> Values:
     metric = group.metric
+    for target in targets:
+        check_target(target, metric)
     rows = [_row(number, *row, metric, targets) for number, row in enumerate(group.rows)]
     chosen = _baseline(rows, baseline)
     section: Values = {
         "name": group.name,
         "metric": metric,
+        "uneven": uneven(rows, by),
         "share": is_share(metric),
         "higher": metric != "loss",
         "rows": rows,
@@ -104,7 +107,7 @@ def _row(number: int, label: str, row: Row, settings: Mapping[str, str], metric:
         "unfinished": [record.config.seed for record in row.records if record.status not in OVER],
         "values": by_seed,
         "spread": {name: vars(spread(list(values.values()))) if values else None for name, values in by_seed.items()},
-        "mean_count": max((summary.mean_count for summary in known.values()), default=0),
+        "mean_counts": {seed: summary.mean_count for seed, summary in known.items()},
         "reached": [_reached(row, metric, target) for target in targets],
         "cost": {name: fmean(float(end[name]) for end in ends) if ends else None for name in COSTS},
         "seconds": fmean(record.seconds for record in alive) if alive else None,
@@ -134,16 +137,29 @@ def _differences(rows: Sequence[Values], baseline: int | None, by: str) -> list[
     """Every row less the baseline, over common seeds, with p values corrected for how many there are."""
     if baseline is None:
         return []
-    theirs = rows[baseline]["values"][by]
-    pairs = [(row, compare_paired(row["values"][by], theirs)) for row in rows if row["number"] != baseline]
+    base = rows[baseline]
+    others = [(row, uneven([base, row], by)) for row in rows if row["number"] != baseline]
+    pairs = [(row, None if apart else compare_paired(row["values"][by], base["values"][by])) for row, apart in others]
     corrected = holm([None if pair is None else pair.p for _, pair in pairs])
     return [
-        {"row": row["number"], "label": row["label"], "pair": None if pair is None else vars(pair), "holm": p}
-        for (row, pair), p in zip(pairs, corrected, strict=True)
+        {"row": row["number"], "label": row["label"], "pair": None if pair is None else vars(pair), "holm": p, "uneven": apart}
+        for (row, pair), p, (_, apart) in zip(pairs, corrected, others, strict=True)
     ]
 
 
+def uneven(rows: Sequence[Values], by: str) -> bool:
+    """Whether rows are not comparable by a figure: means over different numbers of evaluations, as where an average begins late."""
+    return by == "mean_last" and len({count for row in rows for count in row["mean_counts"].values()}) > 1
+
+
+def evaluations(rows: Sequence[Values], row: Values, figure: str) -> str:
+    """How many evaluations a row's mean is over, where rows differ in that: `` (n=5)``; otherwise nothing."""
+    return f" (n={from_to(row['mean_counts'].values())})" if uneven(rows, figure) and row["mean_counts"] else ""
+
+
 def _ranks(rows: Sequence[Values], by: str, higher: bool) -> Values | None:
+    if uneven(rows, by):
+        return None
     values = {row["label"]: row["values"][by] | dict.fromkeys(row["diverged"], -math.inf) for row in rows}
     found = mean_ranks({label: some for label, some in values.items() if some}, higher)
     if found is None:
@@ -228,7 +244,7 @@ def _run(record: Record) -> Values:
         "seed": record.config.seed,
         "status": record.status,
         "reason": record.reason,
-        "rounds": end.get("round", 0),
+        "rounds": int(record.folder.status()["rounds"]) if record.status == "diverged" and record.folder else end.get("round", 0),
         "of": record.config.training.rounds,
         "seconds": record.seconds,
     }

@@ -67,7 +67,8 @@ def whole_record(path: Path) -> Record:
     if "hash" not in split or "histogram" not in split:
         raise UserError(f"{path / 'split.json'} is incomplete; copy the run again")
     said, there = int(status.get("rounds", 0)), int(record.history[-1]["round"]) if record.history else 0
-    if record.status in OVER and said - there >= record.config.evaluation.every:
+    due = said - 1 if record.status == "diverged" else said  # the round in which a run diverged is not evaluated
+    if record.status in OVER and due - there >= record.config.evaluation.every:
         raise UserError(f"{path} is not whole: it ended after {said} rounds, but its metrics.jsonl ends at {there}; copy it again")
     return record
 

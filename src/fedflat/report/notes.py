@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedflat.report.statistics import SIGNED_RANK_FROM, detectable
+from fedflat.report.summary import from_to
 
 FEW = 5
 """Below so many seeds a report says what they cannot show."""
@@ -43,7 +44,8 @@ def _few(found: list[tuple[str, str]], most: int = 12) -> list[tuple[str, str]]:
 
 
 def _because(run: Mapping[str, Any]) -> str:
-    return f" ({run['reason'].rstrip('.')})" if run["reason"] else ""
+    reason = run["reason"].removeprefix(f"round {run['rounds']}: ").rstrip(".")
+    return f" ({reason})" if reason else ""
 
 
 def _seeds(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -68,9 +70,18 @@ def _seeds(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 def _pairs(section: Mapping[str, Any]) -> list[tuple[str, str]]:
     found = []
-    without = [one["label"] for one in section["differences"] if one["pair"] is None]
+    base = None if section["baseline"] is None else section["rows"][section["baseline"]]["label"]
+    uneven = [one["label"] for one in section["differences"] if one["uneven"]]
+    if uneven:
+        found.append(
+            (
+                "warn",
+                f"The means of {', '.join(uneven[:5])}{', …' if len(uneven) > 5 else ''} and {base} are over different numbers of "
+                "evaluations (n), as where an average begins late, so they are not compared: use --by last, or more rounds.",
+            )
+        )
+    without = [one["label"] for one in section["differences"] if one["pair"] is None and not one["uneven"]]
     if without:
-        base = section["rows"][section["baseline"]]["label"]
         found.append(
             ("warn", f"{', '.join(without[:5])} and {base} share no seed that did not diverge, so there is no difference to give.")
         )
@@ -84,18 +95,20 @@ def _pairs(section: Mapping[str, Any]) -> list[tuple[str, str]]:
         count = sum(one["pair"] is not None and one["pair"]["p"] is not None for one in section["differences"])
         family = f", corrected for {count} comparisons after Holm" if count > 1 else ""
         found.append(("info", f"Differences are paired by seed: the same split, cohorts and batches. Test: {which}{family}, two-sided."))
-    if section["rows"] and len(section["rows"]) > 1 and section["ranks"] is None:
+    if len(section["rows"]) > 1 and section["ranks"] is None and not section["uneven"]:
         found.append(("warn", "No seed is common to all rows, so there are no ranks."))
     return found
 
 
 def _figures(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    counts = sorted({row["mean_count"] for row in rows if row["mean_count"]})
+    counts = [count for row in rows for count in row["mean_counts"].values()]
     found = []
     if counts:
-        many = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         found.append(
-            ("info", f"The mean of the last 100 rounds is over {many} evaluations. The best is chosen on the test set: optimistic.")
+            (
+                "info",
+                f"The mean of the last 100 rounds is over {from_to(counts)} evaluations. The best is chosen on the test set: optimistic.",
+            )
         )
     if any(0 < row["rounds"] <= 100 for row in rows):
         found.append(

@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from fedflat.report.document import FIGURES
+from fedflat.report.document import FIGURES, evaluations, uneven
 from fedflat.report.wording import interval, shown_p, signed
 from fedflat.units import is_share, shown_bytes, shown_count, shown_metric, shown_seconds
 
@@ -46,6 +46,7 @@ def report_page(
         split_facts=_split_facts,
         result_heads=lambda section: _result_heads(section, document["targets"]),
         top=_top,
+        evaluations=evaluations,
         breakable=breakable,
         metric=shown_metric,
         signed=signed,
@@ -178,6 +179,6 @@ def _result_heads(section: Values, targets: Sequence[float]) -> list[str]:
 
 
 def _top(section: Values, figure: str) -> float | None:
-    """The best mean of a figure, where there is more than one row."""
+    """The best mean of a figure, where there is more than one row and they can be compared."""
     means = [row["spread"][figure]["mean"] for row in section["rows"] if row["spread"][figure]]
-    return None if len(means) < 2 else (max if section["higher"] else min)(means)
+    return None if len(means) < 2 or uneven(section["rows"], figure) else (max if section["higher"] else min)(means)

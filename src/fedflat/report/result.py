@@ -21,7 +21,8 @@ from fedflat.experiment.measured import Measured, measured
 from fedflat.experiment.network import network_of
 from fedflat.experiment.observation.afterwards import Afterwards, afterwards
 from fedflat.experiment.record import Record, load_record
-from fedflat.experiment.reopening import reopen, require_model, state_of, written_tensors
+from fedflat.experiment.reopening import full_name, reopen, require_model, state_of, written_tensors
+from fedflat.experiment.stopping import check_target
 from fedflat.experiment.weights import fill
 from fedflat.report.summary import Summary, rounds_to, spread, summarise
 
@@ -64,9 +65,13 @@ class Result:
 
     def summary(self, model: str = "server", metric: str | None = None) -> Summary:
         """A model's figures: last, mean of the last 100 rounds, best."""
-        found = summarise(self.history, model, metric or self.metric)
+        name = full_name("evaluated model", model, self.record.evaluated)
+        metric, known = metric or self.metric, self.history[-1]["test"][name]
+        if metric not in known:
+            raise one_of("metric", metric, known)
+        found = summarise(self.history, name, metric)
         if found is None:
-            raise one_of("evaluated model", model, self.record.evaluated)
+            raise UserError(f"{metric} of {name} was never a finite number in this run, so there is nothing to sum up")
         return found
 
     def frame(self) -> pd.DataFrame:
@@ -201,19 +206,25 @@ class Comparison:
         return next((Result(r).metric for r in self.records if r.history), "accuracy")
 
     def rows(self) -> list[Row]:
-        """Runs that differ in their seed alone, together; a row per evaluated model."""
-        groups: dict[str, list[Record]] = {}
+        """Runs that differ in their seed alone, together; a row per evaluated model.
+
+        Runs with other averages train the same server's model, which has one row.
+        """
+        groups: dict[tuple[str, str], list[Record]] = {}
         for record in self.records:
             settings = record.config.model_copy(update={"seed": 0, "algorithm": ""}).model_dump_json()
-            groups.setdefault(f"{record.config.algorithm}\n{settings}", []).append(record)
-        return [
-            Row(key.split("\n")[0], model, tuple(records))
-            for key, records in groups.items()
-            for model in dict.fromkeys(name for record in records for name in record.evaluated)
-        ]
+            groups.setdefault((record.config.algorithm, settings), []).append(record)
+        rows: dict[tuple[str, str], Row] = {}
+        for (text, settings), records in groups.items():
+            for model in dict.fromkeys(name for record in records for name in record.evaluated):
+                row = Row(text, model, tuple(records))
+                rows.setdefault((row.label, settings), row)
+        return list(rows.values())
 
     def table(self, targets: Sequence[float] = ()) -> list[dict[str, Any]]:
         """The comparison as plain rows: mean and spread over seeds of every reported figure, and rounds to each target."""
+        for target in targets:
+            check_target(target, self.metric)
         return [self._line(row, targets) for row in self.rows()]
 
     def _line(self, row: Row, targets: Sequence[float]) -> dict[str, Any]:
@@ -223,7 +234,7 @@ class Comparison:
         line["diverged"] = len(row.records) - len(alive)
         if found:
             line |= {name: spread([getattr(s, name) for s in found]) for name in ("last", "mean_last", "best")}
-            line["mean_count"] = found[0].mean_count
+            line["mean_counts"] = sorted({s.mean_count for s in found})
         for target in targets:
             reached = [n for n in (rounds_to(r.history, row.model, self.metric, target) for r in alive) if n is not None]
             line[f"rounds to {target:g}"] = (spread(reached).mean if reached else None, len(reached), len(row.records))
@@ -244,4 +255,7 @@ class Comparison:
         """Curves of all rows: the mean over seeds, and a band of one standard deviation."""
         from fedflat.report.curves import curves
 
+        known = dict.fromkeys(name for r in self.records for entry in r.history for test in entry["test"].values() for name in test)
+        if metric is not None and metric not in known:
+            raise one_of("metric", metric, known)
         return curves([(row.label, [r.history for r in row.records], row.model) for row in self.rows()], metric or self.metric, over)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
@@ -43,6 +43,16 @@ def series(history: Sequence[dict[str, Any]], model: str, metric: str, over: str
 def rounds_to(history: Sequence[dict[str, Any]], model: str, metric: str, target: float) -> int | None:
     """The first evaluated round that reaches a target."""
     return next((int(round) for round, value in series(history, model, metric) if value >= target), None)
+
+
+def from_to(counts: Iterable[int]) -> str:
+    """Numbers by the lowest and the highest of them.
+
+    >>> from_to([5, 20, 20]), from_to([5, 5])
+    ('5 to 20', '5')
+    """
+    some = sorted(counts)
+    return str(some[0]) if some[0] == some[-1] else f"{some[0]} to {some[-1]}"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedflat.report.document import FIGURES
+from fedflat.report.document import FIGURES, evaluations
 from fedflat.report.wording import interval, shown_p, signed
 from fedflat.units import is_share, shown_count, shown_metric, shown_seconds
 
@@ -70,7 +70,7 @@ def result_table(section: Values, targets: Sequence[float]) -> Table:
     heads = ("row", *FIGURES.values(), "seeds", *(f"rounds to {target:g}" for target in targets), "backward passes", "MB up", "time")
     rows = []
     for row in section["rows"]:
-        spreads = [_spread(row["spread"][name], metric) for name in FIGURES]
+        spreads = [_spread(row["spread"][name], metric) + evaluations(section["rows"], row, name) for name in FIGURES]
         seeds = f"{len(row['seeds'])}" + (f" ({len(row['diverged'])} diverged)" if row["diverged"] else "")
         reached = [one["text"] + ("" if one["reached"] == one["runs"] else f" ({one['reached']}/{one['runs']})") for one in row["reached"]]
         up = "–" if row["cost"]["bytes_up"] is None else f"{row['cost']['bytes_up'] / 1e6:.4g}"
