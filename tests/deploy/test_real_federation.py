@@ -39,6 +39,8 @@ SETTINGS: dict[str, Any] = {
 }
 KILLED = {**SETTINGS, "algorithm": "scaffold+ema", "training.rounds": 4}
 """Of the run whose server is killed."""
+PATIENCE = 420
+"""Seconds for the runs at once: a minute, unless a site's process hangs, which Flower notices after three and a half and begins anew."""
 
 
 @pytest.fixture(scope="module")
@@ -56,18 +58,18 @@ def runs(federation: RealFederation) -> dict[str, Path]:
 
     def run(text: str) -> Path:
         out = federation.folder / text
-        federation.run(project, {**SETTINGS, "algorithm": text, "deploy.out": str(out), "deploy.score": text == "fedavg"}, timeout=240)
+        federation.run(project, {**SETTINGS, "algorithm": text, "deploy.out": str(out), "deploy.score": text == "fedavg"}, timeout=PATIENCE)
         return out
 
     def killed_and_resumed() -> Path:
         settings = {**KILLED, "deploy.out": str(federation.folder / "killed-server")}
         out = federation.folder / "killed-server"
         printed = federation.start_run(project, settings)
-        federation.until(lambda: rounds_done(out) >= 1, 240)
+        federation.until(lambda: rounds_done(out) >= 1, PATIENCE)
         federation.kill_server_of(out)
         federation.stop_run(printed)  # otherwise nodes wait, until Flower notices, for messages that were cut off
         assert 1 <= rounds_done(out) < KILLED["training.rounds"]
-        federation.run(project, settings, timeout=240)
+        federation.run(project, settings, timeout=PATIENCE)
         return out
 
     with ThreadPoolExecutor(len(ALGORITHMS) + 1) as pool:
