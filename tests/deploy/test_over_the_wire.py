@@ -17,9 +17,9 @@ from fedflat.deploy import client_app
 from fedflat.deploy.certificates import write_certificates
 from fedflat.deploy.project import write_project
 from fedflat.deploy.server import serve
+from fedflat.experiment.checkpoint import CHECKPOINT
 from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.record import load_record
-from fedflat.experiment.run import CHECKPOINT
 
 from .direct import DirectGrid, node
 from .processes import RealFederation, free_port, real_federation, rounds_done

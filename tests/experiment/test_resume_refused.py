@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 import fedflat
 from fedflat.errors import UserError
+from fedflat.experiment.checkpoint import CHECKPOINT
 from fedflat.experiment.folder import RunFolder
-from fedflat.experiment.run import CHECKPOINT
 
 SETTINGS = {"rounds": 6, "clients": 12, "per_round": 4, "steps": 2, "workers": 1, "model": "mlp(hidden=8)", "engine__checkpoint_every": 2}
 Harm = Callable[[Path], object]

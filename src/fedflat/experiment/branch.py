@@ -17,12 +17,12 @@ from torch import Tensor
 
 from fedflat.engines.contract import ModelState
 from fedflat.errors import UserError
+from fedflat.experiment.checkpoint import CHECKPOINT
 from fedflat.experiment.files import create_folder, write_whole
 from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.record import Record, load_record, model_file
 from fedflat.experiment.reopening import reopen
 from fedflat.experiment.replay import at_checkpoint
-from fedflat.experiment.run import CHECKPOINT
 from fedflat.experiment.snapshots import kept_rounds, snapshot_file
 
 FILE = "start.safetensors"

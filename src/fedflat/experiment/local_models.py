@@ -17,10 +17,11 @@ from fedflat.algorithms import algorithm
 from fedflat.engines.contract import ModelState
 from fedflat.engines.problem import Problem
 from fedflat.errors import UserError
+from fedflat.experiment.checkpoint import CHECKPOINT
 from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.measured import Measured, Reference, measured, reference
 from fedflat.experiment.reopening import reopen, state_of
-from fedflat.experiment.replay import CHECKPOINT, Moment, Replay, at_checkpoint, at_model, needs_vectors
+from fedflat.experiment.replay import Moment, Replay, at_checkpoint, at_model, needs_vectors
 
 
 def measured_point(text: str, **options: Any) -> Measured:

@@ -20,6 +20,7 @@ from fedflat.engines.contract import Client, CohortRows, Engine, ModelState, Out
 from fedflat.engines.loop import LoopEngine
 from fedflat.engines.problem import Problem
 from fedflat.errors import UserError
+from fedflat.experiment.checkpoint import CHECKPOINT
 from fedflat.experiment.config import Config
 from fedflat.experiment.engine import engine_for
 from fedflat.experiment.folder import RunFolder
@@ -27,7 +28,6 @@ from fedflat.experiment.keeping import Keeping
 from fedflat.experiment.rows import PastRows, Rows
 from fedflat.experiment.training import sampler_of, training_of
 
-CHECKPOINT = "checkpoint/state.safetensors"
 Kept = tuple[Mapping[str, State], Tensor | None]
 """A client's vectors, and its own normalisation statistics where it keeps them."""
 

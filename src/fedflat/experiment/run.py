@@ -22,8 +22,8 @@ from fedflat.engines.contract import Client, Cost, Engine, ModelState
 from fedflat.engines.task import Task
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.config import Config, difference
-from fedflat.experiment.config import config as checked
+from fedflat.experiment.checkpoint import CHECKPOINT, last_checkpoint, require_rows
+from fedflat.experiment.config import Config
 from fedflat.experiment.engine import engine_for, shortage_told
 from fedflat.experiment.federation import federation
 from fedflat.experiment.files import create_folder
@@ -37,7 +37,6 @@ from fedflat.experiment.stopping import Verdict, check_target, diverged, stop_ea
 from fedflat.experiment.training import sampler_of, training_of
 from fedflat.models import classifier_parameters
 
-CHECKPOINT = "checkpoint/state.safetensors"
 CHECKPOINT_EVERY, SECONDS_BETWEEN_CHECKPOINTS = 10, 5.0
 """Where nothing else is asked for: rounds between checkpoints, and the least time, since rounds may be faster than a disk."""
 LOOKS_EVERY = 10
@@ -270,7 +269,7 @@ class Run:
             if not self._resume:
                 self.folder.create(self.config, self.split.describe(self.problem.data.train.targets.cpu(), self.problem.data.num_classes))
             self.folder.hold()
-        checkpoint = self._last_checkpoint()
+        checkpoint = last_checkpoint(self.folder, self.config, self._still) if self.folder else None
         own_statistics = self.training.own_statistics
         self._keeping = Keeping(self.algorithm, self.server.model, own_statistics, lambda width: self._rows("clients", width))
         whole = self._whole(self.server.model)
@@ -335,36 +334,8 @@ class Run:
         for store in self._stores.values():
             store.commit(server.rounds)
 
-    def _last_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The tensors of the last checkpoint and what is said about them, None without one; refused where it is of other settings."""
-        if not self.folder or not (self.folder.path / CHECKPOINT).exists():
-            return None
-        folder = self.folder
-        saved, about = folder.read_tensors(CHECKPOINT)
-        now = self.config.lasting()
-        differing = difference(checked(now), checked(about.get("settings", now)))  # there were none in earlier checkpoints
-        if differing:
-            raise UserError(
-                f"{folder.path / 'config.yaml'} was changed since the run began ({differing}); "
-                "put it back as it was, or run the new settings in a folder of their own"
-                f" (fedflat run --config {folder.path / 'config.yaml'} with another --out)"
-            )
-        if about.get("frozen", "") != self._still:
-            raise UserError(
-                f"the frozen part of the model is not that with which the run in {folder.path} began; "
-                "put its first weights back where they were, or pass the same model again"
-            )
-        return saved, about
-
     def _restore(self, folder: RunFolder, saved: dict[str, Tensor], about: dict[str, Any]) -> None:
-        for name, store in self._stores.items():
-            found = store.readable(about["rounds"])
-            needed = about.get("rows", {}).get(name, found)  # earlier checkpoints did not count them
-            if found != needed:
-                raise UserError(
-                    f"{folder.path / 'state' / name} has lost rows: it has {found}, and the run's checkpoint needs {needed}; "
-                    f"put the folder back as it was, {folder.anew}"
-                )
+        require_rows(folder, self._stores, about)
         folder.cut_metrics(about["metrics"])
         tensors = {name: tensor.to(self.problem.device) for name, tensor in saved.items()}
         model = ModelState(tensors["weights"], tensors["buffers"], _under(tensors, "integers/"))

@@ -16,13 +16,14 @@ from fedflat.engines.contract import ModelState
 from fedflat.engines.loop import one_thread
 from fedflat.engines.task import Task
 from fedflat.errors import UserError
+from fedflat.experiment.checkpoint import CHECKPOINT
 from fedflat.experiment.config import Config, Flatness
 from fedflat.experiment.observation.cohort import Figures, cohort_figures
 from fedflat.experiment.observation.look import Look
 from fedflat.experiment.observation.theory import Theory, theory
 from fedflat.experiment.record import Record, model_file
 from fedflat.experiment.reopening import reopen, require_model, state_of
-from fedflat.experiment.replay import CHECKPOINT, Moment, Replay, at_checkpoint, at_model, needs_vectors, start_of
+from fedflat.experiment.replay import Moment, Replay, at_checkpoint, at_model, needs_vectors, start_of
 from fedflat.experiment.snapshots import kept_rounds
 from fedflat.flatness.noise import Constants
 
