@@ -15,7 +15,7 @@ from fedflat.bench.contenders import Bound, Fedflat, Plain
 from fedflat.bench.machine import Load, host_memory
 from fedflat.bench.others import OTHERS
 from fedflat.bench.setting import Setting
-from fedflat.bench.stage import Contender, Done, Failed, _perform
+from fedflat.bench.stage import Contender, Done, Failed, Performer, _perform
 from fedflat.cli.application import app
 from fedflat.cli.bench import listed, numbers, print_benchmark
 from fedflat.errors import UserError
@@ -182,3 +182,21 @@ def test_contenders_may_set_up_together() -> None:
     said = [line.rpartition(": ")[2] for line in told]
     measured = [line for m in found for line in ("measuring 2 rounds", f"{m.median:.4g} s a round")]
     assert said == ["setting up"] * 3 + measured, "each figure as soon as it is there"
+
+
+def test_nobody_is_measured_while_another_sets_up(monkeypatch):
+    events = []
+
+    class Watched(Performer):
+        def done(self):
+            found = super().done()
+            events.append("done")
+            return found
+
+        def rounds(self, count):
+            events.append("begins to be measured")
+            return super().rounds(count)
+
+    monkeypatch.setattr("fedflat.bench.benchmark.Performer", Watched)
+    _one_by_one(Request(SMALL, ("fedavg",), clients=(4,), against=("none",), rounds=1, warm_up=0, together=2), lambda line: None, [])
+    assert events[:3] == ["done", "done", "begins to be measured"]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import fedflat
+from fedflat.engines import ray_cluster
 from fedflat.engines.ray_cluster import check_address, connect, device_for, gpus_each, ray_module, workers_for
 from fedflat.engines.ray_worker import check_facts, facts
 from fedflat.errors import UserError
@@ -147,3 +148,14 @@ def test_more_workers_than_gpus_share_them(wanted: int | None, workers: int, eac
     assert gpus_each(two, workers) == each
     with pytest.raises(UserError, match=r"engine\.workers=9 is more than the 8 cores"):
         workers_for(two, 9, "cuda")
+
+
+def test_a_process_that_is_connected_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = SimpleNamespace(gcs_address="10.0.0.1:6379")
+    connected = SimpleNamespace(is_initialized=lambda: True, get_runtime_context=lambda: context)
+    monkeypatch.setattr(ray_cluster, "ray_module", lambda what: connected)
+    assert all(ray_cluster.connect(address, None) is connected for address in (None, "auto", "10.0.0.1:6379"))
+    with pytest.raises(
+        UserError, match=r"connected to the Ray cluster at 10\.0\.0\.1:6379 already; for ray_address=10\.0\.0\.2:6379 start a new"
+    ):
+        ray_cluster.connect("10.0.0.2:6379", None)

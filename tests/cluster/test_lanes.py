@@ -77,3 +77,10 @@ def test_lanes_in_a_worker_give_what_the_loop_gives(
     for name, value in found.items():
         torch.testing.assert_close(value, expected[name], rtol=2e-5, atol=2e-6)
     assert engine.engine.table is not None and engine.engine.table.rows <= 9
+
+
+def test_a_state_that_is_kept_keeps_no_others_in_memory() -> None:
+    engine = OneWorker(small(algorithm="scaffold", per_round=4, rounds=1), shows_rows=False)
+    walk(small(algorithm="scaffold", per_round=4, rounds=1), engine, 1)
+    kept = [array for _, state in engine.worker._shelf._kept.values() for array in state.values()]
+    assert len(kept) == 4 and all(array.base is None for array in kept)

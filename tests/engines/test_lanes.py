@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,10 +15,12 @@ from fedflat.algorithms import Algorithm
 from fedflat.algorithms.perturbation import Perturbation
 from fedflat.algorithms.slot import At, Gradient, State
 from fedflat.bench.setting import RandomImages
+from fedflat.engines.contract import Engine, Training
 from fedflat.engines.lane import SELDOM, DoesNotFit, Lane
 from fedflat.engines.lanes import LaneEngine
 from fedflat.engines.loop import LoopEngine
-from fedflat.engines.steps import compiled
+from fedflat.engines.problem import Problem
+from fedflat.engines.steps import Advance, compiled, in_place
 from fedflat.errors import UserError
 from fedflat.experiment.config import config
 from fedflat.experiment.run import Run
@@ -209,3 +212,25 @@ def test_dropout_is_the_same_again_and_that_of_the_loop_with_one_lane() -> None:
     assert torch.equal(found[0], found[1])
     assert torch.allclose(found[0], found[2], atol=1e-6)
     assert torch.equal(found[3], found[4])
+
+
+def test_a_larger_cohort_takes_the_step_that_is_there() -> None:
+    made: list[Training] = []
+
+    def counted(problem: Problem, training: Training) -> Advance:
+        made.append(training)
+        return in_place(problem, training)
+
+    setting = bed(rounds=3).but(cohorts=[[0], [0, 1, 2], [1, 2]])
+    grown = walk("scaffold", setting, engine=LaneEngine(problem_of(setting), step=counted))
+    assert len(made) == 1, "which may have taken a minute to compile"
+    assert np.abs(np.array(grown.x) - np.array(walk("scaffold", setting).x)).max() < 1e-12
+
+
+@pytest.mark.parametrize("kind", [LaneEngine, partial(LoopEngine, workers=1)])
+def test_an_engine_may_go_on_with_another_algorithm(kind: Callable[[Problem], Engine]) -> None:
+    setting = bed(rounds=2, size=3)
+    engine = kind(problem_of(setting))
+    walk("fedavg", setting, engine=engine)
+    again = walk("scaffold", setting, engine=engine)
+    assert np.abs(np.array(again.x) - np.array(walk("scaffold", setting).x)).max() < 1e-12
