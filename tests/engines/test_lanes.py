@@ -102,10 +102,16 @@ def test_a_cohort_of_one_trains_as_in_the_loop() -> None:
     assert torch.allclose(loop.go().models["server"].weights, lanes.go().models["server"].weights, atol=1e-6)
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 5])
-def test_what_batch_norm_counts_is_what_the_loop_counts(lanes: int) -> None:
+TRACED = partial(compiled, backend="eager", strict=True)
+"""A step as a GPU compiles it, run as it was traced."""
+
+
+@pytest.mark.parametrize(("lanes", "compile"), [(1, "off"), (2, "off"), (5, "off"), (2, "on")])
+def test_what_batch_norm_counts_is_what_the_loop_counts(lanes: int, compile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedflat.experiment.engine.compiled", TRACED)
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 4), nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 10))
+    norm = nn.BatchNorm1d(4, momentum=None if compile == "off" else 0.1)  # a momentum that hangs on a count cannot be compiled
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 4), norm, nn.Linear(4, 10))
     values = {
         "data": {"clients": 8, "split": "iid"},
         "federation": {"per_round": 5},
@@ -113,7 +119,7 @@ def test_what_batch_norm_counts_is_what_the_loop_counts(lanes: int) -> None:
         "evaluation": {"every": 3},
     }
     data = RandomImages(size=300, side=8).dataset()
-    engines = ({"name": "loop", "workers": 1}, {"name": "lanes", "lanes": lanes})
+    engines = ({"name": "loop", "workers": 1}, {"name": "lanes", "lanes": lanes, "compile": compile})
     loop, side_by_side = (Run(config({**values, "engine": {**one, "device": "cpu"}}), data=data, model=model) for one in engines)
     loop.go(), side_by_side.go()
     counted = loop.server.model.integers
@@ -134,11 +140,12 @@ class LookBack(Perturbation):
         return at.local["last"] - at.y, {"last": at.y}
 
 
-def test_a_step_may_keep_the_iterate_before_it() -> None:
+@pytest.mark.parametrize("step", [in_place, TRACED], ids=["as it is", "compiled"])
+def test_a_step_may_keep_the_iterate_before_it(step: Callable[[Problem, Training], Advance]) -> None:
     setting = bed(rounds=2, size=3)
     looking_back = Algorithm(perturbation=LookBack())
     loop = walk(looking_back, setting, engine=LoopEngine(problem_of(setting), workers=1))
-    lanes = walk(looking_back, setting, engine=LaneEngine(problem_of(setting), lanes=2))
+    lanes = walk(looking_back, setting, engine=LaneEngine(problem_of(setting), lanes=2, step=step))
     assert np.abs(np.array(loop.x) - np.array(lanes.x)).max() < 1e-12
     assert np.abs(np.array(loop.x) - np.array(walk("fedavg", setting).x)).max() > 1e-3
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 
@@ -53,6 +54,32 @@ def test_float32_is_that_of_the_loop(text: str) -> None:
     runs = [Run(config({**values, "engine": {"name": name, "precision": "float32", **more}}), data=data) for name, more in engines.items()]
     loop, lanes = (run.go().models["server"].weights.cpu() for run in runs)
     assert (loop - lanes).norm() < 1e-3 * loop.norm()
+
+
+def test_a_compiled_step_is_that_of_the_loop() -> None:
+    """With layers that stand for torch's on a GPU, and BatchNorm that counts."""
+    torch.manual_seed(0)
+    first = [nn.Conv2d(3, 8, 5, padding=2), nn.GroupNorm(2, 8), nn.ReLU(), nn.MaxPool2d(4)]
+    second = [nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.Tanh(), nn.Flatten(), nn.Linear(288, 10)]
+    values = {
+        "algorithm": "fedsam",
+        "data": {"clients": 6, "split": "iid", "augmentation": "crop-flip"},
+        "federation": {"per_round": 4},
+        "training": {"rounds": 2, "steps": 5, "batch": 20, "rate": 0.02},
+        "evaluation": {"every": 2},
+    }
+    data = RandomImages(size=1000).dataset()
+    engines = {"loop": {"device": "cpu", "workers": 1}, "lanes": {"device": "cuda", "compile": "on"}}
+    models = []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="the step could not be compiled")
+        for name, more in engines.items():
+            engine = {"name": name, "precision": "float32", **more}
+            models.append(Run(config({**values, "engine": engine}), data=data, model=nn.Sequential(*first, *second)).go().models["server"])
+    loop, lanes = models
+    assert (loop.weights - lanes.weights.cpu()).norm() < 1e-3 * loop.weights.norm()
+    assert (loop.buffers - lanes.buffers.cpu()).norm() < 1e-3 * loop.buffers.norm()
+    assert {name: int(n) for name, n in lanes.integers.items()} == {name: int(n) for name, n in loop.integers.items()} != {}
 
 
 def test_a_compiled_hessian_product_is_the_product() -> None:

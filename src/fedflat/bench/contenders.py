@@ -14,6 +14,7 @@ from torch.func import functional_call
 
 from fedflat.bench.plain import PlainLoop
 from fedflat.bench.stage import Contender, Stage
+from fedflat.engines.gpu_layers import with_gpu_layers
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
@@ -77,6 +78,8 @@ class Bound(Contender):
         """One step on a batch that never changes, on a GPU as a CUDA graph."""
         problem, _ = federation(config, data=self.setting.dataset())
         model = problem.model.train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if self.compiled and problem.device.type == "cuda":  # as the lanes have it: a bound should be the least there is
+            model = with_gpu_layers(model)
         weights = [p.detach().clone().requires_grad_() for p in model.parameters() if p.requires_grad]
         names = [name for name, p in model.named_parameters() if p.requires_grad]
         chosen = torch.arange(self.setting.per_round * self.setting.batch, device=problem.device) % len(problem.data.train)

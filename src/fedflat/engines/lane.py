@@ -19,7 +19,7 @@ from fedflat.engines.contract import Client, Training
 from fedflat.engines.problem import Problem
 from fedflat.engines.randomness import generator
 from fedflat.engines.reduction import Report
-from fedflat.engines.steps import Advance, changing
+from fedflat.engines.steps import Advance, Held
 from fedflat.engines.table import Table
 
 WARM_UPS = 2
@@ -205,16 +205,9 @@ class Lane:
 
     def _step(self, size: int) -> None:
         assert self.local is not None
-        now = {name: tensor.index_select(0, self.k)[0] for name, tensor in self.work.items()}
-        positions = now.pop("indices")[:size]
+        held = Held(self.work, self.k, self.statistics, self.integers, self.loss)
         with convolutions_searched(size == self.training.plan.batch):
-            moved, statistics, loss, self.passes = self.advance(self.local, positions, now, self.statistics, self.integers)
-        for new, old in apart([(new, old) for new, old in zip(moved, changing(self.local), strict=True) if new is not old]):
-            old.copy_(new)
-        if statistics is not self.statistics:
-            self.statistics.copy_(statistics)
-        self.loss.add_(loss)
-        self.k.add_(1)
+            self.passes = self.advance(self.local, held, size)
 
     def _finish_client(self) -> None:
         assert self.local is not None
@@ -241,12 +234,6 @@ class Lane:
         torch.cuda.synchronize()
         replay: Callable[[], None] = graph.replay
         return replay
-
-
-def apart(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-    """New and old tensors, the new ones not in memory of an old one: a step may keep what was the iterate before it."""
-    written = {old.untyped_storage().data_ptr() for _, old in pairs}
-    return [(new.clone() if new.untyped_storage().data_ptr() in written else new, old) for new, old in pairs]
 
 
 def _settled(local: Local) -> Local:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from fedflat.engines.compilation import CompiledGradient
 from fedflat.engines.feed import Feed
 from fedflat.engines.narrow import is_narrow
 from fedflat.engines.places import Places
+from fedflat.engines.settled import settled
 from fedflat.engines.still import Still, must_be_plain
 from fedflat.engines.task import Task
 from fedflat.errors import UserError
@@ -149,19 +150,20 @@ class Problem:
     def _cut_out(self, vector: Tensor) -> dict[str, Tensor]:
         return {name: view.detach().requires_grad_() for name, view in self.layout.views(vector).items()}
 
-    def functional_gradient(
-        self, vector: Tensor, statistics: Tensor, integers: dict[str, Tensor], batch: Batch
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The same as a pure function, which can be compiled: loss, gradient, and the new BatchNorm statistics."""
+    def functional_pass(
+        self, vector: Tensor, statistics: Tensor, integers: dict[str, Tensor], batch: Batch, model: nn.Module | None = None
+    ) -> Pass:
+        """The same as a pure function, which can be compiled. Another ``model`` with the same tensors may stand for it."""
 
-        def loss_and_statistics(point: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            moved = statistics.clone()
-            buffers = {**self.buffers.views(moved), **{name: value.clone() for name, value in integers.items()}}
-            loss = self._loss(self.output(point, buffers, batch.inputs), batch)
-            return loss, (loss, moved)
+        def loss_and_buffers(point: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, dict[str, Tensor]]]:
+            moved, counted = statistics.clone(), {name: value.clone() for name, value in integers.items()}
+            loss = self._loss(self.output(point, {**self.buffers.views(moved), **counted}, batch.inputs, model), batch)
+            return loss, (loss, moved, counted)
 
-        gradient, (loss, moved) = torch.func.grad(loss_and_statistics, has_aux=True)(vector)
-        return loss, gradient, moved
+        # Rounded once and whole: a compiler would else round every tensor by itself.
+        point = vector if self.arithmetic is None else settled(vector.to(self.arithmetic))
+        gradient, seen = torch.func.grad(loss_and_buffers, has_aux=True)(point)
+        return Pass(gradient.to(vector.dtype), *seen)
 
     def batch(self, positions: Tensor, draws: dict[str, Tensor]) -> Batch:
         """The training examples at some positions as one augmented batch."""
@@ -250,3 +252,14 @@ class Batch:
     targets: Tensor
     mixed_targets: Tensor | None = None
     share: float | Tensor = 1.0
+
+
+class Pass(NamedTuple):
+    """What a pass through a model and back finds."""
+
+    gradient: Tensor
+    loss: Tensor
+    statistics: Tensor
+    """BatchNorm's, moved."""
+    integers: dict[str, Tensor]
+    """BatchNorm's counters, moved."""

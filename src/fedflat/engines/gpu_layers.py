@@ -1,0 +1,91 @@
+"""Layers that a GPU's compiler does better than torch's own, in a copy of a model: the same numbers, up to the order of sums.
+
+Images lie channels last. torch's GroupNorm turns them round on a GPU, so that every convolution after one, and every gradient before one,
+copies them back. And convolutions of three channels do not fill matrix units.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+FEW_CHANNELS = 4
+LEAST_PATCH, MOST_PATCHES = 64, 2**25
+"""A convolution of few channels is a product of matrices from so many numbers in a patch on, up to so many in all patches of a batch."""
+MULTIPLE = 8
+"""Matrix units want rows of a multiple of this many numbers."""
+
+
+def with_gpu_layers(model: nn.Module) -> nn.Module:
+    """A copy of a model with the same tensors, in which a GPU's layers stand for torch's."""
+    changed = copy.deepcopy(model, {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]})
+    for module in list(changed.modules()):
+        for name, child in module.named_children():
+            if type(child) is nn.GroupNorm and child.affine:
+                setattr(module, name, GroupNorm(child))
+            elif type(child) is nn.Conv2d and _has_few_channels(child):
+                setattr(module, name, PatchConvolution(child))
+    return changed
+
+
+class GroupNorm(nn.Module):
+    """A GroupNorm of images that lie channels last, and stay so."""
+
+    def __init__(self, like: nn.GroupNorm) -> None:
+        super().__init__()
+        self.weight, self.bias, self.groups, self.eps = like.weight, like.bias, like.num_groups, like.eps
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images in torch's order of dimensions, or anything else; statistics have at least single precision.
+
+        A scale and a shift for each example and channel: all gradients then come from two sums over pixels, which are taken in one pass.
+        """
+        if images.ndim != 4:
+            return F.group_norm(images, self.groups, self.weight, self.bias, self.eps)
+        examples, channels, height, width = images.shape
+        pixels = images.permute(0, 2, 3, 1).reshape(examples, height, width, self.groups, channels // self.groups)
+        values = pixels.to(torch.promote_types(images.dtype, torch.float32))
+        variance, mean = torch.var_mean(values, (1, 2, 4), correction=0, keepdim=True)
+        scale = torch.rsqrt(variance + self.eps) * self.weight.view(self.groups, -1)
+        shift = self.bias.view(self.groups, -1) - mean * scale
+        normalised = (values * scale + shift).to(images.dtype)
+        return normalised.reshape(examples, height, width, channels).permute(0, 3, 1, 2)
+
+
+class PatchConvolution(nn.Module):
+    """A convolution as a product of matrices: a row for each patch of an image, a product for each image.
+
+    One product for all images would leave the weight's gradient, which is small, to few of the GPU's processors.
+    """
+
+    def __init__(self, like: nn.Conv2d) -> None:
+        super().__init__()
+        self.weight, self.bias, self.stride = like.weight, like.bias, like.stride
+        self.padding = tuple(int(side) for side in like.padding)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images in torch's order of dimensions; the outcome lies channels last."""
+        outputs, _, tall, wide = self.weight.shape
+        above, beside = self.padding
+        pixels = F.pad(images, (beside, beside, above, above)).permute(0, 2, 3, 1)
+        patches = pixels.unfold(1, tall, self.stride[0]).unfold(2, wide, self.stride[1]).permute(0, 1, 2, 4, 5, 3)
+        if patches.numel() > MOST_PATCHES:
+            return F.conv2d(images, self.weight, self.bias, self.stride, self.padding)
+        examples, height, width = patches.shape[:3]
+        rows = _filled_up(patches.reshape(examples, height * width, -1))
+        kernel = _filled_up(self.weight.permute(0, 2, 3, 1).reshape(outputs, -1))
+        product = torch.bmm(rows, kernel.T.expand(examples, -1, -1))
+        convolved = product.view(examples, height, width, outputs).permute(0, 3, 1, 2)
+        return convolved if self.bias is None else convolved + self.bias[:, None, None]
+
+
+def _filled_up(rows: Tensor) -> Tensor:
+    return F.pad(rows, (0, -rows.shape[-1] % MULTIPLE))
+
+
+def _has_few_channels(one: nn.Conv2d) -> bool:
+    plain = one.dilation == (1, 1) and one.groups == 1 and one.padding_mode == "zeros" and not isinstance(one.padding, str)
+    return plain and one.in_channels <= FEW_CHANNELS and one.weight[0].numel() >= LEAST_PATCH

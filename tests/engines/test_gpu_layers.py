@@ -1,0 +1,102 @@
+"""The layers that stand for torch's on a GPU compute what torch's compute."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from fedflat import models
+from fedflat.engines.gpu_layers import MOST_PATCHES, GroupNorm, PatchConvolution, with_gpu_layers
+
+CONVOLUTIONS = [
+    nn.Conv2d(3, 6, 5),
+    nn.Conv2d(3, 6, 5, padding=2, bias=False),
+    nn.Conv2d(3, 6, 7, stride=2, padding=3),
+    nn.Conv2d(4, 6, (3, 9), stride=(2, 1), padding=(1, 4)),
+]
+
+
+def passed(model: nn.Module, images: torch.Tensor) -> list[torch.Tensor]:
+    """A model's output, and the gradients of a weighted sum of it: by the images first, then by the parameters."""
+    images = images.clone().requires_grad_()
+    output = model(images)
+    weighting = torch.linspace(-1, 2, output.numel(), dtype=output.dtype).view(output.shape).cos()
+    return [output.detach(), *torch.autograd.grad((output * weighting).sum(), [images, *model.parameters()])]
+
+
+def assert_same(one: nn.Module, other: nn.Module, images: torch.Tensor) -> None:
+    for expected, found in zip(passed(one, images), passed(other, images), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("layer", CONVOLUTIONS, ids=str)
+def test_patches_make_a_convolution(layer: nn.Conv2d) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(layer).double()
+    changed = with_gpu_layers(model)
+    assert type(changed[0]) is PatchConvolution  # type: ignore[index]
+    images = torch.randn(2, layer.in_channels, 12, 11, dtype=torch.float64)
+    assert_same(model, changed, images)
+    assert changed(images.contiguous(memory_format=torch.channels_last)).is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(3, 6, 3),
+        nn.Conv2d(5, 6, 5),
+        nn.Conv2d(3, 6, 5, dilation=2),
+        nn.Conv2d(3, 6, 5, groups=3),
+        nn.Conv2d(3, 6, 5, padding="same"),
+        nn.Conv2d(3, 6, 5, padding=1, padding_mode="circular"),
+        nn.GroupNorm(2, 6, affine=False),
+    ],
+    ids=str,
+)
+def test_other_layers_stay_with_torch(layer: nn.Module) -> None:
+    assert type(with_gpu_layers(nn.Sequential(layer))[0]) is type(layer)  # type: ignore[index]
+
+
+def test_patches_of_large_images_are_not_laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 2, 5))
+    changed, images = with_gpu_layers(model), torch.randn(2, 3, 8, 8)
+    assert MOST_PATCHES > 2 * 4 * 4 * 75
+    monkeypatch.setattr("fedflat.engines.gpu_layers.MOST_PATCHES", 2 * 4 * 4 * 75 - 1)
+    monkeypatch.setattr(torch, "bmm", None)
+    assert torch.equal(changed(images), model(images))
+
+
+@pytest.mark.parametrize("shape", [(3, 6, 5, 4), (3, 6, 1, 1), (3, 6), (3, 6, 7)], ids=str)
+def test_a_group_norm_is_torchs(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.GroupNorm(2, 6, eps=0.1)).double()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+    changed = with_gpu_layers(model)
+    assert type(changed[0]) is GroupNorm  # type: ignore[index]
+    assert_same(model, changed, 3 + torch.randn(shape, dtype=torch.float64))
+
+
+def test_a_group_norm_leaves_images_as_they_lie_and_sums_in_single_precision() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.GroupNorm(2, 8)).bfloat16()
+    images = (20 + torch.randn(2, 8, 16, 16)).bfloat16().contiguous(memory_format=torch.channels_last)
+    found = with_gpu_layers(model)(images)
+    assert found.dtype == torch.bfloat16 and found.is_contiguous(memory_format=torch.channels_last)
+    expected = nn.functional.group_norm(images.double(), 2)
+    assert (found.double() - expected).abs().max() < 0.01 * expected.abs().max()
+
+
+@pytest.mark.parametrize("text", ["cnn", "resnet18(stem=torchvision)", "resnet20", "mobilenetv2"])
+def test_models_keep_their_tensors_and_their_output(text: str) -> None:
+    torch.manual_seed(0)
+    model = models.build(text, (3, 32, 32), 10).double()
+    changed = with_gpu_layers(model)
+    assert any(isinstance(module, GroupNorm | PatchConvolution) for module in changed.modules())
+    assert {name: id(tensor) for name, tensor in changed.named_parameters()} == {name: id(p) for name, p in model.named_parameters()}
+    assert not any(isinstance(module, GroupNorm | PatchConvolution) for module in model.modules())
+    images = torch.randn(3, 3, 32, 32, dtype=torch.float64)
+    other = {name: torch.randn_like(tensor) * 0.05 for name, tensor in model.named_parameters()}
+    torch.testing.assert_close(functional_call(changed, other, (images,)), functional_call(model, other, (images,)), rtol=1e-8, atol=1e-8)
