@@ -20,14 +20,13 @@ MULTIPLE = 8
 
 
 def with_gpu_layers(model: nn.Module) -> nn.Module:
-    """A copy of a model with the same tensors, in which a GPU's layers stand for torch's."""
+    """A copy of a model with the same tensors, in which a GPU's layers stand for torch's; the model itself where nothing is exchanged."""
+    if not any(_for_gpu(module) for module in model.modules()):
+        return model
     changed = copy.deepcopy(model, {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]})
     for module in list(changed.modules()):
         for name, child in module.named_children():
-            if type(child) is nn.GroupNorm and child.affine:
-                setattr(module, name, GroupNorm(child))
-            elif type(child) is nn.Conv2d and _has_few_channels(child):
-                setattr(module, name, PatchConvolution(child))
+            setattr(module, name, _for_gpu(child) or child)
     return changed
 
 
@@ -84,6 +83,13 @@ class PatchConvolution(nn.Module):
 
 def _filled_up(rows: Tensor) -> Tensor:
     return F.pad(rows, (0, -rows.shape[-1] % MULTIPLE))
+
+
+def _for_gpu(layer: nn.Module) -> nn.Module | None:
+    """The layer that stands for one of torch's."""
+    if type(layer) is nn.GroupNorm and layer.affine:
+        return GroupNorm(layer)
+    return PatchConvolution(layer) if type(layer) is nn.Conv2d and _has_few_channels(layer) else None
 
 
 def _has_few_channels(one: nn.Conv2d) -> bool:

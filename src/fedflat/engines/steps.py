@@ -15,6 +15,9 @@ from fedflat.engines.contract import Training
 from fedflat.engines.gpu_layers import with_gpu_layers
 from fedflat.engines.problem import Batch, Pass, Problem
 
+SMALL = 2**21
+"""Weights of models whose kernels take longer to start than to run, so that those that need not wait for each other start as one."""
+
 
 class Held(NamedTuple):
     """What a lane holds of a client's round besides the client, in tensors that stay where they are."""
@@ -77,7 +80,8 @@ def compiled(problem: Problem, training: Training, backend: str = "inductor", st
         return len(passes)
 
     torch.compiler.reset()  # what was compiled for another run is of no use, and counts against torch's limit
-    options: dict[str, Any] | None = {"combo_kernels": True} if backend == "inductor" and problem.device.type == "cuda" else None
+    combined = backend == "inductor" and problem.device.type == "cuda" and problem.layout.size < SMALL
+    options: dict[str, Any] | None = {"combo_kernels": True} if combined else None
     fast: Advance = torch.compile(advance, dynamic=False, fullgraph=True, backend=backend, options=options)
     plain = in_place(problem, training)
     failed = False
