@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -104,3 +105,36 @@ def test_what_cannot_be_compiled_runs_as_it_is() -> None:
     with pytest.warns(UserWarning, match="could not be compiled"):
         lanes = walk("fedsam", setting, engine=LaneEngine(problem_of(setting), step=partial(compiled, backend=broken)))  # type: ignore[arg-type]
     assert np.abs(np.array(loop.x) - np.array(lanes.x)).max() < 1e-12
+
+
+def test_a_compiler_that_makes_mistakes_is_found_out() -> None:
+    def mistaken(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., Any]:
+        return lambda *values: tuple(-one if isinstance(one, torch.Tensor) and one.ndim == 1 else one for one in graph(*values))
+
+    setting = bed(rounds=2, size=3)
+    loop = walk("scaffold", setting, engine=LoopEngine(problem_of(setting), workers=1))
+    engine = LaneEngine(problem_of(setting), step=partial(compiled, backend=mistaken))  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match="found something else compiled than as it is, and runs as it is") as told:
+        lanes = walk("scaffold", setting, engine=engine)
+    assert len(told) == 1
+    assert np.abs(np.array(loop.x) - np.array(lanes.x)).max() < 1e-12
+
+
+def test_a_compiler_that_makes_none_is_used() -> None:
+    used = []
+
+    def careful(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., Any]:
+        def run(*values: Any) -> Any:
+            used.append(1)
+            return graph(*values)
+
+        return run
+
+    setting = bed(rounds=2, size=3)
+    loop = walk("scaffold", setting, engine=LoopEngine(problem_of(setting), workers=1))
+    engine = LaneEngine(problem_of(setting), step=partial(compiled, backend=careful))  # type: ignore[arg-type]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lanes = walk("scaffold", setting, engine=engine)
+    assert np.abs(np.array(loop.x) - np.array(lanes.x)).max() < 1e-12
+    assert len(used) > 5

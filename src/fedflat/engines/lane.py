@@ -19,7 +19,7 @@ from fedflat.engines.contract import Client, Training
 from fedflat.engines.problem import Problem
 from fedflat.engines.randomness import generator
 from fedflat.engines.reduction import Report
-from fedflat.engines.steps import Advance, Held
+from fedflat.engines.steps import Advance, changing
 from fedflat.engines.table import Table
 
 WARM_UPS = 2
@@ -205,9 +205,17 @@ class Lane:
 
     def _step(self, size: int) -> None:
         assert self.local is not None
-        held = Held(self.work, self.k, self.statistics, self.integers, self.loss)
+        now = {name: tensor.index_select(0, self.k)[0] for name, tensor in self.work.items()}
+        positions = now.pop("indices")[:size]
         with convolutions_searched(size == self.training.plan.batch):
-            self.passes = self.advance(self.local, held, size)
+            moved = self.advance(self.local, positions, now, self.statistics, self.integers)
+        pairs = [*zip(moved.client, changing(self.local), strict=True), (moved.statistics, self.statistics)]
+        pairs += [(moved.integers[name], old) for name, old in self.integers.items()]
+        for new, old in apart([(new, old) for new, old in pairs if new is not old]):
+            old.copy_(new)
+        self.loss.add_(moved.loss)
+        self.k.add_(1)
+        self.passes = moved.passes
 
     def _finish_client(self) -> None:
         assert self.local is not None
@@ -234,6 +242,12 @@ class Lane:
         torch.cuda.synchronize()
         replay: Callable[[], None] = graph.replay
         return replay
+
+
+def apart(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """New and old tensors, the new ones not in memory of an old one: a step may keep what was the iterate before it."""
+    written = {old.untyped_storage().data_ptr() for _, old in pairs}
+    return [(new.clone() if new.untyped_storage().data_ptr() in written else new, old) for new, old in pairs]
 
 
 def _settled(local: Local) -> Local:

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedflat.engines.innermost import convolve, unpool, weigh
-from fedflat.engines.settled import settled
 
 NARROW = 16
 """Channels of its input below which a convolution is narrow."""
@@ -58,7 +57,7 @@ class Convolution(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Images in torch's order of dimensions, whatever their order in memory."""
         above, beside = self.padding
-        image = settled(_wider(images.permute(1, 2, 3, 0), beside))
+        image = _settled(_wider(images.permute(1, 2, 3, 0), beside))
         bias = image.new_zeros(self.weight.shape[0]) if self.bias is None else self.bias
         out: Tensor = _Convolve.apply(image, self.weight.permute(0, 2, 3, 1).contiguous(), bias, above)  # type: ignore[no-untyped-call]
         return out.permute(3, 0, 1, 2)
@@ -73,7 +72,7 @@ class Pooling(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Images in torch's order of dimensions, whatever their order in memory."""
-        out: Tensor = _Pool.apply(settled(images.permute(1, 2, 3, 0)), *self.window)  # type: ignore[no-untyped-call]
+        out: Tensor = _Pool.apply(_settled(images.permute(1, 2, 3, 0)), *self.window)  # type: ignore[no-untyped-call]
         return out.permute(3, 0, 1, 2)
 
 
@@ -125,6 +124,18 @@ class _Pool(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         return unpool(ctx.saved_tensors[0], gradient.contiguous(), *ctx.window), None, None
+
+
+def _settled(image: Tensor) -> Tensor:
+    """An image as it lies in memory, where several functions can read it."""
+    if image.requires_grad or not torch.compiler.is_compiling():
+        return image.contiguous()
+    from torch._inductor.inductor_prims import force_stride_order
+
+    # What is not computed by a layer, torch's compiler would copy for each of the functions that read it; this asks for one copy.
+    _, height, width, examples = image.shape
+    settled: Tensor = force_stride_order(image, [height * width * examples, width * examples, examples, 1])
+    return settled
 
 
 def _largest(image: Tensor, tall: int, wide: int) -> Tensor:

@@ -17,7 +17,6 @@ from fedflat.engines.compilation import CompiledGradient
 from fedflat.engines.feed import Feed
 from fedflat.engines.narrow import is_narrow
 from fedflat.engines.places import Places
-from fedflat.engines.settled import settled
 from fedflat.engines.still import Still, must_be_plain
 from fedflat.engines.task import Task
 from fedflat.errors import UserError
@@ -160,10 +159,8 @@ class Problem:
             loss = self._loss(self.output(point, {**self.buffers.views(moved), **counted}, batch.inputs, model), batch)
             return loss, (loss, moved, counted)
 
-        # Rounded once and whole: a compiler would else round every tensor by itself.
-        point = vector if self.arithmetic is None else settled(vector.to(self.arithmetic))
-        gradient, seen = torch.func.grad(loss_and_buffers, has_aux=True)(point)
-        return Pass(gradient.to(vector.dtype), *seen)
+        gradient, seen = torch.func.grad(loss_and_buffers, has_aux=True)(vector)
+        return Pass(gradient, *seen)
 
     def batch(self, positions: Tensor, draws: dict[str, Tensor]) -> Batch:
         """The training examples at some positions as one augmented batch."""
