@@ -87,7 +87,7 @@ def test_a_compiled_step_is_that_of_the_loop() -> None:
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("text", ["fedavg", "fedsam", "fedwmsam", "scaffold", "fedmoswa"])
 def test_compiled_steps_learn_the_same(text: str, precision: str) -> None:
-    """In many steps on many batches, which a compiler could confuse; rounding alone takes FedSAM a tenth apart here, and in bf16 a fifth."""
+    """In many steps on many batches, which a compiler could confuse; rounding alone takes FedSAM a tenth apart, in bf16 a fifth."""
     values = {
         "algorithm": text,
         "model": "cnn",
