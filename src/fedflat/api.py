@@ -158,6 +158,8 @@ def rounds(
     if loss is not None:
         if task is not None:
             raise UserError("a task has a loss of its own; pass loss= or task=, not both")
+        if not callable(loss):
+            raise UserError(f"loss is {loss!r}; expected a function of outputs and targets, such as torch.nn.functional.cross_entropy")
         task = OwnLoss(function=loss)
     made, own = _prepared(base, data, model, settings)
     return Rounds(Run(made, Path(out) if out else None, task=task, callbacks=tuple(callbacks), **own))
@@ -242,6 +244,10 @@ def _prepared(
     """The config, and the user's own objects; names go to the settings, and a partitioner of Flower becomes the text of a split."""
     settings |= {name: value for name, value in (("data", data), ("model", model)) if isinstance(value, str)}
     own_data, own_model = None if isinstance(data, str) else data, None if isinstance(model, str) else model
+    given: Any = own_model
+    if not isinstance(given, nn.Module | None):
+        what = f"the class {given.__name__} and not one of it" if isinstance(given, type) else f"a {type(given).__name__}"
+        raise UserError(f"model is {what}; expected a torch.nn.Module, or the name of a model (all of them: fedflat models)")
     if is_partitioner(settings.get("split")):
         meant = make_config(base, {**settings, "split": "centralised"}).data
         settings["split"] = from_flower(settings["split"], own_data or load_data(meant.name, meant.folder))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import fedflat
 from fedflat.data import Dataset, Examples
@@ -117,3 +119,39 @@ def test_texts_of_one_label_can_be_classified():
 def test_a_model_for_something_else_is_refused(model: str, sentence: str):
     with pytest.raises(fedflat.UserError, match=sentence):
         fedflat.run("fedavg", data=alphabet(), rounds=1, **(SMALL | {"model": model}))
+
+
+class Several(nn.Module):
+    """Gives its logits in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits = nn.Linear(4, 2)
+
+    def forward(self, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"logits": self.logits(inputs)}
+
+
+@pytest.mark.parametrize(
+    ("own", "sentence"),
+    [
+        ({"model": nn.Linear}, "model is the class Linear and not one of it; expected a torch.nn.Module, or the name"),
+        ({"model": torch.relu}, "model is a builtin_function_or_method; expected a torch.nn.Module"),
+        ({"model": Several()}, "gives a dict; expected a tensor with a row for each example"),
+        ({"loss": "cross-entropy"}, "loss is 'cross-entropy'; expected a function of outputs and targets"),
+        ({"loss": partial(F.cross_entropy, reduction="none")}, r"a tensor of shape \(3,\); expected a tensor with one number, the mean"),
+        ({"loss": lambda output, target: 1.0}, "the loss of a batch is a float; expected a tensor with one number"),
+        ({"loss": lambda output, target: output.mean().detach()}, r"the loss has no gradient; leave out detach\(\)"),
+        ({"loss": F.mse_loss}, r"the loss fails on outputs and targets of shapes \(3, 2\) and \(3,\): The size"),
+    ],
+)
+def test_own_models_and_losses_that_cannot_be_trained(own: dict[str, Any], sentence: str) -> None:
+    clients = [(torch.randn(20, 4) + label, torch.full((20,), label)) for label in (0, 1)]
+    with pytest.raises(fedflat.UserError, match=sentence):
+        fedflat.rounds("fedavg", own.get("model", nn.Linear(4, 2)), clients, loss=own.get("loss"), rounds=1, workers=1)
+
+
+def test_examples_are_not_taken_for_classes() -> None:
+    clients = [(torch.randn(20, 4) + label, torch.full((20,), label)) for label in (0, 1, 2)]
+    with pytest.raises(fedflat.UserError, match=r"of shapes \(4, 3\) and \(4,\)"):
+        fedflat.rounds("fedavg", nn.Linear(4, 3), clients, loss=F.mse_loss, rounds=1, workers=1)

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from fedflat.algorithms.slot import At, Gradient, Returned, Slot, State
 
+FAR = 10
+"""How many times its usual length an offset may have before it is blamed for a run that diverged."""
 FROM = "what is climbed: the gradient of the data, or the direction that the drift makes of it (FedProx's pull, control variates)"
 
 
@@ -24,6 +26,11 @@ class Perturbation(Slot):
     def climbs_the_direction(self) -> bool:
         """Whether the offset is found from whole directions, with what the drift adds to gradients, and not from those alone."""
         return False
+
+    def may_explode(self) -> str:
+        rho = float(getattr(self, "rho", 0))
+        usual = float(getattr(type(self), "rho", rho))  # a dataclass keeps defaults there
+        return f"rho={rho:g} takes gradients far from the model: try {usual:g}" if rho > FAR * usual else ""
 
     def begin(self, at: At) -> State:
         """What is set up once in a client's round."""
