@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import threading
 import time
 
 import pytest
@@ -48,16 +47,17 @@ def test_a_killed_run_is_silent(fedflat, running):
     assert f"fedflat resume {running}" in shown
 
 
-def test_it_ends_when_the_run_does(fedflat, running, finished):
-    def finish() -> None:
-        time.sleep(0.5)
+def test_it_ends_when_the_run_does(fedflat, running, finished, monkeypatch):
+    waited = []
+
+    def finish(seconds: float) -> None:
+        waited.append(seconds)
         shutil.copy(finished / "metrics.jsonl", running / "metrics.jsonl")
         shutil.copy(finished / "status.json", running / "status.json")
 
-    other = threading.Thread(target=finish)
-    other.start()
+    monkeypatch.setattr("fedflat.cli.watch.time.sleep", finish)  # between two looks
     shown = fedflat("watch", running, "--every", "0.2").stdout
-    other.join()
+    assert waited == [0.2]
     assert shown.index("2 of 3") < shown.index("3 of 3")
     assert "1 of 1 runs are over" in shown
 
