@@ -5,18 +5,21 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedflat.algorithms.table import NAMED, RELEASED
 from fedflat.engines.lane import Lane
 from fedflat.engines.lanes import LaneEngine
 from fedflat.engines.loop import LoopEngine
-from fedflat.engines.steps import compiled
+from fedflat.engines.problem import Problem
+from fedflat.engines.steps import Moved, agree, compiled
 
 from ..quadratics import problem_of, walk
 from ..reference import bed
@@ -138,3 +141,29 @@ def test_a_compiler_that_makes_none_is_used() -> None:
         lanes = walk("scaffold", setting, engine=engine)
     assert np.abs(np.array(loop.x) - np.array(lanes.x)).max() < 1e-12
     assert len(used) > 5
+
+
+@pytest.mark.parametrize("random", [True, False])
+def test_a_step_that_is_random_is_no_mistake_of_the_compiler(random: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = bed(rounds=1, size=2)
+    problem, real = problem_of(setting), Problem.loss_and_gradient
+
+    def shaken(self: Problem, vector: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        loss, gradient = real(self, vector, *rest)
+        return loss, gradient + 10 * (torch.randn_like(gradient) if random else torch.ones_like(gradient))
+
+    monkeypatch.setattr(Problem, "loss_and_gradient", shaken)  # of steps as they are
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        walk("fedavg", setting, engine=LaneEngine(problem, step=partial(compiled, backend="eager")))
+    assert any("found something else" in str(one.message) for one in told) is not random
+
+
+@pytest.mark.parametrize("wrong", ["statistics", "integers", "loss"])
+def test_what_a_compiled_step_must_have_in_common(wrong: str) -> None:
+    y, statistics = torch.zeros(3), torch.ones(2)
+    local: Any = SimpleNamespace(drift=SimpleNamespace(y=y))
+    step = Moved([torch.ones(3)], statistics + 0.1, {"count": torch.tensor(1)}, torch.tensor(2.0), 1)
+    assert agree(step, step, local, statistics)
+    others = {"statistics": statistics + 0.3, "integers": {"count": torch.tensor(0)}, "loss": torch.tensor(2.5)}
+    assert not agree(step._replace(**{wrong: others[wrong]}), step, local, statistics)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.nn import functional as F
 
 from fedflat import models
 from fedflat.engines.gpu_layers import MOST_PATCHES, GroupNorm, PatchConvolution, with_gpu_layers
@@ -32,13 +33,14 @@ def assert_same(one: nn.Module, other: nn.Module, images: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("layer", CONVOLUTIONS, ids=str)
-def test_patches_make_a_convolution(layer: nn.Conv2d) -> None:
+def test_patches_make_a_convolution(layer: nn.Conv2d, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(layer).double()
     changed = with_gpu_layers(model)
     assert type(changed[0]) is PatchConvolution  # type: ignore[index]
-    images = torch.randn(2, layer.in_channels, 12, 11, dtype=torch.float64)
+    images = torch.randn(2, layer.in_channels, 28, 27, dtype=torch.float64)
     assert_same(model, changed, images)
+    monkeypatch.setattr(F, "conv2d", None)
     assert changed(images.contiguous(memory_format=torch.channels_last)).is_contiguous(memory_format=torch.channels_last)
 
 
@@ -52,6 +54,7 @@ def test_patches_make_a_convolution(layer: nn.Conv2d) -> None:
         nn.Conv2d(3, 6, 5, padding="same"),
         nn.Conv2d(3, 6, 5, padding=1, padding_mode="circular"),
         nn.GroupNorm(2, 6, affine=False),
+        nn.Conv3d(3, 6, 5),
     ],
     ids=str,
 )
@@ -100,3 +103,37 @@ def test_models_keep_their_tensors_and_their_output(text: str) -> None:
     images = torch.randn(3, 3, 32, 32, dtype=torch.float64)
     other = {name: torch.randn_like(tensor) * 0.05 for name, tensor in model.named_parameters()}
     torch.testing.assert_close(functional_call(changed, other, (images,)), functional_call(model, other, (images,)), rtol=1e-8, atol=1e-8)
+
+
+class Winding(nn.Module):
+    """One normalisation used twice, and layers that are also found in a list which is no module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.norm = nn.Conv2d(3, 4, 5, padding=2), nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4)
+        self.again = nn.Sequential(self.norm, nn.ReLU())
+        self.steps = [self.first, self.norm, self.second, self.again]
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        assert self.norm.num_channels == 4
+        for step in self.steps:
+            images = step(images)
+        return images.mean((2, 3))
+
+
+def test_layers_by_several_names_are_still_one() -> None:
+    torch.manual_seed(0)
+    model = Winding().double()
+    changed = with_gpu_layers(model)
+    assert isinstance(changed, Winding) and type(changed.again[0]) is type(changed.steps[1]) is GroupNorm
+    images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    assert_same(model, changed, images)
+    for tied in (False, True):
+        other = {name: torch.randn_like(tensor) for name, tensor in model.named_parameters()}
+        expected, found = (functional_call(one, other, (images,), tie_weights=tied) for one in (model, changed))
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_model_with_nothing_to_exchange_is_not_copied() -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.GroupNorm(2, 8, bias=False), nn.BatchNorm2d(8))
+    assert with_gpu_layers(model) is model

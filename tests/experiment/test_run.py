@@ -73,7 +73,7 @@ def test_a_time_budget_pauses_a_run_that_then_goes_on(tmp_path: Path) -> None:
         ("feddyn(alpha=0.5)", "dual"),
         ("adabest(mu=5)", "AdaBest"),
         ("fedavg(server_rate=1e20)", "server_rate"),
-        ("fedsam(rho=1e30)", "rho=1e+30 takes gradients far from the model: try 0.05"),
+        ("fedsam(rho=1e30)", "rho=1e+30 takes gradients far from the model"),
     ],
 )
 def test_a_diverging_run_ends_with_its_cause(algorithm: str, cause: str) -> None:

@@ -24,56 +24,47 @@ def with_gpu_layers(model: nn.Module) -> nn.Module:
     if not any(_for_gpu(module) for module in model.modules()):
         return model
     changed = copy.deepcopy(model, {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]})
-    for module in list(changed.modules()):
-        for name, child in module.named_children():
-            setattr(module, name, _for_gpu(child) or child)
+    for module in changed.modules():
+        # The module stays, and only what it computes by changes: it may be used in several places, and by several names.
+        module.__class__ = _for_gpu(module) or module.__class__
     return changed
 
 
-class GroupNorm(nn.Module):
+class GroupNorm(nn.GroupNorm):
     """A GroupNorm of images that lie channels last, and stay so."""
 
-    def __init__(self, like: nn.GroupNorm) -> None:
-        super().__init__()
-        self.weight, self.bias, self.groups, self.eps = like.weight, like.bias, like.num_groups, like.eps
-
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """Images in torch's order of dimensions, or anything else; statistics have at least single precision.
 
         A scale and a shift for each example and channel: all gradients then come from two sums over pixels, which are taken in one pass.
         """
-        if images.ndim != 4:
-            return F.group_norm(images, self.groups, self.weight, self.bias, self.eps)
-        examples, channels, height, width = images.shape
-        pixels = images.permute(0, 2, 3, 1).reshape(examples, height, width, self.groups, channels // self.groups)
-        values = pixels.to(torch.promote_types(images.dtype, torch.float32))
+        if input.ndim != 4:
+            return super().forward(input)
+        examples, channels, height, width = input.shape
+        pixels = input.permute(0, 2, 3, 1).reshape(examples, height, width, self.num_groups, channels // self.num_groups)
+        values = pixels.to(torch.promote_types(input.dtype, torch.float32))
         variance, mean = torch.var_mean(values, (1, 2, 4), correction=0, keepdim=True)
-        scale = torch.rsqrt(variance + self.eps) * self.weight.view(self.groups, -1)
-        shift = self.bias.view(self.groups, -1) - mean * scale
-        normalised = (values * scale + shift).to(images.dtype)
+        scale = torch.rsqrt(variance + self.eps) * self.weight.view(self.num_groups, -1)
+        shift = self.bias.view(self.num_groups, -1) - mean * scale
+        normalised = (values * scale + shift).to(input.dtype)
         return normalised.reshape(examples, height, width, channels).permute(0, 3, 1, 2)
 
 
-class PatchConvolution(nn.Module):
+class PatchConvolution(nn.Conv2d):
     """A convolution as a product of matrices: a row for each patch of an image, a product for each image.
 
     One product for all images would leave the weight's gradient, which is small, to few of the GPU's processors.
     """
 
-    def __init__(self, like: nn.Conv2d) -> None:
-        super().__init__()
-        self.weight, self.bias, self.stride = like.weight, like.bias, like.stride
-        self.padding = tuple(int(side) for side in like.padding)
-
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """Images in torch's order of dimensions; the outcome lies channels last."""
         outputs, _, tall, wide = self.weight.shape
-        above, beside = self.padding
-        pixels = F.pad(images, (beside, beside, above, above)).permute(0, 2, 3, 1)
+        above, beside = (int(side) for side in self.padding)
+        pixels = F.pad(input, (beside, beside, above, above)).permute(0, 2, 3, 1)
         patches = pixels.unfold(1, tall, self.stride[0]).unfold(2, wide, self.stride[1]).permute(0, 1, 2, 4, 5, 3)
-        if patches.numel() > MOST_PATCHES:
-            return F.conv2d(images, self.weight, self.bias, self.stride, self.padding)
         examples, height, width = patches.shape[:3]
+        if patches.numel() > MOST_PATCHES or height * width < self.weight[0].numel():  # gradients of so few patches are larger than they
+            return super().forward(input)
         rows = _filled_up(patches.reshape(examples, height * width, -1))
         kernel = _filled_up(self.weight.permute(0, 2, 3, 1).reshape(outputs, -1))
         product = torch.bmm(rows, kernel.T.expand(examples, -1, -1))
@@ -85,11 +76,11 @@ def _filled_up(rows: Tensor) -> Tensor:
     return F.pad(rows, (0, -rows.shape[-1] % MULTIPLE))
 
 
-def _for_gpu(layer: nn.Module) -> nn.Module | None:
-    """The layer that stands for one of torch's."""
-    if type(layer) is nn.GroupNorm and layer.affine:
-        return GroupNorm(layer)
-    return PatchConvolution(layer) if type(layer) is nn.Conv2d and _has_few_channels(layer) else None
+def _for_gpu(layer: nn.Module) -> type[nn.Module] | None:
+    """The class of layer that stands for one of torch's."""
+    if type(layer) is nn.GroupNorm and layer.weight is not None and layer.bias is not None:
+        return GroupNorm
+    return PatchConvolution if type(layer) is nn.Conv2d and _has_few_channels(layer) else None
 
 
 def _has_few_channels(one: nn.Conv2d) -> bool:

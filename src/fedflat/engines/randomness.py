@@ -6,7 +6,6 @@ import zlib
 
 import numpy as np
 import torch
-from torch import nn
 
 
 def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
@@ -25,8 +24,3 @@ def seed_torch(seed: int, purpose: str, round: int = 0, client: int = 0) -> None
     torch.default_generator.manual_seed(number)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(number)
-
-
-def has_dropout(model: nn.Module) -> bool:
-    """Whether every pass through a model in training draws anew."""
-    return any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 for part in model.modules())

@@ -6,8 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from fedflat.errors import UserError
 
 
 @runtime_checkable
@@ -64,12 +67,26 @@ class OwnLoss(Classification):
     function: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """The function's value."""
-        return self.function(output, target)
+        """The function's value; one that nothing can be learned from is refused."""
+        if torch.compiler.is_compiling():
+            return self.function(output, target)
+        try:
+            loss = self.function(output, target)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+            shapes = f"{tuple(output.shape)} and {tuple(target.shape)}"
+            raise UserError(f"the loss fails on outputs and targets of shapes {shapes}: {str(error).splitlines()[0]}") from error
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+            raise UserError(f"the loss of a batch is {found}; expected a tensor with one number, the mean over its examples")
+        if output.requires_grad and not loss.requires_grad:
+            raise UserError("the loss has no gradient; leave out detach(), item() and torch.no_grad() on the way to it")
+        return loss
 
     def sums(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
         """The function's value times the examples, and the number of right answers."""
-        return {**super().sums(output, target), "loss": self.function(output, target) * len(target)}
+        return {**super().sums(output, target), "loss": self.loss(output, target) * len(target)}
 
 
 @dataclass(frozen=True)

@@ -96,12 +96,11 @@ def _try_out(problem: Problem, name: str) -> None:
             output = problem.predicted(weights, {**problem.buffers.views(buffers), **integers}, two.inputs)
     except (RuntimeError, ValueError, IndexError) as error:
         raise UserError(f"{name} cannot be used on {what}: {str(error).splitlines()[0]}") from error
-    if not isinstance(output, torch.Tensor):
-        raise UserError(f"{name} gives a {type(output).__name__}; expected a tensor with a row for each example")
-    _try_out_loss(problem)
     expected = _expected_output(problem.task, two)
     if expected is None:
         return
+    if not isinstance(output, torch.Tensor):
+        raise UserError(f"{name} gives a {type(output).__name__}; expected a tensor with a row for each example")
     dimensions, axis, where = expected
     fits = output.ndim in dimensions and len(output) == len(two) and output.shape[axis] >= problem.data.num_classes
     if not fits or (axis == 1 and output.shape[2:] != two.targets.shape[1:]):
@@ -109,28 +108,6 @@ def _try_out(problem: Problem, name: str) -> None:
             f"{name} gives an output of shape {tuple(output.shape[1:])} for each example, "
             f"but {problem.data.name} has {problem.data.num_classes} classes; expected a number for each of them{where}"
         )
-
-
-def _try_out_loss(problem: Problem) -> None:
-    """Refuse a loss of the user's own that nothing can be learned from."""
-    if type(problem.task) in (Classification, NextCharacter, Segmentation):
-        return
-    count = 4 if problem.data.num_classes == 3 else 3  # so that examples are not taken for classes
-    few = problem.data.train.take(torch.arange(min(count, len(problem.data.train)), device=problem.device))
-    weights, buffers, integers = problem.initial()
-    problem.training_mode()
-    with torch.random.fork_rng(devices=[]):
-        output = problem.output(weights.requires_grad_(), {**problem.buffers.views(buffers), **integers}, problem.normalised(few.inputs))
-    try:
-        loss = problem.task.loss(output, few.targets)
-    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
-        shapes = " and ".join(str(tuple(some.shape)) for some in (output, few.targets) if isinstance(some, torch.Tensor))
-        raise UserError(f"the loss fails on outputs and targets of shapes {shapes}: {str(error).splitlines()[0]}") from error
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
-        raise UserError(f"the loss of a batch is {found}; expected a tensor with one number, the mean over its examples")
-    if not loss.requires_grad:
-        raise UserError("the loss has no gradient; leave out detach(), item() and torch.no_grad() on the way to it")
 
 
 def _expected_output(task: Task, examples: Examples) -> tuple[tuple[int, ...], int, str] | None:

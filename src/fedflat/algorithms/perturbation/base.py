@@ -9,7 +9,7 @@ from torch import Tensor
 from fedflat.algorithms.slot import At, Gradient, Returned, Slot, State
 
 FAR = 10
-"""How many times its usual length an offset may have before it is blamed for a run that diverged."""
+"""A length of offsets that is beyond all that is known to work."""
 FROM = "what is climbed: the gradient of the data, or the direction that the drift makes of it (FedProx's pull, control variates)"
 
 
@@ -28,9 +28,8 @@ class Perturbation(Slot):
         return False
 
     def may_explode(self) -> str:
-        rho = float(getattr(self, "rho", 0))
-        usual = float(getattr(type(self), "rho", rho))  # a dataclass keeps defaults there
-        return f"rho={rho:g} takes gradients far from the model: try {usual:g}" if rho > FAR * usual else ""
+        rho = getattr(self, "rho", 0)
+        return f"rho={rho:g} takes gradients far from the model: lower it" if rho > FAR else ""
 
     def begin(self, at: At) -> State:
         """What is set up once in a client's round."""
