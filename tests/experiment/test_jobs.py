@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import warnings
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from fedflat.experiment import compare as comparing
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.compare import SomeFailed, compare
 from fedflat.experiment.config import Config, config
-from fedflat.experiment.jobs import Job, side_by_side
+from fedflat.experiment.jobs import Job, _warnings_sent, side_by_side
 
 BASE = config(
     {
@@ -168,3 +169,21 @@ def test_own_data_travels() -> None:
 
 def _with(base: Config, **engine: object) -> Config:
     return base.model_copy(update={"engine": base.engine.model_copy(update=engine)})
+
+
+def test_warnings_of_runs_are_given_where_the_comparison_is() -> None:
+    jobs = [Job(BASE.model_copy(update={"algorithm": "fedavg+swa(start=0.5,every=9)", "seed": seed})) for seed in (0, 1)]
+    with pytest.warns(UserWarning, match="SWA averages nothing in these 4 rounds") as told:
+        assert {(number, isinstance(outcome, UserError)) for number, outcome in side_by_side(jobs, 2, ())} == {(0, False), (1, False)}
+    assert all(Path(one.filename).is_relative_to(Path(fedflat.__file__).parent) for one in told)
+
+
+def test_a_warning_of_a_class_of_its_own_travels_as_a_plain_one() -> None:
+    class Own(RuntimeWarning):
+        pass
+
+    sent: list[object] = []
+    with _warnings_sent(sent.append):
+        warnings.warn("beware", Own, stacklevel=1)
+        warnings.warn("older", DeprecationWarning, stacklevel=1)
+    assert [(one.message, one.category) for one in sent] == [("beware", UserWarning), ("older", DeprecationWarning)]  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, TextIO, cast
 
 import torch
 import torch.multiprocessing as multiprocessing
@@ -34,6 +35,8 @@ from fedflat.experiment.run import Run
 PATIENCE = 2.0
 """Seconds that a process has to end by itself."""
 SECONDS_BETWEEN_NEWS = 0.2
+_WARNED: dict[str | tuple[str, type[Warning], int], int] = {}
+"""Which warnings of other processes were given: each once, however many runs have it."""
 
 
 Results = Generator[tuple[int, "Record | UserError"], None, None]
@@ -87,6 +90,15 @@ class News(NamedTuple):
     """Its last evaluation."""
     begins: dict[str, Any] | None = None
     """At its beginning: which model stands for it, and by which metric."""
+
+
+class Warned(NamedTuple):
+    """A warning, to be given where the comparison is."""
+
+    message: str
+    category: type[Warning]
+    filename: str
+    lineno: int
 
 
 class DistantRun:
@@ -199,6 +211,9 @@ def _hear(one: Process, job: Work, callbacks: tuple[Callback, ...]) -> Record | 
     if isinstance(message, News):
         _tell(one, job, message, callbacks)
         return None
+    if isinstance(message, Warned):
+        warnings.warn_explicit(*message, registry=_WARNED)
+        return None
     if isinstance(message, Record):
         record = _unpacked(message, job)
         if one.seen is not None:
@@ -286,7 +301,8 @@ def _serve(pipe: Connection) -> None:
         while True:
             job: Work = pipe.recv()
             try:
-                answer: object = _packed(job.go((Reporter(pipe.send),)))
+                with _warnings_sent(pipe.send):
+                    answer: object = _packed(job.go((Reporter(pipe.send),)))
             except ConnectionError:
                 return
             except Exception as error:  # a mistake of the user's, or one of ours that is raised again where the comparison is
@@ -294,6 +310,19 @@ def _serve(pipe: Connection) -> None:
             pipe.send(answer)
     except (EOFError, ConnectionError, KeyboardInterrupt):
         return
+
+
+@contextmanager
+def _warnings_sent(send: Callable[[object], None]) -> Iterator[None]:
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
+    ) -> None:
+        known = category if category.__module__ == "builtins" else UserWarning  # another may not travel
+        send(Warned(str(message), known, filename, lineno))
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def _packed(record: Record) -> Record:
