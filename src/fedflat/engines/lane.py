@@ -210,7 +210,7 @@ class Lane:
         with convolutions_searched(size == self.training.plan.batch):
             moved = self.advance(self.local, positions, now, self.statistics, self.integers)
         pairs = [*zip(moved.client, changing(self.local), strict=True), (moved.statistics, self.statistics)]
-        pairs += [(moved.integers[name], old) for name, old in self.integers.items()]
+        pairs += [(new, self.integers[name]) for name, new in moved.integers.items()]
         for new, old in apart([(new, old) for new, old in pairs if new is not old]):
             old.copy_(new)
         self.loss.add_(moved.loss)

@@ -21,6 +21,7 @@ from fedflat.engines.still import Still, must_be_plain
 from fedflat.engines.task import Task
 from fedflat.errors import UserError
 from fedflat.models.layout import Layout
+from fedflat.models.norms import BatchNorm
 
 
 @dataclass(eq=False)
@@ -56,6 +57,8 @@ class Problem:
         self.whole_layout = Layout(self.layout.names + self.buffers.names, self.layout.shapes + self.buffers.shapes)
         self._tied = len(list(self.model.named_parameters(remove_duplicate=False))) > len(list(self.model.parameters()))
         self._places = Places(self.model)
+        still = {prefix for prefix, module in self.model.named_modules() if isinstance(module, BatchNorm)}
+        self._counters = [n for n, b in self.model.named_buffers() if not b.is_floating_point() and n.rpartition(".")[0] not in still]
         self._leaves: tuple[Tensor, dict[str, Tensor]] | None = None
         self._compiled: CompiledGradient | None = None
         self._feed_images(self.channels_last)
@@ -155,8 +158,9 @@ class Problem:
         """The same as a pure function, which can be compiled. Another ``model`` with the same tensors may stand for it."""
 
         def loss_and_buffers(point: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, dict[str, Tensor]]]:
-            moved, counted = statistics.clone(), {name: value.clone() for name, value in integers.items()}
-            loss = self._loss(self.output(point, {**self.buffers.views(moved), **counted}, batch.inputs, model), batch)
+            moved, counted = statistics.clone(), {name: integers[name].clone() for name in self._counters}
+            buffers = {**self.buffers.views(moved), **integers, **counted}
+            loss = self._loss(self.output(point, buffers, batch.inputs, model), batch)
             return loss, (loss, moved, counted)
 
         gradient, seen = torch.func.grad(loss_and_buffers, has_aux=True)(vector)
@@ -259,4 +263,4 @@ class Pass(NamedTuple):
     statistics: Tensor
     """BatchNorm's, moved."""
     integers: dict[str, Tensor]
-    """BatchNorm's counters, moved."""
+    """BatchNorm's counters, moved: those that count, which our own do not."""

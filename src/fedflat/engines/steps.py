@@ -110,7 +110,7 @@ def agree(found: Moved, expected: Moved, local: Local, statistics: Tensor, share
     """Whether two steps from the same place are one: their losses, and how far they move the iterate and BatchNorm's statistics."""
     moves = [(found.client[0], expected.client[0], local.drift.y), (found.statistics, expected.statistics, statistics)]
     close = all(bool((one - other).norm() <= share * (other - start).norm()) for one, other, start in moves)
-    counted = all(bool((found.integers[name] == value).all()) for name, value in expected.integers.items())
+    counted = all(bool((expected.integers[name] == value).all()) for name, value in found.integers.items())
     return close and counted and bool(torch.isclose(found.loss, expected.loss, rtol=SAME, atol=SAME))
 
 
