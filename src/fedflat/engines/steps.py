@@ -47,7 +47,7 @@ def in_place(problem: Problem, training: Training) -> Advance:
 def compiled(problem: Problem, training: Training, backend: str = "inductor", strict: bool = False) -> Advance:
     """The step as a pure function, compiled whole: fewer and larger kernels, for some tens of seconds at the start.
 
-    Nothing moves in place within it: with that, torch 2.11 has compiled steps that took other batches than they were given. Where the
+    Nothing moves in place within it: steps that did, with small kernels combined, went wrong in bf16 on a GPU (docs/benchmarks.md). Where the
     compiler fails, which it does on a few models, or finds something else, the step runs as it is, unless ``strict``.
     """
     problem.training_mode()
