@@ -167,3 +167,15 @@ def test_what_a_compiled_step_must_have_in_common(wrong: str) -> None:
     assert agree(step, step, local, statistics)
     others = {"statistics": statistics + 0.3, "integers": {"count": torch.tensor(0)}, "loss": torch.tensor(2.5)}
     assert not agree(step._replace(**{wrong: others[wrong]}), step, local, statistics)
+
+
+def test_a_step_too_large_to_be_compared_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = bed(rounds=2, size=2)
+    loop = walk("fedavg", setting, engine=LoopEngine(problem_of(setting), workers=1))
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(Problem, "loss_and_gradient", full)  # of steps as they are
+    lanes = walk("fedavg", setting, engine=LaneEngine(problem_of(setting), step=partial(compiled, backend="eager")))
+    assert np.abs(np.array(loop.x) - np.array(lanes.x)).max() < 1e-12

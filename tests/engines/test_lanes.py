@@ -15,6 +15,7 @@ from fedflat.algorithms import Algorithm
 from fedflat.algorithms.perturbation import Perturbation
 from fedflat.algorithms.slot import At, Gradient, State
 from fedflat.bench.setting import RandomImages
+from fedflat.engines import gpu_layers
 from fedflat.engines.contract import Engine, Training
 from fedflat.engines.lane import SELDOM, DoesNotFit, Lane
 from fedflat.engines.lanes import LaneEngine
@@ -241,3 +242,20 @@ def test_an_engine_may_go_on_with_another_algorithm(kind: Callable[[Problem], En
     walk("fedavg", setting, engine=engine)
     again = walk("scaffold", setting, engine=engine)
     assert np.abs(np.array(again.x) - np.array(walk("scaffold", setting).x)).max() < 1e-12
+
+
+def test_compiled_steps_have_layers_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[str] = []
+    for layer in (gpu_layers.GroupNorm, gpu_layers.PatchConvolution):
+        real = layer.forward
+        monkeypatch.setattr(layer, "forward", lambda self, input, real=real: used.append(type(self).__name__) or real(self, input))
+    monkeypatch.setattr("fedflat.experiment.engine.compiled", TRACED)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 5, padding=2), nn.GroupNorm(2, 4), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(64, 10))
+    values = {"data": {"clients": 2, "split": "iid"}, "federation": {"per_round": 2}, "training": {"rounds": 1, "steps": 2, "batch": 10}}
+    weights = []
+    for engine in ({"name": "loop", "workers": 1}, {"name": "lanes", "compile": "on"}):
+        run = Run(config({**values, "engine": {**engine, "device": "cpu"}}), data=RandomImages(size=60, side=16).dataset(), model=model)
+        weights.append(run.go().models["server"].weights)
+        assert set(used) == (set() if engine["name"] == "loop" else {"GroupNorm", "PatchConvolution"})
+    assert torch.allclose(*weights, atol=1e-6)

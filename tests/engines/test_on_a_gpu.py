@@ -19,7 +19,7 @@ from fedflat.engines.contract import Training
 from fedflat.engines.lanes import LaneEngine
 from fedflat.engines.problem import Problem
 from fedflat.engines.steps import Advance, compiled, in_place
-from fedflat.experiment.config import config
+from fedflat.experiment.config import Config, config
 from fedflat.experiment.run import Run
 from fedflat.flatness import Objective
 
@@ -40,20 +40,30 @@ def test_golden(name: str, step: Callable[[Problem, Training], Advance]) -> None
     assert np.abs(np.array(found) - np.array(expected)).max() < 1e-9
 
 
+def experiment(algorithm: str, engine: dict[str, str | int], steps: int = 5, split: str = "iid", **more: str) -> Config:
+    """Two rounds of four clients; at larger rates, rounding alone comes to more."""
+    return config(
+        {
+            "algorithm": algorithm,
+            "data": {"clients": 10, "split": split, "augmentation": "crop-flip"},
+            "federation": {"per_round": 4},
+            "training": {"rounds": 2, "steps": steps, "batch": 20, "rate": 0.02},
+            "evaluation": {"every": 2},
+            "engine": {"precision": "float32", **engine},
+            **more,
+        }
+    )
+
+
+LOOP: dict[str, str | int] = {"name": "loop", "device": "cpu", "workers": 1}
+
+
 @pytest.mark.parametrize("text", TEXTS)
 def test_float32_is_that_of_the_loop(text: str) -> None:
-    """Two rounds of five steps of a network, in single precision without TF32; at larger rates, rounding alone comes to more."""
-    values = {
-        "algorithm": text,
-        "model": "lenet5",
-        "data": {"clients": 10, "split": "dirichlet(alpha=0.5)", "augmentation": "crop-flip"},
-        "federation": {"per_round": 4},
-        "training": {"rounds": 2, "steps": 5, "batch": 20, "rate": 0.02},
-        "evaluation": {"every": 2},
-    }
+    """A network in single precision without TF32."""
     data = RandomImages(size=1000).dataset()
-    engines = {"loop": {"device": "cpu", "workers": 1}, "lanes": {"device": "cuda", "compile": "off"}}
-    runs = [Run(config({**values, "engine": {"name": name, "precision": "float32", **more}}), data=data) for name, more in engines.items()]
+    engines = (LOOP, {"name": "lanes", "device": "cuda", "compile": "off"})
+    runs = [Run(experiment(text, engine, split="dirichlet(alpha=0.5)", model="lenet5"), data=data) for engine in engines]
     loop, lanes = (run.go().models["server"].weights.cpu() for run in runs)
     assert (loop - lanes).norm() < 1e-3 * loop.norm()
 
@@ -63,21 +73,11 @@ def test_a_compiled_step_is_that_of_the_loop() -> None:
     torch.manual_seed(0)
     first = [nn.Conv2d(3, 8, 5, padding=2), nn.GroupNorm(2, 8), nn.ReLU(), nn.MaxPool2d(4)]
     second = [nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.Tanh(), nn.Flatten(), nn.Linear(288, 10)]
-    values = {
-        "algorithm": "fedsam",
-        "data": {"clients": 6, "split": "iid", "augmentation": "crop-flip"},
-        "federation": {"per_round": 4},
-        "training": {"rounds": 2, "steps": 5, "batch": 20, "rate": 0.02},
-        "evaluation": {"every": 2},
-    }
-    data = RandomImages(size=1000).dataset()
-    engines = {"loop": {"device": "cpu", "workers": 1}, "lanes": {"device": "cuda", "compile": "on"}}
-    models = []
+    data, models = RandomImages(size=1000).dataset(), []
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="the step")
-        for name, more in engines.items():
-            engine = {"name": name, "precision": "float32", **more}
-            models.append(Run(config({**values, "engine": engine}), data=data, model=nn.Sequential(*first, *second)).go().models["server"])
+        for engine in (LOOP, {"name": "lanes", "device": "cuda", "compile": "on"}):
+            models.append(Run(experiment("fedsam", engine), data=data, model=nn.Sequential(*first, *second)).go().models["server"])
     loop, lanes = models
     assert (loop.weights - lanes.weights.cpu()).norm() < 1e-3 * loop.weights.norm()
     assert (loop.buffers - lanes.buffers.cpu()).norm() < 1e-3 * loop.buffers.norm()
@@ -88,20 +88,12 @@ def test_a_compiled_step_is_that_of_the_loop() -> None:
 @pytest.mark.parametrize("text", ["fedavg", "fedsam", "fedwmsam", "scaffold", "fedmoswa"])
 def test_compiled_steps_learn_the_same(text: str, precision: str) -> None:
     """In many steps on many batches, which a compiler could confuse; rounding alone takes FedSAM a tenth apart, in bf16 a fifth."""
-    values = {
-        "algorithm": text,
-        "model": "cnn",
-        "data": {"clients": 10, "split": "iid", "augmentation": "crop-flip"},
-        "federation": {"per_round": 4},
-        "training": {"rounds": 2, "steps": 10, "batch": 20, "rate": 0.02},
-        "evaluation": {"every": 2},
-    }
     data, moved = bright(RandomImages(size=2000).dataset()), []
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="the step")
         for compile in ("off", "on"):
             engine = {"name": "lanes", "device": "cuda", "compile": compile, "precision": precision}
-            run = Run(config({**values, "engine": engine}), data=data)
+            run = Run(experiment(text, engine, steps=10, model="cnn"), data=data)
             start = run.server.model.weights.clone()
             moved.append(run.go().models["server"].weights - start)
     plain, compiled = moved
