@@ -183,7 +183,8 @@ def test_a_warning_of_a_class_of_its_own_travels_as_a_plain_one() -> None:
         pass
 
     sent: list[object] = []
-    with _warnings_sent(sent.append):
+    with warnings.catch_warnings(), _warnings_sent(sent.append):
+        warnings.simplefilter("always")
         warnings.warn("beware", Own, stacklevel=1)
         warnings.warn("older", DeprecationWarning, stacklevel=1)
     assert [(one.message, one.category) for one in sent] == [("beware", UserWarning), ("older", DeprecationWarning)]  # type: ignore[attr-defined]
