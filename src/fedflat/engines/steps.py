@@ -47,8 +47,8 @@ def in_place(problem: Problem, training: Training) -> Advance:
 def compiled(problem: Problem, training: Training, backend: str = "inductor", strict: bool = False) -> Advance:
     """The step as a pure function, compiled whole: fewer and larger kernels, for some tens of seconds at the start.
 
-    Nothing moves in place within it: steps that did, with small kernels combined, went wrong in bf16 on a GPU (docs/benchmarks.md). Where a
-    compiler fails, as it does on a few models, or finds something else, the step runs as it is, unless ``strict``.
+    torch's ``combo_kernels`` stay off: with them steps went wrong in bf16 on a GPU (docs/benchmarks.md). Where a compiler fails, as it does
+    on a few models, or finds something else, the step runs as it is, unless ``strict``.
     """
     problem.training_mode()
     model = with_gpu_layers(problem.model)
