@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,14 @@ def test_the_next_round_from_a_checkpoint_is_the_one_that_a_longer_run_takes(tmp
             replay.advance()
         assert torch.equal(replay.moment.model.weights, longer.record.models["server"].weights)
     assert contents(tmp_path / "short") == before
+
+
+def test_no_round_is_trained_again_with_clients_whose_rows_are_lost(tmp_path: Path) -> None:
+    run(tmp_path / "a", "scaffold")
+    look = afterwards(load_record(tmp_path / "a"))
+    shutil.rmtree(tmp_path / "a" / "state" / "clients")
+    with pytest.raises(UserError, match="clients has lost rows: it has 0, and the run's checkpoint needs"):
+        look.moments()
 
 
 def test_training_again_changes_nothing_until_it_is_taken(tmp_path: Path) -> None:

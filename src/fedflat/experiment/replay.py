@@ -20,7 +20,7 @@ from fedflat.engines.contract import Client, CohortRows, Engine, ModelState, Out
 from fedflat.engines.loop import LoopEngine
 from fedflat.engines.problem import Problem
 from fedflat.errors import UserError
-from fedflat.experiment.checkpoint import CHECKPOINT
+from fedflat.experiment.checkpoint import CHECKPOINT, require_rows
 from fedflat.experiment.config import Config
 from fedflat.experiment.engine import engine_for
 from fedflat.experiment.folder import RunFolder
@@ -144,7 +144,10 @@ def at_checkpoint(folder: RunFolder, algorithm: Algorithm, problem: Problem, con
     past = folder.path / "state" / "clients"
 
     def rows(width: int) -> Rows:
-        return PastRows(past, width, problem.dtype, about["rounds"]) if width and past.exists() else Rows()
+        store = PastRows(past, width, problem.dtype, about["rounds"]) if width and past.exists() else Rows()
+        if width:
+            require_rows(folder, {past.name: store}, about)
+        return store
 
     keeping = Keeping(algorithm, first or ModelState(*problem.initial()), config.training.statistics == "own", rows)
     return Moment(about["rounds"], model, nested_state(_under(tensors, "server/")), keeping.read)
