@@ -17,7 +17,7 @@ SYMBOLS = {
     "eta_k": "the local learning rate of step k; H is the sum of those a client has used in a round",
     "D_i": "client i's displacement in a round, y_K - z",
     "q": "what the server follows: the target that the drift slot gives, less x",
-    "S, N": "the round's cohort, and the number of all clients; mean_S is a mean over the cohort",
+    "S, N": "the round's cohort, and the number of all clients; mean_S is a mean over the cohort, of displacements by federation.weighting, of all else uniform",
     "c_i, c, m, a_i, h_i, Delta": "vectors that clients (with an i) or the server keep between rounds, from 0",
     "unit(v)": "v / ||v|| by one l2 norm over all parameters",
     "t, T": "the round, from 0, and the number of rounds",

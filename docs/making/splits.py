@@ -57,7 +57,14 @@ def one(name: str, spec: type, cells: list[str]) -> str:
     rows = [(code(row["parameter"]), code(row["default"]), row["range"], row["meaning"]) for row in parameter_rows(spec(), spec())]
     lines += ["## Parameters", "", *table(("parameter", "default", "range", "meaning"), rows)] if rows else []
     if SHOWN[name]:
-        lines += ["## What it looks like", "", f"![Class counts per client under {name}](../images/splits/{name}.svg)", "", _caption(name), ""]
+        lines += [
+            "## What it looks like",
+            "",
+            f"![Class counts per client under {name}](../images/splits/{name}.svg)",
+            "",
+            _caption(name),
+            "",
+        ]
     lines += ["## Use it", "", *block(_commands(name), "bash")]
     return joined(lines, [f"All splits, measured, and what papers mean by their names: [splits](../{PAGE}).", ""])
 

@@ -45,9 +45,9 @@ CARDS: dict[str, Card] = {
     "feddyn": Card("Dynamic regularisation", "Acar et al., ICLR 2021", "alpha 0.01; 0.1 in FL-Simulator; needs clipping", ("D2", "D21")),
     "adabest": Card("Adaptive bias estimates", "Varno et al., ECCV 2022", "mu 0.02, beta 0.9 (CIFAR-10) or 0.8 (CIFAR-100)"),
     "mime": Card("MIME with SGD", "Karimireddy et al., NeurIPS 2021", "server_rate 0.1 or 1 (WiMA)"),
-    "mime-sgdm": Card("MIME with momentum", "Karimireddy et al., NeurIPS 2021", "beta 0.9, form fedjax (WiMA)"),
+    "mime-sgdm": Card("MIME with momentum", "Karimireddy et al., NeurIPS 2021", "beta 0.9, form fedjax (WiMA)", ("D27",)),
     "mimelite": Card("MIMELite with SGD, which is FedAvg", "Karimireddy et al., NeurIPS 2021"),
-    "mimelite-sgdm": Card("MIMELite with momentum", "Karimireddy et al., NeurIPS 2021", "beta 0.9, form fedjax (WiMA)"),
+    "mimelite-sgdm": Card("MIMELite with momentum", "Karimireddy et al., NeurIPS 2021", "beta 0.9, form fedjax (WiMA)", ("D27",)),
     "fedcm": Card("Client-level momentum", "Xu et al., 2021", "alpha 0.1; 0.05, 0.1, 0.5 (WiMA)"),
     "fedacg": Card("Accelerated client gradients", "Kim et al., CVPR 2024", "lam 0.85, beta 0.002", ("D19",)),
     "fedsam": Card(
@@ -78,14 +78,14 @@ CARDS: dict[str, Card] = {
         "Falling local rate and server over-relaxation",
         "Liu et al., ICML 2025",
         "final_rate (rho) 0.1, server_rate (alpha) 1.5, decay 0.998, weight decay 1e-3, gradient clip 10",
-        ("D4", "D26"),
+        ("D4", "D26", "D28"),
     ),
     "fedmo": Card("Momentum-based stochastic control", "Liu et al., ICML 2025", "gamma 0.2", ("D4", "D6", "D23")),
     "fedmoswa": Card(
         "FedSWA with momentum-based stochastic control",
         "Liu et al., ICML 2025",
         "gamma 0.2, final_rate (rho) 0.1, server_rate (alpha) 1.5, option II",
-        ("D4", "D6", "D23", "D26"),
+        ("D4", "D6", "D23", "D26", "D28"),
     ),
     "fedwmsam": Card(
         "Weighted momentum with a guided perturbation",
@@ -179,6 +179,19 @@ DIFFERENCES: dict[str, Difference] = {
             "FedSWA paper Algorithm 1; Tables 2, 3, 6",
             "K + 1 steps, T + 1 rounds, unused lambda, tables disagree",
             "K steps, T rounds",
+        ),
+        Difference("D27", "MIME paper vs FedJAX mime.py:92-100", "momentum as an exponential average", "FedJAX, as in WiMA; form=ema"),
+        Difference(
+            "D28",
+            "FedSWA paper vs main.py:3301",
+            "the rate decays before the first round already",
+            "the paper; early_decay, or variant=released (fedswa, fedmoswa)",
+        ),
+        Difference(
+            "D29",
+            "papers and code of most methods but FedAvg, FedSAM, MIME",
+            "clients' displacements count alike, whatever their number of samples",
+            "by samples, for all methods alike; federation.weighting=uniform",
         ),
     )
 }

@@ -15,7 +15,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Guided(Perturbation):
-    """Towards where the momentum carries the model: e_b = rho unit((z + b Delta_i) - y_b), with no extra pass (FedWMSAM; C1).
+    """Uphill along the momentum, against where it leads: e_b = rho unit((z + b Delta_i) - y_b), with no extra pass (FedWMSAM; C1).
 
     Delta_i is the personalised momentum of the drift. The first step of a round is unperturbed.
     """
