@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import signal
@@ -13,6 +14,9 @@ import torch
 from torch import nn
 
 import fedflat
+from fedflat.algorithms import registration
+from fedflat.algorithms.drift.scaffold import Scaffold
+from fedflat.algorithms.table import NAMED
 from fedflat.data import from_arrays
 from fedflat.errors import UserError
 from fedflat.experiment import compare as comparing
@@ -20,6 +24,7 @@ from fedflat.experiment.callback import Callback
 from fedflat.experiment.compare import SomeFailed, compare
 from fedflat.experiment.config import Config, config
 from fedflat.experiment.jobs import Job, _warnings_sent, side_by_side
+from fedflat.models import MODELS, ImageModelSpec
 
 BASE = config(
     {
@@ -130,31 +135,31 @@ def test_an_interruption_ends_the_processes() -> None:
 
 def test_what_cannot_be_side_by_side() -> None:
     for jobs in (None, 1):
-        assert comparing.how_many_at_once(BASE, 10, (Callback(),), jobs, {}) == 1
+        assert comparing.how_many_at_once([BASE] * 10, (Callback(),), jobs, {}) == 1
     with pytest.raises(UserError, match="callbacks look at runs of this process"):
-        comparing.how_many_at_once(BASE, 10, (Callback(),), 2, {})
+        comparing.how_many_at_once([BASE] * 10, (Callback(),), 2, {})
     with pytest.raises(UserError, match=r"engine\.workers=4"):
-        comparing.how_many_at_once(_with(BASE, workers=4), 10, (), 2, {})
+        comparing.how_many_at_once([_with(BASE, workers=4)] * 10, (), 2, {})
 
     class Mine(nn.Module):
         pass
 
     with pytest.raises(UserError, match="cannot go to another process"):
-        comparing.how_many_at_once(BASE, 10, (), 2, {"model": Mine()})
-    assert comparing.how_many_at_once(BASE, 1, (), 8, {}) == 1
+        comparing.how_many_at_once([BASE] * 10, (), 2, {"model": Mine()})
+    assert comparing.how_many_at_once([BASE] * 1, (), 8, {}) == 1
 
 
 def test_runs_are_side_by_side_by_default_where_that_pays(monkeypatch) -> None:
     monkeypatch.setattr(comparing, "available_cores", lambda: 4)
     long = BASE.model_copy(update={"training": BASE.training.model_copy(update={"rounds": 2000})})
-    assert comparing.how_many_at_once(long, 10, (), None, {}) == 4
-    assert comparing.how_many_at_once(long, 3, (), None, {}) == 3
-    assert comparing.how_many_at_once(BASE, 10, (), None, {}) == 1, "too short"
-    assert comparing.how_many_at_once(long.model_copy(update={"model": "mlp(hidden=5000)"}), 10, (), None, {}) == 1, "too large"
-    assert comparing.how_many_at_once(_with(long, workers=2), 10, (), None, {}) == 1
-    assert comparing.how_many_at_once(_with(long, name="lanes"), 10, (), None, {}) == 1
+    assert comparing.how_many_at_once([long] * 10, (), None, {}) == 4
+    assert comparing.how_many_at_once([long] * 3, (), None, {}) == 3
+    assert comparing.how_many_at_once([BASE] * 10, (), None, {}) == 1, "too short"
+    assert comparing.how_many_at_once([long.model_copy(update={"model": "mlp(hidden=5000)"})] * 10, (), None, {}) == 1, "too large"
+    assert comparing.how_many_at_once([_with(long, workers=2)] * 10, (), None, {}) == 1
+    assert comparing.how_many_at_once([_with(long, name="lanes")] * 10, (), None, {}) == 1
     monkeypatch.setattr(comparing, "available_cores", lambda: 1)
-    assert comparing.how_many_at_once(long, 10, (), None, {}) == 1
+    assert comparing.how_many_at_once([long] * 10, (), None, {}) == 1
 
 
 def test_own_data_travels() -> None:
@@ -165,6 +170,56 @@ def test_own_data_travels() -> None:
     one, two = (fedflat.compare(["fedavg"], jobs=jobs, **settings) for jobs in (1, 2))
     assert [r.history for r in one.records] == [r.history for r in two.records]
     assert two.records[0].own["data"] is own
+
+
+TINY = """
+from dataclasses import dataclass
+from math import prod
+from fedflat.models import ImageModelSpec
+from torch import nn
+
+@dataclass(frozen=True)
+class Tiny(ImageModelSpec):
+    name = "tiny"
+
+    def smallest_side(self):
+        return 1
+
+    def network(self, input_shape, classes):
+        return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), classes))
+"""
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[ImageModelSpec]:
+    """A model and an algorithm by names of one's own, beside an algorithm that no other process can import."""
+    (tmp_path / "tiny_model.py").write_text(TINY)
+    monkeypatch.syspath_prepend(tmp_path)
+    made: type[ImageModelSpec] = importlib.import_module("tiny_model").Tiny
+    monkeypatch.setitem(MODELS, "tiny", made)
+    for name, what in {"mine": fedflat.Algorithm(Scaffold()), "nowhere": fedflat.Algorithm(Nowhere())}.items():
+        monkeypatch.setitem(NAMED, name, what)
+        monkeypatch.setitem(registration._REGISTERED, name, what)
+    return made
+
+
+class Nowhere(Scaffold):
+    """Of a module that only pytest finds."""
+
+
+def test_names_of_ones_own_travel(tiny: type[ImageModelSpec]) -> None:
+    base = BASE.model_copy(update={"model": "tiny"})
+    in_a_row, beside = (list(compare(base, ["mine+wima"], [0, 1], jobs=jobs)) for jobs in (1, 2))
+    assert [record.history for record in in_a_row] == [record.history for record in beside]
+
+
+def test_names_of_what_a_script_defines_stay_at_home(tiny: type[ImageModelSpec], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny, "__module__", "__main__")
+    own = BASE.model_copy(update={"model": "tiny"})
+    with pytest.raises(UserError, match="tiny, which the running script defines, cannot go to another process; use 1"):
+        comparing.how_many_at_once([BASE, own], (), 2, {})
+    assert comparing.how_many_at_once([BASE, own], (), None, {}) == 1
+    assert comparing.how_many_at_once([BASE, BASE], (), 2, {}) == 2, "which do not use it"
 
 
 def _with(base: Config, **engine: object) -> Config:

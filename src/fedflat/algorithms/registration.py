@@ -21,6 +21,8 @@ GROUP = "fedflat.algorithms"
 """The group of entry points by which an installed package registers what it brings."""
 KINDS: dict[type[Any], str] = {Drift: "drift", Perturbation: "perturbation", LocalRate: "rate", Sgd: "server", Average: "averages"}
 
+_REGISTERED: dict[str, Algorithm | type[Any]] = {}
+
 
 def register(name: str, what: Algorithm | type[Any]) -> None:
     """Give a name to an algorithm, or to a slot's class as a part: from then on texts, commands and configs know it.
@@ -40,6 +42,12 @@ def register(name: str, what: Algorithm | type[Any]) -> None:
             kinds = ", ".join(kind.__name__ for kind in KINDS)
             raise UserError(f"'{name}' can be registered only as an Algorithm or as a class derived from {kinds}; this is {what!r}")
         name_part(name, slot, what)
+    _REGISTERED[name] = what
+
+
+def registered() -> dict[str, Algorithm | type[Any]]:
+    """All that has been registered, by name."""
+    return {name: what for name, what in _REGISTERED.items() if name in NAMED or name in PARTS}
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from fedflat.experiment.config import Config, difference
 from fedflat.experiment.federation import device_of
 from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.jobs import Job, in_a_row, side_by_side
+from fedflat.experiment.names import stuck
+from fedflat.experiment.origin import require_same_origin
 from fedflat.experiment.record import Record, load_record
 from fedflat.experiment.stopping import OVER
 from fedflat.models import parameter_count
@@ -60,11 +62,11 @@ def run_each(
     configs: Sequence[Config], folders: Sequence[Path | None], callbacks: tuple[Callback, ...] = (), jobs: int | None = None, **own: Any
 ) -> Iterator[Record]:
     """Run every config in its folder; those already finished there are not run again, interrupted ones go on."""
-    begun = [begun_run(config, folder) for config, folder in zip(configs, folders, strict=True)]
+    begun = [begun_run(config, folder, own) for config, folder in zip(configs, folders, strict=True)]
     records = {number: record for number, record in enumerate(begun) if record and record.status in OVER}
     waiting = [number for number in range(len(configs)) if number not in records]
     todo = [Job(configs[number], folders[number], begun[number] is not None, own) for number in waiting]
-    at_once = how_many_at_once(configs[waiting[0]], len(todo), callbacks, jobs, own) if todo else 1
+    at_once = how_many_at_once([job.config for job in todo], callbacks, jobs, own)
     failures: dict[int, UserError] = {}
     with closing(side_by_side(todo, at_once, callbacks) if at_once > 1 else in_a_row(todo, callbacks)) as results:
         for number in range(len(configs)):
@@ -81,20 +83,23 @@ def run_each(
         raise SomeFailed(f"{Job(configs[first])} could not be run: {failures[first]}{more}")
 
 
-def begun_run(config: Config, path: Path | None) -> Record | None:
-    """The run that lies in a folder, which must have the same settings; None where there is none yet."""
+def begun_run(config: Config, path: Path | None, own: Mapping[str, Any] | None = None) -> Record | None:
+    """The run that lies in a folder, which must have the same settings and what is the user's own; None where there is none yet."""
     if not path or not RunFolder(path).exists:
         return None
     differing = difference(RunFolder(path).config(), config)
     if differing:
         raise UserError(f"{path} holds a run with other settings ({differing}); choose another --out or remove it")
+    require_same_origin(RunFolder(path), own or {})
     return load_record(path)
 
 
-def how_many_at_once(base: Config, runs: int, callbacks: tuple[Callback, ...], jobs: int | None, own: dict[str, Any]) -> int:
+def how_many_at_once(configs: Sequence[Config], callbacks: tuple[Callback, ...], jobs: int | None, own: dict[str, Any]) -> int:
     """How many runs to do at the same time."""
+    runs = len(configs)
     if jobs == 1 or runs < 2:
         return 1
+    base = configs[0]
     workers, obstacle = base.engine.workers, ""
     if not all(callback.from_afar for callback in callbacks):
         obstacle = "these callbacks look at runs of this process"
@@ -102,6 +107,8 @@ def how_many_at_once(base: Config, runs: int, callbacks: tuple[Callback, ...], j
         obstacle = f"engine.workers={workers} gives a single run several processes"
     elif not can_travel(own):
         obstacle = "data, model or task that the running script defines cannot go to another process"
+    elif at_home := stuck(configs):
+        obstacle = f"{' and '.join(at_home)}, which the running script defines, cannot go to another process"
     if jobs is None:
         return min(available_cores(), runs) if not obstacle and _are_small(base, runs, own) else 1
     if obstacle:

@@ -29,6 +29,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
 from fedflat.experiment.folder import RunFolder
+from fedflat.experiment.names import Told, learn, tell
 from fedflat.experiment.record import Record
 from fedflat.experiment.run import Run
 
@@ -171,7 +172,7 @@ def start_process(serve: Callable[..., None], *arguments: object, device: str | 
     """A process of its own that calls ``serve`` with its end of a pipe, takes no notice of Ctrl-C and perhaps sees one GPU alone."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs, *arguments), daemon=True)
+    process = context.Process(target=_knowing, args=(tell(), serve, theirs, *arguments), daemon=True)
     with _interruptions_ignored(), _seeing(device):
         start_without_main(process)
     theirs.close()
@@ -286,6 +287,11 @@ class Reporter(Callback):
 
 def _news(run: Run) -> News:
     return News(run.server.rounds, run.history[-1] if run.history else None)
+
+
+def _knowing(told: Told, serve: Callable[..., None], *arguments: object) -> None:
+    learn(told)
+    serve(*arguments)
 
 
 def alone_on_a_core() -> None:

@@ -30,6 +30,7 @@ from fedflat.experiment.files import create_folder
 from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.keeping import Keeping
 from fedflat.experiment.observation.observer import Observer
+from fedflat.experiment.origin import origin_of, require_same_origin
 from fedflat.experiment.record import STATISTICS_FILE, Record, model_file
 from fedflat.experiment.rows import CachedRows, Rows, cache_size
 from fedflat.experiment.snapshots import FOLDER, cut_snapshots, snapshot_file
@@ -79,6 +80,7 @@ class Run:
             check_target(config.stop.target, self.problem.task.metric)
         self.algorithm = algorithm(config.algorithm)
         self.folder = RunFolder(folder) if folder else None
+        self._has_the_data = engine is None  # with an engine of their own they lie elsewhere
         self.history: list[dict[str, Any]] = []
         self.record: Record | None = None  # before the run is over
         self._loss = torch.tensor(math.nan)
@@ -267,9 +269,11 @@ class Run:
         """Set up what is kept, going back to the last checkpoint where there is one; returns the seconds spent before."""
         if self.folder:
             if not self._resume:
-                self.folder.create(self.config, self.split.describe(self.problem.data.train.targets.cpu(), self.problem.data.num_classes))
+                self.folder.create(self.config, origin_of(self.split, self.problem.data, self._own))
             self.folder.hold()
         checkpoint = last_checkpoint(self.folder, self.config, self._still) if self.folder else None
+        if self.folder and self._resume and self._has_the_data:
+            require_same_origin(self.folder, self._own, self.split.digest())
         own_statistics = self.training.own_statistics
         self._keeping = Keeping(self.algorithm, self.server.model, own_statistics, lambda width: self._rows("clients", width))
         whole = self._whole(self.server.model)

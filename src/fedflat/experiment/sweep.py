@@ -262,7 +262,7 @@ def _results(sweep: Sweep, todo: Sequence[Planned], callbacks: tuple[Callback, .
         work = [one._replace(folder=one.folder.absolute()) for one in work]
         return spread(work, sweep.file.ray_address, jobs or sweep.file.jobs, callbacks, sweep.out / INDEX)
     devices = tuple(map(str, sweep.file.devices))
-    together = how_many_at_once(todo[0].config, len(todo), callbacks, _wanted(sweep, jobs), {})
+    together = how_many_at_once([run.config for run in todo], callbacks, _wanted(sweep, jobs), {})
     return side_by_side(work, together, callbacks, devices) if together > 1 or devices else one_by_one(work, callbacks)
 
 
@@ -274,7 +274,7 @@ def at_once(sweep: Sweep, jobs: int | None = None) -> int:
     """How many of its runs will be done at the same time; on a cluster, as many as it may turn out to have room for."""
     if sweep.file.ray_address is not None:
         return min(len(sweep.runs), jobs or sweep.file.jobs or len(sweep.runs))
-    return how_many_at_once(sweep.runs[0].config, len(sweep.runs), (), _wanted(sweep, jobs), {})
+    return how_many_at_once([run.config for run in sweep.runs], (), _wanted(sweep, jobs), {})
 
 
 def one_by_one(work: Sequence[Claimed], callbacks: tuple[Callback, ...]) -> Results:

@@ -20,7 +20,7 @@ def run_search_side_by_side(
     """
     wanted = jobs or search.file.jobs or len(search.file.devices) or 1
     first = search.config(next(corners(search.space)), search.tune.seeds[0])
-    at_once = how_many_at_once(first, trials_left(search), (), wanted, {})
+    at_once = how_many_at_once([first] * trials_left(search), (), wanted, {})
     if at_once > 1:
         yield from _side_by_side(search, at_once)
     yield from run_search(search, waiting=waiting)  # all, or what a process that was killed has left
