@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,7 @@ def test_from_the_checkpoint_of_a_run_that_is_not_over(origin: Path, tmp_path: P
         fedflat.run("fedavg", rounds=6, out=tmp_path / "run", callbacks=[Crash()], **settings)
     assert there_rounds(tmp_path / "run") == [3]
     (run,) = branch(f"{tmp_path / 'run'}@3", tmp_path / "out", "fedavg").runs
+    branch(f"{tmp_path / 'run'}@3", tmp_path / "out", "fedavg")
     assert [line["test"] for line in RunFolder(run.folder).metrics()] == [line["test"] for line in RunFolder(origin).metrics()[3:]]
 
 
@@ -86,6 +88,53 @@ def test_a_branch_needs_its_origin_no_more_and_can_be_interrupted(origin: Path, 
     assert done.record is not None and done.record.history == RunFolder(straight).metrics()
     first = load_record(straight).history[1]["test"]
     assert set(first) == {"server", "swa(start=0.1)", "wima(window=2)"}, "averages that would have begun before begin here"
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("other") / "run"
+    fedflat.run("scaffold", rounds=2, keep_every=2, rate=0.01, out=folder, **SMALL)
+    return folder
+
+
+def test_a_folder_whose_branches_began_with_another_model_is_refused(origin: Path, other: Path, tmp_path: Path) -> None:
+    branch(f"{origin}@2", tmp_path, "fedavg", rounds=3)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for text, rounds in ((f"{other}@2", 2), (f"{origin}@4", 4)):
+        run = text.partition("@")[0]
+        words = (
+            f"began with the model that {origin} then had after round 2, and not with the model that {run} now has after round {rounds}; "
+        )
+        with pytest.raises(UserError, match=f"{words}choose another --out"):
+            branch(text, tmp_path, "fedsam", rounds=5)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_sweep_that_was_planned_before_another_began_is_refused(origin: Path, other: Path, tmp_path: Path) -> None:
+    late = plan_sweep(read_sweep({"branch": f"{other}@2", "grid": {"algorithm": ["fedsam"]}, "base": {"rounds": 3}}), tmp_path)
+    start(f"{origin}@2").write(tmp_path)
+    with pytest.raises(UserError, match="choose another --out"):
+        list(run_sweep(late))
+    assert [path.name for path in tmp_path.iterdir()] == ["start.safetensors"]
+
+
+def test_the_same_model_from_a_run_that_was_moved_goes_on(origin: Path, other: Path, tmp_path: Path) -> None:
+    start(f"{origin}@2").write(tmp_path / "out")
+    shutil.copytree(origin, tmp_path / "moved")
+    start(f"{tmp_path / 'moved'}@2").write(tmp_path / "out")
+    tensors, _ = RunFolder(tmp_path / "out").read_tensors("start.safetensors")
+    RunFolder(tmp_path / "out").write_tensors("start.safetensors", tensors, {"rounds": 2})  # as earlier versions wrote it
+    start(f"{origin}@2").check(tmp_path / "out")
+    with pytest.raises(UserError, match="began with another model, after round 2"):
+        start(f"{other}@2").check(tmp_path / "out")
+
+
+def test_a_model_that_diverged_is_the_same_as_itself(other: Path, tmp_path: Path) -> None:
+    folder = RunFolder(Path(shutil.copytree(other, tmp_path / "run")))
+    tensors, about = folder.read_tensors("models/round-000002.safetensors")
+    folder.write_tensors("models/round-000002.safetensors", {name: tensor * torch.nan for name, tensor in tensors.items()}, about)
+    for _ in range(2):
+        start(f"{folder.path}@2").write(tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,70 @@ def test_more_trials_go_on_from_those_there(finished: tuple[Search, list[Any]]) 
     assert list(run_search(made)) == []
     more = search(made.out, tune={"trials": 7, "space": SPACE})
     assert [one.number for one in run_search(more)] == [6]
+
+
+QUICK: dict[str, Any] = {**BASE, "rounds": 1, "steps": 1, "algorithm": "fedsam(rho={rho})", "rho": 0.1}
+RATES: dict[str, Any] = {"rate": {"low": 0.01, "high": 1, "log": True}}
+ONE_TRIAL: dict[str, Any] = {"trials": 1, "space": RATES, "seeds": [0]}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a search with one trial."""
+    needs_optuna()
+    out = tmp_path_factory.mktemp("small") / "out"
+    list(run_search(search(out, base=QUICK, tune=ONE_TRIAL)))
+    return out
+
+
+@pytest.mark.parametrize(
+    ("base", "tune", "words"),
+    [
+        ({"rounds": 3}, {}, "training.rounds=1 instead of 3"),
+        ({"rho": 0.2}, {}, "rho=0.1 instead of 0.2"),
+        ({"algorithm": "fedasam(rho={rho})"}, {}, "algorithm=fedsam(rho={rho}) instead of fedasam(rho={rho})"),
+        ({"stop.patience": 2}, {}, "stop.patience=none instead of 2"),
+        ({}, {"seeds": [0, 1]}, "tune.seeds=[0] instead of [0, 1]"),
+        ({}, {"prune": True}, "tune.prune=false instead of true"),
+        ({}, {"space": {"rate": [0.1]}}, "tune.space.training.rate={low: 0.01, high: 1.0, log: true} instead of [0.1]"),
+        ({}, {"space": {**RATES, "batch": [5, 9]}}, "tune.space.training.batch=none instead of [5, 9]"),
+    ],
+)
+def test_another_search_in_the_same_folder_is_refused(small: Path, base: dict[str, Any], tune: dict[str, Any], words: str) -> None:
+    other = search(small, base={**QUICK, **base}, tune={**ONE_TRIAL, "trials": 2, **tune})
+    for use in (lambda: next(run_search(other)), lambda: choose(other)):
+        with pytest.raises(UserError) as told:
+            use()
+        assert f"{small} holds a search with other settings ({words}), and" in str(told.value)
+        assert str(told.value).endswith("choose another --out, or put the file back as it was")
+    assert [path.name for path in small.glob("trial-*")] == ["trial-0000"]
+
+
+def test_the_same_search_in_other_words_goes_on(small: Path, tmp_path: Path) -> None:
+    shutil.copytree(small, tmp_path / "out")
+    base = {name: value for name, value in QUICK.items() if name != "rounds"} | {"engine.lanes": 8}
+    same = search(tmp_path / "out", base={**base, "training": {"rounds": 1, "momentum": 0.0}}, tune={**ONE_TRIAL, "trials": 2}, jobs=1)
+    assert [one.number for one in run_search(same)] == [1]
+    with pytest.raises(UserError, match=r"holds 2 trials already, which is more than tune\.trials=1"):
+        choose(search(tmp_path / "out", base=QUICK, tune=ONE_TRIAL))
+
+
+def test_a_search_of_an_earlier_version_goes_on(small: Path, tmp_path: Path) -> None:
+    shutil.copytree(small, tmp_path / "out")
+    lines = (small / "tune.journal").read_text().splitlines(keepends=True)
+    (tmp_path / "out" / "tune.journal").write_text("".join(line for line in lines if '"user_attr"' not in line))
+    longer = search(tmp_path / "out", base={**QUICK, "rounds": 2}, tune={**ONE_TRIAL, "trials": 2})
+    assert [one.number for one in run_search(longer)] == [1]
+    assert list(run_search(search(tmp_path / "out", base=QUICK, tune=ONE_TRIAL))) == [], "nothing is noted of trials that nobody knows"
+
+
+def test_the_best_of_a_copied_folder_names_the_copy(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = choose(search(small, base=QUICK, tune=ONE_TRIAL))
+    shutil.copytree(small, tmp_path / "copy")
+    monkeypatch.setattr("fedflat.experiment.evaluation.evaluate", None)
+    copied = choose(search(tmp_path / "copy", base=QUICK, tune=ONE_TRIAL))
+    assert copied == {**chosen, "folders": [str(tmp_path / "copy" / "trial-0000" / "seed-0")]}
+    assert copied == json.loads((tmp_path / "copy" / "best.json").read_text())
 
 
 def test_seeds_are_averaged_and_hopeless_trials_end_early(tmp_path: Path) -> None:

@@ -44,11 +44,28 @@ class Start:
     def write(self, out: Path) -> None:
         """Put the model where those settings look for it, so that the branches do not need the run any more."""
         if (out / FILE).exists():
+            self.check(out)
             return
         create_folder(out)
-        about = {"model": self.record.config.model, "name": "server", "rounds": self.rounds}
-        whole = {name: tensor.detach().cpu().contiguous() for name, tensor in self._tensors().items()}
-        write_whole(out / FILE, save(whole, {"fedflat": json.dumps(about)}))
+        about = {"model": self.record.config.model, "name": "server", "rounds": self.rounds, "run": str(self.run.absolute())}
+        write_whole(out / FILE, save(self._whole(), {"fedflat": json.dumps(about)}))
+
+    def check(self, out: Path) -> None:
+        """Refuse a folder whose branches began with another model."""
+        if not (out / FILE).exists():
+            return
+        tensors, about = RunFolder(out).read_tensors(FILE)
+        # Compared as bytes, since the weights of a run that diverged are not equal to themselves.
+        if about["rounds"] == self.rounds and save(tensors) == save(self._whole()):
+            return
+        known = f"the model that {about['run']} then had" if "run" in about else "another model,"
+        raise UserError(
+            f"the runs in {out} began with {known} after round {about['rounds']}, and not with the model that {self.run} now has "
+            f"after round {self.rounds}; choose another --out, or branch from the same model as before"
+        )
+
+    def _whole(self) -> dict[str, Tensor]:
+        return {name: tensor.detach().cpu().contiguous() for name, tensor in self._tensors().items()}
 
     def _tensors(self) -> dict[str, Tensor]:
         folder = RunFolder(self.run)

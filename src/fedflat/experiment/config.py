@@ -290,8 +290,13 @@ def difference(one: Config, other: Config) -> str:
         return {k: v for key, value in pairs for k, v in (flat(value, f"{key}.") if isinstance(value, dict) else {key: value}).items()}
 
     ours, theirs = flat(one.model_dump()), flat(other.model_dump())
-    counts = [key for key in ours if not key.startswith("engine.") or key == "engine.precision"]
+    counts = filter(changes_results, ours)
     return ", ".join(f"{key}={ours[key]} instead of {theirs[key]}" for key in counts if ours[key] != theirs[key])
+
+
+def changes_results(name: str) -> bool:
+    """Whether a setting, by its full name, has a say in what comes of a run, and not only in where and how it is done."""
+    return not name.startswith("engine.") or name == "engine.precision"
 
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

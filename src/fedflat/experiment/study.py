@@ -6,6 +6,7 @@ interrupted goes on with the same draws as one that was not.
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,14 @@ from typing import TYPE_CHECKING, Any
 from fedflat.engines.randomness import generator
 from fedflat.errors import UserError
 from fedflat.experiment.sweep_file import Range, Tune, Values
+from fedflat.text import write_value
 
 if TYPE_CHECKING:
     import optuna
 
 JOURNAL, LOCK = "tune.journal", "tune.lock"
+SEARCH = "search"
+"""The study's attribute that says which search it is of."""
 STARTUP = 5
 """Trials that are never ended early, and that others are compared with."""
 
@@ -39,6 +43,29 @@ class Study:
             pruner=pruner,
             load_if_exists=True,
         )
+
+    def hold_to(self, search: Values, out: Path) -> None:
+        """Note which search this is, where nothing is tried yet; refuse another one than is noted.
+
+        Studies of versions that noted nothing go on, since nobody knows what their trials were.
+        """
+        now = json.loads(json.dumps(search, default=str))
+        noted = self._study.user_attrs.get(SEARCH)
+        if noted is None:
+            if not self.count():
+                self._study.set_user_attr(SEARCH, now)
+            return
+        differing = _difference(noted, now)
+        if differing:
+            raise UserError(
+                f"{out} holds a search with other settings ({differing}), and trials of both cannot be compared; "
+                "choose another --out, or put the file back as it was"
+            )
+        if self.count() > self._tune.trials:
+            raise UserError(
+                f"{out} holds {self.count()} trials already, which is more than tune.trials={self._tune.trials}; "
+                f"choose another --out, or set trials to {self.count()} or more"
+            )
 
     def count(self) -> int:
         """How many trials there are, whatever came of them."""
@@ -111,6 +138,24 @@ class FileLock:
         if self._held is not None:
             os.close(self._held)
             self._held = None
+
+
+def _difference(noted: Values, now: Values) -> str:
+    """The settings in which two searches differ; those that one of two versions does not have are no difference, unless searched over."""
+    names = [name for name in {**noted, **now} if name.startswith("tune.") or (name in noted and name in now)]
+    differing = [name for name in names if noted.get(name) != now.get(name)]
+    return ", ".join(f"{name}={_shown(noted.get(name))} instead of {_shown(now.get(name))}" for name in differing)
+
+
+def _shown(value: Any) -> str:
+    """A setting as a file has it: a range without what is not said of it.
+
+    >>> _shown({"low": 0.0, "high": 1.0, "log": False, "step": None}), _shown([1, None]), _shown(None)
+    ('{low: 0.0, high: 1.0}', '[1, none]', 'none')
+    """
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_shown(said)}" for key, said in value.items() if said is not None and said is not False) + "}"
+    return "[" + ", ".join(map(_shown, value)) + "]" if isinstance(value, list) else write_value(value)
 
 
 def _drawn(trial: optuna.Trial, name: str, values: Range | list[Any]) -> Any:

@@ -95,12 +95,19 @@ def _check_cluster(file: SweepFile, configs: Sequence[Config]) -> None:
 
 def _base(file: SweepFile, out: Path) -> Values:
     """The settings that all runs share."""
-    begun = dict(flat(start(file.branch).settings(out))) if file.branch else {}
+    begun = _begun(file.branch, out) if file.branch else {}
     given = dict(flat(file.base))
     clash = [name for name in ("init", "init_rounds") if file.branch and name in given]
     if clash:
         raise UserError(f"{clash[0]} is what branch says; leave one of them out")
     return {**begun, **given}
+
+
+def _begun(branch: str, out: Path) -> Values:
+    """The settings of the run that a sweep goes on from."""
+    found = start(branch)
+    found.check(out)
+    return dict(flat(found.settings(out)))
 
 
 def config_of(values: Values, varied: Values) -> Config:
@@ -203,10 +210,10 @@ def run_sweep(
     gone on with where their process was killed; ``waiting`` is told how many there are.
     """
     before = {run.name for run in sweep.runs if _over(run)}
-    write_index(sweep)
     if sweep.file.branch:
         with claimed(sweep.out, patiently=True):
             start(sweep.file.branch).write(sweep.out)
+    write_index(sweep)
     todo: list[Planned] = []
     for run in sweep.runs:
         if run.name in before:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.claims import claimed, is_free
-from fedflat.experiment.config import SHORT, Config
+from fedflat.experiment.config import SHORT, Config, changes_results, setting_names
 from fedflat.experiment.files import create_folder, write_whole
 from fedflat.experiment.folder import Held
 from fedflat.experiment.record import Record, load_record
@@ -49,6 +49,19 @@ class Search:
     def config(self, values: Values, seed: int) -> Config:
         """One run of a trial."""
         return config_of({**self.base, **values, "seed": seed}, values)
+
+    def decides(self) -> Values:
+        """All that decides what trials try and how they score, by setting: everything but the number of trials, and where they are run."""
+        first = self.config(next(corners(self.space)), self.tune.seeds[0])
+        settings = {name: value for name, value in flat(first.model_dump(mode="json")) if changes_results(name) and name != "seed"}
+        # What stands for braces, and texts with braces, say more than one trial's config does.
+        written = {name: value for name, value in self.base.items() if holes(value) or name not in {*setting_names(), "flatness"}}
+        space = {
+            f"tune.space.{name}": values if isinstance(values, list) else values.model_dump(mode="json")
+            for name, values in self.space.items()
+        }
+        how = {f"tune.{name}": value for name, value in self.tune.model_dump(mode="json", exclude={"trials", "space"}).items()}
+        return {name: value for name, value in {**settings, **written}.items() if name not in self.space} | space | how
 
     def folder(self, number: int) -> Path:
         """Where a trial lies."""
@@ -131,8 +144,7 @@ def run_search(
 
     With one process it is the same search each time, however often it is killed: what a trial tries depends on the trials before alone.
     """
-    create_folder(search.out)
-    study = Study(search.out, search.tune, higher_is_better=_higher_is_better(search))
+    study = _study(search)
     told_of = False
     while True:
         with ExitStack() as claim:
@@ -151,9 +163,17 @@ def run_search(
 
 def trials_left(search: Search) -> int:
     """How many trials are still to be done, or are going on."""
+    study = _study(search)
+    return max(0, search.tune.trials - study.count()) + len(study.unfinished())
+
+
+def _study(search: Search) -> Study:
+    """The trials that there are, which must be of the same search."""
     create_folder(search.out)
     study = Study(search.out, search.tune, higher_is_better=_higher_is_better(search))
-    return max(0, search.tune.trials - study.count()) + len(study.unfinished())
+    with claimed(search.out, patiently=True):
+        study.hold_to(search.decides(), search.out)
+    return study
 
 
 def _higher_is_better(search: Search) -> bool:
@@ -225,33 +245,45 @@ class _Watch(Callback):
 
 def choose(search: Search) -> dict[str, Any]:
     """The best trial by validation, evaluated on the test set; the same answer, without evaluating again, once it is written."""
-    from fedflat.experiment.evaluation import evaluate
-
-    study = Study(search.out, search.tune, higher_is_better=_higher_is_better(search))
+    study = _study(search)
     best = study.best()
     if best is None:
         raise UserError(
             f"no trial in {search.out} came to an end with a score, so that there is nothing to choose; look at them with fedflat show"
         )
     number, score = best
+    folders = [str(search.folder(number) / f"seed-{seed}") for seed in search.tune.seeds]
+    trial = {"trial": number, "settings": study.values(number, search.space), "validation": score, "folders": folders}
     with claimed(search.out, patiently=True):
         file = search.out / BEST
-        if file.exists() and (known := json.loads(file.read_text(encoding="utf-8")))["trial"] == number:
-            return dict(known)
-        records = [load_record(search.folder(number) / f"seed-{seed}") for seed in search.tune.seeds]
-        metric = metric_of(records[0])
-        found = [float(evaluate(record, primary_model(record), ("test",))["test"][metric]) for record in records]
-        chosen = {
-            "trial": number,
-            "settings": study.values(number, search.space),
-            "chosen_by": f"validation {metric}, mean over {len(records)} seed{'s' * (len(records) != 1)}",
-            "metric": metric,
-            "validation": score,
-            "test": found,
-            "folders": [str(record.folder.path) for record in records if record.folder],
-        }
-        write_whole(file, json.dumps(chosen, indent=1, default=str) + "\n")
+        known: Values = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        chosen = {**known, "folders": folders} if _is_of(known, trial) else _evaluated(trial)
+        if chosen != known:
+            write_whole(file, json.dumps(chosen, indent=1, default=str) + "\n")
     return chosen
+
+
+def _evaluated(trial: Values) -> Values:
+    """A trial with what its runs score on the test set."""
+    from fedflat.experiment.evaluation import evaluate
+
+    records = [load_record(Path(folder)) for folder in trial["folders"]]
+    metric = metric_of(records[0])
+    return {
+        "trial": trial["trial"],
+        "settings": trial["settings"],
+        "chosen_by": f"validation {metric}, mean over {len(records)} seed{'s' * (len(records) != 1)}",
+        "metric": metric,
+        "validation": trial["validation"],
+        "test": [float(evaluate(record, primary_model(record), ("test",))["test"][metric]) for record in records],
+        "folders": trial["folders"],
+    }
+
+
+def _is_of(known: Values, trial: Values) -> bool:
+    """Whether a test score that was written is of this trial; where its folders lie may have changed since, with a copy."""
+    same = all(known.get(name) == trial[name] for name in ("trial", "settings", "validation"))
+    return same and len(known["test"]) == len(trial["folders"])
 
 
 def in_words(tried: Tried) -> str:
