@@ -19,7 +19,7 @@ from fedflat.experiment.federation import device_of
 from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.jobs import Job, in_a_row, side_by_side
 from fedflat.experiment.names import stuck
-from fedflat.experiment.origin import require_same_origin
+from fedflat.experiment.origin import brought, require_same_origin
 from fedflat.experiment.record import Record, load_record
 from fedflat.experiment.stopping import OVER
 from fedflat.models import parameter_count
@@ -62,7 +62,8 @@ def run_each(
     configs: Sequence[Config], folders: Sequence[Path | None], callbacks: tuple[Callback, ...] = (), jobs: int | None = None, **own: Any
 ) -> Iterator[Record]:
     """Run every config in its folder; those already finished there are not run again, interrupted ones go on."""
-    begun = [begun_run(config, folder, own) for config, folder in zip(configs, folders, strict=True)]
+    now = brought(own)
+    begun = [begun_run(config, folder, now) for config, folder in zip(configs, folders, strict=True)]
     records = {number: record for number, record in enumerate(begun) if record and record.status in OVER}
     waiting = [number for number in range(len(configs)) if number not in records]
     todo = [Job(configs[number], folders[number], begun[number] is not None, own) for number in waiting]
@@ -83,8 +84,8 @@ def run_each(
         raise SomeFailed(f"{Job(configs[first])} could not be run: {failures[first]}{more}")
 
 
-def begun_run(config: Config, path: Path | None, own: Mapping[str, Any] | None = None) -> Record | None:
-    """The run that lies in a folder, which must have the same settings and what is the user's own; None where there is none yet."""
+def begun_run(config: Config, path: Path | None, own: Mapping[str, str] | None = None) -> Record | None:
+    """The run that lies in a folder, which must have the same settings and what the user ``brought``; None where there is none yet."""
     if not path or not RunFolder(path).exists:
         return None
     differing = difference(RunFolder(path).config(), config)

@@ -32,12 +32,12 @@ def brought(own: Mapping[str, Any]) -> dict[str, str]:
     return {name: words[name](what) for name, what in own.items() if what is not None}
 
 
-def require_same_origin(folder: RunFolder, own: Mapping[str, Any], split: str | None = None) -> None:
-    """Refuse a run that was begun with something else; ``split`` is the hash of what came of the config now, where that is known.
+def require_same_origin(folder: RunFolder, now: Mapping[str, str], split: str | None = None) -> None:
+    """Refuse a run that was begun with something else than is brought ``now``; ``split`` is the hash of the split, where that is known.
 
     Runs of earlier versions did not tell.
     """
-    begun, now = folder.split(), brought(own)
+    begun = folder.split()
     before = begun.get(OWN, now)
     for name in (*before, *now):
         if before.get(name) != now.get(name):

@@ -30,7 +30,7 @@ from fedflat.experiment.files import create_folder
 from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.keeping import Keeping
 from fedflat.experiment.observation.observer import Observer
-from fedflat.experiment.origin import origin_of, require_same_origin
+from fedflat.experiment.origin import brought, origin_of, require_same_origin
 from fedflat.experiment.record import STATISTICS_FILE, Record, model_file
 from fedflat.experiment.rows import CachedRows, Rows, cache_size
 from fedflat.experiment.snapshots import FOLDER, cut_snapshots, snapshot_file
@@ -273,7 +273,7 @@ class Run:
             self.folder.hold()
         checkpoint = last_checkpoint(self.folder, self.config, self._still) if self.folder else None
         if self.folder and self._resume and self._has_the_data:
-            require_same_origin(self.folder, self._own, self.split.digest())
+            require_same_origin(self.folder, brought(self._own), self.split.digest())
         own_statistics = self.training.own_statistics
         self._keeping = Keeping(self.algorithm, self.server.model, own_statistics, lambda width: self._rows("clients", width))
         whole = self._whole(self.server.model)
