@@ -27,7 +27,7 @@ from fedflat.experiment.run import Run
 from fedflat.experiment.study import Study
 from fedflat.experiment.sweep import SECONDS_BETWEEN_LOOKS, Claimed, Over, config_of, told
 from fedflat.experiment.sweep_file import Range, SweepFile, Tune, Values, check_names, flat, holes
-from fedflat.experiment.sweep_scores import is_better_high, last_score, metric_of
+from fedflat.experiment.sweep_scores import last_score, metric_of
 
 BEST = "best.json"
 
@@ -86,6 +86,7 @@ def plan_search(file: SweepFile, out: Path) -> Search:
         {**dict.fromkeys(base, "base"), **dict.fromkeys(file.tune.space, "tune.space")}, set().union(*map(holes, [*base.values(), *lists]))
     )
     _check_space(space)
+    _check_seeds(file.tune.seeds)
     search = Search(base, space, file.tune, file, out)
     for values in corners(space):
         config = search.config(values, file.tune.seeds[0])
@@ -111,6 +112,11 @@ def _check_space(space: dict[str, Range | list[Any]]) -> None:
             raise UserError(f"tune.space: {name} is on a logarithmic scale, which needs low above 0 and no step")
 
 
+def _check_seeds(seeds: list[int]) -> None:
+    if len(set(seeds)) < len(seeds) or min(seeds) < 0:
+        raise UserError(f"tune.seeds is {seeds}; expected each seed once and none below 0, for example [0, 1, 2]")
+
+
 def corners(space: dict[str, Range | list[Any]]) -> Iterator[Values]:
     """The first and the last of everything, to find mistakes before anything runs."""
     for place in (0, -1):
@@ -132,7 +138,7 @@ def run_search(
     With one process it is the same search each time, however often it is killed: what a trial tries depends on the trials before alone.
     """
     create_folder(search.out)
-    study = Study(search.out, search.tune, higher_is_better=_higher_is_better(search))
+    study = Study(search.out, search.tune)
     told_of = False
     while True:
         with ExitStack() as claim:
@@ -152,17 +158,8 @@ def run_search(
 def trials_left(search: Search) -> int:
     """How many trials are still to be done, or are going on."""
     create_folder(search.out)
-    study = Study(search.out, search.tune, higher_is_better=_higher_is_better(search))
+    study = Study(search.out, search.tune)
     return max(0, search.tune.trials - study.count()) + len(study.unfinished())
-
-
-def _higher_is_better(search: Search) -> bool:
-    """Which way the task's metric goes."""
-    from fedflat.data import load
-    from fedflat.engines.task import task_for
-
-    config = search.config(next(corners(search.space)), search.tune.seeds[0])
-    return is_better_high(task_for(load(config.data.name, config.data.folder).kind).metric)
 
 
 def _next(search: Search, study: Study, claim: ExitStack) -> int | None:
@@ -227,7 +224,7 @@ def choose(search: Search) -> dict[str, Any]:
     """The best trial by validation, evaluated on the test set; the same answer, without evaluating again, once it is written."""
     from fedflat.experiment.evaluation import evaluate
 
-    study = Study(search.out, search.tune, higher_is_better=_higher_is_better(search))
+    study = Study(search.out, search.tune)
     best = study.best()
     if best is None:
         raise UserError(
