@@ -181,8 +181,7 @@ def compare(
     """Run several algorithms on the same splits, cohorts and batches, for several seeds; ``jobs`` of them at a time."""
     made, own = _prepared(base, data, model, settings)
     texts = [algorithms] if isinstance(algorithms, str) else algorithms
-    chosen = range(seeds) if isinstance(seeds, int) else seeds
-    return Comparison(comparing.compare(made, texts, chosen, Path(out) if out else None, tuple(callbacks), jobs, task=task, **own))
+    return Comparison(comparing.compare(made, texts, seeds, Path(out) if out else None, tuple(callbacks), jobs, task=task, **own))
 
 
 def sweep(

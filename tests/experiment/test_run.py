@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,10 +91,24 @@ def test_the_rest_of_a_comparison_goes_on_after_a_divergence() -> None:
 
 
 def test_a_comparison_counts_each_seed_once_and_takes_one_text() -> None:
-    with pytest.raises(UserError, match="seeds 1, 1; expected each once"):
+    with pytest.raises(UserError, match=r"seeds=\[1, 1\]; expected how many \(3\), or which, each once"):
         fedflat.compare(["fedavg"], seeds=[1, 1], **SMALL)
     comparison = fedflat.compare("fedavg", seeds=1, **(SMALL | {"rounds": 1}))
     assert [row["label"] for row in comparison.table()] == ["fedavg"]
+
+
+@pytest.mark.parametrize("seeds", ["2", [0.5], 2.0, None, 0, -1, [], [-1], ["1"], [0, np.int64(0)]], ids=repr)
+def test_seeds_that_are_none_are_refused_before_anything_is_written(seeds: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot compare with seeds=.*; expected how many"):
+        fedflat.compare("fedavg", seeds=seeds, out=tmp_path / "all", **SMALL)
+    assert not (tmp_path / "all").exists()
+
+
+@pytest.mark.parametrize("seeds", [np.arange(2), torch.arange(2), np.int64(2), range(2)], ids=repr)
+def test_seeds_may_be_whole_numbers_of_any_kind(seeds: Any, tmp_path: Path) -> None:
+    comparison = fedflat.compare("fedavg", seeds=seeds, out=tmp_path, jobs=1, **(SMALL | {"rounds": 1, "steps": 1}))
+    assert [record.config.seed for record in comparison.records] == [0, 1]
+    assert (tmp_path / "fedavg/seed-1/config.yaml").exists()
 
 
 def test_figures_by_the_short_name_of_a_model_and_by_known_metrics() -> None:
@@ -262,6 +277,30 @@ def test_the_metric_of_a_task_stands_for_its_run_also_once_it_lies_on_disk(tmp_p
     last = found.history[-1]["test"]["server"]
     assert found.metric == fedflat.load(tmp_path / "run").metric == "top2"
     assert found.summary().last == last["top2"] > last["accuracy"]
+
+
+def test_the_loss_is_refused_as_the_metric_since_more_of_a_metric_is_better(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"metric is 'loss', but .* more is better; .* minus the loss"):
+        fedflat.run("fedavg", task=fedflat.Classification(metric="loss"), out=tmp_path / "run", **SMALL)
+    assert not (tmp_path / "run").exists()
+
+
+@dataclass(frozen=True)
+class MinusTheLoss(fedflat.Classification):
+    """Compares models by their loss, the other way round."""
+
+    metric: str = "minus_loss"
+
+    def sums(self, output: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
+        found = super().sums(output, target)
+        return {**found, "minus_loss": -found["loss"]}
+
+
+def test_a_metric_that_is_minus_the_loss_stops_and_ranks_as_it_should() -> None:
+    result = fedflat.run("fedavg", task=MinusTheLoss(), stop__target=-2.25, evaluation__every=1, **SMALL)
+    reached = [-record["test"]["server"]["loss"] for record in result.history]
+    assert result.status == "stopped" and reached[0] < -2.25 <= reached[-1]
+    assert result.summary().best == max(reached) > reached[0]
 
 
 def test_a_metric_that_the_task_does_not_report_is_refused() -> None:

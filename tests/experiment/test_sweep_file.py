@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -124,6 +125,7 @@ SEED = {"grid": {"seed": [0]}}
         ({}, "the sweep varies nothing"),
         ({"grid": {}}, "grid and list are both empty"),
         ({"grid": {"seed": []}}, "grid gives seed no values; expected a list"),
+        ({"grid": {"seed": np.arange(2)}}, "grid gives seed array([0, 1]); expected a list"),
         ({"grid": {"seed": 3}}, "grid gives seed 3; expected a list"),
         ({"grid": [1]}, "grid: input should be a valid dictionary"),
         ({"grid": {"seed": [1, 1]}}, "grid lists 1 twice for seed"),

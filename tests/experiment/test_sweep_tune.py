@@ -237,6 +237,8 @@ def test_seeds_are_averaged_and_hopeless_trials_end_early(tmp_path: Path) -> Non
         ({"tune": {"space": {**SPACE, "rate": []}}}, "expected a list of numbers"),
         ({"tune": {"space": {**SPACE, "seed": [0, 1]}}}, "seed is nothing to search over"),
         ({"tune": {"space": {**SPACE, "per_round": {"low": 2, "high": 9, "whole": True}}}}, "is more than data.clients=8"),
+        ({"tune": {"space": SPACE, "seeds": [0, -1]}}, "tune.seeds is [0, -1]; expected each seed once and none below 0"),
+        ({"tune": {"space": SPACE, "seeds": [1, 1]}}, "tune.seeds is [1, 1]; expected each seed once"),
         ({"tune": {"space": SPACE, "trails": 3}}, "'trails'; did you mean trials?"),
         ({"grid": {"seed": [0]}}, "has no grid, list, exclude or branch"),
         ({"keep": {"models": False}}, "models=false is not possible in a search"),

@@ -123,9 +123,9 @@ def test_ranks_share_places_and_put_the_diverged_last():
     ranks = mean_ranks({"a": {0: 0.9, 1: 0.8}, "b": {0: 0.9, 1: -math.inf}, "c": {0: 0.1, 1: 0.2}})
     assert ranks.each == {"a": (1.5, 1.0), "b": (1.5, 3.0), "c": (3.0, 2.0)}
     assert list(ranks.mean) == ["a", "b", "c"]
-    lower = mean_ranks({"a": {0: 0.9}, "b": {0: 0.1}}, higher_is_better=False)
-    assert lower.each == {"a": (2.0,), "b": (1.0,)}
-    assert lower.friedman is None
+    two = mean_ranks({"a": {0: 0.1}, "b": {0: 0.9}})
+    assert two.each == {"a": (2.0,), "b": (1.0,)}
+    assert two.friedman is None
 
 
 def test_friedman_and_the_critical_difference():

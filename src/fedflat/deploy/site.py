@@ -15,7 +15,7 @@ from fedflat.data import Dataset
 from fedflat.deploy.identity import Identity, identity_of
 from fedflat.deploy.memory import Memory
 from fedflat.deploy.wire import BUFFERS, DISPLACEMENT, GRADIENT, INTEGERS, MODEL
-from fedflat.engines.client import train_client, whole_gradient
+from fedflat.engines.client import common_gradient, train_client
 from fedflat.engines.contract import ModelState, Training
 from fedflat.engines.loop import LoopEngine, one_thread
 from fedflat.engines.table import Table
@@ -60,7 +60,7 @@ class Site:
         """The gradient of all its data at the model it received."""
         with one_thread():
             table = self._table(received, {})
-            gradient, passes, samples = whole_gradient(self.problem, self.training, table, round, self.client, self.indices, 0)
+            gradient, passes, samples = common_gradient(self.problem, self.training, table, round, self.client, self.indices, 0)
         return gradient, {"backward_passes": passes, "samples": samples, "examples": len(self.indices)}
 
     def train(self, experiment: str, round: int, before: int, received: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, float]]:

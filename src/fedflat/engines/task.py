@@ -118,6 +118,15 @@ def _per_character(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return output.reshape(-1, output.shape[-1]), target.reshape(-1)
 
 
+def check_metric(task: Task) -> None:
+    """Refuse the loss as the metric: best models, targets and patience all take the higher figure for the better one."""
+    if task.metric == "loss":
+        raise UserError(
+            "the task's metric is 'loss', but models are compared by a metric of which more is better; "
+            "name another of its sums, for example one that is minus the loss"
+        )
+
+
 def task_for(kind: str) -> Task:
     """The task of a kind of data set: text is predicted character by character, masks pixel by pixel, everything else is classified."""
     if kind == "segmentation":

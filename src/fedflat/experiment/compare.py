@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -37,7 +38,7 @@ class SomeFailed(UserError):
 def compare(
     base: Config,
     algorithms: Sequence[str],
-    seeds: Sequence[int],
+    seeds: int | Sequence[int],
     out: Path | None = None,
     callbacks: tuple[Callback, ...] = (),
     jobs: int | None = None,
@@ -51,11 +52,28 @@ def compare(
     for text in texts:
         if texts.count(text) > 1:
             raise UserError(f"{text} is listed twice in the comparison; list each algorithm once")
-    if len(set(seeds)) < len(seeds) or any(seed < 0 for seed in seeds):
-        raise UserError(f"cannot compare with the seeds {', '.join(map(str, seeds))}; expected each once and none below 0")
-    configs = [base.model_copy(update={"algorithm": text, "seed": seed}) for seed in seeds for text in texts]
+    configs = [base.model_copy(update={"algorithm": text, "seed": seed}) for seed in _plain_seeds(seeds) for text in texts]
     folders = [out / folder_name(c.algorithm) / f"seed-{c.seed}" if out else None for c in configs]
     yield from run_each(configs, folders, callbacks, jobs, **own)
+
+
+def _plain_seeds(seeds: Any) -> list[int]:
+    """Seeds as numbers of Python, from how many there are or from which; whole numbers of NumPy and torch are as good."""
+    try:
+        found = [int(operator.index(seed)) for seed in _one_by_one(seeds)]
+    except TypeError:
+        found = []
+    if not found or min(found) < 0 or len(set(found)) < len(found):
+        raise UserError(f"cannot compare with seeds={seeds!r}; expected how many (3), or which, each once and none below 0 ([0, 1, 2])")
+    return found
+
+
+def _one_by_one(seeds: Any) -> list[Any]:
+    # A list first: a tensor with one seed in it also passes for a number, which would be how many.
+    try:
+        return list(seeds)
+    except TypeError:
+        return list(range(operator.index(seeds)))
 
 
 def run_each(

@@ -111,12 +111,13 @@ def evaluate(
     state = state_of(record, model, problem)
     evaluator = _Evaluator(record.config, problem, split, state, fine_tuning or FineTuning(), corruptions, client_statistics(record))
     parts, missing = {}, {}
-    for name in wanted:
-        tell(name)
-        try:
-            parts[name] = getattr(evaluator, name.replace("-", "_"))()
-        except NotAvailable as reason:
-            missing[name] = str(reason)
+    with torch.random.fork_rng(devices=[]):  # fine-tuning seeds it, and it is the caller's
+        for name in wanted:
+            tell(name)
+            try:
+                parts[name] = getattr(evaluator, name.replace("-", "_"))()
+            except NotAvailable as reason:
+                missing[name] = str(reason)
     return Evaluation(model, problem.task.metric, parts, missing)
 
 

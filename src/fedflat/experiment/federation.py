@@ -13,7 +13,7 @@ from fedflat.data import Dataset, Examples, Split
 from fedflat.engines.problem import Problem
 from fedflat.engines.randomness import generator
 from fedflat.engines.segmentation import Segmentation
-from fedflat.engines.task import Classification, NextCharacter, Task, task_for
+from fedflat.engines.task import Classification, NextCharacter, Task, check_metric, task_for
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.network import network_of
@@ -32,6 +32,8 @@ def federation(
     for own, name, what in ((data, config.data.name, "data"), (model, config.model, "model")):
         if own is None and name.partition(":")[0] == CUSTOM:
             raise UserError(f"this run used {what} of your own ({name}); pass it again in Python: fedflat.resume(folder, {what}=...)")
+    if task is not None:
+        check_metric(task)
     device = device_of(config)  # first, so that nobody waits for data to hear that there is no GPU
     data = datasets.load(config.data.name, config.data.folder) if data is None else data
     seed = config.seed if config.data.split_seed is None else config.data.split_seed

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from fedflat.algorithms import Algorithm, algorithm
@@ -84,7 +85,8 @@ class Replay:
     def train(self, members: list[Client]) -> Outcome:
         """Train clients for the next round, and change nothing by it."""
         moment = self.moment
-        return self.engine.train(self._training, moment.rounds, moment.model, moment.states, members)
+        with torch.random.fork_rng(devices=[]):  # training seeds it, and it is the caller's
+            return self.engine.train(self._training, moment.rounds, moment.model, moment.states, members)
 
     def advance(self) -> Outcome:
         """Train the cohort and take its round."""

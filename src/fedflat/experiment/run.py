@@ -19,6 +19,7 @@ from fedflat.algorithms.algorithm import States, flat_state, nested_state
 from fedflat.averaging import Scene, average_name
 from fedflat.data import Dataset
 from fedflat.engines.contract import Client, Cost, Engine, ModelState
+from fedflat.engines.randomness import drawn_apart
 from fedflat.engines.task import Task
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
@@ -104,6 +105,7 @@ class Run:
         assert self.record is not None
         return self.record
 
+    @drawn_apart
     def steps(self) -> Generator[int, None, None]:
         """The same one round at a time: the number of rounds done, after each. Whoever leaves off pauses the run, which can be resumed."""
         try:

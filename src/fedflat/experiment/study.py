@@ -29,7 +29,7 @@ STARTUP = 5
 class Study:
     """The trials of a search, shared by all processes that work on it."""
 
-    def __init__(self, out: Path, tune: Tune, higher_is_better: bool) -> None:
+    def __init__(self, out: Path, tune: Tune) -> None:
         self._optuna = _optuna()
         self._tune = tune
         lock = FileLock(out / LOCK)
@@ -39,7 +39,7 @@ class Study:
         self._study: optuna.Study = self._optuna.create_study(
             storage=self._optuna.storages.JournalStorage(backend),
             study_name="tune",
-            direction="maximize" if higher_is_better else "minimize",
+            direction="maximize",
             pruner=pruner,
             load_if_exists=True,
         )

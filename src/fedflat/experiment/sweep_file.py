@@ -68,9 +68,8 @@ def read_sweep(source: str | Path | Mapping[str, Any]) -> SweepFile:
             raise one_of(f"part of a sweep ({where})", key, known)
     for key, value in values["grid"].items() if isinstance(values.get("grid"), dict) else ():
         if not isinstance(value, list) or not value:
-            raise UserError(
-                f"{where}: grid gives {key} {'no values' if value in ([], None) else f'{value!r}'}; expected a list such as [1, 2]"
-            )
+            found = "no values" if value is None or isinstance(value, list) else repr(value)
+            raise UserError(f"{where}: grid gives {key} {found}; expected a list such as [1, 2]")
     try:
         return SweepFile.model_validate({key: value for key, value in values.items() if value is not None})
     except ValidationError as error:

@@ -20,11 +20,6 @@ def metric_of(record: Record) -> str:
     return next((name for name in first if name != "loss"), "loss")
 
 
-def is_better_high(metric: str) -> bool:
-    """Whether more of a metric is better."""
-    return metric != "loss"
-
-
 def last_score(record: Record, part: Part) -> float | None:
     """The metric of the model that stands for a run, in its last evaluation; None where it diverged or was never evaluated."""
     if not record.history or record.status == "diverged":
@@ -68,8 +63,7 @@ def ranking(done: Sequence[Done]) -> Ranking:
         apart = {name: value for name, value in varied.items() if name != "seed"}
         groups.setdefault(repr(sorted(apart.items())), []).append((apart, record))
     lines = [_line(*zip(*some, strict=True)) for some in groups.values()]
-    sign = -1 if is_better_high(metric) else 1
-    return Ranking(by, metric, tuple(sorted(lines, key=lambda line: (not line.scores(by), sign * fmean(line.scores(by) or (0.0,))))))
+    return Ranking(by, metric, tuple(sorted(lines, key=lambda line: (not line.scores(by), -fmean(line.scores(by) or (0.0,))))))
 
 
 def _line(varied: tuple[dict[str, Any], ...], records: tuple[Record, ...]) -> Line:

@@ -27,7 +27,7 @@ from fedflat.experiment.run import Run
 from fedflat.experiment.study import Study
 from fedflat.experiment.sweep import SECONDS_BETWEEN_LOOKS, Claimed, Over, config_of, told
 from fedflat.experiment.sweep_file import Range, SweepFile, Tune, Values, check_names, flat, holes
-from fedflat.experiment.sweep_scores import is_better_high, last_score, metric_of
+from fedflat.experiment.sweep_scores import last_score, metric_of
 
 BEST = "best.json"
 
@@ -99,6 +99,7 @@ def plan_search(file: SweepFile, out: Path) -> Search:
         {**dict.fromkeys(base, "base"), **dict.fromkeys(file.tune.space, "tune.space")}, set().union(*map(holes, [*base.values(), *lists]))
     )
     _check_space(space)
+    _check_seeds(file.tune.seeds)
     search = Search(base, space, file.tune, file, out)
     for values in corners(space):
         config = search.config(values, file.tune.seeds[0])
@@ -122,6 +123,11 @@ def _check_space(space: dict[str, Range | list[Any]]) -> None:
             raise UserError(f"tune.space: {name} goes from low={values.low:g} to high={values.high:g}; low must be below high")
         elif values.log and (values.low <= 0 or values.step is not None):
             raise UserError(f"tune.space: {name} is on a logarithmic scale, which needs low above 0 and no step")
+
+
+def _check_seeds(seeds: list[int]) -> None:
+    if len(set(seeds)) < len(seeds) or min(seeds) < 0:
+        raise UserError(f"tune.seeds is {seeds}; expected each seed once and none below 0, for example [0, 1, 2]")
 
 
 def corners(space: dict[str, Range | list[Any]]) -> Iterator[Values]:
@@ -170,19 +176,10 @@ def trials_left(search: Search) -> int:
 def _study(search: Search) -> Study:
     """The trials that there are, which must be of the same search."""
     create_folder(search.out)
-    study = Study(search.out, search.tune, higher_is_better=_higher_is_better(search))
+    study = Study(search.out, search.tune)
     with claimed(search.out, patiently=True):
         study.hold_to(search.decides(), search.out)
     return study
-
-
-def _higher_is_better(search: Search) -> bool:
-    """Which way the task's metric goes."""
-    from fedflat.data import load
-    from fedflat.engines.task import task_for
-
-    config = search.config(next(corners(search.space)), search.tune.seeds[0])
-    return is_better_high(task_for(load(config.data.name, config.data.folder).kind).metric)
 
 
 def _next(search: Search, study: Study, claim: ExitStack) -> int | None:

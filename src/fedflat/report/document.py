@@ -70,13 +70,12 @@ def _section(group: Group, targets: Sequence[float], baseline: str | None, by: s
         "metric": metric,
         "uneven": uneven(rows, by),
         "share": is_share(metric),
-        "higher": metric != "loss",
         "rows": rows,
         "baseline": chosen,
         "seeds": sorted(group.splits),
         "split": split_values(group.splits),
         "differences": _differences(rows, chosen, by),
-        "ranks": _ranks(rows, by, metric != "loss"),
+        "ranks": _ranks(rows, by),
         "curves": [_curve(row, points) for _, row, _ in group.rows],
         "metrics": _metrics(group.records),
         "views": views_of(group),
@@ -157,11 +156,11 @@ def evaluations(rows: Sequence[Values], row: Values, figure: str) -> str:
     return f" (n={from_to(row['mean_counts'].values())})" if uneven(rows, figure) and row["mean_counts"] else ""
 
 
-def _ranks(rows: Sequence[Values], by: str, higher: bool) -> Values | None:
+def _ranks(rows: Sequence[Values], by: str) -> Values | None:
     if uneven(rows, by):
         return None
     values = {row["label"]: row["values"][by] | dict.fromkeys(row["diverged"], -math.inf) for row in rows}
-    found = mean_ranks({label: some for label, some in values.items() if some}, higher)
+    found = mean_ranks({label: some for label, some in values.items() if some})
     if found is None:
         return None
     numbers = {row["label"]: row["number"] for row in rows}

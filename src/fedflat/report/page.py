@@ -181,4 +181,4 @@ def _result_heads(section: Values, targets: Sequence[float]) -> list[str]:
 def _top(section: Values, figure: str) -> float | None:
     """The best mean of a figure, where there is more than one row and they can be compared."""
     means = [row["spread"][figure]["mean"] for row in section["rows"] if row["spread"][figure]]
-    return None if len(means) < 2 or uneven(section["rows"], figure) else (max if section["higher"] else min)(means)
+    return None if len(means) < 2 or uneven(section["rows"], figure) else max(means)

@@ -163,7 +163,7 @@ class Ranks:
         return dict(sorted(((name, fmean(places)) for name, places in self.each.items()), key=lambda pair: pair[1]))
 
 
-def mean_ranks(values: Mapping[str, Mapping[int, float]], higher_is_better: bool = True) -> Ranks | None:
+def mean_ranks(values: Mapping[str, Mapping[int, float]]) -> Ranks | None:
     """Places by seed; a value of minus infinity (a run that diverged) comes last. None where not two algorithms share a seed."""
     from scipy.stats import friedmanchisquare, rankdata, studentized_range
 
@@ -174,7 +174,7 @@ def mean_ranks(values: Mapping[str, Mapping[int, float]], higher_is_better: bool
         return None
     table = np.array([[by_seed[seed] for seed in seeds] for by_seed in values.values()])
     lost = ~np.isfinite(table)
-    order = np.where(lost, np.inf, -table if higher_is_better else table)
+    order = np.where(lost, np.inf, -table)
     places = np.stack([rankdata(column) for column in order.T], axis=1)
     count, blocks = places.shape
     friedman = critical = None

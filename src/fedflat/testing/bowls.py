@@ -121,7 +121,8 @@ def walk(
     done = Walk([weights.clone()], [states])
     for round, cohort in enumerate(cohorts):
         members = [Client(number, np.array([number]), states[number]) for number in cohort]
-        outcome = trains.train(training, round, model, server, members)
+        with torch.random.fork_rng(devices=[]):  # training seeds it, and it is the caller's
+            outcome = trains.train(training, round, model, server, members)
         weights, server = method.aggregate(outcome.returned, outcome.means, server)
         model = ModelState(weights, outcome.buffers, outcome.integers)
         states = states | {client.number: client.state for client in outcome.clients}

@@ -1,0 +1,88 @@
+"""The user's own draws from torch's global generator do not notice fedflat, whose draws do not notice them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedflat
+from fedflat.data import from_clients
+from fedflat.experiment.local_models import measured_point
+from fedflat.testing import check_model
+from fedflat.testing.bowls import Bowls, walk
+
+SETTINGS: dict[str, Any] = {"split": "natural", "clients": 3, "per_round": 2, "rounds": 2, "steps": 2, "batch": 5}
+ESTIMATED: dict[str, Any] = {"algorithm": "fedavg+wima(window=2)", "evaluation__statistics": "estimated"}
+"""Statistics are estimated in training mode, so that dropout draws outside of training too."""
+
+
+def clients() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    draw = torch.Generator().manual_seed(0)
+    return [(torch.randn(12, 4, generator=draw), torch.randint(2, (12,), generator=draw)) for _ in range(3)]
+
+
+def module() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 2))
+
+
+def run(**more: Any) -> fedflat.Result:
+    return fedflat.run(data=from_clients(clients()), model=module(), **(SETTINGS | {"algorithm": "fedavg", "workers": 1} | more))
+
+
+def is_kept(call: Callable[[], object]) -> bool:
+    """Whether the generator is afterwards as it was."""
+    before = torch.get_rng_state()
+    call()
+    return torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("more", [{}, {"engine": "lanes"}, {"algorithm": "mime"}, ESTIMATED], ids=["loop", "lanes", "mime", "estimated"])
+def test_a_run_leaves_the_generator_as_it_was(more: dict[str, Any]) -> None:
+    assert is_kept(lambda: run(**more))
+
+
+def test_fresh_modules_between_runs_differ() -> None:
+    drawn = []
+    for _ in range(3):
+        drawn.append(float(nn.Linear(4, 2).weight.sum().detach()))
+        for _ in fedflat.rounds("fedavg", module(), clients(), rounds=1, steps=1, batch=5, workers=1):
+            drawn.append(float(torch.rand(())))
+    assert len(set(drawn)) == len(drawn) == 6
+
+
+def test_draws_of_the_user_change_no_round() -> None:
+    def history(draws: int) -> list[dict[str, Any]]:
+        torch.manual_seed(0)
+        loop = fedflat.rounds(model=module(), clients_data=clients(), workers=1, rounds=3, steps=2, batch=5, **ESTIMATED)
+        for _ in loop:
+            torch.rand(draws)
+        return loop.history
+
+    assert history(0) == history(7)
+
+
+def test_leaving_a_loop_leaves_the_generator_as_it_was(tmp_path: Path) -> None:
+    def left() -> None:
+        loop = fedflat.rounds(model=module(), clients_data=clients(), workers=1, rounds=3, batch=5, out=tmp_path / "run", **ESTIMATED)
+        next(loop)
+        loop.close()
+
+    assert is_kept(left)
+
+
+def test_looking_at_a_run_leaves_the_generator_as_it_was(tmp_path: Path) -> None:
+    result = fedflat.run("fedavg", rounds=1, clients=20, per_round=2, steps=1, model="mlp(hidden=4)", workers=1, out=tmp_path / "run")
+    assert is_kept(lambda: result.evaluate(on=("test", "fine-tuned")))
+    assert is_kept(lambda: measured_point(f"{tmp_path / 'run'}:client3"))
+
+
+def test_checks_leave_the_generator_as_it_was() -> None:
+    assert is_kept(lambda: check_model(module(), (4,), 2))
+    assert is_kept(lambda: walk(fedflat.algorithm("fedavg"), Bowls(clients=2), [[0, 1]]))
