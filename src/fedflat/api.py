@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,8 +23,10 @@ from fedflat.experiment.config import WHERE, Config, assign, config, read_yaml
 from fedflat.experiment.federation import custom
 from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.observation.what import flatness_values
+from fedflat.experiment.own import as_callbacks, as_texts, called, check_own
 from fedflat.experiment.run import Run
 from fedflat.experiment.stepwise import Round
+from fedflat.experiment.stopping import OVER
 from fedflat.report.result import Comparison, Result
 
 
@@ -33,7 +36,7 @@ def make_config(base: str | Path | Config | None = None, settings: dict[str, Any
     if isinstance(base, Config):
         values = base.model_dump(mode="json")
     elif base is not None:
-        values = read_yaml(Path(base))
+        values = read_yaml(_config_file(base))
     for name, value in (settings or {}).items():
         _check_name(name)
         *sections, last = SHORT.get(name, name).replace("__", ".").split(".")
@@ -49,6 +52,12 @@ def make_config(base: str | Path | Config | None = None, settings: dict[str, Any
     for assignment in assignments:
         assign(values, assignment)
     return config(values)
+
+
+def _config_file(base: Any) -> Path:
+    if not isinstance(base, str | os.PathLike):
+        raise UserError(f"base is {called(base)}; expected a YAML file or a config, and settings by their names: rounds=50")
+    return Path(base)
 
 
 def _check_name(name: str) -> None:
@@ -72,7 +81,7 @@ def run(
     data: str | Dataset | None = None,
     model: str | nn.Module | None = None,
     task: Task | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callback | Sequence[Callback] = (),
     **settings: Any,
 ) -> Result:
     """Run one experiment. Settings have short names (``rounds=50``) or full ones (``training__decay=0.998``).
@@ -83,19 +92,22 @@ def run(
     """
     if algorithm is not None:
         settings["algorithm"] = algorithm
-    made, own = _prepared(base, data, model, settings)
-    return Result(Run(made, Path(out) if out else None, task=task, callbacks=tuple(callbacks), **own).go())
+    made, own = _prepared(base, data, model, task, settings)
+    return Result(Run(made, Path(out) if out else None, task=task, callbacks=as_callbacks(callbacks), **own).go())
 
 
 class Rounds(Iterator[Round]):
-    """The rounds of a run, each trained when it is asked for; leaving the loop pauses the run, and another loop over it goes on."""
+    """The rounds of a run, each trained when it is asked for; another loop over it goes on where one was left, until ``close``."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
+        self._closed = False
         self._steps = run.steps()
         weakref.finalize(self, self._steps.close)  # also where a script ends within the loop, before torch is taken apart
 
     def __next__(self) -> Round:
+        if self._closed:
+            self._be_over()
         next(self._steps)
         return Round.of(self.run)
 
@@ -105,8 +117,9 @@ class Rounds(Iterator[Round]):
         return self.run.history
 
     def close(self) -> None:
-        """Leave off: a run with a folder writes its models and can be resumed."""
+        """Leave off: a run with a folder writes its models and can be resumed. The same happens when nothing refers to it any more."""
         self._steps.close()
+        self._closed = True
 
     def result(self) -> Result:
         """The run as a result; rounds that are left are not trained any more."""
@@ -114,6 +127,17 @@ class Rounds(Iterator[Round]):
         if self.run.record is None:
             raise UserError("no round was trained, so there is no result; go through some rounds first")
         return Result(self.run.record)
+
+    def _be_over(self) -> None:
+        """Refuse to go on with a run that has rounds left: an empty loop would look like one that is over."""
+        if self.run.record is not None and self.run.record.status in OVER:
+            return
+        left = f"this run was closed after {self.run.server.rounds} of {self.run.config.training.rounds} rounds"
+        if self.run.folder is None or not self.run.folder.exists:
+            raise UserError(
+                f"{left} and left no folder to go on from; begin it anew, with out=FOLDER if fedflat.resume is to go on with it"
+            )
+        raise UserError(f"{left}; go on with it by fedflat.resume({str(self.run.folder.path)!r})")
 
 
 def rounds(
@@ -127,7 +151,7 @@ def rounds(
     out: str | Path | None = None,
     data: str | Dataset | None = None,
     task: Task | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callback | Sequence[Callback] = (),
     **settings: Any,
 ) -> Rounds:
     """One experiment, a round at a time, for a loop of your own: ``for round in fedflat.rounds("fedmoswa", module, clients, test)``.
@@ -161,8 +185,8 @@ def rounds(
         if not callable(loss):
             raise UserError(f"loss is {loss!r}; expected a function of outputs and targets, such as torch.nn.functional.cross_entropy")
         task = OwnLoss(function=loss)
-    made, own = _prepared(base, data, model, settings)
-    return Rounds(Run(made, Path(out) if out else None, task=task, callbacks=tuple(callbacks), **own))
+    made, own = _prepared(base, data, model, task, settings)
+    return Rounds(Run(made, Path(out) if out else None, task=task, callbacks=as_callbacks(callbacks), **own))
 
 
 def compare(
@@ -174,14 +198,14 @@ def compare(
     data: str | Dataset | None = None,
     model: str | nn.Module | None = None,
     task: Task | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callback | Sequence[Callback] = (),
     jobs: int | None = None,
     **settings: Any,
 ) -> Comparison:
     """Run several algorithms on the same splits, cohorts and batches, for several seeds; ``jobs`` of them at a time."""
-    made, own = _prepared(base, data, model, settings)
-    texts = [algorithms] if isinstance(algorithms, str) else algorithms
-    return Comparison(comparing.compare(made, texts, seeds, Path(out) if out else None, tuple(callbacks), jobs, task=task, **own))
+    made, own = _prepared(base, data, model, task, settings)
+    texts, told = as_texts(algorithms), as_callbacks(callbacks)
+    return Comparison(comparing.compare(made, texts, seeds, Path(out) if out else None, told, jobs, task=task, **own))
 
 
 def sweep(
@@ -189,7 +213,7 @@ def sweep(
     *,
     out: str | Path | None = None,
     jobs: int | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callback | Sequence[Callback] = (),
 ) -> Comparison:
     """Run every combination of a sweep, from its file or its values, each once; runs that are over in ``out`` are not run again."""
     from fedflat.experiment.sweep import plan_sweep, run_sweep, slug
@@ -200,7 +224,7 @@ def sweep(
             raise UserError("a sweep needs a folder for its runs; pass one with out=...")
         out = Path("runs") / slug(source)
     plan = plan_sweep(read_sweep(source), Path(out))
-    found = {done.run.name: done for done in run_sweep(plan, tuple(callbacks), jobs)}
+    found = {done.run.name: done for done in run_sweep(plan, as_callbacks(callbacks), jobs)}
     failed = [done for done in found.values() if done.mistake is not None]
     if failed:
         raise comparing.SomeFailed(
@@ -215,7 +239,7 @@ def resume(
     data: Dataset | None = None,
     model: nn.Module | None = None,
     task: Task | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callback | Sequence[Callback] = (),
     **where: Any,
 ) -> Result:
     """Go on with an interrupted run, to the same end as if it had never been interrupted.
@@ -225,11 +249,12 @@ def resume(
     for name in where:
         if name not in WHERE:
             raise one_of("setting that may change when a run is resumed", name, WHERE)
+    check_own(data, model, task)
     path = Path(folder)
     found = make_config(RunFolder(path).config(), where)
     if RunFolder(path).is_over:
         return load(path)
-    return Result(Run(found, path, data=data, model=model, task=task, callbacks=tuple(callbacks), resume=True).go())
+    return Result(Run(found, path, data=data, model=model, task=task, callbacks=as_callbacks(callbacks), resume=True).go())
 
 
 def load(folder: str | Path) -> Result:
@@ -238,15 +263,16 @@ def load(folder: str | Path) -> Result:
 
 
 def _prepared(
-    base: str | Path | Config | None, data: str | Dataset | None, model: str | nn.Module | None, settings: dict[str, Any]
+    base: str | Path | Config | None,
+    data: str | Dataset | None,
+    model: str | nn.Module | None,
+    task: Task | None,
+    settings: dict[str, Any],
 ) -> tuple[Config, dict[str, Any]]:
     """The config, and the user's own objects; names go to the settings, and a partitioner of Flower becomes the text of a split."""
     settings |= {name: value for name, value in (("data", data), ("model", model)) if isinstance(value, str)}
     own_data, own_model = None if isinstance(data, str) else data, None if isinstance(model, str) else model
-    given: Any = own_model
-    if not isinstance(given, nn.Module | None):
-        what = f"the class {given.__name__} and not one of it" if isinstance(given, type) else f"a {type(given).__name__}"
-        raise UserError(f"model is {what}; expected a torch.nn.Module, or the name of a model (all of them: fedflat models)")
+    check_own(own_data, own_model, task)
     if is_partitioner(settings.get("split")):
         meant = make_config(base, {**settings, "split": "centralised"}).data
         settings["split"] = from_flower(settings["split"], own_data or load_data(meant.name, meant.folder))

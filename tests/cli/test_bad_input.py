@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,24 @@ def test_a_run_without_its_status(fedflat, small):
     fedflat("run", *small, "--quiet", "--out", "r")
     Path("r/status.json").unlink()
     told(fedflat("show", "r"), "status.json is missing or damaged")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "sentence"),
+    [
+        ("status.json", "{}", "status.json is damaged: it does not say how the run stands"),
+        ("status.json", "null", "status.json is missing or damaged"),
+        ("status.json", "[1]", "status.json is missing or damaged"),
+        ("metrics.jsonl", '{"round": 2}\n', "metrics.jsonl is damaged: line 1 is no record with round and test"),
+        ("metrics.jsonl", "[]\n", "metrics.jsonl is damaged: line 1 is no record with round and test"),
+        ("timing.jsonl", "{}\n", "timing.jsonl is damaged: line 1 is no record with seconds"),
+    ],
+)
+def test_files_of_a_run_that_were_edited(fedflat, finished, file, text, sentence):
+    shutil.copytree(finished, "r")
+    Path("r", file).write_text(text)
+    for command in ("show", "report"):
+        told(fedflat(command, "r"), sentence)
 
 
 def test_a_file_in_the_way_of_the_folder(fedflat, small):

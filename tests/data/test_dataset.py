@@ -60,7 +60,7 @@ def test_other_inputs_than_images() -> None:
     [
         ((images(2), [0], images(1), [0]), "the training set of mine has 2 inputs, 1 targets; expected equally many"),
         ((images(2), [0, 1], images(1)[:0], []), "the test set of mine is empty"),
-        ((images(2), [0, -1], images(1), [0]), "the training set of mine has label -1; expected labels from 0 to 0"),
+        ((images(2), [0, -1], images(1), [0]), "the training set of mine has label -1; expected labels from 0 on"),
         ((images(2), [0, 1], images(1)[:, :, :2], [0]), "the training inputs of mine are uint8 of shape (3, 5, 5), but its test inputs"),
         ((np.full((1, 2), np.nan), [0], np.zeros((1, 2)), [0]), "infinite or not a number"),
         ((images(2).transpose(0, 2, 3, 1), [0, 1], images(2).transpose(0, 2, 3, 1), [0, 1]), "expected channels first"),

@@ -107,6 +107,28 @@ def test_leaving_the_loop_pauses_a_run_that_can_be_resumed(tmp_path: Path) -> No
     assert resumed.status == "finished" and torch.equal(resumed.record.models["server"].weights, whole.record.models["server"].weights)
 
 
+def test_a_loop_that_is_still_open_holds_its_folder_until_it_is_closed(tmp_path: Path) -> None:
+    loop = fedflat.rounds("fedavg", out=tmp_path / "run", **SMALL)
+    next(loop)
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"this process is working on .*run already.*\.close\(\) or \.result\(\)"):
+            fedflat.resume(tmp_path / "run")
+    loop.close()
+    with pytest.raises(UserError, match=r"closed after 1 of 4 rounds; go on with it by fedflat\.resume\('.*run'\)"):
+        next(loop)
+    assert fedflat.resume(tmp_path / "run").status == "finished"
+
+
+def test_a_loop_that_was_closed_is_not_silently_empty() -> None:
+    loop = fedflat.rounds("fedavg", **SMALL)
+    next(loop)
+    assert loop.result().status == "paused"
+    with pytest.raises(UserError, match=r"closed after 1 of 4 rounds and left no folder.*fedflat\.resume"):
+        list(loop)
+    whole = fedflat.rounds("fedavg", **(SMALL | {"rounds": 1}))
+    assert len(list(whole)) == 1 and whole.result().status == "finished" and list(whole) == []
+
+
 def test_a_script_may_end_within_a_loop(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"import fedflat\nloop = fedflat.rounds('fedavg', out='run', **{SMALL})\nround = next(loop)\n")

@@ -29,8 +29,8 @@ def clean(
 
     Example: fedflat clean runs --yes
     """
+    from fedflat.experiment.claims import Held
     from fedflat.experiment.clean import CLEANED, find_runs, removable, remove
-    from fedflat.experiment.folder import Held
 
     parts = tuple(part for part in CLEANED if snapshots or part != "snapshots")
     runs = list(dict.fromkeys(find_runs(folders)))

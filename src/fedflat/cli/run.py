@@ -128,7 +128,8 @@ def trackers(place: str | None) -> tuple[Callback, ...]:
 
 def data_slug(config: Config) -> str:
     """The name of a config's data set as a part of a folder's name."""
-    return re.sub(r"[^\w.]+", "-", config.data.name).strip("-")
+    name = re.sub(r"\bpath=/[^,)]*/", "path=", config.data.name)  # the last part of a path tells it well enough
+    return re.sub(r"[^\w.]+", "-", name).strip("-")
 
 
 def new_folder(config: Config) -> Path:

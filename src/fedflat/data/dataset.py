@@ -180,8 +180,10 @@ def _check_labels(what: str, examples: Examples, dataset: Dataset) -> None:
         )
         raise UserError(f"the targets of {what} have shape {tuple(targets.shape[1:])} per example; expected {allowed}")
     low, high = int(targets.min()), int(targets.max())
-    if low < 0 or high >= dataset.num_classes:
-        raise UserError(f"{what} has label {low if low < 0 else high}; expected labels from 0 to {dataset.num_classes - 1}")
+    if low < 0:
+        raise UserError(f"{what} has label {low}; expected labels from 0 on: number the classes 0, 1, 2 and so on")
+    if high >= dataset.num_classes:
+        raise UserError(f"{what} has label {high}; expected labels from 0 to {dataset.num_classes - 1}")
 
 
 def _check_masks(what: str, examples: Examples, dataset: Dataset) -> None:

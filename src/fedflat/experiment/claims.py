@@ -7,23 +7,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fedflat.errors import UserError
 from fedflat.experiment.files import create_folder, told_plainly
-from fedflat.experiment.folder import Held
+
+
+class Held(UserError):
+    """Someone else is working on the same run."""
 
 
 @contextmanager
-def claimed(folder: Path, patiently: bool = False) -> Iterator[None]:
+def claimed(folder: Path, patiently: bool = False, run: Path | None = None) -> Iterator[None]:
     """Keep a folder to oneself, from before there is anything in it; ``Held`` where another process has it, unless one waits ``patiently``.
 
     The lock is on the folder itself and the operating system's, so that it leaves no file behind and ends with the process, however
-    that ends.
+    that ends. Where the folder is part of a ``run``, that is the one which is told of.
     """
     create_folder(folder)
     with told_plainly(folder, "open"):
         descriptor = os.open(folder, os.O_RDONLY) if os.name == "posix" else None
     try:
         if descriptor is not None:
-            _lock(descriptor, folder, patiently)
+            _lock(descriptor, run or folder, patiently)
         yield
     finally:
         if descriptor is not None:

@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedflat.errors import UserError, one_of
+from fedflat.experiment.absolute import absolute, with_absolute_paths
 from fedflat.experiment.observation.what import DEFAULT, WHAT, flatness_values, wanted_names
 from fedflat.text import underscored
 
@@ -67,7 +68,18 @@ class Data(Section):
     @field_validator("name")
     @classmethod
     def _with_underscores(cls, text: str) -> str:
-        return text if ":" in text.partition("(")[0] else underscored(text)  # what the user brought keeps its name
+        is_own = ":" in text.partition("(")[0]  # what the user brought keeps its name
+        return text if is_own else with_absolute_paths(underscored(text))
+
+    @field_validator("split")
+    @classmethod
+    def _from_anywhere(cls, text: str) -> str:
+        return with_absolute_paths(text)
+
+    @field_validator("folder")
+    @classmethod
+    def _at_one_place(cls, folder: Path | None) -> Path | None:
+        return None if folder is None else absolute(folder)
 
 
 class Federation(Section):
@@ -212,7 +224,7 @@ class Config(Section):
     @field_validator("init")
     @classmethod
     def _from_anywhere(cls, path: Path | None) -> Path | None:
-        return None if path is None else path.expanduser().absolute()
+        return None if path is None else absolute(path)
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:

@@ -6,6 +6,7 @@ import copy
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fedflat import models
 from fedflat.engines.randomness import seed_torch
@@ -20,6 +21,7 @@ def network_of(config: Config, input_shape: tuple[int, ...], classes: int, model
     with torch.random.fork_rng(devices=[]):
         seed_torch(config.seed, "weights")
         network = models.build(config.model, input_shape, classes) if model is None else copy.deepcopy(model)
+        _have_shapes(network, config.model)
         seed_torch(config.seed, "adapters")
         for part in parts:
             part.extend(network)
@@ -31,3 +33,12 @@ def network_of(config: Config, input_shape: tuple[int, ...], classes: int, model
     if not any(parameter.requires_grad for parameter in network.parameters()):
         raise UserError(f"all parameters of {config.model} are frozen, so there is nothing to train; let some require gradients")
     return network
+
+
+def _have_shapes(network: nn.Module, name: str) -> None:
+    tensors = (*network.named_parameters(), *network.named_buffers())
+    lazy = next((key for key, tensor in tensors if is_lazy(tensor)), None)
+    if lazy is not None:
+        raise UserError(
+            f"{lazy} of {name} has no shape yet, as in nn.LazyLinear; pass a batch through the model once, then give it to fedflat"
+        )

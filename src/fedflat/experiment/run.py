@@ -70,9 +70,6 @@ class Run:
         resume: bool = False,
         engine: Callable[[Run], Engine] | None = None,
     ) -> None:
-        for callback in callbacks:
-            if not isinstance(callback, Callback):
-                raise UserError(f"callbacks are objects of classes derived from fedflat.Callback; this is {callback!r}")
         self.config, self.callbacks, self._resume = config, callbacks, resume
         self._own = {"data": data, "model": model, "task": task}
         with shortage_told(config):

@@ -17,12 +17,12 @@ from fedflat import data as datasets
 from fedflat.errors import UserError
 from fedflat.experiment.branch import start
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.claims import claimed, is_free
+from fedflat.experiment.claims import Held, claimed, is_free
 from fedflat.experiment.clean import Keep, remove_claimed
 from fedflat.experiment.compare import begun_run, folder_name, how_many_at_once
 from fedflat.experiment.config import SHORT, Config, config
 from fedflat.experiment.files import create_folder, write_whole
-from fedflat.experiment.folder import Awaited, Held
+from fedflat.experiment.folder import Awaited
 from fedflat.experiment.jobs import Results, side_by_side
 from fedflat.experiment.record import Record, load_record
 from fedflat.experiment.run import Run

@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.claims import claimed, is_free
+from fedflat.experiment.claims import Held, claimed, is_free
 from fedflat.experiment.config import SHORT, Config, changes_results, setting_names
 from fedflat.experiment.files import create_folder, write_whole
-from fedflat.experiment.folder import Held
 from fedflat.experiment.record import Record, load_record
 from fedflat.experiment.reopening import primary_model
 from fedflat.experiment.run import Run

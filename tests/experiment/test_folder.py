@@ -1,0 +1,98 @@
+"""The folder of a run: where it lies, who may begin it, and what is said of files that cannot be read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedflat
+from fedflat.errors import UserError
+from fedflat.experiment.claims import Held
+from fedflat.experiment.config import Config, config
+from fedflat.experiment.folder import RunFolder
+
+SMALL = {"rounds": 2, "clients": 12, "per_round": 4, "steps": 2, "workers": 1, "model": "mlp(hidden=4)"}
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Another folder than the one in which the test begins."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    return tmp_path / "elsewhere"
+
+
+def test_a_run_goes_on_where_it_began(elsewhere: Path) -> None:
+    loop = fedflat.rounds("scaffold", out="run", keep_every=1, **SMALL)
+    next(loop)
+    os.chdir(elsewhere)
+    assert next(loop).number == 2
+    result = loop.result()
+    result.export("model.pt")
+    assert result.status == "finished" and (elsewhere / "model.pt").exists()
+    assert (elsewhere.parent / "run" / "models").is_dir() and not (elsewhere / "run").exists()
+
+
+def test_a_path_is_shown_as_it_was_given_while_it_holds(elsewhere: Path) -> None:
+    folder = RunFolder(Path("run"))
+    assert folder.path == Path("run")
+    os.chdir(elsewhere)
+    assert folder.path == elsewhere.parent / "run"
+    os.chdir(elsewhere.parent)
+    assert folder.path == Path("run")
+
+
+def test_a_run_of_a_relative_file_can_be_resumed_from_elsewhere(elsewhere: Path) -> None:
+    labels = np.arange(60) % 3
+    np.savez("mine.npz", inputs=np.eye(3)[labels], targets=labels)
+    loop = fedflat.rounds("fedavg", data="arrays(path=mine.npz)", split="iid", out="run", **SMALL)
+    next(loop)
+    loop.close()
+    os.chdir(elsewhere)
+    resumed = fedflat.resume("../run")
+    assert resumed.status == "finished" and resumed.evaluate(on=["test"])
+
+
+def test_paths_of_data_are_kept_in_full(elsewhere: Path) -> None:
+    here = elsewhere.parent
+    found = config({"data": {"name": "images( size=8, path = pets )", "split": "listed(path=a.json,hash=x)", "folder": "sets"}}).data
+    assert (found.name, found.split) == (f"images( size=8, path = {here}/pets )", f"listed(path={here}/a.json,hash=x)")
+    assert found.folder == here / "sets"
+    for as_it_is in ("hub(path=ylecun/mnist)", "digits", "custom:arrays(path=mine)", "arrays(path=/mine.npz)"):
+        assert config({"data": {"name": as_it_is}}).data.name == as_it_is
+
+
+def test_a_folder_in_which_a_run_is_being_begun_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second begins at the worst moment: while the first writes."""
+    first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
+    refusals: list[UserError] = []
+
+    def write_status(status: str) -> None:
+        with pytest.raises(Held, match=f"another process is working on {tmp_path / 'run'};") as refused:
+            second.create(Config(), {})
+        refusals.append(refused.value)
+
+    monkeypatch.setattr(first, "write_status", write_status)
+    first.create(Config(), {})
+    assert len(refusals) == 1 and first.exists
+    with pytest.raises(UserError, match="there is already a run in"):
+        second.create(Config(), {})
+
+
+@pytest.mark.parametrize("why", ["is a directory", "permission denied"])
+def test_a_model_that_cannot_be_read_is_not_called_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    folder = RunFolder(tmp_path)
+    with pytest.raises(UserError, match="is missing; the run wrote none"):
+        folder.read_tensors("model.safetensors")
+    (tmp_path / "model.safetensors").mkdir()
+    if why == "permission denied":
+
+        def refuse(path: Path, mode: str) -> None:
+            raise PermissionError(13, "Permission denied", str(path))
+
+        monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(UserError, match=f"cannot read .*model.safetensors: {why}"):
+        folder.read_tensors("model.safetensors")
