@@ -49,3 +49,8 @@ def require_rows(folder: RunFolder, stores: Mapping[str, Rows], about: Mapping[s
                 f"{folder.path / 'state' / name} has lost rows: it has {found}, and the run's checkpoint needs {needed}; "
                 f"put the folder back as it was, {folder.anew}"
             )
+
+
+def under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Those tensors of a checkpoint whose names begin alike, by the rest of their names."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -21,7 +21,7 @@ from fedflat.engines.contract import Client, CohortRows, Engine, ModelState, Out
 from fedflat.engines.loop import LoopEngine
 from fedflat.engines.problem import Problem
 from fedflat.errors import UserError
-from fedflat.experiment.checkpoint import CHECKPOINT, require_rows
+from fedflat.experiment.checkpoint import CHECKPOINT, require_rows, under
 from fedflat.experiment.config import Config
 from fedflat.experiment.engine import engine_for
 from fedflat.experiment.folder import RunFolder
@@ -142,7 +142,7 @@ def at_checkpoint(folder: RunFolder, algorithm: Algorithm, problem: Problem, con
         raise UserError(f"the run in {folder.path} has no checkpoint (yet), so that no round of it can be trained again")
     saved, about = folder.read_tensors(CHECKPOINT)
     tensors = {name: tensor.to(problem.device) for name, tensor in saved.items()}
-    model = ModelState(tensors["weights"], tensors["buffers"], _under(tensors, "integers/"))
+    model = ModelState(tensors["weights"], tensors["buffers"], under(tensors, "integers/"))
     past = folder.path / "state" / "clients"
 
     def rows(width: int) -> Rows:
@@ -152,7 +152,7 @@ def at_checkpoint(folder: RunFolder, algorithm: Algorithm, problem: Problem, con
         return store
 
     keeping = Keeping(algorithm, first or ModelState(*problem.initial()), config.training.statistics == "own", rows)
-    return Moment(about["rounds"], model, nested_state(_under(tensors, "server/")), keeping.read)
+    return Moment(about["rounds"], model, nested_state(under(tensors, "server/")), keeping.read)
 
 
 def at_model(rounds: int, model: ModelState, algorithm: Algorithm, config: Config, states: States | None = None) -> Moment:
@@ -177,7 +177,3 @@ def needs_vectors(algorithm: Algorithm, config: Config, states: States | None = 
     # What the drift keeps decides what is broadcast even where it is not sent itself; the server's optimiser only acts afterwards.
     used = [name for name, field in fields.items() if field.sent or name.startswith("drift.")]
     return "the server's vectors" if used and not flat_state(states or {}) else ""
-
-
-def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

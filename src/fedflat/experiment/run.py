@@ -23,7 +23,7 @@ from fedflat.engines.randomness import drawn_apart
 from fedflat.engines.task import Task
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.checkpoint import CHECKPOINT, last_checkpoint, require_rows
+from fedflat.experiment.checkpoint import CHECKPOINT, last_checkpoint, require_rows, under
 from fedflat.experiment.config import Config
 from fedflat.experiment.engine import engine_for, shortage_told
 from fedflat.experiment.federation import federation
@@ -341,11 +341,11 @@ class Run:
         require_rows(folder, self._stores, about)
         folder.cut_metrics(about["metrics"])
         tensors = {name: tensor.to(self.problem.device) for name, tensor in saved.items()}
-        model = ModelState(tensors["weights"], tensors["buffers"], _under(tensors, "integers/"))
-        self.server = Server(about["rounds"], model, nested_state(_under(tensors, "server/")), Cost(**about["cost"]))
+        model = ModelState(tensors["weights"], tensors["buffers"], under(tensors, "integers/"))
+        self.server = Server(about["rounds"], model, nested_state(under(tensors, "server/")), Cost(**about["cost"]))
         self._loss = torch.tensor(math.nan if about["loss"] is None else about["loss"], dtype=self.problem.dtype)
         for name, average in self.averages.items():
-            average.restore(_under(tensors, f"average/{name}/"))
+            average.restore(under(tensors, f"average/{name}/"))
         for store in self._stores.values():
             store.rewind(about["rounds"])
         cut_snapshots(folder.path, about["rounds"])
@@ -385,10 +385,6 @@ class Run:
     def _tell(self, event: str) -> None:
         for callback in self.callbacks:
             getattr(callback, event)(self)
-
-
-def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _finite(value: float) -> float | None:
