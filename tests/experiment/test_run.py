@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import nn
 
 import fedflat
 from fedflat.api import make_config
-from fedflat.data import from_arrays
+from fedflat.data import from_arrays, load
 from fedflat.errors import UserError
 from fedflat.experiment.config import config
 from fedflat.experiment.rows import CachedRows, FileRows
@@ -326,3 +326,42 @@ def test_a_setting_that_is_called_otherwise_is_named(name: str, meant: str) -> N
 def test_a_callback_must_be_one() -> None:
     with pytest.raises(UserError, match=r"derived from fedflat\.Callback; this is <class"):
         fedflat.run("fedavg", rounds=1, callbacks=[fedflat.Callback])  # type: ignore[list-item]
+
+
+def test_statistics_estimated_anew_see_no_validation_example() -> None:
+    """Nor those of clients that never train."""
+    data = load("digits")
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
+    values = {
+        "algorithm": "fedavg+wima",
+        "model": "custom:Sequential",
+        "data": {"clients": 6, "validation": 0.2, "split": "iid+held-out(share=0.3)"},
+        "federation": {"per_round": 3},
+        "training": {"rounds": 2, "steps": 1},
+        "evaluation": {"statistics": "estimated", "batch": 7},
+        "engine": {"workers": 1, "device": "cpu"},
+    }
+    unseen = torch.ones(len(data.train), 1, 1, 1, dtype=torch.bool)
+    unseen[torch.from_numpy(Run(config(values), data=data, model=network).split.trained_on)] = False
+    assert 0.2 < unseen.double().mean() < 0.7
+    found = []
+    for inputs in (data.train.inputs, torch.where(unseen, 255 - data.train.inputs, data.train.inputs)):
+        moved = replace(data, train=replace(data.train, inputs=inputs))
+        found.append(Run(config(values), data=moved, model=network).go().models["wima"].buffers)
+    assert torch.equal(*found)
+
+
+def test_a_model_without_linear_layers_trains() -> None:
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.zeros(64, 10))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.flatten(1) @ self.w
+
+    settings: dict[str, Any] = {"rounds": 1, "clients": 4, "per_round": 2, "steps": 1, "workers": 1}
+    assert fedflat.run("fedavg+wima", model=Product(), **settings).status == "finished"
+    with pytest.raises(UserError, match="no linear layer"):
+        fedflat.run("fedavg+wima(part=classifier)", model=Product(), **settings)

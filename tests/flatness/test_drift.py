@@ -142,3 +142,4 @@ def test_zero_vectors_give_no_signal() -> None:
     found = update_drift(rows, torch.tensor([0.0, 1.0]))
     assert found.cosines.isnan().tolist() == [True, False]
     assert bool(disagreement(rows[:1]).pairwise_cosine.isnan())
+    assert float(disagreement(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.0]])).conflicting) == 1, "of the pairs that have a cosine"

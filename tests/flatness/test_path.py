@@ -62,6 +62,17 @@ def test_beyond_the_ends_does_not_count_for_the_barrier() -> None:
     assert barrier(found.axes[0], found.values["train_loss"]).height == pytest.approx(0, abs=1e-9)
 
 
+@pytest.mark.parametrize(("points", "beyond"), [(11, 0.3), (6, 1.0)])
+def test_the_ends_are_always_on_the_way(points: int, beyond: float) -> None:
+    plain, wider = (
+        path_landscape(ENDS, lambda m: {"train_loss": (m.weights**4).sum()}, points=n, beyond=far) for n, far in ((41, 0), (points, beyond))
+    )
+    assert {0.0, 1.0} <= set(wider.axes[0])
+    ends = [float(landscape.values["train_loss"][list(landscape.axes[0]).index(1.0)]) for landscape in (plain, wider)]
+    assert ends[0] == pytest.approx(ends[1], rel=1e-12)
+    assert list(wider.axes[0]) == sorted(wider.axes[0])
+
+
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=30), st.floats(-10, 10), st.floats(-10, 10))
 def test_a_barrier_is_never_negative_and_does_not_see_a_tilt(values: list[float], offset: float, slope: float) -> None:
     t = np.linspace(0, 1, len(values))

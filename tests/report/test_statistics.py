@@ -90,6 +90,10 @@ def test_signed_rank_with_ties_is_the_share_of_sign_flips(differences):
 
 def test_ties_that_rounding_hides_are_ties():
     assert signed_rank([0.1 + 0.2, 0.3, -0.3, 0.4, 0.5, 0.6]) == signed_rank([3, 3, -3, 4, 5, 6])
+    some = [0.01, 0.02, 0.03, -0.04, 0.05, 0.06]
+    assert paired_test([*some, 1.1e-16]) == paired_test([*some, 0.0]) == ("signed rank", signed_rank(some))
+    assert paired_test([1.1e-16, 1.1e-16, 2.2e-16]) == ("none", 1.0)
+    assert mean_ranks({"a": {0: 0.1 + 0.2}, "b": {0: 0.3}}).each == {"a": (1.5,), "b": (1.5,)}
 
 
 def test_which_test_is_used():
@@ -142,7 +146,8 @@ def test_nothing_in_common_has_no_ranks():
 
 def test_censored_runs_count():
     assert Reached(0.9, (10, 20, None), (50, 50, 50)).median == 20
-    assert Reached(0.9, (10, None, None), (50, 50, 1000)).text == "1000+"
+    assert Reached(0.9, (10, None, None), (50, 1000, 1000)).text == "1000+"
+    assert Reached(0.9, (10, None, None), (1000, 50, 100)).text == "50+", "where the run in the middle ended"
     assert Reached(0.9, (10, 20), (50, 50)).text == "15"
     assert Reached(0.9, (10, None), (50, 50)).median is None
     assert Reached(0.9, (10, None), (50, 50)).count == 1

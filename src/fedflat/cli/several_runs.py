@@ -28,7 +28,7 @@ def comparison_document(comparison: Comparison, targets: Sequence[float] = ()) -
     for line, differing in zip(comparison.table(targets), differing_settings(comparison), strict=True):
         plain = {key: asdict(value) if key in FIGURES else value for key, value in line.items() if not key.startswith("rounds to ")}
         plain["rounds_to"] = [
-            dict(zip(("target", "mean", "reached", "runs"), (t, *line[f"rounds to {t:g}"]), strict=True)) for t in targets
+            dict(zip(("target", "median", "reached", "runs"), (t, *line[f"rounds to {t:g}"]), strict=True)) for t in targets
         ]
         lines.append(plain | {"settings": differing})
     return {
@@ -145,5 +145,5 @@ def _spread(spread: Spread | None, metric: str, winner: bool = False, over: str 
     return Text.assemble((shown_metric(spread.mean, metric), "bold green" if winner else ""), (f"{deviation}{over}", "dim"))
 
 
-def _rounds(mean: float | None, reached: int, runs: int) -> str:
-    return f"{'–' if mean is None else f'{mean:.3g}'} ({reached}/{runs})"
+def _rounds(median: float | None, reached: int, runs: int) -> str:
+    return f"{'–' if median is None else f'{median:g}'} ({reached}/{runs})"

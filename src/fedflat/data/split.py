@@ -58,6 +58,11 @@ class Split:
     def _lazy(self) -> bool:
         return isinstance(self.clients, VirtualClients)
 
+    @property
+    def trained_on(self) -> IntArray:
+        """The examples of the clients that are looked at, each once: neither validation examples nor those of clients that never train."""
+        return np.unique(np.concatenate(self.looked_at))
+
     def digest(self) -> str:
         """sha256 over the index lists (and, where clients are drawn only when asked for, their number)."""
         digest = hashlib.sha256(f"{len(self.clients)}\n".encode() if self._lazy else b"")

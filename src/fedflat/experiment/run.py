@@ -35,6 +35,7 @@ from fedflat.experiment.origin import brought, origin_of, require_same_origin
 from fedflat.experiment.record import STATISTICS_FILE, Record, model_file
 from fedflat.experiment.rows import CachedRows, Rows, cache_size
 from fedflat.experiment.snapshots import FOLDER, cut_snapshots, snapshot_file
+from fedflat.experiment.statistics import estimated_on
 from fedflat.experiment.stopping import Verdict, check_target, diverged, stop_early
 from fedflat.experiment.training import sampler_of, training_of
 from fedflat.models import classifier_parameters
@@ -227,7 +228,7 @@ class Run:
             if mean is not None:
                 weights, buffers = torch.split(mean, [len(own.weights), len(own.buffers)])
                 if len(buffers) and self.config.evaluation.statistics == "estimated":
-                    buffers = self.problem.estimated_buffers(weights, own.integers)
+                    buffers = estimated_on(self.problem, own._replace(weights=weights), self.split.trained_on)
                 found[name] = ModelState(weights, buffers, own.integers)
         return found
 
@@ -276,7 +277,9 @@ class Run:
         own_statistics = self.training.own_statistics
         self._keeping = Keeping(self.algorithm, self.server.model, own_statistics, lambda width: self._rows("clients", width))
         whole = self._whole(self.server.model)
-        classifier = self.problem.whole_layout.indicator(classifier_parameters(self.problem.model).__contains__, whole)
+        parts = any(getattr(average, "part", "all") != "all" for average in self.algorithm.averages)
+        names = classifier_parameters(self.problem.model) if parts else set()
+        classifier = self.problem.whole_layout.indicator(names.__contains__, whole)
         scene = Scene(
             self.config.training.rounds,
             self.algorithm.rate.cycle,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedflat.engines.contract import ModelState
 from fedflat.engines.problem import Problem, moved
@@ -13,7 +16,15 @@ def with_statistics(problem: Problem, model: ModelState, positions: np.ndarray) 
     """The model, where clients keep their statistics with those estimated on training examples; the loss around it is then fixed."""
     if not problem.batch_statistics or not len(model.buffers):
         return model
-    train = problem.data.train
-    parts = torch.split(torch.from_numpy(np.ascontiguousarray(positions, dtype=np.int64)), problem.evaluation_batch)
+    return model._replace(buffers=estimated_on(problem, model, positions))
+
+
+def estimated_on(problem: Problem, model: ModelState, positions: np.ndarray) -> Tensor:
+    """BatchNorm statistics of a model's weights on some training examples.
+
+    Batches are of equal size: each counts alike, and layers refuse a last one of a single example.
+    """
+    train, whole = problem.data.train, torch.from_numpy(np.ascontiguousarray(positions, dtype=np.int64))
+    parts = torch.tensor_split(whole, ceil(len(whole) / problem.evaluation_batch))
     batches = (problem.normalised(moved(train.take(part.to(train.targets.device)), problem.device).inputs) for part in parts)
-    return model._replace(buffers=problem.estimated_buffers(model.weights, model.integers, batches))
+    return problem.estimated_buffers(model.weights, model.integers, batches)

@@ -68,7 +68,7 @@ def disagreement(rows: Tensor, weights: Sequence[float] | None = None) -> Disagr
     cosines = torch.where(scale > 0, gram / scale.clamp(min=torch.finfo(rows.dtype).tiny), torch.full_like(scale, torch.nan))
     above = torch.triu(torch.ones_like(scale, dtype=torch.bool), 1)
     pairs = cosines[above]
-    return Disagreement(norms.mean(), together.sqrt(), (share @ norms**2) / together, pairs.nanmean(), _share(pairs < 0))
+    return Disagreement(norms.mean(), together.sqrt(), (share @ norms**2) / together, pairs.nanmean(), _share(pairs[~pairs.isnan()] < 0))
 
 
 def _share(flags: Tensor) -> Tensor:

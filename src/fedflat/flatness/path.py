@@ -40,8 +40,10 @@ def path_landscape(models: dict[str, Model], measure: Measure, *, points: int = 
             f"a path of {points} points reaching {beyond:g} beyond its ends is not possible; expected at least 2 points, and 0 or more"
         )
     (first, a), (second, b) = models.items()
-    axis = tuple(float(t) for t in np.linspace(-beyond, 1 + beyond, points))
-    values = survey(measure, _between(a, b, axis), points, tell)
+    evenly = np.linspace(-beyond, 1 + beyond, points)
+    apart = [end for end in (0.0, 1.0) if not np.isclose(evenly, end).any()]  # barriers rise above the ends themselves
+    axis = tuple(sorted(map(float, [*evenly, *apart])))
+    values = survey(measure, _between(a, b, axis), len(axis), tell)
     distance = float((b.weights.double() - a.weights.double()).norm())
     marks = with_values(measure, [Mark(first, (0.0,)), Mark(second, (1.0,))], [a, b])
     return Landscape("path", (axis,), values, marks, {"distance": distance, "beyond": beyond})

@@ -24,6 +24,7 @@ from fedflat.experiment.record import Record, load_record
 from fedflat.experiment.reopening import full_name, reopen, require_model, state_of, written_tensors
 from fedflat.experiment.stopping import check_target
 from fedflat.experiment.weights import fill
+from fedflat.report.statistics import Reached
 from fedflat.report.summary import Summary, rounds_to, spread, summarise
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ class Comparison:
         return list(rows.values())
 
     def table(self, targets: Sequence[float] = ()) -> list[dict[str, Any]]:
-        """The comparison as plain rows: mean and spread over seeds of every reported figure, and rounds to each target."""
+        """The comparison as plain rows: mean and spread over seeds of every reported figure, and the median of rounds to each target."""
         for target in targets:
             check_target(target, self.metric)
         return [self._line(row, targets) for row in self.rows()]
@@ -236,8 +237,9 @@ class Comparison:
             line |= {name: spread([getattr(s, name) for s in found]) for name in ("last", "mean_last", "best")}
             line["mean_counts"] = sorted({s.mean_count for s in found})
         for target in targets:
-            reached = [n for n in (rounds_to(r.history, row.model, self.metric, target) for r in alive) if n is not None]
-            line[f"rounds to {target:g}"] = (spread(reached).mean if reached else None, len(reached), len(row.records))
+            rounds = tuple(rounds_to(r.history, row.model, self.metric, target) for r in row.records)
+            reached = Reached(target, rounds, (0,) * len(rounds))
+            line[f"rounds to {target:g}"] = (reached.median, reached.count, len(rounds))
         ends = [r.history[-1] for r in row.records if r.history]
         for cost in ("backward_passes", "bytes_up", "bytes_down", "samples"):
             line[cost] = spread([float(end[cost]) for end in ends]).mean if ends else None

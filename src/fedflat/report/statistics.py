@@ -13,7 +13,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from statistics import fmean, median
+from statistics import fmean, median, median_high
+from typing import Any
 
 import numpy as np
 
@@ -93,6 +94,7 @@ def paired_test(differences: Sequence[float]) -> tuple[str, float | None]:
     """The name of the test and its two-sided p: paired t below six pairs, Wilcoxon's signed-rank test from six on."""
     if len(differences) < 2:
         return "none", None
+    differences = _without_last_bits(differences).tolist()
     if not np.any(differences):
         return "none", 1.0
     if len(differences) >= SIGNED_RANK_FROM:
@@ -104,18 +106,23 @@ def paired_test(differences: Sequence[float]) -> tuple[str, float | None]:
     return "paired t", float(ttest_1samp(differences, 0.0).pvalue)
 
 
+def _without_last_bits(values: Any) -> np.ndarray:
+    """Numbers without their last bits, in which means of shares of the same test set differ that are the same in truth."""
+    return np.round(np.asarray(values, dtype=float), 12)
+
+
 def signed_rank(differences: Sequence[float]) -> float:
     """The exact two-sided p of Wilcoxon's signed-rank test, with ties; differences of zero are left out.
 
     Under the null hypothesis each sign is a fair coin, so that the distribution of the sum of positive ranks is a convolution.
     """
-    values = np.asarray([d for d in differences if d], dtype=float)
+    rounded = _without_last_bits(differences)
+    values = rounded[rounded != 0]
     if not len(values):
         return 1.0
     from scipy.stats import rankdata
 
-    # Differences of shares of the same test set are tied in truth, and apart in their last bits.
-    doubled = np.rint(2 * rankdata(np.round(np.abs(values), 12))).astype(int)
+    doubled = np.rint(2 * rankdata(np.abs(values))).astype(int)
     ways = np.zeros(doubled.sum() + 1)
     ways[0] = 1.0
     for rank in doubled:
@@ -172,7 +179,7 @@ def mean_ranks(values: Mapping[str, Mapping[int, float]]) -> Ranks | None:
     seeds = tuple(sorted(set.intersection(*(set(by_seed) for by_seed in values.values()))))
     if not seeds:
         return None
-    table = np.array([[by_seed[seed] for seed in seeds] for by_seed in values.values()])
+    table = _without_last_bits([[by_seed[seed] for seed in seeds] for by_seed in values.values()])
     lost = ~np.isfinite(table)
     order = np.where(lost, np.inf, -table)
     places = np.stack([rankdata(column) for column in order.T], axis=1)
@@ -209,12 +216,15 @@ class Reached:
 
     @property
     def text(self) -> str:
-        """The median, or ``1000+`` where the run in the middle had not reached the target by round 1000.
+        """The median, or ``1000+`` where the run in the middle had not reached the target by round 1000, when it ended.
 
-        >>> Reached(0.9, (40, None, 60), (100, 100, 100)).text, Reached(0.9, (40, None, None), (100, 100, 100)).text
-        ('60', '100+')
+        >>> Reached(0.9, (40, None, 60), (100, 100, 100)).text, Reached(0.9, (40, None, None), (100, 90, 80)).text
+        ('60', '80+')
         """
-        return f"{max(self.ends)}+" if self.median is None else f"{self.median:g}"
+        if self.median is not None:
+            return f"{self.median:g}"
+        known = (end if rounds is None else rounds for rounds, end in zip(self.rounds, self.ends, strict=True))
+        return f"{median_high(known)}+"
 
 
 # --- power -----------------------------------------------------------------------------------------------------------------------
