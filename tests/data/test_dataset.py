@@ -46,6 +46,34 @@ def test_statistics_of_uint8_images_are_those_of_numpy() -> None:
 def test_given_statistics_and_classes_are_kept() -> None:
     dataset = from_arrays(images(2), [0, 1], images(2), [1, 0], classes=["cat", "dog"], mean=[0.1] * 3, std=[0.2] * 3)
     assert (dataset.classes, dataset.mean, dataset.std) == (("cat", "dog"), (0.1,) * 3, (0.2,) * 3)
+    of_numpy = from_arrays(images(2), [0, 1], images(2), [1, 0], mean=np.full(3, 0.1), std=np.full(3, 0.2))
+    assert (of_numpy.mean, of_numpy.std) == (dataset.mean, dataset.std)
+
+
+def test_words_are_numbered_by_the_classes_where_these_are_given() -> None:
+    words = {"targets": (["dog", "cat"], ["bird"]), "classes": ["dog", "bird", "cat"]}
+    dataset = from_arrays(images(2), words["targets"][0], images(1), words["targets"][1], classes=words["classes"])
+    assert (dataset.train.targets.tolist(), dataset.test.targets.tolist()) == ([0, 2], [1])
+    assert from_arrays(images(2), ["dog", "cat"], images(1), ["bird"]).train.targets.tolist() == [2, 1], "in alphabetical order"
+    with pytest.raises(UserError, match="there is no class among those of mine 'cta'; did you mean cat"):
+        from_arrays(images(2), ["dog", "cta"], images(1), ["dog"], name="mine", classes=["dog", "cat"])
+
+
+def test_tables_of_pandas_are_arrays() -> None:
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"a": [0.5, 1.5], "b": [1.0, 2.0], "kind": ["dog", "cat"]})
+    dataset = from_arrays(table[["a", "b"]], table["kind"], table[["a", "b"]], table["kind"])
+    assert dataset.train.inputs.tolist() == [[0.5, 1.0], [1.5, 2.0]] and dataset.classes == ("cat", "dog")
+    with pytest.raises(UserError, match="the inputs of arrays are of type object; expected numbers"):
+        from_arrays(table, table["kind"], table, table["kind"])
+
+
+@pytest.mark.parametrize("kind", [">f4", np.float16, np.float64, bool])
+def test_vectors_of_every_type_become_float32(kind: str) -> None:
+    values = np.array([[0, 1], [1, 0]], dtype=kind)
+    dataset = from_arrays(values, np.array([0, 1], dtype=">i4"), values, [0, 1])
+    assert dataset.kind == "vector" and dataset.train.inputs.dtype == torch.float32 and dataset.train.targets.tolist() == [0, 1]
+    assert dataset.train.inputs.tolist() == [[0, 1], [1, 0]]
 
 
 def test_other_inputs_than_images() -> None:
@@ -60,6 +88,10 @@ def test_other_inputs_than_images() -> None:
     [
         ((images(2), [0], images(1), [0]), "the training set of mine has 2 inputs, 1 targets; expected equally many"),
         ((images(2), [0, 1], images(1)[:0], []), "the test set of mine is empty"),
+        ((images(2), [0.0, 1.7], images(1), [0]), "mine has classes or clients of type float; expected whole numbers"),
+        ((images(2), torch.tensor([0.0, 1.0]), images(1), [0]), "mine has classes or clients of type float; expected whole numbers"),
+        ((images(2).astype(int), [0, 1], images(1), [0]), "the images of mine are torch.int64; expected uint8, from 0 to 255, or float32"),
+        (([[1.0, 2.0], [3.0]], [0, 1], [[1.0, 2.0]], [0]), "examples differ in shape"),
         ((images(2), [0, -1], images(1), [0]), "the training set of mine has label -1; expected labels from 0 on"),
         ((images(2), [0, 1], images(1)[:, :, :2], [0]), "the training inputs of mine are uint8 of shape (3, 5, 5), but its test inputs"),
         ((np.full((1, 2), np.nan), [0], np.zeros((1, 2)), [0]), "infinite or not a number"),

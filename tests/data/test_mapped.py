@@ -100,6 +100,13 @@ def test_arrays_that_numpy_mapped_stay_mapped(file: Path) -> None:
 
 
 @pytest.mark.filterwarnings("error")
+def test_what_was_changed_in_a_private_map_is_not_lost(file: Path) -> None:
+    private = np.load(file, mmap_mode="c")
+    private[0] = 7
+    dataset = from_arrays(private, np.zeros(5, int), private, np.zeros(5, int))
+    assert not isinstance(dataset.train.inputs, MappedTensor) and (dataset.train.inputs[0] == 7).all()
+
+
 def test_opening_warns_of_nothing(file: Path) -> None:
     open_mapped(file)
 

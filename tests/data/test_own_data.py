@@ -62,6 +62,17 @@ def test_a_folder_of_npy_files_is_mapped(tmp_path: Path) -> None:
     assert isinstance(dataset.train.inputs, MappedTensor) and dataset.content == EXPECTED
 
 
+def test_a_folder_of_npy_files_with_words_and_from_another_machine(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    values = RNG.random((20, 6)).astype(np.float32)
+    np.save(tmp_path / "mine" / "inputs.npy", values.astype(">f4"))
+    np.save(tmp_path / "mine" / "targets.npy", np.array(["dog", "cat"])[LABELS])
+    np.save(tmp_path / "mine" / "classes.npy", np.array(["dog", "cat"]))
+    dataset = load(f"arrays(path={tmp_path / 'mine'})", tmp_path)
+    assert dataset.classes == ("dog", "cat") and dataset.test.targets.tolist() == [0, 1, 0, 1]
+    assert torch.equal(dataset.test.inputs, torch.from_numpy(values[[8, 9, 18, 19]]))
+
+
 def test_without_test_arrays_every_fifth_of_a_class_is_for_testing(tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", inputs=IMAGES, targets=LABELS, groups=np.array(["ann", "bob"] * 10))
     dataset = load(f"arrays(path={tmp_path / 'mine.npz'})", tmp_path)
@@ -176,7 +187,7 @@ def test_torch_data_sets_of_tensors_and_streams_with_clients() -> None:
 
 
 def test_torch_data_sets_can_be_put_in_files(tmp_path: Path) -> None:
-    dataset = from_torch(Pictures(), Pictures(), name="mine", folder=tmp_path / "here")
+    dataset = from_torch(Pictures(), Pictures(), name="mine", folder=str(tmp_path / "here"))
     assert isinstance(dataset.train.inputs, MappedTensor) and torch.equal(dataset.train.inputs, torch.from_numpy(IMAGES))
     assert sorted(path.name for path in (tmp_path / "here").iterdir()) == ["mine-test.npy", "mine-train.npy"]
 
@@ -198,6 +209,17 @@ def test_torch_data_sets_that_cannot_be_used(tmp_path: Path, items: list[Any], m
         with pytest.raises(UserError, match=message):
             from_torch(items, Pictures(), name="mine", folder=folder)
     assert not list(tmp_path.glob(".*")), "nothing half-written"
+
+
+def test_pictures_of_a_torch_data_set_become_bytes_whatever_they_are() -> None:
+    grey = np.arange(16, dtype=np.uint16).reshape(4, 4) * 4000
+    for image, expected in (
+        (Image.fromarray(grey), grey[None] // 256),
+        (Image.fromarray(grey > 30000), np.where(grey > 30000, 255, 0)[None]),
+        (Pictures("P")[3][0], np.asarray(Pictures("P")[3][0].convert("RGB")).transpose(2, 0, 1)),
+    ):
+        dataset = from_torch([(image, 0)], [(image, 0)])
+        assert dataset.train.inputs.dtype == torch.uint8 and np.array_equal(dataset.train.inputs[0].numpy(), expected)
 
 
 # --- the hub -------------------------------------------------------------------------------------------------------------------------

@@ -101,6 +101,22 @@ def test_every_kind_of_picture_becomes_three_channels(mode: str) -> None:
     assert np.array_equal(same, np.asarray(image.convert("RGB")).transpose(2, 0, 1)), "nothing is done to what has the size already"
 
 
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_pictures_of_16_bits_keep_their_shades(tmp_path: Path, suffix: str) -> None:
+    shades = np.arange(0, 65536, 4096, dtype=np.uint16).reshape(4, 4)
+    for number in range(10):
+        path = tmp_path / "pets" / ("cat" if number < 5 else "dog") / f"{number}.{suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(shades).save(path)
+    dataset = load(f"images(path={tmp_path / 'pets'},size=4)", tmp_path)
+    assert np.array_equal(dataset.train.inputs[0].numpy(), np.broadcast_to(shades // 256, (3, 4, 4)))
+
+
+def test_a_picture_that_does_not_say_what_is_white_is_refused() -> None:
+    with pytest.raises(UserError, match=r"numbers of 32 bits, .*; save it with 8 or 16 bits"):
+        to_pixels(Image.fromarray(np.zeros((4, 4), dtype=np.float32)), PictureOptions(4))
+
+
 @pytest.mark.parametrize("fit", ["squash", "crop"])
 def test_squash_keeps_everything_and_crop_the_middle(fit: str) -> None:
     pixels = np.zeros((10, 30, 3), dtype=np.uint8)

@@ -13,7 +13,7 @@ import torch
 
 from fedflat.data.dataset import IGNORED, Dataset, Examples, Kind
 from fedflat.data.mapped import MappedTensor, open_mapped
-from fedflat.errors import UserError
+from fedflat.errors import UserError, one_of
 
 Array = torch.Tensor | npt.NDArray[Any] | Sequence[Any]
 
@@ -37,24 +37,27 @@ def from_arrays(
     """
     dense = np.ndim(train_targets) == 3
     labels, label_names = (
-        ([_masks(targets) for targets in (train_targets, test_targets)], []) if dense else numbered(train_targets, test_targets)
+        ([_masks(targets) for targets in (train_targets, test_targets)], [])
+        if dense
+        else numbered(train_targets, test_targets, name, classes)
     )
-    groups, group_names = numbered(train_groups, test_groups)
-    train = Examples(_inputs(train_inputs), labels[0], groups[0])
-    test = Examples(_inputs(test_inputs), labels[1], groups[1])
+    groups, group_names = numbered(train_groups, test_groups, name)
+    train = Examples(_inputs(train_inputs, name), labels[0], groups[0])
+    test = Examples(_inputs(test_inputs, name), labels[1], groups[1])
     if classes is None:
         highest = max(_highest(part.targets, dense) for part in (train, test))
         classes = label_names or [str(label) for label in range(highest + 1)]
     kind = "segmentation" if dense else _kind(name, train.inputs)
     if train.inputs.dtype == torch.uint8 and len(train) and (mean is None or std is None):
         computed = channel_statistics(train.inputs)
-        mean, std = mean or computed[0], std or computed[1]
-    return Dataset(name, train, test, tuple(classes), tuple(mean or ()), tuple(std or ()), kind, tuple(group_names))
+        mean, std = computed[0] if mean is None else mean, computed[1] if std is None else std
+    centre, spread = (() if given is None else tuple(float(value) for value in given) for given in (mean, std))
+    return Dataset(name, train, test, tuple(map(str, classes)), centre, spread, kind, tuple(group_names))
 
 
 def _masks(targets: Any) -> torch.Tensor:
     """Masks as bytes in memory; ids that no byte can hold are refused."""
-    ids = torch.as_tensor(targets)
+    ids = torch.as_tensor(native(targets))
     if ids.is_floating_point() or (ids.numel() and (int(ids.min()) < 0 or int(ids.max()) > IGNORED)):
         raise UserError(
             f"masks have whole numbers from 0 to {IGNORED}, of which {IGNORED} is for pixels that do not count; these have others"
@@ -85,36 +88,67 @@ def statistics_of_sums(sums: npt.NDArray[np.int64], count: int) -> tuple[tuple[f
     return tuple((mean / 255).tolist()), tuple((std / 255).tolist())
 
 
-def numbered(train: Any, test: Any) -> tuple[list[Any], list[str]]:
-    """Labels as int64 tensors; words are numbered in alphabetical order, and the words come along. None stays None."""
-    given = [values for values in (train, test) if values is not None]
-    worded = [not isinstance(values, torch.Tensor) and np.asarray(values).dtype.kind not in "biuf" for values in given]
-    if not any(worded):
-        return [None if values is None else torch.as_tensor(values).long() for values in (train, test)], []
-    if not all(worded):
+def numbered(train: Any, test: Any, what: str, classes: Sequence[str] | None = None) -> tuple[list[Any], list[str]]:
+    """Labels as int64 tensors, and words for them; None stays None.
+
+    Words have the number of their place in ``classes`` or, where these are not given, in alphabetical order.
+    """
+    columns = [None if values is None else native(values) for values in (train, test)]
+    kinds = {_letter(values) for values in columns if values is not None and len(values)}
+    if kinds <= set("biu"):
+        return [None if values is None else torch.as_tensor(values).long() for values in columns], []
+    if "f" in kinds:
+        raise UserError(f"{what} has classes or clients of type float; expected whole numbers from 0 on, or words: convert them to int")
+    if kinds & set("biu"):
         raise UserError("the training and the test set name their labels in different ways; expected words in both or numbers in both")
-    names = sorted({str(word) for values in given for word in np.asarray(values).ravel()})
-    place = {name: number for number, name in enumerate(names)}
-    return [None if values is None else torch.tensor([place[str(word)] for word in np.asarray(values)]) for values in (train, test)], names
+    words = [None if values is None else np.asarray(values).astype(str) for values in columns]
+    found = np.unique(np.concatenate([values.ravel() for values in words if values is not None]))
+    names = found.tolist() if classes is None else [str(name) for name in classes]
+    unknown = next((word for word in found if word not in names), None)
+    if unknown is not None:
+        raise one_of(f"class among those of {what}", unknown, names)
+    place = np.array([names.index(word) for word in found])
+    return [None if values is None else torch.from_numpy(place[np.searchsorted(found, values)]) for values in words], names
 
 
-def _inputs(values: Array) -> torch.Tensor:
+def native(values: Any) -> torch.Tensor | npt.NDArray[Any]:
+    """A tensor as it is; anything else as an array in this machine's byte order, which is the only one that torch knows."""
+    if isinstance(values, torch.Tensor):
+        return values
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise UserError(f"examples differ in shape ({error}); bring all to one") from error
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _letter(values: torch.Tensor | npt.NDArray[Any]) -> str:
+    """numpy's letter for a type: f for fractions, i, u and b for whole numbers, others for words."""
+    if isinstance(values, torch.Tensor):
+        return "f" if values.is_floating_point() else "i"
+    return values.dtype.kind
+
+
+def _inputs(values: Array, name: str) -> torch.Tensor:
     path = _whole_file(values)
-    if path is not None:
-        values = open_mapped(path)
-    inputs = torch.as_tensor(values).cpu()
+    given = native(values) if path is None else open_mapped(path)
+    if not isinstance(given, torch.Tensor) and given.dtype.kind not in "biuf":
+        raise UserError(f"the inputs of {name} are of type {given.dtype}; expected numbers")
+    inputs = torch.as_tensor(given).cpu()
     if inputs.dtype == torch.uint8 and inputs.ndim == 3:
         inputs = MappedTensor.of(inputs.unsqueeze(1), inputs.path) if isinstance(inputs, MappedTensor) else inputs.unsqueeze(1)
-    if inputs.dtype == torch.float64:
+    if inputs.ndim == 4 and not inputs.is_floating_point() and inputs.dtype != torch.uint8:
+        raise UserError(f"the images of {name} are {inputs.dtype}; expected uint8, from 0 to 255, or float32: convert them")
+    if inputs.dtype == torch.bool or (inputs.is_floating_point() and inputs.dtype != torch.float32):
         inputs = inputs.float()
     return inputs if isinstance(inputs, MappedTensor) else inputs.contiguous()
 
 
 def _whole_file(values: Any) -> Path | None:
-    """The ``.npy`` file that an array maps from beginning to end, if it does."""
+    """The ``.npy`` file that an array maps from beginning to end, if it does and holds nothing that the file does not."""
     base: object = getattr(values, "base", None)
     is_whole = isinstance(values, np.memmap) and isinstance(base, mmap) and str(values.filename).endswith(".npy")
-    return Path(str(values.filename)) if is_whole else None
+    return Path(str(values.filename)) if is_whole and values.mode != "c" and values.dtype.isnative else None
 
 
 def _kind(name: str, inputs: torch.Tensor) -> Kind:

@@ -22,7 +22,7 @@ from fedflat.data.mapped import ArrayWriter, MappedTensor, open_mapped
 from fedflat.errors import UserError
 
 FOLDER = "decoded"
-VERSION = 1
+VERSION = 2
 """Part of every fingerprint: raised when the way of decoding changes."""
 BLOCK = 256
 

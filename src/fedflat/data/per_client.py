@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedflat.data.arrays import Array, from_arrays
+from fedflat.data.arrays import Array, from_arrays, native
 from fedflat.data.dataset import Dataset
 from fedflat.errors import UserError
 
@@ -37,7 +37,7 @@ def from_clients(clients: Sequence[Pair], test: Pair | None = None, name: str = 
 
 def _pair(pair: Any, whose: str) -> tuple[torch.Tensor, torch.Tensor]:
     try:
-        inputs, targets = (torch.as_tensor(part).detach().cpu() for part in pair)
+        inputs, targets = (torch.as_tensor(native(part)).detach().cpu() for part in pair)
     except (TypeError, ValueError, RuntimeError):
         raise UserError(f"{whose} has no pair (inputs, targets); expected two tensors or arrays of equal length") from None
     if not inputs.ndim or len(inputs) != len(targets) or not len(inputs):

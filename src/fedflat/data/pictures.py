@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -127,19 +127,35 @@ def decode_picture(tree: Tree, name: str, options: PictureOptions) -> Pixels:
         raise UserError(f"{tree.where}/{name} is not a whole picture ({error}); replace it or take it away") from error
 
 
-def to_pixels(image: object, options: PictureOptions, mode: Literal["RGB", "L"] = "RGB") -> Pixels:
+def to_pixels(image: Any, options: PictureOptions, mode: Literal["RGB", "L"] = "RGB") -> Pixels:
     """A Pillow image as [channels, size, size]."""
     from PIL import Image
 
-    assert isinstance(image, Image.Image)
     side = options.size
     image.draft(mode, (2 * side, 2 * side))  # JPEG can be decoded at a fraction of its size, which is many times faster
-    image = image.convert(mode)
+    image = in_bytes(image).convert(mode)
     width, height = image.size
     if (width, height) != (side, side):
         edge = min(width, height)
         left, top = (width - edge) / 2, (height - edge) / 2
         box = (left, top, left + edge, top + edge) if options.fit == "crop" else None
         image = image.resize((side, side), Image.Resampling.BILINEAR, box)
+    return channels_first(image)
+
+
+def in_bytes(image: Any) -> Any:
+    """A Pillow image with a byte for each channel of each pixel: without palette, and with the upper byte of 16 bits."""
+    from PIL import Image
+
+    has_16_bits = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG")
+    if has_16_bits:  # Pillow itself would turn all but the 256 darkest of 65,536 shades white
+        return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise UserError("its pixels are numbers of 32 bits, of which it does not say what is white; save it with 8 or 16 bits")
+    return image.convert({"1": "L", "P": "RGB"}[image.mode]) if image.mode in ("1", "P") else image
+
+
+def channels_first(image: Any) -> Pixels:
+    """The pixels of a Pillow image as [channels, height, width]."""
     pixels = np.asarray(image)
     return np.ascontiguousarray(pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels[None])

@@ -13,6 +13,7 @@ import torch
 from fedflat.data.arrays import from_arrays
 from fedflat.data.dataset import Dataset
 from fedflat.data.mapped import ArrayWriter, MappedTensor, open_mapped
+from fedflat.data.pictures import channels_first, in_bytes
 from fedflat.errors import UserError
 
 AT_ONCE = 256
@@ -25,7 +26,7 @@ def from_torch(
     classes: Sequence[str] | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-    folder: Path | None = None,
+    folder: str | Path | None = None,
 ) -> Dataset:
     """A data set from two torch data sets whose items are (input, class) or (input, class, natural client).
 
@@ -40,7 +41,7 @@ def from_torch(
         if isinstance(items, torch.utils.data.TensorDataset):
             columns: Sequence[Any] = items.tensors
         else:
-            columns = collected(_items(items), what, folder and folder / f"{name}-{part}.npy")
+            columns = collected(_items(items), what, Path(folder) / f"{name}-{part}.npy" if folder else None)
         arrays |= {f"{part}_{what}": column for what, column in zip(("inputs", "targets", "groups"), columns, strict=False)}
     return from_arrays(**arrays, name=name, classes=classes, mean=mean, std=std)
 
@@ -57,12 +58,12 @@ def collected(items: Iterable[Any], what: str, file: Path | None = None) -> list
 
 
 def as_array(value: Any) -> np.ndarray:
-    """One input as an array: a Pillow image with its channels first, anything else as it is."""
+    """One input as an array: a Pillow image as bytes with its channels first, anything else as it is."""
     if isinstance(value, torch.Tensor):
         return value.numpy()
+    if hasattr(value, "getbands"):
+        return channels_first(in_bytes(value))
     array = np.asarray(value)
-    if hasattr(value, "getbands") and array.ndim == 3:
-        array = array.transpose(2, 0, 1)
     return array.astype(np.float32) if array.dtype == np.float64 else array
 
 

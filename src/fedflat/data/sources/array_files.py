@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedflat.data.arrays import from_arrays
-from fedflat.data.cache import entry, fingerprint, fits_in_memory, open_kept, rows_of
+from fedflat.data.arrays import from_arrays, native
+from fedflat.data.cache import entry, fingerprint, fits_in_memory, rows_of
 from fedflat.data.dataset import Dataset
 from fedflat.data.mapped import open_mapped
 from fedflat.data.pictures import TEST_EVERY
@@ -69,7 +69,7 @@ class ArrayFiles(Source):
 
             found = read_parquet(path, self.options.target, self.options.group, self.options.shape)
         elif path.is_dir():
-            found = {file.stem: open_mapped(file) for file in sorted(path.glob("*.npy"))}
+            found = {file.stem: _from_npy(file) for file in sorted(path.glob("*.npy"))}
         else:
             raise UserError(f"{path} is not there or of no known kind; expected an .npz, a .parquet, or a folder of .npy or .parquet files")
         return dataset_of_arrays(self.text, found, path, folder)
@@ -107,11 +107,20 @@ def _held_out(arrays: dict[str, Any], folder: Path) -> dict[str, Any]:
     is_test = every_fifth(arrays["train_targets"])
     cut: dict[str, Any] = {}
     for part, rows in (("train", np.flatnonzero(~is_test)), ("test", np.flatnonzero(is_test))):
-        cut[f"{part}_inputs"] = rows_of(torch.as_tensor(arrays["train_inputs"]), rows, folder, f"arrays-{part}")
+        cut[f"{part}_inputs"] = rows_of(torch.as_tensor(native(arrays["train_inputs"])), rows, folder, f"arrays-{part}")
         for what in ("targets", "groups"):
             values = arrays[f"train_{what}"]
             cut[f"{part}_{what}"] = None if values is None else np.asarray(values)[rows]
     return cut
+
+
+def _from_npy(file: Path, remedy: str = "write it again with numpy.save") -> Any:
+    """An array in a file: numbers are mapped; words, and numbers in another machine's byte order, are read."""
+    try:
+        array = np.load(file, mmap_mode="r")
+        return open_mapped(file) if array.dtype.kind in "biuf" and array.dtype.isnative else np.array(array)
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{file} is not a whole .npy file of numbers or words ({error}); {remedy}") from error
 
 
 def _from_npz(path: Path, folder: Path) -> Arrays:
@@ -131,7 +140,7 @@ def _from_npz(path: Path, folder: Path) -> Arrays:
             stamp = path.stat()
             key = fingerprint((path, stamp.st_size, stamp.st_mtime_ns))
             kept = entry(folder, "arrays", key, unpack)
-            return {name: open_kept(kept, name) for name in members}
+            return {name: _from_npy(kept / f"{name}.npy", f"delete {kept}, and it will be made again") for name in members}
     except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
         raise UserError(f"{path} is not a whole .npz file of numbers ({error}); write it again with numpy.savez") from error
 

@@ -110,7 +110,7 @@ class Hub(Source):
         for place, row in enumerate(split):
             value = row[inputs]
             if hasattr(value, "getbands"):
-                value = to_pixels(value, self.options, "L" if value.mode in ("1", "L") else "RGB")
+                value = to_pixels(value, self.options, "L" if value.mode in ("1", "L") or value.mode.startswith("I") else "RGB")
             elif isinstance(value, str):
                 raise UserError(f"item {place} of {what} is text; expected pictures or lists of numbers in column {inputs}")
             yield (value, row[target]) if group is None else (value, row[target], row[group])
