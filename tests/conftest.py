@@ -1,6 +1,7 @@
 """Tests run torch on one thread: two on a busy machine are many times slower than one."""
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,3 +26,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return file if file in TOGETHER else nodeid
 
     return Scheduling(config, log)
+
+
+@pytest.fixture(autouse=True)
+def products_as_before() -> Iterator[None]:
+    """On a processor without bf16, torch's first product in it turns oneDNN off for the process, and later sums end in other bits."""
+    enabled = torch._C._get_mkldnn_enabled()
+    yield
+    torch._C._set_mkldnn_enabled(enabled)
