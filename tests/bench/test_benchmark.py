@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import threading
 from dataclasses import dataclass, replace
 from multiprocessing import Pipe
@@ -10,9 +11,9 @@ from multiprocessing import Pipe
 import pytest
 from typer.testing import CliRunner
 
-from fedflat.bench.benchmark import Measured, Request, _one_by_one, row, samples_per_round
+from fedflat.bench.benchmark import Measured, Request, _in_turns, _one_by_one, benchmark, row, samples_per_round
 from fedflat.bench.contenders import Bound, Fedflat, Plain
-from fedflat.bench.machine import Load, host_memory
+from fedflat.bench.machine import Load, hardware, host_memory
 from fedflat.bench.others import OTHERS
 from fedflat.bench.setting import Setting
 from fedflat.bench.stage import Contender, Done, Failed, Performer, _perform
@@ -82,9 +83,12 @@ def test_a_small_benchmark(tmp_path):
         (Request(SMALL, engines=("lane",)), "did you mean lanes"),
         (Request(SMALL, against=("fate",)), "there is no contender"),
         (Request(replace(SMALL, augmentation="mixup")), "mixup"),
-        (Request(replace(SMALL, model="cnn")), "at least 16x16 pixels"),
+        (Request(replace(SMALL, model="cnn"), clients=(6,)), "at least 16x16 pixels"),
         (Request(replace(SMALL, device="cuda")), "sees no GPU"),
         (Request(replace(SMALL, per_round=9), clients=(8,)), "more than data.clients=8"),
+        (Request(replace(SMALL, split="iod")), "there is no split 'iod'; did you mean iid"),
+        (Request(replace(SMALL, augmentation="crop"), clients=(6,)), "there is no augmentation 'crop'"),
+        (Request(SMALL, clients=(6, 100)), "60 training examples cannot be divided among 100 clients"),
     ],
 )
 def test_what_cannot_be_measured(request_, sentence, monkeypatch):
@@ -116,6 +120,48 @@ def test_quotients_are_of_rounds_side_by_side(monkeypatch):
     assert line["share_of_bound"] == 0.5 * 100 / full and line["set_up_seconds"] == 3.0, "by samples: clients may have less than the bound"
     of_bound = row(bound, [ours, plain, bound], 100)
     assert of_bound["seconds_per_round"] == 0.75 and of_bound["samples_per_round"] == full and of_bound["samples_per_second"] == full / 0.75
+
+
+class Instant:
+    """A performer without a process, whose rounds take no time or fail."""
+
+    def __init__(self, contender):
+        self.contender = contender
+
+    def rounds(self, count):
+        return Failed("is broken") if self.contender.algorithm == "fedsam" else Done([1.0] * count, None)
+
+    def rest(self, resting=True): ...
+    def host_bytes(self): ...
+    def end(self): ...
+
+
+def test_as_many_rounds_are_measured_as_are_asked_for(monkeypatch):
+    monkeypatch.setattr("fedflat.bench.benchmark.Performer", Instant)
+    monkeypatch.setattr(Load, "share_of_others", lambda self: 0.0)
+    found = _in_turns(Request(SMALL, clients=(4,), against=("none",), rounds=12), lambda line: None, [])
+    assert [len(m.seconds) for m in found] == [12, 12]
+
+
+def test_where_nothing_is_measured_the_reason_is_ours_and_not_the_load(monkeypatch):
+    monkeypatch.setattr("fedflat.bench.benchmark.Performer", Instant)
+    monkeypatch.setattr(Load, "share_of_others", lambda self: 0.9)
+    for against in ("none", "plain"):
+        with pytest.raises(UserError, match=r"nothing could be measured: fedflat, fedsam, .* was not measured: is broken"):
+            benchmark(Request(SMALL, ("fedsam",), clients=(4,), against=(against,)), "", lambda line: None)
+
+
+def test_a_file_that_cannot_be_written_is_told_of_before_anything_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedflat.bench.benchmark.benchmark", lambda *_: pytest.fail("measured for nothing"))
+    (tmp_path / "file").touch()
+    result = CliRunner().invoke(app, ["bench", "--json", str(tmp_path / "file" / "bench.json")])
+    assert result.exit_code == 2 and "cannot create the folder" in result.stderr
+
+
+def test_a_processor_without_a_name_is_told_by_its_kind(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedflat.bench.machine.PROC", tmp_path)
+    monkeypatch.setattr("platform.processor", lambda: "")
+    assert hardware()["processor"] == platform.machine()
 
 
 def test_samples_are_counted_without_second_passes():

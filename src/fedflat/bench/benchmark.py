@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,7 +18,7 @@ from fedflat.bench.stage import Contender, Done, Failed, Performer
 from fedflat.data import fixes_clients, partition
 from fedflat.engines.pool import available_cores
 from fedflat.errors import UserError, one_of
-from fedflat.models import parameter_count
+from fedflat.experiment.federation import federation
 from fedflat.text import parse
 
 FORMAT = 1
@@ -69,10 +69,9 @@ class Request:
             raise UserError("--device cuda was asked for, but torch sees no GPU here; use --device cpu")
         if "mixup" in [call.name for call in parse(setting.augmentation)]:
             raise UserError("mixup blends targets, which the plain loop does not; measure with --augmentation crop-flip or none")
-        data = setting.dataset()
-        parameter_count(setting.model, data.input_shape, data.num_classes)
+        data, here = setting.dataset(), replace(setting, device="cpu")
         for clients in self.clients:
-            setting.config(clients=clients)
+            federation(here.config(clients=clients), data=data)
 
     def contenders(self) -> list[Contender]:
         """Everything to measure, in the order of the table."""
@@ -127,7 +126,7 @@ def benchmark(request: Request, command: str, tell: Tell) -> dict[str, Any]:
         tell(note)
     measured = _one_by_one(request, tell, notes) if request.setting.on_gpu else _in_turns(request, tell, notes)
     if not any(isinstance(m.contender, Fedflat) for m in measured):
-        raise UserError(f"nothing could be measured: {notes[-1] if notes else 'no contender is left'}")
+        raise UserError(f"nothing could be measured: {next(note for note in notes if note.startswith(Fedflat.name))}")
     samples = {clients: samples_per_round(request.setting, clients) for clients in request.clients}
     return {
         "format": FORMAT,
@@ -240,10 +239,9 @@ def _in_turns(request: Request, tell: Tell, notes: list[str]) -> list[Measured]:
             performer.rest()
         seconds: dict[int, list[list[float]]] = {number: [] for number in first}
         shares: list[float] = []
-        spell = min(SPELL, request.rounds)
-        turns = -(-request.rounds // spell)
-        for turn in range(turns):
-            tell(f"measuring turn {turn + 1} of {turns}")
+        spells = [min(SPELL, request.rounds - before) for before in range(0, request.rounds, SPELL)]
+        for turn, spell in enumerate(spells if seconds else (), 1):
+            tell(f"measuring turn {turn} of {len(spells)}")
             load = Load()
             for number in list(seconds):
                 done = _one_turn(performers[number], spell)
@@ -303,7 +301,7 @@ def quiet_turns(shares: Sequence[float]) -> list[int]:
 
 
 def _note_load(shares: Sequence[float], kept: Sequence[int], notes: list[str], tell: Tell) -> None:
-    most = max(shares[turn] for turn in kept)
+    most = max((shares[turn] for turn in kept), default=0.0)
     if len(kept) < len(shares):
         notes.append(f"{len(kept)} of {len(shares)} turns count: in the others, other processes took more than {QUIET:.0%} of the cores")
     elif most > QUIET:

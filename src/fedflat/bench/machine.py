@@ -127,4 +127,5 @@ def _status(pid: int) -> dict[str, int]:
 def _processor() -> str:
     information = PROC / "cpuinfo"
     lines = information.read_text().splitlines() if information.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()  # of ARM the system knows no names

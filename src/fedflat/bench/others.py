@@ -50,6 +50,7 @@ class Flower(Other):
 
     def perform(self, stage: Stage) -> None:
         os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+        os.environ |= {"RAY_worker_niceness": "0"}  # else its workers would wait for every other process, and ours do not
         from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
         from flwr.clientapp import ClientApp
         from flwr.serverapp import Grid, ServerApp

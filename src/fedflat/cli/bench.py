@@ -87,15 +87,16 @@ def bench(
         setting, listed(algorithms), listed(precision), listed(engine), numbers(clients), listed(against), rounds, warm_up, together
     )
     printed = json_file is not None and str(json_file) == "-"
+    if json_file is not None and not printed:
+        create_folder(json_file.parent)  # first, so that nobody measures for nothing
     command = shlex.join(["fedflat", *sys.argv[1:]])
     found = benchmark(request, command, lambda line: None if quiet else print(line, file=sys.stderr, flush=True))
     if printed:
         print_json(found)
         return
-    if json_file is not None:
-        create_folder(json_file.parent)
-        write_whole(json_file, json.dumps(found, indent=2) + "\n")
     print_benchmark(found)
+    if json_file is not None:
+        write_whole(json_file, json.dumps(found, indent=2) + "\n")
 
 
 def listed(text: str) -> list[str]:

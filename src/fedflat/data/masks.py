@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedflat.cores import usable_cores
 from fedflat.data.arrays import statistics_of_sums
 from fedflat.data.cache import entry, fingerprint, open_kept, rows_of
 from fedflat.data.dataset import IGNORED, Dataset, Examples
@@ -148,7 +148,7 @@ def _size(tree: Tree, pairs: Pairs, options: MaskOptions) -> tuple[int, int]:
 
 def _decode_all(decoder: Decoder, pairs: Pairs, side: Path) -> None:
     """Write pictures and masks, and per picture and channel the sum of its values and of their squares."""
-    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = usable_cores()
     with (
         ArrayWriter(side / "inputs.npy", (3, decoder.height, decoder.width), np.uint8) as inputs,
         ArrayWriter(side / "masks.npy", (decoder.height, decoder.width), np.uint8) as masks,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedflat.cores import usable_cores
 from fedflat.data.arrays import statistics_of_sums
 from fedflat.data.cache import Room, entry, fingerprint, open_kept, rows_of
 from fedflat.data.dataset import Dataset, Examples
@@ -97,7 +97,7 @@ def labelled(listing: Listing, rows: npt.NDArray[np.int64], images: torch.Tensor
 
 def _decode_all(tree: Tree, names: list[str], options: PictureOptions, side: Path) -> None:
     """Write the pictures, and per picture and channel the sum of its values and of their squares: the statistics of any part of them."""
-    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = usable_cores()
     one = partial(decode_picture, tree, options=options)
     with (
         ArrayWriter(side / "inputs.npy", (3, options.size, options.size), np.uint8) as inputs,

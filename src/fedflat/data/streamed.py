@@ -6,7 +6,6 @@ beforehand, so that results are the same; only the time differs.
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from fedflat.cores import usable_cores
 from fedflat.data.arrays import statistics_of_sums
 from fedflat.data.cache import entry, fingerprint, open_kept
 from fedflat.data.dataset import Dataset
@@ -67,7 +67,7 @@ class PictureCache:
         self.decoded += len(positions)
         names = [self.names[position] for position in positions]
         one = partial(decode_picture, self.tree, options=self.options)
-        threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        threads = usable_cores()
         if len(names) < 2 or threads == 1:
             return [one(name) for name in names]
         with ThreadPoolExecutor(threads) as pool:

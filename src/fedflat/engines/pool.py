@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import io
-import os
 import pickle
 import signal
 import sys
@@ -19,6 +18,7 @@ from typing import Any, cast
 import torch
 import torch.multiprocessing as multiprocessing
 
+from fedflat.cores import usable_cores
 from fedflat.errors import UserError
 
 KEPT = 2**28
@@ -154,9 +154,7 @@ def keep_memory() -> None:
 
 def available_cores() -> int:
     """The cores this process may really use."""
-    if _most_cores is not None:
-        return _most_cores
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return usable_cores() if _most_cores is None else _most_cores
 
 
 def can_travel(value: object) -> bool:
