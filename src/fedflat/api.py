@@ -23,7 +23,7 @@ from fedflat.experiment.config import WHERE, Config, assign, config, read_yaml
 from fedflat.experiment.federation import custom
 from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.observation.what import flatness_values
-from fedflat.experiment.own import as_callbacks, as_texts, called, check_own
+from fedflat.experiment.own import as_callbacks, as_path, as_texts, called, check_jobs, check_own
 from fedflat.experiment.run import Run
 from fedflat.experiment.stepwise import Round
 from fedflat.experiment.stopping import OVER
@@ -93,7 +93,7 @@ def run(
     if algorithm is not None:
         settings["algorithm"] = algorithm
     made, own = _prepared(base, data, model, task, settings)
-    return Result(Run(made, Path(out) if out else None, task=task, callbacks=as_callbacks(callbacks), **own).go())
+    return Result(Run(made, _folder(out), task=task, callbacks=as_callbacks(callbacks), **own).go())
 
 
 class Rounds(Iterator[Round]):
@@ -186,7 +186,7 @@ def rounds(
             raise UserError(f"loss is {loss!r}; expected a function of outputs and targets, such as torch.nn.functional.cross_entropy")
         task = OwnLoss(function=loss)
     made, own = _prepared(base, data, model, task, settings)
-    return Rounds(Run(made, Path(out) if out else None, task=task, callbacks=as_callbacks(callbacks), **own))
+    return Rounds(Run(made, _folder(out), task=task, callbacks=as_callbacks(callbacks), **own))
 
 
 def compare(
@@ -203,9 +203,11 @@ def compare(
     **settings: Any,
 ) -> Comparison:
     """Run several algorithms on the same splits, cohorts and batches, for several seeds; ``jobs`` of them at a time."""
+    check_jobs(jobs)
     made, own = _prepared(base, data, model, task, settings)
     texts, told = as_texts(algorithms), as_callbacks(callbacks)
-    return Comparison(comparing.compare(made, texts, seeds, Path(out) if out else None, told, jobs, task=task, **own))
+    folder = None if out is None else as_path("out", out).absolute()  # a callback may leave the directory before the next run begins
+    return Comparison(comparing.compare(made, texts, seeds, folder, told, jobs, task=task, **own))
 
 
 def sweep(
@@ -219,11 +221,14 @@ def sweep(
     from fedflat.experiment.sweep import plan_sweep, run_sweep, slug
     from fedflat.experiment.sweep_file import read_sweep
 
+    check_jobs(jobs)
+    if not isinstance(source, Mapping):
+        source = as_path("source", source, "sweep.yaml")
     if out is None:
         if isinstance(source, Mapping):
             raise UserError("a sweep needs a folder for its runs; pass one with out=...")
         out = Path("runs") / slug(source)
-    plan = plan_sweep(read_sweep(source), Path(out))
+    plan = plan_sweep(read_sweep(source), as_path("out", out).absolute())  # as in compare
     found = {done.run.name: done for done in run_sweep(plan, as_callbacks(callbacks), jobs)}
     failed = [done for done in found.values() if done.mistake is not None]
     if failed:
@@ -250,7 +255,7 @@ def resume(
         if name not in WHERE:
             raise one_of("setting that may change when a run is resumed", name, WHERE)
     check_own(data, model, task)
-    path = Path(folder)
+    path = as_path("folder", folder)
     found = make_config(RunFolder(path).config(), where)
     if RunFolder(path).is_over:
         return load(path)
@@ -260,6 +265,10 @@ def resume(
 def load(folder: str | Path) -> Result:
     """A run from its folder."""
     return Result.load(folder)
+
+
+def _folder(out: str | Path | None) -> Path | None:
+    return None if out is None else as_path("out", out)
 
 
 def _prepared(

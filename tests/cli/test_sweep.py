@@ -145,6 +145,10 @@ def test_tune(fedflat):
     assert result.stderr.count("validation 0.") == 3 and "trial 2: training.rate=" in result.stderr
     document = json.loads(fedflat("tune", "mine.yaml", "--out", "out", "--json").stdout)
     assert document["trial"] in (0, 1, 2) and len(document["test"]) == 1
+    assert fedflat("tune", "mine.yaml", "--out", "out", "--dry-run").exit_code == 0, "the same search goes on there"
+    Path("other.yaml").write_text(TUNE.replace("data.validation: 0.2", "data.validation: 0.3"))
+    refused = [fedflat("tune", "other.yaml", "--out", "out", *flags) for flags in ([], ["--dry-run"])]
+    assert refused[0].stderr == refused[1].stderr and "holds a search with other settings (data.validation=0.2" in refused[1].stderr
 
 
 def test_a_search_needs_a_validation_split(fedflat):

@@ -74,3 +74,12 @@ def test_nothing_yet_and_nowhere(fedflat, tmp_path):
     result = fedflat("watch", tmp_path / "nowhere")
     assert result.exit_code != 0
     assert "there is no folder" in result.stderr
+
+
+@pytest.mark.parametrize(("file", "content"), [("status.json", "half a"), ("status.json", "{}"), ("timing.jsonl", '{"seconds": 3}\n')])
+def test_a_run_that_is_damaged_is_named_and_the_others_are_shown(fedflat, running, tmp_path, file, content):
+    shutil.copytree(running, tmp_path / "whole")
+    (running / file).write_text(content)
+    look = fedflat("watch", tmp_path, "--once")
+    assert "0 of 1 runs are over" in look.stdout
+    assert look.stderr.startswith(f"fedflat: {running} is left out: {running / file} is ")

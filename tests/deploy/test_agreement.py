@@ -53,6 +53,8 @@ def test_normalisation_statistics_are_averaged_or_stay(statistics: str, tmp_path
     assert torch.equal(record.models["server"].buffers, expected.models["server"].buffers)
     travels = any("buffers" in reply.content.array_records.get("arrays", {}) for reply in grid.came if reply.has_content())
     assert travels == (statistics == "averaged")
+    counted, floats = record.history[-1], (_numbers(messages, floats_only=True) for messages in (grid.sent, grid.came))
+    assert [counted["bytes_down"], counted["bytes_up"]] == [4 * numbers for numbers in floats]
 
 
 @pytest.mark.parametrize("text", ["fedavg", "scaffold", "feddyn", "fedmoswa", "fedwmsam", "fedsmoo", "mime-sgdm"])
@@ -65,6 +67,7 @@ def test_messages_hold_exactly_the_bytes_of_the_card(text: str, tmp_path: Path) 
     assert record.history[-1]["bytes_up"] == 4 * tasks * chosen.floats_up(size)
 
 
-def _numbers(messages: list[Any]) -> int:
+def _numbers(messages: list[Any], floats_only: bool = False) -> int:
     records = [record for message in messages for record in message.content.array_records.values()]
-    return sum(array.numpy().size for record in records for array in record.values())
+    arrays = [array.numpy() for record in records for array in record.values()]
+    return sum(array.size for array in arrays if array.dtype.kind == "f" or not floats_only)

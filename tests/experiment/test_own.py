@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +26,8 @@ SMALL = {"rounds": 1, "clients": 12, "per_round": 2, "steps": 1, "workers": 1}
         ({"base": {"seed": 1}}, "base is a dict; expected a YAML file or a config"),
         ({"callbacks": fedflat.Callback}, "this is <class"),
         ({"callbacks": None}, "this is None"),
+        ({"out": 5}, "out is 5; expected a path, such as 'runs/first'"),
+        ({"out": ""}, "out is ''; expected a path"),
         ({"model": nn.Sequential(nn.Flatten(), nn.LazyLinear(10))}, r"1\.weight of custom:Sequential has no shape yet"),
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
@@ -30,6 +36,44 @@ def test_what_is_something_else_is_refused(arguments: dict[str, Any], message: s
     for call in (fedflat.run, fedflat.rounds):
         with pytest.raises(UserError, match=message):
             call("fedavg", **SMALL, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: fedflat.load(None), "folder is None; expected a path"),
+        (lambda: fedflat.resume(5), "folder is 5; expected a path"),
+        (lambda: fedflat.sweep(5), "source is 5; expected a path, such as 'sweep.yaml'"),
+        (lambda: fedflat.sweep({}, out=5), "out is 5; expected a path"),
+        (lambda: fedflat.compare(["fedavg"], out=5, **SMALL), "out is 5; expected a path"),
+        (lambda: fedflat.compare(["fedavg"], seeds=None, **SMALL), "cannot compare with seeds=None; expected how many"),
+        (lambda: fedflat.compare(["fedavg"], jobs="2", **SMALL), "jobs='2' is not possible; expected how many runs"),
+        (lambda: fedflat.sweep({}, jobs=0), "jobs=0 is not possible; expected how many runs"),
+        (lambda: fedflat.run("fedavg", **SMALL).export(None), "path is None; expected a path, such as 'model.pt'"),
+    ],
+)
+def test_paths_and_numbers_of_runs_are_told_from_anything_else(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        call()
+
+
+class Leaving(fedflat.Callback):
+    """Goes to another directory whenever a run is evaluated."""
+
+    def evaluated(self, run: Any) -> None:
+        os.chdir(tempfile.mkdtemp(dir=Path.cwd()))
+
+
+@pytest.mark.parametrize("of", ["compare", "sweep"])
+def test_runs_lie_side_by_side_wherever_callbacks_go(of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = ["fedavg", "fedsam"]
+    if of == "compare":
+        found = fedflat.compare(texts, seeds=1, out="runs", callbacks=Leaving(), **SMALL)
+    else:
+        found = fedflat.sweep({"base": SMALL, "grid": {"algorithm": texts}}, out="runs", callbacks=Leaving())
+    assert sorted(path.relative_to(tmp_path).parts[:2] for path in tmp_path.rglob("config.yaml")) == [("runs", text) for text in texts]
+    assert all(record.folder and record.folder.status()["status"] == "finished" for record in found.records)
 
 
 @pytest.mark.parametrize("algorithms", [[None], None])

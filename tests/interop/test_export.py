@@ -75,6 +75,29 @@ def test_a_module_of_ones_own_comes_back(tmp_path: Path) -> None:
         again.model()
 
 
+class Shared(nn.Module):
+    """A weight in two layers, a normalisation used twice, and a buffer that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other, self.norm = nn.Linear(64, 64), nn.Linear(64, 64), nn.BatchNorm1d(64)
+        self.other.weight, self.again = self.one.weight, self.norm
+        self.register_buffer("scale", torch.full((64,), 0.5), persistent=False)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.again(self.other(self.norm(self.one(x.flatten(1) * self.scale)))))
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_state_dict_fits_a_module_with_tied_weights_and_unsaved_buffers_exactly(kept: bool, tmp_path: Path) -> None:
+    result = fedflat.run("fedavg", **{**SETTINGS, "model": Shared()}, out=tmp_path / "run" if kept else None)
+    plain = Shared()
+    plain.load_state_dict(torch.load(result.export(tmp_path / "server.pt"), weights_only=True))
+    inputs = torch.rand(5, 1, 8, 8)
+    assert torch.equal(plain.eval()(inputs), result.model()(inputs)) and plain.other.weight is plain.one.weight
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -53,6 +53,8 @@ def test_what_is_held_out_is_taken_from_the_lists(tmp_path: Path) -> None:
         ({"examples": 40, "clients": [[0], []]}, "a client without examples"),
         ({"clients": [[0]]}, "is not the file of a split"),
         ({"examples": 40, "clients": [["a"]]}, "is not the file of a split"),
+        ({"examples": 40, "clients": [[1.7]]}, "is not the file of a split; expected JSON of whole numbers"),
+        ({"examples": 40, "clients": [[10**30]]}, "is not the file of a split"),
         ([], "is not the file of a split"),
     ],
 )

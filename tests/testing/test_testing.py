@@ -171,13 +171,25 @@ def test_wrong_models_are_named() -> None:
     assert "every tensor takes part" in check_model(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), (4,), 3)
     for model, identity in (
         (nn.Linear(4, 5), "one row of logits per example"),
+        (nn.LSTM(4, 3), "one row of logits per example"),
         (Mixing(), "examples are scored one by one"),
+        (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False)), "examples are scored one by one"),
         (Hidden(), "its output follows the weights it is given"),
         (nn.Sequential(nn.Linear(4, 3), _Idle()), "every tensor takes part"),
     ):
         with pytest.raises(Broken) as told:
             check_model(model, (4,), 3)
         assert told.value.identity == identity
+
+
+def test_a_model_is_checked_in_the_precision_of_runs_whatever_its_own() -> None:
+    double = nn.Linear(4, 3).double()
+    assert "every tensor takes part" in check_model(double, (4,), 3) and double.weight.dtype == torch.float64
+
+
+def test_a_model_for_other_inputs_is_refused_in_a_sentence() -> None:
+    with pytest.raises(UserError, match=r"Linear cannot be used on inputs of shape \(5,\): "):
+        check_model(nn.Linear(4, 3), (5,), 3)
 
 
 class _Idle(nn.Module):

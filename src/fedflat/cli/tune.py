@@ -40,10 +40,11 @@ def tune(
     """
     from fedflat.experiment.sweep import slug
     from fedflat.experiment.sweep_file import read_sweep
-    from fedflat.experiment.tune import choose, plan_search
+    from fedflat.experiment.tune import check_folder, choose, plan_search
 
     search = plan_search(read_sweep(file), out or RUNS / slug(file))
     if dry_run:
+        check_folder(search)
         _show(search, as_json)
         return
     fetch_if_missing(search.config(_first(search), search.tune.seeds[0]), quiet or as_json)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,10 +63,10 @@ def watch(
     for path in runs:
         if not path.is_dir():
             raise UserError(f"there is no folder {path}; expected a run, or a folder in which runs lie")
+    sights, console = look(runs, _tell), screen()
     if as_json:
-        print_json([vars(sight) for sight in look(runs)])
+        print_json([vars(sight) for sight in sights])
         return
-    sights, console = look(runs), screen()
     if once or not console.is_terminal:
         console.print(_shown(sights))
         while not once and not _all_over(sights):
@@ -89,8 +91,12 @@ def _all_over(sights: list[Sight]) -> bool:
     return bool(sights) and all(sight.over or sight.status == "silent" for sight in sights)
 
 
-def look(paths: list[Path]) -> list[Sight]:
-    """How every run in or below these folders stands; one that is being made, or was not copied whole, waits for the next look."""
+def _tell(folder: Path, why: UserError) -> None:
+    print(f"fedflat: {folder} is left out: {why}", file=sys.stderr)
+
+
+def look(paths: list[Path], unread: Callable[[Path, UserError], None] = lambda folder, why: None) -> list[Sight]:
+    """How every run in or below these folders stands; one that cannot be read, or not yet, waits for the next look."""
     from fedflat.experiment.folder import RunFolder
 
     folders = dict.fromkeys(
@@ -100,8 +106,8 @@ def look(paths: list[Path]) -> list[Sight]:
     for folder in folders:
         try:
             found.append(sight_of(folder))
-        except UserError:
-            continue
+        except UserError as why:
+            unread(folder, why)
     return found
 
 

@@ -55,7 +55,8 @@ class Problem:
         # On the device, so that normalising copies nothing there while a step is captured.
         self._mean, self._std = (torch.tensor(v, dtype=self.dtype, device=self.device) for v in (self.data.mean, self.data.std))
         self.whole_layout = Layout(self.layout.names + self.buffers.names, self.layout.shapes + self.buffers.shapes)
-        self._tied = len(list(self.model.named_parameters(remove_duplicate=False))) > len(list(self.model.parameters()))
+        self._saved = saved_names(self.model)
+        self._tied = any(name != first for name, first in self._saved.items())
         self._places = Places(self.model)
         still = {prefix for prefix, module in self.model.named_modules() if isinstance(module, BatchNorm)}
         self._counters = [n for n, b in self.model.named_buffers() if not b.is_floating_point() and n.rpartition(".")[0] not in still]
@@ -85,8 +86,9 @@ class Problem:
         return weights, self.buffers.flatten(named).to(self.device, self.dtype), integers
 
     def named(self, weights: Tensor, buffers: Tensor, integers: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A whole model by the names of its tensors, with what is frozen."""
-        return {**self.still.tensors(), **self.layout.views(weights), **self.buffers.views(buffers), **integers}
+        """A whole model by the names of its ``state_dict``, with what is frozen; tied tensors are copied for each of their names."""
+        found = {**self.still.tensors(), **self.layout.views(weights), **self.buffers.views(buffers), **integers}
+        return {name: found[first] if name == first else found[first].clone() for name, first in self._saved.items()}
 
     def training_mode(self, on: bool = True) -> None:
         """Let the model behave as in training, or as in evaluation; what is frozen normalises as in evaluation either way."""
@@ -231,6 +233,20 @@ class Problem:
             yield from (positions[first::batches] for first in range(batches))
         else:
             yield from torch.split(positions, self.evaluation_batch)
+
+
+def saved_names(model: nn.Module) -> dict[str, str]:
+    """For each tensor of a model's ``state_dict`` the name it goes by here: of several that are tied, the first.
+
+    >>> tied = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    >>> tied[1].weight = tied[0].weight
+    >>> saved_names(tied)
+    {'0.weight': '0.weight', '1.weight': '0.weight'}
+    """
+    every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    saved, firsts = model.state_dict(), dict[int, str]()
+    names = {name: firsts.setdefault(id(tensor), name) for name, tensor in every}
+    return {name: first for name, first in names.items() if name in saved}
 
 
 def moved(examples: Examples, device: torch.device) -> Examples:

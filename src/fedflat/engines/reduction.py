@@ -136,11 +136,12 @@ def outcome_of(
         common_gradient=common_gradient,
     )
     own = training.own_statistics
+    statistics = 0 if own else len(model.buffers)  # shared ones go both ways
     cost = Cost(
         sum(report.backward_passes for report in reports),
         sum(report.samples for report in reports),
-        count * training.algorithm.floats_down(size),
-        count * training.algorithm.floats_up(size),
+        count * (training.algorithm.floats_down(size) + statistics),
+        count * (training.algorithm.floats_up(size) + statistics),
     )
     return Outcome(
         returned,

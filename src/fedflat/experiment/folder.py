@@ -132,7 +132,7 @@ class RunFolder:
 
     def timing(self) -> list[dict[str, Any]]:
         """Seconds and memory at every evaluation; a round that was repeated after a kill stands twice."""
-        return self._lines("timing.jsonl", {"seconds": int | float})
+        return self._lines("timing.jsonl", {"round": int, "seconds": int | float})
 
     def seconds(self) -> float:
         """How long the run has taken so far."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -45,6 +47,19 @@ def as_texts(given: Any) -> list[str]:
         if not isinstance(text, str):
             raise UserError(f"algorithms are compared by their texts, such as 'fedavg+sam(rho=0.1)'; this is {text!r}")
     return texts
+
+
+def as_path(what: str, given: Any, example: str = "runs/first") -> Path:
+    """A path from text, or from what is one already."""
+    if not isinstance(given, str | PathLike) or given == "":
+        raise UserError(f"{what} is {given!r}; expected a path, such as {example!r}")
+    return Path(given)
+
+
+def check_jobs(jobs: Any) -> None:
+    """Refuse what is no number of runs at the same time."""
+    if jobs is not None and not (isinstance(jobs, int) and jobs >= 1):
+        raise UserError(f"jobs={jobs!r} is not possible; expected how many runs to do at the same time, 1 or more")
 
 
 def called(given: object) -> str:

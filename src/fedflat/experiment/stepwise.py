@@ -58,7 +58,7 @@ class Round:
     def module(self, name: str = "server") -> nn.Module:
         """One of the run's models, for example ``wima``, as a module to keep."""
         built = copy.deepcopy(self.run.problem.model)
-        built.load_state_dict(self.state_dict(name), strict=False)  # tied parameters stand there once
+        built.load_state_dict(self.state_dict(name), strict=False)  # what is no tensor is not there
         return built.eval()
 
     def state_dict(self, name: str = "server") -> dict[str, Tensor]:

@@ -49,13 +49,15 @@ class Study:
 
         Studies of versions that noted nothing go on, since nobody knows what their trials were.
         """
-        now = json.loads(json.dumps(search, default=str))
-        noted = self._study.user_attrs.get(SEARCH)
-        if noted is None:
-            if not self.count():
-                self._study.set_user_attr(SEARCH, now)
+        if SEARCH not in self._study.user_attrs and not self.count():
+            self._study.set_user_attr(SEARCH, _as_noted(search))
+        self.check(search, out)
+
+    def check(self, search: Values, out: Path) -> None:
+        """Refuse another search than is noted, or one with fewer trials than there are."""
+        if SEARCH not in self._study.user_attrs:
             return
-        differing = _difference(noted, now)
+        differing = _difference(self._study.user_attrs[SEARCH], _as_noted(search))
         if differing:
             raise UserError(
                 f"{out} holds a search with other settings ({differing}), and trials of both cannot be compared; "
@@ -138,6 +140,12 @@ class FileLock:
         if self._held is not None:
             os.close(self._held)
             self._held = None
+
+
+def _as_noted(search: Values) -> Values:
+    """A search as it comes back from the journal."""
+    noted: Values = json.loads(json.dumps(search, default=str))
+    return noted
 
 
 def _difference(noted: Values, now: Values) -> str:

@@ -23,7 +23,7 @@ from fedflat.experiment.files import create_folder, write_whole
 from fedflat.experiment.record import Record, load_record
 from fedflat.experiment.reopening import primary_model
 from fedflat.experiment.run import Run
-from fedflat.experiment.study import Study
+from fedflat.experiment.study import JOURNAL, Study
 from fedflat.experiment.sweep import SECONDS_BETWEEN_LOOKS, Claimed, Over, config_of, told
 from fedflat.experiment.sweep_file import Range, SweepFile, Tune, Values, check_names, flat, holes
 from fedflat.experiment.sweep_scores import last_score, metric_of
@@ -164,6 +164,12 @@ def run_search(
             waiting(len(others))
             told_of = True
         time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+def check_folder(search: Search) -> None:
+    """Refuse the folder of another search; it is not made where there is none yet."""
+    if (search.out / JOURNAL).exists():
+        Study(search.out, search.tune).check(search.decides(), search.out)
 
 
 def trials_left(search: Search) -> int:

@@ -20,6 +20,7 @@ from fedflat.experiment.federation import CUSTOM
 from fedflat.experiment.measured import Measured, measured
 from fedflat.experiment.network import network_of
 from fedflat.experiment.observation.afterwards import Afterwards, afterwards
+from fedflat.experiment.own import as_path
 from fedflat.experiment.record import Record, load_record
 from fedflat.experiment.reopening import full_name, reopen, require_model, state_of, written_tensors
 from fedflat.experiment.stopping import check_target
@@ -41,7 +42,7 @@ class Result:
     @classmethod
     def load(cls, folder: str | Path) -> Result:
         """The result of a run folder."""
-        return cls(load_record(Path(folder)))
+        return cls(load_record(as_path("folder", folder)))
 
     @property
     def config(self) -> Config:
@@ -129,7 +130,7 @@ class Result:
         """Write one of the run's models for other tools: torch (.pt), safetensors or onnx, as the file's name or ``format`` says."""
         from fedflat.experiment.export import format_of, write_onnx, write_state
 
-        path = Path(path)
+        path = as_path("path", path, "model.pt")
         kind = format_of(path, format)
         model = require_model(self.record, model)
         about = {"model": self.config.model, "name": model, "rounds": rounds if rounds is not None else self.history[-1]["round"]}

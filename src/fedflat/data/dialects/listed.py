@@ -7,6 +7,7 @@ import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +20,7 @@ from fedflat.text import param, show
 
 UNWRITABLE = ",()"
 """What no parameter of a text can hold."""
-EXPECTED = 'expected JSON such as {"examples": 4, "clients": [[0, 2], [1, 3]]}'
+EXPECTED = 'expected JSON of whole numbers such as {"examples": 4, "clients": [[0, 2], [1, 3]]}'
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,8 @@ class Listed(Dialect):
         content = self._content(Path(self.path).expanduser())
         try:
             document = json.loads(content)
-            meant, lists = int(document["examples"]), [np.asarray(some, dtype=np.int64).reshape(-1) for some in document["clients"]]
-        except (ValueError, TypeError, KeyError, UnicodeDecodeError):
+            meant, lists = index(document["examples"]), [np.array([*map(index, some)], dtype=np.int64) for some in document["clients"]]
+        except (ValueError, TypeError, KeyError, OverflowError):
             raise UserError(f"{self.path} is not the file of a split; {EXPECTED}") from None
         if meant != examples:
             raise UserError(f"{self.path} divides {meant} training examples, but this data set has {examples}; it was made for another one")
