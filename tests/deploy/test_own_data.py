@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,14 @@ def data_of(number: int, size: int) -> Dataset:
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Linear(5, 2)
+
+
+def test_a_site_whose_classes_are_numbered_otherwise_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings: dict[str, Any] = {**SMALL, "data.clients": 3, "data.split": "iid", "deploy.out": str(tmp_path / "run"), "training.rounds": 1}
+    app = client_app(lambda number: replace(data_of(number, 40), classes=("b", "a") if number == 1 else ("a", "b")), network)
+    serve(DirectGrid([node(tmp_path, settings, number) for number in range(3)], app), settings, data_of(9, 30), network())
+    assert re.search(r"classes is b, a \(\w+\) at the node but a, b \(\w+\) at the server", caplog.text)
+    assert '"accepted": [0, 2]' in (tmp_path / "run" / "participation.jsonl").read_text()
 
 
 def test_sites_train_on_their_own_data(tmp_path: Path) -> None:

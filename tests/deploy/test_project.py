@@ -17,6 +17,7 @@ from fedflat.cli.application import app
 from fedflat.deploy import warm
 from fedflat.deploy.commands import secure_federation
 from fedflat.deploy.flower import check_version, require_flower
+from fedflat.deploy.project import write_project
 from fedflat.deploy.settings import PREFIX, Deployment, deployment_of, experiment_of
 from fedflat.errors import UserError
 
@@ -53,6 +54,19 @@ def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "new"), "--algorithm", "scafold"])
     assert "did you mean scaffold" in done.output
     assert not (tmp_path / "new").exists()
+
+
+def test_a_project_of_one_site_can_run(tmp_path: Path) -> None:
+    write_project(tmp_path / "alone", "fedavg", 1)
+    settings = tomllib.loads((tmp_path / "alone" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert deployment_of(flat(settings)).minimum == 1
+
+
+@pytest.mark.parametrize("name", ["fedflat", "random", "class"])
+def test_a_project_hides_nothing_that_python_has(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"'{name}' is no name for a project: Python has a {name} of its own"):
+        write_project(tmp_path / name, "fedavg", 3)
+    assert not (tmp_path / name).exists()
 
 
 def test_flower_that_is_missing_or_too_old_is_said_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,6 +206,9 @@ def test_settings_that_cannot_be(tmp_path: Path) -> None:
         experiment_of({"flatness.every": 1})
     with pytest.raises(UserError, match="real clients drop out by themselves"):
         experiment_of({"federation.dropout": 0.1})
+    for name, value in {"name": "ray", "compile": "on", "checkpoint_every": 10, "workers": 4}.items():
+        with pytest.raises(UserError, match=f"engine.{name} is for simulations; a site trains its client alone"):
+            experiment_of({f"engine.{name}": value})
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 
 from fedflat.deploy import forks, warm
 from fedflat.errors import UserError
+
+from .processes import free_port
 
 
 class Told:
@@ -40,11 +43,18 @@ def test_a_task_goes_to_a_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert arguments[1:] == ["127.0.0.1:8100", "--token", "secret", "--insecure", "--parent-pid", "77"]
 
 
+def test_who_waits_for_a_node_ends_with_the_process_that_began_it() -> None:
+    """Killed before the SuperNode was there, it would serve that one for ever."""
+    asked = time.monotonic()
+    assert not forks._opened(f"127.0.0.1:{free_port()}", parent=os.getpid())  # which is not the parent of this one
+    assert time.monotonic() - asked < 5
+
+
 def test_flower_still_has_what_it_calls() -> None:
     assert all(callable(forks._found(entry)) for entry in forks.ENTRIES.values())
 
 
-@pytest.mark.parametrize("addresses", [[], ["8100"]])
+@pytest.mark.parametrize("addresses", [[], ["8100"], ["127.0.0.1:81000"]])
 def test_without_addresses_it_says_what_was_expected(addresses: list[str]) -> None:
     with pytest.raises(UserError, match="expected the addresses of Runtime APIs"):
         warm.main(addresses)

@@ -65,8 +65,8 @@ def print_run(record: Record, settings: bool = False) -> None:
     console.print(table(columns, rows, numbers=columns[1:]))
     console.print()
     more = f": {record.reason}" if record.reason else f" after {document['rounds']} of {record.config.training.rounds} rounds"
-    if record.status in ("running", "paused"):
-        more += f"{', or interrupted' if record.status == 'running' else ''} (fedflat resume {document['folder']} goes on)"
+    if record.status in ("running", "paused") and record.folder is not None:
+        more += f"{', or interrupted' if record.status == 'running' else ''} ({record.folder.goes_on} goes on)"
     console.print(
         facts(
             {

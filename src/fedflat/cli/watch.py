@@ -173,9 +173,11 @@ def _shown(sights: list[Sight]) -> RenderableType:
         )
         for sight in sights
     ]
+    from fedflat.experiment.folder import RunFolder
+
     over = sum(sight.over for sight in sights)
     silent = [sight.folder for sight in sights if sight.status == "silent"]
-    words = f"{over} of {len(sights)} runs are over" + (f"; go on with: fedflat resume {silent[0]}" if silent else "")
+    words = f"{over} of {len(sights)} runs are over" + (f"; go on with: {RunFolder(Path(silent[0])).goes_on}" if silent else "")
     return Group(table(columns, rows, numbers={"seed", "rounds", *columns[5:]}), Text(words, style="dim"))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedflat.data import Dataset
+from fedflat.deploy.memory import require_writable
 from fedflat.deploy.privacy import Mod, refuse_mods, through
 from fedflat.deploy.settings import experiment_of
 from fedflat.deploy.site import Site, own_device
-from fedflat.deploy.wire import ARRAYS, GRADIENT, WORDS, content, refusal, tensors_of
+from fedflat.deploy.wire import ARRAYS, GRADIENT, WORDS, content, joined_as, refusal, tensors_of
 from fedflat.engines.task import Task
 from fedflat.errors import UserError
 
@@ -88,14 +89,27 @@ def _words(message: Message) -> dict[str, Any]:
 def _hello(site: Site, message: Message, mods: Sequence[Mod]) -> RecordDict:
     own = site.identity()
     refuse_mods(mods, site.problem, site.training)
+    if site.remembers:
+        require_writable(site.folder)
     different = own.differences(_words(message), "at the node", "at the server")
     if different:
         raise UserError(f"client {site.client} cannot take part: {different}; bring both sides to the same experiment and version")
-    return content(words={**own.values(), "client": site.client, "examples": len(site.indices)})
+    return content(words={**own.values(), **joined_as(site.client, len(site.indices))})
+
+
+def _require_seat(site: Site, words: Mapping[str, Any]) -> None:
+    """Refuse a task for what this node was when it joined, where it was started again as another client or with other data."""
+    if joined_as(site.client, len(site.indices)).items() <= words.items():
+        return
+    raise UserError(
+        f"this node is client {site.client} with {len(site.indices)} examples, but joined as client {words['client']} with "
+        f"{words['examples']}; it was started again and waits to be greeted"
+    )
 
 
 def _gradient(site: Site, message: Message, context: Context) -> RecordDict:
     words, arrays = _words(message), message.content.array_records[ARRAYS]
+    _require_seat(site, words)
     context.state[HELD], context.state[HELD_ROUND] = arrays, ConfigRecord({"round": int(words["round"])})
     value, numbers = site.whole_gradient(int(words["round"]), own_device(tensors_of(arrays), site.problem.device))
     return content({GRADIENT: value}, numbers=numbers)
@@ -103,6 +117,7 @@ def _gradient(site: Site, message: Message, context: Context) -> RecordDict:
 
 def _train(site: Site, message: Message, context: Context) -> RecordDict:
     words, received = _words(message), tensors_of(message.content.array_records[ARRAYS])
+    _require_seat(site, words)
     if GRADIENT in received:
         if HELD not in context.state or context.state.config_records[HELD_ROUND]["round"] != words["round"]:
             raise UserError("this node was restarted in the middle of a round and has lost what it received; it waits for the next")

@@ -28,6 +28,7 @@ from fedflat.deploy.wire import (
     MODEL,
     content,
     forms_up,
+    joined_as,
     numbers_of,
     numpy_of,
     sent_down,
@@ -130,7 +131,8 @@ class _Round:
         about: dict[str, int | float | str] = {"experiment": engine.experiment, "round": round}
         if engine.wanted.clipping_norm is not None:
             about[CLIPPING_NORM] = engine.wanted.clipping_norm
-        contents = {client: content(down, about | {"before": last[client]}) for client in asked}
+        examples = self._examples()
+        contents = {client: content(down, about | joined_as(client, examples[client]) | {"before": last[client]}) for client in asked}
         answers, missing = engine.nodes.ask(kind, contents, str(round), engine.wanted.timeout)
         self.missing |= missing
         found = []

@@ -48,29 +48,31 @@ def serve(addresses: Mapping[str, str | None]) -> None:
         importlib.import_module(name)
     for entry in ENTRIES.values():
         _found(entry)
-    servers = [FORK.Process(target=_serve, args=pair) for pair in addresses.items()]
+    servers = [FORK.Process(target=_serve, args=(*pair, os.getpid())) for pair in addresses.items()]
     for server in servers:
         server.start()
     for server in servers:
         server.join()
 
 
-def _serve(address: str, root_certificates: str | None) -> None:
-    """Wait for the tasks of one SuperNode or SuperLink on this machine."""
-    _until_open(address)
+def _serve(address: str, root_certificates: str | None, parent: int) -> None:
+    """Wait for the tasks of one SuperNode or SuperLink on this machine, as long as the process that began it lives."""
+    if not _opened(address, parent):
+        return
     superexec.get_executor = lambda *some, **more: Forks()
-    superexec.run_superexec(address, root_certificates is None, root_certificates, parent_pid=os.getppid())
+    superexec.run_superexec(address, root_certificates is None, root_certificates, parent_pid=parent)
 
 
-def _until_open(address: str) -> None:
-    """Wait until somebody listens: Flower's own tries to connect lie further and further apart."""
+def _opened(address: str, parent: int) -> bool:
+    """Wait until somebody listens, since Flower's own tries to connect lie further and further apart; false once nobody waits any more."""
     host, _, port = address.rpartition(":")
-    while True:
+    while os.getppid() == parent:
         try:
             socket.create_connection((host, int(port)), 1).close()
-            return
+            return True
         except OSError:
             time.sleep(POLL)
+    return False
 
 
 def _work(entry: str, command: list[str]) -> None:

@@ -6,21 +6,26 @@ import hashlib
 import importlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from textwrap import shorten
 from typing import Any
 
 from fedflat.algorithms import canonical
 from fedflat.engines.contract import Training
 from fedflat.engines.problem import Problem
 
+LONGEST = 200
+"""Letters of what is told beside its hash."""
+
 
 @dataclass(frozen=True)
 class Identity:
-    """The version of fedflat, the algorithm, the model, and how clients train."""
+    """The version of fedflat, the algorithm, the model, how clients train, and what their labels stand for."""
 
     fedflat: str
     algorithm: str
     model: str
     training: str
+    classes: str
 
     def values(self) -> dict[str, str]:
         """As plain values, to be sent."""
@@ -39,7 +44,8 @@ class Identity:
 def identity_of(problem: Problem, training: Training) -> Identity:
     """The identity of a problem and of how its clients train."""
     version = importlib.import_module("fedflat").__version__  # the package itself stands above all layers
-    return Identity(version, _named(canonical(training.algorithm)), model_hash(problem, training), _training_hash(training))
+    algorithm, classes = canonical(training.algorithm), ", ".join(problem.data.classes)
+    return Identity(version, _named(algorithm), model_hash(problem, training), _training_hash(training), _named(classes))
 
 
 def model_hash(problem: Problem, training: Training) -> str:
@@ -62,4 +68,4 @@ def _training_hash(training: Training) -> str:
 
 
 def _named(text: str) -> str:
-    return f"{text} ({hashlib.sha256(text.encode()).hexdigest()[:12]})"
+    return f"{shorten(text, LONGEST, placeholder='...')} ({hashlib.sha256(text.encode()).hexdigest()[:12]})"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
@@ -19,6 +20,18 @@ from fedflat.experiment.files import create_folder, write_whole
 
 FRESH = 0
 """The stamp of a client that has never had an update accepted."""
+
+
+def require_writable(folder: Path) -> None:
+    """Refuse a folder in which nothing can be kept, before a client trains in vain."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise UserError(
+            f"this node cannot write to {folder}, where its client remembers ({(error.strerror or str(error)).lower()}); "
+            "start its SuperNode with another folder: --node-config 'partition-id=N state=\"/path\"'"
+        ) from None
 
 
 class Memory:

@@ -38,6 +38,7 @@ class Nodes:
         self._grid, self._identity, self._clients = grid, identity, clients
         self._known: set[int] = set()
         self._greeted: Counter[int] = Counter()
+        self._displaced: set[int] = set()
         self.present: dict[int, Greeting] = {}
         """The nodes that may take part, by client."""
         self.refused: dict[int, str] = {}
@@ -54,7 +55,11 @@ class Nodes:
 
     def _greet(self, timeout: float) -> None:
         here = set(self._grid.get_node_ids())
-        self.present = {client: greeting for client, greeting in self.present.items() if greeting.node in here}
+        left = {client: greeting for client, greeting in self.present.items() if greeting.node in here}
+        if len(left) < len(self.present):  # perhaps the place of one that another displaced
+            self._known -= self._displaced
+            self._displaced.clear()
+        self.present = left
         self._known &= here
         new = sorted(here - self._known)
         if not new:
@@ -82,6 +87,13 @@ class Nodes:
             return self._refuse(node, f"it says that it is client {client!r}, but there are clients 0 to {self._clients - 1}")
         if not isinstance(examples, int) or examples < 1:
             return self._refuse(node, f"client {client!r} says that it has {examples!r} examples")
+        self.present = {taken: greeting for taken, greeting in self.present.items() if greeting.node != node}
+        if client in self.present:
+            other = self.present[client].node
+            self._displaced.add(other)
+            log.warning(
+                "client %d is no longer node %d but node %d; where both run, give one of them another partition-id", client, other, node
+            )
         self.present[client] = Greeting(node, examples)
         log.info("client %d is node %d, with %d examples", client, node, examples)
         return None
@@ -102,6 +114,7 @@ class Nodes:
             no = why_not(records)
             if no is not None:
                 why[client_of[node]] = no
+                self._known.discard(node)  # it may be greeted again: a node that was started anew under its old number has changed
             else:
                 answers[client_of[node]] = records
         return answers, why

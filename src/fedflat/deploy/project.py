@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import keyword
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 from fedflat.errors import UserError
@@ -53,7 +55,7 @@ rate = 0.05
 
 [tool.flwr.app.config.deploy]
 out = "runs/{name}"  # from where the SuperLink was started
-minimum = 2  # least number of accepted updates for a round to count
+minimum = {minimum}  # least number of accepted updates for a round to count
 timeout = 600.0  # seconds that a client has for a round
 wait = 120.0  # seconds to wait for nodes that are not there yet
 bound = 30.0  # refuse an update whose norm is this many times the cohort's median
@@ -137,16 +139,26 @@ def write_project(folder: Path, algorithm: str, clients: int) -> list[Path]:
         raise UserError(f"{folder.name!r} is no name for a project; expected one that begins with a letter")
     node = "    flower-supernode --insecure --superlink 127.0.0.1:8000 --port {port} --node-config 'partition-id={number}'"
     nodes = "\n".join(node.format(port=8100 + number, number=number) for number in range(clients))
-    words = {"name": name, "package": name.replace("-", "_"), "algorithm": algorithm, "clients": clients, "supernodes": nodes}
-    package = folder / str(words["package"])
-    create_folder(package)
+    package = name.replace("-", "_")
+    if keyword.iskeyword(package) or getattr(find_spec(package), "origin", None):
+        raise UserError(f"{folder.name!r} is no name for a project: Python has a {package} of its own, which it would hide; choose another")
+    words = {
+        "name": name,
+        "package": package,
+        "algorithm": algorithm,
+        "clients": clients,
+        "minimum": min(2, clients),
+        "supernodes": nodes,
+    }
+    inside = folder / package
+    create_folder(inside)
     texts = {
         folder / "pyproject.toml": PYPROJECT,
         folder / "README.md": README,
-        package / "__init__.py": '"""A federation of sites."""\n',
-        package / "server.py": SERVER,
-        package / "client.py": CLIENT,
-        package / "plug.py": PLUG,
+        inside / "__init__.py": '"""A federation of sites."""\n',
+        inside / "server.py": SERVER,
+        inside / "client.py": CLIENT,
+        inside / "plug.py": PLUG,
     }
     for path, text in texts.items():
         write_whole(path, text.format(**words))

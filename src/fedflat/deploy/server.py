@@ -20,7 +20,7 @@ from fedflat.deploy.identity import identity_of
 from fedflat.deploy.ledger import Ledger
 from fedflat.deploy.nodes import Nodes, too_few
 from fedflat.deploy.privacy import refuse_noise
-from fedflat.deploy.settings import deployment_of, experiment_of
+from fedflat.deploy.settings import Deployment, deployment_of, experiment_of
 from fedflat.deploy.wire import BUFFERS, MODEL, content, numbers_of
 from fedflat.engines.task import Task
 from fedflat.errors import UserError
@@ -28,14 +28,14 @@ from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
 from fedflat.experiment.federation import custom
 from fedflat.experiment.files import write_whole
-from fedflat.experiment.folder import RunFolder
+from fedflat.experiment.folder import SITES, RunFolder
 from fedflat.experiment.record import Record
 from fedflat.experiment.run import Run
 from fedflat.experiment.stopping import OVER
 from fedflat.units import shown_metric, with_unit
 
 log = logging.getLogger("flwr")
-LEDGER, SCORES, EXPERIMENT = "participation.jsonl", "sites.json", "experiment.json"
+LEDGER, SCORES = "participation.jsonl", "sites.json"
 
 
 def server_app(
@@ -66,7 +66,9 @@ def serve(
         nodes = Nodes(grid, identity_of(run.problem, run.training), len(run.split.clients))
         return SitesEngine(run.problem, nodes, Ledger(folder.path / LEDGER), wanted)
 
-    run = Run(config, folder.path, data=data, model=model, task=task, callbacks=(_Told(),), resume=_goes_on(folder, config), engine=engine)
+    begun = _goes_on(folder, config, wanted)
+    run = Run(config, folder.path, data=data, model=model, task=task, callbacks=(_Told(),), resume=begun, engine=engine)
+    _require_cohorts(run, wanted.minimum)
     sites = run.engine
     assert isinstance(sites, SitesEngine)
     clients = len(run.split.clients)
@@ -75,35 +77,46 @@ def serve(
         raise too_few(len(sites.nodes.present), wanted.minimum, "too few sites have joined")
     record = run.go()
     if wanted.score:
-        _score_sites(sites, record, run.primary)
+        _score_sites(sites, record, run.primary, clients)
     return record
 
 
-def _goes_on(folder: RunFolder, config: Config) -> bool:
-    """Whether there is a run to go on with; one of another experiment, or one that is over, is refused."""
+def _goes_on(folder: RunFolder, config: Config, wanted: Deployment) -> bool:
+    """Whether there is a run to go on with; one of another experiment, or one to which nothing is left to do, is refused."""
     if not folder.exists:
         return False
     if folder.config() != config:
         raise UserError(f"there is a run of another experiment in {folder.path}; choose another deploy.out, or keep its settings")
     status = folder.status()["status"]
-    if status in OVER:
+    if status in OVER and (not wanted.score or (folder.path / SCORES).exists()):
         raise UserError(f"the run in {folder.path} is over ({status}); look at it with fedflat show, or choose another deploy.out")
     return True
 
 
+def _require_cohorts(run: Run, minimum: int) -> None:
+    """Refuse a minimum that some round could never reach."""
+    smallest = min(range(run.config.init_rounds, run.config.training.rounds), key=lambda round: len(run.cohort(round)))
+    count = len(run.cohort(smallest))
+    if count < minimum:
+        raise UserError(
+            f"deploy.minimum={minimum} is more than the clients that take part in round {smallest}, which are {count}; "
+            "lower it, or raise federation.per_round"
+        )
+
+
 def _experiment(folder: Path) -> str:
     """The name under which nodes keep what they remember: made once, and kept with the run."""
-    path = folder / EXPERIMENT
+    path = folder / SITES
     if not path.exists():
         write_whole(path, json.dumps({"experiment": secrets.token_hex(8)}) + "\n")
     return str(json.loads(path.read_text())["experiment"])
 
 
-def _score_sites(sites: SitesEngine, record: Record, name: str) -> None:
+def _score_sites(sites: SitesEngine, record: Record, name: str, clients: int) -> None:
     """Ask every site how good the final model is on what it held out, and keep the answers with the run."""
     model = record.models.get(name, record.models["server"])
     down = {MODEL: model.weights} | ({BUFFERS: model.buffers} if len(model.buffers) else {})
-    asked = {client: content(down) for client in sorted(sites.nodes.present)}
+    asked = {client: content(down) for client in range(clients)}
     answers, missing = sites.nodes.ask("evaluate", asked, "score", sites.wanted.timeout)
     scores = {str(client): _finite(numbers_of(records)) for client, records in answers.items()}
     assert record.folder is not None

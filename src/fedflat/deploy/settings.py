@@ -9,9 +9,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedflat.errors import UserError, one_of
-from fedflat.experiment.config import Config, config
+from fedflat.experiment.config import Config, Engine, config
 
 PREFIX = "deploy."
+AT_SITES = {"device", "precision"}
+"""What of the engine's settings a site has a use for."""
 
 
 class Deployment(BaseModel):
@@ -40,8 +42,12 @@ def experiment_of(run_config: Mapping[str, Any]) -> Config:
             for section in sections:
                 inside = inside.setdefault(section, {})
             inside[last] = value
-    nested.setdefault("engine", {}).setdefault("workers", 1)
-    nested["engine"]["checkpoint_every"] = 1
+    idle = sorted((nested.setdefault("engine", {}).keys() & Engine.model_fields) - AT_SITES)
+    if idle:
+        raise UserError(
+            f"engine.{idle[0]} is for simulations; a site trains its client alone, and every round has a checkpoint: leave it out"
+        )
+    nested["engine"] |= {"workers": 1, "checkpoint_every": 1}
     made = config(nested)
     if made.flatness.every is not None:
         raise UserError("flatness.every needs the clients' data on the server; leave it out and look at the run later (fedflat flatness)")

@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> None:
     require_flower()
     asked = _parser().parse_args(arguments)
     addresses: dict[str, str | None] = {**dict.fromkeys(asked.addresses), **dict(asked.tls)}
-    if not addresses or not all(re.fullmatch(r".+:\d+", address) for address in addresses):
+    if not addresses or not all(re.fullmatch(r".+:\d+", address) and int(address.rpartition(":")[2]) < 2**16 for address in addresses):
         raise UserError("expected the addresses of Runtime APIs, as in: python -m fedflat.deploy.warm 127.0.0.1:8100 127.0.0.1:8101")
     from fedflat.deploy.forks import serve
 

@@ -68,6 +68,11 @@ def content(
     return records
 
 
+def joined_as(client: int, examples: int) -> dict[str, int | float | str]:
+    """The words by which a site is known from its greeting on."""
+    return {"client": client, "examples": examples}
+
+
 def refusal(why: str) -> RecordDict:
     """The content of an answer that says no."""
     return RecordDict({REFUSAL: ConfigRecord({"why": why})})

@@ -24,6 +24,8 @@ from fedflat.experiment.stopping import OVER
 
 BEGINNINGS = {name for whole in ("split.json", "status.json", "config.yaml") for name in (whole, f"{whole}.part")} | {"checkpoint", "state"}
 """What may lie in a folder where a run was killed before it had a config: it can be begun again."""
+SITES = "experiment.json"
+"""In the folder of a run over real sites: the name under which they keep their clients' vectors."""
 _HELD_HERE: set[tuple[int, int]] = set()
 """The runs that this process works on, each by the device and the number of the file that is locked."""
 
@@ -49,6 +51,16 @@ class RunFolder:
     def is_over(self) -> bool:
         """Whether there is a run in it that has come to its end."""
         return self.exists and self.status()["status"] in OVER
+
+    @property
+    def is_of_sites(self) -> bool:
+        """Whether its clients are real sites, where their data and vectors lie."""
+        return (self.path / SITES).exists()
+
+    @property
+    def goes_on(self) -> str:
+        """What goes on with a run that is not over."""
+        return "the same flwr run as before" if self.is_of_sites else f"fedflat resume {self.path}"
 
     @property
     def anew(self) -> str:

@@ -33,7 +33,7 @@ def brought(own: Mapping[str, Any]) -> dict[str, str]:
 
 
 def require_same_origin(folder: RunFolder, now: Mapping[str, str], split: str | None = None) -> None:
-    """Refuse a run that was begun with something else than is brought ``now``; ``split`` is the hash of the split, where that is known.
+    """Refuse a run that was begun with something else than is brought ``now``; ``split`` is the hash of the split, where one goes on.
 
     Runs of earlier versions did not tell.
     """
@@ -45,6 +45,10 @@ def require_same_origin(folder: RunFolder, now: Mapping[str, str], split: str | 
                 f"the run in {folder.path} was begun with {_named(name, before)}, and this is {_named(name, now)}; "
                 f"pass the same again ({name}=... in Python), or choose another folder"
             )
+    if split is not None and folder.is_of_sites:
+        raise UserError(
+            f"the run in {folder.path} is trained by real sites, where its clients' data and vectors lie; go on with {folder.goes_on}"
+        )
     if split is not None and begun.get("hash", split) != split:
         raise UserError(
             f"clients of the run in {folder.path} had other examples when it began: its data have changed since; "

@@ -151,8 +151,15 @@ def at_checkpoint(folder: RunFolder, algorithm: Algorithm, problem: Problem, con
             require_rows(folder, {past.name: store}, about)
         return store
 
+    def kept(number: int) -> Kept:
+        if folder.is_of_sites and (flat_fields(algorithm.client_fields()) or config.training.statistics == "own"):
+            raise UserError(
+                f"the clients of the run in {folder.path} keep their vectors at their sites; no round of it can be trained again"
+            )
+        return keeping.read(number)
+
     keeping = Keeping(algorithm, first or ModelState(*problem.initial()), config.training.statistics == "own", rows)
-    return Moment(about["rounds"], model, nested_state(under(tensors, "server/")), keeping.read)
+    return Moment(about["rounds"], model, nested_state(under(tensors, "server/")), kept)
 
 
 def at_model(rounds: int, model: ModelState, algorithm: Algorithm, config: Config, states: States | None = None) -> Moment:

@@ -1,0 +1,86 @@
+"""What can be done with the folder of a federation: going on with it, training its rounds again, scores of sites."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
+
+import fedflat
+from fedflat.cli.application import app
+from fedflat.deploy.server import serve
+from fedflat.errors import UserError
+from fedflat.experiment.folder import RunFolder
+from fedflat.experiment.record import load_record
+from fedflat.experiment.reopening import reopen
+from fedflat.experiment.replay import Replay, at_checkpoint
+
+from .direct import federation_of
+from .test_rounds import settings_of
+
+
+class Killed(BaseException):
+    pass
+
+
+def interrupted(folder: Path, group: str = "2", **more: object) -> dict[str, object]:
+    """The settings of a run that was killed while its third round, or what the group says, was trained."""
+    settings = settings_of(folder, **more)
+    grid = federation_of(folder, settings)
+
+    def tamper(reply: object) -> object:
+        if grid.sent[-1].metadata.group_id == group:
+            raise Killed
+        return reply
+
+    grid.tamper = tamper  # type: ignore[assignment]
+    with pytest.raises(Killed):
+        serve(grid, settings)
+    return settings
+
+
+def test_a_run_of_sites_is_not_gone_on_with_by_a_simulation(tmp_path: Path) -> None:
+    """It would begin with fresh control variates, on data that the server need not have."""
+    interrupted(tmp_path)
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    with pytest.raises(UserError, match=r"is trained by real sites, .*; go on with the same flwr run as before"):
+        fedflat.resume(tmp_path / "run")
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+    shown = CliRunner().invoke(app, ["show", str(tmp_path / "run")], env={"COLUMNS": "200"}).output
+    assert "(the same flwr run as before goes on)" in shown
+
+
+@pytest.mark.parametrize(("algorithm", "kept"), [("scaffold", True), ("fedavg", False)])
+def test_rounds_are_not_trained_again_with_vectors_that_lie_at_sites(algorithm: str, kept: bool, tmp_path: Path) -> None:
+    interrupted(tmp_path, algorithm=algorithm)
+    record = load_record(tmp_path / "run")
+    problem, split = reopen(record)
+    moment = at_checkpoint(RunFolder(tmp_path / "run"), fedflat.algorithm(algorithm), problem, record.config)
+    replay = Replay(record.config, problem, split, moment, workers=1)
+    if not kept:
+        assert len(replay.members()) == 4
+        return
+    with pytest.raises(UserError, match="keep their vectors at their sites"):
+        replay.members()
+
+
+def test_a_server_killed_while_sites_are_scored_asks_them_again(tmp_path: Path) -> None:
+    settings = interrupted(tmp_path, "score", **{"deploy.score": True})
+    folder = RunFolder(tmp_path / "run")
+    assert folder.is_over
+    model = (folder.path / "model.safetensors").read_bytes()
+    assert serve(federation_of(tmp_path, settings), settings).status == "finished"
+    assert (folder.path / "model.safetensors").read_bytes() == model
+    assert list(json.loads((folder.path / "sites.json").read_text())["sites"]) == ["0", "1", "2", "3"]
+    with pytest.raises(UserError, match=r"is over \(finished\)"):
+        serve(federation_of(tmp_path, settings), settings)
+
+
+def test_scores_name_the_sites_that_are_not_there(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, **{"deploy.score": True, "training.rounds": 1})
+    serve(federation_of(tmp_path, settings, nodes=3), settings)
+    assert json.loads((tmp_path / "run" / "sites.json").read_text())["missing"] == {"3": "its node is not there"}
