@@ -113,6 +113,8 @@ def test_data_is_described(fedflat):
         "the first 10 of 12 clients",
     ):
         assert word in shown
+    assert "Examples of each class" in shown
+    assert "Pixels of each class" in fedflat("data", "describe", "digit_masks", "--split", "iid").stdout
     assert "Split" not in fedflat("data", "describe", "digits").stdout
     assert "1 on average" not in fedflat("data", "describe", "digits", "--split", "centralised").stdout
 

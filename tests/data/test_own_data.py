@@ -244,14 +244,22 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             self.name = dataset
 
         def load_split(self, name: str) -> Split:
-            if self.name != "us/pets":
+            if self.name not in ("us/pets", "us/untested"):
                 raise FileNotFoundError("no such\nrepository")
-            if name not in ("train", "test"):
+            if name not in ("train", "test") or (name, self.name) == ("test", "us/untested"):
                 raise ValueError(f"The given split: '{name}' is not present")
             rows = range(15) if name == "train" else range(15, 20)
             split = Split({"picture": Pictures()[row][0], "kind": int(LABELS[row]), "owner": f"o{row % 3}", "text": "a"} for row in rows)
+            for row, example in zip(rows, split, strict=True):
+                example["mixed"] = example["picture"] if row else example["picture"].convert("L")
             names = feature("ClassLabel", names=["cat", "dog"])
-            split.features = {"text": feature("Value"), "picture": feature("Image"), "kind": names, "owner": feature("Value")}
+            split.features = {
+                "text": feature("Value"),
+                "picture": feature("Image"),
+                "kind": names,
+                "owner": feature("Value"),
+                "mixed": feature("Image"),
+            }
             return split
 
     module = ModuleType("flwr_datasets")
@@ -271,8 +279,16 @@ def test_a_data_set_of_the_hub_is_fetched_once(hub: SimpleNamespace, tmp_path: P
 
 
 def test_a_data_set_of_the_hub_without_a_test_split(hub: SimpleNamespace, tmp_path: Path) -> None:
-    dataset = load("hub(path=us/pets,size=4,test=validation)", tmp_path)
-    assert len(dataset.train) == 13 and torch.equal(dataset.test.inputs, torch.from_numpy(IMAGES[[8, 9]]))
+    for text in ("hub(path=us/pets,size=4,test=none)", "hub(path=us/untested,size=4)"):
+        dataset = load(text, tmp_path)
+        assert len(dataset.train) == 13 and torch.equal(dataset.test.inputs, torch.from_numpy(IMAGES[[8, 9]]))
+
+
+def test_grey_pictures_among_coloured_ones_have_three_channels(hub: SimpleNamespace, tmp_path: Path) -> None:
+    dataset = load("hub(path=us/pets,size=4,inputs=mixed)", str(tmp_path))
+    grey = Image.fromarray(IMAGES[0].transpose(1, 2, 0)).convert("L")
+    assert torch.equal(dataset.train.inputs[0], torch.from_numpy(np.array(grey)).expand(3, 4, 4))
+    assert torch.equal(dataset.train.inputs[1], torch.from_numpy(IMAGES[1]))
 
 
 @pytest.mark.parametrize(
@@ -280,9 +296,10 @@ def test_a_data_set_of_the_hub_without_a_test_split(hub: SimpleNamespace, tmp_pa
     [
         ("hub", r"write hub\(path=NAME\)"),
         ("hub(path=us/none)", r"us/none cannot be had from the hub \(no such repository\)"),
-        ("hub(path=us/pets,inputs=image)", "us/pets has no column image for inputs=; its columns are text, picture, kind, owner"),
+        ("hub(path=us/pets,inputs=image)", "us/pets has no column image for inputs=; its columns are text, picture, kind, owner, mixed"),
         ("hub(path=us/pets,group=user)", "has no column user for group="),
         ("hub(path=us/pets,inputs=text)", "item 0 of the train split of us/pets is text; expected pictures or lists of numbers"),
+        ("hub(path=us/pets,test=validation)", "us/pets has no split validation to test on .*name another, or test=none"),
         ("hub(path=us/pets,train=all)", "cannot be had from the hub .*split: 'all' is not present"),
     ],
 )

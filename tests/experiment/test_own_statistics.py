@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedflat.experiment.measured import Measured, measured
 from fedflat.experiment.observation.look import Look
 from fedflat.experiment.record import Record, client_statistics
 from fedflat.experiment.statistics import with_statistics
+from fedflat.report.result import Result
 
 OWN = {"training__statistics": "own"}
 
@@ -65,6 +67,24 @@ def test_the_estimate_is_the_mean_and_the_variance_of_what_a_layer_sees(own: tup
     seen = F.conv2d(problem.normalised(problem.data.train.inputs[:300]), tensors["0.weight"], tensors["0.bias"], padding=1)
     assert torch.allclose(mean, seen.mean((0, 2, 3)), atol=1e-5)
     assert torch.allclose(variance, seen.var((0, 2, 3)), rtol=1e-4)
+
+
+def test_a_model_for_use_elsewhere_has_the_statistics_of_the_training_set(own: tuple[Record, Measured], tmp_path: Path) -> None:
+    record, found = own
+    result = Result(record)
+    problem = found.problem
+    expected = problem.buffers.views(with_statistics(problem, found.state, found.training_positions).buffers)
+    written = torch.load(result.export(tmp_path / "model.pt"), weights_only=True)
+    for tensors in (result.model().state_dict(), written):
+        assert all(torch.allclose(tensors[name], statistics, atol=1e-6) for name, statistics in expected.items())
+    assert float(result.state_dict()["1.running_mean"].abs().max()) == 0, "what the server has itself"
+
+
+def test_a_round_gives_a_module_with_the_statistics_of_the_training_set() -> None:
+    settings = {"clients": 4, "per_round": 2, "rounds": 1, "steps": 2, "batch": 10, "device": "cpu", "workers": 1, **OWN}
+    (only,) = fedflat.rounds("fedavg", network(), **settings)
+    expected = only.run.problem.buffers.views(with_statistics(only.run.problem, only.server.model, only.run.split.trained_on).buffers)
+    assert all(torch.equal(only.model.state_dict()[name], statistics) for name, statistics in expected.items())
 
 
 def test_a_client_is_looked_at_with_what_it_kept(own: tuple[Record, Measured]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -70,6 +72,31 @@ def test_files_that_hold_no_weights(tmp_path):
     for path, sentence in ((tmp_path, "is a folder"), (tmp_path / "broken", "not a whole safetensors"), (tmp_path / "no", "no weights in")):
         with pytest.raises(fedflat.UserError, match=sentence):
             load_weights(nn.Linear(1, 1), "mine", path)
+
+
+def test_auxiliary_heads_are_as_fresh_as_the_main_one():
+    other, network = (fedflat.models.build("bisenetv2(width=0.1)", (3, 32, 32), classes) for classes in (5, 3))
+    with pytest.raises(fedflat.UserError, match="with init_head=fresh the head may be another"):
+        fill(network, "bisenetv2", other.state_dict(), "a file")
+    before = network.auxiliary[3][1].weight.clone()
+    fill(network, "bisenetv2", other.state_dict(), "a file", fresh_head=True)
+    assert torch.equal(network.auxiliary[3][1].weight, before)
+    assert torch.equal(network.auxiliary[3][0][0].weight, other.auxiliary[3][0][0].weight)
+
+
+def test_a_pooler_of_the_models_own_is_read_beside_a_fresh_head():
+    def network() -> nn.Module:
+        return nn.Sequential(OrderedDict(pooler=nn.Linear(2, 2), head=nn.Linear(2, 3)))
+
+    filled, other = network(), network()
+    fill(filled, "mine", {**other.state_dict(), "pre_logits.fc.weight": torch.zeros(2)}, "a file", fresh_head=True)
+    assert torch.equal(filled.pooler.weight, other.pooler.weight) and not torch.equal(filled.head.weight, other.head.weight)
+
+
+def test_tensors_without_names_are_no_state_dict(tmp_path):
+    torch.save({0: torch.zeros(2)}, tmp_path / "numbers.pt")
+    with pytest.raises(fedflat.UserError, match="holds no state_dict; expected tensors by name"):
+        load_weights(nn.Linear(1, 1), "mine", tmp_path / "numbers.pt")
 
 
 def test_frozen_and_tied_parameters_need_not_be_there():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from typer.testing import CliRunner
@@ -58,6 +59,15 @@ def test_a_model_that_was_kept_on_the_way(run: Path, tmp_path: Path) -> None:
     assert found["file"] == str(run / "exported" / "round-000001.pt") and found["bytes"] == Path(found["file"]).stat().st_size
     kept, last = torch.load(found["file"], weights_only=True), fedflat.load(run).state_dict()
     assert same(kept, fedflat.load(run).state_dict(rounds=1)) and not same(kept, last)
+
+
+def test_the_header_says_after_how_many_rounds_a_paused_run_stood(tmp_path: Path) -> None:
+    loop = fedflat.rounds("fedavg+wima(window=2)", out=tmp_path / "run", every=2, **SETTINGS)
+    first = next(iter(loop))
+    assert same(first.state_dict("wima"), first.state_dict("wima(window=2)")), "where there is one, its parameters may be left out"
+    loop.close()
+    with safe_open(fedflat.load(tmp_path / "run").export(tmp_path / "server.safetensors"), "pt") as file:
+        assert json.loads(file.metadata()["fedflat"])["rounds"] == 1, "though round 0 was the last to be evaluated"
 
 
 def test_a_run_without_a_folder_has_its_models_too(run: Path) -> None:

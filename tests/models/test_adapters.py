@@ -217,6 +217,7 @@ def test_texts_that_name_nothing(text: str, said: str) -> None:
         (build("mlp", (4,), 2), "lora", r"no layer of this model is called qkv.*linear layers, 1 and 3, for example lora\(layers=1\)"),
         (build("mlp", (4,), 2), "lora(layers=7)", "there is no linear layer of this model '7'; expected one of 1, 3"),
         (nn.Sequential(nn.Conv2d(3, 2, 3)), "lora", "this model has no linear layer to adapt"),
+        (build("resnet20", (3, 8, 8), 2), "lora(layers=all)", "classifier, the head, is the only linear layer of this model"),
         (build("mlp", (4,), 2), "layers", r"layers\(names=\.\.\.\) names nothing"),
         (build(VIT, (3, 8, 8), 2), "layers(names=block.1)", "there is no layer or parameter of this model 'block.1'; did you mean blocks"),
         (build("mlp", (4,), 2), "norms", "this model has no normalisation with parameters"),

@@ -129,7 +129,7 @@ def describe(
     _print(about)
     if divided is not None:
         print_split(divided)
-        _print_histogram(divided["histogram"], about["classes"])
+        _print_histogram(divided["histogram"], about["classes"], _counted(about["kind"]))
 
 
 # --- on the screen ---------------------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def _print(about: dict[str, Any]) -> None:
                 "examples": f"{shown_count(about['train'])} for training, {shown_count(about['test'])} for testing",
                 "shape": f"{'x'.join(map(str, about['input_shape']))} ({about['kind']})",
                 "classes": f"{len(classes)}: {', '.join(classes[:10])}{', ...' if len(classes) > 10 else ''}",
-                "per class": f"{min(train)} to {max(train)} for training, {min(test)} to {max(test)} for testing",
+                "per class": f"{min(train)} to {max(train)} {_counted(about['kind'])} for training, {min(test)} to {max(test)} for testing",
                 "natural clients": about["groups"] or None,
                 "content": about["content"],
             }
@@ -154,7 +154,12 @@ def _print(about: dict[str, Any]) -> None:
     )
 
 
-def _print_histogram(histogram: list[list[int]], classes: list[str], clients: int = 10) -> None:
+def _counted(kind: str) -> str:
+    """Of what there are so many in a class."""
+    return {"segmentation": "pixels", "text": "characters"}.get(kind, "examples")
+
+
+def _print_histogram(histogram: list[list[int]], classes: list[str], counted: str, clients: int = 10) -> None:
     """The class counts of the first clients, where they fit on a screen."""
     if len(classes) > 20:
         return
@@ -163,7 +168,7 @@ def _print_histogram(histogram: list[list[int]], classes: list[str], clients: in
     columns = ("client", *classes, "all")
     console = screen()
     console.print()
-    console.print(f"Examples of each class, {more}", style="bold")
+    console.print(f"{counted.capitalize()} of each class, {more}", style="bold")
     console.print(table(columns, rows, numbers=columns[1:]))
 
 

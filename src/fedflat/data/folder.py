@@ -8,10 +8,10 @@ from pathlib import Path
 VARIABLE = "FEDFLAT_DATA"
 
 
-def data_folder(explicit: Path | None = None) -> Path:
+def data_folder(explicit: str | Path | None = None) -> Path:
     """The data folder: the one asked for, else ``$FEDFLAT_DATA``, else ``fedflat/data`` in the user's cache."""
     if explicit is not None:
-        return explicit.expanduser()
+        return Path(explicit).expanduser()
     if os.environ.get(VARIABLE):
         return Path(os.environ[VARIABLE]).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME")

@@ -85,7 +85,7 @@ def canonical_dataset(text: str) -> str:
     return dataset_source(text).text
 
 
-def load(text: str, folder: Path | None = None, download: bool = True, progress: Progress | None = None) -> Dataset:
+def load(text: str, folder: str | Path | None = None, download: bool = True, progress: Progress | None = None) -> Dataset:
     """A data set by name, read from the data folder and verified; what is missing is fetched first, unless ``download`` is off."""
     source, where = dataset_source(text), data_folder(folder)
     _complete(source, where, download, progress)
@@ -93,7 +93,7 @@ def load(text: str, folder: Path | None = None, download: bool = True, progress:
 
 
 def load_corruptions(
-    name: str, folder: Path | None = None, download: bool = True, progress: Progress | None = None
+    name: str, folder: str | Path | None = None, download: bool = True, progress: Progress | None = None
 ) -> dict[str, dict[int, Examples]]:
     """The corrupted test images of ``cifar10`` or ``cifar100``, by corruption and severity (1 to 5), mapped and not yet read."""
     known = {of: source for source in DATASETS.values() if isinstance(source, CorruptedCifar) for of in (source.of, source.name)}
@@ -103,12 +103,12 @@ def load_corruptions(
     return known[name].examples(data_folder(folder))
 
 
-def fetch(text: str, folder: Path | None = None, progress: Progress | None = None) -> None:
+def fetch(text: str, folder: str | Path | None = None, progress: Progress | None = None) -> None:
     """Fetch what is missing or damaged of a data set."""
     fetch_source(dataset_source(text), data_folder(folder), progress)
 
 
-def verify(text: str, folder: Path | None = None) -> tuple[FileReport, ...]:
+def verify(text: str, folder: str | Path | None = None) -> tuple[FileReport, ...]:
     """Check every file of a data set against the hashes that its publisher or we know."""
     return dataset_source(text).verify(data_folder(folder))
 

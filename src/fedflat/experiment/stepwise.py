@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from fedflat.algorithms.algorithm import flat_state
 from fedflat.engines.contract import ModelState
 from fedflat.errors import UserError, one_of
+from fedflat.experiment.reopening import full_name
+from fedflat.experiment.statistics import with_statistics
 
 if TYPE_CHECKING:
     from fedflat.experiment.run import Run, Server
@@ -57,8 +59,10 @@ class Round:
 
     def module(self, name: str = "server") -> nn.Module:
         """One of the run's models, for example ``wima``, as a module to keep."""
-        built = copy.deepcopy(self.run.problem.model)
-        built.load_state_dict(self.state_dict(name), strict=False)  # what is no tensor is not there
+        problem = self.run.problem
+        state = with_statistics(problem, self._state(name), self.run.split.trained_on)
+        built = copy.deepcopy(problem.model)
+        built.load_state_dict(problem.named(*state), strict=False)  # what is no tensor is not there
         return built.eval()
 
     def state_dict(self, name: str = "server") -> dict[str, Tensor]:
@@ -81,9 +85,7 @@ class Round:
             return self.server.model
         self._be_now(name)
         models = self.run.models()
-        if name not in models:
-            raise one_of("model of this run", name, models)
-        return models[name]
+        return models[full_name("model of this run", name, models)]
 
     def _figure(self, metric: str) -> float:
         if not self.figures:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedflat.errors import UserError
 from fedflat.models import classifier_parameters
 from fedflat.models.adapters import adapter_parameters
+from fedflat.models.bisenet import BilateralNetwork
 from fedflat.models.vit import VisionTransformer
 
 MOST_NAMES = 4
@@ -61,7 +62,8 @@ def _saved_by_torch(path: Path) -> tuple[dict[str, Tensor], str]:
             f"{path} is not a state_dict that torch can read without running code in it; expected torch.save(model.state_dict(), file)"
         ) from None
     inside = next((loaded[key] for key in NESTED if isinstance(loaded.get(key), dict)), loaded) if isinstance(loaded, dict) else None
-    if not isinstance(inside, dict) or not inside or not all(isinstance(value, Tensor) for value in inside.values()):
+    named = isinstance(inside, dict) and all(isinstance(key, str) and isinstance(value, Tensor) for key, value in inside.items())
+    if not inside or not named:
         raise UserError(f"{path} holds no state_dict; expected tensors by name, as torch.save(model.state_dict(), file) writes them")
     parallel = all(key.startswith(PARALLEL) for key in inside)
     return {key.removeprefix(PARALLEL) if parallel else key: value for key, value in inside.items()}, ""
@@ -73,9 +75,9 @@ def fill(network: nn.Module, name: str, tensors: Mapping[str, Tensor], where: st
     Models that know how others call their weights translate them first. Adapters may be missing as a whole: they then stay as drawn.
     """
     tensors = network.translated(tensors) if isinstance(network, VisionTransformer) else dict(tensors)
-    head = classifier_parameters(network) if fresh_head else set()
+    head = _heads(network) if fresh_head else set()
     if fresh_head:
-        tensors = {key: value for key, value in tensors.items() if key not in head and not key.startswith(POOLERS)}
+        tensors = _without_head(network, tensors, head)
     mismatch = first_mismatch(network, tensors, head)
     if mismatch:
         of = f" ({origin})" if origin and origin != name else ""
@@ -125,11 +127,24 @@ def _optional(network: nn.Module) -> set[str]:
 
 def _about_the_head(network: nn.Module, tensors: Mapping[str, Tensor]) -> str:
     """A word on other classes, where all but the head fits."""
-    if not any(isinstance(module, nn.Linear) for module in network.modules()):
+    if not any(isinstance(module, nn.Linear | nn.Conv2d) for module in network.modules()):
         return ""
-    head = classifier_parameters(network)
-    rest = {key: value for key, value in tensors.items() if key not in head and not key.startswith(POOLERS)}
+    head = _heads(network)
+    rest = _without_head(network, tensors, head)
     return "" if first_mismatch(network, rest, head) else "; with init_head=fresh the head may be another"
+
+
+def _heads(network: nn.Module) -> set[str]:
+    """The parameters of the last layer, and of the last layer of each auxiliary head, which has the same classes."""
+    auxiliary = network.auxiliary if isinstance(network, BilateralNetwork) else ()
+    others = {f"auxiliary.{place}.{name}" for place, head in enumerate(auxiliary) for name in classifier_parameters(head)}
+    return classifier_parameters(network) | others
+
+
+def _without_head(network: nn.Module, tensors: Mapping[str, Tensor], head: Collection[str]) -> dict[str, Tensor]:
+    """Tensors without those of a head, and without what others have before theirs and the model has not."""
+    own = network.state_dict()
+    return {key: value for key, value in tensors.items() if key not in head and (key in own or not key.startswith(POOLERS))}
 
 
 def _listed(keys: list[str]) -> str:

@@ -118,7 +118,13 @@ class Lora(Part):
             return found
         head = {_layer(name) for name in classifier_parameters(model)}
         if self.layers == "all":
-            return [Adapter(name) for name in layers if name not in head]
+            found = [Adapter(name) for name in layers if name not in head]
+            if not found:
+                raise UserError(
+                    f"training.train=lora: {_some(layers)}, the head, is the only linear layer of this model, which leaves none to adapt; "
+                    "train head or layers(names=...) of it"
+                )
+            return found
         chosen: set[str] = set()
         for word in _words(self.layers, "lora(layers=...)", "lora(layers=fc1|fc2)"):
             matching = {name for name in layers if name == word or name.startswith(f"{word}.") or name.endswith(f".{word}")}

@@ -21,8 +21,9 @@ from fedflat.experiment.measured import Measured, measured
 from fedflat.experiment.network import network_of
 from fedflat.experiment.observation.afterwards import Afterwards, afterwards
 from fedflat.experiment.own import as_path
-from fedflat.experiment.record import Record, load_record
+from fedflat.experiment.record import Record, load_record, model_file
 from fedflat.experiment.reopening import full_name, reopen, require_model, state_of, written_tensors
+from fedflat.experiment.statistics import with_statistics
 from fedflat.experiment.stopping import check_target
 from fedflat.experiment.weights import fill
 from fedflat.report.statistics import Reached
@@ -101,9 +102,11 @@ class Result:
     ) -> nn.Module:
         """One of the run's models, ready to use; with ``merge``, adapters are added to the weights they belong to.
 
+        Where clients kept their BatchNorm statistics the server has none: they are estimated on the training data.
         ``data`` and ``network`` are those of the run where they were your own and it was made in another process.
         """
         name = require_model(self.record, name)
+        tensors = self._tensors(name, rounds, data, network)
         network = network or self.record.own.get("model")
         if network is None and self.config.model.partition(":")[0] == CUSTOM:
             raise UserError(f"this run used a model of your own ({self.config.model}); pass it again: result.model(network=...)")
@@ -113,7 +116,6 @@ class Result:
             network = network_of(fresh, about.input_shape, about.num_classes)
         else:
             network = network_of(fresh, (), 0, network)
-        tensors = self.state_dict(name, rounds=rounds)
         fill(network, self.config.model, tensors, f"model {name} of this run")
         return (models.merge_adapters(network) if merge else network).eval()
 
@@ -133,13 +135,25 @@ class Result:
         path = as_path("path", path, "model.pt")
         kind = format_of(path, format)
         model = require_model(self.record, model)
-        about = {"model": self.config.model, "name": model, "rounds": rounds if rounds is not None else self.history[-1]["round"]}
+        about = {"model": self.config.model, "name": model, "rounds": self._rounds(model) if rounds is None else rounds}
         about |= {"algorithm": self.config.algorithm, "data": self.config.data.name}
         if kind == "onnx":
             write_onnx(path, self.model(model, rounds=rounds, data=data, network=network), self._data(data), about)
         else:
-            write_state(path, self.state_dict(model, rounds=rounds), kind, about)
+            write_state(path, self._tensors(model, rounds, data, network), kind, about)
         return path
+
+    def _tensors(self, name: str, rounds: int | None, data: Dataset | None, network: nn.Module | None) -> dict[str, Tensor]:
+        """The tensors of a model for use elsewhere: with statistics of the training data where clients kept theirs, as flatness has it."""
+        if self.config.training.statistics == "averaged":
+            return self.state_dict(name, rounds=rounds)
+        problem, split = reopen(self.record, data=data, network=network, call="export")
+        return problem.named(*with_statistics(problem, state_of(self.record, name, problem, rounds), split.trained_on))
+
+    def _rounds(self, model: str) -> int:
+        """After how many rounds a model is the last one, which need not have been evaluated."""
+        folder = self.record.folder
+        return int(folder.read_tensors(model_file(model))[1]["rounds"] if folder else self.history[-1]["round"])
 
     def _data(self, data: Dataset | None) -> Dataset:
         """The run's data set: the user's own, or the one that the config names."""

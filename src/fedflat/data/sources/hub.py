@@ -10,10 +10,9 @@ import importlib.util
 import json
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -29,6 +28,8 @@ from fedflat.data.torch_dataset import collected
 from fedflat.errors import UserError
 from fedflat.text import changed, param, show
 
+GREY = ("1", "L", "I", "I;16", "I;16L", "I;16B")
+"""The modes of pictures without colours."""
 INSTALL = "pip install 'fedflat[hub]'"
 
 
@@ -43,7 +44,7 @@ class HubOptions(PictureOptions):
     target: str | None = param(None, "the column of classes; none: the first column of class labels")
     group: str | None = param(None, "the column of natural clients")
     train: str = param("train", "the name of the training split")
-    test: str = param("test", "the name of the test split; where there is none, every fifth example of a class is for testing")
+    test: str | None = param("test", "the name of the test split; none, or no split test: every fifth example of a class is for testing")
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,10 @@ class Hub(Source):
         splits = self._splits()
         features = splits["train"].features
         columns = self._columns(features)
+        grey = all(getattr(row[columns[0]], "mode", None) in GREY for split in splits.values() for row in split)
         for part, split in splits.items():
             what = f"the {part} split of {self.options.path}"
-            parts = collected(self._items(split, columns, what), what, side / f"{part}_inputs.npy")
+            parts = collected(self._items(split, columns, what, "L" if grey else "RGB"), what, side / f"{part}_inputs.npy")
             for name, values in zip(("targets", "groups"), parts[1:], strict=False):
                 np.save(side / f"{part}_{name}.npy", values)
         about = {"classes": getattr(features[columns[1]], "names", None), "mean": None, "std": None}
@@ -90,8 +92,15 @@ class Hub(Source):
             splits = {"train": wanted.load_split(self.options.train)}
         except Exception as error:  # the hub's client has many kinds of errors, and none of them is ours
             raise UserError(f"{self.options.path} cannot be had from the hub ({' '.join(str(error).split())}); check its name") from error
-        with suppress(ValueError):  # where there is no such split
-            splits["test"] = wanted.load_split(self.options.test)
+        if self.options.test is not None:
+            try:
+                splits["test"] = wanted.load_split(self.options.test)
+            except ValueError as error:  # there is no such split
+                if self.options.test != HubOptions.test:
+                    raise UserError(
+                        f"{self.options.path} has no split {self.options.test} to test on ({' '.join(str(error).split())}); "
+                        "name another, or test=none for every fifth example of a class"
+                    ) from error
         return splits
 
     def _columns(self, features: Any) -> tuple[str, str, str | None]:
@@ -105,12 +114,12 @@ class Hub(Source):
         assert inputs is not None and target is not None
         return inputs, target, self.options.group
 
-    def _items(self, split: Any, columns: tuple[str, str, str | None], what: str) -> Iterator[tuple[Any, ...]]:
+    def _items(self, split: Any, columns: tuple[str, str, str | None], what: str, mode: Literal["L", "RGB"]) -> Iterator[tuple[Any, ...]]:
         inputs, target, group = columns
         for place, row in enumerate(split):
             value = row[inputs]
             if hasattr(value, "getbands"):
-                value = to_pixels(value, self.options, "L" if value.mode in ("1", "L") or value.mode.startswith("I") else "RGB")
+                value = to_pixels(value, self.options, mode)
             elif isinstance(value, str):
                 raise UserError(f"item {place} of {what} is text; expected pictures or lists of numbers in column {inputs}")
             yield (value, row[target]) if group is None else (value, row[target], row[group])
