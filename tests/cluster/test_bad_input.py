@@ -60,6 +60,24 @@ def test_addresses_at_which_there_is_nothing(address: str, sentence: str) -> Non
         check_address(address)
 
 
+class NoToken(Exception):
+    """Stands for Ray's own."""
+
+
+@pytest.mark.parametrize("error", [ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379"), NoToken("no token was found")])
+def test_a_cluster_that_asks_for_a_token(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray sends its token to no address that is named, unless it is told to."""
+
+    def init(**settings: Any) -> None:
+        raise error
+
+    strict = SimpleNamespace(is_initialized=lambda: False, init=init, exceptions=SimpleNamespace(RayError=NoToken))
+    monkeypatch.setattr(ray_cluster, "ray_module", lambda what: strict)
+    monkeypatch.setattr(ray_cluster, "check_address", lambda address: None)
+    with pytest.raises(UserError, match=r"what listens at 10\.0\.0\.1:6379 .*; .* asks for a token, set RAY_AUTH_MODE=token here"):
+        connect("10.0.0.1:6379", 2)
+
+
 def test_a_cluster_without_what_is_asked_for(ray: Any) -> None:
     connected = connect(None, 2)
     assert connected is ray

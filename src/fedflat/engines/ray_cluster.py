@@ -80,8 +80,8 @@ def connect(address: str | None, workers: int | None, what: str = "engine.name=r
         check_address(address)
     try:
         ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **quiet, **cpus)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        raise unreachable(address, error) if address else UserError(f"Ray cannot be started here: {first_line(error)}") from None
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as error:
+        raise not_let_in(address, error) if address else UserError(f"Ray cannot be started here: {first_line(error)}") from None
     return ray
 
 
@@ -122,6 +122,16 @@ def unreachable(address: str, error: Exception) -> UserError:
         return UserError("ray_address=auto finds no Ray cluster on this machine; start one with: ray start --head")
     return UserError(
         f"no Ray cluster answers at {address} ({first_line(error)}); start one there with ray start --head, or mend ray_address"
+    )
+
+
+def not_let_in(address: str, error: Exception) -> UserError:
+    """Something listens, and does not take this process in."""
+    if address == "auto":
+        return unreachable(address, error)
+    return UserError(
+        f"what listens at {address} does not take this process in ({first_line(error)}); where it is a Ray cluster that asks for a token, "
+        "set RAY_AUTH_MODE=token here and have its token in ~/.ray, otherwise mend ray_address"
     )
 
 
