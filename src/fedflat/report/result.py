@@ -133,7 +133,7 @@ class Result:
         path = as_path("path", path, "model.pt")
         kind = format_of(path, format)
         model = require_model(self.record, model)
-        about = {"model": self.config.model, "name": model, "rounds": rounds if rounds is not None else self.history[-1]["round"]}
+        about = {"model": self.config.model, "name": model, "rounds": self.record.rounds if rounds is None else rounds}
         about |= {"algorithm": self.config.algorithm, "data": self.config.data.name}
         if kind == "onnx":
             write_onnx(path, self.model(model, rounds=rounds, data=data, network=network), self._data(data), about)
