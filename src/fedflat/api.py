@@ -156,9 +156,9 @@ def rounds(
 ) -> Rounds:
     """One experiment, a round at a time, for a loop of your own: ``for round in fedflat.rounds("fedmoswa", module, clients, test)``.
 
-    ``clients_data`` is a pair (inputs, targets) for each client and ``test_data`` one for all; instead of them ``data`` and ``split`` name
-    a data set, as in ``run``. ``loss`` is a function of outputs and targets that gives the mean over a batch. It is the same run, so that
-    the same settings give the same model.
+    ``clients_data`` is a pair (inputs, targets) for each client, which keeps it unless ``split`` is another than ``natural``, and
+    ``test_data`` one for all; instead of them ``data`` and ``split`` name a data set, as in ``run``. ``loss`` is a function of outputs and
+    targets that gives the mean over a batch. It is the same run, so that the same settings give the same model.
 
     >>> import torch
     >>> clients = [(torch.randn(20, 4) + label, torch.full((20,), label)) for label in (0, 1)]
@@ -174,7 +174,7 @@ def rounds(
         if data is not None:
             raise UserError("clients_data and data are two data sets; pass one of them")
         data = from_clients(clients_data, test_data)
-        settings |= {"split": "natural", "clients": len(clients_data)}
+        settings = {"split": "natural", "clients": len(clients_data), **settings}
         if base is None:
             settings.setdefault("per_round", min(Config().federation.per_round, len(clients_data)))
     elif test_data is not None:

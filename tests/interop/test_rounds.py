@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import nn
 
 import fedflat
@@ -189,6 +191,24 @@ def test_clients_keep_their_examples() -> None:
         mine = made.train.groups == number
         assert torch.equal(made.train.inputs[mine], inputs) and torch.equal(made.train.targets[mine], targets)
     assert torch.equal(made.test.inputs, data[0][0])
+
+
+def test_a_split_that_is_asked_for_divides_the_examples_of_clients() -> None:
+    unseen = fedflat.rounds("fedavg", module(), clients(4), split="natural+held-out(share=0.5)", per_round=2, rounds=1, workers=1)
+    assert len(unseen.run.split.clients) == len(unseen.run.split.unseen) == 2
+    mixed = fedflat.rounds("fedavg", module(), clients(4), split="iid", clients=2, per_round=2, rounds=1, workers=1)
+    assert [len(mine) for mine in mixed.run.split.clients] == [55, 55]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_model_between_two_evaluations_is_known_by_its_own_round(kept: bool, tmp_path: Path) -> None:
+    loop = fedflat.rounds("fedavg", every=4, out=tmp_path / "run" if kept else None, **SMALL)
+    next(loop), next(loop)
+    result = loop.result()
+    assert result.history[-1]["round"] == 0
+    with safe_open(result.export(tmp_path / "model.safetensors"), "pt") as file:
+        assert json.loads(file.metadata()["fedflat"])["rounds"] == 2
+    assert [one["round"] for one in result.look(clients=2, examples=50).gaps()["server"]] == [0, 2]
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,8 @@ class Record:
     """What the user brought in Python, while the run is in memory: data, model and task."""
     statistics: dict[int, Tensor] = field(default_factory=dict, repr=False)
     """The normalisation statistics of each client that has taken part, while the run is in memory and clients keep them."""
+    rounds: int = 0
+    """How many rounds its models have seen, the last of which need not have been evaluated."""
 
     @property
     def evaluated(self) -> list[str]:
@@ -43,8 +45,9 @@ def load_record(path: Path) -> Record:
     """The record of a run folder; models stay on disk."""
     folder = RunFolder(path)
     config = folder.config()
-    status = folder.status()
-    return Record(config, folder.metrics(), status["status"], status.get("reason", ""), folder.seconds(), {}, folder)
+    status, history = folder.status(), folder.metrics()
+    rounds = status.get("rounds", history[-1]["round"] if history else config.init_rounds)
+    return Record(config, history, status["status"], status.get("reason", ""), folder.seconds(), {}, folder, rounds=rounds)
 
 
 def client_statistics(record: Record) -> dict[int, Tensor]:

@@ -127,7 +127,7 @@ class Run:
             if self.folder:
                 self.folder.release()
         self.record = Record(
-            self.config, self.history, verdict.status, verdict.reason, self.seconds, self.models(), self.folder, self._own, self._statistics
+            self.config, self.history, *verdict, self.seconds, self.models(), self.folder, self._own, self._statistics, self.server.rounds
         )
         for callback in self.callbacks:
             callback.ended(self, self.record)

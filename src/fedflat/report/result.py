@@ -153,7 +153,7 @@ class Result:
     def _rounds(self, model: str) -> int:
         """After how many rounds a model is the last one, which need not have been evaluated."""
         folder = self.record.folder
-        return int(folder.read_tensors(model_file(model))[1]["rounds"] if folder else self.history[-1]["round"])
+        return int(folder.read_tensors(model_file(model))[1]["rounds"]) if folder else self.record.rounds
 
     def _data(self, data: Dataset | None) -> Dataset:
         """The run's data set: the user's own, or the one that the config names."""

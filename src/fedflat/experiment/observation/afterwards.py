@@ -53,8 +53,7 @@ class Afterwards:
         """After how many rounds the run ended, or was last evaluated."""
         if not self.record.history:
             raise UserError(f"{self._where} has evaluated nothing yet; go on with it (fedflat resume {self._where})")
-        last = self.record.history[-1]["round"]
-        return int(self.record.folder.status().get("rounds", last) if self.record.folder else last)
+        return self.record.rounds
 
     def model_rounds(self, name: str = "server") -> list[int]:
         """After which rounds a model of the run is there: at the start, where it was kept on the way, and at the end."""
