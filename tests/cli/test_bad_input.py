@@ -118,7 +118,7 @@ def test_a_run_without_its_status(fedflat, small):
         ("status.json", "[1]", "status.json is missing or damaged"),
         ("metrics.jsonl", '{"round": 2}\n', "metrics.jsonl is damaged: line 1 is no record with round and test"),
         ("metrics.jsonl", "[]\n", "metrics.jsonl is damaged: line 1 is no record with round and test"),
-        ("timing.jsonl", "{}\n", "timing.jsonl is damaged: line 1 is no record with seconds"),
+        ("timing.jsonl", "{}\n", "timing.jsonl is damaged: line 1 is no record with round and seconds"),
     ],
 )
 def test_files_of_a_run_that_were_edited(fedflat, finished, file, text, sentence):

@@ -95,3 +95,12 @@ def test_a_batch_of_one_that_cannot_be_normalised_is_told_of() -> None:
     data = RandomImages(size=33, side=4).dataset()
     with pytest.raises(UserError, match="BatchNorm cannot normalise a batch of 1, on which an epoch of some client ends; choose another"):
         fedflat.run("fedavg", data=data, model=model, clients=3, per_round=3, rounds=1, batch=5, split="iid", workers=1)
+
+
+def test_shared_memory_that_is_full_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(tensor: torch.Tensor) -> None:
+        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_7_5>: No space left on device (28)")
+
+    monkeypatch.setattr(torch.Tensor, "share_memory_", full)
+    with pytest.raises(UserError, match=r"worker processes share \(no space left on device \(28\)\); .* --workers 1"):
+        fedflat.run("fedavg", rounds=1, workers=2)

@@ -10,7 +10,7 @@ import pytest
 from fedflat.bench.setting import RandomImages
 from fedflat.cli.progress import in_words
 from fedflat.experiment.config import config
-from fedflat.experiment.forecast import Forecast, Foretell, forecast
+from fedflat.experiment.forecast import Forecast, Foretell, disk_use, forecast
 from fedflat.experiment.run import Run
 
 SMALL = {
@@ -49,6 +49,15 @@ def test_stateless_runs_without_a_folder_need_no_disk() -> None:
     (found,), _ = told("fedavg")
     assert found.states == found.disk == 0
     assert found.gpu is None
+
+
+def test_only_clients_that_can_take_part_are_counted() -> None:
+    many = {**SMALL, "algorithm": "scaffold", "data": {"clients": 10**6, "split": "virtual"}}
+    run = Run(config(many))
+    found = forecast(run, 1.0)
+    assert found.clients == 4 * 40 and found.states == 4 * 40 * 4 * run.problem.layout.size
+    whole = disk_use(run.config, run.problem.layout.size, 0, 10**6)
+    assert whole == disk_use(run.config, run.problem.layout.size, 0, 4 * 40) != disk_use(run.config, run.problem.layout.size, 0, 4)
 
 
 def test_short_runs_are_not_foretold() -> None:

@@ -15,7 +15,7 @@ from fedflat.data import Examples
 from fedflat.engines.aggregation import by_samples, weighted_sum
 from fedflat.engines.client import common_gradient, train_client
 from fedflat.engines.contract import Client, ModelState, Outcome, Training
-from fedflat.engines.pool import Pool, available_cores, can_travel, pool_of
+from fedflat.engines.pool import Pool, available_cores, can_travel, pool_of, shortage_of_shared_memory_told
 from fedflat.engines.problem import Problem
 from fedflat.engines.reduction import Report, reduce_rows
 from fedflat.engines.table import Table
@@ -40,7 +40,7 @@ class LoopEngine:
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
         """Train a cohort for one round and reduce what it sends, in cohort order."""
-        with one_thread():
+        with one_thread(), shortage_of_shared_memory_told():
             self._stay_if_it_cannot_travel(training)
             table = self.room(training, len(cohort), model.weights)
             z = table.fill(training.algorithm, model, server, cohort)
@@ -87,7 +87,7 @@ class LoopEngine:
 
     def evaluate(self, models: dict[str, ModelState], examples: dict[str, Examples]) -> dict[str, dict[str, dict[str, float]]]:
         """Every metric of every model on every set of examples."""
-        with one_thread():
+        with one_thread(), shortage_of_shared_memory_told():
             weights = torch.stack([torch.cat([m.weights, m.buffers]) for m in models.values()])
             if self.workers > 1:
                 weights.share_memory_()  # type: ignore[no-untyped-call]

@@ -202,6 +202,20 @@ def _without_interruption() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextmanager
+def shortage_of_shared_memory_told() -> Iterator[None]:
+    """Turn shared memory that is full, of which containers have little, into a sentence that says what to change."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "</torch_" not in str(error):  # the file that torch cannot make
+            raise
+        raise UserError(
+            f"data and weights do not fit in the memory that worker processes share ({str(error).rpartition(': ')[2].lower()}); enlarge it "
+            "(/dev/shm, in Docker with --shm-size=8g) or use --workers 1; a run that had begun goes on with fedflat resume"
+        ) from None
+
+
 def travelling(error: Exception) -> Exception:
     """An error as it can be sent: itself, or where its class cannot be read again, what it says."""
     try:

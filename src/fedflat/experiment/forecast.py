@@ -35,8 +35,9 @@ class Forecast:
     cohort: int
     """What the clients of a round read and write."""
     states: int
-    """What all clients keep between rounds, once each has taken part."""
+    """What clients keep between rounds, in the end."""
     clients: int
+    """That take part once or more, at most."""
     disk: int
     """What of it goes to the run's folder: two places for each client's state and each past model of an average, checkpoint, models."""
     seconds: float
@@ -60,7 +61,7 @@ class Disk:
 
 
 def disk_use(config: Config, size: int, buffers: int, clients: int) -> Disk:
-    """What a run writes once every client has taken part, for a model of ``size`` trained numbers and ``buffers`` statistics."""
+    """What a run writes, with as many clients as can take part, for a model of ``size`` trained numbers and ``buffers`` statistics."""
     built = algorithm(config.algorithm)
     item = 8 if config.engine.precision == "float64" else 4
     kept = sum(field.scalars(size) for field in flat_fields(built.client_fields()).values())
@@ -71,10 +72,15 @@ def disk_use(config: Config, size: int, buffers: int, clients: int) -> Disk:
     rings = sum(min(length, rounds) for length in _rings(built, rounds))
     snapshots = 0 if every is None else rounds // every - (config.init_rounds - 1) // every
     return Disk(
-        checkpoint=(2 * clients * kept + models * whole + server + 2 * rings * whole) * item,
+        checkpoint=(2 * taking_part(config, clients) * kept + models * whole + server + 2 * rings * whole) * item,
         snapshots=snapshots * models * whole * item,
         models=models * whole * item,
     )
+
+
+def taking_part(config: Config, clients: int) -> int:
+    """How many of the clients take part in a run at all, at most: none comes twice; with Bernoulli sampling about so many."""
+    return min(clients, config.federation.per_round * (config.training.rounds - config.init_rounds))
 
 
 def _rings(built: Algorithm, rounds: int) -> list[int]:
@@ -100,15 +106,16 @@ def forecast(run: Run, seconds_per_round: float) -> Forecast:
     kept = sum(field.scalars(size) for field in flat_fields(built.client_fields()).values())
     kept += problem.buffers.size if config.training.statistics == "own" else 0
     sent = sum(field.scalars(size) for field in flat_fields(built.message_fields()).values())
-    disk = disk_use(config, size, problem.buffers.size, len(run.split.clients))
+    everyone = len(run.split.clients)
+    disk = disk_use(config, size, problem.buffers.size, everyone)
     whole = size + problem.buffers.size
-    clients = len(run.split.clients)
+    clients = taking_part(config, everyone)
     left = config.training.rounds - run.server.rounds
     on_gpu = problem.device.type == "cuda"
     return Forecast(
         data=sum(tensor.nbytes for some in examples for tensor in some.tensors().values()),
         model=whole * item,
-        cohort=min(config.federation.per_round, clients) * (whole + kept + sent) * item,
+        cohort=min(config.federation.per_round, everyone) * (whole + kept + sent) * item,
         states=clients * kept * item,
         clients=clients,
         disk=disk.checkpoint + disk.snapshots + disk.models if run.folder else 0,
