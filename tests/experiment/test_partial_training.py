@@ -197,9 +197,8 @@ def test_lanes_agree_with_the_loop(algorithm: str, settings: dict[str, Any]) -> 
 @pytest.mark.parametrize("arithmetic", [None, torch.bfloat16])
 def test_the_step_compiles_whole_with_a_frozen_part(arithmetic: torch.dtype | None) -> None:
     traced = partial(LaneEngine, step=partial(compiled, backend="eager", strict=True))
-    with torch.backends.mkldnn.flags(enabled=True):  # torch gives it up for good, and other bits with it, on a CPU without bf16
-        loop = weights_by(partial(LoopEngine, workers=1), "fedmoswa", arithmetic, train=LORA)
-        torch.testing.assert_close(weights_by(traced, "fedmoswa", arithmetic, train=LORA), loop, rtol=1e-4, atol=1e-6)
+    loop = weights_by(partial(LoopEngine, workers=1), "fedmoswa", arithmetic, train=LORA)
+    torch.testing.assert_close(weights_by(traced, "fedmoswa", arithmetic, train=LORA), loop, rtol=1e-4, atol=1e-6)
     full = weights_by(partial(LoopEngine, workers=1), "fedmoswa", train=LORA)
     assert torch.allclose(loop, full, atol=5e-3) and (arithmetic is None or not torch.equal(loop, full))
 
