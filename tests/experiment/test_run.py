@@ -15,6 +15,7 @@ from torch import nn
 import fedflat
 from fedflat.api import make_config
 from fedflat.data import from_arrays, load
+from fedflat.engines.loop import LoopEngine
 from fedflat.errors import UserError
 from fedflat.experiment.config import config
 from fedflat.experiment.rows import CachedRows, FileRows
@@ -158,6 +159,13 @@ def test_statistics_are_averaged_estimated_or_kept() -> None:
     assert torch.equal(one.weights, other.weights) and not torch.equal(one.buffers, other.buffers)
     server = averaged.record.models["server"]
     assert server.integers["layers.2.num_batches_tracked"] == 3 * 6
+
+
+@pytest.mark.parametrize(("cores", "per_round", "workers"), [(2, 1, 2), (4, 20, 4), (64, 3, 8), (64, 20, 20)])
+def test_no_more_workers_than_have_something_to_do(monkeypatch: pytest.MonkeyPatch, cores: int, per_round: int, workers: int) -> None:
+    monkeypatch.setattr("fedflat.experiment.engine.available_cores", lambda: cores)
+    engine = Run(config({"federation": {"per_round": per_round}, "engine": {"device": "cpu"}})).engine
+    assert isinstance(engine, LoopEngine) and engine.workers == workers
 
 
 def test_estimated_statistics_are_those_of_the_training_data() -> None:

@@ -169,7 +169,11 @@ class Engine(Section):
     )
     lanes: int = Field(16, ge=1, description="clients trained at the same time by the lanes engine")
     compile: Literal["auto", "on", "off"] = Field("auto", description="compile the local step; auto: on a GPU, when the run is long")
-    workers: int | None = Field(None, ge=1, description="worker processes; default: as many as there are cores, with Ray cores or GPUs")
+    workers: int | None = Field(
+        None,
+        ge=1,
+        description="worker processes; default: one per core, but no more than 8 or the clients of a round; with Ray cores or GPUs",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to train; auto takes a GPU where there is one")
     precision: Literal["float32", "tf32", "bf16", "float64"] = Field(
         "float32", description="precision of arithmetic; weights are kept in full"

@@ -12,6 +12,7 @@ from fedflat.data.streamed import StreamedTensor
 from fedflat.engines.contract import Engine
 from fedflat.engines.lanes import LaneEngine
 from fedflat.engines.loop import LoopEngine
+from fedflat.engines.pool import available_cores
 from fedflat.engines.problem import Problem
 from fedflat.engines.steps import compiled, in_place
 from fedflat.errors import UserError
@@ -19,6 +20,8 @@ from fedflat.experiment.config import Config
 
 Own = dict[str, Any]
 """Data, model and task by these names: the user's own, or none."""
+EVALUATING = 8
+"""Workers that have enough to do in evaluations, however few clients train."""
 WORTH_COMPILING = 200
 """Rounds from which on compiling, which takes some tens of seconds, pays for itself."""
 
@@ -44,7 +47,7 @@ def engine_for(config: Config, problem: Problem, own: Own | None = None) -> Engi
     if wanted.name == "loop" or (wanted.name in ("auto", "ray") and (streamed or not on_gpu)):
         if wanted.compile == "on" and not on_gpu:
             problem.compile(config.training.batch)
-        return LoopEngine(problem, wanted.workers)
+        return LoopEngine(problem, wanted.workers or min(available_cores(), max(EVALUATING, config.federation.per_round)))
     long = config.training.rounds >= WORTH_COMPILING and on_gpu
     compiling = wanted.compile == "on" or (wanted.compile == "auto" and long)
     return LaneEngine(problem, wanted.lanes, compiled if compiling else in_place)
