@@ -71,7 +71,7 @@ class Start:
         folder = RunFolder(self.run)
         if self.rounds in kept_rounds(self.run):
             return folder.read_tensors(snapshot_file("server", self.rounds))[0]
-        if _rounds_in(folder, model_file("server")) == self.rounds:
+        if folder.rounds_of(model_file("server")) == self.rounds:
             return folder.read_tensors(model_file("server"))[0]
         problem, _ = reopen(self.record, as_begun=True)
         model: ModelState = at_checkpoint(folder, _algorithm(self.record), problem, self.record.config).model
@@ -97,12 +97,8 @@ def start(text: str) -> Start:
 def there_rounds(run: Path) -> list[int]:
     """The rounds after which a run can be branched: where models were kept, at its checkpoint and at its end."""
     folder = RunFolder(run)
-    ends = (_rounds_in(folder, file) for file in (CHECKPOINT, model_file("server")))
+    ends = (folder.rounds_of(file) for file in (CHECKPOINT, model_file("server")))
     return sorted({*kept_rounds(run), *(rounds for rounds in ends if rounds is not None)})
-
-
-def _rounds_in(folder: RunFolder, file: str) -> int | None:
-    return int(folder.read_tensors(file)[1]["rounds"]) if (folder.path / file).exists() else None
 
 
 def _algorithm(record: Record) -> Any:

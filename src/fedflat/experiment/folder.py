@@ -218,6 +218,10 @@ class RunFolder:
         whole = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
         write_whole(self.path / name, save(whole, {"fedflat": json.dumps(about)}))
 
+    def rounds_of(self, file: str) -> int | None:
+        """After how many rounds the tensors of a file were written; none where it is not there."""
+        return int(self.read_tensors(file)[1]["rounds"]) if (self.path / file).exists() else None
+
     def read_tensors(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What ``write_tensors`` wrote."""
         path = self.path / name

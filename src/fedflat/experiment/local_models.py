@@ -18,7 +18,6 @@ from fedflat.engines.contract import ModelState
 from fedflat.engines.problem import Problem
 from fedflat.errors import UserError
 from fedflat.experiment.checkpoint import CHECKPOINT
-from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.measured import Measured, Reference, measured, reference
 from fedflat.experiment.reopening import reopen, state_of
 from fedflat.experiment.replay import Moment, Replay, at_checkpoint, at_model, needs_vectors
@@ -77,7 +76,7 @@ def moment_at(server: Measured, problem: Problem, rounds: int | None = None) -> 
             "this run was made without a folder, so that no round of it can be trained again; give fedflat.run a folder (out=...)"
         )
     method = algorithm(record.config.algorithm)
-    if rounds is None or rounds == _checkpointed(record.folder):
+    if rounds is None or rounds == record.folder.rounds_of(CHECKPOINT):
         return at_checkpoint(record.folder, method, problem, record.config)
     return at_model(rounds, state_of(record, "server", problem, rounds), method, record.config)
 
@@ -86,8 +85,3 @@ def _same_precision(server: Measured, precision: str) -> bool:
     """Whether a run trained in the precision in which it is measured."""
     measured_in = "float64" if server.problem.dtype == torch.float64 else "tf32" if server.tf32 else "float32"
     return precision == measured_in
-
-
-def _checkpointed(folder: RunFolder) -> int | None:
-    """After how many rounds a run has its last checkpoint."""
-    return int(folder.read_tensors(CHECKPOINT)[1]["rounds"]) if (folder.path / CHECKPOINT).exists() else None

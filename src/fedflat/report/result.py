@@ -152,8 +152,8 @@ class Result:
 
     def _rounds(self, model: str) -> int:
         """After how many rounds a model is the last one, which need not have been evaluated."""
-        folder = self.record.folder
-        return int(folder.read_tensors(model_file(model))[1]["rounds"]) if folder else self.record.rounds
+        written = self.record.folder.rounds_of(model_file(model)) if self.record.folder else None
+        return self.record.rounds if written is None else written
 
     def _data(self, data: Dataset | None) -> Dataset:
         """The run's data set: the user's own, or the one that the config names."""
