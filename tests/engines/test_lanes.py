@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from fedflat.algorithms import Algorithm
 from fedflat.algorithms.perturbation import Perturbation
 from fedflat.algorithms.slot import At, Gradient, State
 from fedflat.bench.setting import RandomImages
+from fedflat.data import Examples
 from fedflat.engines import gpu_layers
 from fedflat.engines.contract import Engine, Training
 from fedflat.engines.lane import SELDOM, DoesNotFit, Lane
@@ -149,6 +151,52 @@ def test_a_step_may_keep_the_iterate_before_it(step: Callable[[Problem, Training
     lanes = walk(looking_back, setting, engine=LaneEngine(problem_of(setting), lanes=2, step=step))
     assert np.abs(np.array(loop.x) - np.array(lanes.x)).max() < 1e-12
     assert np.abs(np.array(loop.x) - np.array(walk("fedavg", setting).x)).max() > 1e-3
+
+
+def test_where_a_step_got_some_memory_and_no_more_nobody_knows_how_much_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def captured(lane: Lane, work: Callable[[], None]) -> Callable[[], None]:
+        raise DoesNotFit(None, 2**28)
+
+    monkeypatch.setattr(Lane, "_captured", captured)
+    with pytest.raises(UserError, match=r"a step needs more than the 0\.2 GB that are free; lower training\.batch \(now 10\)"):
+        trained()
+
+
+def test_a_lane_has_room_for_longer_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are captured anew where a client has more than twice the steps of any before, not for every one that has more."""
+    lane = trained().engine.lanes[0]  # type: ignore[attr-defined]
+    anew = []
+    for count in [4, 7, 8, 12, 15, 30, 31, 60, 61]:
+        lane.work, before = lane.work if anew else {}, lane.work
+        lane._hold(SimpleNamespace(sizes=[10] * count, tensors={"indices": torch.full((count, 10), count)}))
+        anew += [count] * (lane.work is not before)
+        assert (lane.work["indices"][:count] == count).all()
+    assert anew == [4, 12, 30, 61]
+
+
+def test_evaluations_take_several_batches_at_once_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = trained()
+    engine, problem = run.engine, replace(run.problem, evaluation_batch=7)
+    engine.problem, models, sets = problem, run.models(), problem.held_out  # type: ignore[attr-defined]
+    expected = engine.evaluate(models, sets)
+    real, sizes, room = Problem.sum_tensors, [], 1000
+
+    def tight(problem: Problem, weights: Tensor, buffers: dict[str, Tensor], batch: Examples) -> dict[str, Tensor]:
+        sizes.append(len(batch))
+        if len(batch) > room:
+            raise torch.OutOfMemoryError("full")
+        return real(problem, weights, buffers, batch)
+
+    monkeypatch.setattr(Problem, "sum_tensors", tight)
+    engine._batches_at_once = 5  # type: ignore[attr-defined]
+    assert engine.evaluate(models, sets)["server"]["test"] == pytest.approx(expected["server"]["test"], rel=1e-6)
+    assert max(sizes) == 35
+    sizes, room = [], 10
+    assert engine.evaluate(models, sets) == expected
+    assert sizes[0] == 35 and max(sizes[1:]) == 7
+    room = 5
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.evaluate(models, sets)
 
 
 def test_a_first_lane_that_needs_the_room_of_others_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:

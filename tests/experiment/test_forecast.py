@@ -9,6 +9,7 @@ import pytest
 
 from fedflat.bench.setting import RandomImages
 from fedflat.cli.progress import in_words
+from fedflat.experiment.checkpoint import SECONDS_BETWEEN, Pace
 from fedflat.experiment.config import config
 from fedflat.experiment.forecast import Forecast, Foretell, disk_use, forecast
 from fedflat.experiment.run import Run
@@ -84,6 +85,24 @@ def test_checkpoints_are_no_more_frequent_than_a_disk_likes(tmp_path: Path, monk
     monkeypatch.setattr(Run, "_checkpoint", lambda run: (saved.append(run.server.rounds), real(run))[1])
     told("fedavg", tmp_path / "fast")
     assert saved == [40]
-    monkeypatch.setattr("fedflat.experiment.run.SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+    monkeypatch.setattr("fedflat.experiment.checkpoint.SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr("fedflat.experiment.checkpoint.MOST_OF_THE_TIME", float("inf"))
     told("fedavg", tmp_path / "slow")
     assert saved[1:] == [10, 20, 30, 40]
+
+
+def test_checkpoints_that_take_long_are_further_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("fedflat.experiment.checkpoint.time.monotonic", lambda: now)
+    open_, asked = Pace(None), Pace(7)
+    assert not open_.is_due(10)
+    now += SECONDS_BETWEEN
+    assert open_.is_due(10) and not open_.is_due(15)
+    for pace in (open_, asked):
+        with pace.measured():
+            now += 2
+    now += 10
+    assert not open_.is_due(20)  # two seconds in every twelve would be too much
+    assert asked.is_due(21) and not asked.is_due(20)
+    now += 30
+    assert open_.is_due(30)

@@ -25,6 +25,8 @@ from fedflat.engines.table import Table
 WARM_UPS = 2
 SELDOM = 8
 """Uses of a batch that is not full before its step is captured: capturing takes as long as some tens of steps."""
+TO_SPARE = 2
+"""Times the steps of the longest client so far that a lane has room for."""
 ROOM = 2**27
 """Bytes besides those of a trial that capturing may take: libraries keep some memory for each stream."""
 
@@ -45,9 +47,9 @@ class Work:
 
 
 class DoesNotFit(Exception):
-    """A lane needs more memory than is free on the device."""
+    """A lane needs more memory than is free on the device; how much is not known where it got some of it and no more."""
 
-    def __init__(self, needed: int, free: int) -> None:
+    def __init__(self, needed: int | None, free: int) -> None:
         self.needed, self.free = needed, free
 
 
@@ -60,8 +62,7 @@ def memory_needed(work: Callable[[], None]) -> int:
         torch.cuda.synchronize()
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
-        free, whole = torch.cuda.mem_get_info()
-        raise DoesNotFit(whole, free) from None
+        raise DoesNotFit(None, torch.cuda.mem_get_info()[0]) from None
     needed = torch.cuda.max_memory_allocated() - before
     torch.cuda.empty_cache()
     return needed
@@ -167,11 +168,15 @@ class Lane:
         return Report(message.rates.clone(), self.loss.clone(), steps, passes, samples, integers)
 
     def _hold(self, work: Work) -> None:
-        """Put a client's batches where the captured step reads them; longer rounds need new room, and new graphs."""
+        """Put a client's batches where the captured step reads them.
+
+        Clients with more steps need new room, and new graphs; there is always some to spare, so that this is seldom.
+        """
         steps = len(work.sizes)
         if not self.work or len(self.work["indices"]) < steps:
             self._graphs = {}
-            self.work = {n: torch.zeros((steps, *t.shape[1:]), dtype=t.dtype, device=self.k.device) for n, t in work.tensors.items()}
+            room = TO_SPARE * steps
+            self.work = {n: torch.zeros((room, *t.shape[1:]), dtype=t.dtype, device=self.k.device) for n, t in work.tensors.items()}
         for name, tensor in work.tensors.items():
             self.work[name][:steps].copy_(tensor, non_blocking=True)
 

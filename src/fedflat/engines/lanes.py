@@ -29,6 +29,8 @@ from fedflat.errors import UserError
 
 MOST_LANES = 16
 """More streams than this bring nothing: the GPU is full."""
+BATCHES_AT_ONCE = 5
+"""So many batches of an evaluation go through a GPU together where they fit: smaller ones leave it idle."""
 
 
 class LaneEngine:
@@ -39,6 +41,7 @@ class LaneEngine:
         self.table: Table | None = None
         self.lanes: list[Lane] = []
         self._prepared: dict[tuple[int, int], Work] = {}
+        self._batches_at_once = BATCHES_AT_ONCE if problem.device.type == "cuda" else 1
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
         """Queue a cohort's round on the lanes and reduce what it sends; nothing waits for the device."""
@@ -90,9 +93,10 @@ class LaneEngine:
         """Go on with the lanes before one that does not fit, whose client trains in a later turn; or with it alone, if it is the first."""
         fitting = self.lanes.index(lane)
         if len(self.lanes) == 1:
-            needed, free = (f"{size / 2**30:.1f} GB" for size in (shortage.needed, shortage.free))
+            free = f"{shortage.free / 2**30:.1f} GB"
+            needed = f"more than the {free} that" if shortage.needed is None else f"{shortage.needed / 2**30:.1f} GB more and {free}"
             raise UserError(
-                f"the GPU is too small for one client at a time: a step needs {needed} more and {free} are free; "
+                f"the GPU is too small for one client at a time: a step needs {needed} are free; "
                 f"lower training.batch (now {training.plan.batch}), use engine.precision=bf16, or choose a smaller model"
             )
         self.lanes = self.lanes[: max(1, fitting)]
@@ -108,17 +112,24 @@ class LaneEngine:
 
     def evaluate(self, models: dict[str, ModelState], examples: dict[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
         """Every metric of every model on every set of examples."""
-        problem = self.problem
-        results: dict[str, dict[str, dict[str, float]]] = {}
-        for name, model in models.items():
-            buffers = {**problem.buffers.views(model.buffers), **model.integers}
-            results[name] = {}
-            for part, some in examples.items():
-                totals = Totals(problem.task)
-                for positions in problem.evaluation_batches(len(some)):
-                    totals.add(problem.sum_tensors(model.weights, buffers, some.take(positions)), len(positions))
-                results[name][part] = totals.figures()
-        return results
+        return {name: {part: self._figures(model, some) for part, some in examples.items()} for name, model in models.items()}
+
+    def _figures(self, model: ModelState, examples: Any) -> dict[str, float]:
+        try:
+            return self._means(model, examples)
+        except torch.OutOfMemoryError:
+            if self._batches_at_once == 1:
+                raise
+        self._batches_at_once = 1
+        torch.cuda.empty_cache()
+        return self._means(model, examples)
+
+    def _means(self, model: ModelState, examples: Any) -> dict[str, float]:
+        problem, totals = self.problem, Totals(self.problem.task)
+        buffers = {**problem.buffers.views(model.buffers), **model.integers}
+        for positions in problem.evaluation_batches(len(examples), at_once=self._batches_at_once):
+            totals.add(problem.sum_tensors(model.weights, buffers, examples.take(positions)), len(positions))
+        return totals.figures()
 
     def room(self, training: Training, rows: int, like: Tensor) -> Table:
         """The table for cohorts of up to so many clients, and the lanes that work on it."""

@@ -221,18 +221,18 @@ class Problem:
                 norm.momentum = momentum
         return flat
 
-    def evaluation_batches(self, count: int, batch_statistics: bool | None = None) -> Iterator[Tensor]:
+    def evaluation_batches(self, count: int, batch_statistics: bool | None = None, at_once: int = 1) -> Iterator[Tensor]:
         """The positions of a set's examples in fixed batches, so that sums do not depend on who computes them.
 
         Batches that are normalised by their own statistics are spread over the set, so that each of them looks like all of it: neighbours,
-        such as the frames of one drive, are too much alike.
+        such as the frames of one drive, are too much alike. Of others, several may be taken ``at_once``.
         """
         positions = torch.arange(count, device=self.device)
         if self.batch_statistics if batch_statistics is None else batch_statistics:
             batches = ceil(count / self.evaluation_batch)
             yield from (positions[first::batches] for first in range(batches))
         else:
-            yield from torch.split(positions, self.evaluation_batch)
+            yield from torch.split(positions, at_once * self.evaluation_batch)
 
 
 def saved_names(model: nn.Module) -> dict[str, str]:

@@ -1,8 +1,10 @@
-"""What a run goes on from: where its last checkpoint lies, and whether all that belongs to it is still there."""
+"""What a run goes on from: when checkpoints are due, where the last one lies, and whether all that belongs to it is still there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +15,32 @@ from fedflat.experiment.folder import RunFolder
 from fedflat.experiment.rows import Rows
 
 CHECKPOINT = "checkpoint/state.safetensors"
+ROUNDS_BETWEEN, SECONDS_BETWEEN = 10, 5.0
+"""Where nothing else is asked for: rounds from one checkpoint to the next, and the least time, since rounds may be faster than a disk."""
+MOST_OF_THE_TIME = 1 / 20
+"""No more of a run's time than this goes into checkpoints that nobody asked for."""
+
+
+class Pace:
+    """When a checkpoint is due: every so many rounds, or, where it is left open, as often as costs little."""
+
+    def __init__(self, every: int | None) -> None:
+        self._every = every
+        self._ended, self._took = time.monotonic(), 0.0
+
+    def is_due(self, rounds: int) -> bool:
+        """Whether the run should be saved after so many rounds."""
+        if self._every is not None:
+            return rounds % self._every == 0
+        return rounds % ROUNDS_BETWEEN == 0 and time.monotonic() - self._ended >= max(SECONDS_BETWEEN, self._took / MOST_OF_THE_TIME)
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """A checkpoint is written inside."""
+        began = time.monotonic()
+        yield
+        self._ended = time.monotonic()
+        self._took = self._ended - began
 
 
 def last_checkpoint(folder: RunFolder, settings: Config, frozen: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:

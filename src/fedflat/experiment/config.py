@@ -126,7 +126,7 @@ class Evaluation(Section):
     every: int = Field(1, ge=1, description="rounds between evaluations")
     final: int = Field(0, ge=0, description="so many of the last rounds are each evaluated besides, for a mean over them")
     keep_every: int | None = Field(None, ge=1, description="also keep every model each so many rounds, the first one included")
-    batch: int = Field(500, ge=1, description="examples per forward pass; fewer where they have large masks")
+    batch: int = Field(500, ge=1, description="examples per forward pass; on a GPU up to five times as many, fewer where masks are large")
     examples: int | None = Field(
         None, ge=1, description="during the run, look at so many examples of the test set (and of others held out) only, always the same"
     )
@@ -179,7 +179,7 @@ class Engine(Section):
         "float32", description="precision of arithmetic; weights are kept in full"
     )
     checkpoint_every: int | None = Field(
-        None, ge=1, description="rounds between checkpoints; default: 10, but no more than one in 5 seconds"
+        None, ge=1, description="rounds between checkpoints; default: 10, or more, to spend at most a twentieth of the time on them"
     )
 
     @field_validator("compile", mode="before")

@@ -23,7 +23,7 @@ from fedflat.engines.randomness import drawn_apart
 from fedflat.engines.task import Task
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.checkpoint import CHECKPOINT, last_checkpoint, require_rows, under
+from fedflat.experiment.checkpoint import CHECKPOINT, Pace, last_checkpoint, require_rows, under
 from fedflat.experiment.config import Config
 from fedflat.experiment.engine import engine_for, shortage_told
 from fedflat.experiment.federation import federation
@@ -40,8 +40,6 @@ from fedflat.experiment.stopping import Verdict, check_target, diverged, stop_ea
 from fedflat.experiment.training import sampler_of, training_of
 from fedflat.models import classifier_parameters
 
-CHECKPOINT_EVERY, SECONDS_BETWEEN_CHECKPOINTS = 10, 5.0
-"""Where nothing else is asked for: rounds between checkpoints, and the least time, since rounds may be faster than a disk."""
 LOOKS_EVERY = 10
 """Rounds between looks for divergence on a GPU, besides those at evaluations."""
 
@@ -91,7 +89,8 @@ class Run:
         self._stores: dict[str, Rows] = {}
         self._statistics: dict[int, Tensor] = {}
         self._still = self.problem.still.fingerprint() if self.folder else ""
-        self._begun = self._session = self._saved = time.monotonic()
+        self._pace = Pace(config.engine.checkpoint_every)
+        self._begun = self._session = time.monotonic()
         self.engine: Engine = engine(self) if engine else engine_for(config, self.problem, self._own)
 
     # --- the life of a run -------------------------------------------------------------------------------------------------------
@@ -164,7 +163,7 @@ class Run:
             verdict = stop_early(self.history, self.config.stop, self.primary, self.problem.task.metric)
             if verdict:
                 return verdict
-        if done or self._checkpoint_is_due():
+        if done or self._pace.is_due(self.server.rounds):
             self._checkpoint()
         budget = self.config.stop.seconds
         if budget is not None and time.monotonic() - self._session > budget and not done:
@@ -307,16 +306,12 @@ class Run:
         self._stores[name] = store
         return store
 
-    def _checkpoint_is_due(self) -> bool:
-        every = self.config.engine.checkpoint_every
-        if every is not None:
-            return self.server.rounds % every == 0
-        return self.server.rounds % CHECKPOINT_EVERY == 0 and time.monotonic() - self._saved >= SECONDS_BETWEEN_CHECKPOINTS
-
     def _checkpoint(self) -> None:
-        if not self.folder:
-            return
-        self._saved = time.monotonic()
+        if self.folder:
+            with self._pace.measured():
+                self._save(self.folder)
+
+    def _save(self, folder: RunFolder) -> None:
         server = self.server
         self._keeping.settle()
         for store in self._stores.values():
@@ -328,7 +323,7 @@ class Run:
             tensors |= {f"average/{name}/{key}": value for key, value in average.tensors().items()}
         about = {
             "rounds": server.rounds,
-            "metrics": self.folder.metrics_length(),
+            "metrics": folder.metrics_length(),
             "cost": asdict(server.cost),
             "loss": _finite(self.loss),
             "rows": {name: store.count for name, store in self._stores.items()},
@@ -336,7 +331,7 @@ class Run:
         }
         if self._still:
             about["frozen"] = self._still
-        self.folder.write_tensors(CHECKPOINT, tensors, about)
+        folder.write_tensors(CHECKPOINT, tensors, about)
         for store in self._stores.values():
             store.commit(server.rounds)
 
