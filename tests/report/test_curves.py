@@ -1,0 +1,60 @@
+"""Curves of few and of many runs: each can be told from the others, and all that is said of them lies in the picture."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from fedflat.report.curves import COLOURS, curves
+
+
+def history(end: float, late: float = 1.0) -> list[dict[str, Any]]:
+    """Accuracy that rises from 0.1 to its end."""
+    return [{"round": r, "test": {"server": {"loss": 1.0, "accuracy": 0.1 + (end - 0.1) * (r / 200) ** late}}} for r in range(0, 201, 20)]
+
+
+def drawn(ends: list[float], metric: str = "accuracy") -> Figure:
+    figure = curves([(f"algorithm-{i} (active mean)", [history(end, 0.3)], "server") for i, end in enumerate(ends)], metric)
+    FigureCanvasAgg(figure)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a legend that leaves no room for the curves is only warned of
+        figure.canvas.draw()
+    return figure
+
+
+@pytest.mark.parametrize("count", [1, 10, 11, 33, 100])
+def test_all_of_it_lies_in_the_picture(count: int) -> None:
+    figure = drawn([0.5 + 0.4 * i / count for i in range(count)])
+    axes = figure.axes[0]
+    (legend,) = [*figure.legends, *filter(None, [axes.get_legend()])]
+    assert len(legend.get_texts()) == count
+    whole, box = figure.bbox, legend.get_window_extent()
+    assert whole.x0 <= box.x0 and box.x1 <= whole.x1 and whole.y0 <= box.y0 and box.y1 <= whole.y1
+    assert axes.get_window_extent().width > 600 and axes.get_window_extent().height > 0.8 * whole.height
+    assert (box.x0 > axes.get_window_extent().x1) == (count > len(COLOURS))  # many stand beside the curves, not over them
+
+
+def test_no_two_of_forty_look_alike_and_the_legend_goes_from_above() -> None:
+    figure = drawn([0.5 + 0.4 * (7 * i % 40) / 40 for i in range(40)])
+    looks = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}
+    assert len(looks) == 40
+    ends = [float(text.get_text().split()[-1]) for text in figure.legends[0].get_texts()]
+    assert ends == sorted(ends, reverse=True)
+
+
+def test_some_of_many_that_collapse_do_not_press_the_others_together() -> None:
+    figure = drawn([0.1, 0.1] + [0.7 + 0.01 * i for i in range(18)])
+    low, high = figure.axes[0].get_ylim()
+    assert low > 30 and 85 < high < 90
+    assert [text.get_text().split()[-1] for text in figure.legends[0].get_texts()][-2:] == ["10.0", "10.0"]
+    few = drawn([0.1, 0.8])
+    assert few.axes[0].get_ylim()[0] < 10  # of two, none is left out
+
+
+def test_nothing_to_draw_is_an_empty_picture() -> None:
+    figure = curves([(str(i), [[]], "server") for i in range(20)], "accuracy")
+    assert not figure.axes[0].lines
