@@ -37,9 +37,14 @@ def make_config(base: str | Path | Config | None = None, settings: dict[str, Any
         values = base.model_dump(mode="json")
     elif base is not None:
         values = read_yaml(_config_file(base))
+    said: dict[str, str] = {}
     for name, value in (settings or {}).items():
         _check_name(name)
-        *sections, last = SHORT.get(name, name).replace("__", ".").split(".")
+        full = SHORT.get(name, name).replace("__", ".")
+        if full in said:
+            raise UserError(f"{full} is given twice, as {said[full]} and as {name}={value!r}; give it once")
+        said[full] = f"{name}={value!r}"
+        *sections, last = full.split(".")
         inside = values
         for section in sections:
             inside = inside.setdefault(section, {})
@@ -50,6 +55,9 @@ def make_config(base: str | Path | Config | None = None, settings: dict[str, Any
         together = isinstance(value, dict) and isinstance(inside.get(last), dict)
         inside[last] = {**inside[last], **value} if together else value
     for assignment in assignments:
+        full = assignment.partition("=")[0].strip()
+        if full in said:
+            raise UserError(f"{full} is given twice, as {said[full]} and as {assignment}; give it once")
         assign(values, assignment)
     return config(values)
 

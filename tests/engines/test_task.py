@@ -121,6 +121,15 @@ def test_a_model_for_something_else_is_refused(model: str, sentence: str):
         fedflat.run("fedavg", data=alphabet(), rounds=1, **(SMALL | {"model": model}))
 
 
+@pytest.mark.parametrize("token", [-1, len(CHARACTERS)])
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_a_token_that_the_model_does_not_know_is_told_of_before_it_comes_up(part: str, token: int) -> None:
+    data = alphabet()
+    getattr(data, part).inputs[-1, -1] = token
+    with pytest.raises(fedflat.UserError, match=rf"alphabet has the token {token}, and char-lstm.* knows those from 0 to 2, one for each"):
+        fedflat.run("fedavg", data=data, rounds=1, **SMALL)
+
+
 class Several(nn.Module):
     """Gives its logits in a dictionary."""
 

@@ -323,6 +323,19 @@ def test_a_group_of_settings_adds_to_what_is_there() -> None:
     assert (kept.rounds, kept.rate, kept.epochs) == (2, 0.5, 3)
 
 
+def test_one_setting_under_two_names_is_refused() -> None:
+    with pytest.raises(UserError, match=r"training\.rounds is given twice, as rounds=2 and as training__rounds=3; give it once"):
+        make_config(None, {"rounds": 2, "training__rounds": 3})
+    with pytest.raises(UserError, match=r"training\.rounds is given twice, as rounds=2 and as training\.rounds=3; give it once"):
+        make_config(None, {"rounds": 2}, ["training.epochs=1", "training.rounds=3"])
+    assert make_config(make_config(None, {"rounds": 2}), {"rounds": 3}, ["training.epochs=1"]).training.rounds == 3
+
+
+def test_tf32_without_a_gpu_is_told_of() -> None:
+    with pytest.warns(UserWarning, match="tf32 rounds on a GPU alone; on this CPU the run is in float32"):
+        Run(make_config(None, SMALL | {"engine__precision": "tf32", "device": "cpu"}))
+
+
 @pytest.mark.parametrize(
     ("name", "meant"), [("weighting", "federation__weighting"), ("learning_rate", "rate"), ("batch_size", "batch"), ("ruonds", "rounds")]
 )

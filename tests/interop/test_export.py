@@ -187,8 +187,10 @@ def test_a_run_starts_from_a_state_dict(run: Path, tmp_path: Path) -> None:
     tensors, end = fedflat.load(run).state_dict(), fedflat.load(run).history[-1]["test"]["server"]
     torch.save(tensors, tmp_path / "plain.pt")
     torch.save({"epoch": 3, "state_dict": {f"module.{key}": value for key, value in tensors.items()}}, tmp_path / "checkpoint.pth")
+    torch.save({f"module._orig_mod.{key}": value for key, value in tensors.items()}, tmp_path / "compiled.pth.tar")
     save_file(tensors, tmp_path / "plain.safetensors")
-    for name in ("plain.pt", "checkpoint.pth", "plain.safetensors"):
+    save_file({f"_orig_mod.{key}": value for key, value in tensors.items()}, tmp_path / "compiled.safetensors")
+    for name in ("plain.pt", "checkpoint.pth", "compiled.pth.tar", "plain.safetensors", "compiled.safetensors"):
         started = fedflat.run("fedavg", init=tmp_path / name, **(SETTINGS | {"rounds": 1}))
         assert started.history[0]["test"]["server"] == end
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -39,6 +40,8 @@ def engine_for(config: Config, problem: Problem, own: Own | None = None) -> Engi
     on_gpu = problem.device.type == "cuda"
     if wanted.precision == "bf16" and not on_gpu:
         raise UserError("engine.precision=bf16 is for a GPU, and this run is on the CPU; use float32")
+    if wanted.precision == "tf32" and not on_gpu:
+        warnings.warn("engine.precision=tf32 rounds on a GPU alone; on this CPU the run is in float32", stacklevel=2)
     streamed = isinstance(problem.data.train.inputs, StreamedTensor)
     if streamed and wanted.name == "lanes":
         raise UserError(

@@ -18,6 +18,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.network import network_of
 from fedflat.flatness.precision import allow_tf32
+from fedflat.models.lstm import CharacterNetwork
 
 MOST_PIXELS = 2**23
 """Pixels with masks in one forward pass of an evaluation: 194 frames of CamVid at 180x240, 16 of Cityscapes at 512x1024."""
@@ -90,6 +91,8 @@ def _some(examples: Examples, most: int | None) -> Examples:
 
 def _try_out(problem: Problem, name: str) -> None:
     """Refuse a model that cannot take these data, before anything is written."""
+    if isinstance(problem.model, CharacterNetwork):
+        _check_tokens(problem, name, problem.model.embedding.num_embeddings)
     two = problem.held_out["test"].take(torch.arange(min(2, len(problem.held_out["test"])), device=problem.device))
     weights, buffers, integers = problem.initial()
     what = f"{problem.data.name}, whose inputs are {str(two.inputs.dtype).removeprefix('torch.')} of shape {problem.data.input_shape}"
@@ -110,6 +113,17 @@ def _try_out(problem: Problem, name: str) -> None:
             f"{name} gives an output of shape {tuple(output.shape[1:])} for each example, "
             f"but {problem.data.name} has {problem.data.num_classes} classes; expected a number for each of them{where}"
         )
+
+
+def _check_tokens(problem: Problem, name: str, known: int) -> None:
+    """Refuse tokens that a text model does not know; two examples need not hold one."""
+    for examples in (problem.data.train, *problem.held_out.values()):
+        lowest, highest = (int(token) for token in torch.aminmax(examples.inputs))
+        if lowest < 0 or highest >= known:
+            raise UserError(
+                f"{problem.data.name} has the token {lowest if lowest < 0 else highest}, and {name} knows those from 0 to {known - 1}, "
+                "one for each class; number tokens so, or name all classes"
+            )
 
 
 def _expected_output(task: Task, examples: Examples) -> tuple[tuple[int, ...], int, str] | None:

@@ -19,11 +19,11 @@ from fedflat.models.vit import VisionTransformer
 
 MOST_NAMES = 4
 """How many tensors a message names before it only counts them."""
-TORCH_ENDINGS = (".pt", ".pth", ".bin")
+TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".tar")
 NESTED = ("state_dict", "model_state_dict", "model")
 """Where checkpoints of training scripts keep the state_dict."""
-PARALLEL = "module."
-"""What torch's parallel wrappers put before every name."""
+WRAPPED = ("module.", "_orig_mod.")
+"""What torch's wrappers, parallel and compiled, put before every name."""
 POOLERS = ("pooler.", "vit.pooler.", "pre_logits.")
 """What published vision transformers may have between their last block and a head of their own."""
 
@@ -40,7 +40,16 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], str]:
         raise UserError(f"{path} is a folder; expected a file of weights, for example {path / 'model.safetensors'}")
     if not path.exists():
         raise UserError(f"there are no weights in {path}; expected a file such as the model.safetensors of a run, or a state_dict (.pt)")
-    return _saved_by_torch(path) if path.suffix in TORCH_ENDINGS else _safetensors(path)
+    tensors, origin = _saved_by_torch(path) if path.suffix in TORCH_ENDINGS else _safetensors(path)
+    return _unwrapped(tensors), origin
+
+
+def _unwrapped(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by the names they have in the model itself, out of all that it was wrapped in."""
+    for prefix in WRAPPED:
+        if tensors and all(key.startswith(prefix) for key in tensors):
+            return _unwrapped({key.removeprefix(prefix): value for key, value in tensors.items()})
+    return tensors
 
 
 def _safetensors(path: Path) -> tuple[dict[str, Tensor], str]:
@@ -65,8 +74,7 @@ def _saved_by_torch(path: Path) -> tuple[dict[str, Tensor], str]:
     named = isinstance(inside, dict) and all(isinstance(key, str) and isinstance(value, Tensor) for key, value in inside.items())
     if not inside or not named:
         raise UserError(f"{path} holds no state_dict; expected tensors by name, as torch.save(model.state_dict(), file) writes them")
-    parallel = all(key.startswith(PARALLEL) for key in inside)
-    return {key.removeprefix(PARALLEL) if parallel else key: value for key, value in inside.items()}, ""
+    return inside, ""
 
 
 def fill(network: nn.Module, name: str, tensors: Mapping[str, Tensor], where: str, origin: str = "", fresh_head: bool = False) -> None:

@@ -48,7 +48,7 @@ class CharLstm(ModelSpec):
 class CharacterNetwork(nn.Module):
     """int64 ``[batch, length]`` to logits ``[batch, length, vocabulary]``; state starts at zero for each sample."""
 
-    def __init__(self, embedding: nn.Module, recurrent: list[nn.Module], classifier: nn.Module, tanh: bool) -> None:
+    def __init__(self, embedding: nn.Embedding, recurrent: list[nn.Module], classifier: nn.Module, tanh: bool) -> None:
         super().__init__()
         self.embedding = embedding
         self.recurrent = nn.ModuleList(recurrent)
