@@ -53,7 +53,7 @@ def test_a_run_of_a_relative_file_can_be_resumed_from_elsewhere(elsewhere: Path)
     loop.close()
     os.chdir(elsewhere)
     resumed = fedflat.resume("../run")
-    assert resumed.status == "finished" and resumed.evaluate(on=["test"])
+    assert resumed.status == "finished" and resumed.evaluate(on="test")
 
 
 def test_paths_of_data_are_kept_in_full(elsewhere: Path) -> None:

@@ -96,6 +96,7 @@ def test_a_comparison_counts_each_seed_once_and_takes_one_text() -> None:
         fedflat.compare(["fedavg"], seeds=[1, 1], **SMALL)
     comparison = fedflat.compare("fedavg", seeds=1, **(SMALL | {"rounds": 1}))
     assert [row["label"] for row in comparison.table()] == ["fedavg"]
+    assert comparison.table(0.05) == comparison.table([0.05]) and "rounds to 0.05" in comparison.table(0.05)[0]
 
 
 @pytest.mark.parametrize("seeds", ["2", [0.5], 2.0, None, 0, -1, [], [-1], ["1"], [0, np.int64(0)]], ids=repr)

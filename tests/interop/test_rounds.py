@@ -215,6 +215,8 @@ def test_a_model_between_two_evaluations_is_known_by_its_own_round(kept: bool, t
     ("arguments", "message"),
     [
         ({"clients_data": []}, "there are no clients"),
+        ({"clients_data": 5}, r"the clients are of type int; expected a list with a pair \(inputs, targets\) for each"),
+        ({"clients_data": {"one": 1}}, "the clients are of type dict; expected a list"),
         ({"clients_data": [torch.zeros(3)]}, "client 0 has no pair"),
         ({"clients_data": [(torch.zeros(3, 5), torch.zeros(2).long())]}, "equally many"),
         ({"clients_data": [(torch.zeros(3, 5), torch.zeros(3))]}, "expected class numbers"),

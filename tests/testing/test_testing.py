@@ -190,6 +190,8 @@ def test_a_model_is_checked_in_the_precision_of_runs_whatever_its_own() -> None:
 def test_a_model_for_other_inputs_is_refused_in_a_sentence() -> None:
     with pytest.raises(UserError, match=r"Linear cannot be used on inputs of shape \(5,\): "):
         check_model(nn.Linear(4, 3), (5,), 3)
+    with pytest.raises(UserError, match=r"'cnn' is no model; expected a torch\.nn\.Module"):
+        check_model("cnn", (3, 32, 32), 10)  # type: ignore[arg-type]
 
 
 class _Idle(nn.Module):

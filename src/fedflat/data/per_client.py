@@ -20,6 +20,8 @@ def from_clients(clients: Sequence[Pair], test: Pair | None = None, name: str = 
 
     Where there is no test set, models are scored on what the clients have, all of it together.
     """
+    if not isinstance(clients, Sequence | np.ndarray):
+        raise UserError(f"the clients are of type {type(clients).__name__}; expected a list with a pair (inputs, targets) for each")
     if not len(clients):
         raise UserError("there are no clients; expected a list with a pair (inputs, targets) for each")
     pairs = [_pair(pair, f"client {number}") for number, pair in enumerate(clients)]

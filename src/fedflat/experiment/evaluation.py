@@ -88,7 +88,7 @@ class Evaluation:
 def evaluate(
     record: Record,
     model: str = "server",
-    on: Iterable[str] = tuple(PARTS),
+    on: str | Iterable[str] | None = None,
     *,
     fine_tuning: FineTuning | None = None,
     corruptions: Corruptions | None = None,
@@ -97,12 +97,12 @@ def evaluate(
     task: Task | None = None,
     tell: Callable[[str], None] = lambda part: None,
 ) -> Evaluation:
-    """Evaluate a model of a run on everything that its data and its split offer; each part stands under its own name.
+    """Evaluate a model of a run on everything that its data and its split offer, or ``on`` some of it; each part stands under its own name.
 
     A run on data, with a model or for a task of the user's own needs them again here (``network`` is the model), unless it was run
     in this process. ``tell`` is called with the name of each part before it is computed.
     """
-    wanted = [on] if isinstance(on, str) else list(dict.fromkeys(on))
+    wanted = [on] if isinstance(on, str) else list(dict.fromkeys(PARTS if on is None else on))
     for name in wanted:
         if name not in PARTS:
             raise one_of("part to evaluate on", name, PARTS)

@@ -15,7 +15,7 @@ from fedflat.averaging import average_name
 from fedflat.data import Dataset, load
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config
-from fedflat.experiment.evaluation import PARTS, Evaluation, evaluate
+from fedflat.experiment.evaluation import Evaluation, evaluate
 from fedflat.experiment.federation import CUSTOM
 from fedflat.experiment.measured import Measured, measured
 from fedflat.experiment.network import network_of
@@ -162,7 +162,7 @@ class Result:
             raise UserError(f"this run used data of your own ({self.config.data.name}); pass it again: data=...")
         return data or load(self.config.data.name, self.config.data.folder)
 
-    def evaluate(self, model: str = "server", on: Iterable[str] = tuple(PARTS), **more: Any) -> Evaluation:
+    def evaluate(self, model: str = "server", on: str | Iterable[str] | None = None, **more: Any) -> Evaluation:
         """How good one of the run's models is, and for whom: test set, classes, clients, domains, corruptions, after fine-tuning.
 
         ``more`` may be ``fine_tuning``, ``corruptions``, and the ``data``, ``network`` and ``task`` of the run where they are your own.
@@ -237,8 +237,9 @@ class Comparison:
                 rows.setdefault((row.label, settings), row)
         return list(rows.values())
 
-    def table(self, targets: Sequence[float] = ()) -> list[dict[str, Any]]:
+    def table(self, targets: float | Sequence[float] = ()) -> list[dict[str, Any]]:
         """The comparison as plain rows: mean and spread over seeds of every reported figure, and the median of rounds to each target."""
+        targets = (targets,) if isinstance(targets, int | float) else targets
         for target in targets:
             check_target(target, self.metric)
         return [self._line(row, targets) for row in self.rows()]

@@ -25,6 +25,8 @@ def check_model(model: nn.Module, input_shape: tuple[int, ...], classes: int, *,
     >>> check_model(nn.Linear(6, 3), (6,), 3)[0]
     'one row of logits per example'
     """
+    if not isinstance(model, nn.Module):
+        raise UserError(f"{model!r} is no model; expected a torch.nn.Module, such as fedflat.models.build('cnn', (3, 32, 32), 10) makes")
     if batch < 2:
         raise UserError(f"a batch of {batch} shows too little; expected at least 2")
     name, kept = type(model).__name__, []
