@@ -41,8 +41,7 @@ def make_config(base: str | Path | Config | None = None, settings: dict[str, Any
     for name, value in (settings or {}).items():
         _check_name(name)
         full = SHORT.get(name, name).replace("__", ".")
-        if full in said:
-            raise UserError(f"{full} is given twice, as {said[full]} and as {name}={value!r}; give it once")
+        _check_once(full, f"{name}={value!r}", said)
         said[full] = f"{name}={value!r}"
         *sections, last = full.split(".")
         inside = values
@@ -55,11 +54,15 @@ def make_config(base: str | Path | Config | None = None, settings: dict[str, Any
         together = isinstance(value, dict) and isinstance(inside.get(last), dict)
         inside[last] = {**inside[last], **value} if together else value
     for assignment in assignments:
-        full = assignment.partition("=")[0].strip()
-        if full in said:
-            raise UserError(f"{full} is given twice, as {said[full]} and as {assignment}; give it once")
+        _check_once(assignment.partition("=")[0].strip(), assignment, said)
         assign(values, assignment)
     return config(values)
+
+
+def _check_once(full_name: str, now: str, said: dict[str, str]) -> None:
+    """Refuse a setting that was said before under another name."""
+    if full_name in said:
+        raise UserError(f"{full_name} is given twice, as {said[full_name]} and as {now}; give it once")
 
 
 def _config_file(base: Any) -> Path:

@@ -25,8 +25,8 @@ from fedflat.engines.table import Table
 WARM_UPS = 2
 SELDOM = 8
 """Uses of a batch that is not full before its step is captured: capturing takes as long as some tens of steps."""
-TO_SPARE = 2
-"""Times the steps of the longest client so far that a lane has room for."""
+TIMES_THE_LONGEST = 2
+"""A lane has room for so many times the steps of its longest client so far."""
 ROOM = 2**27
 """Bytes besides those of a trial that capturing may take: libraries keep some memory for each stream."""
 
@@ -175,7 +175,7 @@ class Lane:
         steps = len(work.sizes)
         if not self.work or len(self.work["indices"]) < steps:
             self._graphs = {}
-            room = TO_SPARE * steps
+            room = TIMES_THE_LONGEST * steps
             self.work = {n: torch.zeros((room, *t.shape[1:]), dtype=t.dtype, device=self.k.device) for n, t in work.tensors.items()}
         for name, tensor in work.tensors.items():
             self.work[name][:steps].copy_(tensor, non_blocking=True)

@@ -58,8 +58,7 @@ def curves(lines: Sequence[tuple[str, Sequence[list[dict[str, Any]]], str]], met
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if many:
-        last = {line: float(np.asarray(line.get_ydata())[-1]) for line in axes.lines}
-        from_above = sorted(last, key=lambda line: last[line], reverse=True)
+        from_above = sorted(axes.lines, key=lambda line: float(np.asarray(line.get_ydata())[-1]), reverse=True)
         figure.legend(handles=from_above, frameon=False, fontsize=8, loc="outside right center", ncols=_columns(len(lines)))
     else:
         axes.legend(frameon=False, fontsize=9, loc="lower right" if is_share(metric) else "upper right")

@@ -18,8 +18,8 @@ from fedflat.testing.broken import Broken
 EXACT, CLOSE = 1e-12, 1e-9
 SOME = ([0, 2], [1, 3], [0, 1, 3], [2], [0, 1, 2, 3], [1, 2])
 """Cohorts of different sizes."""
-NEARER, THERE = 40, 100
-"""Rounds that bring quadratics nearer to their optimum, and rounds that converge."""
+ROUNDS_TO_COME_NEARER, ROUNDS_TO_CONVERGE = 40, 100
+"""Enough on quadratics."""
 Check = Callable[[str, Algorithm], None]
 
 
@@ -132,13 +132,13 @@ def _descends(name: str, method: Algorithm) -> None:
 
 def _comes_nearer(name: str, method: Algorithm) -> None:
     bowls = Bowls()
-    x = walk(method, bowls, [list(range(bowls.clients))] * NEARER, rate=0.1).x
+    x = walk(method, bowls, [list(range(bowls.clients))] * ROUNDS_TO_COME_NEARER, rate=0.1).x
     before, after = (_apart(one, bowls.optimum()) for one in (x[0], x[-1]))
     if not after < before:
         raise Broken(
             name,
             "all clients together come nearer to their joint optimum",
-            f"in {NEARER} rounds the distance went from {before:.3g} to {after:.3g}: "
+            f"in {ROUNDS_TO_COME_NEARER} rounds the distance went from {before:.3g} to {after:.3g}: "
             "look for a wrong sign in the correction, or in what clients keep or send of it",
         )
 
@@ -183,14 +183,14 @@ def _alike(name: str, method: Algorithm) -> None:
 
 def _joint_optimum(name: str, method: Algorithm) -> None:
     bowls = Bowls()
-    everyone = [list(range(bowls.clients))] * THERE
+    everyone = [list(range(bowls.clients))] * ROUNDS_TO_CONVERGE
     found, plain = (walk(one, bowls, everyone, steps=3, rate=0.1).x[-1] for one in (method, algorithm("fedavg")))
     off, off_plain = (_apart(x, bowls.optimum()) for x in (found, plain))
     if not off < 0.05 * off_plain:
         raise Broken(
             name,
             "finds the joint optimum",
-            f"with all clients in {THERE} rounds it ends {off:.3g} from it, and FedAvg, which drifts, {off_plain:.3g}: "
+            f"with all clients in {ROUNDS_TO_CONVERGE} rounds it ends {off:.3g} from it, and FedAvg, which drifts, {off_plain:.3g}: "
             "look for a wrong sign in the correction, or a variate that is not renewed",
         )
 
