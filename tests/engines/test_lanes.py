@@ -19,8 +19,8 @@ from fedflat.bench.setting import RandomImages
 from fedflat.data import Examples
 from fedflat.engines import gpu_layers
 from fedflat.engines.contract import Engine, Training
-from fedflat.engines.lane import SELDOM, DoesNotFit, Lane
-from fedflat.engines.lanes import LaneEngine
+from fedflat.engines.lane import SELDOM, DoesNotFit, Lane, memory_needed
+from fedflat.engines.lanes import BATCHES_AT_ONCE, LaneEngine
 from fedflat.engines.loop import LoopEngine
 from fedflat.engines.problem import Problem
 from fedflat.engines.steps import Advance, compiled, in_place
@@ -162,6 +162,18 @@ def test_where_a_step_got_some_memory_and_no_more_nobody_knows_how_much_it_needs
         trained()
 
 
+def test_memory_that_ends_in_a_trial_is_no_figure_of_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, answer in {"memory_allocated": 0, "reset_peak_memory_stats": None, "empty_cache": None, "mem_get_info": (5, 100)}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
+
+    def work() -> None:
+        raise torch.OutOfMemoryError("full")
+
+    with pytest.raises(DoesNotFit) as shortage:
+        memory_needed(work)
+    assert (shortage.value.needed, shortage.value.free) == (None, 5)
+
+
 def test_a_lane_has_room_for_longer_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are captured anew where a client has more than twice the steps of any before, not for every one that has more."""
     lane = trained().engine.lanes[0]  # type: ignore[attr-defined]
@@ -172,6 +184,11 @@ def test_a_lane_has_room_for_longer_clients(monkeypatch: pytest.MonkeyPatch) -> 
         anew += [count] * (lane.work is not before)
         assert (lane.work["indices"][:count] == count).all()
     assert anew == [4, 12, 30, 61]
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cuda", BATCHES_AT_ONCE), ("cpu", 1)])
+def test_several_batches_are_for_a_gpu(device: str, expected: int) -> None:
+    assert LaneEngine(SimpleNamespace(device=torch.device(device)))._batches_at_once == expected  # type: ignore[arg-type]
 
 
 def test_evaluations_take_several_batches_at_once_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:

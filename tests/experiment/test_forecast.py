@@ -89,6 +89,10 @@ def test_checkpoints_are_no_more_frequent_than_a_disk_likes(tmp_path: Path, monk
     monkeypatch.setattr("fedflat.experiment.checkpoint.MOST_OF_THE_TIME", float("inf"))
     told("fedavg", tmp_path / "slow")
     assert saved[1:] == [10, 20, 30, 40]
+    saved.clear()
+    monkeypatch.setattr("fedflat.experiment.checkpoint.MOST_OF_THE_TIME", 1e-6)
+    told("fedavg", tmp_path / "dear")
+    assert saved == [10, 40]
 
 
 def test_checkpoints_that_take_long_are_further_apart(monkeypatch: pytest.MonkeyPatch) -> None:
