@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -71,32 +73,45 @@ def test_a_limit_on_file_sizes_is_told_and_leaves_nothing_half_written(tmp_path,
     assert in_this_process("resume", "run").exit_code == 0
 
 
+@contextmanager
+def endless_run(folder: Path, workers: int, *quiet: str) -> Iterator[subprocess.Popen[str]]:
+    """A run that heeds Ctrl-C, which jobs in the background of a script are made to ignore, and that never outlives its test."""
+    flags = ("run", "fedavg", "--rounds", "100000", "--steps", "1", "--workers", str(workers), "--device", "cpu", "--out", "run", *quiet)
+    process = subprocess.Popen(
+        [*FEDFLAT, *flags], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=folder, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
 def test_an_interruption_says_how_to_go_on(tmp_path):
-    flags = ("run", "fedavg", "--rounds", "100000", "--steps", "1", "--workers", "1", "--device", "cpu", "--out", "run")
-    process = subprocess.Popen([*FEDFLAT, *flags], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=tmp_path)
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    patience = time.monotonic() + 60
-    while time.monotonic() < patience and process.poll() is None and not (metrics.exists() and metrics.stat().st_size > 500):
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    told = process.communicate(timeout=60)[1]
-    assert process.returncode == 130
-    assert told.splitlines()[-1] == "fedflat: interrupted; go on with: fedflat resume run" and "Traceback" not in told
+    with endless_run(tmp_path, 1) as process:
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        patience = time.monotonic() + 60
+        while time.monotonic() < patience and process.poll() is None and not (metrics.exists() and metrics.stat().st_size > 500):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        told = process.communicate(timeout=60)[1]
+        assert process.returncode == 130
+        assert told.splitlines()[-1] == "fedflat: interrupted; go on with: fedflat resume run" and "Traceback" not in told
 
 
 def test_ctrl_c_while_workers_start_is_told_in_one_line(tmp_path):
     """It goes to the workers too, which are in the middle of importing torch."""
-    flags = ("run", "fedavg", "--rounds", "100000", "--steps", "1", "--workers", "2", "--device", "cpu", "--out", "run", "--quiet")
-    process = subprocess.Popen([*FEDFLAT, *flags], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=tmp_path, start_new_session=True)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    patience = time.monotonic() + 60
-    while time.monotonic() < patience and process.poll() is None and len(children.read_text().split()) < 3:  # two, and who tidies up
-        time.sleep(0.01)
-    time.sleep(0.2)
-    os.killpg(process.pid, signal.SIGINT)
-    told = process.communicate(timeout=60)[1]
-    assert process.returncode == 130
-    assert told.splitlines() == ["fedflat: interrupted; go on with: fedflat resume run"]
+    with endless_run(tmp_path, 2, "--quiet") as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        patience = time.monotonic() + 60
+        while time.monotonic() < patience and process.poll() is None and len(children.read_text().split()) < 3:  # two, and who tidies up
+            time.sleep(0.01)
+        time.sleep(0.2)
+        os.killpg(process.pid, signal.SIGINT)
+        told = process.communicate(timeout=60)[1]
+        assert process.returncode == 130
+        assert told.splitlines() == ["fedflat: interrupted; go on with: fedflat resume run"]
 
 
 def test_a_full_output_is_told():
