@@ -74,7 +74,12 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
 def where(options: argparse.Namespace) -> dict[str, Any]:
     """What changes nothing but the time that runs take."""
     workers = {} if options.workers is None else {"workers": options.workers}
-    return {"data_folder": options.data_folder, "device": options.device, "engine__precision": options.precision, **workers}
+    return {
+        "data_folder": options.data_folder,
+        "device": options.device,
+        "engine__precision": options.precision,
+        **workers,
+    }
 
 
 def run(name: str, what: dict[str, Any], shared: dict[str, Any], here: dict[str, Any], out: Path) -> dict[str, Any]:
@@ -92,7 +97,9 @@ def run(name: str, what: dict[str, Any], shared: dict[str, Any], here: dict[str,
         "seconds": round(seconds, 1),
         "test": found["test"],
         "classes": {label: scores["miou"] for label, scores in found["classes"]["each"].items()},
-        "curve": [(record["round"], record["test"].get(model, record["test"]["server"])["miou"]) for record in result.history],
+        "curve": [
+            (record["round"], record["test"].get(model, record["test"]["server"])["miou"]) for record in result.history
+        ],
     }
 
 
@@ -158,7 +165,13 @@ def draw(out: Path, picture: Path) -> None:
                 axes.set_title(title, fontsize=10)
     labels = [Patch(color=colour, label=label) for colour, label in zip(COLOURS, numbers["classes"], strict=True)]
     figure.legend(
-        handles=labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=8, handlelength=1, columnspacing=1.2
+        handles=labels,
+        loc="outside lower center",
+        ncols=len(labels),
+        frameon=False,
+        fontsize=8,
+        handlelength=1,
+        columnspacing=1.2,
     )
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=110)
@@ -210,7 +223,10 @@ def main(arguments: list[str] | None = None) -> None:
                 numbers["runs"][name] = run(name, what, shared, here, out)
                 write_whole(numbers_file, json.dumps(numbers, indent=1) + "\n")
                 one = numbers["runs"][name]
-                print(f"{name:14} mIoU {100 * one['test']['miou']:5.1f}   {one['seconds']:.0f} s   {one['status']}", flush=True)
+                print(
+                    f"{name:14} mIoU {100 * one['test']['miou']:5.1f}   {one['seconds']:.0f} s   {one['status']}",
+                    flush=True,
+                )
     numbers = json.loads(numbers_file.read_text())
     write_whole(out / "table.md", table(numbers))
     picture: Path = options.draw or out / "camvid.png"
@@ -238,7 +254,9 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--precision", default="float32", choices=("float32", "tf32", "bf16"))
     parser.add_argument("--workers", type=int)
     parser.add_argument("--only", nargs="*", help="some of them, by name")
-    parser.add_argument("--draw", type=Path, metavar="PICTURE", help="run nothing; draw this picture from what was saved")
+    parser.add_argument(
+        "--draw", type=Path, metavar="PICTURE", help="run nothing; draw this picture from what was saved"
+    )
     parser.add_argument("--page", type=Path, help="also put table and picture on this page")
     return parser.parse_args(arguments)
 

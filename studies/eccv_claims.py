@@ -59,8 +59,17 @@ def study(arguments: argparse.Namespace) -> Path:
     splits = {"one class per client": "dirichlet(alpha=0)", "mild": arguments.mild}
     rate = arguments.rate or RATES[arguments.data]
     every = max(arguments.rounds // arguments.moments, 1)
-    settings = {**SETTINGS[arguments.data], **common_settings(arguments), "rate": rate, "every": every, "keep_every": every}
-    about = {name: getattr(arguments, name) for name in ("data", "rounds", "seed", "examples", "precision", "moments", "mild")}
+    settings = {
+        **SETTINGS[arguments.data],
+        **common_settings(arguments),
+        "rate": rate,
+        "every": every,
+        "keep_every": every,
+    }
+    about = {
+        name: getattr(arguments, name)
+        for name in ("data", "rounds", "seed", "examples", "precision", "moments", "mild")
+    }
     numbers = Numbers(arguments.out / "numbers.json", **about, model=settings["model"], rate=rate)
     for split_name, split in splits.items():
         for name, text in METHODS.items():
@@ -79,10 +88,14 @@ def _waiting(numbers: Numbers, split: str, name: str, every: int, rounds: int) -
     return [at for at in range(every, rounds + 1, every) if str(at) not in found]
 
 
-def _moments(numbers: Numbers, split: str, name: str, record: Record, every: int, arguments: argparse.Namespace) -> None:
+def _moments(
+    numbers: Numbers, split: str, name: str, record: Record, every: int, arguments: argparse.Namespace
+) -> None:
     """Measure a run at each round that it kept a model of."""
     found, waiting = numbers.part("measured", split, name), _waiting(numbers, split, name, every, arguments.rounds)
-    server = measured(record, name="server", device=arguments.device, precision=measuring_precision(arguments.precision))
+    server = measured(
+        record, name="server", device=arguments.device, precision=measuring_precision(arguments.precision)
+    )
     replay = replay_at(server, waiting[0])
     for rounds in waiting:
         history = next((line for line in record.history if line["round"] == rounds), None)
@@ -105,7 +118,9 @@ def _moment(server: Measured, replay: Replay, rounds: int, arguments: argparse.N
         top_eigenvalues(server.objective(client=one.number, state=_like(server, state)), 1)[0]
         for one, state in zip(members, local, strict=True)
     ]
-    samples = torch.tensor([float(len(one.indices)) for one in members], dtype=local[0].weights.dtype, device=local[0].weights.device)
+    samples = torch.tensor(
+        [float(len(one.indices)) for one in members], dtype=local[0].weights.dtype, device=local[0].weights.device
+    )
     mean = (samples / samples.sum()) @ torch.stack([state.weights for state in local])
     spectrum = top_eigenvalues(_on_all(server, server.state, arguments), 5)
     return {
@@ -123,7 +138,9 @@ def _on_all(server: Measured, state: ModelState, arguments: argparse.Namespace) 
 
 def _like(server: Measured, state: ModelState) -> ModelState:
     """A model in the precision in which it is measured."""
-    return state._replace(weights=state.weights.to(server.problem.dtype), buffers=state.buffers.to(server.problem.dtype))
+    return state._replace(
+        weights=state.weights.to(server.problem.dtype), buffers=state.buffers.to(server.problem.dtype)
+    )
 
 
 def draw(path: Path) -> str:

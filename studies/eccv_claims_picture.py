@@ -26,9 +26,13 @@ def picture(numbers: dict[str, Any]) -> Figure:
             row[0].plot(rounds, [one["eigenvalues"][0] for one in at], "o-", color=colour, lw=1.8, ms=4, label=name)
             clients = [list(one["clients"].values()) for one in at]
             row[1].plot(rounds, [np.median(some) for some in clients], "o-", color=colour, lw=1.8, ms=4)
-            row[1].fill_between(rounds, [min(some) for some in clients], [max(some) for some in clients], color=colour, alpha=0.15, lw=0)
+            row[1].fill_between(
+                rounds, [min(some) for some in clients], [max(some) for some in clients], color=colour, alpha=0.15, lw=0
+            )
             row[2].plot(rounds, [one["average"] for one in at], "o-", color=colour, lw=1.8, ms=4)
-        for axes, title in zip(row, ("global model, all data", "clients' models, own data", "average of these, all data"), strict=True):
+        for axes, title in zip(
+            row, ("global model, all data", "clients' models, own data", "average of these, all data"), strict=True
+        ):
             axes.set_title(title, loc="left", fontsize=10, color=INK)
             axes.set_yscale("log")
             axes.grid(alpha=0.25)
@@ -43,9 +47,7 @@ def picture(numbers: dict[str, Any]) -> Figure:
 
 def table(numbers: dict[str, Any]) -> str:
     """Every moment of every run as a table in Markdown."""
-    head = (
-        "| split | method | round | accuracy % | lambda_max | lambda_max / lambda_5 | clients on own data (median) | their average on all |"
-    )
+    head = "| split | method | round | accuracy % | lambda_max | lambda_max / lambda_5 | clients on own data (median) | their average on all |"
     lines = [head, "|---|---|---|---|---|---|---|---|"]
     for split, methods in _measured(numbers).items():
         for name, moments in methods.items():
@@ -65,7 +67,9 @@ def verdicts(numbers: dict[str, Any]) -> str:
         if all(name in methods for name in ORDER):
             top = [_last(methods[name])["eigenvalues"][0] for name in ORDER]
             shown = ", ".join(f"{name} {value:.3g}" for name, value in zip(ORDER, top, strict=True))
-            lines.append(_line(top[0] > top[1] > top[2], f"lambda_max falls from FedAvg over FedSAM to FedASAM, {split}", shown))
+            lines.append(
+                _line(top[0] > top[1] > top[2], f"lambda_max falls from FedAvg over FedSAM to FedASAM, {split}", shown)
+            )
     for split, methods in found.items():
         for name, moments in methods.items():
             one = _last(moments)
@@ -75,7 +79,9 @@ def verdicts(numbers: dict[str, Any]) -> str:
     if len(found) == 2 and all("FedAvg" in methods for methods in found.values()):
         hard, mild = (methods["FedAvg"] for methods in found.values())
         first, last = (mild[str(pick(map(int, mild)))]["eigenvalues"][0] for pick in (min, max))
-        lines.append(_line(last < first, "FedAvg's lambda_max falls as rounds pass, mild split", f"{first:.3g}, then {last:.3g}"))
+        lines.append(
+            _line(last < first, "FedAvg's lambda_max falls as rounds pass, mild split", f"{first:.3g}, then {last:.3g}")
+        )
         one, other = (float(np.median(list(_last(moments)["clients"].values()))) for moments in (hard, mild))
         claim = "FedAvg's clients are flatter with one class each than with the mild split"
         lines.append(_line(one < other, claim, f"{one:.3g} against {other:.3g}"))
@@ -84,7 +90,10 @@ def verdicts(numbers: dict[str, Any]) -> str:
 
 def _measured(numbers: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """What there is: a study that was cut off has runs without a moment."""
-    whole = {split: {name: moments for name, moments in methods.items() if moments} for split, methods in numbers["measured"].items()}
+    whole = {
+        split: {name: moments for name, moments in methods.items() if moments}
+        for split, methods in numbers["measured"].items()
+    }
     return {split: methods for split, methods in whole.items() if methods}
 
 

@@ -40,16 +40,34 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     """What the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="where runs, numbers and the table go")
-    parser.add_argument("--only-stage", choices=STAGES, help="one stage alone; table runs nothing (default: all of them)")
-    parser.add_argument("--only", nargs="+", choices=ALGORITHMS, default=ALGORITHMS, help="the algorithms that this process runs")
-    parser.add_argument("--tune", nargs="+", choices=ALGORITHMS, help="whose rate is searched (default: the two that fall short most)")
+    parser.add_argument(
+        "--only-stage", choices=STAGES, help="one stage alone; table runs nothing (default: all of them)"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=ALGORITHMS, default=ALGORITHMS, help="the algorithms that this process runs"
+    )
+    parser.add_argument(
+        "--tune", nargs="+", choices=ALGORITHMS, help="whose rate is searched (default: the two that fall short most)"
+    )
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--every", type=int, default=10, help="rounds between evaluations (default: %(default)s)")
     parser.add_argument("--seeds", type=int, nargs="+", default=(0,))
-    parser.add_argument("--tune-rounds", type=int, default=200, help="rounds of a run of the search (default: %(default)s)")
-    parser.add_argument("--grid", type=float, nargs="+", default=(0.01, 0.03, 0.1, 0.3), help="rates of the search (default: %(default)s)")
-    parser.add_argument("--validation", type=float, default=0.1, help="share of the training data held out in the search")
-    parser.add_argument("--data", default="cifar10", help="another data set, to try the study out (default: %(default)s)")
+    parser.add_argument(
+        "--tune-rounds", type=int, default=200, help="rounds of a run of the search (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--grid",
+        type=float,
+        nargs="+",
+        default=(0.01, 0.03, 0.1, 0.3),
+        help="rates of the search (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--validation", type=float, default=0.1, help="share of the training data held out in the search"
+    )
+    parser.add_argument(
+        "--data", default="cifar10", help="another data set, to try the study out (default: %(default)s)"
+    )
     parser.add_argument("--data-folder", type=Path, help="where its files are (default: as everywhere in fedflat)")
     parser.add_argument("--model", default="cnn", help="the paper's LeNet-5 is cnn (default: %(default)s)")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
@@ -88,15 +106,23 @@ class Study:
 
     def runs(self) -> dict[str, Numbers]:
         """Every run that is over, by name."""
-        found = {path.stem: json.loads(path.read_text()) for path in sorted((self.wanted.out / "numbers").glob("*.json"))}
+        found = {
+            path.stem: json.loads(path.read_text()) for path in sorted((self.wanted.out / "numbers").glob("*.json"))
+        }
         for name, one in found.items():
             if one["about"] != self.about:
-                raise UserError(f"{self.wanted.out / 'numbers' / name}.json is of a study with other settings; choose another folder")
+                raise UserError(
+                    f"{self.wanted.out / 'numbers' / name}.json is of a study with other settings; choose another folder"
+                )
         return found
 
     def full(self, algorithm: str, rate: float) -> list[Numbers]:
         """The full runs of an algorithm at a rate, one per seed that is there."""
-        return [one for one in self.runs().values() if (one["kind"], one["algorithm"], one["rate"]) == ("full", algorithm, rate)]
+        return [
+            one
+            for one in self.runs().values()
+            if (one["kind"], one["algorithm"], one["rate"]) == ("full", algorithm, rate)
+        ]
 
     def train(self, kind: str, algorithm: str, rate: float, seed: int) -> None:
         """One run, unless it is there, and its numbers on disk."""
@@ -146,7 +172,9 @@ class Study:
 
     def write(self) -> None:
         """All numbers in one file, and the table."""
-        write_whole(self.wanted.out / "numbers.json", json.dumps({"about": self.about, "runs": self.runs()}, indent=1) + "\n")
+        write_whole(
+            self.wanted.out / "numbers.json", json.dumps({"about": self.about, "runs": self.runs()}, indent=1) + "\n"
+        )
         write_whole(self.wanted.out / "table.md", table(self))
 
 
@@ -184,7 +212,9 @@ def to_tune(study: Study) -> list[str]:
     gaps = {algorithm: gap(algorithm, study.full(algorithm, protocol_rate())) for algorithm in ALGORITHMS}
     missing = [algorithm for algorithm, found in gaps.items() if found is None]
     if missing:
-        raise UserError(f"the two that fall short most are not known without {', '.join(missing)}; run stage 1, or name two with --tune")
+        raise UserError(
+            f"the two that fall short most are not known without {', '.join(missing)}; run stage 1, or name two with --tune"
+        )
     return sorted(ALGORITHMS, key=lambda algorithm: gaps[algorithm] or 0.0)[:2]
 
 
@@ -263,7 +293,9 @@ def searched(study: Study, algorithm: str) -> str:
     if rate is None:
         return ""
     runs = [one for one in study.runs().values() if one["kind"] == "tune" and one["algorithm"] == algorithm]
-    scores = ", ".join(f"{one['rate']:g}: {percent(one['validation'])}" for one in sorted(runs, key=lambda one: float(one["rate"])))
+    scores = ", ".join(
+        f"{one['rate']:g}: {percent(one['validation'])}" for one in sorted(runs, key=lambda one: float(one["rate"]))
+    )
     wanted = study.wanted
     held_out = f"{100 * wanted.validation:g} % of the training data"
     return f"Rate of `{algorithm}`: {rate:g}, by accuracy on {held_out} after {wanted.tune_rounds} rounds ({scores})."
@@ -275,7 +307,10 @@ def draw(study: Study, path: Path) -> None:
 
     from fedflat.report.curves import curves
 
-    drawn = [(f"{algorithm}, rate {rate:g}", [history(one) for one in runs], "server") for algorithm, rate, runs in lines(study)]
+    drawn = [
+        (f"{algorithm}, rate {rate:g}", [history(one) for one in runs], "server")
+        for algorithm, rate, runs in lines(study)
+    ]
     if not drawn:
         raise UserError("there is no run to draw yet; run stage 1 first")
     picture = io.BytesIO()

@@ -18,7 +18,17 @@ from typing import Any
 
 import numpy as np
 from flat_minima_picture import picture
-from study import Numbers, common_arguments, common_settings, curvature, measuring_precision, saved_numbers, stage, trained, write_picture
+from study import (
+    Numbers,
+    common_arguments,
+    common_settings,
+    curvature,
+    measuring_precision,
+    saved_numbers,
+    stage,
+    trained,
+    write_picture,
+)
 
 import fedflat
 from fedflat.experiment.files import write_whole
@@ -69,7 +79,10 @@ def study(arguments: argparse.Namespace) -> Path:
     settings = {**SETTINGS[arguments.data], **common_settings(arguments), "every": max(arguments.rounds // 10, 1)}
     methods = algorithms(arguments.rounds, settings["rate"])
     asked = ("data", "rounds", "seed", "examples", "precision", "points", "radius")
-    about = {name: getattr(arguments, name) for name in asked} | {"model": settings["model"], "split": settings["split"]}
+    about = {name: getattr(arguments, name) for name in asked} | {
+        "model": settings["model"],
+        "split": settings["split"],
+    }
     numbers = Numbers(arguments.out / "numbers.json", **about)
     models: dict[str, Measured] = {}
     for name, text in methods.items():
@@ -105,12 +118,23 @@ def _landscapes(numbers: Numbers, models: dict[str, Measured], arguments: argpar
     for name, model in models.items():
         if name not in found:
             (one,) = landscapes(
-                [model], radius=arguments.radius, points=arguments.points, examples=arguments.examples, seed=arguments.seed, names=[name]
+                [model],
+                radius=arguments.radius,
+                points=arguments.points,
+                examples=arguments.examples,
+                seed=arguments.seed,
+                names=[name],
             ).values()
             found[name] = one.document()
             numbers.save()
     if "plane" not in numbers.values:
-        shared = plane(list(models.values()), points=arguments.points, examples=arguments.examples, seed=arguments.seed, names=list(models))
+        shared = plane(
+            list(models.values()),
+            points=arguments.points,
+            examples=arguments.examples,
+            seed=arguments.seed,
+            names=list(models),
+        )
         numbers.values["plane"] = shared.document()
         numbers.save()
 
@@ -134,17 +158,26 @@ def said(numbers: dict[str, Any]) -> str:
     flattest = min(methods, key=lambda name: methods[name]["eigenvalues"][0])
     best = max(methods, key=lambda name: methods[name]["accuracy"])
     ranks = [
-        np.argsort(np.argsort(values)) for values in zip(*[(f["eigenvalues"][0], -f["accuracy"]) for f in methods.values()], strict=True)
+        np.argsort(np.argsort(values))
+        for values in zip(*[(f["eigenvalues"][0], -f["accuracy"]) for f in methods.values()], strict=True)
     ]
     agreement = float(np.corrcoef(*ranks)[0, 1])
-    return "\n".join([*lines, "", f"flattest by lambda_max: {flattest}; best on the test set: {best}; rank correlation {agreement:+.2f}"])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"flattest by lambda_max: {flattest}; best on the test set: {best}; rank correlation {agreement:+.2f}",
+        ]
+    )
 
 
 def main(words: list[str] | None = None) -> None:
     """Run the study."""
     parser = common_arguments(str(__doc__).split("\n\n")[0], 100, "studies/out/flat_minima")
     parser.add_argument("--points", type=int, default=31, help="points along each axis of a landscape")
-    parser.add_argument("--radius", type=float, default=1.0, help="how far to look, in norms of the model's own filters")
+    parser.add_argument(
+        "--radius", type=float, default=1.0, help="how far to look, in norms of the model's own filters"
+    )
     arguments = parser.parse_args(words)
     path = arguments.out / "numbers.json" if arguments.draw_only else study(arguments)
     draw(path)

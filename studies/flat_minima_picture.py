@@ -44,7 +44,14 @@ def picture(numbers: dict[str, Any]) -> Figure:
 
 def _words(figure: Figure, x: float, name: str, figures: dict[str, Any]) -> None:
     figure.text(x, 0.955, name, ha="center", fontsize=14, fontweight="bold", color=INK)
-    figure.text(x, 0.100, rf"$\lambda_{{\mathrm{{max}}}}$ = {figures['eigenvalues'][0]:.3g}", ha="center", fontsize=12.5, color=INK)
+    figure.text(
+        x,
+        0.100,
+        rf"$\lambda_{{\mathrm{{max}}}}$ = {figures['eigenvalues'][0]:.3g}",
+        ha="center",
+        fontsize=12.5,
+        color=INK,
+    )
     figure.text(x, 0.060, f"test accuracy {100 * figures['accuracy']:.1f} %", ha="center", fontsize=10.5, color=FAINT)
 
 

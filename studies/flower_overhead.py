@@ -170,7 +170,11 @@ def until_open(address: str) -> None:
 def federation(folder: Path, sites: int) -> Iterator[dict[str, str]]:
     """A SuperLink and SuperNodes, started as anybody would; the environment in which ``flwr run`` finds them."""
     port, environment = free_port(), {**os.environ, "FLWR_HOME": str(folder / "flwr"), "FLWR_TELEMETRY_ENABLED": "0"}
-    environment |= {"PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "FEDFLAT_STATE": str(folder / "state")}
+    environment |= {
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+        "FEDFLAT_STATE": str(folder / "state"),
+    }
     create_folder(folder / "flwr")
     write_whole(folder / "flwr" / "config.toml", f'[superlink.sites]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
     commands = [["flower-superlink", "--insecure", "--disable-runtime-dependency-installation", "--port", str(port)]]
@@ -181,7 +185,11 @@ def federation(folder: Path, sites: int) -> Iterator[dict[str, str]]:
     try:
         for number, command in enumerate(commands):
             with (folder / f"{command[0]}-{number}.log").open("wb") as log:
-                started.append(subprocess.Popen(command, env=environment, cwd=folder, stdout=log, stderr=log, start_new_session=True))
+                started.append(
+                    subprocess.Popen(
+                        command, env=environment, cwd=folder, stdout=log, stderr=log, start_new_session=True
+                    )
+                )
         until_open(f"127.0.0.1:{port}")
         yield environment
     finally:
@@ -214,15 +222,24 @@ def measure(folder: Path, asked: argparse.Namespace) -> dict[str, list[float]]:
         write_whole(folder / "plain" / name, text)
     write_project(folder / "ours", "fedavg", asked.sites)
     settings = folder / "ours" / "pyproject.toml"
-    text = settings.read_text().replace("epochs = 1", f"steps = {asked.steps}").replace('"dirichlet(alpha=0.5)"', '"iid"')
+    text = (
+        settings.read_text().replace("epochs = 1", f"steps = {asked.steps}").replace('"dirichlet(alpha=0.5)"', '"iid"')
+    )
     write_whole(settings, f"{text}\n[tool.flwr.app.config.evaluation]\nevery = {asked.rounds}\n")
     seconds: dict[str, list[float]] = {"fedflat on Flower": [], "plain Flower": []}
     with federation(folder, asked.sites) as environment:
         for number in range(asked.turns):
             out, noted = folder / f"run-{number}", folder / f"plain-{number}.txt"
-            ours = {"training.rounds": asked.rounds, "deploy.out": str(out), "deploy.score": False, "deploy.minimum": asked.sites}
+            ours = {
+                "training.rounds": asked.rounds,
+                "deploy.out": str(out),
+                "deploy.score": False,
+                "deploy.minimum": asked.sites,
+            }
             plain = {"rounds": asked.rounds, "sites": asked.sites, "steps": asked.steps, "noted": str(noted)}
-            seconds["fedflat on Flower"] += turn(folder / "ours", out / "participation.jsonl", asked.rounds, ours, environment)
+            seconds["fedflat on Flower"] += turn(
+                folder / "ours", out / "participation.jsonl", asked.rounds, ours, environment
+            )
             seconds["plain Flower"] += turn(folder / "plain", noted, asked.rounds, plain, environment)
     return seconds
 
@@ -235,9 +252,14 @@ def main(given: Sequence[str] | None = None) -> None:
     seconds = measure(folder, asked)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     ratio = medians["fedflat on Flower"] / medians["plain Flower"]
-    write_whole(asked.out / "flower_overhead.json", json.dumps({"seconds": seconds, "medians": medians, "ratio": ratio}, indent=1) + "\n")
+    write_whole(
+        asked.out / "flower_overhead.json",
+        json.dumps({"seconds": seconds, "medians": medians, "ratio": ratio}, indent=1) + "\n",
+    )
     for name, values in seconds.items():
-        print(f"{name}: {medians[name]:.2f} s a round (median of {len(values)}, {min(values):.2f} to {max(values):.2f})")
+        print(
+            f"{name}: {medians[name]:.2f} s a round (median of {len(values)}, {min(values):.2f} to {max(values):.2f})"
+        )
     print(f"fedflat takes {ratio:.2f} times as long as plain Flower")
 
 

@@ -107,7 +107,11 @@ def table(numbers: list[Numbers], domains: Sequence[str], algorithms: Sequence[s
             if one["algorithm"] == algorithm and one["accuracy"] is not None:
                 by_seed.setdefault(one["seed"], {})[one["domain"]] = one["accuracy"]
         cells = [shown([found[domain] for found in by_seed.values() if domain in found]) for domain in domains]
-        whole = [float(np.mean([found[domain] for domain in domains])) for found in by_seed.values() if all(d in found for d in domains)]
+        whole = [
+            float(np.mean([found[domain] for domain in domains]))
+            for found in by_seed.values()
+            if all(d in found for d in domains)
+        ]
         lines.append(f"| `{algorithm}` | " + " | ".join([*cells, shown(whole)]) + " |")
     return "\n".join([*lines, ""])
 
@@ -150,10 +154,15 @@ def main(given: Sequence[str] | None = None) -> str:
                 if any((one["domain"], one["algorithm"], one["seed"]) == (domain, algorithm, seed) for one in numbers):
                     continue
                 numbers.append(one_run(wanted, data, domain, algorithm, seed))
-                write_whole(wanted.out / "numbers.json", json.dumps({"settings": about, "runs": numbers}, indent=1) + "\n")
+                write_whole(
+                    wanted.out / "numbers.json", json.dumps({"settings": about, "runs": numbers}, indent=1) + "\n"
+                )
                 write_whole(wanted.out / "table.md", table(numbers, domains, wanted.algorithms))
                 new = numbers[-1]
-                print(f"{domain}, {algorithm}, seed {seed}: {100 * (new['accuracy'] or 0):.1f} % in {new['seconds']} s", flush=True)
+                print(
+                    f"{domain}, {algorithm}, seed {seed}: {100 * (new['accuracy'] or 0):.1f} % in {new['seconds']} s",
+                    flush=True,
+                )
     return table(numbers, domains, wanted.algorithms)
 
 

@@ -58,7 +58,9 @@ class Clock(fedflat.Callback):
     @property
     def seconds(self) -> float:
         """A round, without the first ones."""
-        return median(after - before for before, after in zip(self.ends[WARM_UP - 1 :], self.ends[WARM_UP:], strict=False))
+        return median(
+            after - before for before, after in zip(self.ends[WARM_UP - 1 :], self.ends[WARM_UP:], strict=False)
+        )
 
 
 class Study:
@@ -128,10 +130,14 @@ class Study:
         for workers in (1, 2):
             place = "the GPU" if self.options.device == "cuda" else "cores"
             for algorithm in ALGORITHMS:
-                row = self.train(f"ray, {workers} worker{'s' * (workers > 1)} on {place}", algorithm, "ray", workers=workers)
+                row = self.train(
+                    f"ray, {workers} worker{'s' * (workers > 1)} on {place}", algorithm, "ray", workers=workers
+                )
                 allowed = self.allowed[algorithm]
                 if row["gap"] > allowed:
-                    wrong.append(f"{algorithm} with {workers} workers differs by {row['gap']:.1e}, and {allowed:.1e} are allowed")
+                    wrong.append(
+                        f"{algorithm} with {workers} workers differs by {row['gap']:.1e}, and {allowed:.1e} are allowed"
+                    )
         return wrong
 
     def table(self) -> str:
@@ -165,15 +171,25 @@ def main() -> None:
     study = Study(options)
     study.train_alone()
     blind = subprocess.Popen(
-        [sys.executable, "-c", WITHOUT], env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", WITHOUT],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        stderr=subprocess.PIPE,
+        text=True,
     )
     wrong = study.train_with_ray()
     told = blind.communicate(timeout=120)[1].strip().splitlines()[-1]
     if SENTENCE not in told:
         wrong.append(f"a Ray without a GPU said: {told}")
-    found = {"hardware": hardware(), "versions": versions(), "options": {k: str(v) for k, v in vars(options).items()}, "rows": study.rows}
+    found = {
+        "hardware": hardware(),
+        "versions": versions(),
+        "options": {k: str(v) for k, v in vars(options).items()},
+        "rows": study.rows,
+    }
     create_folder(options.out)
-    write_whole(options.out / "ray_gpu.json", json.dumps({**found, "without_gpu": told, "wrong": wrong}, indent=2).encode())
+    write_whole(
+        options.out / "ray_gpu.json", json.dumps({**found, "without_gpu": told, "wrong": wrong}, indent=2).encode()
+    )
     gpus = hardware()["gpus"] or ["none"]
     print(f"\na Ray without a GPU says: {told}")
     print(f"GPUs: {', '.join(gpus)}; torch {torch.__version__}; {time.perf_counter() - begun:.0f} s in all")

@@ -71,7 +71,9 @@ def stage(what: str) -> Iterator[None]:
 
 def trained(algorithm: str, out: Path, **settings: Any) -> Record:
     """A run, made now, gone on with, or read where it was finished before."""
-    (record,) = fedflat.compare([algorithm], seeds=[settings.pop("seed", 0)], out=out, callbacks=(Lines(),), jobs=1, **settings).records
+    (record,) = fedflat.compare(
+        [algorithm], seeds=[settings.pop("seed", 0)], out=out, callbacks=(Lines(),), jobs=1, **settings
+    ).records
     if record.status == "diverged":
         print(f"{algorithm} diverged: {record.reason}", file=sys.stderr)
     return record
@@ -89,7 +91,12 @@ def curvature(objective: Objective, count: int = 5, draws: int = 20, seed: int =
     found = lanczos(operator, Ends(min(count, objective.size)), tolerance=TOLERANCE, seed=seed)
     trace = hutchinson(operator, draws=draws, seed=seed, values=found.values, vectors=found.vectors)
     eigenvalues = [float(value) for value in found.values]
-    return {"train_loss": float(objective.loss()), "eigenvalues": eigenvalues, "converged": found.converged, "trace": trace.document()}
+    return {
+        "train_loss": float(objective.loss()),
+        "eigenvalues": eigenvalues,
+        "converged": found.converged,
+        "trace": trace.document(),
+    }
 
 
 def common_arguments(description: str, rounds: int, out: str) -> argparse.ArgumentParser:
@@ -106,12 +113,23 @@ def common_arguments(description: str, rounds: int, out: str) -> argparse.Argume
     parser.add_argument("--model", default=None, help="model; cnn unless the data are digits, which take mlp")
     parser.add_argument("--rounds", type=int, default=rounds, help="communication rounds")
     parser.add_argument("--seed", type=int, default=0, help="seed of everything random")
-    parser.add_argument("--examples", type=int, default=2000, help="training examples that curvature and landscapes are taken on")
+    parser.add_argument(
+        "--examples", type=int, default=2000, help="training examples that curvature and landscapes are taken on"
+    )
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"], help="where to train and measure")
-    parser.add_argument("--precision", default="float32", choices=["float32", "tf32", "bf16", "float64"], help="precision of training")
-    parser.add_argument("--compile", default="off", choices=["off", "on", "auto"], help="compile training steps, which pays in long runs")
+    parser.add_argument(
+        "--precision", default="float32", choices=["float32", "tf32", "bf16", "float64"], help="precision of training"
+    )
+    parser.add_argument(
+        "--compile",
+        default="off",
+        choices=["off", "on", "auto"],
+        help="compile training steps, which pays in long runs",
+    )
     parser.add_argument("--out", type=Path, default=Path(out), help="folder of runs, numbers and pictures")
-    parser.add_argument("--draw-only", action="store_true", help="draw from numbers.json again; train and measure nothing")
+    parser.add_argument(
+        "--draw-only", action="store_true", help="draw from numbers.json again; train and measure nothing"
+    )
     return parser
 
 

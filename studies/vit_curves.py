@@ -34,7 +34,9 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--precision", default="bf16", choices=("float32", "tf32", "bf16"))
-    parser.add_argument("--draw", type=Path, metavar="PICTURE", help="run nothing; draw this picture from what was saved")
+    parser.add_argument(
+        "--draw", type=Path, metavar="PICTURE", help="run nothing; draw this picture from what was saved"
+    )
     return parser.parse_args(given)
 
 
@@ -63,7 +65,12 @@ def study(wanted: argparse.Namespace) -> Path:
     shared = settings(wanted)
     numbers = Numbers(wanted.out / "numbers.json", **shared, precision=wanted.precision)
     found = numbers.part("runs")
-    where = {"data_folder": wanted.data_folder, "device": wanted.device, "engine__precision": wanted.precision, "engine__compile": "off"}
+    where = {
+        "data_folder": wanted.data_folder,
+        "device": wanted.device,
+        "engine__precision": wanted.precision,
+        "engine__compile": "off",
+    }
     for algorithm in ALGORITHMS:
         if algorithm not in found:
             with stage(f"training {algorithm}"):
@@ -78,7 +85,9 @@ def draw(path: Path, to: Path) -> str:
     runs = saved_numbers(path)["runs"]
     write_picture(curves([(name, [one["history"]], "server") for name, one in runs.items()], "accuracy"), to)
     last = {name: one["history"][-1]["test"]["server"]["accuracy"] for name, one in runs.items()}
-    return "\n".join(f"{name:10} {100 * accuracy:.1f} %   {runs[name]['seconds']:.0f} s" for name, accuracy in last.items())
+    return "\n".join(
+        f"{name:10} {100 * accuracy:.1f} %   {runs[name]['seconds']:.0f} s" for name, accuracy in last.items()
+    )
 
 
 def main(given: Sequence[str] | None = None) -> None:

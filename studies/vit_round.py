@@ -36,7 +36,9 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--algorithms", nargs="+", default=("fedavg", "fedmoswa"))
     parser.add_argument("--parts", nargs="+", default=PARTS, help="what is trained (default: %(default)s)")
     parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--lanes", type=int, default=16, help="clients trained at the same time on a GPU (default: %(default)s)")
+    parser.add_argument(
+        "--lanes", type=int, default=16, help="clients trained at the same time on a GPU (default: %(default)s)"
+    )
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=2, help="the last of them is timed (default: %(default)s)")
@@ -116,12 +118,28 @@ def cost_of(wanted: argparse.Namespace, data: Dataset, algorithm: str, part: str
 
 def table(figures: list[dict[str, Any]]) -> str:
     """A row per run."""
-    heading = ("algorithm", "trained part", "numbers trained", "MB up", "MB down", "MB kept", "seconds per round", "GB of GPU memory")
+    heading = (
+        "algorithm",
+        "trained part",
+        "numbers trained",
+        "MB up",
+        "MB down",
+        "MB kept",
+        "seconds per round",
+        "GB of GPU memory",
+    )
     lines = [f"| {' | '.join(heading)} |", "|" + "---|" * len(heading)]
     for one in figures:
         sent = [f"{one[f'bytes_{way}_per_client'] / 1e6:.2f}" for way in ("up", "down", "kept")]
         memory = "–" if one["peak_memory_gb"] is None else f"{one['peak_memory_gb']:.1f}"
-        cells = [f"`{one['algorithm']}`", f"`{one['train']}`", f"{one['trained']:,}", *sent, f"{one['seconds_per_round']:.2f}", memory]
+        cells = [
+            f"`{one['algorithm']}`",
+            f"`{one['train']}`",
+            f"{one['trained']:,}",
+            *sent,
+            f"{one['seconds_per_round']:.2f}",
+            memory,
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
@@ -136,7 +154,9 @@ def main(given: Sequence[str] | None = None) -> list[dict[str, Any]]:
         for algorithm in wanted.algorithms:
             figures.append(cost_of(wanted, data, algorithm, part))
             about = {name: value for name, value in vars(wanted).items() if name != "out"}
-            write_whole(wanted.out / "vit_round.json", json.dumps({"settings": about, "runs": figures}, indent=1) + "\n")
+            write_whole(
+                wanted.out / "vit_round.json", json.dumps({"settings": about, "runs": figures}, indent=1) + "\n"
+            )
             write_whole(wanted.out / "vit_round.md", table(figures))
             print(json.dumps(figures[-1]), flush=True)
     return figures

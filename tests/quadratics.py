@@ -106,7 +106,9 @@ def schedule_of(setting, decay: float = 1.0) -> Schedule:
     return Schedule(float(setting.eta[0]), float(factors[0]), rounds)
 
 
-def problem_of(setting, names: tuple[str, ...] = ("x",), scale: float = 1.0, quick: bool = False, device: str = "cpu") -> Problem:
+def problem_of(
+    setting, names: tuple[str, ...] = ("x",), scale: float = 1.0, quick: bool = False, device: str = "cpu"
+) -> Problem:
     """A setting of the reference as a problem: client i's data is one sample, (A_i, b_i), as often as it has samples."""
     q = setting.problem
     rows = np.concatenate([q.A.reshape(q.N, -1), q.b], 1)
@@ -116,7 +118,9 @@ def problem_of(setting, names: tuple[str, ...] = ("x",), scale: float = 1.0, qui
     model = Slope if isinstance(q, Linear) else Bowl
     assert not (quick and model is Slope)
     kind = Quick if quick else Problem
-    return kind(model(setting.x0, names), Value(scale=scale), data, Augmentation(), torch.float64, device=torch.device(device))
+    return kind(
+        model(setting.x0, names), Value(scale=scale), data, Augmentation(), torch.float64, device=torch.device(device)
+    )
 
 
 def walk(
@@ -169,7 +173,9 @@ def walk(
         done.server.append(server)
         done.clients.append(states)
         done.outcomes.append(outcome)
-        done.evaluated.append({name: w.cpu().numpy().copy() for name, w in built.drift.evaluated(server["drift"]).items()})
+        done.evaluated.append(
+            {name: w.cpu().numpy().copy() for name, w in built.drift.evaluated(server["drift"]).items()}
+        )
     return done
 
 

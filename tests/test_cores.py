@@ -19,7 +19,11 @@ SECOND, FIRST = "0::/pod/mine\n", "3:memory:/x\n2:cpu,cpuacct:/pod/mine\n0::/\n"
         (SECOND, {"pod/mine/cpu.max": "150000 100000"}, 1.5),
         (SECOND, {"pod/mine/cpu.max": "max 100000", "pod/cpu.max": "400000 100000"}, 4),
         ("0::/\n", {"cpu.max": "50000 100000"}, 0.5),
-        (FIRST, {"cpu,cpuacct/pod/mine/cpu.cfs_quota_us": "-1", "cpu,cpuacct/pod/mine/cpu.cfs_period_us": "100000"}, math.inf),
+        (
+            FIRST,
+            {"cpu,cpuacct/pod/mine/cpu.cfs_quota_us": "-1", "cpu,cpuacct/pod/mine/cpu.cfs_period_us": "100000"},
+            math.inf,
+        ),
         (FIRST, {"cpu,cpuacct/cpu.cfs_quota_us": "300000", "cpu,cpuacct/cpu.cfs_period_us": "100000"}, 3),
         (FIRST, {"memory/x/cpu.max": "1 1"}, math.inf),
         ("", {}, math.inf),

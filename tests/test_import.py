@@ -3,12 +3,28 @@
 import subprocess
 import sys
 
-HEAVY = ("matplotlib", "pandas", "plotly", "scipy", "sklearn", "pydantic", "typer", "rich", "yaml", "jinja2", "PIL", "ray", "flwr")
+HEAVY = (
+    "matplotlib",
+    "pandas",
+    "plotly",
+    "scipy",
+    "sklearn",
+    "pydantic",
+    "typer",
+    "rich",
+    "yaml",
+    "jinja2",
+    "PIL",
+    "ray",
+    "flwr",
+)
 
 
 def loaded_by(code: str) -> set[str]:
     program = f"{code}; import sys; print(' '.join(sys.modules))"
-    return set(subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split())
+    return set(
+        subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
+    )
 
 
 def test_importing_fedflat_imports_nothing_heavy() -> None:

@@ -23,7 +23,9 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     notebook = nbformat.read(path, as_version=4)
     notebook.cells.append(nbformat.v4.new_code_cell("import time; print(time.process_time())"))
     began = time.monotonic()
-    done = nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    done = nbclient.NotebookClient(
+        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
     used = float(done.cells[-1].outputs[0].text)
     print(f"{path.name}: {used:.0f} s of one core, {time.monotonic() - began:.0f} s by the clock")
     assert used < LIMIT
@@ -34,7 +36,9 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_notebook_is_kept_clean(path: Path) -> None:
     cells = nbformat.read(path, as_version=4).cells
     code = [cell for cell in cells if cell.cell_type == "code"]
-    assert code and all(not cell.outputs and cell.execution_count is None for cell in code), "strip its outputs before committing"
+    assert code and all(not cell.outputs and cell.execution_count is None for cell in code), (
+        "strip its outputs before committing"
+    )
 
 
 def test_there_are_two() -> None:

@@ -6,7 +6,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .reference import GOLDEN, METHODS, Quadratics, Recording, Setting, Trace, bed, draw_cohorts, golden, identities, linear_rates
+from .reference import (
+    GOLDEN,
+    METHODS,
+    Quadratics,
+    Recording,
+    Setting,
+    Trace,
+    bed,
+    draw_cohorts,
+    golden,
+    identities,
+    linear_rates,
+)
 from .reference.identities import Identity, Limit
 from .reference.problem import Linear, Product
 from .reference.trace import Vector
@@ -96,7 +108,10 @@ def test_server_optimisers() -> None:
     same(trace.x[0], run(FULL, "fedadam", v_init=2 * q**2, beta1=0.0).x[0])
     one = FULL.but(cohorts=FULL.cohorts[:1])
     same(abs(run(one, "fedyogi", v_init=0.3).server[0]["v"] - 0.3), 0.01 * q**2)
-    same(run(one, "fedadam", v_init=0.0, bias_correction=True, server_rate=0.2, tau=0.1).x[0], FULL.x0 + 0.2 * q / (abs(q) + 0.1))
+    same(
+        run(one, "fedadam", v_init=0.0, bias_correction=True, server_rate=0.2, tau=0.1).x[0],
+        FULL.x0 + 0.2 * q / (abs(q) + 0.1),
+    )
     same(run(one, "fedadam", second_moment_of="momentum", v_init=0.0).server[0]["v"], 0.01 * (0.1 * q) ** 2)
 
 
@@ -156,14 +171,29 @@ def test_one_client_is_centralised_training() -> None:  # 29
 def test_order_of_clients_and_scale_of_sample_counts_do_not_matter(name: str) -> None:  # 30
     expected = run(PARTIAL, name).x
     same(run(PARTIAL.but(cohorts=[cohort[::-1] for cohort in PARTIAL.cohorts]), name).x, expected, atol=1e-10)
-    same(run(PARTIAL.but(problem=Quadratics(PARTIAL.problem.A, PARTIAL.problem.b, [3] * 5)), name).x, expected, atol=1e-10)
+    same(
+        run(PARTIAL.but(problem=Quadratics(PARTIAL.problem.A, PARTIAL.problem.b, [3] * 5)), name).x,
+        expected,
+        atol=1e-10,
+    )
 
 
 def test_sample_counts_weigh_displacements() -> None:
     A, b = FULL.problem.A, FULL.problem.b
     split = FULL.but(problem=Quadratics(A[[0, 0, 1]], b[[0, 0, 1]]), cohorts=[[0, 1, 2]] * 5)
     weighted = FULL.but(problem=Quadratics(A[:2], b[:2], [2, 1]), cohorts=[[0, 1]] * 5)
-    for name in ("fedavg", "fedavgm", "fedprox", "fedadam", "fedyogi", "fedadagrad", "mime", "mimelite", "fedsam", "fedasam"):
+    for name in (
+        "fedavg",
+        "fedavgm",
+        "fedprox",
+        "fedadam",
+        "fedyogi",
+        "fedadagrad",
+        "mime",
+        "mimelite",
+        "fedsam",
+        "fedasam",
+    ):
         same(run(split, name).x, run(weighted, name).x)
 
 
@@ -215,7 +245,9 @@ def test_fedspeed_with_active_duals_leaves_the_optimum_that_feddyn_finds() -> No
 @pytest.mark.parametrize("beta", [0.0, 0.5, 0.9])
 def test_adabest_is_tied_to_its_start(beta: float) -> None:  # 41
     tie, problem = 0.3 * (1 - beta), FULL.problem
-    target = np.linalg.solve(problem.A.mean(0) + tie * np.eye(6), np.einsum("npq,nq->p", problem.A, problem.b) / 5 + tie * FULL.x0)
+    target = np.linalg.solve(
+        problem.A.mean(0) + tie * np.eye(6), np.einsum("npq,nq->p", problem.A, problem.b) / 5 + tie * FULL.x0
+    )
     same(end(FULL, "adabest", 350, mu=0.3, beta=beta), target, atol=1e-7)
 
 
@@ -316,7 +348,10 @@ def test_sam() -> None:  # 50
 
 def test_fedwmsam_weight() -> None:
     for signal in ("disagreement", "agreement"):
-        alpha = [0.3, *(state["alpha"] for state in run(PARTIAL, "fedwmsam", alpha0=0.3, lam=0.5, signal=signal).server)]
+        alpha = [
+            0.3,
+            *(state["alpha"] for state in run(PARTIAL, "fedwmsam", alpha0=0.3, lam=0.5, signal=signal).server),
+        ]
         assert min(alpha) >= 0.1 and max(alpha) <= 0.9 and np.ptp(alpha) > 0.01  # 51
         assert max(abs(np.diff(alpha))) <= 0.8 * 0.5 + 1e-12
     decay = 0.98 ** np.arange(1, 9)
@@ -376,7 +411,8 @@ def test_client_states_are_isolated(name: str) -> None:  # 56
     some = PARTIAL.but(cohorts=[[0, 1], [1, 2], [0, 2], [1, 3]])
     swapped = [1, 0, 2, 3, 4]
     other = some.but(
-        problem=Quadratics(some.problem.A[swapped], some.problem.b[swapped]), cohorts=[[swapped[i] for i in c] for c in some.cohorts]
+        problem=Quadratics(some.problem.A[swapped], some.problem.b[swapped]),
+        cohorts=[[swapped[i] for i in c] for c in some.cohorts],
     )
     left, right = run(some, name), run(other, name)
     same(left.x, right.x)

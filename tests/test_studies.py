@@ -46,12 +46,19 @@ def test_flat_minima_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixtu
     for picture in tmp_path.glob("*.p*"):
         picture.unlink()
     flat_minima.main([*SMALL, "--out", str(tmp_path), "--draw-only"])
-    assert {path.name for path in tmp_path.glob("*.p*")} == {"flat_minima.png", "flat_minima.pdf", "plane.png", "plane.pdf"}
+    assert {path.name for path in tmp_path.glob("*.p*")} == {
+        "flat_minima.png",
+        "flat_minima.pdf",
+        "plane.png",
+        "plane.pdf",
+    }
     assert "training" not in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_eccv_claims_from_end_to_end_and_again_without_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eccv_claims_from_end_to_end_and_again_without_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     eccv_claims = study("eccv_claims")
     arguments = [*SMALL, "--moments", "1", "--out", str(tmp_path)]
     eccv_claims.main(arguments)
@@ -77,14 +84,29 @@ def test_eccv_claims_from_end_to_end_and_again_without_training(tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_vit_curves_are_trained_once_and_drawn_from_their_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_vit_curves_are_trained_once_and_drawn_from_their_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     vit_curves = study("vit_curves")
-    small = ["--data", "digits", "--model", "vit-tiny(depth=1,patch=4)", "--rounds", "1", "--steps", "1", "--batch", "4"]
+    small = [
+        "--data",
+        "digits",
+        "--model",
+        "vit-tiny(depth=1,patch=4)",
+        "--rounds",
+        "1",
+        "--steps",
+        "1",
+        "--batch",
+        "4",
+    ]
     arguments = [str(tmp_path), *small, "--device", "cpu", "--precision", "float32"]
     vit_curves.main(arguments)
     before = (tmp_path / "numbers.json").read_text()
     vit_curves.main(arguments)
-    assert capsys.readouterr().err.count("training fedmoswa: ") == 1 and (tmp_path / "numbers.json").read_text() == before
+    assert (
+        capsys.readouterr().err.count("training fedmoswa: ") == 1 and (tmp_path / "numbers.json").read_text() == before
+    )
     vit_curves.main([str(tmp_path), "--draw", str(tmp_path / "picture.png")])
     assert "fedmoswa" in capsys.readouterr().out and (tmp_path / "picture.png").exists()
 
@@ -99,7 +121,13 @@ def test_there_must_be_numbers_to_draw_from(name: str, tmp_path: Path) -> None:
 
 
 def moment(top: float, client: float, average: float) -> dict[str, Any]:
-    return {"eigenvalues": [top, 1, 1, 1, 1], "clients": {"0": client, "1": client}, "average": average, "accuracy": 0.5, "train_loss": 1.0}
+    return {
+        "eigenvalues": [top, 1, 1, 1, 1],
+        "clients": {"0": client, "1": client},
+        "average": average,
+        "accuracy": 0.5,
+        "train_loss": 1.0,
+    }
 
 
 def made_up(fedavg: float, fedsam: float, fedasam: float, client: float) -> dict[str, Any]:
@@ -117,8 +145,13 @@ def test_claims_hold_on_the_papers_numbers_and_not_on_their_opposite() -> None:
     assert as_published.count("- holds") == 10
     opposite = shown.verdicts(made_up(30.11, 70.29, 93.46, 500.0))
     assert "- does not hold: lambda_max falls from FedAvg over FedSAM to FedASAM, one class per client" in opposite
-    assert "- does not hold: FedAvg's clients are flatter with one class each than with the mild split (500 against 4)" in opposite
-    assert "| one class per client | FedAvg | 5 | 50.00 | 93.5 | 93.5 | 3 | 93.5 |" in shown.table(made_up(93.46, 70.29, 30.11, 3.0))
+    assert (
+        "- does not hold: FedAvg's clients are flatter with one class each than with the mild split (500 against 4)"
+        in opposite
+    )
+    assert "| one class per client | FedAvg | 5 | 50.00 | 93.5 | 93.5 | 3 | 93.5 |" in shown.table(
+        made_up(93.46, 70.29, 30.11, 3.0)
+    )
 
 
 def test_a_study_that_was_cut_off_is_drawn_as_far_as_it_went() -> None:
@@ -135,7 +168,10 @@ def test_numbers_are_whole_after_every_addition(tmp_path: Path) -> None:
     numbers = shared.Numbers(tmp_path / "new" / "numbers.json", rounds=3)
     numbers.part("methods", "FedAvg")["loss"] = float("nan")
     numbers.save()
-    assert json.loads((tmp_path / "new" / "numbers.json").read_text()) == {"about": {"rounds": 3}, "methods": {"FedAvg": {"loss": None}}}
+    assert json.loads((tmp_path / "new" / "numbers.json").read_text()) == {
+        "about": {"rounds": 3},
+        "methods": {"FedAvg": {"loss": None}},
+    }
     assert shared.Numbers(tmp_path / "new" / "numbers.json", rounds=3).part("methods", "FedAvg") == {"loss": None}
     with pytest.raises(UserError, match="other settings"):
         shared.Numbers(tmp_path / "new" / "numbers.json", rounds=4)
@@ -146,7 +182,9 @@ def test_numbers_are_whole_after_every_addition(tmp_path: Path) -> None:
 def test_settings_make_whole_configs_for_every_data_set(name: str, data: str) -> None:
     """What is run on a GPU for minutes should not end in a wrong setting."""
     module, shared = study(name), study("study")
-    arguments = shared.common_arguments("", 100, "out").parse_args(["--data", data.replace("_", "-"), "--precision", "tf32"])
+    arguments = shared.common_arguments("", 100, "out").parse_args(
+        ["--data", data.replace("_", "-"), "--precision", "tf32"]
+    )
     found = make_config(settings={**module.SETTINGS[data], **shared.common_settings(arguments)})
     assert (found.data.name, found.training.rounds, found.engine.precision) == (data, 100, "tf32")
     assert found.model == ("mlp" if data == "digits" else "cnn")
@@ -160,7 +198,20 @@ def test_the_methods_of_the_picture_are_what_they_are_called() -> None:
 
 # --- a column of a table -----------------------------------------------------------------------------------------------------------
 
-TINY = ("--data", "digits", "--model", "mlp(hidden=8)", "--device", "cpu", "--precision", "float32", "--rounds", "4", "--every", "2")
+TINY = (
+    "--data",
+    "digits",
+    "--model",
+    "mlp(hidden=8)",
+    "--device",
+    "cpu",
+    "--precision",
+    "float32",
+    "--rounds",
+    "4",
+    "--every",
+    "2",
+)
 
 
 @pytest.mark.slow
@@ -169,12 +220,16 @@ def test_the_column_of_fedswa_table_2_from_end_to_end(tmp_path: Path, capsys: py
     column = study("fedswa_table2")
     arguments = [str(tmp_path), *TINY, "--tune-rounds", "2", "--grid", "0.1", "0.5"]
     column.main([*arguments, "--only-stage", "1", "--only", "fedavg", "fedsam"])
-    with pytest.raises(UserError, match="not known without scaffold, fedswa, fedmoswa; run stage 1, or name two with --tune"):
+    with pytest.raises(
+        UserError, match="not known without scaffold, fedswa, fedmoswa; run stage 1, or name two with --tune"
+    ):
         column.main([*arguments, "--only-stage", "2"])
     table = column.main([*arguments, "--draw", str(tmp_path / "curves.png")])
 
     runs = json.loads((tmp_path / "numbers.json").read_text())["runs"]
-    first = {name.split("-")[1]: one["test"] for name, one in runs.items() if name.startswith("full") and one["rate"] == 0.1}
+    first = {
+        name.split("-")[1]: one["test"] for name, one in runs.items() if name.startswith("full") and one["rate"] == 0.1
+    }
     short = sorted(first, key=lambda name: 100 * first[name] - column.published(name))[:2]
     searched = {one["algorithm"]: one for one in runs.values() if one["kind"] == "tune"}
     assert set(searched) == set(short)
@@ -182,7 +237,10 @@ def test_the_column_of_fedswa_table_2_from_end_to_end(tmp_path: Path, capsys: py
     assert {one["rate"] for one in runs.values() if one["kind"] == "full"} == {0.1, 0.5}
     assert len(runs) == 5 + 4 + 2
     assert table == (tmp_path / "table.md").read_text()
-    assert f"| `fedavg` | 0.1 | 79.6±0.2 | {100 * first['fedavg']:.1f} | {100 * first['fedavg'] - 79.6:+.1f} | 574 | 4+ |" in table
+    assert (
+        f"| `fedavg` | 0.1 | 79.6±0.2 | {100 * first['fedavg']:.1f} | {100 * first['fedavg'] - 79.6:+.1f} | 574 | 4+ |"
+        in table
+    )
     assert f"Rate of `{short[0]}`: 0.5, by accuracy on 10 % of the training data after 2 rounds (0.1: " in table
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
@@ -199,7 +257,14 @@ def test_the_rate_is_chosen_by_validation_and_never_among_runs_that_diverged(tmp
     scores: dict[float, float | None] = {0.03: 0.7, 0.1: 0.6}
     for rate, score in {**scores, 0.3: None}.items():
         assert column.chosen_rate(found, "fedswa") is None
-        one = {"about": found.about, "kind": "tune", "algorithm": "fedswa", "rate": rate, "seed": 0, "validation": score}
+        one = {
+            "about": found.about,
+            "kind": "tune",
+            "algorithm": "fedswa",
+            "rate": rate,
+            "seed": 0,
+            "validation": score,
+        }
         (tmp_path / "numbers" / f"tune-fedswa-{rate:g}-0.json").write_text(json.dumps(one))
     assert column.chosen_rate(found, "fedswa") == 0.03
 
@@ -210,8 +275,18 @@ def test_the_column_is_run_as_the_protocol_says(tmp_path: Path) -> None:
     found = column.Study(column.arguments([str(tmp_path), "--device", "cuda", "--precision", "bf16"]))
     settings = found.settings("tune", 0.3, 1)
     made = make_config(column.cell("fedmoswa").configs[0], settings)
-    assert (made.model, made.data.name, made.data.split, made.data.validation) == ("cnn", "cifar10", "dirichlet-reuse(alpha=0.6)", 0.1)
-    assert (made.training.rounds, made.training.rate, made.evaluation.every, made.engine.precision) == (200, 0.3, 10, "bf16")
+    assert (made.model, made.data.name, made.data.split, made.data.validation) == (
+        "cnn",
+        "cifar10",
+        "dirichlet-reuse(alpha=0.6)",
+        0.1,
+    )
+    assert (made.training.rounds, made.training.rate, made.evaluation.every, made.engine.precision) == (
+        200,
+        0.3,
+        10,
+        "bf16",
+    )
     full = make_config(column.cell("scaffold").configs[0], found.settings("full", 0.1, 0))
     assert (full.training.rounds, full.data.validation, full.data.augmentation, full.training.weight_decay) == (
         1000,

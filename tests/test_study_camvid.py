@@ -36,7 +36,9 @@ def frames(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_it_runs_what_is_missing_and_draws_what_was_saved(study: ModuleType, frames: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_runs_what_is_missing_and_draws_what_was_saved(
+    study: ModuleType, frames: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out, picture = frames / "out", frames / "docs/camvid.png"
     flags = [
         "--out",
@@ -60,7 +62,9 @@ def test_it_runs_what_is_missing_and_draws_what_was_saved(study: ModuleType, fra
     numbers = json.loads((out / "numbers.json").read_text())
     assert list(numbers["runs"]) == ["FedAvg", "FedASAM", "FedAvg + SWA", "SiLoBN"]
     assert numbers["runs"]["FedAvg"] == first["runs"]["FedAvg"], "what was there is not run again"
-    assert numbers["runs"]["FedAvg + SWA"]["model"].startswith("swa(") and len(numbers["runs"]["SiLoBN"]["classes"]) == 11
+    assert (
+        numbers["runs"]["FedAvg + SWA"]["model"].startswith("swa(") and len(numbers["runs"]["SiLoBN"]["classes"]) == 11
+    )
     for one in numbers["runs"].values():
         assert one["test"]["miou"] == pytest.approx(np.mean(list(one["classes"].values())))
     table = (out / "table.md").read_text().splitlines()
@@ -72,7 +76,12 @@ def test_it_runs_what_is_missing_and_draws_what_was_saved(study: ModuleType, fra
     page.write_text(f"# Page\n\n{study.BEGIN}\nold\n{study.END}\nrest\n")
     study.main(["--out", str(out), "--draw", str(picture), "--page", str(page)])
     text = page.read_text()
-    assert "old" not in text and "| FedASAM | **" in text and "(camvid.png)" in text and text.endswith(f"{study.END}\nrest\n")
+    assert (
+        "old" not in text
+        and "| FedASAM | **" in text
+        and "(camvid.png)" in text
+        and text.endswith(f"{study.END}\nrest\n")
+    )
     assert study.BEGIN in (SCRIPT.parents[1] / "docs/segmentation.md").read_text() and study.END in text
     assert Image.open(picture).size[0] > 1000
     assert "FedASAM        mIoU" in capsys.readouterr().out

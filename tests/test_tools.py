@@ -56,4 +56,9 @@ def test_the_same_seed_chooses_the_same_lines() -> None:
     mutate = tool("mutate")
     chosen = mutate.chosen(3, 20)
     assert chosen == mutate.chosen(3, 20) and len({(change.file, change.line) for change in chosen}) == 20
-    assert {change.file.parts[2] for change in mutate.chosen(0, 200)} == {"algorithms", "averaging", "engines", "flatness"}
+    assert {change.file.parts[2] for change in mutate.chosen(0, 200)} == {
+        "algorithms",
+        "averaging",
+        "engines",
+        "flatness",
+    }

@@ -38,14 +38,19 @@ def build(folder: Path) -> tuple[Path, Path]:
     call = f"from setuptools import build_meta; print(build_meta.build_sdist({str(folder)!r}))"
     said = run([sys.executable, "-c", call], ROOT)
     source = folder / said.split()[-1]
-    run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", folder, source], folder)
+    run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", folder, source],
+        folder,
+    )
     return source, next(folder.glob("*.whl"))
 
 
 def check_contents(source: Path, wheel: Path) -> str:
     """Every file of the package is in both, and the project's other folders are not in the wheel; returns the version."""
     wanted = {
-        path.relative_to(PACKAGE.parent).as_posix() for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+        path.relative_to(PACKAGE.parent).as_posix()
+        for path in PACKAGE.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
     }
     with zipfile.ZipFile(wheel) as inside:
         there = set(inside.namelist())

@@ -31,7 +31,10 @@ def main() -> None:
         pip = [f"{name}/env/bin/python", "-m", "pip", "--disable-pip-version-check", "--quiet"]
         subprocess.run([*pip, "install", "-c", pins, "-e", EXTRAS], check=True, cwd=ROOT)
         frozen = subprocess.run(
-            [*pip, "freeze", "--all", "--exclude-editable", "--exclude", "pip"], check=True, capture_output=True, text=True
+            [*pip, "freeze", "--all", "--exclude-editable", "--exclude", "pip"],
+            check=True,
+            capture_output=True,
+            text=True,
         ).stdout
     (ROOT / "constraints.txt").write_text(HEADER + "".join(f"{line}\n" for line in versions(frozen)))
 

@@ -24,8 +24,20 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SOURCE = Path("src/fedflat")
 TESTS: dict[str, tuple[str, ...]] = {
-    "algorithms": ("tests/test_golden.py", "tests/algorithms", "tests/test_reference.py", "tests/testing", "src/fedflat/algorithms"),
-    "averaging": ("tests/test_golden.py", "tests/algorithms", "tests/reference", "tests/experiment/test_run.py", "src/fedflat/averaging"),
+    "algorithms": (
+        "tests/test_golden.py",
+        "tests/algorithms",
+        "tests/test_reference.py",
+        "tests/testing",
+        "src/fedflat/algorithms",
+    ),
+    "averaging": (
+        "tests/test_golden.py",
+        "tests/algorithms",
+        "tests/reference",
+        "tests/experiment/test_run.py",
+        "src/fedflat/averaging",
+    ),
     "engines/ray": ("tests/cluster", "src/fedflat/engines"),
     "engines": (
         "tests/test_golden.py",
@@ -108,7 +120,12 @@ def _numerical(node: ast.AST) -> Iterator[ast.expr]:
         return
     if isinstance(node, ast.expr):
         yield node
-    skipped = {"annotation", "returns", "decorator_list", "slice" if isinstance(node, ast.Subscript) and _is_type(node) else ""}
+    skipped = {
+        "annotation",
+        "returns",
+        "decorator_list",
+        "slice" if isinstance(node, ast.Subscript) and _is_type(node) else "",
+    }
     for name, value in ast.iter_fields(node):
         if name not in skipped:
             for inner in value if isinstance(value, list) else [value]:
@@ -117,7 +134,16 @@ def _numerical(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def _is_type(node: ast.Subscript) -> bool:
-    return isinstance(node.value, ast.Name) and node.value.id in ("dict", "list", "tuple", "set", "type", "Callable", "Literal", "Sequence")
+    return isinstance(node.value, ast.Name) and node.value.id in (
+        "dict",
+        "list",
+        "tuple",
+        "set",
+        "type",
+        "Callable",
+        "Literal",
+        "Sequence",
+    )
 
 
 def _changed(node: ast.expr) -> str | None:
@@ -178,9 +204,16 @@ def _copy(tree: Path) -> None:
 def _first_failure(tree: Path, tests: tuple[str, ...]) -> str | None:
     """The first test that fails in a tree, or why there is no saying which."""
     command = [sys.executable, "-m", "pytest", *tests, "-x", "-q", "-p", "no:cacheprovider", "--no-header"]
-    environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tree / "src"),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     try:
-        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
+        done = subprocess.run(
+            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
+        )
     except subprocess.TimeoutExpired:
         return f"nothing ends within {LIMIT} s"
     if done.returncode == 0:

@@ -30,7 +30,9 @@ from fedflat.experiment.stopping import OVER
 from fedflat.report.result import Comparison, Result
 
 
-def make_config(base: str | Path | Config | None = None, settings: dict[str, Any] | None = None, assignments: Sequence[str] = ()) -> Config:
+def make_config(
+    base: str | Path | Config | None = None, settings: dict[str, Any] | None = None, assignments: Sequence[str] = ()
+) -> Config:
     """A config from a file or another config, with settings by short or full name and ``a.b=value`` assignments on top."""
     values: dict[str, Any] = {}
     if isinstance(base, Config):
@@ -48,7 +50,9 @@ def make_config(base: str | Path | Config | None = None, settings: dict[str, Any
         for section in sections:
             inside = inside.setdefault(section, {})
             if not isinstance(inside, dict):
-                raise UserError(f"{section} is a group of settings, but here it is {inside!r}; write its settings below it")
+                raise UserError(
+                    f"{section} is a group of settings, but here it is {inside!r}; write its settings below it"
+                )
         if last == "flatness" and isinstance(value, str):
             value = flatness_values(value)
         together = isinstance(value, dict) and isinstance(inside.get(last), dict)
@@ -67,7 +71,9 @@ def _check_once(full_name: str, now: str, said: dict[str, str]) -> None:
 
 def _config_file(base: Any) -> Path:
     if not isinstance(base, str | os.PathLike):
-        raise UserError(f"base is {called(base)}; expected a YAML file or a config, and settings by their names: rounds=50")
+        raise UserError(
+            f"base is {called(base)}; expected a YAML file or a config, and settings by their names: rounds=50"
+        )
     return Path(base)
 
 
@@ -80,7 +86,9 @@ def _check_name(name: str) -> None:
     full = [f"{group}__{name}" for group, kind in groups.items() if name in getattr(kind, "model_fields", {})]
     near = full or sorted(word for word in known if word in name.split("_"))
     if near:
-        raise UserError(f"there is no setting '{name}'; did you mean {' or '.join(near)}? (all of them: fedflat settings)")
+        raise UserError(
+            f"there is no setting '{name}'; did you mean {' or '.join(near)}? (all of them: fedflat settings)"
+        )
     raise one_of("setting", name, known, "fedflat settings")
 
 
@@ -114,7 +122,9 @@ class Rounds(Iterator[Round]):
         self.run = run
         self._closed = False
         self._steps = run.steps()
-        weakref.finalize(self, self._steps.close)  # also where a script ends within the loop, before torch is taken apart
+        weakref.finalize(
+            self, self._steps.close
+        )  # also where a script ends within the loop, before torch is taken apart
 
     def __next__(self) -> Round:
         if self._closed:
@@ -189,12 +199,16 @@ def rounds(
         if base is None:
             settings.setdefault("per_round", min(Config().federation.per_round, len(clients_data)))
     elif test_data is not None:
-        raise UserError("test_data belongs to clients_data, which is missing; a data set by name has a test set of its own")
+        raise UserError(
+            "test_data belongs to clients_data, which is missing; a data set by name has a test set of its own"
+        )
     if loss is not None:
         if task is not None:
             raise UserError("a task has a loss of its own; pass loss= or task=, not both")
         if not callable(loss):
-            raise UserError(f"loss is {loss!r}; expected a function of outputs and targets, such as torch.nn.functional.cross_entropy")
+            raise UserError(
+                f"loss is {loss!r}; expected a function of outputs and targets, such as torch.nn.functional.cross_entropy"
+            )
         task = OwnLoss(function=loss)
     made, own = _prepared(base, data, model, task, settings)
     return Rounds(Run(made, _folder(out), task=task, callbacks=as_callbacks(callbacks), **own))
@@ -217,7 +231,9 @@ def compare(
     check_jobs(jobs)
     made, own = _prepared(base, data, model, task, settings)
     texts, told = as_texts(algorithms), as_callbacks(callbacks)
-    folder = None if out is None else as_path("out", out).absolute()  # a callback may leave the directory before the next run begins
+    folder = (
+        None if out is None else as_path("out", out).absolute()
+    )  # a callback may leave the directory before the next run begins
     return Comparison(comparing.compare(made, texts, seeds, folder, told, jobs, task=task, **own))
 
 
@@ -270,7 +286,9 @@ def resume(
     found = make_config(RunFolder(path).config(), where)
     if RunFolder(path).is_over:
         return load(path)
-    return Result(Run(found, path, data=data, model=model, task=task, callbacks=as_callbacks(callbacks), resume=True).go())
+    return Result(
+        Run(found, path, data=data, model=model, task=task, callbacks=as_callbacks(callbacks), resume=True).go()
+    )
 
 
 def load(folder: str | Path) -> Result:

@@ -28,7 +28,9 @@ def granted(groups: Path, mine: Path) -> float:
         group = groups / kinds
         for part in ("", *Path(path).parts[1:]):
             group /= part
-            limit = _read(group / "cpu.max") or f"{_read(group / 'cpu.cfs_quota_us')} {_read(group / 'cpu.cfs_period_us')}"
+            limit = (
+                _read(group / "cpu.max") or f"{_read(group / 'cpu.cfs_quota_us')} {_read(group / 'cpu.cfs_period_us')}"
+            )
             quota, _, period = limit.partition(" ")
             if quota.isdigit():  # not "max", and not -1
                 most = min(most, int(quota) / int(period))

@@ -1,4 +1,4 @@
-"""Mistakes that a user can mend, each told in one sentence."""
+"""Errors that a user can fix, reported as a message without a traceback."""
 
 from __future__ import annotations
 
@@ -7,22 +7,33 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """Something the user asked for cannot be done; the message says what is wrong, what was expected, and what to do."""
+    """An invalid request; the message says what is wrong, what was expected and what to do."""
 
 
-def one_of(what: str, name: object, known: Iterable[str], see: str = "") -> UserError:
-    """The error for an unknown name, with the nearest valid ones and where to see them all.
+def one_of(what: str, name: object, known: Iterable[str], see: str = "", owner: str = "") -> UserError:
+    """The error for an unknown name, with the nearest valid names.
 
-    >>> str(one_of("algorithm", "fedsma", ["fedavg", "fedsam", "fedswa"], "fedflat algorithms"))
-    "there is no algorithm 'fedsma'; did you mean fedswa or fedsam or fedavg? (all of them: fedflat algorithms)"
+    Args:
+        what: kind of the name, e.g. ``"algorithm"``.
+        name: the unknown name.
+        known: the valid names.
+        see: command that lists all valid names.
+        owner: the component that lacks the name, e.g. the algorithm that has no such parameter.
+
+    >>> str(one_of("algorithm", "fedsma", ["fedavg", "fedsam", "fedswa"], see="fedflat algorithms"))
+    "unknown algorithm 'fedsma'; did you mean fedswa, fedsam or fedavg? (list all: fedflat algorithms)"
+    >>> str(one_of("parameter", "nu", ["mu"], owner="fedprox"))
+    "fedprox has no parameter 'nu'; did you mean mu?"
     """
     names = sorted(known)
     close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.6)
+    if not close and len(names) == 1:
+        close = names
     if close:
-        hint = f"did you mean {' or '.join(close)}?"
+        hint = f"did you mean {' or '.join(filter(None, [', '.join(close[:-1]), close[-1]]))}?"
     elif len(names) <= 12:
-        hint = f"expected one of {', '.join(names)}" if names else "none is known"
+        hint = f"expected one of {', '.join(names)}" if names else f"no {what} is available"
     else:
         hint = f"for example {', '.join(names[:5])}"
-    more = f" (all of them: {see})" if see else ""
-    return UserError(f"there is no {what} '{name}'; {hint}{more}")
+    wrong = f"{owner} has no {what} '{name}'" if owner else f"unknown {what} '{name}'"
+    return UserError(f"{wrong}; {hint}{f' (list all: {see})' if see else ''}")

@@ -92,7 +92,9 @@ def write_value(value: object) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def param(default: Any, help: str = "", *, low: float | None = None, high: float | None = None, above: float | None = None) -> Any:
+def param(
+    default: Any, help: str = "", *, low: float | None = None, high: float | None = None, above: float | None = None
+) -> Any:
     """A parameter of a spec: its default, one line of help, and the closed (or, with ``above``, open) range it must lie in."""
     return dataclasses.field(default=default, metadata={"help": help, "low": low, "high": high, "above": above})
 

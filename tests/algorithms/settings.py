@@ -20,11 +20,27 @@ def uneven(setting: Setting) -> Setting:
     return setting.but(eta=[0.06 * DECAY**t for t in range(len(setting.cohorts))], steps=STEPS)
 
 
-SETTINGS: dict[str, Setting] = {"full": FULL, "partial": PARTIAL, "uneven": uneven(FULL), "uneven-partial": uneven(PARTIAL)}
+SETTINGS: dict[str, Setting] = {
+    "full": FULL,
+    "partial": PARTIAL,
+    "uneven": uneven(FULL),
+    "uneven-partial": uneven(PARTIAL),
+}
 
 SHORT = {"short": PARTIAL.but(cohorts=PARTIAL.cohorts[:5])}
 
-BY_SAMPLES = ("fedavg", "fedavgm", "fedprox", "fedadam", "fedyogi", "fedadagrad", "mime", "mimelite", "fedsam", "fedasam")
+BY_SAMPLES = (
+    "fedavg",
+    "fedavgm",
+    "fedprox",
+    "fedadam",
+    "fedyogi",
+    "fedadagrad",
+    "mime",
+    "mimelite",
+    "fedsam",
+    "fedasam",
+)
 """Methods whose reference weighs displacements by sample counts."""
 
 

@@ -83,7 +83,10 @@ SERVER: dict[str, dict[str, tuple[str, Scale]]] = {
 for _name in ("fedadam", "fedyogi", "fedadagrad"):
     SERVER[_name]["server.v"] = ("v", _plain)
 CLIENT: dict[str, dict[str, tuple[str, Scale]]] = {
-    **{name: {"drift.c": ("c", _plain)} for name in ("scaffold", "fedgamma", "fedlesam_s", "fedmo", "fedmoswa", "fedwmsam")},
+    **{
+        name: {"drift.c": ("c", _plain)}
+        for name in ("scaffold", "fedgamma", "fedlesam_s", "fedmo", "fedmoswa", "fedwmsam")
+    },
     "feddyn": {"drift.a": ("ghat", _dual), "drift.last": ("y", _plain)},
     "fedspeed": {"drift.a": ("ghat", _dual)},
     "fedsmoo": {"drift.a": ("a", _plain), "perturbation.mu": ("mu", _plain)},
@@ -109,9 +112,14 @@ def agree(walked: Walk, trace: Trace, method: str, parameters: dict[str, Any]) -
     """Hold iterates, and all state that the library keeps, against the reference."""
     same(walked.x, trace.x)
     full = DEFAULTS.get(method, {}) | parameters
-    for server, clients, expected, theirs in zip(walked.server, walked.clients, trace.server, trace.clients, strict=True):
+    for server, clients, expected, theirs in zip(
+        walked.server, walked.clients, trace.server, trace.clients, strict=True
+    ):
         for name, value in flat_state(server).items():
-            if name not in ELSEWHERE and (method, name) != ("fedspeed", "drift.a"):  # the mean of the clients' (identity 43)
+            if name not in ELSEWHERE and (method, name) != (
+                "fedspeed",
+                "drift.a",
+            ):  # the mean of the clients' (identity 43)
                 other, scale = SERVER[method][name]
                 same(scale(value.numpy(), full), expected[other])
         for i, state in clients.items():
@@ -129,7 +137,11 @@ def test_every_method_and_switch_is_here() -> None:
         assert {name for name, _ in tried} | {"weight_mask", "scope"} >= set(switches), method
         for name, switch in switches.items():
             for word in typing.get_args(switch.annotation) if name != "scope" else ():
-                assert word in (switch.default, type(None)) or not isinstance(word, str) or (name, word) in tried, (method, name, word)
+                assert word in (switch.default, type(None)) or not isinstance(word, str) or (name, word) in tried, (
+                    method,
+                    name,
+                    word,
+                )
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -175,7 +187,10 @@ def test_models_to_evaluate_beside_x(setting: str) -> None:
     same([models["active mean"] for models in dyn.evaluated], trace.evaluated["active_mean"])
     same([models["all mean"] for models in dyn.evaluated], trace.evaluated["all_mean"])
     assert set(library("feddyn", setting).evaluated[0]) == {"active mean"}
-    same([m["active mean"] for m in library("feddyn", setting).evaluated], reference("feddyn", setting).evaluated["active_mean"])
+    same(
+        [m["active mean"] for m in library("feddyn", setting).evaluated],
+        reference("feddyn", setting).evaluated["active_mean"],
+    )
     best, trace = library("adabest(mu=0.3,beta=0.5)", setting), reference("adabest", setting, mu=0.3, beta=0.5)
     same([models["aggregate"] for models in best.evaluated], trace.evaluated["avg"])
 
@@ -185,7 +200,9 @@ def test_the_active_mean_is_the_mean_of_the_cohorts_models_or_not_offered() -> N
     active = library("fedspeed(dual_scope=active)", "partial")
     ends = [
         np.mean([x + (after[i]["drift"]["a"] - before[i]["drift"]["a"]).numpy() for i in cohort], 0)
-        for x, cohort, before, after in zip(active.x, PARTIAL.cohorts[1:], active.clients, active.clients[1:], strict=False)
+        for x, cohort, before, after in zip(
+            active.x, PARTIAL.cohorts[1:], active.clients, active.clients[1:], strict=False
+        )
     ]
     for models, expected in zip(active.evaluated[1:], ends, strict=True):
         if "active mean" in models:
@@ -203,7 +220,9 @@ def test_fedlesam_keeps_the_model_received_or_the_last_step() -> None:
         trace = reference(method, "partial", rho=0.5)
         walked = library(text_of(method, rho=0.5), "partial")
         for states, theirs in zip(walked.clients, trace.clients, strict=True):
-            assert [float(states[i]["perturbation"]["seen"]) for i in range(5)] == [float("w_old" in theirs.get(i, {})) for i in range(5)]
+            assert [float(states[i]["perturbation"]["seen"]) for i in range(5)] == [
+                float("w_old" in theirs.get(i, {})) for i in range(5)
+            ]
             for i in theirs:
                 if "w_old" in theirs[i]:
                     same(states[i]["perturbation"]["last"], theirs[i]["w_old"])
@@ -265,7 +284,8 @@ def test_released_fedswa_decays_before_the_first_round(method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "common", "own"), [("scaffold", "c", "c"), ("fedmo", "m", "c"), ("fedwmsam", "c", "c"), ("feddyn", "a", "a")]
+    ("text", "common", "own"),
+    [("scaffold", "c", "c"), ("fedmo", "m", "c"), ("fedwmsam", "c", "c"), ("feddyn", "a", "a")],
 )
 def test_displacements_follow_the_weights_and_everything_else_is_uniform(text: str, common: str, own: str) -> None:
     """D_i is had from what client i keeps: -H (c_i+ - c_i + c) for variates, a_i+ - a_i for a dual."""

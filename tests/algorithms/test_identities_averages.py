@@ -24,7 +24,9 @@ MODELS = [X0, *np.cumsum(np.random.default_rng(3).normal(size=(T, 6)), 0)]
 CLASSIFIER = torch.tensor([False, False, False, False, True, True])
 
 
-def begin(average: Average, rounds: int = T, cycle: int = 1, x: Any = X0, dtype: torch.dtype = torch.float64) -> Running:
+def begin(
+    average: Average, rounds: int = T, cycle: int = 1, x: Any = X0, dtype: torch.dtype = torch.float64
+) -> Running:
     scene = Scene(rounds, cycle, CLASSIFIER[: len(x)], lambda name, count: Rows())
     return average.begin(scene, torch.as_tensor(x, dtype=dtype))
 
@@ -179,9 +181,7 @@ def test_28_46_47_48_in_a_run() -> None:
     small["engine__precision"] = "float64"
     cyclic = "fedavg+cyclic(low=0.01,length=2,start=0.25)"
     watching, alone = Watching(), Watching()
-    parts = (
-        "swa(start=0.25)+swa(start=0.5,every=1)+wima(window=3)+wima(window=3,part=classifier)+wima(window=1)+ema(decay=0.5)+swa(start=1)"
-    )
+    parts = "swa(start=0.25)+swa(start=0.5,every=1)+wima(window=3)+wima(window=3,part=classifier)+wima(window=1)+ema(decay=0.5)+swa(start=1)"
     result = fedflat.run(f"{cyclic}+{parts}", callbacks=[watching], **small)
     fedflat.run(cyclic, callbacks=[alone], **small)
     x = [models["server"] for models in watching.models]

@@ -45,7 +45,11 @@ def test_35_fedcm_ends_where_fedavg_does_at_a_smaller_rate(alpha: float) -> None
 
 @pytest.mark.parametrize("limit", identities.REACHES_OPTIMUM, ids=str)
 def test_36_to_40_corrected_methods_reach_the_optimum(limit: Limit) -> None:
-    same(end(text_of(limit.method, **limit.parameters), LONG, min(round(0.6 * limit.rounds), 240), limit.size), OPTIMUM, atol=1e-6)
+    same(
+        end(text_of(limit.method, **limit.parameters), LONG, min(round(0.6 * limit.rounds), 240), limit.size),
+        OPTIMUM,
+        atol=1e-6,
+    )
 
 
 @pytest.mark.parametrize(("number", "text"), [(38, "fedmoswa"), (38, "fedmoswa(option=I,server_rate=1)"), (40, "mime")])
@@ -60,7 +64,9 @@ def test_38_40_others_hover_around_it_under_partial_participation(number: int, t
 def test_41_adabest_is_tied_to_its_start(beta: float) -> None:
     """The limit is argmin f(x) + mu (1 - beta) / 2 ||x - x^0||^2."""
     tie, problem = 0.3 * (1 - beta), LONG.problem
-    target = np.linalg.solve(problem.A.mean(0) + tie * np.eye(6), np.einsum("npq,nq->p", problem.A, problem.b) / 3 + tie * LONG.x0)
+    target = np.linalg.solve(
+        problem.A.mean(0) + tie * np.eye(6), np.einsum("npq,nq->p", problem.A, problem.b) / 3 + tie * LONG.x0
+    )
     same(end(f"adabest(mu=0.3,beta={beta})", LONG, 180), target, atol=1e-7)
 
 

@@ -19,7 +19,9 @@ from ..quadratics import walk
 from .settings import FULL, PARTIAL, K, differ, library, reference, same
 
 
-def offsets(text: str, setting=PARTIAL, names: tuple[str, ...] = ("weight",)) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def offsets(
+    text: str, setting=PARTIAL, names: tuple[str, ...] = ("weight",)
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """(y, g(y), e) of every step with two passes."""
     calls = walk(text, setting, names=names, quick=True, record=True).gradients
     return [(y, g, moved - y) for (y, g), (moved, _) in zip(calls[::2], calls[1::2], strict=True)]
@@ -62,10 +64,17 @@ def test_49_asam_follows_the_scale_of_weights() -> None:
 
 
 def test_49_asam_becomes_sam() -> None:
-    same(library(f"fedasam(rho={0.3 / 1e8},eta=1e8)", "partial").x, reference("fedsam", "partial", rho=0.3).x, atol=1e-6)
-    same(walk("fedasam(rho=0.3)", PARTIAL, names=("x", "y"), quick=True).x, reference("fedsam", "partial", rho=0.3).x)  # no weights
+    same(
+        library(f"fedasam(rho={0.3 / 1e8},eta=1e8)", "partial").x, reference("fedsam", "partial", rho=0.3).x, atol=1e-6
+    )
+    same(
+        walk("fedasam(rho=0.3)", PARTIAL, names=("x", "y"), quick=True).x, reference("fedsam", "partial", rho=0.3).x
+    )  # no weights
     ones = PARTIAL.but(x0=np.array([1.0, -1, 1, 1, -1, 1]), steps=1, cohorts=[[0, 1]])
-    same(walk("fedasam(rho=0.3,eta=0)", ones, names=("weight",), quick=True).x, walk("fedsam(rho=0.3)", ones, quick=True).x)
+    same(
+        walk("fedasam(rho=0.3,eta=0)", ones, names=("weight",), quick=True).x,
+        walk("fedsam(rho=0.3)", ones, quick=True).x,
+    )
 
 
 @pytest.mark.parametrize("perturbation", ["sam(rho=0.3{})", "asam(rho=0.3{})"])
@@ -74,7 +83,11 @@ def test_what_is_climbed_is_the_gradient_or_the_whole_direction(drift: str, pert
     """What the drift adds to a gradient is what a step has beside the gradient that it was taken with."""
     for climbed in ("data", "total"):
         calls = walk(
-            f"{drift}+{perturbation.format(f',perturb_from={climbed}')}", PARTIAL, names=("weight",), quick=True, record=True
+            f"{drift}+{perturbation.format(f',perturb_from={climbed}')}",
+            PARTIAL,
+            names=("weight",),
+            quick=True,
+            record=True,
         ).gradients
         steps = [(y, g, moved - y, g_moved) for (y, g), (moved, g_moved) in zip(calls[::2], calls[1::2], strict=True)]
         for number, (y, g, e, g_moved) in enumerate(steps):
@@ -98,7 +111,8 @@ def test_50_sam_has_length_rho_along_the_gradient() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["fedsam", "fedasam", "mofedsam", "fedgamma", "fedspeed", "fedspeed(share=0.5)", "fedlesam", "fedwmsam", "fedsmoo"]
+    "text",
+    ["fedsam", "fedasam", "mofedsam", "fedgamma", "fedspeed", "fedspeed(share=0.5)", "fedlesam", "fedwmsam", "fedsmoo"],
 )
 def test_50_nothing_happens_at_a_minimum(text: str) -> None:
     """No division by a zero norm, and no perturbation."""
@@ -120,7 +134,9 @@ def slow_shift(direction: dict[str, Tensor]) -> dict[str, Tensor]:
     "model",
     [
         nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 2, 2), nn.Flatten(), nn.Linear(8, 4)),
-        nn.Sequential(nn.Conv2d(2, 1, (1, 2), bias=False), nn.Conv2d(1, 2, 1), nn.GroupNorm(1, 2), nn.Flatten(), nn.Linear(8, 3)),
+        nn.Sequential(
+            nn.Conv2d(2, 1, (1, 2), bias=False), nn.Conv2d(1, 2, 1), nn.GroupNorm(1, 2), nn.Flatten(), nn.Linear(8, 3)
+        ),
         nn.Linear(1, 1),
     ],
     ids=["first tensor long enough", "first tensor too short", "few numbers"],
@@ -159,7 +175,9 @@ def test_released_fedlesam_through_the_engine() -> None:
 
 def test_released_fedwmsam_looks_ahead_by_scalar_shifts() -> None:
     """e = -rho shift(z + b Delta_i - y), Delta_i = Delta + alpha / (1 - alpha) (c - c_i)."""
-    walked = walk("fedwmsam(variant=released,rho=0.3,alpha0=0.4,lam=0.2)", PARTIAL, names=SPLIT, quick=True, record=True)
+    walked = walk(
+        "fedwmsam(variant=released,rho=0.3,alpha0=0.4,lam=0.2)", PARTIAL, names=SPLIT, quick=True, record=True
+    )
     points, zero = iter(point for point, _ in walked.gradients), np.zeros(6)
     server, z = {"momentum": zero, "c": zero, "alpha": 0.4}, PARTIAL.x0
     clients = dict.fromkeys(range(5), zero)
@@ -170,7 +188,9 @@ def test_released_fedwmsam_looks_ahead_by_scalar_shifts() -> None:
             for b in range(K):
                 e = -0.3 * numpy_shift(z + b * (server["momentum"] + alpha / (1 - alpha) * r) - y)
                 same(next(points), y + e)
-                y = y - PARTIAL.eta * (alpha * (PARTIAL.problem.gradient(i, y + e) + r) + (1 - alpha) * server["momentum"])
+                y = y - PARTIAL.eta * (
+                    alpha * (PARTIAL.problem.gradient(i, y + e) + r) + (1 - alpha) * server["momentum"]
+                )
         server = {name: value.numpy() for name, value in walked.server[t]["drift"].items()}
         clients = {i: state["drift"]["c"].numpy() for i, state in walked.clients[t].items()}
         z = walked.x[t]

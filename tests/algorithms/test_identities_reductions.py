@@ -24,7 +24,9 @@ REDUCTIONS = [
     *identities.REDUCTIONS,
     Identity(2, "fedswa", {"final_rate": 1.0, "server_rate": 1.3}, "fedavgm", {"beta": 0.0, "server_rate": 1.3}),
     Identity(5, "fedavgm", {"beta": 0.0, "server_rate": 1.0}, "fedavg", {}),
-    Identity(16, "feddyn", {"alpha": 0.3}, "feddyn", {"alpha": 0.3}),  # the library's form by displacements, the reference's by gradients
+    Identity(
+        16, "feddyn", {"alpha": 0.3}, "feddyn", {"alpha": 0.3}
+    ),  # the library's form by displacements, the reference's by gradients
 ]
 
 
@@ -52,9 +54,13 @@ BASES: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("perturbation", ["sam(rho={})", "asam(rho={})", "lesam(rho={})", "lesam(rho={},direction=global)"])
+@pytest.mark.parametrize(
+    "perturbation", ["sam(rho={})", "asam(rho={})", "lesam(rho={})", "lesam(rho={},direction=global)"]
+)
 @pytest.mark.parametrize(("method", "parameters"), BASES, ids=[text_of(m, **p) for m, p in BASES])
-def test_03_without_a_radius_there_is_no_perturbation(method: str, parameters: dict[str, Any], perturbation: str) -> None:
+def test_03_without_a_radius_there_is_no_perturbation(
+    method: str, parameters: dict[str, Any], perturbation: str
+) -> None:
     """At rho = 0, and in the limit, where every line of the perturbation still runs."""
     base, expected = text_of(method, **parameters), reference(method, "short", **parameters).x
     same(library(f"{base}+{perturbation.format(0)}", "short").x, expected)
@@ -63,7 +69,11 @@ def test_03_without_a_radius_there_is_no_perturbation(method: str, parameters: d
 
 @pytest.mark.parametrize("rho", [0.0, 1e-10])
 def test_03_smoo_and_guided(rho: float) -> None:
-    same(library(f"feddyn(alpha=0.3)+smoo(rho={rho})", "partial").x, reference("feddyn", "partial", alpha=0.3).x, atol=1e-7)
+    same(
+        library(f"feddyn(alpha=0.3)+smoo(rho={rho})", "partial").x,
+        reference("feddyn", "partial", alpha=0.3).x,
+        atol=1e-7,
+    )
     expected = reference("fedwmsam", "partial", rho=0.0, lam=0.5).x
     same(library(f"fedwmsam(rho={rho},lam=0.5)", "partial").x, expected, atol=1e-7)
     same(library("fedavg+wmsam(lam=0.5)", "partial").x, expected)
@@ -161,7 +171,9 @@ def test_24_mime_with_momentum_and_single_steps_is_centralised_momentum(text: st
 def test_25_adabest_without_client_terms_extrapolates_fedavg(setting: str) -> None:
     chosen = SETTINGS[setting]
     x = previous = chosen.x0
-    for t, (cohort, walked) in enumerate(zip(chosen.cohorts, library("adabest(mu=0,beta=0.6)", setting).x, strict=True)):
+    for t, (cohort, walked) in enumerate(
+        zip(chosen.cohorts, library("adabest(mu=0,beta=0.6)", setting).x, strict=True)
+    ):
         rate = chosen.eta if np.isscalar(chosen.eta) else chosen.eta[t]
         a = chosen.but(x0=x, cohorts=[cohort], eta=rate).run(METHODS["fedavg"]).x[0]
         x, previous = a + 0.6 * (a - previous), a
@@ -170,7 +182,9 @@ def test_25_adabest_without_client_terms_extrapolates_fedavg(setting: str) -> No
 
 def test_26_single_steps_with_momentum_are_heavy_ball_and_nesterov() -> None:
     heavy, ahead, velocity = [ONE.x0, ONE.x0], ONE.x0, np.zeros(6)
-    for ball, nesterov in zip(walk("fedavgm", ONE, quick=True).x, walk("fedacg(lam=0.9,beta=0)", ONE, quick=True).x, strict=True):
+    for ball, nesterov in zip(
+        walk("fedavgm", ONE, quick=True).x, walk("fedacg(lam=0.9,beta=0)", ONE, quick=True).x, strict=True
+    ):
         heavy.append(heavy[-1] - ONE.eta * _whole_gradient(heavy[-1]) + 0.9 * (heavy[-1] - heavy[-2]))
         velocity = 0.9 * velocity - ONE.eta * _whole_gradient(ahead + 0.9 * velocity)
         ahead = ahead + velocity

@@ -15,7 +15,15 @@ from fedflat.engines.plan import Plan
 from fedflat.engines.problem import Batch, Problem
 from fedflat.engines.randomness import seed_torch
 
-SMALL: dict[str, Any] = {"rounds": 2, "clients": 6, "per_round": 3, "steps": 2, "batch": 8, "workers": 1, "model": "mlp(hidden=4)"}
+SMALL: dict[str, Any] = {
+    "rounds": 2,
+    "clients": 6,
+    "per_round": 3,
+    "steps": 2,
+    "batch": 8,
+    "workers": 1,
+    "model": "mlp(hidden=4)",
+}
 
 
 def weights(algorithm: str = "fedavg", **settings: Any) -> torch.Tensor:
@@ -31,8 +39,18 @@ def test_29_silobn_without_batch_norm_is_the_base(algorithm: str) -> None:
 
 
 def test_29_silobn_with_batch_norm_is_not() -> None:
-    one = {"model": "resnet20(norm=batch)", "rounds": 2, "clients": 3, "per_round": 2, "steps": 1, "batch": 4, "every": 2}
-    first, second = (fedflat.run("fedavg", **(SMALL | one), training__statistics=kind).record for kind in ("averaged", "own"))
+    one = {
+        "model": "resnet20(norm=batch)",
+        "rounds": 2,
+        "clients": 3,
+        "per_round": 2,
+        "steps": 1,
+        "batch": 4,
+        "every": 2,
+    }
+    first, second = (
+        fedflat.run("fedavg", **(SMALL | one), training__statistics=kind).record for kind in ("averaged", "own")
+    )
     left, right = first.models["server"], second.models["server"]
     assert torch.allclose(left.weights, right.weights, atol=1e-2)
     assert not torch.equal(left.buffers, right.buffers)
@@ -61,7 +79,15 @@ def test_29_cutout_of_nothing_is_none() -> None:
 @pytest.mark.parametrize("split", ["centralised", "iid"])
 def test_29_one_client_is_centralised_sgd(split: str) -> None:
     """FedAvg with N = 1 against torch's own SGD over the same K T batches."""
-    settings = {"rounds": 3, "clients": 1, "per_round": 1, "steps": 4, "split": split, "rate": 0.2, "weight_decay": 0.01}
+    settings = {
+        "rounds": 3,
+        "clients": 1,
+        "per_round": 1,
+        "steps": 4,
+        "split": split,
+        "rate": 0.2,
+        "weight_decay": 0.01,
+    }
     settings["engine__precision"] = "float64"
     found = weights(**settings)
     digits = data.load("digits")
@@ -88,7 +114,9 @@ class Spy:
         self.seen: list[tuple[Batch, float]] = []
         inner = Problem.loss_and_gradient
 
-        def spied(problem: Problem, vector: torch.Tensor, buffers: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        def spied(
+            problem: Problem, vector: torch.Tensor, buffers: Any, batch: Batch
+        ) -> tuple[torch.Tensor, torch.Tensor]:
             loss, gradient = inner(problem, vector, buffers, batch)
             self.seen.append((batch, float(loss)))
             return loss, gradient
@@ -103,7 +131,9 @@ def test_57_both_passes_see_the_same_inputs(algorithm: str, augmentation: str, m
     spy, rho = Spy(monkeypatch), 1e-300
     text = algorithm.format(rho=rho) if "{" in algorithm else f"{algorithm}(rho={rho})"
     fedflat.run(text, **(SMALL | {"rounds": 1, "augmentation": augmentation}))
-    whole = 3 if algorithm.startswith("mime") else 0  # MIME's whole gradients come first, and every step has a third pass at z
+    whole = (
+        3 if algorithm.startswith("mime") else 0
+    )  # MIME's whole gradients come first, and every step has a third pass at z
     passes = 3 if whole else 2
     steps = spy.seen[whole:]
     assert len(steps) == 3 * 2 * passes

@@ -32,7 +32,9 @@ def _local_round(text: str, steps: int, rate: float, gradient: torch.Tensor) -> 
     built, z = algorithm(text), torch.zeros(len(gradient), dtype=torch.float64)
     count, schedule, descent = torch.tensor(float(steps), dtype=torch.float64), Schedule(rate), Descent()
     layout = Layout(("weight",), ((len(gradient),),))
-    local = built.begin(z, built.new_server(z), built.new_client(z), layout, schedule, torch.zeros_like(count), count, descent)
+    local = built.begin(
+        z, built.new_server(z), built.new_client(z), layout, schedule, torch.zeros_like(count), count, descent
+    )
     for _ in range(steps):
         local = built.step(local, lambda _: gradient, schedule, descent)
     return local
@@ -69,20 +71,26 @@ def test_32_local_closed_forms() -> None:
 
 def _server_and_mean(text: str, setting: str, field: str, weighting: str = "uniform") -> tuple[list[Any], list[Any]]:
     walked = library(text, setting, weighting)
-    means = [torch.stack([state["drift"][field] for state in clients.values()]).mean(0).numpy() for clients in walked.clients]
+    means = [
+        torch.stack([state["drift"][field] for state in clients.values()]).mean(0).numpy() for clients in walked.clients
+    ]
     return [state["drift"][field].numpy() for state in walked.server], means
 
 
 @EVERY_SETTING
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
-@pytest.mark.parametrize("text", ["scaffold", "scaffold(option=I)", "fedgamma", "fedlesam-s(rho=0.3)", "fedwmsam(rho=0.2,lam=0.3)"])
+@pytest.mark.parametrize(
+    "text", ["scaffold", "scaffold(option=I)", "fedgamma", "fedlesam-s(rho=0.3)", "fedwmsam(rho=0.2,lam=0.3)"]
+)
 def test_42_the_servers_variate_is_the_mean_of_the_clients(text: str, weighting: str, setting: str) -> None:
     same(*_server_and_mean(text, setting, "c", weighting))
 
 
 @EVERY_SETTING
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
-@pytest.mark.parametrize("text", ["feddyn(alpha=0.2)", "fedspeed(alpha=0.2)", "fedsmoo(alpha=0.2)", "fedlesam-d(rho=0.3)"])
+@pytest.mark.parametrize(
+    "text", ["feddyn(alpha=0.2)", "fedspeed(alpha=0.2)", "fedsmoo(alpha=0.2)", "fedlesam-d(rho=0.3)"]
+)
 def test_43_the_servers_dual_is_the_mean_of_the_clients(text: str, weighting: str, setting: str) -> None:
     same(*_server_and_mean(text, setting, "a", weighting))
 
@@ -106,7 +114,9 @@ RECORDED = [  # text, final rate, backward passes per step, of which the last is
 @pytest.mark.parametrize(("text", "final_rate", "passes"), RECORDED, ids=[row[0] for row in RECORDED])
 def test_44_45_variates_are_mean_local_gradients(text: str, final_rate: float, passes: int, setting: str) -> None:
     """c_i+ = sum_k eta_k g_k / H; FedMoSWA's m+ = (1 - gamma) m + gamma mean c_i+; FedCM's and FedWMSAM's as in the specification."""
-    weighting = "samples" if setting.startswith("uneven") else "uniform"  # variates and momenta are uniform means all the same
+    weighting = (
+        "samples" if setting.startswith("uneven") else "uniform"
+    )  # variates and momenta are uniform means all the same
     chosen, walked = SETTINGS[setting], library(text, setting, weighting, record=True)
     gradients = iter([g for _, g in walked.gradients[passes - 1 :: passes]])
     zero = np.zeros(6)
@@ -118,7 +128,9 @@ def test_44_45_variates_are_mean_local_gradients(text: str, final_rate: float, p
             rates = linear_rates(_at(chosen.eta, t), _at(chosen.steps, i), final_rate)
             gbar[i] = sum(rate * next(gradients) for rate in rates) / sum(rates)
         now = {name: value.numpy() for name, value in walked.server[t]["drift"].items()}
-        kept = {i: {name: value.numpy() for name, value in state["drift"].items()} for i, state in walked.clients[t].items()}
+        kept = {
+            i: {name: value.numpy() for name, value in state["drift"].items()} for i, state in walked.clients[t].items()
+        }
         mean = np.mean(list(gbar.values()), 0)
         if text.startswith("fedcm"):
             same(now["momentum"], 0.3 * mean + 0.7 * server["momentum"])
@@ -171,7 +183,9 @@ def test_52_identical_directions_have_no_disagreement() -> None:
     agreement = walk("fedwmsam(alpha_signal=agreement)", SLOPE)
     same([outcome.means["drift"]["signal"] for outcome in agreement.outcomes], [0.0, *[1.0] * 5], atol=1e-12)
     opposed = golden().but(cohorts=[[0]] * 3, eta=1.5, steps=1)  # one overshooting step back and forth
-    signals = [float(outcome.means["drift"]["signal"]) for outcome in walk("fedwmsam(alpha0=1,rho=0)", opposed).outcomes]
+    signals = [
+        float(outcome.means["drift"]["signal"]) for outcome in walk("fedwmsam(alpha0=1,rho=0)", opposed).outcomes
+    ]
     assert signals[0] == 0.0
     assert max(signals) > 1.0
 
@@ -221,7 +235,11 @@ def test_55_scaling_the_loss_against_the_rate(method: str) -> None:
     else:
         same(left, right, atol=1e-8)
     if method == "fedwmsam":
-        same(library("fedwmsam(rho=0)", "uneven-partial").x, walk("fedwmsam(rho=0)", steep, scale=s, **QUICK).x, atol=1e-8)
+        same(
+            library("fedwmsam(rho=0)", "uneven-partial").x,
+            walk("fedwmsam(rho=0)", steep, scale=s, **QUICK).x,
+            atol=1e-8,
+        )
     if scale:
         differ(left, walk(text_of(method, **scale), steep, scale=s, **QUICK).x, 1e-6)
 
@@ -232,7 +250,8 @@ def test_56_client_states_are_isolated(method: str) -> None:
     some = PARTIAL.but(cohorts=[[0, 1], [1, 2], [0, 2], [1, 3]])
     swapped = [1, 0, 2, 3, 4]
     other = some.but(
-        problem=Quadratics(some.problem.A[swapped], some.problem.b[swapped]), cohorts=[[swapped[i] for i in c] for c in some.cohorts]
+        problem=Quadratics(some.problem.A[swapped], some.problem.b[swapped]),
+        cohorts=[[swapped[i] for i in c] for c in some.cohorts],
     )
     parameters = {"beta": 0.9} if method in ("mime", "mimelite") else {"all_mean": True} if method == "feddyn" else {}
     left, right = (walk(text_of(method, **parameters), setting, **QUICK) for setting in (some, other))
@@ -246,4 +265,6 @@ def test_56_client_states_are_isolated(method: str) -> None:
                 same(value, some.x0 if (method, name) == ("feddyn", "drift.last") else 0.0)
         for earlier, later, cohort in zip(left.clients, left.clients[1:], some.cohorts[1:], strict=False):
             if i not in cohort:
-                assert all(torch.equal(flat_state(earlier[i])[name], value) for name, value in flat_state(later[i]).items())
+                assert all(
+                    torch.equal(flat_state(earlier[i])[name], value) for name, value in flat_state(later[i]).items()
+                )

@@ -32,8 +32,18 @@ CHOICES: dict[str, Values] = {
     "mimelite": {"beta": [0.0, 0.9], "form": ["fedjax", "ema"]},
     "cm": {"alpha": [0.1, 0.6, 1.0]},
     "acg": {"lam": [0.85, 0.4], "beta": [0.002, 0.3]},
-    "mo": {"gamma": [0.2, 0.7], "option": ["I", "II"], "normaliser": ["sum", "trapezoid"], "gamma_first_round": [None, 1.0]},
-    "wmsam": {"alpha0": [0.1, 0.5], "lam": [0.01, 0.4], "personal": [True, False], "alpha_signal": ["disagreement", "agreement"]},
+    "mo": {
+        "gamma": [0.2, 0.7],
+        "option": ["I", "II"],
+        "normaliser": ["sum", "trapezoid"],
+        "gamma_first_round": [None, 1.0],
+    },
+    "wmsam": {
+        "alpha0": [0.1, 0.5],
+        "lam": [0.01, 0.4],
+        "personal": [True, False],
+        "alpha_signal": ["disagreement", "agreement"],
+    },
     "sam": {"rho": [0.05, 0.1, 0.4], "share": [1.0, 0.3], "normalise": [True, False]},
     "asam": {"rho": [0.5, 0.1], "eta": [0.2, 0.0], "scope": ["weight", "all"]},
     "lesam": {"rho": [0.1, 0.4], "direction": ["client", "global"], "indexing": ["vector", "tensor"]},
@@ -45,7 +55,13 @@ CHOICES: dict[str, Values] = {
     "sgd": {"server_rate": [1.0, 0.5, 1.5]},
     "momentum": {"beta": [0.9, 0.4], "server_rate": [1.0, 0.5]},
     **{
-        name: {"server_rate": [0.1, 0.3], "tau": [0.001, 0.3], "beta1": [0.9, 0.0], "bias_correction": [False, True], "v_init": [None, 0.2]}
+        name: {
+            "server_rate": [0.1, 0.3],
+            "tau": [0.001, 0.3],
+            "beta1": [0.9, 0.0],
+            "bias_correction": [False, True],
+            "v_init": [None, 0.2],
+        }
         for name in ("adam", "yogi", "adagrad")
     },
     "swa": {"start": [0.75, 0.0], "every": [None, 2], "weighting": ["mean", "literal"]},
@@ -53,7 +69,8 @@ CHOICES: dict[str, Values] = {
     "ema": {"decay": [0.99, 0.5]},
 }
 BY_SLOT = {
-    slot: [name for name, (where, _) in PARTS.items() if where == slot] for slot in ("drift", "perturbation", "rate", "server", "averages")
+    slot: [name for name, (where, _) in PARTS.items() if where == slot]
+    for slot in ("drift", "perturbation", "rate", "server", "averages")
 }
 
 
@@ -91,7 +108,10 @@ def text_of(chosen: dict[str, tuple[str, Values]]) -> str:
 
 
 def changed(chosen: dict[str, tuple[str, Values]], change: Any) -> dict[str, tuple[str, Values]]:
-    return {slot: (name, {key: change(name, key, value) for key, value in values.items()}) for slot, (name, values) in chosen.items()}
+    return {
+        slot: (name, {key: change(name, key, value) for key, value in values.items()})
+        for slot, (name, values) in chosen.items()
+    }
 
 
 # --- text ----------------------------------------------------------------------------------------------------------------------------
@@ -111,7 +131,9 @@ def texts(draw: st.DrawFn) -> str:
         if spec == getattr(NAMED["fedavg"], slot):
             free.append(slot)
         if name:
-            values |= {key: draw(st.sampled_from(options)) for key, options in CHOICES[name].items() if draw(st.booleans())}
+            values |= {
+                key: draw(st.sampled_from(options)) for key, options in CHOICES[name].items() if draw(st.booleans())
+            }
     parts = [draw(part(slot)) for slot in draw(st.permutations(free)) if draw(st.booleans())]
     parts = [(name, {key: value for key, value in some.items() if draw(st.booleans())}) for name, some in parts]
     averages = draw(st.lists(part("averages"), max_size=3, unique_by=repr))
@@ -183,7 +205,9 @@ def test_54_translation(chosen: dict[str, tuple[str, Values]]) -> None:
     moved = TINY.but(problem=Quadratics(TINY.problem.A, TINY.problem.b + shift), x0=TINY.x0 + shift)
     left, right = tiny(chosen).x, tiny(chosen, moved).x
     adaptive = chosen.get("perturbation", ("", {}))[0] == "asam" and chosen.get("drift", ("", {}))[0] != "mime"
-    assert close(np.add(left, shift), right, 1e-8) == (not adaptive)  # on a quadratic MIME's difference forgets the perturbation
+    assert close(np.add(left, shift), right, 1e-8) == (
+        not adaptive
+    )  # on a quadratic MIME's difference forgets the perturbation
 
 
 WITH_LOSS = {("prox", "mu"), ("dyn", "alpha"), ("adabest", "mu"), ("acg", "beta")}
@@ -195,7 +219,10 @@ def test_55_scale_of_the_loss(chosen: dict[str, tuple[str, Values]]) -> None:
     """Everything in gradient units goes with s, every rate against it; what mixes units is told apart."""
     s = 2.0
     steep = TINY.but(eta=[rate / s for rate in TINY.eta])
-    scaled = changed(chosen, lambda name, key, v: s * v if (name, key) in WITH_LOSS else v / s if (name, key) == ("cyclic", "low") else v)
+    scaled = changed(
+        chosen,
+        lambda name, key, v: s * v if (name, key) in WITH_LOSS else v / s if (name, key) == ("cyclic", "low") else v,
+    )
     left, right = tiny(chosen).x, tiny(scaled, steep, scale=s).x
     name, values = chosen.get("perturbation", ("", {}))
     mixes = name in ("smoo", "guided") or (name == "sam" and not values["normalise"])
@@ -203,12 +230,16 @@ def test_55_scale_of_the_loss(chosen: dict[str, tuple[str, Values]]) -> None:
 
 
 @pytest.mark.parametrize(
-    "mixing", ["fedsmoo(alpha={})", "fedwmsam(rho=0.3)", "fedavg+sam(normalise=false,rho=0.3)", "fedprox", "feddyn", "adabest"]
+    "mixing",
+    ["fedsmoo(alpha={})", "fedwmsam(rho=0.3)", "fedavg+sam(normalise=false,rho=0.3)", "fedprox", "feddyn", "adabest"],
 )
 def test_55_fails_where_units_are_mixed_or_left_behind(mixing: str) -> None:
     s = 2.0
     steep = TINY.but(eta=[rate / s for rate in TINY.eta])
-    left, right = (walk(mixing.format(a), TINY if a == 0.1 else steep, quick=True, scale=1.0 if a == 0.1 else s) for a in (0.1, 0.2))
+    left, right = (
+        walk(mixing.format(a), TINY if a == 0.1 else steep, quick=True, scale=1.0 if a == 0.1 else s)
+        for a in (0.1, 0.2)
+    )
     assert not close(left.x, right.x, 1e-6)
 
 
@@ -286,5 +317,8 @@ def test_weight_decay_clipping_and_local_momentum(rho: float, descent: Descent) 
 
 def test_clipping_acts() -> None:
     """A clip of either mode changes the walk, and the modes differ."""
-    walks = [by_hand(TINY, 0.3, Descent(clip=clip, clip_mode=mode)) for clip, mode in ((None, "total"), (0.5, "total"), (0.5, "grad"))]
+    walks = [
+        by_hand(TINY, 0.3, Descent(clip=clip, clip_mode=mode))
+        for clip, mode in ((None, "total"), (0.5, "total"), (0.5, "grad"))
+    ]
     assert not any(close(walks[a], walks[b], 1e-3) for a, b in ((0, 1), (0, 2), (1, 2)))

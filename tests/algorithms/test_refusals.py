@@ -151,7 +151,9 @@ def bounds() -> Iterator[Any]:
             for kind, beyond in (("low", -1), ("high", 1), ("above", -1)):
                 bound = f.metadata.get(kind)
                 if bound is not None:
-                    yield pytest.param(part, slot, f.name, bound, bound + beyond, kind != "above", id=f"{part}.{f.name}-{kind}")
+                    yield pytest.param(
+                        part, slot, f.name, bound, bound + beyond, kind != "above", id=f"{part}.{f.name}-{kind}"
+                    )
 
 
 @pytest.mark.parametrize(("part", "slot", "name", "bound", "beyond", "closed"), list(bounds()))
@@ -179,11 +181,15 @@ AS_PUBLISHED: dict[str, Algorithm] = {
     # D3, D14: scalar shift against the last global step; D10: variate times 0.1
     "fedlesam": Algorithm(perturbation=Lesam(0.1, direction="global", indexing="tensor")),
     "fedlesam-s": Algorithm(Scaffold(cv_weight=0.1), Lesam(0.1, direction="global", indexing="tensor")),
-    "fedlesam-d": dataclasses.replace(NAMED["fedlesam-d"], perturbation=Lesam(0.1, direction="global", indexing="tensor")),
+    "fedlesam-d": dataclasses.replace(
+        NAMED["fedlesam-d"], perturbation=Lesam(0.1, direction="global", indexing="tensor")
+    ),
     # D3, D9: scalar shift, opposite sign
     "fedwmsam": dataclasses.replace(NAMED["fedwmsam"], perturbation=Guided(0.01, perturb_sign=-1, indexing="tensor")),
     # D6: gamma 0.1, first round 1, trapezoid; 2.19: the decay precedes the first round
-    "fedmoswa": Algorithm(Mo(0.1, gamma_first_round=1.0, normaliser="trapezoid"), rate=Linear(0.1, early_decay=True), server=Sgd(1.5)),
+    "fedmoswa": Algorithm(
+        Mo(0.1, gamma_first_round=1.0, normaliser="trapezoid"), rate=Linear(0.1, early_decay=True), server=Sgd(1.5)
+    ),
     "fedswa": Algorithm(rate=Linear(0.1, early_decay=True), server=Sgd(1.5)),
 }
 
@@ -200,7 +206,9 @@ def test_released_variants(name: str) -> None:
 
 def test_what_a_released_variant_sets_can_be_set_otherwise() -> None:
     built = algorithm("fedmoswa(variant=released,gamma=0.3)")
-    assert built == dataclasses.replace(AS_PUBLISHED["fedmoswa"], drift=Mo(0.3, gamma_first_round=1.0, normaliser="trapezoid"))
+    assert built == dataclasses.replace(
+        AS_PUBLISHED["fedmoswa"], drift=Mo(0.3, gamma_first_round=1.0, normaliser="trapezoid")
+    )
     assert canonical(built) == "fedmoswa(variant=released,gamma=0.3)"
     assert algorithm("fedwmsam(variant=released,perturb_sign=1,indexing=vector)") == algorithm("fedwmsam")
 

@@ -42,7 +42,18 @@ ROW = {
 
 def test_a_small_benchmark(tmp_path):
     file = tmp_path / "made" / "bench.json"
-    flags = ("--model", "mlp(hidden=4)", "--data", "random(size=60,side=4)", "--clients", "6", "--clients-per-round", "2", "--steps", "2")
+    flags = (
+        "--model",
+        "mlp(hidden=4)",
+        "--data",
+        "random(size=60,side=4)",
+        "--clients",
+        "6",
+        "--clients-per-round",
+        "2",
+        "--steps",
+        "2",
+    )
     more = (
         "--batch",
         "5",
@@ -64,7 +75,18 @@ def test_a_small_benchmark(tmp_path):
     for word in ("fedflat", "plain loop", "bound", "s/round", "samples/s", "share of", "medians"):
         assert word in result.stdout
     found = json.loads(file.read_text())
-    assert set(found) == {"format", "date", "command", "hardware", "versions", "setting", "rounds", "warm_up", "rows", "notes"}
+    assert set(found) == {
+        "format",
+        "date",
+        "command",
+        "hardware",
+        "versions",
+        "setting",
+        "rounds",
+        "warm_up",
+        "rows",
+        "notes",
+    }
     assert found["hardware"]["cores"] >= 1 and found["versions"]["torch"]
     assert [line["contender"] for line in found["rows"]] == ["fedflat", "plain loop", "bound"]
     for line in found["rows"]:
@@ -102,8 +124,15 @@ def test_contenders_and_notes(monkeypatch):
     monkeypatch.setattr(OTHERS["pfl"], "installed", classmethod(lambda cls: False))
     request = Request(SMALL, ("fedavg", "scaffold"), engines=("loop", "lanes"), clients=(100, 1000))
     names = [str(contender) for contender in request.contenders()]
-    assert names[0] == "fedflat, fedavg, float32, loop, 100 clients" and len([n for n in names if n.startswith("fedflat")]) == 8
-    assert names[-3:] == ["plain loop, fedavg, float32, 100 clients", "flower, fedavg, float32, 100 clients", "bound, float32, eager"]
+    assert (
+        names[0] == "fedflat, fedavg, float32, loop, 100 clients"
+        and len([n for n in names if n.startswith("fedflat")]) == 8
+    )
+    assert names[-3:] == [
+        "plain loop, fedavg, float32, 100 clients",
+        "flower, fedavg, float32, 100 clients",
+        "bound, float32, eager",
+    ]
     assert request.notes() == [
         "pfl-research is not installed, so it was not measured; install it with: pip install 'pfl[pytorch]'",
     ]
@@ -117,9 +146,15 @@ def test_quotients_are_of_rounds_side_by_side(monkeypatch):
     line = row(ours, [ours, plain, bound], 100)
     assert line["times_plain"] == 2.0 and line["seconds_per_round"] == 2.0 and line["samples_per_second"] == 50
     full = SMALL.per_round * SMALL.batch * SMALL.steps
-    assert line["share_of_bound"] == 0.5 * 100 / full and line["set_up_seconds"] == 3.0, "by samples: clients may have less than the bound"
+    assert line["share_of_bound"] == 0.5 * 100 / full and line["set_up_seconds"] == 3.0, (
+        "by samples: clients may have less than the bound"
+    )
     of_bound = row(bound, [ours, plain, bound], 100)
-    assert of_bound["seconds_per_round"] == 0.75 and of_bound["samples_per_round"] == full and of_bound["samples_per_second"] == full / 0.75
+    assert (
+        of_bound["seconds_per_round"] == 0.75
+        and of_bound["samples_per_round"] == full
+        and of_bound["samples_per_second"] == full / 0.75
+    )
 
 
 class Instant:
@@ -147,7 +182,9 @@ def test_where_nothing_is_measured_the_reason_is_ours_and_not_the_load(monkeypat
     monkeypatch.setattr("fedflat.bench.benchmark.Performer", Instant)
     monkeypatch.setattr(Load, "share_of_others", lambda self: 0.9)
     for against in ("none", "plain"):
-        with pytest.raises(UserError, match=r"nothing could be measured: fedflat, fedsam, .* was not measured: is broken"):
+        with pytest.raises(
+            UserError, match=r"nothing could be measured: fedflat, fedsam, .* was not measured: is broken"
+        ):
             benchmark(Request(SMALL, ("fedsam",), clients=(4,), against=(against,)), "", lambda line: None)
 
 
@@ -209,10 +246,28 @@ def test_lists():
 
 
 def test_the_table_of_a_gpu_has_its_memory(capsys):
-    line = dict.fromkeys(ROW) | {"contender": "fedflat", "clients": 10, "seconds_per_round": 0.05, "samples_per_second": 5e5}
+    line = dict.fromkeys(ROW) | {
+        "contender": "fedflat",
+        "clients": 10,
+        "seconds_per_round": 0.05,
+        "samples_per_second": 5e5,
+    }
     line |= {"set_up_seconds": 12.0, "peak_device_bytes": 2 * 10**9, "share_of_bound": 0.75, "times_plain": 20.0}
-    document = {"rows": [line, line | {"clients": 20}], "notes": ["a note"], "rounds": 3, "warm_up": 1, "versions": {"torch": "2"}}
-    document["setting"] = {"model": "cnn", "data": "random", "per_round": 10, "steps": 50, "batch": 50, "augmentation": "none"}
+    document = {
+        "rows": [line, line | {"clients": 20}],
+        "notes": ["a note"],
+        "rounds": 3,
+        "warm_up": 1,
+        "versions": {"torch": "2"},
+    }
+    document["setting"] = {
+        "model": "cnn",
+        "data": "random",
+        "per_round": 10,
+        "steps": 50,
+        "batch": 50,
+        "augmentation": "none",
+    }
     print_benchmark(document | {"hardware": {"gpus": ["H200"], "processor": "p", "cores": 16}})
     shown = capsys.readouterr().out
     for word in ("GPU memory", "2 GB", "75 %", "20.00", "500,000", "H200", "a note", "clients"):
@@ -244,5 +299,9 @@ def test_nobody_is_measured_while_another_sets_up(monkeypatch):
             return super().rounds(count)
 
     monkeypatch.setattr("fedflat.bench.benchmark.Performer", Watched)
-    _one_by_one(Request(SMALL, ("fedavg",), clients=(4,), against=("none",), rounds=1, warm_up=0, together=2), lambda line: None, [])
+    _one_by_one(
+        Request(SMALL, ("fedavg",), clients=(4,), against=("none",), rounds=1, warm_up=0, together=2),
+        lambda line: None,
+        [],
+    )
     assert events[:3] == ["done", "done", "begins to be measured"]

@@ -13,7 +13,9 @@ from fedflat.bench.setting import RandomImages, Setting
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.run import Run
 
-SETTING = Setting("lenet5", "random(size=120,side=16)", per_round=3, steps=3, batch=8, rate=0.1, device="cpu", workers=1)
+SETTING = Setting(
+    "lenet5", "random(size=120,side=16)", per_round=3, steps=3, batch=8, rate=0.1, device="cpu", workers=1
+)
 
 
 class Enough(Exception):

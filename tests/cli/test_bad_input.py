@@ -16,13 +16,19 @@ WRONG = {
     "a part alone": (("run", "sam"), "'sam' is a part, not an algorithm"),
     "two perturbations": (("run", "fedsam+asam"), "two values for one slot"),
     "unreadable text": (("run", "fedavg++sam"), "cannot read 'fedavg++sam'"),
-    "negative alpha": (("run", "--split", "dirichlet(alpha=-1)"), "alpha=-1 is out of range; expected a number at least 0"),
+    "negative alpha": (
+        ("run", "--split", "dirichlet(alpha=-1)"),
+        "alpha=-1 is out of range; expected a number at least 0",
+    ),
     "unknown split": (("run", "--split", "dirichle"), "no split 'dirichle'; did you mean dirichlet"),
     "too many clients": (("run", "--clients", "5000"), "1442 training examples cannot be divided among 5000 clients"),
     "cohort above clients": (("run", "--per-round", "51"), "federation.per_round=51 is more than data.clients=50"),
     "unknown setting": (("run", "--set", "training.rouns=3"), "no setting in training 'rouns'; did you mean rounds"),
     "unknown group": (("run", "--set", "trainin.rounds=3"), "no setting 'trainin'; did you mean training"),
-    "set without a value": (("run", "--set", "training.rounds"), "cannot read --set 'training.rounds'; expected key=value"),
+    "set without a value": (
+        ("run", "--set", "training.rounds"),
+        "cannot read --set 'training.rounds'; expected key=value",
+    ),
     "set nonsense": (("run", "--set", "=;"), "cannot read --set '=;'"),
     "set a group to a value": (("run", "--set", "training=3"), "training=3 is not possible"),
     "set below a value": (("run", "--set", "seed.a=3", "--set", "seed.b.c=1"), "not possible"),
@@ -43,7 +49,10 @@ WRONG = {
     "unknown in compare": (("compare", "fedavg", "fedsma"), "no algorithm 'fedsma'"),
     "algorithms of an unknown": (("algorithms", "fedsma"), "no algorithm 'fedsma'"),
     "models of an unknown": (("models", "resnet81"), "no model 'resnet81'; did you mean resnet18"),
-    "a model's parameter": (("models", "resnet18(nrm=batch)"), "no parameter of model resnet18 'nrm'; did you mean norm"),
+    "a model's parameter": (
+        ("models", "resnet18(nrm=batch)"),
+        "no parameter of model resnet18 'nrm'; did you mean norm",
+    ),
     "data get of an unknown": (("data", "get", "cifr10"), "no data set 'cifr10'; did you mean cifar10"),
     "data verify of an unknown": (("data", "verify", "cifr10"), "no data set 'cifr10'"),
     "data verify of what is not there": (("data", "verify", "cifar10", "--folder", "."), "is missing; get it again"),
@@ -136,7 +145,10 @@ def test_a_file_in_the_way_of_the_folder(fedflat, small):
 
 
 def test_a_folder_with_a_run_is_not_used_again(fedflat, finished):
-    told(fedflat("run", "--out", finished), f"there is already a run in {finished}; go on with it (fedflat resume {finished})")
+    told(
+        fedflat("run", "--out", finished),
+        f"there is already a run in {finished}; go on with it (fedflat resume {finished})",
+    )
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read everything")
@@ -156,6 +168,21 @@ def told(result, sentence: str) -> None:
 
 
 def test_what_is_only_worth_a_word_is_one_sentence_too(fedflat):
-    result = fedflat("run", "fedavg", "--rounds", "1", "--steps", "1", "--model", "mlp", "--set", "training.statistics=own", "--quiet")
+    result = fedflat(
+        "run",
+        "fedavg",
+        "--rounds",
+        "1",
+        "--steps",
+        "1",
+        "--model",
+        "mlp",
+        "--set",
+        "training.statistics=own",
+        "--quiet",
+    )
     assert result.exit_code == 0
-    assert result.stderr == "fedflat: training.statistics=own keeps BatchNorm statistics, and mlp has none: nothing is kept\n"
+    assert (
+        result.stderr
+        == "fedflat: training.statistics=own keeps BatchNorm statistics, and mlp has none: nothing is kept\n"
+    )

@@ -32,7 +32,11 @@ def test_it_only_shows_what_could_go(fedflat, runs):
     before = files(runs)
     result = fedflat("clean", runs)
     assert result.exit_code == 0 and files(runs) == before
-    assert "over" in result.stdout and "going" not in result.stdout and "of 1 of 2 runs can be removed; add --yes" in result.stdout
+    assert (
+        "over" in result.stdout
+        and "going" not in result.stdout
+        and "of 1 of 2 runs can be removed; add --yes" in result.stdout
+    )
     document = json.loads(fedflat("clean", runs, "--json").stdout)
     (one,) = document["removable"]
     states = sum(len(data) for name, data in files(runs / "over").items() if name.startswith(("checkpoint/", "state/")))
@@ -70,7 +74,9 @@ def test_a_run_that_a_process_works_on_is_left(fedflat, runs):
     assert result.exit_code == 2 and "another process is working on" in result.stderr and files(runs) == before
 
 
-@pytest.mark.parametrize(("folder", "words"), [("nowhere", "there is no folder nowhere"), (".", "there are no runs in .")])
+@pytest.mark.parametrize(
+    ("folder", "words"), [("nowhere", "there is no folder nowhere"), (".", "there are no runs in .")]
+)
 def test_mistakes_are_one_sentence(fedflat, tmp_path, folder, words):
     result = fedflat("clean", folder)
     assert result.exit_code == 2 and words in result.stderr and len(result.stderr.splitlines()) == 1

@@ -21,7 +21,10 @@ COSTS = {"backward_passes": 1, "samples": 1, "bytes_down": 1, "bytes_up": 1}
 
 def record(algorithm: str, seed: int, accuracy: float, status: str = "finished", **changes: object) -> Record:
     config = Config(algorithm=algorithm, seed=seed, **changes)
-    history = [{"round": r, "train_loss": 1.0, "test": {"server": {"loss": 1.0, "accuracy": accuracy}}, **COSTS} for r in (1, 2)]
+    history = [
+        {"round": r, "train_loss": 1.0, "test": {"server": {"loss": 1.0, "accuracy": accuracy}}, **COSTS}
+        for r in (1, 2)
+    ]
     return Record(config, history, status, "round 2: too hot" if status == "diverged" else "", 1.0, {})
 
 
@@ -34,9 +37,20 @@ def several(**accuracies: list[float | None]) -> Comparison:
 
 
 def test_the_table_has_every_algorithm_and_a_verdict(fedflat, compared, small):
-    result = fedflat("compare", "fedavg", "fedsam", *small, "--seeds", "2", "--target", "0.05", "--target", "1", "--out", compared)
+    result = fedflat(
+        "compare", "fedavg", "fedsam", *small, "--seeds", "2", "--target", "0.05", "--target", "1", "--out", compared
+    )
     assert result.exit_code == 0
-    for word in ("fedavg", "fedsam", "±", "(2/2)", "– (0/2)", "sent up", "is best by the mean of the last 100 rounds", "comparison.png"):
+    for word in (
+        "fedavg",
+        "fedsam",
+        "±",
+        "(2/2)",
+        "– (0/2)",
+        "sent up",
+        "is best by the mean of the last 100 rounds",
+        "comparison.png",
+    ):
         assert word in result.stdout
     assert (compared / "comparison.png").exists()
 
@@ -52,7 +66,19 @@ def test_other_settings_in_the_same_folder_are_refused(fedflat, compared, small)
 
 
 def test_json_has_rows_targets_and_runs(fedflat, compared, small):
-    flags = ("--seeds", "2", "--target", "0.05", "--json", "--out", compared, "--figure", "here.svg", "--over", "bytes_up")
+    flags = (
+        "--seeds",
+        "2",
+        "--target",
+        "0.05",
+        "--json",
+        "--out",
+        compared,
+        "--figure",
+        "here.svg",
+        "--over",
+        "bytes_up",
+    )
     result = fedflat("compare", "fedavg", "fedsam", *small, *flags)
     document = json.loads(result.stdout)
     assert result.stderr == ""
@@ -108,7 +134,10 @@ def test_bad_seeds(text):
 
 def test_a_lead_beyond_both_spreads():
     says = verdict(several(fedavg=[0.70, 0.72], fedsam=[0.80, 0.82]))
-    assert says.startswith("fedsam is best") and "10.00 points above fedavg, listed first, more than the seeds' spread" in says
+    assert (
+        says.startswith("fedsam is best")
+        and "10.00 points above fedavg, listed first, more than the seeds' spread" in says
+    )
     assert "(1.41 + 1.41)" in says
 
 
@@ -149,7 +178,11 @@ def with_average(text: str, seed: int, begins: int) -> Record:
     found = record(text, seed, 0.5)
     name = text.partition("+")[2]
     history = [
-        {**found.history[0], "round": r, "test": {"server": {"accuracy": 0.3 * r}} | ({name: {"accuracy": 0.9}} if r >= begins else {})}
+        {
+            **found.history[0],
+            "round": r,
+            "test": {"server": {"accuracy": 0.3 * r}} | ({name: {"accuracy": 0.9}} if r >= begins else {}),
+        }
         for r in (1, 2, 3)
     ]
     return replace(found, history=history)
@@ -171,10 +204,16 @@ def test_the_server_s_model_of_runs_with_other_averages_has_one_row():
 
 
 @pytest.mark.parametrize(
-    ("target", "says"), [("90", "between 0 and 1 (for 90 % write 0.9)"), ("nan", "should be a finite number"), ("-1", "between 0 and 1")]
+    ("target", "says"),
+    [("90", "between 0 and 1 (for 90 % write 0.9)"), ("nan", "should be a finite number"), ("-1", "between 0 and 1")],
 )
 def test_targets_that_no_accuracy_can_reach_are_refused(fedflat, compared, small, target, says):
-    for command in (("compare", "fedavg", *small, "--out", compared), ("show", compared), ("report", compared), ("run", "fedavg", *small)):
+    for command in (
+        ("compare", "fedavg", *small, "--out", compared),
+        ("show", compared),
+        ("report", compared),
+        ("run", "fedavg", *small),
+    ):
         wanted = ("--set", f"stop.target={target}") if command[0] == "run" else ("--target", target)
         refused = fedflat(*command, *wanted)
         assert refused.exit_code == 2 and says in " ".join(refused.stderr.split())

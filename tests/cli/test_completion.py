@@ -13,9 +13,16 @@ from fedflat.cli.completion import algorithm_names
 
 
 def completed(words: str) -> list[str]:
-    environment = {**os.environ, "_FEDFLAT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    environment = {
+        **os.environ,
+        "_FEDFLAT_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
     call = "from fedflat.cli import main; main()"
-    return subprocess.run([sys.executable, "-c", call], env=environment, capture_output=True, text=True, check=True).stdout.split()
+    return subprocess.run(
+        [sys.executable, "-c", call], env=environment, capture_output=True, text=True, check=True
+    ).stdout.split()
 
 
 def test_all_names_are_offered():

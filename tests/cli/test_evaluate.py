@@ -24,7 +24,15 @@ def held_out(tmp_path_factory):
 def test_every_part_has_its_lines(fedflat, held_out):
     result = fedflat("evaluate", held_out)
     assert result.exit_code == 0 and result.stderr == ""
-    lines = ("test", "10 classes", "head of the long tail", "tail of the long tail", "8 clients", "2 unseen clients", "participation gap")
+    lines = (
+        "test",
+        "10 classes",
+        "head of the long tail",
+        "tail of the long tail",
+        "8 clients",
+        "2 unseen clients",
+        "participation gap",
+    )
     for word in (*lines, "before fine-tuning", "after fine-tuning", "accuracy %", "worst 10 %", "model server"):
         assert word in result.stdout
     assert "Not on domains: digits does not say" in result.stdout
@@ -55,7 +63,10 @@ def test_some_parts_only(fedflat, held_out):
     ("arguments", "sentence"),
     [
         (("--on", "tset"), "no part to evaluate on 'tset'; did you mean test"),
-        (("--on", "corruptions"), "there is no evaluation on corruptions: digits has no corrupted test images; cifar10 and cifar100 have"),
+        (
+            ("--on", "corruptions"),
+            "there is no evaluation on corruptions: digits has no corrupted test images; cifar10 and cifar100 have",
+        ),
         (("--model", "ema"), "no model of this run 'ema'"),
         (("--tune-share", "1"), "fine-tuning on a share of 1 is not possible"),
         (("--tune-rate", "0"), "fine-tuning with rate=0 is not possible"),
@@ -79,7 +90,10 @@ def test_the_flag_for_weights_to_start_from(fedflat, small):
     fedflat("run", *small, "--quiet", "--out", "first")
     result = fedflat("run", *small, "--init", "first/model.safetensors", "--out", "second", "--json")
     assert json.loads(result.stdout)["config"]["init"] == str(Path("first/model.safetensors").absolute())
-    told(fedflat("run", *small, "--model", "mlp(hidden=3)", "--init", "first/model.safetensors"), "weights of another architecture (mlp)")
+    told(
+        fedflat("run", *small, "--model", "mlp(hidden=3)", "--init", "first/model.safetensors"),
+        "weights of another architecture (mlp)",
+    )
     told(fedflat("run", *small, "--init", "first"), "first is a folder; expected a file of weights")
     assert not Path("runs").exists()
 
@@ -88,7 +102,13 @@ def test_a_data_set_with_parameters_has_a_plain_folder(fedflat, small):
     import numpy as np
 
     labels = np.arange(60) % 3
-    np.savez("mine.npz", train_inputs=np.eye(3)[labels], train_targets=labels, test_inputs=np.eye(3), test_targets=np.arange(3))
+    np.savez(
+        "mine.npz",
+        train_inputs=np.eye(3)[labels],
+        train_targets=labels,
+        test_inputs=np.eye(3),
+        test_targets=np.arange(3),
+    )
     data = f"arrays(path={Path('mine.npz').absolute()})"
     assert fedflat("run", *small, "--data", data, "--split", "iid", "--quiet", "--clients", "10").exit_code == 0
     (folder,) = Path("runs").iterdir()

@@ -42,7 +42,10 @@ def test_a_table_a_document_and_a_picture(fedflat, run):
 
 def test_subsets_have_error_bars_and_the_same_seed_the_same_numbers(fedflat, run):
     flags = (run, *FEW, "--examples", "60", "--subsets", "2", "--trace-draws", "0", "--json")
-    (first,), (again,) = (json.loads(fedflat("flatness", "spectrum", *flags, "--out", out).stdout)["models"].values() for out in ("a", "b"))
+    (first,), (again,) = (
+        json.loads(fedflat("flatness", "spectrum", *flags, "--out", out).stdout)["models"].values()
+        for out in ("a", "b")
+    )
     one, other = first["subsets"]
     assert one["examples"] == other["examples"] == 60 and one["lambda_max"] != other["lambda_max"]
     assert [s["eigenvalues"] for s in again["subsets"]] == [one["eigenvalues"], other["eigenvalues"]]
@@ -52,7 +55,9 @@ def test_subsets_have_error_bars_and_the_same_seed_the_same_numbers(fedflat, run
 
 def test_clients_and_the_test_set(fedflat, run):
     def losses(*flags: str) -> float:
-        result = fedflat("flatness", "spectrum", run, "--eigenvalues", "1", "--trace-draws", "0", "--json", "--out", "o", *flags)
+        result = fedflat(
+            "flatness", "spectrum", run, "--eigenvalues", "1", "--trace-draws", "0", "--json", "--out", "o", *flags
+        )
         (found,) = json.loads(result.stdout)["models"].values()
         return found["subsets"][0]["loss"]
 
@@ -60,7 +65,19 @@ def test_clients_and_the_test_set(fedflat, run):
 
 
 def test_power_iteration_and_density(fedflat, run):
-    flags = ("--method", "power", "--iterations", "5", "--density", "--density-draws", "2", "--density-steps", "6", "--trace-draws", "2")
+    flags = (
+        "--method",
+        "power",
+        "--iterations",
+        "5",
+        "--density",
+        "--density-draws",
+        "2",
+        "--density-steps",
+        "6",
+        "--trace-draws",
+        "2",
+    )
     result = fedflat("flatness", "spectrum", run, *FEW, *flags, "--out", "here")
     assert result.exit_code == 0 and "by power" in result.stdout
     assert "Not all eigenvalues of" in result.stdout and "have converged: residuals up to" in result.stdout
@@ -69,7 +86,9 @@ def test_power_iteration_and_density(fedflat, run):
 
 
 def test_a_clients_own_model(fedflat, run):
-    result = fedflat("flatness", "spectrum", f"{run}:server", f"{run}:client0", *FEW, "--trace-draws", "0", "--out", "o")
+    result = fedflat(
+        "flatness", "spectrum", f"{run}:server", f"{run}:client0", *FEW, "--trace-draws", "0", "--out", "o"
+    )
     assert result.exit_code == 0 and "client0" in result.stdout
 
 

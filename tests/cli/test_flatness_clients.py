@@ -23,7 +23,19 @@ def looked_at(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that kept models on the way, logged its cohorts, and has clients that never trained."""
     folder = tmp_path_factory.mktemp("looked-at") / "run"
     split = "dirichlet(alpha=0.1)+held-out"
-    result = call("run", "fedsam+wima", *TINY, "--split", split, "--keep-every", 2, "--flatness", "every=2,what=drift", "--out", folder)
+    result = call(
+        "run",
+        "fedsam+wima",
+        *TINY,
+        "--split",
+        split,
+        "--keep-every",
+        2,
+        "--flatness",
+        "every=2,what=drift",
+        "--out",
+        folder,
+    )
     assert result.exit_code == 0
     return folder
 
@@ -65,7 +77,9 @@ def test_clients_over_rounds(looked_at: Path) -> None:
 
 
 def test_clients_as_tables(with_variates: Path) -> None:
-    result = call("flatness", "clients", with_variates, "--client", 5, "--client", 1, "--variates", "--no-curvature", *LITTLE)
+    result = call(
+        "flatness", "clients", with_variates, "--client", 5, "--client", 1, "--variates", "--no-curvature", *LITTLE
+    )
     assert result.exit_code == 0
     assert "Clients of round 5" in result.stdout
     assert "norm of drift.c" in result.stdout
@@ -91,7 +105,10 @@ def class_sizes() -> np.ndarray:
 
 def test_the_gap_of_every_kept_model(looked_at: Path) -> None:
     found = document("flatness", "gap", looked_at)["models"]
-    assert {name: [one["round"] for one in looks] for name, looks in found.items()} == {"server": [0, 2, 4], "wima": [2, 4]}
+    assert {name: [one["round"] for one in looks] for name, looks in found.items()} == {
+        "server": [0, 2, 4],
+        "wima": [2, 4],
+    }
     last = found["server"][-1]
     assert last["gap"] == pytest.approx(last["test_loss"] - last["train_loss"])
     assert last["participation_gap"] == pytest.approx(last["unseen_loss"] - last["train_loss"])
@@ -118,7 +135,21 @@ def test_bounds_say_what_they_rest_on(looked_at: Path) -> None:
 
 
 def test_stability(tmp_path: Path) -> None:
-    arguments = ("flatness", "stability", "fedmoswa", "--rounds", 3, "--steps", 2, "--device", "cpu", "--twins", 2, "--examples", 30)
+    arguments = (
+        "flatness",
+        "stability",
+        "fedmoswa",
+        "--rounds",
+        3,
+        "--steps",
+        2,
+        "--device",
+        "cpu",
+        "--twins",
+        2,
+        "--examples",
+        30,
+    )
     found = document(*arguments, "--out", tmp_path / "s")
     assert [look["round"] for look in found["rounds"]] == [1, 2, 3]
     assert all(distance > 0 for distance in found["rounds"][0]["distance"])
@@ -137,8 +168,20 @@ def test_logs_beside_one_another(looked_at: Path, with_variates: Path, tmp_path:
     assert found["fedsam+wima, seed 0"]["log"].keys() == {"cosine", "diversity"}
     history = [json.loads(line) for line in (tmp_path / "cm" / "metrics.jsonl").read_text().splitlines()]
     log = found["fedcm, seed 1"]["log"]
-    assert log["lambda_max"] == [[one["round"], one["flatness"]["models"]["server"]["lambda_max"]] for one in history if "flatness" in one]
-    assert {"sharpness", "gap", "momentum", "local lambda_max", "worst class", "features", "L", "sigma", "sigma_g"} <= log.keys()
+    assert log["lambda_max"] == [
+        [one["round"], one["flatness"]["models"]["server"]["lambda_max"]] for one in history if "flatness" in one
+    ]
+    assert {
+        "sharpness",
+        "gap",
+        "momentum",
+        "local lambda_max",
+        "worst class",
+        "features",
+        "L",
+        "sigma",
+        "sigma_g",
+    } <= log.keys()
     assert json.loads((tmp_path / "log.json").read_text())["runs"] == found
     assert "2 looks took" in call("flatness", "log", looked_at).stdout
     assert drawn(looked_at / "flatness" / "log" / "log.png")

@@ -32,7 +32,9 @@ def test_several_runs_are_drawn_on_one_scale(fedflat: Fedflat, compared: Path, t
 
 
 def test_one_dimension_as_json(fedflat: Fedflat, finished: Path, tmp_path: Path) -> None:
-    result = fedflat("flatness", "landscape", finished, *FAST, "--dimensions", "1", "--out", tmp_path / "drawn", "--json")
+    result = fedflat(
+        "flatness", "landscape", finished, *FAST, "--dimensions", "1", "--out", tmp_path / "drawn", "--json"
+    )
     found = json.loads(result.stdout)
     (model,) = found["models"].values()
     assert model["made"]["radius"] == 1.0
@@ -71,7 +73,9 @@ def test_a_path_and_its_barrier_as_json(fedflat: Fedflat, finished: Path, tmp_pa
         (("path", "RUN", "RUN:server", "--statistics", "mean"), "expected one of estimated, interpolated"),
     ],
 )
-def test_mistakes_are_told_in_one_sentence(fedflat: Fedflat, finished: Path, arguments: tuple[str, ...], sentence: str) -> None:
+def test_mistakes_are_told_in_one_sentence(
+    fedflat: Fedflat, finished: Path, arguments: tuple[str, ...], sentence: str
+) -> None:
     words = [str(word).replace("RUN", str(finished)) for word in arguments]
     result = fedflat("flatness", *words, *FAST)
     assert result.exit_code == 2
@@ -91,7 +95,9 @@ def test_names_are_as_short_as_tells_models_apart(finished: Path, compared: Path
     assert names(finished, one, f"{one}:client2") == ["fedmoswa+wima", "fedavg", "fedavg client2"]
 
 
-def test_in_a_pipe_a_line_now_and_then_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_a_pipe_a_line_now_and_then_says_how_long_it_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     clock = iter([0.0, 2.0, 10.0, 11.0, 40.0])
     monkeypatch.setattr(flatness_landscape.time, "monotonic", lambda: next(clock))
     with flatness_landscape._progress(silent=False) as tell:

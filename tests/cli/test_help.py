@@ -22,12 +22,36 @@ PATHS = list(commands(typer.main.get_command(app)))
 def test_all_commands_are_there():
     top = {path[0] for path in PATHS if path}
     assert top == {
-        *("run", "compare", "sweep", "tune", "branch", "reproduce", "resume", "show", "watch", "report", "evaluate", "export", "clean"),
+        *(
+            "run",
+            "compare",
+            "sweep",
+            "tune",
+            "branch",
+            "reproduce",
+            "resume",
+            "show",
+            "watch",
+            "report",
+            "evaluate",
+            "export",
+            "clean",
+        ),
         *("flatness", "deploy", "bench", "settings", "algorithms", "models", "papers", "data", "doctor"),
     }
     assert {path[1] for path in PATHS if len(path) == 2 and path[0] == "data"} == {"list", "get", "verify", "describe"}
     measurements = {path[1] for path in PATHS if len(path) == 2 and path[0] == "flatness"}
-    assert {"spectrum", "sharpness", "clients", "gap", "bounds", "stability", "landscape", "plane", "path"} <= measurements
+    assert {
+        "spectrum",
+        "sharpness",
+        "clients",
+        "gap",
+        "bounds",
+        "stability",
+        "landscape",
+        "plane",
+        "path",
+    } <= measurements
 
 
 @pytest.mark.parametrize("path", PATHS, ids=" ".join)
@@ -44,7 +68,12 @@ def every(command: object) -> Iterator[object]:
 
 
 def test_every_argument_and_flag_says_what_it_is():
-    silent = [f"{command.name} {one.name}" for command in every(typer.main.get_command(app)) for one in command.params if not one.help]
+    silent = [
+        f"{command.name} {one.name}"
+        for command in every(typer.main.get_command(app))
+        for one in command.params
+        if not one.help
+    ]
     assert not silent
 
 

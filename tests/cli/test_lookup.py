@@ -36,13 +36,22 @@ def test_every_named_algorithm_can_be_described(fedflat, name):
 
 def test_a_composition_is_described_in_its_shortest_form(fedflat):
     shown = fedflat("algorithms", "scaffold+sam(rho=0.2)+wima(window=50)").stdout
-    for word in ("fedgamma(rho=0.2)+wima(window=50)", "Dai et al., TNNLS 2023", "d_k = g - c_i + c", "rho", "vector", "2P"):
+    for word in (
+        "fedgamma(rho=0.2)+wima(window=50)",
+        "Dai et al., TNNLS 2023",
+        "d_k = g - c_i + c",
+        "rho",
+        "vector",
+        "2P",
+    ):
         assert word in shown
     document = json.loads(fedflat("algorithms", "scaffold+sam(rho=0.2)+wima(window=50)", "--json").stdout)
     by_name = {parameter["parameter"]: parameter for parameter in document["parameters"]}
     assert (by_name["rho"]["value"], by_name["rho"]["default"], by_name["rho"]["range"]) == ("0.2", "0.1", "at least 0")
     assert by_name["window"]["default"] == "100"
-    assert {"where": "every client", "name": "c", "slot": "drift", "kind": "vector", "sent": "never"} in document["state"]
+    assert {"where": "every client", "name": "c", "slot": "drift", "kind": "vector", "sent": "never"} in document[
+        "state"
+    ]
 
 
 def test_the_released_variant_is_told(fedflat):
@@ -87,7 +96,10 @@ def test_settings_are_those_of_the_config(fedflat):
         "default": "100",
         "description": "communication rounds",
     }
-    assert found["training.clip"]["type"] == "number or none" and found["federation.sampling"]["type"] == "fixed or bernoulli"
+    assert (
+        found["training.clip"]["type"] == "number or none"
+        and found["federation.sampling"]["type"] == "fixed or bernoulli"
+    )
     assert "training.clip_mode" in fedflat("settings").stdout
 
 
@@ -104,7 +116,9 @@ def test_data_is_listed_with_splits_and_augmentations(fedflat):
 def test_data_is_described(fedflat):
     flags = ("data", "describe", "digits", "--split", "dirichlet-reuse(alpha=0.2)", "--clients", "12", "--seed", "3")
     split = json.loads(fedflat(*flags, "--json").stdout)["split"]
-    assert split["clients"] == 12 and split["duplicates"] > 0 and split["coverage"] < 1 and 0 < split["heterogeneity"] < 1
+    assert (
+        split["clients"] == 12 and split["duplicates"] > 0 and split["coverage"] < 1 and 0 < split["heterogeneity"] < 1
+    )
     shown = fedflat(*flags).stdout
     for word in (
         "1,442 for training, 355 for testing",

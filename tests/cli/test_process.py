@@ -16,20 +16,26 @@ from pathlib import Path
 import pytest
 
 FEDFLAT = (sys.executable, "-m", "fedflat")
-ENVIRONMENT = {key: value for key, value in os.environ.items() if key not in ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "COLUMNS")}
+ENVIRONMENT = {
+    key: value
+    for key, value in os.environ.items()
+    if key not in ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "COLUMNS")
+}
 ENVIRONMENT |= {"OMP_NUM_THREADS": "1"}
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def fedflat(*arguments: str, **more: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*FEDFLAT, *arguments], check=False, capture_output=True, text=True, env=ENVIRONMENT, timeout=120, **more)  # type: ignore[call-overload]
+    return subprocess.run(
+        [*FEDFLAT, *arguments], check=False, capture_output=True, text=True, env=ENVIRONMENT, timeout=120, **more
+    )  # type: ignore[call-overload]
 
 
 def test_version_and_help_need_no_torch():
-    script = (
-        "import sys; sys.argv = ['fedflat', '--help']\nfrom fedflat.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+    script = "import sys; sys.argv = ['fedflat', '--help']\nfrom fedflat.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True, env=ENVIRONMENT, timeout=120
     )
-    result = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, env=ENVIRONMENT, timeout=120)
     assert result.stdout.strip().endswith("False") and "compare" in result.stdout
     assert fedflat("--version").stdout.startswith("fedflat 0.")
 
@@ -41,7 +47,12 @@ def test_threads_that_wait_leave_the_cores_to_others():
     )
     for given, meant in ({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"):
         done = subprocess.run(
-            [sys.executable, "-c", script], check=False, capture_output=True, text=True, env=ENVIRONMENT | given, timeout=120
+            [sys.executable, "-c", script],
+            check=False,
+            capture_output=True,
+            text=True,
+            env=ENVIRONMENT | given,
+            timeout=120,
         )
         assert done.stdout.split()[-2:] == [meant, "False"], "torch reads it when it is loaded"
 
@@ -63,7 +74,13 @@ def test_a_mistake_leaves_no_traceback(tmp_path):
 def test_a_limit_on_file_sizes_is_told_and_leaves_nothing_half_written(tmp_path, small, request):
     limit = 16_000
     result = fedflat(
-        "run", "fedavg", *small, "--out", "run", cwd=tmp_path, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        "run",
+        "fedavg",
+        *small,
+        "--out",
+        "run",
+        cwd=tmp_path,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
     )
     assert result.returncode == 2 and "Traceback" not in result.stderr
     assert "fedflat: cannot write run/checkpoint/state.safetensors: file too large" in result.stderr
@@ -76,7 +93,21 @@ def test_a_limit_on_file_sizes_is_told_and_leaves_nothing_half_written(tmp_path,
 @contextmanager
 def endless_run(folder: Path, workers: int, *quiet: str) -> Iterator[subprocess.Popen[str]]:
     """A run that heeds Ctrl-C, which jobs in the background of a script are made to ignore, and that never outlives its test."""
-    flags = ("run", "fedavg", "--rounds", "100000", "--steps", "1", "--workers", str(workers), "--device", "cpu", "--out", "run", *quiet)
+    flags = (
+        "run",
+        "fedavg",
+        "--rounds",
+        "100000",
+        "--steps",
+        "1",
+        "--workers",
+        str(workers),
+        "--device",
+        "cpu",
+        "--out",
+        "run",
+        *quiet,
+    )
     process = subprocess.Popen(
         [*FEDFLAT, *flags], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=folder, start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
@@ -92,12 +123,18 @@ def test_an_interruption_says_how_to_go_on(tmp_path):
     with endless_run(tmp_path, 1) as process:
         metrics = tmp_path / "run" / "metrics.jsonl"
         patience = time.monotonic() + 60
-        while time.monotonic() < patience and process.poll() is None and not (metrics.exists() and metrics.stat().st_size > 500):
+        while (
+            time.monotonic() < patience
+            and process.poll() is None
+            and not (metrics.exists() and metrics.stat().st_size > 500)
+        ):
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         told = process.communicate(timeout=60)[1]
         assert process.returncode == 130
-        assert told.splitlines()[-1] == "fedflat: interrupted; go on with: fedflat resume run" and "Traceback" not in told
+        assert (
+            told.splitlines()[-1] == "fedflat: interrupted; go on with: fedflat resume run" and "Traceback" not in told
+        )
 
 
 def test_ctrl_c_while_workers_start_is_told_in_one_line(tmp_path):
@@ -105,7 +142,9 @@ def test_ctrl_c_while_workers_start_is_told_in_one_line(tmp_path):
     with endless_run(tmp_path, 2, "--quiet") as process:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         patience = time.monotonic() + 60
-        while time.monotonic() < patience and process.poll() is None and len(children.read_text().split()) < 3:  # two, and who tidies up
+        while (
+            time.monotonic() < patience and process.poll() is None and len(children.read_text().split()) < 3
+        ):  # two, and who tidies up
             time.sleep(0.01)
         time.sleep(0.2)
         os.killpg(process.pid, signal.SIGINT)
@@ -116,8 +155,13 @@ def test_ctrl_c_while_workers_start_is_told_in_one_line(tmp_path):
 
 def test_a_full_output_is_told():
     with Path("/dev/full").open("w") as full:
-        result = subprocess.run([*FEDFLAT, "settings"], check=False, stdout=full, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
-    assert result.returncode == 2 and result.stderr == "fedflat: cannot write all that is to be said: no space left on device\n"
+        result = subprocess.run(
+            [*FEDFLAT, "settings"], check=False, stdout=full, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+        )
+    assert (
+        result.returncode == 2
+        and result.stderr == "fedflat: cannot write all that is to be said: no space left on device\n"
+    )
 
 
 @pytest.mark.parametrize("arguments", [("settings", "--json"), ("settings",)])
@@ -132,6 +176,10 @@ def test_a_reader_that_leaves_is_no_mistake(arguments):
 
 def test_a_screen_without_unicode():
     result = subprocess.run(
-        [*FEDFLAT, "settings"], check=False, capture_output=True, env=ENVIRONMENT | {"PYTHONIOENCODING": "ascii"}, timeout=120
+        [*FEDFLAT, "settings"],
+        check=False,
+        capture_output=True,
+        env=ENVIRONMENT | {"PYTHONIOENCODING": "ascii"},
+        timeout=120,
     )
     assert result.returncode == 0 and b"training.clip" in result.stdout and result.stderr == b""

@@ -14,7 +14,12 @@ from fedflat.experiment.config import Config
 
 
 def run_at(
-    done: int, rounds: int = 100, loss: float | None = 0.25, primary: str = "server", evaluated: int | None = None, every: int = 1
+    done: int,
+    rounds: int = 100,
+    loss: float | None = 0.25,
+    primary: str = "server",
+    evaluated: int | None = None,
+    every: int = 1,
 ) -> SimpleNamespace:
     number = done if evaluated is None else evaluated
     history = [{"round": number, "train_loss": loss, "test": {"server": {"accuracy": 0.5, "loss": 1.0}}}]
@@ -87,7 +92,9 @@ def test_runs_are_numbered_in_a_comparison(capsys, clock):
 
 
 def test_bars_show_rounds_and_figures(capsys, monkeypatch):
-    monkeypatch.setattr(progress_module, "screen", lambda stderr: Console(stderr=stderr, force_terminal=True, width=160))
+    monkeypatch.setattr(
+        progress_module, "screen", lambda stderr: Console(stderr=stderr, force_terminal=True, width=160)
+    )
     with Bars(2) as bars:
         go_through(bars, 3)
         bars.began(run_at(0, 3))

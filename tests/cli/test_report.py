@@ -21,7 +21,9 @@ def test_every_file_is_written(fedflat, compared, tmp_path):
     assert "<h1>Two of them</h1>" in (out / "report.html").read_text()
     assert len(list((out / "figures").glob("*.pdf"))) == 7
     lines = list(csv.DictReader((out / "values.csv").open()))
-    assert {(line["row"], line["seed"]) for line in lines} == {(name, seed) for name in ("fedavg", "fedsam") for seed in "01"}
+    assert {(line["row"], line["seed"]) for line in lines} == {
+        (name, seed) for name in ("fedavg", "fedsam") for seed in "01"
+    }
     assert "3+ (0/2)" in (out / "results.md").read_text()
 
 
@@ -40,7 +42,9 @@ def test_the_settings_it_writes_repeat_it(fedflat, compared, tmp_path):
     )
     assert fedflat("compare", *again).exit_code == 0
     for run in ("fedavg/seed-0", "fedsam/seed-1"):
-        assert (tmp_path / "again" / run / "metrics.jsonl").read_text() == (compared / run / "metrics.jsonl").read_text()
+        assert (tmp_path / "again" / run / "metrics.jsonl").read_text() == (
+            compared / run / "metrics.jsonl"
+        ).read_text()
 
 
 def test_json(fedflat, compared):
@@ -70,7 +74,9 @@ def test_different_splits_are_refused_unless_apart(fedflat, compared, small, tmp
     assert "2 different splits" in refused.stderr and "no pairs" in refused.stderr and "Traceback" not in refused.stderr
     assert not (tmp_path / "report").exists()
     assert fedflat("report", compared, "iid", "--apart", "--no-figures").exit_code == 0
-    assert {"results-1.csv", "results-2.csv", "settings-2.yaml"} <= {path.name for path in (tmp_path / "report").iterdir()}
+    assert {"results-1.csv", "results-2.csv", "settings-2.yaml"} <= {
+        path.name for path in (tmp_path / "report").iterdir()
+    }
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,13 @@ def test_a_run_leaves_its_figures_its_folder_and_its_curve(fedflat, small):
     result = fedflat("run", "fedavg", *small)
     folder = Path("runs/fedavg-digits-seed0")
     assert result.exit_code == 0
-    for word in ("server", "best (max over test)", "mean of last 100 rounds (n=3)", "finished after 3 of 3 rounds", str(folder)):
+    for word in (
+        "server",
+        "best (max over test)",
+        "mean of last 100 rounds (n=3)",
+        "finished after 3 of 3 rounds",
+        str(folder),
+    ):
         assert word in result.stdout
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert not list(folder.rglob("*.part"))
@@ -45,17 +51,23 @@ def test_json_is_one_document_and_silent(fedflat, small):
 
 
 def test_a_dry_run_reads_back_as_the_same_config(fedflat):
-    first = fedflat("run", "scaffold+sam(rho=0.1)+wima", "--rounds", "7", "--clip", "10", "--set", "training.rate=1e-3", "--dry-run")
+    first = fedflat(
+        "run", "scaffold+sam(rho=0.1)+wima", "--rounds", "7", "--clip", "10", "--set", "training.rate=1e-3", "--dry-run"
+    )
     Path("again.yaml").write_text(first.stdout)
     assert yaml.safe_load(first.stdout)["training"]["rate"] == 0.001
     assert fedflat("run", "--config", "again.yaml", "--dry-run").stdout == first.stdout
-    assert json.loads(fedflat("run", "--config", "again.yaml", "--dry-run", "--json").stdout) == yaml.safe_load(first.stdout)
+    assert json.loads(fedflat("run", "--config", "again.yaml", "--dry-run", "--json").stdout) == yaml.safe_load(
+        first.stdout
+    )
     assert not Path("runs").exists()
 
 
 def test_flags_win_over_the_file_and_set_over_flags(fedflat):
     Path("base.yaml").write_text("algorithm: fedsam\ntraining:\n  rounds: 5\n  batch: 20\n")
-    made = yaml.safe_load(fedflat("run", "--config", "base.yaml", "--rounds", "6", "--set", "training.batch=30", "--dry-run").stdout)
+    made = yaml.safe_load(
+        fedflat("run", "--config", "base.yaml", "--rounds", "6", "--set", "training.batch=30", "--dry-run").stdout
+    )
     assert (made["algorithm"], made["training"]["rounds"], made["training"]["batch"]) == ("fedsam", 6, 30)
 
 
@@ -90,7 +102,9 @@ def test_a_run_is_resumed_where_else_it_is_wanted_but_as_what_it_is(fedflat, sma
     absent = fedflat("resume", "r", "--device", "cuda")
     assert absent.exit_code != 0 and "torch sees no GPU here" in absent.stderr
     assert "No such option" in fedflat("resume", "r", "--rate", "0.5").stderr
-    with pytest.raises(UserError, match="setting that may change when a run is resumed 'rate'; expected one of data_folder, device"):
+    with pytest.raises(
+        UserError, match="setting that may change when a run is resumed 'rate'; expected one of data_folder, device"
+    ):
         library.resume("r", rate=0.5)
     assert library.resume("r", engine="loop", workers=1).status in ("paused", "finished")
 
@@ -112,7 +126,9 @@ def test_quiet_shows_the_table_but_no_progress(fedflat, small):
     assert result.stderr == "" and "finished" in result.stdout
 
 
-@pytest.mark.parametrize("flag", ["--data", "--split", "--clients", "--per-round", "--rate", "--every", "--model", "--seed", "--device"])
+@pytest.mark.parametrize(
+    "flag", ["--data", "--split", "--clients", "--per-round", "--rate", "--every", "--model", "--seed", "--device"]
+)
 def test_flags_carry_the_help_of_the_config(fedflat, flag):
     shown = fedflat("run", "--help").stdout
     assert flag in shown
@@ -121,5 +137,7 @@ def test_flags_carry_the_help_of_the_config(fedflat, flag):
 
 @pytest.mark.parametrize("word", ["on", "off", "auto"])
 def test_words_that_yaml_takes_for_truth_values_are_meant_as_they_stand(fedflat, word):
-    told = yaml.safe_load(fedflat("run", "--set", f"engine.compile={word}", "--set", "training.rounds=7", "--dry-run").stdout)
+    told = yaml.safe_load(
+        fedflat("run", "--set", f"engine.compile={word}", "--set", "training.rounds=7", "--dry-run").stdout
+    )
     assert told.get("engine", {}).get("compile", "auto") == word and told["training"]["rounds"] == 7

@@ -32,7 +32,18 @@ def idda(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 FLAGS = (
-    *("--data", "idda(size=32)", "--model", "bisenetv2(width=0.1)", "--split", "natural", "--per-round", "2", "--batch", "4"),
+    *(
+        "--data",
+        "idda(size=32)",
+        "--model",
+        "bisenetv2(width=0.1)",
+        "--split",
+        "natural",
+        "--per-round",
+        "2",
+        "--batch",
+        "4",
+    ),
     *("--augmentation", "scale-crop(high=2.0)+flip", "--set", "training.momentum=0.9", "--rate", "0.05"),
 )
 
@@ -42,26 +53,47 @@ def silo(idda: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of SiLoBN with ASAM and SWA."""
     folder = tmp_path_factory.mktemp("silo") / "run"
     text = "fedasam+cyclic(low=0.0005,length=2,start=0.3)+swa(start=0.3)"
-    result = call("run", text, *SMALL, *FLAGS, "--data-folder", idda, "--set", "training.statistics=own", "--out", folder)
+    result = call(
+        "run", text, *SMALL, *FLAGS, "--data-folder", idda, "--set", "training.statistics=own", "--out", folder
+    )
     assert result.exit_code == 0 and "miou" in result.stdout
     return folder
 
 
 def test_iou_per_class_and_domain(silo: Path) -> None:
     shown = call("evaluate", silo, "--on", "test,classes,domains,clients").stdout
-    for word in ("miou %", "seen domains", "2 domains together, 4 examples", "unseen domains", "1 domain together, 10 examples"):
+    for word in (
+        "miou %",
+        "seen domains",
+        "2 domains together, 4 examples",
+        "unseen domains",
+        "1 domain together, 10 examples",
+    ):
         assert word in shown
     for word in ("sidewalk", "building", " iou %", *DOMAINS):
         assert word in shown
-    document = json.loads(call("evaluate", silo, "--model", "swa(start=0.3)", "--on", "classes,domains", "--json").stdout)
-    assert document["metric"] == "miou" and set(document["on"]["classes"]["each"]) == {"road", "sidewalk", "building", "car"}
-    assert set(document["on"]["domains"]["each"]) == set(DOMAINS) and document["on"]["domains"]["unseen"]["examples"] == 10
+    document = json.loads(
+        call("evaluate", silo, "--model", "swa(start=0.3)", "--on", "classes,domains", "--json").stdout
+    )
+    assert document["metric"] == "miou" and set(document["on"]["classes"]["each"]) == {
+        "road",
+        "sidewalk",
+        "building",
+        "car",
+    }
+    assert (
+        set(document["on"]["domains"]["each"]) == set(DOMAINS) and document["on"]["domains"]["unseen"]["examples"] == 10
+    )
 
 
 def test_what_a_data_set_of_masks_holds(idda: Path) -> None:
     shown = call("data", "describe", "idda(size=32,unseen=none)", "--folder", idda, "--split", "natural").stdout
-    assert "24 for training, 6 for testing" in shown and "3x32x48 (segmentation)" in shown and "natural clients" in shown
-    told = call("run", "fedavg", *SMALL, *FLAGS, "--data-folder", idda, "--split", "dirichlet(alpha=0.1)", "--clients", "2")
+    assert (
+        "24 for training, 6 for testing" in shown and "3x32x48 (segmentation)" in shown and "natural clients" in shown
+    )
+    told = call(
+        "run", "fedavg", *SMALL, *FLAGS, "--data-folder", idda, "--split", "dirichlet(alpha=0.1)", "--clients", "2"
+    )
     assert told.exit_code != 0 and "needs one label per example" in told.output
 
 

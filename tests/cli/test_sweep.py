@@ -65,7 +65,9 @@ def test_the_time_is_rounds_times_pace(swept, monkeypatch, tmp_path):
     assert sweep_time.seconds_ahead(ahead, 1) == (fedavg + fedsam, ""), "fedsam takes two backward passes a step"
     assert sweep_time.seconds_ahead(ahead, 2) == ((fedavg + fedsam) / 2, "")
     assert sweep_time.seconds_ahead(plan_sweep(read_sweep(file), out).runs, 1) == (0.0, "")
-    elsewhere = plan_sweep(read_sweep({"base": {"data": "cifar10", "data_folder": str(tmp_path)}, "grid": {"seed": [0]}}), tmp_path)
+    elsewhere = plan_sweep(
+        read_sweep({"base": {"data": "cifar10", "data_folder": str(tmp_path)}, "grid": {"seed": [0]}}), tmp_path
+    )
     assert sweep_time.seconds_ahead(elsewhere.runs, 1) == (None, "cifar10 is not here yet")
 
 
@@ -81,7 +83,10 @@ def test_the_table_ranks_by_validation_and_says_so(fedflat, swept):
 def test_by_the_test_set_where_there_is_no_validation(fedflat):
     Path("mine.yaml").write_text(SWEEP.replace(", data.validation: 0.1", "").replace("rounds: 2", "rounds: 1"))
     result = fedflat("sweep", "mine.yaml", "--no-probe")
-    assert "best first by the test set, which is optimistic" in result.stdout and "validation " not in result.stdout.split("\n")[2]
+    assert (
+        "best first by the test set, which is optimistic" in result.stdout
+        and "validation " not in result.stdout.split("\n")[2]
+    )
     assert "[6/6] fedsam(rho=0.1), seed 1: finished after 1 round" in result.stderr
 
 
@@ -94,7 +99,10 @@ def test_json(fedflat, swept):
     assert means == sorted(means, reverse=True) and {run["by"] for run in document["runs"]} == {"before"}
     first = next(run for run in document["runs"] if run["name"] == "fedavg--seed-0")
     last = json.loads((out / "fedavg--seed-0" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert first["validation"] == last["validation"]["server"]["accuracy"] and first["test"] == last["test"]["server"]["accuracy"]
+    assert (
+        first["validation"] == last["validation"]["server"]["accuracy"]
+        and first["test"] == last["test"]["server"]["accuracy"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,7 +112,10 @@ def test_json(fedflat, swept):
         ("grid: {sede: [0]}", "did you mean seed?"),
         ("grid: {algorithm: [fedsam(rhoo=1)]}", "did you mean rho?"),
         ("grid: {}", "grid and list are both empty"),
-        ("base: {per_round: 60}\ngrid: {seed: [0]}", "the combination seed=0 is not possible: federation.per_round=60 is more than"),
+        (
+            "base: {per_round: 60}\ngrid: {seed: [0]}",
+            "the combination seed=0 is not possible: federation.per_round=60 is more than",
+        ),
         (TUNE, "use fedflat tune mine.yaml"),
         ("grid: {seed: [0", "is not readable YAML"),
     ],
@@ -112,11 +123,18 @@ def test_json(fedflat, swept):
 def test_mistakes_are_one_sentence(fedflat, text, words):
     Path("mine.yaml").write_text(text)
     result = fedflat("sweep", "mine.yaml")
-    assert result.exit_code == 2 and words in result.stderr and len(result.stderr.splitlines()) == 1 and not Path("runs").exists()
+    assert (
+        result.exit_code == 2
+        and words in result.stderr
+        and len(result.stderr.splitlines()) == 1
+        and not Path("runs").exists()
+    )
 
 
 def test_a_run_that_fails_is_named_after_the_table(fedflat):
-    Path("mine.yaml").write_text(SWEEP.replace('algorithm: [fedavg, "fedsam(rho={rho})"]\n  rho: [0.05, 0.1]', "model: [mlp, bisenetv2]"))
+    Path("mine.yaml").write_text(
+        SWEEP.replace('algorithm: [fedavg, "fedsam(rho={rho})"]\n  rho: [0.05, 0.1]', "model: [mlp, bisenetv2]")
+    )
     result = fedflat("sweep", "mine.yaml", "--quiet")
     assert result.exit_code == 2 and "best first" in result.stdout
     assert "model-bisenetv2--seed-0 could not be run" in result.stderr and "(and 1 more)" in result.stderr
@@ -141,14 +159,21 @@ def test_tune(fedflat):
     shown = fedflat("tune", "mine.yaml", "--dry-run")
     assert shown.exit_code == 0 and "training.rate" in shown.stdout and not Path("runs").exists()
     result = fedflat("tune", "mine.yaml", "--out", "out")
-    assert result.exit_code == 0 and "Best of 3 trials by validation accuracy" in result.stdout and "evaluated once" in result.stdout
+    assert (
+        result.exit_code == 0
+        and "Best of 3 trials by validation accuracy" in result.stdout
+        and "evaluated once" in result.stdout
+    )
     assert result.stderr.count("validation 0.") == 3 and "trial 2: training.rate=" in result.stderr
     document = json.loads(fedflat("tune", "mine.yaml", "--out", "out", "--json").stdout)
     assert document["trial"] in (0, 1, 2) and len(document["test"]) == 1
     assert fedflat("tune", "mine.yaml", "--out", "out", "--dry-run").exit_code == 0, "the same search goes on there"
     Path("other.yaml").write_text(TUNE.replace("data.validation: 0.2", "data.validation: 0.3"))
     refused = [fedflat("tune", "other.yaml", "--out", "out", *flags) for flags in ([], ["--dry-run"])]
-    assert refused[0].stderr == refused[1].stderr and "holds a search with other settings (data.validation=0.2" in refused[1].stderr
+    assert (
+        refused[0].stderr == refused[1].stderr
+        and "holds a search with other settings (data.validation=0.2" in refused[1].stderr
+    )
 
 
 def test_a_search_needs_a_validation_split(fedflat):

@@ -20,7 +20,9 @@ def running(finished, tmp_path):
     (folder / "status.json").write_text(json.dumps({"status": "running"}))
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_text("".join(line for line in lines if json.loads(line)["round"] <= 2))
-    (folder / "timing.jsonl").write_text("".join(json.dumps({"round": n, "seconds": 10.0 + 4 * n}) + "\n" for n in range(3)))
+    (folder / "timing.jsonl").write_text(
+        "".join(json.dumps({"round": n, "seconds": 10.0 + 4 * n}) + "\n" for n in range(3))
+    )
     return folder
 
 
@@ -76,7 +78,9 @@ def test_nothing_yet_and_nowhere(fedflat, tmp_path):
     assert "there is no folder" in result.stderr
 
 
-@pytest.mark.parametrize(("file", "content"), [("status.json", "half a"), ("status.json", "{}"), ("timing.jsonl", '{"seconds": 3}\n')])
+@pytest.mark.parametrize(
+    ("file", "content"), [("status.json", "half a"), ("status.json", "{}"), ("timing.jsonl", '{"seconds": 3}\n')]
+)
 def test_a_run_that_is_damaged_is_named_and_the_others_are_shown(fedflat, running, tmp_path, file, content):
     shutil.copytree(running, tmp_path / "whole")
     (running / file).write_text(content)

@@ -24,7 +24,16 @@ NO_OWN: dict[str, Any] = {"data": None, "model": None, "task": None}
 
 def small(**settings: Any) -> Config:
     """Digits on a tiny network."""
-    usual = {"model": "mlp(hidden=8)", "clients": 12, "per_round": 5, "rounds": 5, "steps": 2, "batch": 8, "device": "cpu", "seed": 3}
+    usual = {
+        "model": "mlp(hidden=8)",
+        "clients": 12,
+        "per_round": 5,
+        "rounds": 5,
+        "steps": 2,
+        "batch": 8,
+        "device": "cpu",
+        "seed": 3,
+    }
     return make_config(settings={**usual, **settings})
 
 
@@ -40,10 +49,14 @@ def _made(text: str) -> tuple[Problem, Split]:
     return federation(Config.model_validate(yaml.safe_load(text)))
 
 
-def walk(config: Config, engine: Engine | None = None, rounds: int = 5, model: nn.Module | None = None) -> dict[str, Tensor]:
+def walk(
+    config: Config, engine: Engine | None = None, rounds: int = 5, model: nn.Module | None = None
+) -> dict[str, Tensor]:
     """All that server and clients hold after some rounds; without an engine, trained one client after another in this process."""
     problem, split = (
-        _made(config.model_copy(update={"algorithm": "fedavg"}).to_yaml()) if model is None else federation(config, model=model)
+        _made(config.model_copy(update={"algorithm": "fedavg"}).to_yaml())
+        if model is None
+        else federation(config, model=model)
     )
     replay = Replay(config, problem, split, workers=1)
     if engine is not None:

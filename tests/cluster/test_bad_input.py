@@ -29,19 +29,26 @@ def test_ray_is_not_installed() -> None:
     code = "import sys; sys.modules['ray'] = None; import fedflat; fedflat.run('fedavg', rounds=1, engine='ray')"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=240)
     last = ended.stderr.strip().splitlines()[-1]
-    assert last.endswith('engine.name=ray needs Ray, which is not installed; install it with: pip install "fedflat[ray]"')
+    assert last.endswith(
+        'engine.name=ray needs Ray, which is not installed; install it with: pip install "fedflat[ray]"'
+    )
 
 
 def test_ray_is_not_installed_for_a_sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UserError, match=r'ray_address needs Ray, which is not installed; install it with: pip install "fedflat\[ray\]"'):
+    with pytest.raises(
+        UserError, match=r'ray_address needs Ray, which is not installed; install it with: pip install "fedflat\[ray\]"'
+    ):
         fedflat.sweep({"grid": {"seed": [0, 1]}, "ray_address": "auto"}, out=tmp_path)
 
 
 def test_ray_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     old = SimpleNamespace(__version__="2.9.3")
     monkeypatch.setattr(importlib, "import_module", lambda name: old)
-    with pytest.raises(UserError, match=r"Ray 2\.9\.3 is too old, and 2\.40 or newer is needed; update it with: pip install .* --upgrade"):
+    with pytest.raises(
+        UserError,
+        match=r"Ray 2\.9\.3 is too old, and 2\.40 or newer is needed; update it with: pip install .* --upgrade",
+    ):
         ray_module()
 
 
@@ -64,7 +71,9 @@ class NoToken(Exception):
     """Stands for Ray's own."""
 
 
-@pytest.mark.parametrize("error", [ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379"), NoToken("no token was found")])
+@pytest.mark.parametrize(
+    "error", [ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379"), NoToken("no token was found")]
+)
 def test_a_cluster_that_asks_for_a_token(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray sends its token to no address that is named, unless it is told to."""
 
@@ -74,7 +83,9 @@ def test_a_cluster_that_asks_for_a_token(error: Exception, monkeypatch: pytest.M
     strict = SimpleNamespace(is_initialized=lambda: False, init=init, exceptions=SimpleNamespace(RayError=NoToken))
     monkeypatch.setattr(ray_cluster, "ray_module", lambda what: strict)
     monkeypatch.setattr(ray_cluster, "check_address", lambda address: None)
-    with pytest.raises(UserError, match=r"what listens at 10\.0\.0\.1:6379 .*; .* asks for a token, set RAY_AUTH_MODE=token here"):
+    with pytest.raises(
+        UserError, match=r"what listens at 10\.0\.0\.1:6379 .*; .* asks for a token, set RAY_AUTH_MODE=token here"
+    ):
         connect("10.0.0.1:6379", 2)
 
 
@@ -143,7 +154,9 @@ def other_fedflat(folder: Path, version: str | None) -> Path:
 def test_a_node_with_other_data() -> None:
     known = facts(federation(small())[0])
     check_facts(known, known)
-    with pytest.raises(UserError, match=r"finds other training examples than .* put the same data and weights in the same place"):
+    with pytest.raises(
+        UserError, match=r"finds other training examples than .* put the same data and weights in the same place"
+    ):
         check_facts(known, {**known, "training examples": 3})
 
 
@@ -159,7 +172,9 @@ def model_arrays(engine: Any) -> Any:
     return weights.numpy(), buffers.numpy(), {name: value.numpy() for name, value in integers.items()}
 
 
-@pytest.mark.parametrize(("wanted", "workers", "each"), [(None, 2, 1.0), (1, 1, 1.0), (2, 2, 1.0), (3, 3, 0.5), (5, 5, 1 / 3)])
+@pytest.mark.parametrize(
+    ("wanted", "workers", "each"), [(None, 2, 1.0), (1, 1, 1.0), (2, 2, 1.0), (3, 3, 0.5), (5, 5, 1 / 3)]
+)
 def test_more_workers_than_gpus_share_them(wanted: int | None, workers: int, each: float) -> None:
     two: Any = SimpleNamespace(cluster_resources=lambda: {"CPU": 8.0, "GPU": 2.0})
     assert workers_for(two, wanted, device_for(two, "auto")) == workers
@@ -174,6 +189,7 @@ def test_a_process_that_is_connected_elsewhere(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(ray_cluster, "ray_module", lambda what: connected)
     assert all(ray_cluster.connect(address, None) is connected for address in (None, "auto", "10.0.0.1:6379"))
     with pytest.raises(
-        UserError, match=r"connected to the Ray cluster at 10\.0\.0\.1:6379 already; for ray_address=10\.0\.0\.2:6379 start a new"
+        UserError,
+        match=r"connected to the Ray cluster at 10\.0\.0\.1:6379 already; for ray_address=10\.0\.0\.2:6379 start a new",
     ):
         ray_cluster.connect("10.0.0.2:6379", None)

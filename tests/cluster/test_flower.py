@@ -21,8 +21,20 @@ from tests.deploy.processes import RealFederation, toml
 from .nodes import Nodes
 
 pytestmark = pytest.mark.slow
-SETTINGS: dict[str, Any] = {"algorithm": "scaffold", "data.clients": 3, "federation.per_round": 3, "training.rounds": 2, "seed": 0}
-FIXED = {"data.split": "dirichlet(alpha=0.5)", "training.epochs": 1, "training.batch": 10, "training.rate": 0.05, "model": "mlp"}
+SETTINGS: dict[str, Any] = {
+    "algorithm": "scaffold",
+    "data.clients": 3,
+    "federation.per_round": 3,
+    "training.rounds": 2,
+    "seed": 0,
+}
+FIXED = {
+    "data.split": "dirichlet(alpha=0.5)",
+    "training.epochs": 1,
+    "training.batch": 10,
+    "training.rate": 0.05,
+    "model": "mlp",
+}
 
 
 def test_flowers_simulation_on_a_cluster_of_two_nodes(cluster: Nodes, tmp_path: Path) -> None:

@@ -94,7 +94,10 @@ def test_a_whole_node_is_lost(cluster: Nodes, tmp_path: Path) -> None:
     """With the states of its clients, of which copies are still on their way."""
     config = small(**LONGER | {"rounds": 4, "per_round": 6})
     (tmp_path / "config.yaml").write_text(config.to_yaml())
-    with cluster.another(), python("-c", DRIVER, str(tmp_path / "config.yaml"), cluster.address, str(tmp_path / "ray")) as driver:
+    with (
+        cluster.another(),
+        python("-c", DRIVER, str(tmp_path / "config.yaml"), cluster.address, str(tmp_path / "ray")) as driver,
+    ):
         assert said(driver) == "1 2"
         cluster.kill("Worker")
         told, complaints = driver.communicate(timeout=300)
@@ -110,7 +113,9 @@ def test_the_driver_is_killed_and_the_run_resumed(cluster: Nodes, tmp_path: Path
     config = small(algorithm="fedmoswa", rounds=30, engine="ray", **settings)
     (tmp_path / "config.yaml").write_text(config.to_yaml())
     folder = tmp_path / "ray"
-    with python("-m", "fedflat", "run", "--config", str(tmp_path / "config.yaml"), "--out", str(folder), "--quiet") as driver:
+    with python(
+        "-m", "fedflat", "run", "--config", str(tmp_path / "config.yaml"), "--out", str(folder), "--quiet"
+    ) as driver:
         deadline = time.monotonic() + 240
         while not (folder / "metrics.jsonl").exists() or len((folder / "metrics.jsonl").read_text().splitlines()) < 3:
             assert driver.poll() is None and time.monotonic() < deadline, "the run ended or stood still"

@@ -31,7 +31,10 @@ class Looks(fedflat.Callback):
         if run.server.rounds % EVERY == 0:
             self.driver.append(own_bytes("self"))
             self.workers.append(sum(map(own_bytes, run.engine.crew.processes)))
-            self.store.append(self.ray.cluster_resources()["object_store_memory"] - self.ray.available_resources()["object_store_memory"])
+            self.store.append(
+                self.ray.cluster_resources()["object_store_memory"]
+                - self.ray.available_resources()["object_store_memory"]
+            )
 
 
 def own_bytes(process: int | str) -> float:
@@ -42,7 +45,14 @@ def own_bytes(process: int | str) -> float:
 
 def test_memory_is_flat_over_a_thousand_rounds(ray: Any, tmp_path: Path) -> None:
     looks = Looks(ray)
-    settings = {"algorithm": "scaffold", "model": "mlp(hidden=200)", "per_round": 2, "steps": 1, "rounds": ROUNDS, "every": ROUNDS}
+    settings = {
+        "algorithm": "scaffold",
+        "model": "mlp(hidden=200)",
+        "per_round": 2,
+        "steps": 1,
+        "rounds": ROUNDS,
+        "every": ROUNDS,
+    }
     fedflat.run(base=small(**settings), engine="ray", workers=2, out=tmp_path / "run", callbacks=[looks])
     assert len(looks.driver) == ROUNDS // EVERY
     for name in ("driver", "workers", "store"):

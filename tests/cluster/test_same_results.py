@@ -37,7 +37,9 @@ def test_every_algorithm_on_two_and_on_four_workers(ray: Any) -> None:
         assert different == []
 
 
-@pytest.mark.parametrize("settings", [{}, {"federation__aggregation": "median"}, {"training__statistics": "own"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"federation__aggregation": "median"}, {"training__statistics": "own"}], ids=str
+)
 def test_cohorts_of_many_blocks_and_normalisation(ray: Any, settings: dict[str, Any]) -> None:
     """Seventy clients are nine blocks: enough for two workers to return sums instead of rows, unless rows are needed."""
     torch.manual_seed(0)
@@ -78,7 +80,10 @@ def test_a_run_with_data_and_a_model_of_ones_own(ray: Any, tmp_path: Path) -> No
     usual: dict[str, Any] = {"data": data, "clients": 6, "per_round": 3, "rounds": 3, "steps": 2, "device": "cpu"}
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.5), nn.Linear(5, 3))
-    runs = [fedflat.run("fedsam+ema", model=model, engine=name, workers=2, out=tmp_path / name, **usual) for name in ("loop", "ray")]
+    runs = [
+        fedflat.run("fedsam+ema", model=model, engine=name, workers=2, out=tmp_path / name, **usual)
+        for name in ("loop", "ray")
+    ]
     assert runs[0].history == runs[1].history
     one, other = (run.state_dict("ema") for run in runs)
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

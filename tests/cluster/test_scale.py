@@ -27,7 +27,17 @@ def test_the_page_is_up_to_date(scale: ModuleType) -> None:
 
 def test_who_keeps_what(scale: ModuleType) -> None:
     """By the papers: SCAFFOLD's c_i, FedDyn's and FedSpeed's dual, FedSMOO's two, MIME and FedCM nothing."""
-    kept = {"fedavg": 0, "scaffold": 1, "feddyn": 1, "fedspeed": 1, "fedsmoo": 2, "mime": 0, "fedcm": 0, "fedswa": 0, "fedmoswa": 1}
+    kept = {
+        "fedavg": 0,
+        "scaffold": 1,
+        "feddyn": 1,
+        "fedspeed": 1,
+        "fedsmoo": 2,
+        "mime": 0,
+        "fedcm": 0,
+        "fedswa": 0,
+        "fedmoswa": 1,
+    }
     assert {name: scale.state_vectors(name) for name in kept} == kept
 
 

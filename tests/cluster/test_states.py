@@ -47,15 +47,21 @@ def never_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["scaffold", "fedmoswa", "fedsmoo"])
-def test_a_cohort_that_stays_moves_no_state(ray: Any, monkeypatch: pytest.MonkeyPatch, algorithm: str, tmp_path: Path) -> None:
+def test_a_cohort_that_stays_moves_no_state(
+    ray: Any, monkeypatch: pytest.MonkeyPatch, algorithm: str, tmp_path: Path
+) -> None:
     never_late(monkeypatch)
     config, moved = small(algorithm=algorithm, **EVERYONE), Moved()
     fedflat.run(base=config, engine="ray", workers=2, callbacks=[moved], out=tmp_path / "ray")
     fedflat.run(base=config, engine="loop", workers=1, out=tmp_path / "loop")
     assert moved.states == [0] * 6, "what clients start with goes with the broadcast, and the rest stays where it is"
     per_round = np.diff(moved.copied)
-    assert moved.copied[0] == 0 and len(set(per_round)) == 1 and per_round[0] > 0, "copies of a round follow in the next"
-    assert (tmp_path / "ray" / "model.safetensors").read_bytes() == (tmp_path / "loop" / "model.safetensors").read_bytes()
+    assert moved.copied[0] == 0 and len(set(per_round)) == 1 and per_round[0] > 0, (
+        "copies of a round follow in the next"
+    )
+    assert (tmp_path / "ray" / "model.safetensors").read_bytes() == (
+        tmp_path / "loop" / "model.safetensors"
+    ).read_bytes()
 
 
 class KilledAfterThree(Moved):
@@ -99,7 +105,10 @@ def test_a_state_is_handed_over_by_the_worker_that_has_it(ray: Any) -> None:
     engine.costs = dear_clients()
     engine.states._per_byte = GUESSED
     ours, theirs = (replay.train(replay.members(there)) for replay in both)
-    moved, handed_over = engine.states.traffic.states - before.states, engine.states.traffic.handed_over - before.handed_over
+    moved, handed_over = (
+        engine.states.traffic.states - before.states,
+        engine.states.traffic.handed_over - before.handed_over,
+    )
     assert len(there) >= 3 and 1 <= handed_over <= moved <= len(there)
     assert torch.equal(ours.returned.displacement, theirs.returned.displacement)
     for one, other in zip(ours.clients, theirs.clients, strict=True):
@@ -113,7 +122,9 @@ def dear_clients() -> Costs:
     return costs
 
 
-def test_a_worker_is_killed_before_its_states_are_copied(ray: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_worker_is_killed_before_its_states_are_copied(
+    ray: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Nobody has them any more, so that the round is trained again from the states before."""
     config = small(algorithm="fedmoswa", engine="ray", workers=2, **EVERYONE)
     run = Run(config, tmp_path / "ray", **NO_OWN)

@@ -36,7 +36,11 @@ def printed(sweep: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def files(out: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "timing.jsonl"}
+    return {
+        str(path.relative_to(out)): path.read_bytes()
+        for path in out.rglob("*")
+        if path.is_file() and path.name != "timing.jsonl"
+    }
 
 
 def finished(out: Path) -> int:
@@ -51,7 +55,9 @@ def test_a_node_is_killed_halfway_through_a_sweep(cluster: Nodes, tmp_path: Path
         with python("-m", "fedflat", "sweep", str(file), *flags) as sweep:
             deadline = time.monotonic() + 240
             while finished(tmp_path / "ray") < RUNS // 2:
-                assert sweep.poll() is None and time.monotonic() < deadline, "it ended or stood still before it could be disturbed"
+                assert sweep.poll() is None and time.monotonic() < deadline, (
+                    "it ended or stood still before it could be disturbed"
+                )
                 time.sleep(0.02)
             cluster.kill("do_run")
             runs = printed(sweep)["runs"]
@@ -116,7 +122,9 @@ def test_a_folder_that_nodes_do_not_see(ray: Any, tmp_path: Path) -> None:
     marker.write_text("as it is there")
     doing = Spread(ray, work, place, None)
     doing.hand_out()
-    with pytest.raises(Unfit, match=r"node .* does not see the sweep's folder .*here; choose one that all nodes share, with --out"):
+    with pytest.raises(
+        Unfit, match=r"node .* does not see the sweep's folder .*here; choose one that all nodes share, with --out"
+    ):
         while doing.running:
             list(doing.outcomes())
     doing.end()
@@ -127,7 +135,9 @@ def test_a_run_that_loses_every_worker_is_given_up(ray: Any, tmp_path: Path) -> 
     (tmp_path / "sweep.json").write_text("")
     with closing(spread([Deadly(small(), tmp_path / "run")], "auto", None, (), tmp_path / "sweep.json")) as results:
         number, mistake = next(results)
-    assert number == 0 and str(mistake).startswith(f"it has lost {MOST_LOSSES + 1} Ray workers, most likely because memory ran out")
+    assert number == 0 and str(mistake).startswith(
+        f"it has lost {MOST_LOSSES + 1} Ray workers, most likely because memory ran out"
+    )
 
 
 class Deadly(Claimed):

@@ -21,12 +21,16 @@ def test_shares_hold_every_client_once_and_are_even(costs: list[float], workers:
 
 
 @given(SECONDS, st.integers(2, 5), st.floats(0.01, 5.0), st.randoms())
-def test_state_is_moved_only_where_the_round_ends_earlier(costs: list[float], workers: int, price: float, random: object) -> None:
+def test_state_is_moved_only_where_the_round_ends_earlier(
+    costs: list[float], workers: int, price: float, random: object
+) -> None:
     homes = [random.randrange(workers) for _ in costs]  # type: ignore[attr-defined]
     moving = [[0.0 if worker == home else price for worker in range(workers)] for home in homes]
     shares = shares_of(costs, moving)
     ends = [sum(costs[row] + moving[row][worker] for row in share) for worker, share in enumerate(shares)]
-    at_home = [sum(cost for cost, home in zip(costs, homes, strict=True) if home == worker) for worker in range(workers)]
+    at_home = [
+        sum(cost for cost, home in zip(costs, homes, strict=True) if home == worker) for worker in range(workers)
+    ]
     assert max(ends) <= max(at_home) + 1e-6
     moved = [row for worker, share in enumerate(shares) for row in share if homes[row] != worker]
     assert not moved or sorted(ends, reverse=True) < sorted(at_home, reverse=True)

@@ -82,9 +82,18 @@ def small_cifar100(tmp_path: Path) -> SimpleNamespace:
         pixels, fine = rng.integers(0, 256, (5, 3072), dtype=np.uint8), rng.integers(0, 100, 5).tolist()
         coarse = [label // 5 for label in fine]
         written[part] = (pixels, fine, coarse)
-        fields = {"filenames": ["a.png"] * 5, "batch_label": part, "fine_labels": fine, "coarse_labels": coarse, "data": pixels}
+        fields = {
+            "filenames": ["a.png"] * 5,
+            "batch_label": part,
+            "fine_labels": fine,
+            "coarse_labels": coarse,
+            "data": pixels,
+        }
         (tmp_path / "cifar-100-python" / part).write_bytes(python2_pickle(fields))
-    names = {"fine_label_names": [f"fine{i}" for i in range(100)], "coarse_label_names": [f"coarse{i}" for i in range(20)]}
+    names = {
+        "fine_label_names": [f"fine{i}" for i in range(100)],
+        "coarse_label_names": [f"coarse{i}" for i in range(20)],
+    }
     (tmp_path / "cifar-100-python" / "meta").write_bytes(python2_pickle(names))
     return SimpleNamespace(source=dataclasses.replace(CIFAR100, sizes={}), folder=tmp_path, written=written)
 
@@ -97,7 +106,11 @@ def small_mnist(tmp_path: Path) -> SimpleNamespace:
     written = {}
     for file in FILES:
         count = 6 if file.startswith("train") else 3
-        array = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8) if "idx3" in file else rng.integers(0, 10, count, dtype=np.uint8)
+        array = (
+            rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+            if "idx3" in file
+            else rng.integers(0, 10, count, dtype=np.uint8)
+        )
         written[file] = array
         (tmp_path / "MNIST/raw" / file).write_bytes(gzip.compress(idx_bytes(array)))
     return SimpleNamespace(source=dataclasses.replace(MNIST, digests={}), folder=tmp_path, written=written)

@@ -62,7 +62,9 @@ def test_the_two_styles_pad_with_black_and_with_the_mean() -> None:
 def test_windows_are_everywhere_equally_often_and_half_are_mirrored() -> None:
     pixel, mean = (draws_of(f"crop-flip(padding=2,style={style})", steps=50, size=200) for style in ("pixel", "mean"))
     for axis in (0, 1):
-        assert torch.bincount(pixel["corner"][..., axis].flatten()).float().div(10_000).numpy() == pytest.approx([0.2] * 5, abs=0.02)
+        assert torch.bincount(pixel["corner"][..., axis].flatten()).float().div(10_000).numpy() == pytest.approx(
+            [0.2] * 5, abs=0.02
+        )
     assert pixel["mirrored"].float().mean().item() == pytest.approx(0.5, abs=0.02)
     assert (mean["corner"] == 2).all(-1).float().mean().item() == pytest.approx(0.5 + 0.5 / 25, abs=0.02)
 
@@ -75,7 +77,10 @@ def test_cutout_is_that_of_a_loop_over_pixels(size: int) -> None:
     for image, (row, column) in zip(slow, draws["centre"].tolist(), strict=True):
         for i in range(SHAPE[1]):
             for j in range(SHAPE[2]):
-                if row - size // 2 <= i < row - size // 2 + size and column - size // 2 <= j < column - size // 2 + size:
+                if (
+                    row - size // 2 <= i < row - size // 2 + size
+                    and column - size // 2 <= j < column - size // 2 + size
+                ):
                     image[:, i, j] = 0
     assert torch.equal(augmentation(text).inputs(raw, draws, MEAN, STD), slow)
 
@@ -87,7 +92,10 @@ def test_cutout_centres_are_all_pixels() -> None:
 
 def test_cutout_of_nothing_is_nothing() -> None:
     raw = batch(8)
-    assert torch.equal(augmentation("cutout(size=0)").inputs(raw, step(draws_of("cutout(size=0)")), MEAN, STD), normalise(raw, MEAN, STD))
+    assert torch.equal(
+        augmentation("cutout(size=0)").inputs(raw, step(draws_of("cutout(size=0)")), MEAN, STD),
+        normalise(raw, MEAN, STD),
+    )
 
 
 def test_mixup_blends_inputs_and_says_with_what() -> None:
@@ -150,7 +158,10 @@ def test_everything_works_under_vmap() -> None:
     stacked = {name: torch.stack([d[name] for d in draws]) for name in draws[0]}
     mean, std = torch.tensor(MEAN), torch.tensor(STD)
     lifted = torch.func.vmap(lambda images, of_step: whole.inputs(images, of_step, mean, std))(raw, stacked)
-    assert torch.equal(lifted, torch.stack([whole.inputs(images, of_step, mean, std) for images, of_step in zip(raw, draws, strict=True)]))
+    assert torch.equal(
+        lifted,
+        torch.stack([whole.inputs(images, of_step, mean, std) for images, of_step in zip(raw, draws, strict=True)]),
+    )
     orders = torch.func.vmap(lambda of_step: whole.mix(of_step, 8)[1])(stacked)  # type: ignore[index]
     assert all(sorted(order.tolist()) == list(range(8)) for order in orders)
 
@@ -167,7 +178,9 @@ def test_normalisation_is_by_channel_and_only_for_bytes() -> None:
 
 def test_texts_are_canonical_and_put_in_the_order_of_application() -> None:
     assert augmentation("mixup(alpha=1)+cutout(size=8)+crop-flip(padding=4)").text == "crop-flip+cutout(size=8)+mixup"
-    assert augmentation("mixup+crop-flip").parts == (CropFlip(), Mixup()) and augmentation("cutout").parts == (Cutout(16),)
+    assert augmentation("mixup+crop-flip").parts == (CropFlip(), Mixup()) and augmentation("cutout").parts == (
+        Cutout(16),
+    )
     assert augmentation("none") == Augmentation() and augmentation("none").text == "none"
     assert augmentation("none").draw(np.random.default_rng(0), 2, 2, (5,)) == {}
 

@@ -73,7 +73,8 @@ def test_what_a_killed_process_left_is_cleared_and_what_a_living_one_writes_is_n
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     names = {
-        number: f".writing-{host}-{number}-00" for host, number in ((socket.gethostname(), gone.pid), (socket.gethostname(), os.getppid()))
+        number: f".writing-{host}-{number}-00"
+        for host, number in ((socket.gethostname(), gone.pid), (socket.gethostname(), os.getppid()))
     }
     elsewhere = f".writing-{socket.gethostname()}x-{gone.pid}-00"
     for name in (*names.values(), elsewhere):
@@ -83,7 +84,9 @@ def test_what_a_killed_process_left_is_cleared_and_what_a_living_one_writes_is_n
     assert left_in(tmp_path) == sorted([names[os.getppid()], elsewhere, "mine-ffffffffffffffff"])
 
 
-def test_a_folder_that_cannot_be_written_to_has_its_entries_in_the_user_s_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_to_has_its_entries_in_the_user_s_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("read-only"))
     (tmp_path / "read-only").mkdir()

@@ -11,7 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from fedflat.data import CORRUPTIONS, EXTRA_CORRUPTIONS, SEVERITIES, MappedTensor, load, load_corruptions, normalise, registry, verify
+from fedflat.data import (
+    CORRUPTIONS,
+    EXTRA_CORRUPTIONS,
+    SEVERITIES,
+    MappedTensor,
+    load,
+    load_corruptions,
+    normalise,
+    registry,
+    verify,
+)
 from fedflat.data.sources.corruptions import CIFAR10_C, CIFAR100_C
 from fedflat.errors import UserError
 
@@ -22,7 +32,9 @@ EACH = 4
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """CIFAR-10-C with 4 images per severity."""
     rng = np.random.default_rng(0)
-    written = {name: rng.integers(0, 256, (5 * EACH, 32, 32, 3), dtype=np.uint8) for name in CORRUPTIONS + EXTRA_CORRUPTIONS}
+    written = {
+        name: rng.integers(0, 256, (5 * EACH, 32, 32, 3), dtype=np.uint8) for name in CORRUPTIONS + EXTRA_CORRUPTIONS
+    }
     written["labels"] = np.tile(rng.integers(0, 10, EACH, dtype=np.uint8), 5)
     (tmp_path / "CIFAR-10-C").mkdir()
     for name, array in written.items():
@@ -41,7 +53,10 @@ def test_every_corruption_and_severity_has_its_images(small: SimpleNamespace, na
         for severity, examples in by_severity.items():
             rows = slice((severity - 1) * EACH, severity * EACH)
             assert np.array_equal(examples.inputs.numpy(), small.written[corruption][rows].transpose(0, 3, 1, 2))
-            assert examples.targets.tolist() == small.written["labels"][rows].tolist() and examples.targets.dtype == torch.int64
+            assert (
+                examples.targets.tolist() == small.written["labels"][rows].tolist()
+                and examples.targets.dtype == torch.int64
+            )
 
 
 def test_images_are_mapped_and_can_be_used_as_any_others(small: SimpleNamespace) -> None:
@@ -53,7 +68,8 @@ def test_images_are_mapped_and_can_be_used_as_any_others(small: SimpleNamespace)
 
 def test_they_are_for_evaluation_only(small: SimpleNamespace) -> None:
     with pytest.raises(
-        UserError, match=r"cifar10_c holds test images only; train on cifar10 and evaluate on .*load_corruptions\('cifar10'\)"
+        UserError,
+        match=r"cifar10_c holds test images only; train on cifar10 and evaluate on .*load_corruptions\('cifar10'\)",
     ):
         load("cifar10_c", small.folder)
     with pytest.raises(UserError, match="there is no data set with corruptions 'mnist'; expected one of cifar10"):
@@ -75,7 +91,9 @@ def test_other_arrays_are_refused(small: SimpleNamespace, name: str, array: np.n
         load_corruptions("cifar10", small.folder)
 
 
-def test_verifying_compares_with_the_published_checksums(small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verifying_compares_with_the_published_checksums(
+    small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert [report.as_published for report in verify("cifar10_c", small.folder)] == [None] * 20
     md5s = {file: hashlib.md5((small.folder / file).read_bytes()).hexdigest() for file in small.source.files}
     monkeypatch.setitem(registry.DATASETS, "cifar10_c", dataclasses.replace(small.source, file_md5s=md5s))
@@ -84,7 +102,8 @@ def test_verifying_compares_with_the_published_checksums(small: SimpleNamespace,
     changed[3, 1, 4, 1] ^= 1
     np.save(small.folder / "CIFAR-10-C/snow.npy", changed)
     with pytest.raises(
-        UserError, match=r"snow.npy does not hold what was published \(expected md5 \w{32}, found \w{32}\).*data get cifar10_c"
+        UserError,
+        match=r"snow.npy does not hold what was published \(expected md5 \w{32}, found \w{32}\).*data get cifar10_c",
     ):
         verify("cifar10_c", small.folder)
 

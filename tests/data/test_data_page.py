@@ -24,7 +24,9 @@ def test_every_data_set_has_a_row_in_order(page: str) -> None:
 
 def test_every_kind_of_own_data_and_every_augmentation_is_there(page: str) -> None:
     own, more = page.split("## Your own data")[1].split("## Larger"), page.split("## Augmentation")[1]
-    assert all(f"`{name}(path=" in own[0] for name in OWN) and all(re.search(rf"`{name}[(`]", more) for name in AUGMENTATIONS)
+    assert all(f"`{name}(path=" in own[0] for name in OWN) and all(
+        re.search(rf"`{name}[(`]", more) for name in AUGMENTATIONS
+    )
 
 
 def test_every_text_on_the_page_can_be_read(page: str) -> None:

@@ -22,7 +22,12 @@ def test_taking_examples_keeps_every_tensor_in_step() -> None:
     examples = Examples(torch.arange(10).view(10, 1), torch.arange(10), torch.arange(10) * 2, torch.arange(10) * 3)
     taken = examples.take(np.array([7, 1, 1]))
     assert len(taken) == 3
-    assert [tensor.flatten().tolist() for tensor in taken.tensors().values()] == [[7, 1, 1], [7, 1, 1], [14, 2, 2], [21, 3, 3]]
+    assert [tensor.flatten().tolist() for tensor in taken.tensors().values()] == [
+        [7, 1, 1],
+        [7, 1, 1],
+        [14, 2, 2],
+        [21, 3, 3],
+    ]
     assert Examples(examples.inputs, examples.targets).take(torch.tensor([0])).groups is None
 
 
@@ -54,7 +59,9 @@ def test_words_are_numbered_by_the_classes_where_these_are_given() -> None:
     words = {"targets": (["dog", "cat"], ["bird"]), "classes": ["dog", "bird", "cat"]}
     dataset = from_arrays(images(2), words["targets"][0], images(1), words["targets"][1], classes=words["classes"])
     assert (dataset.train.targets.tolist(), dataset.test.targets.tolist()) == ([0, 2], [1])
-    assert from_arrays(images(2), ["dog", "cat"], images(1), ["bird"]).train.targets.tolist() == [2, 1], "in alphabetical order"
+    assert from_arrays(images(2), ["dog", "cat"], images(1), ["bird"]).train.targets.tolist() == [2, 1], (
+        "in alphabetical order"
+    )
     with pytest.raises(UserError, match="there is no class among those of mine 'cta'; did you mean cat"):
         from_arrays(images(2), ["dog", "cta"], images(1), ["dog"], name="mine", classes=["dog", "cat"])
 
@@ -72,7 +79,11 @@ def test_tables_of_pandas_are_arrays() -> None:
 def test_vectors_of_every_type_become_float32(kind: str) -> None:
     values = np.array([[0, 1], [1, 0]], dtype=kind)
     dataset = from_arrays(values, np.array([0, 1], dtype=">i4"), values, [0, 1])
-    assert dataset.kind == "vector" and dataset.train.inputs.dtype == torch.float32 and dataset.train.targets.tolist() == [0, 1]
+    assert (
+        dataset.kind == "vector"
+        and dataset.train.inputs.dtype == torch.float32
+        and dataset.train.targets.tolist() == [0, 1]
+    )
     assert dataset.train.inputs.tolist() == [[0, 1], [1, 0]]
 
 
@@ -89,11 +100,20 @@ def test_other_inputs_than_images() -> None:
         ((images(2), [0], images(1), [0]), "the training set of mine has 2 inputs, 1 targets; expected equally many"),
         ((images(2), [0, 1], images(1)[:0], []), "the test set of mine is empty"),
         ((images(2), [0.0, 1.7], images(1), [0]), "mine has classes or clients of type float; expected whole numbers"),
-        ((images(2), torch.tensor([0.0, 1.0]), images(1), [0]), "mine has classes or clients of type float; expected whole numbers"),
-        ((images(2).astype(int), [0, 1], images(1), [0]), "the images of mine are torch.int64; expected uint8, from 0 to 255, or float32"),
+        (
+            (images(2), torch.tensor([0.0, 1.0]), images(1), [0]),
+            "mine has classes or clients of type float; expected whole numbers",
+        ),
+        (
+            (images(2).astype(int), [0, 1], images(1), [0]),
+            "the images of mine are torch.int64; expected uint8, from 0 to 255, or float32",
+        ),
         (([[1.0, 2.0], [3.0]], [0, 1], [[1.0, 2.0]], [0]), "examples differ in shape"),
         ((images(2), [0, -1], images(1), [0]), "the training set of mine has label -1; expected labels from 0 on"),
-        ((images(2), [0, 1], images(1)[:, :, :2], [0]), "the training inputs of mine are uint8 of shape (3, 5, 5), but its test inputs"),
+        (
+            (images(2), [0, 1], images(1)[:, :, :2], [0]),
+            "the training inputs of mine are uint8 of shape (3, 5, 5), but its test inputs",
+        ),
         ((np.full((1, 2), np.nan), [0], np.zeros((1, 2)), [0]), "infinite or not a number"),
         ((images(2).transpose(0, 2, 3, 1), [0, 1], images(2).transpose(0, 2, 3, 1), [0, 1]), "expected channels first"),
         ((images(2).reshape(2, -1), [0, 1], images(2).reshape(2, -1), [0, 1]), "expected images [n, C, H, W]"),

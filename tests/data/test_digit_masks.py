@@ -25,7 +25,10 @@ def test_weathers_are_domains_and_change_what_is_seen():
     assert dense.group_names == ("clear", "dusk", "fog", "snow", "night")
     strokes = dense.train.targets > 0
     ink, paper = (
-        [float(dense.train.inputs[:, 0][(dense.train.groups == group)[:, None, None] & where].float().mean()) for group in range(5)]
+        [
+            float(dense.train.inputs[:, 0][(dense.train.groups == group)[:, None, None] & where].float().mean())
+            for group in range(5)
+        ]
         for where in (strokes, ~strokes)
     )
     assert ink[0] > ink[1] and paper[2] > paper[0]
@@ -37,5 +40,8 @@ def test_an_unseen_weather_is_for_testing_alone():
     dense = load("digit_masks(unseen=night)")
     assert set(dense.train.groups.tolist()) == {0, 1, 2, 3}
     assert set(dense.test.groups.tolist()) == {0, 1, 2, 3, 4}
-    with pytest.raises(UserError, match=r"there is no weather of digit_masks 'rain'; expected one of clear, dusk, fog, night, none, snow"):
+    with pytest.raises(
+        UserError,
+        match=r"there is no weather of digit_masks 'rain'; expected one of clear, dusk, fog, night, none, snow",
+    ):
         load("digit_masks(unseen=rain)")

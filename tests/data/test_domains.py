@@ -28,7 +28,11 @@ def pacs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, picture: DrawPicture) 
     for domain_number, domain in enumerate(PACS.sizes):
         for label, name in enumerate(CLASSES):
             for index in range(5 * (label + 1)):
-                picture(tmp_path / f"PACS/{domain}/{name}/pic_{index:03d}.png", 1000 * domain_number + 100 * label + index, (16, 16))
+                picture(
+                    tmp_path / f"PACS/{domain}/{name}/pic_{index:03d}.png",
+                    1000 * domain_number + 100 * label + index,
+                    (16, 16),
+                )
     small = dataclasses.replace(PACS, sizes=dict.fromkeys(PACS.sizes, 15), num_classes=2)
     monkeypatch.setitem(registry.DATASETS, "pacs", small)
     return tmp_path
@@ -39,7 +43,9 @@ def test_without_a_held_out_domain_a_fifth_of_each_class_and_domain_is_for_testi
 ) -> None:
     dataset = decoded_once("pacs(size=16)", pacs)
     assert dataset.classes == CLASSES and dataset.group_names == tuple(PACS.sizes)
-    counts = torch.stack([torch.bincount(dataset.test.targets[dataset.test.groups == domain], minlength=2) for domain in range(4)])
+    counts = torch.stack(
+        [torch.bincount(dataset.test.targets[dataset.test.groups == domain], minlength=2) for domain in range(4)]
+    )
     assert counts.tolist() == [[1, 2]] * 4 and len(dataset.train) == 48
     pixels = picture(pacs / "again.png", 2100 + 4, (16, 16))
     photo = (dataset.test.groups == 2) & (dataset.test.targets == 1)
@@ -69,7 +75,10 @@ def test_pictures_are_decoded_once_for_all_held_out_domains(pacs: Path, decoded_
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda root: (root / "photo/dog").rename(root / "photo/cat"), "has no folder cat with pictures, but other domains have"),
+        (
+            lambda root: (root / "photo/dog").rename(root / "photo/cat"),
+            "has no folder cat with pictures, but other domains have",
+        ),
         (lambda root: (root / "photo/dog/pic_000.png").unlink(), "photo holds 14 pictures, but 15 were expected"),
         (
             lambda root: [(root / d / "dog").rename(root / d / "elephant/more") for d in PACS.sizes],
@@ -89,14 +98,19 @@ def test_domains_that_are_not_whole(
 def test_unknown_and_missing_domains(pacs: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no domain of pacs 'sketches'; did you mean sketch"):
         load("pacs(test_domain=sketches)", pacs)
-    with pytest.raises(UserError, match=r"pacs is not all there; expected PACS/art_painting.*https://drive.google.com/\S+ .*renamed PACS"):
+    with pytest.raises(
+        UserError,
+        match=r"pacs is not all there; expected PACS/art_painting.*https://drive.google.com/\S+ .*renamed PACS",
+    ):
         load("pacs", tmp_path / "nothing")
     with pytest.raises(UserError, match="there is no parameter of data set pacs 'domain'"):
         load("pacs(domain=photo)", pacs)
     assert [report.file for report in verify("pacs", pacs)] == [f"PACS/{domain}" for domain in PACS.sizes]
 
 
-def test_office_home_s_domains_have_spaces_and_capitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, picture: DrawPicture) -> None:
+def test_office_home_s_domains_have_spaces_and_capitals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, picture: DrawPicture
+) -> None:
     for number, domain in enumerate(OFFICE_HOME.sizes):
         for label, name in enumerate(("Alarm_Clock", "TV")):
             picture(tmp_path / f"OfficeHomeDataset_10072016/{domain}/{name}/00001.jpg", 10 * number + label, (40, 20))
@@ -105,14 +119,23 @@ def test_office_home_s_domains_have_spaces_and_capitals(tmp_path: Path, monkeypa
     monkeypatch.setitem(registry.DATASETS, "office_home", small)
     for text in ("office_home(test_domain=real_world)", "office_home(test_domain=Real World)"):
         dataset = load(text, tmp_path)
-        assert dataset.group_names == ("Art", "Clipart", "Product", "Real World") and dataset.classes == ("Alarm_Clock", "TV")
-        assert dataset.test.groups is not None and dataset.test.groups.tolist() == [3, 3] and dataset.input_shape == (3, 64, 64)
+        assert dataset.group_names == ("Art", "Clipart", "Product", "Real World") and dataset.classes == (
+            "Alarm_Clock",
+            "TV",
+        )
+        assert (
+            dataset.test.groups is not None
+            and dataset.test.groups.tolist() == [3, 3]
+            and dataset.input_shape == (3, 64, 64)
+        )
     assert sum(OFFICE_HOME.sizes.values()) == 15_588 and sum(PACS.sizes.values()) == 9_991
 
 
 def test_a_user_s_own_domains(pacs: Path) -> None:
     own = load(f"domains(path={pacs / 'PACS'},size=16,test_domain=cartoon)", pacs)
-    assert own.content == load("pacs(size=16,test_domain=cartoon)", pacs).content and own.group_names == tuple(PACS.sizes)
+    assert own.content == load("pacs(size=16,test_domain=cartoon)", pacs).content and own.group_names == tuple(
+        PACS.sizes
+    )
     with pytest.raises(UserError, match=r"domains needs to know where the pictures are; write domains\(path=FOLDER\)"):
         load("domains", pacs)
     with pytest.raises(UserError, match="has 0 domains; expected folders <domain>/<class>"):

@@ -81,7 +81,9 @@ def cifar(publisher: Publisher, small_cifar10: SimpleNamespace, tmp_path: Path) 
     publisher.files["cifar.tar.gz"] = archive
     download = Download(f"{publisher.url}/cifar.tar.gz", hashlib.md5(archive).hexdigest(), small_cifar10.source.files)
     source = dataclasses.replace(small_cifar10.source, downloads=(download,))
-    return SimpleNamespace(source=source, folder=tmp_path / "fetched" / "here", archive=archive, original=small_cifar10.folder)
+    return SimpleNamespace(
+        source=source, folder=tmp_path / "fetched" / "here", archive=archive, original=small_cifar10.folder
+    )
 
 
 def files_below(folder: Path) -> set[str]:
@@ -140,7 +142,9 @@ def test_wrong_bytes_leave_nothing_behind(cifar: SimpleNamespace, publisher: Pub
     assert files_below(cifar.folder) == set()
 
 
-def test_what_is_whole_is_left_alone_and_what_is_damaged_is_fetched_again(publisher: Publisher, small_mnist: SimpleNamespace) -> None:
+def test_what_is_whole_is_left_alone_and_what_is_damaged_is_fetched_again(
+    publisher: Publisher, small_mnist: SimpleNamespace
+) -> None:
     downloads = []
     for file in small_mnist.source.files:
         publisher.files[file] = (small_mnist.folder / file).read_bytes()

@@ -28,12 +28,20 @@ LoadTwice = Callable[[str, Path], Dataset]
 def landmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, picture: DrawPicture) -> Path:
     """3 photographers with 4 photographs, half of them in each of the two layouts, and 2 to test on."""
     root = tmp_path / "landmarks-user-160k"
-    train = [("10", "0a1b2c3d4e5f6071", 0), ("9", "ffee00112233aabb", 1), ("10", "1234567812345678", 1), ("117", "abcdabcdabcdabcd", 0)]
+    train = [
+        ("10", "0a1b2c3d4e5f6071", 0),
+        ("9", "ffee00112233aabb", 1),
+        ("10", "1234567812345678", 1),
+        ("117", "abcdabcdabcdabcd", 0),
+    ]
     test = [("deadbeefdeadbeef", 1), ("cafecafecafecafe", 0)]
     for number, image in enumerate([row[1] for row in train] + [row[0] for row in test]):
         path = f"train/{image[0]}/{image[1]}/{image[2]}/{image}.jpg" if number % 2 else f"images/{image}.jpg"
         picture(root / path, number, (800, 600))
-    for name, columns, rows in (("federated_train", ["user_id", "image_id", "class"], train), ("test", ["image_id", "class"], test)):
+    for name, columns, rows in (
+        ("federated_train", ["user_id", "image_id", "class"], train),
+        ("test", ["image_id", "class"], test),
+    ):
         with (root / f"{name}.csv").open("w", newline="") as stream:
             csv.writer(stream).writerows([columns, *rows])
     monkeypatch.setitem(registry.DATASETS, "landmarks", dataclasses.replace(LANDMARKS, num_classes=2, sizes=(4, 2)))
@@ -48,7 +56,11 @@ def test_landmarks(landmarks: Path, decoded_once: LoadTwice) -> None:
         and dataset.train.groups.tolist() == [1, 0, 1, 2]
         and dataset.train.targets.tolist() == [0, 1, 1, 0]
     )
-    assert dataset.test.groups is not None and dataset.test.groups.tolist() == [3, 3] and dataset.test.targets.tolist() == [1, 0]
+    assert (
+        dataset.test.groups is not None
+        and dataset.test.groups.tolist() == [3, 3]
+        and dataset.test.targets.tolist() == [1, 0]
+    )
     assert len(verify("landmarks", landmarks)) == 2 and not registry.DATASETS["landmarks"].missing(landmarks)
     split = partition("natural", dataset.train.targets, 2, None, 0, groups=dataset.train.groups)
     assert [client.tolist() for client in split.clients] == [[1], [0, 2], [3]]
@@ -101,10 +113,14 @@ def test_landmarks_lie_in_a_file_of_the_stated_size_and_mobilenet_trains_on_them
     for part in (dataset.train, dataset.test):
         assert isinstance(part.inputs, MappedTensor), "read from the file when it is asked for"
     store = dataset.train.inputs.path
-    assert dataset.test.inputs.path == store and store.stat().st_size == 128 + 6 * 3 * 32 * 32, "a byte per value, and a header"
+    assert dataset.test.inputs.path == store and store.stat().st_size == 128 + 6 * 3 * 32 * 32, (
+        "a byte per value, and a header"
+    )
     settings = {"split": "natural", "per_round": 3, "rounds": 2, "steps": 1, "batch": 2, "workers": 1, "device": "cpu"}
     model = "mobilenetv2(width=0.25)"
-    run = Run(make_config(None, {"data": "landmarks(size=32)", "data_folder": str(landmarks), "model": model, **settings}))
+    run = Run(
+        make_config(None, {"data": "landmarks(size=32)", "data_folder": str(landmarks), "model": model, **settings})
+    )
     assert isinstance(run.problem.data.train.inputs, MappedTensor) and len(run.split.clients) == 3
     assert run.go().status == "finished" and run.history[-1]["samples"] == 2 * (1 + 2 + 1)
 
@@ -114,7 +130,8 @@ def test_pictures_that_would_fill_the_disk_are_not_decoded(
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 9000, 9000))  # type: ignore[attr-defined]
     with pytest.raises(
-        UserError, match=r"landmarks\(size=32\) takes 0\.018 MB once decoded, but .*decoded has 0\.009 MB free; make room there"
+        UserError,
+        match=r"landmarks\(size=32\) takes 0\.018 MB once decoded, but .*decoded has 0\.009 MB free; make room there",
     ):
         load("landmarks(size=32)", landmarks)
     assert left_in_cache(landmarks) == []
@@ -125,5 +142,7 @@ def test_the_real_size_is_said_beforehand(landmarks: Path, monkeypatch: pytest.M
     """28 GB at 224 pixels for the 183,698 photographs of the original."""
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**11, 10**11 - 10**10, 10**10))  # type: ignore[attr-defined]
     assert LANDMARKS.sizes is not None
-    with pytest.raises(UserError, match=r"landmarks takes 27.7 GB once decoded, but .* has 10.0 GB free; .* or take a smaller size"):
+    with pytest.raises(
+        UserError, match=r"landmarks takes 27.7 GB once decoded, but .* has 10.0 GB free; .* or take a smaller size"
+    ):
         _require(Room(sum(LANDMARKS.sizes) * 3 * 224**2, "landmarks", "take a smaller size"), landmarks)

@@ -50,7 +50,12 @@ def femnist(tmp_path: Path) -> Path:
 
 def test_femnist_has_the_pixels_labels_and_writers_of_the_files(femnist: Path) -> None:
     dataset = load("femnist", femnist)
-    assert dataset.input_shape == (1, 28, 28) and dataset.num_classes == 62 and dataset.classes[10] == "A" and dataset.classes[36] == "a"
+    assert (
+        dataset.input_shape == (1, 28, 28)
+        and dataset.num_classes == 62
+        and dataset.classes[10] == "A"
+        and dataset.classes[36] == "a"
+    )
     assert dataset.group_names == ("f0001_41", "f0500_10", "f1000_45", "f2000_00")
     assert dataset.train.groups is not None and dataset.test.groups is not None
     assert dataset.train.groups.tolist() == [0, 0, 1, 1, 1, 1, 2, 2, 2] and dataset.test.groups.tolist() == [1, 3, 3]
@@ -63,11 +68,15 @@ def test_femnist_has_the_pixels_labels_and_writers_of_the_files(femnist: Path) -
 
 def test_femnist_is_parsed_once_and_then_mapped(femnist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = load("femnist", femnist)
-    monkeypatch.setattr(json, "loads", lambda raw, loads=json.loads: loads(raw) if isinstance(raw, str) else pytest.fail("parsed again"))
+    monkeypatch.setattr(
+        json, "loads", lambda raw, loads=json.loads: loads(raw) if isinstance(raw, str) else pytest.fail("parsed again")
+    )
     second = load("femnist", femnist)
     assert isinstance(second.train.inputs, MappedTensor) and second.content == first.content
     assert normalise(second.train.inputs, second.mean, second.std).mean().abs() < 1e-5, "its own mean"
-    assert normalise(second.train.inputs, second.mean, second.std).std(correction=0).item() == pytest.approx(1, abs=1e-5)
+    assert normalise(second.train.inputs, second.mean, second.std).std(correction=0).item() == pytest.approx(
+        1, abs=1e-5
+    )
 
 
 def test_neither_the_order_of_files_nor_of_users_plays_a_role(femnist: Path, tmp_path: Path) -> None:
@@ -89,7 +98,11 @@ def test_writers_are_natural_clients(femnist: Path) -> None:
     split = partition("natural", dataset.train.targets, 62, None, 0, groups=dataset.train.groups)
     assert [len(client) for client in split.clients] == [2, 4, 3]
     described = describe(dataset)
-    assert described["groups"] == 3 and described["group_sizes"] == {"min": 2, "median": 3.0, "max": 4} and described["mapped"]
+    assert (
+        described["groups"] == 3
+        and described["group_sizes"] == {"min": 2, "median": 3.0, "max": 4}
+        and described["mapped"]
+    )
     assert json.loads(json.dumps(described)) == described
 
 
@@ -115,7 +128,11 @@ def test_shakespeare_s_targets_are_the_inputs_moved_by_one(shakespeare: Path) ->
     nexts = ["".join(dataset.classes[i] for i in row) for row in dataset.train.targets.tolist()]
     assert texts == [line(7), line(0), line(1)], "roles in alphabetical order"
     assert nexts == [texts[0][1:] + "z", texts[1][1:] + CHARACTERS[0], texts[2][1:] + CHARACTERS[1]]
-    assert dataset.group_names == ("BANQUO", "HAMLET") and dataset.test.groups is not None and dataset.test.groups.tolist() == [1]
+    assert (
+        dataset.group_names == ("BANQUO", "HAMLET")
+        and dataset.test.groups is not None
+        and dataset.test.groups.tolist() == [1]
+    )
     assert dataset.train.inputs.data_ptr() + 8 == dataset.train.targets.data_ptr(), "two views of one file"
 
 
@@ -154,19 +171,39 @@ def damaged(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda path: path.write_bytes(path.read_bytes()[:1000]), r"all_data_0\S*.json is not whole JSON .*preprocess.sh"),
+        (
+            lambda path: path.write_bytes(path.read_bytes()[:1000]),
+            r"all_data_0\S*.json is not whole JSON .*preprocess.sh",
+        ),
         (lambda path: path.write_bytes(b""), "is not whole JSON"),
-        (lambda path: path.write_text("[]"), "is not in LEAF's format, an object with users, num_samples and user_data"),
+        (
+            lambda path: path.write_text("[]"),
+            "is not in LEAF's format, an object with users, num_samples and user_data",
+        ),
         (damaged(lambda body: body.pop("num_samples")), "is not in LEAF's format"),
         (damaged(lambda body: body["num_samples"].pop()), "names 2 users but 1 numbers of samples"),
         (damaged(lambda body: body["user_data"].pop("f0001_41")), "user f0001_41 in .* has no lists x and y"),
-        (damaged(lambda body: body["user_data"]["f0001_41"]["y"].pop()), "user f0001_41 in .* has 2 inputs and 1 labels instead of 2"),
-        (damaged(lambda body: body["user_data"]["f0001_41"]["y"].__setitem__(0, 62)), "labels are whole numbers from 0 to 61"),
-        (damaged(lambda body: body["user_data"]["f0001_41"]["y"].__setitem__(0, -1)), "labels are whole numbers from 0 to 61"),
+        (
+            damaged(lambda body: body["user_data"]["f0001_41"]["y"].pop()),
+            "user f0001_41 in .* has 2 inputs and 1 labels instead of 2",
+        ),
+        (
+            damaged(lambda body: body["user_data"]["f0001_41"]["y"].__setitem__(0, 62)),
+            "labels are whole numbers from 0 to 61",
+        ),
+        (
+            damaged(lambda body: body["user_data"]["f0001_41"]["y"].__setitem__(0, -1)),
+            "labels are whole numbers from 0 to 61",
+        ),
         (damaged(lambda body: body["user_data"]["f0001_41"]["x"][0].pop()), "user f0001_41 in .* cannot be used"),
         (damaged(lambda body: body["user_data"]["f0001_41"]["x"][0].__setitem__(5, 200)), "pixels lie between 0 and 1"),
         (
-            damaged(lambda body: (body["num_samples"].__setitem__(1, 0), body["user_data"].update({"f0001_41": {"x": [], "y": []}}))),
+            damaged(
+                lambda body: (
+                    body["num_samples"].__setitem__(1, 0),
+                    body["user_data"].update({"f0001_41": {"x": [], "y": []}}),
+                )
+            ),
             "user f0001_41 in .* has no examples; .* with -k to leave out users",
         ),
     ],
@@ -197,7 +234,13 @@ def test_strange_text_is_refused(shakespeare: Path, x: list[str], y: list[str], 
 def test_what_is_missing_is_said_with_how_to_make_it(tmp_path: Path) -> None:
     with pytest.raises(UserError) as raised:
         load("femnist", tmp_path)
-    for part in ("femnist/data/train", "femnist/data/test", str(tmp_path), "https://github.com/TalwalkarLab/leaf", "./preprocess.sh"):
+    for part in (
+        "femnist/data/train",
+        "femnist/data/test",
+        str(tmp_path),
+        "https://github.com/TalwalkarLab/leaf",
+        "./preprocess.sh",
+    ):
         assert part in str(raised.value)
     (tmp_path / "femnist/data/train").mkdir(parents=True)
     with pytest.raises(UserError, match="femnist is not all there"):

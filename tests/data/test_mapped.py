@@ -40,7 +40,14 @@ def sent(value: object) -> bytes:
 def test_a_mapped_tensor_is_a_tensor_whose_results_are_plain(file: Path) -> None:
     mapped = open_mapped(file)
     assert isinstance(mapped, torch.Tensor) and np.array_equal(mapped.numpy(), ROWS)
-    for result in (mapped[[0, 2]], mapped[1:], mapped.float(), mapped + 1, mapped.permute(0, 2, 3, 1), torch.stack([mapped, mapped])):
+    for result in (
+        mapped[[0, 2]],
+        mapped[1:],
+        mapped.float(),
+        mapped + 1,
+        mapped.permute(0, 2, 3, 1),
+        torch.stack([mapped, mapped]),
+    ):
         assert type(result) is torch.Tensor
     assert mapped.to("cpu") is mapped and mapped.cpu() is mapped and torch.as_tensor(mapped) is mapped
     assert copy.deepcopy(mapped) is mapped
@@ -59,7 +66,11 @@ def test_a_mapped_tensor_is_a_tensor_whose_results_are_plain(file: Path) -> None
 )
 def test_every_view_travels_by_file_name(file: Path, view: object) -> None:
     mapped = view(open_mapped(file))  # type: ignore[operator]
-    for message in (pickle.dumps(mapped), sent(mapped), sent(Examples(mapped, torch.zeros(len(mapped), dtype=torch.int64)))):
+    for message in (
+        pickle.dumps(mapped),
+        sent(mapped),
+        sent(Examples(mapped, torch.zeros(len(mapped), dtype=torch.int64))),
+    ):
         back = pickle.loads(message)
         back = back.inputs if isinstance(back, Examples) else back
         assert isinstance(back, MappedTensor) and torch.equal(back, mapped) and back.stride() == mapped.stride()
@@ -75,14 +86,20 @@ def test_sharing_leaves_a_map_in_its_file(file: Path) -> None:
     examples = Examples(open_mapped(file), torch.zeros(5, dtype=torch.int64))
     before = examples.inputs.data_ptr()
     examples.share()
-    assert examples.inputs.data_ptr() == before and examples.targets.is_shared() and isinstance(examples.inputs, MappedTensor)
+    assert (
+        examples.inputs.data_ptr() == before
+        and examples.targets.is_shared()
+        and isinstance(examples.inputs, MappedTensor)
+    )
 
 
 def test_taking_from_a_map_and_data_sets_of_maps(file: Path) -> None:
     mapped = open_mapped(file)
     examples = Examples(mapped, torch.arange(5) % 2)
     assert torch.equal(examples.take(np.array([4, 0])).inputs, torch.from_numpy(ROWS[[4, 0]]))
-    dataset = Dataset("maps", examples, Examples(mapped.part(0, 2), torch.tensor([0, 1])), ("a", "b"), (0.5,) * 3, (0.5,) * 3)
+    dataset = Dataset(
+        "maps", examples, Examples(mapped.part(0, 2), torch.tensor([0, 1])), ("a", "b"), (0.5,) * 3, (0.5,) * 3
+    )
     in_memory = from_arrays(ROWS, [0, 1, 0, 1, 0], ROWS[:2], [0, 1])
     assert dataset.content == in_memory.content, "where the data lie plays no role"
     assert describe(dataset)["mapped"] and not describe(in_memory)["mapped"]
@@ -111,7 +128,9 @@ def test_opening_warns_of_nothing(file: Path) -> None:
     open_mapped(file)
 
 
-@pytest.mark.parametrize("damage", [lambda raw: raw[:-1], lambda raw: raw[:20], lambda raw: b"", lambda raw: b"x" + raw])
+@pytest.mark.parametrize(
+    "damage", [lambda raw: raw[:-1], lambda raw: raw[:20], lambda raw: b"", lambda raw: b"x" + raw]
+)
 def test_a_damaged_file_is_refused(file: Path, damage: object) -> None:
     file.write_bytes(damage(file.read_bytes()))  # type: ignore[operator]
     with pytest.raises(UserError, match=r"rows.npy is not a whole .npy file of numbers"):
@@ -167,11 +186,15 @@ def test_a_data_set_larger_than_memory_trains_through_the_map(tmp_path: Path) ->
     """4 GB of images (a file with a hole, so that the disk is spared) under a limit of 1 GB, which worker processes inherit."""
     count = (4 << 30) // (3 * 64 * 64)
     with (tmp_path / "large.npy").open("wb") as stream:
-        np.lib.format.write_array_header_1_0(stream, {"descr": "|u1", "fortran_order": False, "shape": (count, 3, 64, 64)})
+        np.lib.format.write_array_header_1_0(
+            stream, {"descr": "|u1", "fortran_order": False, "shape": (count, 3, 64, 64)}
+        )
         stream.truncate(stream.tell() + count * 3 * 64 * 64)
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(LARGER_THAN_MEMORY))
-    done = subprocess.run([sys.executable, script, tmp_path / "large.npy"], check=False, capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, script, tmp_path / "large.npy"], check=False, capture_output=True, text=True, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout.splitlines()[-1])
     assert measured["mapped"] > 4.2e9 and measured["limited"], "the data are larger than the limit, and the limit holds"

@@ -23,7 +23,12 @@ from fedflat.errors import UserError
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (20, 3, 4, 4), dtype=np.uint8)
 LABELS = np.arange(20) % 2
-FOUR = {"train_inputs": IMAGES[:15], "train_targets": LABELS[:15], "test_inputs": IMAGES[15:], "test_targets": LABELS[15:]}
+FOUR = {
+    "train_inputs": IMAGES[:15],
+    "train_targets": LABELS[:15],
+    "test_inputs": IMAGES[15:],
+    "test_targets": LABELS[15:],
+}
 EXPECTED = from_arrays(IMAGES[:15], LABELS[:15], IMAGES[15:], LABELS[15:]).content
 
 
@@ -45,7 +50,9 @@ def test_an_npz_with_the_names_that_keras_uses(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_an_npz_that_does_not_fit_in_memory_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: Any) -> None:
+def test_an_npz_that_does_not_fit_in_memory_is_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: Any
+) -> None:
     save(tmp_path / "mine.npz", **FOUR)
     monkeypatch.setattr(array_files, "fits_in_memory", lambda size: False)
     for _ in range(2):
@@ -76,8 +83,14 @@ def test_a_folder_of_npy_files_with_words_and_from_another_machine(tmp_path: Pat
 def test_without_test_arrays_every_fifth_of_a_class_is_for_testing(tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", inputs=IMAGES, targets=LABELS, groups=np.array(["ann", "bob"] * 10))
     dataset = load(f"arrays(path={tmp_path / 'mine.npz'})", tmp_path)
-    assert torch.equal(dataset.test.inputs, torch.from_numpy(IMAGES[[8, 9, 18, 19]])) and dataset.test.targets.tolist() == [0, 1, 0, 1]
-    assert dataset.group_names == ("ann", "bob") and dataset.train.groups is not None and dataset.train.groups.tolist()[:3] == [0, 1, 0]
+    assert torch.equal(
+        dataset.test.inputs, torch.from_numpy(IMAGES[[8, 9, 18, 19]])
+    ) and dataset.test.targets.tolist() == [0, 1, 0, 1]
+    assert (
+        dataset.group_names == ("ann", "bob")
+        and dataset.train.groups is not None
+        and dataset.train.groups.tolist()[:3] == [0, 1, 0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,7 +100,10 @@ def test_without_test_arrays_every_fifth_of_a_class_is_for_testing(tmp_path: Pat
         ({}, "has no array train_inputs, only none at all"),
         ({"inputs": IMAGES}, "has no array train_targets, only inputs"),
         ({k: v for k, v in FOUR.items() if k != "test_targets"}, "has no array test_targets, only .*expected both"),
-        (FOUR | {"train_targets": LABELS[:15] + 5, "classes": np.array(["a", "b"])}, "has label 6; expected labels from 0 to 1"),
+        (
+            FOUR | {"train_targets": LABELS[:15] + 5, "classes": np.array(["a", "b"])},
+            "has label 6; expected labels from 0 to 1",
+        ),
         (FOUR | {"train_inputs": np.array([{}] * 15)}, "is not a whole .npz file of numbers"),
     ],
 )
@@ -117,7 +133,9 @@ def test_an_npz_cut_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.parquet").touch()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"needs pyarrow, which is not installed; install it with: pip install 'fedflat\[hub\]'"):
+    with pytest.raises(
+        UserError, match=r"needs pyarrow, which is not installed; install it with: pip install 'fedflat\[hub\]'"
+    ):
         load(f"arrays(path={tmp_path / 'mine.parquet'})", tmp_path)
 
 
@@ -126,9 +144,13 @@ def test_parquet_of_lists_and_of_columns(tmp_path: Path) -> None:
     import pandas
 
     flat = [image.ravel() for image in IMAGES]
-    pandas.DataFrame({"inputs": flat, "target": LABELS, "group": ["a"] * 10 + ["b"] * 10}).to_parquet(tmp_path / "mine.parquet")
+    pandas.DataFrame({"inputs": flat, "target": LABELS, "group": ["a"] * 10 + ["b"] * 10}).to_parquet(
+        tmp_path / "mine.parquet"
+    )
     dataset = load(f"arrays(path={tmp_path / 'mine.parquet'},shape=3x4x4)", tmp_path)
-    assert dataset.input_shape == (3, 4, 4) and torch.equal(dataset.test.inputs, torch.from_numpy(IMAGES[[8, 9, 18, 19]]))
+    assert dataset.input_shape == (3, 4, 4) and torch.equal(
+        dataset.test.inputs, torch.from_numpy(IMAGES[[8, 9, 18, 19]])
+    )
     assert dataset.group_names == ("a", "b")
     with pytest.raises(UserError, match="shape=3x4 does not fit the 48 numbers"):
         load(f"arrays(path={tmp_path / 'mine.parquet'},shape=3x4)", tmp_path)
@@ -136,11 +158,16 @@ def test_parquet_of_lists_and_of_columns(tmp_path: Path) -> None:
         load(f"arrays(path={tmp_path / 'mine.parquet'},target=label)", tmp_path)
     (tmp_path / "both").mkdir()
     for part, rows in (("train", slice(0, 15)), ("test", slice(15, 20))):
-        table = pandas.DataFrame({"a": np.arange(20.0)[rows], "b": 1, "word": "x", "kind": np.array(["no", "yes"])[LABELS[rows]]})
+        table = pandas.DataFrame(
+            {"a": np.arange(20.0)[rows], "b": 1, "word": "x", "kind": np.array(["no", "yes"])[LABELS[rows]]}
+        )
         table.to_parquet(tmp_path / "both" / f"{part}.parquet")
     columns = load(f"arrays(path={tmp_path / 'both'},target=kind)", tmp_path)
     assert columns.kind == "vector" and columns.input_shape == (2,) and columns.classes == ("no", "yes")
-    assert columns.test.inputs[:, 0].tolist() == [15, 16, 17, 18, 19] and columns.test.targets.tolist() == LABELS[15:].tolist()
+    assert (
+        columns.test.inputs[:, 0].tolist() == [15, 16, 17, 18, 19]
+        and columns.test.targets.tolist() == LABELS[15:].tolist()
+    )
     (tmp_path / "mine.parquet").write_bytes((tmp_path / "mine.parquet").read_bytes()[:-9])
     with pytest.raises(UserError, match=r"mine\.parquet is not a whole parquet file"):
         load(f"arrays(path={tmp_path / 'mine.parquet'})", tmp_path)
@@ -180,7 +207,10 @@ def test_torch_data_sets_of_pictures() -> None:
 
 def test_torch_data_sets_of_tensors_and_streams_with_clients() -> None:
     tensors = TensorDataset(torch.from_numpy(IMAGES[:15]), torch.from_numpy(LABELS[:15]))
-    assert from_torch(tensors, TensorDataset(torch.from_numpy(IMAGES[15:]), torch.from_numpy(LABELS[15:]))).content == EXPECTED
+    assert (
+        from_torch(tensors, TensorDataset(torch.from_numpy(IMAGES[15:]), torch.from_numpy(LABELS[15:]))).content
+        == EXPECTED
+    )
     streamed = from_torch(Stream(), Stream())
     assert streamed.train.inputs.dtype == torch.float32 and streamed.group_names == ("ann", "bob")
     assert streamed.train.groups is not None and streamed.train.groups.tolist() == (1 - LABELS).tolist()
@@ -188,7 +218,9 @@ def test_torch_data_sets_of_tensors_and_streams_with_clients() -> None:
 
 def test_torch_data_sets_can_be_put_in_files(tmp_path: Path) -> None:
     dataset = from_torch(Pictures(), Pictures(), name="mine", folder=str(tmp_path / "here"))
-    assert isinstance(dataset.train.inputs, MappedTensor) and torch.equal(dataset.train.inputs, torch.from_numpy(IMAGES))
+    assert isinstance(dataset.train.inputs, MappedTensor) and torch.equal(
+        dataset.train.inputs, torch.from_numpy(IMAGES)
+    )
     assert sorted(path.name for path in (tmp_path / "here").iterdir()) == ["mine-test.npy", "mine-train.npy"]
 
 
@@ -249,7 +281,10 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             if name not in ("train", "test") or (name, self.name) == ("test", "us/untested"):
                 raise ValueError(f"The given split: '{name}' is not present")
             rows = range(15) if name == "train" else range(15, 20)
-            split = Split({"picture": Pictures()[row][0], "kind": int(LABELS[row]), "owner": f"o{row % 3}", "text": "a"} for row in rows)
+            split = Split(
+                {"picture": Pictures()[row][0], "kind": int(LABELS[row]), "owner": f"o{row % 3}", "text": "a"}
+                for row in rows
+            )
             for row, example in zip(rows, split, strict=True):
                 example["mixed"] = example["picture"] if row else example["picture"].convert("L")
             names = feature("ClassLabel", names=["cat", "dog"])
@@ -272,7 +307,11 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_a_data_set_of_the_hub_is_fetched_once(hub: SimpleNamespace, tmp_path: Path) -> None:
     for _ in range(2):
         dataset = load("hub(path=us/pets,size=4)", tmp_path)
-        assert dataset.content == EXPECTED and dataset.classes == ("cat", "dog") and isinstance(dataset.train.inputs, MappedTensor)
+        assert (
+            dataset.content == EXPECTED
+            and dataset.classes == ("cat", "dog")
+            and isinstance(dataset.train.inputs, MappedTensor)
+        )
     assert hub.calls == [("us/pets", None, False)], "the second time nobody is asked"
     grouped = load("hub(path=us/pets,size=4,group=owner,subset=all)", tmp_path)
     assert grouped.group_names == ("o0", "o1", "o2") and hub.calls[1:] == [("us/pets", "all", False)]
@@ -296,22 +335,35 @@ def test_grey_pictures_among_coloured_ones_have_three_channels(hub: SimpleNamesp
     [
         ("hub", r"write hub\(path=NAME\)"),
         ("hub(path=us/none)", r"us/none cannot be had from the hub \(no such repository\)"),
-        ("hub(path=us/pets,inputs=image)", "us/pets has no column image for inputs=; its columns are text, picture, kind, owner, mixed"),
+        (
+            "hub(path=us/pets,inputs=image)",
+            "us/pets has no column image for inputs=; its columns are text, picture, kind, owner, mixed",
+        ),
         ("hub(path=us/pets,group=user)", "has no column user for group="),
-        ("hub(path=us/pets,inputs=text)", "item 0 of the train split of us/pets is text; expected pictures or lists of numbers"),
-        ("hub(path=us/pets,test=validation)", "us/pets has no split validation to test on .*name another, or test=none"),
+        (
+            "hub(path=us/pets,inputs=text)",
+            "item 0 of the train split of us/pets is text; expected pictures or lists of numbers",
+        ),
+        (
+            "hub(path=us/pets,test=validation)",
+            "us/pets has no split validation to test on .*name another, or test=none",
+        ),
         ("hub(path=us/pets,train=all)", "cannot be had from the hub .*split: 'all' is not present"),
     ],
 )
 def test_what_cannot_be_had_from_the_hub(hub: SimpleNamespace, tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as raised:
         load(text, tmp_path)
-    assert "\n" not in str(raised.value) and not list((tmp_path / "decoded").glob("*") if (tmp_path / "decoded").exists() else [])
+    assert "\n" not in str(raised.value) and not list(
+        (tmp_path / "decoded").glob("*") if (tmp_path / "decoded").exists() else []
+    )
 
 
 def test_the_hub_without_flwr_datasets_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"needs flwr-datasets, which is not installed; install it with: pip install 'fedflat\[hub\]'"):
+    with pytest.raises(
+        UserError, match=r"needs flwr-datasets, which is not installed; install it with: pip install 'fedflat\[hub\]'"
+    ):
         load("hub(path=ylecun/mnist)", tmp_path)
 
 
@@ -324,7 +376,9 @@ def test_the_hub_through_the_real_library(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     (tmp_path / "pets").mkdir()
     for part, rows in (("train", range(15)), ("test", range(15, 20))):
-        table = pandas.DataFrame({"values": [IMAGES[row].ravel()[:5].astype(float) for row in rows], "kind": LABELS[rows]})
+        table = pandas.DataFrame(
+            {"values": [IMAGES[row].ravel()[:5].astype(float) for row in rows], "kind": LABELS[rows]}
+        )
         table.to_parquet(tmp_path / "pets" / f"{part}.parquet")
         for row in rows:
             folder = tmp_path / "pictures" / part / Pictures.classes[LABELS[row]]

@@ -34,7 +34,11 @@ def own(tmp_path: Path, picture: DrawPicture) -> Path:
 def test_a_folder_of_pictures_by_class(own: Path, decoded_once: LoadTwice) -> None:
     dataset = decoded_once(f"images(path={own / 'mine'},size=8)", own)
     assert dataset.classes == ("cat", "dog") and len(dataset.train) == 12 and len(dataset.test) == 4
-    assert dataset.input_shape == (3, 8, 8) and dataset.train.groups is None and isinstance(dataset.train.inputs, MappedTensor)
+    assert (
+        dataset.input_shape == (3, 8, 8)
+        and dataset.train.groups is None
+        and isinstance(dataset.train.inputs, MappedTensor)
+    )
     assert dataset.train.targets.tolist() == [0] * 6 + [1] * 6
 
 
@@ -66,11 +70,23 @@ def test_a_changed_picture_is_decoded_again(own: Path, picture: DrawPicture) -> 
             lambda root: (root / "train/cat/3.jpg").write_bytes((root / "train/cat/3.jpg").read_bytes()[:-200]),
             "train/cat/3.jpg is not a whole",
         ),
-        (lambda root: (root / "train/cat/3.jpg").write_bytes(b"\xff\xd8 nonsense"), "train/cat/3.jpg is not a whole picture"),
-        (lambda root: (root / "test/dog/1.png").write_bytes((root / "test/dog/1.png").read_bytes()[:60]), "test/dog/1.png is not a whole"),
+        (
+            lambda root: (root / "train/cat/3.jpg").write_bytes(b"\xff\xd8 nonsense"),
+            "train/cat/3.jpg is not a whole picture",
+        ),
+        (
+            lambda root: (root / "test/dog/1.png").write_bytes((root / "test/dog/1.png").read_bytes()[:60]),
+            "test/dog/1.png is not a whole",
+        ),
         (lambda root: (root / "test/dog/1.png").write_bytes(b""), "test/dog/1.png is not a whole picture"),
-        (lambda root: (root / "train/dog").rename(root / "gone"), "has 1 folders with pictures; expected one folder per class"),
-        (lambda root: (root / "test/dog").rename(root / "test/wolf"), "has a class wolf, but there is no folder train/wolf"),
+        (
+            lambda root: (root / "train/dog").rename(root / "gone"),
+            "has 1 folders with pictures; expected one folder per class",
+        ),
+        (
+            lambda root: (root / "test/dog").rename(root / "test/wolf"),
+            "has a class wolf, but there is no folder train/wolf",
+        ),
         (lambda root: (root / "train/bird").mkdir(), "train/bird holds no pictures"),
     ],
 )
@@ -98,7 +114,9 @@ def test_every_kind_of_picture_becomes_three_channels(mode: str) -> None:
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (6, 6, 3), dtype=np.uint8)).convert(mode)
     assert to_pixels(image, PictureOptions(4)).shape == (3, 4, 4)
     same = to_pixels(image, PictureOptions(6))
-    assert np.array_equal(same, np.asarray(image.convert("RGB")).transpose(2, 0, 1)), "nothing is done to what has the size already"
+    assert np.array_equal(same, np.asarray(image.convert("RGB")).transpose(2, 0, 1)), (
+        "nothing is done to what has the size already"
+    )
 
 
 @pytest.mark.parametrize("suffix", ["png", "tif"])

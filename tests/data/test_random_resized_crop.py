@@ -44,7 +44,9 @@ def test_pictures_are_those_of_a_loop_over_windows(shape: tuple[int, int, int], 
         assert torch.allclose(got, normalise(rounded, MEAN[: shape[0]], STD[: shape[0]]), atol=1e-6)
 
 
-def torchvision_window(rng: np.random.Generator, height: int, width: int, scale: float, ratio: float) -> tuple[int, int]:
+def torchvision_window(
+    rng: np.random.Generator, height: int, width: int, scale: float, ratio: float
+) -> tuple[int, int]:
     """Height and width of a window, drawn as torchvision's RandomResizedCrop.get_params draws them."""
     for _ in range(10):
         area = height * width * rng.uniform(scale, 1)
@@ -108,6 +110,10 @@ def test_it_works_under_vmap() -> None:
 
 def test_texts() -> None:
     assert augmentation(f"mixup+{TEXT}(scale=0.5)").text == f"mixup+{TEXT}(scale=0.5)"
-    for text, message in ((f"{TEXT}(scale=0)", "above 0"), (f"{TEXT}(scale=1.1)", "at most 1"), (f"{TEXT}(ratio=0.9)", "at least 1")):
+    for text, message in (
+        (f"{TEXT}(scale=0)", "above 0"),
+        (f"{TEXT}(scale=1.1)", "at most 1"),
+        (f"{TEXT}(ratio=0.9)", "at least 1"),
+    ):
         with pytest.raises(UserError, match=message):
             augmentation(text)

@@ -15,7 +15,9 @@ def is_here(name: str) -> bool:
     return "FEDFLAT_DATA" in os.environ and not DATASETS[name].missing(data_folder())
 
 
-@pytest.mark.parametrize(("name", "train"), [("mnist", 60_000), ("fashion_mnist", 60_000), ("cifar10", 50_000), ("cifar100", 50_000)])
+@pytest.mark.parametrize(
+    ("name", "train"), [("mnist", 60_000), ("fashion_mnist", 60_000), ("cifar10", 50_000), ("cifar100", 50_000)]
+)
 def test_a_published_data_set_is_what_the_code_says_of_it(name: str, train: int) -> None:
     if not is_here(name):
         pytest.skip(f"{name} is not in FEDFLAT_DATA")

@@ -22,7 +22,11 @@ def here(name: str) -> None:
 def test_femnist_by_writer() -> None:
     here("femnist")
     dataset = load("femnist")
-    assert dataset.num_classes == 62 and dataset.input_shape == (1, 28, 28) and isinstance(dataset.train.inputs, MappedTensor)
+    assert (
+        dataset.num_classes == 62
+        and dataset.input_shape == (1, 28, 28)
+        and isinstance(dataset.train.inputs, MappedTensor)
+    )
     split = partition("natural", dataset.train.targets, 62, None, 0, groups=dataset.train.groups)
     writers = [np.unique(np.asarray(dataset.train.groups)[indices]) for indices in split.clients]
     assert all(len(writer) == 1 for writer in writers) and len(split.clients) >= 100
@@ -37,14 +41,20 @@ def test_shakespeare_by_role() -> None:
     spoken = "".join(dataset.classes[i] for i in dataset.train.inputs[0].tolist())
     assert len(spoken.split()) > 8, "English"
     split = partition("natural", dataset.train.targets, 80, None, 0, groups=dataset.train.groups)
-    assert len(split.clients) == len(np.unique(dataset.train.groups)) and sum(map(len, split.clients)) == len(dataset.train)
+    assert len(split.clients) == len(np.unique(dataset.train.groups)) and sum(map(len, split.clients)) == len(
+        dataset.train
+    )
 
 
 @pytest.mark.parametrize("domain", [None, "sketch", "photo"])
 def test_pacs(domain: str | None) -> None:
     here("pacs")
     dataset = load("pacs" if domain is None else f"pacs(test_domain={domain})")
-    assert len(dataset.train) + len(dataset.test) == 9991 and dataset.classes[0] == "dog" and dataset.input_shape == (3, 64, 64)
+    assert (
+        len(dataset.train) + len(dataset.test) == 9991
+        and dataset.classes[0] == "dog"
+        and dataset.input_shape == (3, 64, 64)
+    )
     if domain is not None:
         assert len(dataset.test) == {"sketch": 3929, "photo": 1670}[domain]
     assert (dataset.mean, dataset.std) == channel_statistics(dataset.train.inputs)
@@ -72,7 +82,11 @@ def bytes_read() -> int:
 def test_camvid() -> None:
     here("camvid")
     dataset = load("camvid")
-    assert (len(dataset.train), len(dataset.test), dataset.num_classes) == (367, 233, 11) and dataset.kind == "segmentation"
+    assert (len(dataset.train), len(dataset.test), dataset.num_classes) == (
+        367,
+        233,
+        11,
+    ) and dataset.kind == "segmentation"
     counts = [int((dataset.train.targets == label).sum()) for label in range(11)]
     assert dataset.classes[int(np.argmax(counts))] == "road" and min(counts) > 0
     share = float((dataset.train.targets == IGNORED).float().mean())

@@ -15,7 +15,9 @@ SHAPE = (3, 7, 10)
 
 def batch(size: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     rng = np.random.default_rng(seed)
-    return torch.from_numpy(rng.normal(size=(size, *SHAPE))), torch.from_numpy(rng.integers(0, 5, (size, *SHAPE[1:]), dtype=np.uint8))
+    return torch.from_numpy(rng.normal(size=(size, *SHAPE))), torch.from_numpy(
+        rng.integers(0, 5, (size, *SHAPE[1:]), dtype=np.uint8)
+    )
 
 
 def draws_of(text: str, size: int = 40, steps: int = 1) -> dict[str, torch.Tensor]:
@@ -46,7 +48,8 @@ def slow(
 
 
 @pytest.mark.parametrize(
-    "text", ["scale-crop", "scale-crop(low=0.3,high=2.5,height=5,width=13)", "scale-crop(low=1.0,high=1.0,height=9,width=4)"]
+    "text",
+    ["scale-crop", "scale-crop(low=0.3,high=2.5,height=5,width=13)", "scale-crop(low=1.0,high=1.0,height=9,width=4)"],
 )
 def test_windows_are_those_of_a_loop_over_pixels(text: str) -> None:
     made = augmentation(text)
@@ -58,7 +61,9 @@ def test_windows_are_those_of_a_loop_over_pixels(text: str) -> None:
     window = (part.height or 7, part.width or 10)
     assert got.shape == (40, 3, *window) and ids.shape == (40, *window) and ids.dtype == torch.uint8
     for k in range(40):
-        image, mask = slow(images[k].numpy(), masks[k].numpy(), draws["scaled"][k].tolist(), draws["origin"][k].tolist(), window)
+        image, mask = slow(
+            images[k].numpy(), masks[k].numpy(), draws["scaled"][k].tolist(), draws["origin"][k].tolist(), window
+        )
         assert np.allclose(got[k].numpy(), image, atol=1e-12) and np.array_equal(ids[k].numpy(), mask)
 
 
@@ -102,7 +107,9 @@ def test_mirror_images() -> None:
     made = Flip()
     for k, mirrored in enumerate(draws["flipped"].tolist()):
         wanted = (images[k].flip(-1), masks[k].flip(-1)) if mirrored else (images[k], masks[k])
-        assert torch.equal(made.on_values(images, draws)[k], wanted[0]) and torch.equal(made.on_masks(masks, draws)[k], wanted[1])
+        assert torch.equal(made.on_values(images, draws)[k], wanted[0]) and torch.equal(
+            made.on_masks(masks, draws)[k], wanted[1]
+        )
     assert 20 < draws["flipped"].sum() < 44
 
 
@@ -124,7 +131,9 @@ def test_short_batches_and_low_precision() -> None:
     assert torch.equal(made.inputs(images[:3], draws, (), (), torch.float64), whole[:3])
     assert torch.equal(made.targets(masks[:3], draws), made.targets(masks, draws)[:3])
     rough = made.inputs(images.float(), draws, (), (), torch.bfloat16)
-    assert rough.dtype == torch.bfloat16 and (rough.double() - whole).abs().max() < 0.05, "places are exact, values are rounded"
+    assert rough.dtype == torch.bfloat16 and (rough.double() - whole).abs().max() < 0.05, (
+        "places are exact, values are rounded"
+    )
 
 
 def test_other_draws_stay_the_same_beside_it() -> None:
@@ -140,4 +149,6 @@ def test_texts_and_refusals() -> None:
         augmentation("scale-crop").check(images)
     augmentation("flip").check(images)
     with pytest.raises(UserError, match="holds vector inputs"):
-        augmentation("flip").check(from_arrays(np.zeros((4, 2), np.float32), [0] * 4, np.zeros((4, 2), np.float32), [0] * 4))
+        augmentation("flip").check(
+            from_arrays(np.zeros((4, 2), np.float32), [0] * 4, np.zeros((4, 2), np.float32), [0] * 4)
+        )

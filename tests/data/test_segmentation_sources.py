@@ -11,7 +11,19 @@ import pytest
 import torch
 from PIL import Image
 
-from fedflat.data import IGNORED, Dataset, Examples, augmentation, describe, from_arrays, load, masks, partition, registry, verify
+from fedflat.data import (
+    IGNORED,
+    Dataset,
+    Examples,
+    augmentation,
+    describe,
+    from_arrays,
+    load,
+    masks,
+    partition,
+    registry,
+    verify,
+)
 from fedflat.data.arrays import channel_statistics
 from fedflat.data.sources.cityscapes import CITYSCAPES, LABEL_IDS
 from fedflat.errors import UserError
@@ -19,7 +31,9 @@ from fedflat.errors import UserError
 HEIGHT, WIDTH = 6, 8
 
 
-def pair(picture: Path, mask: Path, seed: int, ids: int, size: tuple[int, int] = (HEIGHT, WIDTH)) -> tuple[np.ndarray, np.ndarray]:
+def pair(
+    picture: Path, mask: Path, seed: int, ids: int, size: tuple[int, int] = (HEIGHT, WIDTH)
+) -> tuple[np.ndarray, np.ndarray]:
     """Write a random picture and a random mask with ids below ``ids``; returns what was written."""
     rng = np.random.default_rng(seed)
     pixels, numbers = rng.integers(0, 256, (*size, 3), dtype=np.uint8), rng.integers(0, ids, size, dtype=np.uint8)
@@ -35,7 +49,9 @@ def camvid(tmp_path: Path) -> Path:
     for number, part in enumerate(("train", "val", "test")):
         for frame, drive in enumerate(("0001TP", "0016E5", "0016E5")):
             name = f"{drive}_{frame:06d}.png"
-            pair(tmp_path / "CamVid" / part / name, tmp_path / "CamVid" / f"{part}annot" / name, 10 * number + frame, 12)
+            pair(
+                tmp_path / "CamVid" / part / name, tmp_path / "CamVid" / f"{part}annot" / name, 10 * number + frame, 12
+            )
     return tmp_path
 
 
@@ -50,8 +66,15 @@ def decoded_once(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Da
 
 def test_camvid_has_eleven_classes_and_void_is_ignored(camvid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = decoded_once("camvid", camvid, monkeypatch)
-    assert (data.kind, data.num_classes, data.input_shape, data.group_names) == ("segmentation", 11, (3, 6, 8), ("0001TP", "0016E5"))
-    assert data.train.targets.dtype == torch.uint8 and tuple(data.train.targets.shape) == (3, 6, 8) and len(data.test) == 3
+    assert (data.kind, data.num_classes, data.input_shape, data.group_names) == (
+        "segmentation",
+        11,
+        (3, 6, 8),
+        ("0001TP", "0016E5"),
+    )
+    assert (
+        data.train.targets.dtype == torch.uint8 and tuple(data.train.targets.shape) == (3, 6, 8) and len(data.test) == 3
+    )
     pixels, numbers = pair(camvid / "a.png", camvid / "b.png", 21, 12)
     assert np.array_equal(data.test.inputs[1].numpy(), pixels.transpose(2, 0, 1)), "the second frame of test"
     assert np.array_equal(data.test.targets[1].numpy(), np.where(numbers == 11, IGNORED, numbers))
@@ -70,7 +93,8 @@ def test_masks_are_scaled_to_the_nearest_id_and_pictures_keep_their_shape(camvid
     assert np.array_equal(small.train.targets[0].numpy(), np.where(nearest == 11, IGNORED, nearest))
     larger = load("camvid(size=12)", camvid)
     assert np.array_equal(
-        larger.train.targets[0].numpy(), np.kron(load("camvid", camvid).train.targets[0].numpy(), np.ones((2, 2), np.uint8))
+        larger.train.targets[0].numpy(),
+        np.kron(load("camvid", camvid).train.targets[0].numpy(), np.ones((2, 2), np.uint8)),
     )
     assert len(load("camvid(with_val=true)", camvid).train) == 6
 
@@ -85,12 +109,18 @@ def test_frames_without_a_drive_have_no_groups(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (lambda root: pair(root / "train/x_1.png", root / "trainannot/x_1.png", 0, 40), r"has id \d+, which is no class .* from 0 to 11"),
+        (
+            lambda root: pair(root / "train/x_1.png", root / "trainannot/x_1.png", 0, 40),
+            r"has id \d+, which is no class .* from 0 to 11",
+        ),
         (
             lambda root: Image.new("L", (5, 5)).save(root / "trainannot/0001TP_000000.png"),
             "has 6x8 pixels, but its mask trainannot/0001TP_000000.png has 5x5; expected the same size",
         ),
-        (lambda root: (root / "testannot/0001TP_000000.png").unlink(), "are not both there; expected a mask of the same name"),
+        (
+            lambda root: (root / "testannot/0001TP_000000.png").unlink(),
+            "are not both there; expected a mask of the same name",
+        ),
         (lambda root: (root / "train/0016E5_000001.png").write_bytes(b"PNG?"), "is not a whole picture"),
     ],
 )
@@ -105,7 +135,9 @@ def test_masks_that_cannot_be(camvid: Path, damage: Callable[[Path], object], se
 @pytest.fixture
 def cityscapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two cities to train on, of 2 and 5 pictures, and one of 3 to test on."""
-    for number, (part, city, count) in enumerate((("train", "aachen", 2), ("train", "bochum", 5), ("val", "frankfurt", 3))):
+    for number, (part, city, count) in enumerate(
+        (("train", "aachen", 2), ("train", "bochum", 5), ("val", "frankfurt", 3))
+    ):
         for index in range(count):
             name = f"{city}_{index:06d}_000019"
             picture = tmp_path / f"cityscapes/leftImg8bit/{part}/{city}/{name}_leftImg8bit.png"
@@ -116,7 +148,9 @@ def cityscapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_cityscapes_ids_become_train_ids_and_cities_are_clients(cityscapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cityscapes_ids_become_train_ids_and_cities_are_clients(
+    cityscapes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = decoded_once("cityscapes(size=none)", cityscapes, monkeypatch)
     assert data.num_classes == 19 and data.group_names == ("aachen", "bochum", "frankfurt")
     _, numbers = pair(cityscapes / "a.png", cityscapes / "b.png", 12, 34)
@@ -129,7 +163,9 @@ def test_cityscapes_ids_become_train_ids_and_cities_are_clients(cityscapes: Path
     assert [len(client) for client in by_city.clients] == [2, 5]
     smaller = partition("natural(largest=2)", data.train.targets, 19, None, 0, groups=data.train.groups)
     assert [len(client) for client in smaller.clients] == [2, 2, 2, 1]
-    assert data.train.groups is not None and all(len(set(data.train.groups[client].tolist())) == 1 for client in smaller.clients)
+    assert data.train.groups is not None and all(
+        len(set(data.train.groups[client].tolist())) == 1 for client in smaller.clients
+    )
     assert sorted(np.concatenate(smaller.clients).tolist()) == list(range(7))
     assert load("cityscapes", cityscapes).input_shape == (3, 512, 683)
 
@@ -141,7 +177,9 @@ def test_uniform_clients_and_splits_that_need_labels(cityscapes: Path) -> None:
     assert np.array(uniform["histogram"]).sum() == int((data.train.targets != IGNORED).sum()), "pixels that count"
     assert 0 <= uniform["heterogeneity"] < 1
     for split in ("dirichlet", "pathological", "iid+longtail"):
-        with pytest.raises(UserError, match="needs one label per example, but here each has 48; choose iid, natural or centralised"):
+        with pytest.raises(
+            UserError, match="needs one label per example, but here each has 48; choose iid, natural or centralised"
+        ):
             partition(split, data.train.targets, 19, 3, 0)
 
 
@@ -153,7 +191,9 @@ def test_cityscapes_that_are_not_whole(cityscapes: Path) -> None:
     next((cityscapes / "cityscapes/leftImg8bit/val/frankfurt").iterdir()).unlink()
     with pytest.raises(UserError, match="has 7 pictures for training and 2 for validation, but 7 and 3 were expected"):
         load("cityscapes", cityscapes)
-    with pytest.raises(UserError, match=r"expected cityscapes/leftImg8bit/train.*https://www.cityscapes-dataset.com/downloads/"):
+    with pytest.raises(
+        UserError, match=r"expected cityscapes/leftImg8bit/train.*https://www.cityscapes-dataset.com/downloads/"
+    ):
         load("cityscapes", cityscapes / "nothing")
 
 
@@ -169,7 +209,8 @@ def idda(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("unseen", "train", "test"), [("country", [4, 4, 0], [1, 1, 5]), ("rainy", [4, 0, 4], [1, 5, 1]), ("none", [4] * 3, [1] * 3)]
+    ("unseen", "train", "test"),
+    [("country", [4, 4, 0], [1, 1, 5]), ("rainy", [4, 0, 4], [1, 5, 1]), ("none", [4] * 3, [1] * 3)],
 )
 def test_idda_s_seen_and_unseen_domains(idda: Path, unseen: str, train: list[int], test: list[int]) -> None:
     data = load(f"idda(size=none,unseen={unseen})", idda)
@@ -181,8 +222,12 @@ def test_idda_s_seen_and_unseen_domains(idda: Path, unseen: str, train: list[int
 def test_idda_s_ids(idda: Path) -> None:
     data = load("idda(size=none)", idda)
     _, numbers = pair(idda / "a.png", idda / "b.png", 0, 24)
-    of_id = dict(zip(range(21), (255, 2, 4, 255, 11, 5, 0, 0, 1, 8, 13, 3, 7, 6, 255, 255, 15, 14, 12, 9, 10), strict=True))
-    assert data.train.targets[0].tolist() == [[of_id.get(number, IGNORED) for number in row] for row in numbers.tolist()]
+    of_id = dict(
+        zip(range(21), (255, 2, 4, 255, 11, 5, 0, 0, 1, 8, 13, 3, 7, 6, 255, 255, 15, 14, 12, 9, 10), strict=True)
+    )
+    assert data.train.targets[0].tolist() == [
+        [of_id.get(number, IGNORED) for number in row] for row in numbers.tolist()
+    ]
 
 
 def test_idda_s_bad_domains(idda: Path) -> None:
@@ -204,7 +249,10 @@ def made(targets: torch.Tensor, side: int = 4) -> Dataset:
 @pytest.mark.parametrize(
     ("targets", "sentence"),
     [
-        (torch.full((2, 4, 4), 7, dtype=torch.uint8), "has id 7 in a mask; expected 0 to 1, or 255 for pixels that do not count"),
+        (
+            torch.full((2, 4, 4), 7, dtype=torch.uint8),
+            "has id 7 in a mask; expected 0 to 1, or 255 for pixels that do not count",
+        ),
         (torch.zeros(2, 4, 5, dtype=torch.uint8), "has images of 4x4 pixels and masks of 4x5; expected the same size"),
         (torch.zeros(2, 4, 4, dtype=torch.int64), "both of type uint8"),
     ],

@@ -34,7 +34,9 @@ def test_cifar10_as_python_2_wrote_it(small_cifar10: SimpleNamespace) -> None:
     dataset = small_cifar10.source.read(small_cifar10.folder)
     written = list(small_cifar10.written.values())
     assert dataset.input_shape == (3, 32, 32) and dataset.train.inputs.dtype == torch.uint8
-    assert np.array_equal(dataset.train.inputs.numpy().reshape(-1, 3072), np.concatenate([pixels for pixels, _ in written[:5]]))
+    assert np.array_equal(
+        dataset.train.inputs.numpy().reshape(-1, 3072), np.concatenate([pixels for pixels, _ in written[:5]])
+    )
     assert dataset.train.targets.tolist() == [label for _, labels in written[:5] for label in labels]
     assert dataset.test.targets.tolist() == written[5][1] and dataset.train.coarse is None
 
@@ -55,7 +57,9 @@ def test_cifar100_has_fine_and_coarse_labels_and_its_own_names(small_cifar100: S
 
 
 def test_cifar100_is_refused_when_it_is_too_small(small_cifar100: SimpleNamespace) -> None:
-    with pytest.raises(UserError, match="holds 5 images, but 50000 were expected; get it again with 'fedflat data get cifar100'"):
+    with pytest.raises(
+        UserError, match="holds 5 images, but 50000 were expected; get it again with 'fedflat data get cifar100'"
+    ):
         load("cifar100", small_cifar100.folder, download=False)
 
 
@@ -70,7 +74,9 @@ def test_mnist_gzipped_and_not(small_mnist: SimpleNamespace) -> None:
     assert small_mnist.source.read(small_mnist.folder).content == dataset.content
 
 
-def test_hashes_are_of_the_content_in_the_binary_layout(small_cifar10: SimpleNamespace, small_cifar100: SimpleNamespace) -> None:
+def test_hashes_are_of_the_content_in_the_binary_layout(
+    small_cifar10: SimpleNamespace, small_cifar100: SimpleNamespace
+) -> None:
     digests = {file: content_hash(pixels, labels) for file, (pixels, labels) in small_cifar10.written.items()}
     exact = dataclasses.replace(small_cifar10.source, digests=digests)
     assert exact.read(small_cifar10.folder).num_classes == 10
@@ -81,13 +87,18 @@ def test_hashes_are_of_the_content_in_the_binary_layout(small_cifar10: SimpleNam
 
 def test_verify_says_what_it_knows(small_cifar100: SimpleNamespace) -> None:
     assert [report.as_published for report in small_cifar100.source.verify(small_cifar100.folder)] == [None, None, None]
-    md5s = {file: hashlib.md5((small_cifar100.folder / file).read_bytes()).hexdigest() for file in small_cifar100.source.files}
+    md5s = {
+        file: hashlib.md5((small_cifar100.folder / file).read_bytes()).hexdigest()
+        for file in small_cifar100.source.files
+    }
     known = dataclasses.replace(small_cifar100.source, file_md5s=md5s)
     assert [report.as_published for report in known.verify(small_cifar100.folder)] == [True, True, True]
     assert verify("digits") == ()
 
 
-def test_one_changed_pixel_is_refused(small_cifar10: SimpleNamespace, pickled: Callable[[dict[str, object]], bytes]) -> None:
+def test_one_changed_pixel_is_refused(
+    small_cifar10: SimpleNamespace, pickled: Callable[[dict[str, object]], bytes]
+) -> None:
     digests = {file: content_hash(pixels, labels) for file, (pixels, labels) in small_cifar10.written.items()}
     exact = dataclasses.replace(small_cifar10.source, digests=digests)
     pixels, labels = small_cifar10.written[BATCH]
@@ -95,7 +106,11 @@ def test_one_changed_pixel_is_refused(small_cifar10: SimpleNamespace, pickled: C
     (small_cifar10.folder / BATCH).write_bytes(pickled({"labels": labels, "data": pixels}))
     with pytest.raises(UserError) as raised:
         exact.read(small_cifar10.folder)
-    assert "data_batch_3" in str(raised.value) and digests[BATCH] in str(raised.value) and "fedflat data get cifar10" in str(raised.value)
+    assert (
+        "data_batch_3" in str(raised.value)
+        and digests[BATCH] in str(raised.value)
+        and "fedflat data get cifar10" in str(raised.value)
+    )
     with pytest.raises(UserError, match="data_batch_3 does not hold what was published"):
         exact.verify(small_cifar10.folder)
 
@@ -125,7 +140,15 @@ def test_a_forged_pickle_is_refused_and_not_run(small_cifar10: SimpleNamespace, 
 
 
 @pytest.mark.parametrize(
-    "name", ["builtins\neval", "numpy\nload", "numpy.core.multiarray\nfromfile", "os\nsystem", "codecs\nopen", "numpy\ndtype.mro"]
+    "name",
+    [
+        "builtins\neval",
+        "numpy\nload",
+        "numpy.core.multiarray\nfromfile",
+        "os\nsystem",
+        "codecs\nopen",
+        "numpy\ndtype.mro",
+    ],
 )
 def test_only_five_names_are_admitted(small_cifar10: SimpleNamespace, name: str) -> None:
     (small_cifar10.folder / BATCH).write_bytes(b"\x80\x02c" + name.encode() + b"\n.")
@@ -146,13 +169,19 @@ def test_a_truncated_cifar_file_is_refused(small_cifar10: SimpleNamespace, keep:
     [
         ({"labels": [0]}, "has no images of 3072 bytes"),
         ({"labels": [0], "data": np.zeros((1, 3071), np.uint8)}, "has no images of 3072 bytes"),
-        ({"labels": [0, 1], "data": np.zeros((1, 3072), np.uint8)}, "does not have a label from 0 to 255 for each of its 1 images"),
+        (
+            {"labels": [0, 1], "data": np.zeros((1, 3072), np.uint8)},
+            "does not have a label from 0 to 255 for each of its 1 images",
+        ),
         ({"labels": [300], "data": np.zeros((1, 3072), np.uint8)}, "does not have a label from 0 to 255"),
         ({"labels": [12], "data": np.zeros((1, 3072), np.uint8)}, "has label 12; expected labels from 0 to 9"),
     ],
 )
 def test_a_cifar_file_of_another_form_is_refused(
-    small_cifar10: SimpleNamespace, pickled: Callable[[dict[str, object]], bytes], fields: dict[str, object], message: str
+    small_cifar10: SimpleNamespace,
+    pickled: Callable[[dict[str, object]], bytes],
+    fields: dict[str, object],
+    message: str,
 ) -> None:
     (small_cifar10.folder / BATCH).write_bytes(pickled(fields))
     with pytest.raises(UserError, match=message):
@@ -176,7 +205,9 @@ def test_a_pickle_of_something_else_is_refused(small_cifar10: SimpleNamespace) -
         (lambda raw: gzip.compress(raw[:9]), "does not begin as an idx file"),
     ],
 )
-def test_a_damaged_idx_file_is_refused(small_mnist: SimpleNamespace, change: Callable[[bytes], bytes], message: str) -> None:
+def test_a_damaged_idx_file_is_refused(
+    small_mnist: SimpleNamespace, change: Callable[[bytes], bytes], message: str
+) -> None:
     path = small_mnist.folder / IMAGES
     path.write_bytes(change(gzip.decompress(path.read_bytes())))
     with pytest.raises(UserError, match=f"train-images-idx3-ubyte.gz {message}.*fedflat data get mnist"):
@@ -187,7 +218,13 @@ def test_missing_files_are_named_with_folder_and_url(tmp_path: Path) -> None:
     with pytest.raises(UserError) as raised:
         load("cifar10", tmp_path, download=False)
     message = str(raised.value)
-    for part in ("data_batch_1", "test_batch", str(tmp_path), "https://www.cs.toronto.edu/~kriz/", "fedflat data get cifar10"):
+    for part in (
+        "data_batch_1",
+        "test_batch",
+        str(tmp_path),
+        "https://www.cs.toronto.edu/~kriz/",
+        "fedflat data get cifar10",
+    ):
         assert part in message
 
 
@@ -205,7 +242,9 @@ def test_digits_are_the_same_for_everyone() -> None:
     first, second = load("digits"), load("digits")
     assert first.content == second.content
     assert len(first.train) + len(first.test) == 1797 and 0.19 < len(first.test) / 1797 < 0.21
-    shares = torch.bincount(first.test.targets) / (torch.bincount(first.test.targets) + torch.bincount(first.train.targets))
+    shares = torch.bincount(first.test.targets) / (
+        torch.bincount(first.test.targets) + torch.bincount(first.train.targets)
+    )
     assert shares.min() > 0.18 and shares.max() < 0.22
     assert first.train.inputs.max() == 255 and len(first.train.inputs.unique()) == 17
     assert first.input_shape == (1, 8, 8)
@@ -222,7 +261,10 @@ def test_digits_scale_exactly() -> None:
 
 
 def test_names_and_unknown_names() -> None:
-    small, large = {"digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "cifar10_c", "cifar100_c"}, {"tiny_imagenet", "landmarks"}
+    small, large = (
+        {"digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "cifar10_c", "cifar100_c"},
+        {"tiny_imagenet", "landmarks"},
+    )
     grouped, masked = {"femnist", "shakespeare", "office_home", "pacs"}, {"camvid", "cityscapes", "idda", "digit_masks"}
     assert set(names()) == small | large | grouped | masked == set(DATASETS)
     with pytest.raises(UserError, match=r"there is no data set 'cifar'; did you mean .*cifar10"):

@@ -44,7 +44,13 @@ def assert_well_formed(split: Split, clients: int) -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(labels(), st.integers(1, 60), ALPHAS, SEEDS, st.sampled_from(["iid", "dirichlet", "dirichlet-reuse", "dirichlet-classwise"]))
+@given(
+    labels(),
+    st.integers(1, 60),
+    ALPHAS,
+    SEEDS,
+    st.sampled_from(["iid", "dirichlet", "dirichlet-reuse", "dirichlet-classwise"]),
+)
 def test_dialects_divide_anything_among_anyone(data: tuple, clients: int, alpha: float, seed: int, name: str) -> None:
     targets, classes = data
     clients = min(clients, len(targets))
@@ -122,7 +128,9 @@ def test_pathological_on_classes_as_uneven_as_those_of_mnist(clients: int) -> No
     counts = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     targets = np.repeat(np.arange(10), counts)
     histogram = partition("pathological(classes=2)", targets, 10, clients, 0).histogram(targets, 10)
-    assert set(histogram.sum(1).tolist()) == {60_000 // clients} and set(np.count_nonzero(histogram, axis=1).tolist()) == {2}
+    assert set(histogram.sum(1).tolist()) == {60_000 // clients} and set(
+        np.count_nonzero(histogram, axis=1).tolist()
+    ) == {2}
     assert histogram[histogram > 0].min() > 0.3 * 60_000 / clients, "no class of a client is a token one"
 
 
@@ -139,7 +147,16 @@ def test_pathological_says_what_cannot_be(text: str, clients: int, message: str)
         partition(text, CIFAR_LIKE, 10, clients, 0)
 
 
-TEXTS = ["iid", "dirichlet", "dirichlet(alpha=0)", "dirichlet-reuse", "dirichlet-classwise", "pathological", "natural", "centralised"]
+TEXTS = [
+    "iid",
+    "dirichlet",
+    "dirichlet(alpha=0)",
+    "dirichlet-reuse",
+    "dirichlet-classwise",
+    "pathological",
+    "natural",
+    "centralised",
+]
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -217,7 +234,11 @@ def test_a_description_by_hand() -> None:
     split = Split((np.array([0, 1]), np.array([2, 2, 3])), np.array([5]), "by hand", 0)
     described = split.describe(targets, 2)
     assert described["histogram"] == [[2, 0], [0, 3]] and described["sizes"] == {"min": 2, "median": 2.5, "max": 3}
-    assert described["coverage"] == pytest.approx(4 / 5) and described["duplicates"] == 1 and described["classes_per_client"] == 1
+    assert (
+        described["coverage"] == pytest.approx(4 / 5)
+        and described["duplicates"] == 1
+        and described["classes_per_client"] == 1
+    )
     assert described["heterogeneity"] == pytest.approx((2 / 3 + 1 / 3) / 2)
     assert json.loads(json.dumps(described)) == described
     other = Split((np.array([0, 1, 2]), np.array([2, 3])), np.array([5]), "by hand", 0)
@@ -265,7 +286,10 @@ def test_natural_clients_are_the_groups() -> None:
 
 def test_centralised_is_one_client() -> None:
     split = partition("centralised", CIFAR_LIKE, 10, None, 0)
-    assert np.array_equal(split.clients[0], np.arange(50_000)) and split.digest() == partition("centralised", CIFAR_LIKE, 10, 1, 1).digest()
+    assert (
+        np.array_equal(split.clients[0], np.arange(50_000))
+        and split.digest() == partition("centralised", CIFAR_LIKE, 10, 1, 1).digest()
+    )
     with pytest.raises(UserError, match="set clients to 1"):
         partition("centralised", CIFAR_LIKE, 10, 100, 0)
 
@@ -289,14 +313,18 @@ def test_what_cannot_be_split_is_said_in_one_sentence(text: str, clients: int | 
 
 
 def test_texts_are_canonical() -> None:
-    assert canonical_split("dirichlet(alpha=0.1)") == "dirichlet" and canonical_split("dirichlet(alpha=0)") == "dirichlet(alpha=0.0)"
+    assert (
+        canonical_split("dirichlet(alpha=0.1)") == "dirichlet"
+        and canonical_split("dirichlet(alpha=0)") == "dirichlet(alpha=0.0)"
+    )
     assert canonical_split("pathological( classes = 5 )") == "pathological(classes=5)"
     assert partition("dirichlet(alpha=0.10)", CIFAR_LIKE, 10, 10, 0).text == "dirichlet"
     assert all(canonical_split(name) == name for name in SPLITS)
 
 
 @pytest.mark.parametrize(
-    "text", ["iid", "dirichlet", "dirichlet(alpha=1e-9)", "dirichlet-reuse", "dirichlet-classwise", "pathological(classes=10)"]
+    "text",
+    ["iid", "dirichlet", "dirichlet(alpha=1e-9)", "dirichlet-reuse", "dirichlet-classwise", "pathological(classes=10)"],
 )
 def test_large_splits_take_less_than_a_second_or_so(text: str) -> None:
     hundred_classes = np.arange(50_000) % 100

@@ -34,7 +34,9 @@ def test_it_divides_anything_among_anyone(counts: list, clients: int, alpha: flo
 def test_classes_per_client_are_those_of_the_published_files(classes: int, alpha: float, published: float) -> None:
     targets = np.arange(50_000) % classes
     means = [
-        partition(f"dirichlet-lda(alpha={alpha})", targets, classes, 100, seed).describe(targets, classes)["classes_per_client"]
+        partition(f"dirichlet-lda(alpha={alpha})", targets, classes, 100, seed).describe(targets, classes)[
+            "classes_per_client"
+        ]
         for seed in range(6)
     ]
     assert np.mean(means) == pytest.approx(published, rel=0.06)

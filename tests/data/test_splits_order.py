@@ -45,7 +45,10 @@ def test_class_counts_do_not_depend_on_the_order(text: str, seed: int, validatio
         clients = 1 if text == "centralised" else 12
         split = partition(text, labels, 6, clients, seed, validation, coarse=labels // 2)
         others = (*split.unseen, split.validation, split.thinned)
-        return [split.histogram(labels, 6).tolist(), *(np.bincount(labels[part], minlength=6).tolist() for part in others)]
+        return [
+            split.histogram(labels, 6).tolist(),
+            *(np.bincount(labels[part], minlength=6).tolist() for part in others),
+        ]
 
     try:
         expected = counts(targets)
@@ -60,11 +63,18 @@ def test_class_counts_do_not_depend_on_the_order(text: str, seed: int, validatio
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=200), st.randoms(use_true_random=False))
 def test_natural_clients_follow_their_examples(groups: list, random) -> None:
     order = np.array(random.sample(range(len(groups)), len(groups)))
-    first, second = (partition("natural", np.zeros(len(groups), int), 1, None, 0, groups=np.array(groups)[o]) for o in (slice(None), order))
-    assert [indices.tolist() for indices in first.clients] == [np.sort(order[indices]).tolist() for indices in second.clients]
+    first, second = (
+        partition("natural", np.zeros(len(groups), int), 1, None, 0, groups=np.array(groups)[o])
+        for o in (slice(None), order)
+    )
+    assert [indices.tolist() for indices in first.clients] == [
+        np.sort(order[indices]).tolist() for indices in second.clients
+    ]
 
 
-@pytest.mark.parametrize("text", ["iid", "dirichlet(alpha=0.5)", "dirichlet-lda", "virtual(size=10)", "iid+longtail(factor=4)"])
+@pytest.mark.parametrize(
+    "text", ["iid", "dirichlet(alpha=0.5)", "dirichlet-lda", "virtual(size=10)", "iid+longtail(factor=4)"]
+)
 def test_every_example_of_a_class_is_as_likely_as_any_other(text: str) -> None:
     targets = np.arange(40) % 2
     received = np.zeros(40)
@@ -78,7 +88,9 @@ def test_every_example_of_a_class_is_as_likely_as_any_other(text: str) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.sampled_from(["iid", "dirichlet", "dirichlet-reuse", "dirichlet-classwise", "dirichlet-lda", "pathological", "pachinko"]),
+    st.sampled_from(
+        ["iid", "dirichlet", "dirichlet-reuse", "dirichlet-classwise", "dirichlet-lda", "pathological", "pachinko"]
+    ),
     st.integers(1, 3000),
     st.integers(1, 300),
     st.one_of(st.sampled_from([0.0, 1e-320, 1e-9, 1e9, 1e308]), st.floats(1e-4, 1e4)),
@@ -88,10 +100,16 @@ def test_every_example_of_a_class_is_as_likely_as_any_other(text: str) -> None:
 def test_no_split_hangs(name: str, clients: int, classes: int, alpha: float, skew: float, seed: int) -> None:
     weights = np.arange(1, classes + 1) ** -skew
     targets = np.repeat(np.arange(classes), np.ceil(6000 * weights / weights.sum()).astype(int))
-    inside = {"iid": "", "pathological": f"classes={1 + int(min(alpha, 9))}", "pachinko": f"alpha={alpha or 0.1!r},beta={alpha or 10!r}"}
+    inside = {
+        "iid": "",
+        "pathological": f"classes={1 + int(min(alpha, 9))}",
+        "pachinko": f"alpha={alpha or 0.1!r},beta={alpha or 10!r}",
+    }
     start = time.process_time()
     try:
-        partition(f"{name}({inside.get(name, f'alpha={alpha!r}')})", targets, classes, clients, seed, coarse=targets // 7)
+        partition(
+            f"{name}({inside.get(name, f'alpha={alpha!r}')})", targets, classes, clients, seed, coarse=targets // 7
+        )
     except UserError:
         assert name == "pathological" or (alpha == 0 and clients < classes)
     assert time.process_time() - start < 10
@@ -100,5 +118,8 @@ def test_no_split_hangs(name: str, clients: int, classes: int, alpha: float, ske
 def test_the_reuse_dialect_covers_what_was_measured() -> None:
     for classes in (10, 100):
         targets = np.arange(50_000) % classes
-        used = [len(np.unique(np.concatenate(partition("dirichlet-reuse", targets, classes, 100, seed).clients))) for seed in range(8)]
+        used = [
+            len(np.unique(np.concatenate(partition("dirichlet-reuse", targets, classes, 100, seed).clients)))
+            for seed in range(8)
+        ]
         assert min(used) >= 0.84 * 50_000 and max(used) <= 0.96 * 50_000

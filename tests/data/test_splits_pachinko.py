@@ -32,7 +32,9 @@ def test_shares_have_the_moments_of_the_two_distributions() -> None:
     early = shares.sum(2)[:, 0]
     assert early.mean() == pytest.approx(0.5, abs=0.02)
     dirichlet = 0.25 / (2 * 0.5 + 1)
-    assert early.var() == pytest.approx(dirichlet + (0.25 - dirichlet) / 20, rel=0.1), "a Dirichlet-multinomial of 20 draws"
+    assert early.var() == pytest.approx(dirichlet + (0.25 - dirichlet) / 20, rel=0.1), (
+        "a Dirichlet-multinomial of 20 draws"
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -44,10 +46,14 @@ def test_shares_have_the_moments_of_the_two_distributions() -> None:
     st.sampled_from([1e-320, 1e-9, 0.1, 10.0, 1e308]),
     st.integers(0, 2**40),
 )
-def test_it_divides_anything_among_anyone(counts: list, clients: int, parents: int, alpha: float, beta: float, seed: int) -> None:
+def test_it_divides_anything_among_anyone(
+    counts: list, clients: int, parents: int, alpha: float, beta: float, seed: int
+) -> None:
     targets = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
     clients = min(clients, len(targets))
-    split = partition(f"pachinko(alpha={alpha!r},beta={beta!r})", targets, len(counts), clients, seed, coarse=targets % parents)
+    split = partition(
+        f"pachinko(alpha={alpha!r},beta={beta!r})", targets, len(counts), clients, seed, coarse=targets % parents
+    )
     assert np.array_equal(np.sort(np.concatenate(split.clients)), np.arange(len(targets)))
     sizes = [len(indices) for indices in split.clients]
     assert len(sizes) == clients and max(sizes) - min(sizes) <= 1
@@ -63,7 +69,8 @@ def test_a_fine_label_that_runs_out_is_made_up_by_its_siblings() -> None:
 
 def test_the_names_and_the_type_of_coarse_labels_do_not_matter() -> None:
     digests = {
-        partition("pachinko", FINE, 100, 50, 2, coarse=coarse).digest() for coarse in (COARSE, 7 * COARSE - 3, torch.from_numpy(COARSE))
+        partition("pachinko", FINE, 100, 50, 2, coarse=coarse).digest()
+        for coarse in (COARSE, 7 * COARSE - 3, torch.from_numpy(COARSE))
     }
     assert len(digests) == 1
 

@@ -35,7 +35,9 @@ def test_every_split_and_every_parameter_is_on_the_page() -> None:
         assert said == {name: [field.name for field in parameters(spec)] for name, spec in known.items()}
 
 
-@pytest.mark.parametrize(("classes", "row"), [(10, row) for row in TEN] + [(100, row) for row in HUNDRED], ids=lambda v: v and str(v)[:40])
+@pytest.mark.parametrize(
+    ("classes", "row"), [(10, row) for row in TEN] + [(100, row) for row in HUNDRED], ids=lambda v: v and str(v)[:40]
+)
 def test_the_measured_tables(classes: int, row: list[str]) -> None:
     text, clients, *said = row
     targets = np.arange(50_000) % classes

@@ -13,7 +13,16 @@ from fedflat.data import SPLIT_PARTS, SPLITS, canonical_split, fixes_clients, fu
 from fedflat.errors import UserError
 
 CIFAR_LIKE = np.arange(50_000) % 10
-PARTITIONS = ["iid", "dirichlet", "dirichlet(alpha=0)", "dirichlet-classwise", "dirichlet-lda", "pathological", "pachinko", "natural"]
+PARTITIONS = [
+    "iid",
+    "dirichlet",
+    "dirichlet(alpha=0)",
+    "dirichlet-classwise",
+    "dirichlet-lda",
+    "pathological",
+    "pachinko",
+    "natural",
+]
 
 
 def divided(text: str, seed: int = 0, validation: float = 0.0, clients: int = 20):
@@ -54,7 +63,9 @@ def test_a_long_tail_never_adds_and_never_empties_a_class(counts: list, factor: 
 
 
 def test_a_tail_of_factor_one_is_no_tail() -> None:
-    digests = [partition(text, CIFAR_LIKE, 10, 10, 0).digest() for text in ("dirichlet", "dirichlet+longtail(factor=1)")]
+    digests = [
+        partition(text, CIFAR_LIKE, 10, 10, 0).digest() for text in ("dirichlet", "dirichlet+longtail(factor=1)")
+    ]
     assert digests[0] == digests[1]
 
 
@@ -107,7 +118,9 @@ def test_sequences_can_be_split_without_labels_only() -> None:
         described = split.describe(characters, 90)
         assert np.sum(described["histogram"]) == 80 * sum(map(len, split.clients)) and described["sizes"]["max"] < 300
     for text in ("dirichlet", "iid+longtail", "virtual"):
-        with pytest.raises(UserError, match="needs one label per example, but here each has 80; choose iid, natural or centralised"):
+        with pytest.raises(
+            UserError, match="needs one label per example, but here each has 80; choose iid, natural or centralised"
+        ):
             partition(text, characters, 90, 10, 0)
 
 
@@ -128,11 +141,17 @@ def test_texts() -> None:
         ("longtail", "longtail is added to a split and is none itself"),
         ("iid+longtale", "there is no part of a split 'longtale'; did you mean longtail"),
         ("iid+longtail+longtail(factor=3)", "has longtail more than once"),
-        ("longtail(factor=10)+iid", "longtail is added to a split and is none itself; write for example dirichlet[+]longtail"),
+        (
+            "longtail(factor=10)+iid",
+            "longtail is added to a split and is none itself; write for example dirichlet[+]longtail",
+        ),
         ("dirichlet+held-out+iid", "has 3 parts, but only longtail and held-out can be added to a split"),
         ("iid+longtail(factor=0.01)", "factor=0.01 is out of range; expected a number at least 1"),
         ("iid+held-out(share=0)", "share=0 is out of range; expected a number above 0 and at most 0.99"),
-        ("dirichlet-reuse+held-out", "dirichlet-reuse gives the same examples to several clients, so that none could be unseen"),
+        (
+            "dirichlet-reuse+held-out",
+            "dirichlet-reuse gives the same examples to several clients, so that none could be unseen",
+        ),
         ("virtual(clients=9)+held-out", "virtual gives the same examples to several clients"),
     ],
 )
@@ -145,5 +164,14 @@ def test_what_cannot_be_read_is_said_in_one_sentence(text: str, message: str) ->
 def test_what_cannot_be_done_is_said_in_one_sentence() -> None:
     with pytest.raises(UserError, match="this split has only one; choose a split with at least 2"):
         partition("centralised+held-out", CIFAR_LIKE, 10, 1, 0)
-    with pytest.raises(UserError, match="natural client 1 has all its examples in the validation set or beyond the long tail"):
-        partition("natural+longtail(factor=1000)", CIFAR_LIKE, 10, None, 0, groups=np.arange(50_000) // 10 % 10 * (CIFAR_LIKE == 9))
+    with pytest.raises(
+        UserError, match="natural client 1 has all its examples in the validation set or beyond the long tail"
+    ):
+        partition(
+            "natural+longtail(factor=1000)",
+            CIFAR_LIKE,
+            10,
+            None,
+            0,
+            groups=np.arange(50_000) // 10 % 10 * (CIFAR_LIKE == 9),
+        )

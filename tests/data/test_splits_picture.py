@@ -29,13 +29,18 @@ def test_a_column_is_a_client_and_a_colour_a_class() -> None:
     assert tops.tolist() == [20, 40, 50] and len(stacked) == 3
     colours = [bars[0].get_facecolor() for bars in stacked]
     assert [bar.get_facecolor() for bar in first] == colours
-    assert axes.get_title("left") == "by hand" and axes.get_title("right") == "3 clients, 20 to 50 examples each, 1.7 classes per client"
+    assert (
+        axes.get_title("left") == "by hand"
+        and axes.get_title("right") == "3 clients, 20 to 50 examples each, 1.7 classes per client"
+    )
 
 
 @pytest.mark.parametrize(("classes", "clients"), [(1, 1), (2, 100), (20, 7), (21, 30), (100, 400)])
 def test_any_number_of_clients_and_classes_can_be_drawn(classes: int, clients: int) -> None:
     figure = split_picture(
-        histogram("iid", classes, clients), names(classes), "dirichlet(alpha=0.1)+longtail(factor=100)+held-out(share=0.2)"
+        histogram("iid", classes, clients),
+        names(classes),
+        "dirichlet(alpha=0.1)+longtail(factor=100)+held-out(share=0.2)",
     )
     written = io.BytesIO()
     figure.savefig(written, format="png", dpi=50)

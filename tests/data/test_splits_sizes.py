@@ -38,7 +38,9 @@ def test_sigma_is_composed_with_the_dialect(text: str) -> None:
     described = split.describe(CIFAR_LIKE, 10)
     sizes = np.array([len(indices) for indices in split.clients])
     assert sizes.sum() == 50_000 and 0.4 < np.log(sizes).std() < 0.6
-    assert described["heterogeneity"] == pytest.approx(plain["heterogeneity"], abs=0.05), "sizes leave the class mixtures alone"
+    assert described["heterogeneity"] == pytest.approx(plain["heterogeneity"], abs=0.05), (
+        "sizes leave the class mixtures alone"
+    )
     if text != "dirichlet-reuse":
         assert described["coverage"] == 1 and described["duplicates"] == 0
     if text == "dirichlet(alpha=0)":

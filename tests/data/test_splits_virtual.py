@@ -26,7 +26,9 @@ CIFAR_LIKE = np.arange(50_000) % 10
     st.integers(0, 2**40),
     st.data(),
 )
-def test_every_client_has_its_size(counts: list, clients: int, size: int, alpha: float, seed: int, data: st.DataObject) -> None:
+def test_every_client_has_its_size(
+    counts: list, clients: int, size: int, alpha: float, seed: int, data: st.DataObject
+) -> None:
     targets = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
     split = partition(f"virtual(clients={clients},size={size},alpha={alpha!r})", targets, len(counts), None, seed)
     assert len(split.clients) == clients

@@ -37,10 +37,15 @@ def landmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         Image.fromarray(pixels).save(path)
     train = [(number % 3, name, number % 4) for number, name in enumerate(names[:COUNT])]
     test = [(name, number % 4) for number, name in enumerate(names[COUNT:])]
-    for file, columns, rows in (("federated_train", ["user_id", "image_id", "class"], train), ("test", ["image_id", "class"], test)):
+    for file, columns, rows in (
+        ("federated_train", ["user_id", "image_id", "class"], train),
+        ("test", ["image_id", "class"], test),
+    ):
         with (tmp_path / ROOT / f"{file}.csv").open("w", newline="") as stream:
             csv.writer(stream).writerows([columns, *rows])
-    monkeypatch.setitem(registry.DATASETS, "landmarks", dataclasses.replace(LANDMARKS, num_classes=4, sizes=(COUNT, TESTED)))
+    monkeypatch.setitem(
+        registry.DATASETS, "landmarks", dataclasses.replace(LANDMARKS, num_classes=4, sizes=(COUNT, TESTED))
+    )
     return tmp_path
 
 
@@ -55,16 +60,31 @@ def test_the_same_pictures_labels_and_statistics_as_decoded_once(landmarks: Path
     assert now.content == once.content and (now.mean, now.std) == (once.mean, once.std)
     assert now.input_shape == (3, 16, 16) and now.group_names == once.group_names and len(now.test) == TESTED
     for one, other in ((now.train, once.train), (now.test, once.test)):
-        for rows in (slice(None), slice(1, 3), [2, 0], torch.tensor([1, 1, 0]), torch.tensor([], dtype=torch.int64), -1):
+        for rows in (
+            slice(None),
+            slice(1, 3),
+            [2, 0],
+            torch.tensor([1, 1, 0]),
+            torch.tensor([], dtype=torch.int64),
+            -1,
+        ):
             assert torch.equal(one.inputs[rows], other.inputs[rows])
         assert torch.equal(one.take(np.array([2, 1])).inputs, other.take(np.array([2, 1])).inputs)
-        assert torch.equal(one.inputs.index_select(0, torch.tensor([2, 2])), other.inputs.index_select(0, torch.tensor([2, 2])))
+        assert torch.equal(
+            one.inputs.index_select(0, torch.tensor([2, 2])), other.inputs.index_select(0, torch.tensor([2, 2]))
+        )
 
 
 def test_a_run_is_the_same_to_the_bit(landmarks: Path) -> None:
     settings = {"split": "natural", "per_round": 2, "rounds": 2, "epochs": 1, "batch": 3, "workers": 1, "device": "cpu"}
-    settings |= {"model": "mobilenetv2(stem=small,width=0.25)", "augmentation": "crop-flip(padding=2)", "data_folder": str(landmarks)}
-    runs = [Run(make_config(None, settings | {"data": f"landmarks(size=16,decode={how})"})) for how in ("once", "streamed")]
+    settings |= {
+        "model": "mobilenetv2(stem=small,width=0.25)",
+        "augmentation": "crop-flip(padding=2)",
+        "data_folder": str(landmarks),
+    }
+    runs = [
+        Run(make_config(None, settings | {"data": f"landmarks(size=16,decode={how})"})) for how in ("once", "streamed")
+    ]
     once, now = (run.go() for run in runs)
     assert torch.equal(once.models["server"].weights, now.models["server"].weights) and once.history == now.history
 
@@ -112,13 +132,27 @@ def test_it_travels_as_names_without_pictures(landmarks: Path) -> None:
 
 def test_what_needs_values_is_refused_instead_of_being_wrong(landmarks: Path) -> None:
     inputs = streamed(landmarks)
-    assert inputs.dtype == torch.uint8 and inputs.ndim == 4 and inputs.nbytes == COUNT * 3 * 16 * 16 and not inputs.is_floating_point()
+    assert (
+        inputs.dtype == torch.uint8
+        and inputs.ndim == 4
+        and inputs.nbytes == COUNT * 3 * 16 * 16
+        and not inputs.is_floating_point()
+    )
     for wrong in (inputs.float, lambda: torch.add(inputs, 1), lambda: torch.stack([inputs]), inputs.sum):
-        with pytest.raises(TypeError, match="cannot be applied to pictures that are decoded on demand; take rows first"):
+        with pytest.raises(
+            TypeError, match="cannot be applied to pictures that are decoded on demand; take rows first"
+        ):
             wrong()
 
 
 def test_the_lanes_engine_says_what_it_needs(landmarks: Path) -> None:
-    settings = {"data": "landmarks(size=16,decode=streamed)", "data_folder": str(landmarks), "split": "natural", "per_round": 2}
-    with pytest.raises(UserError, match=r"engine.name=lanes needs all data on its device, and landmarks\(.*\) is decoded on demand"):
+    settings = {
+        "data": "landmarks(size=16,decode=streamed)",
+        "data_folder": str(landmarks),
+        "split": "natural",
+        "per_round": 2,
+    }
+    with pytest.raises(
+        UserError, match=r"engine.name=lanes needs all data on its device, and landmarks\(.*\) is decoded on demand"
+    ):
         Run(make_config(None, settings | {"engine__name": "lanes", "device": "cpu"}))

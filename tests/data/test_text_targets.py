@@ -22,7 +22,11 @@ def test_text_may_have_a_target_per_position() -> None:
 @pytest.mark.parametrize(
     ("inputs", "targets", "message"),
     [
-        (TOKENS, TOKENS[:, :3], r"the targets of the training set of words have shape \(3,\) per example; expected one class .* \(4,\)"),
+        (
+            TOKENS,
+            TOKENS[:, :3],
+            r"the targets of the training set of words have shape \(3,\) per example; expected one class .* \(4,\)",
+        ),
         (TOKENS, TOKENS + 1, "has label 5; expected labels from 0 to 4"),
         (TOKENS.float(), TOKENS, r"have shape \(4,\) per example; expected one class per example$"),
     ],
@@ -34,8 +38,14 @@ def test_other_targets_are_refused(inputs: torch.Tensor, targets: torch.Tensor, 
 
 def test_labels_and_groups_may_be_words() -> None:
     groups = ["zoe", "ann", "zoe"]
-    dataset = from_arrays(np.zeros((3, 2)), ["no", "yes", "no"], np.zeros((1, 2)), ["yes"], train_groups=groups, test_groups=["bob"])
-    assert dataset.classes == ("no", "yes") and dataset.train.targets.tolist() == [0, 1, 0] and dataset.test.targets.tolist() == [1]
+    dataset = from_arrays(
+        np.zeros((3, 2)), ["no", "yes", "no"], np.zeros((1, 2)), ["yes"], train_groups=groups, test_groups=["bob"]
+    )
+    assert (
+        dataset.classes == ("no", "yes")
+        and dataset.train.targets.tolist() == [0, 1, 0]
+        and dataset.test.targets.tolist() == [1]
+    )
     assert dataset.group_names == ("ann", "bob", "zoe") and dataset.train.groups is not None
     assert dataset.train.groups.tolist() == [2, 0, 2]
     with pytest.raises(UserError, match="name their labels in different ways"):

@@ -29,7 +29,9 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, picture: DrawPicture) 
     root = tmp_path / "tiny-imagenet-200"
     for number, name in enumerate(IDS):
         for index in range(2):
-            picture(root / f"train/{name}/images/{name}_{index}.JPEG", 10 * number + index, mode="L" if index else "RGB")
+            picture(
+                root / f"train/{name}/images/{name}_{index}.JPEG", 10 * number + index, mode="L" if index else "RGB"
+            )
         (root / f"train/{name}/{name}_boxes.txt").write_text(f"{name}_0.JPEG\t0\t0\t62\t46\n")
     for index in range(4):
         picture(root / f"val/images/val_{index}.JPEG", 100 + index)
@@ -37,7 +39,9 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, picture: DrawPicture) 
     (root / "val/val_annotations.txt").write_text("\n".join(lines) + "\n")
     picture(root / "test/images/test_0.JPEG", 7)
     (root / "wnids.txt").write_text("\n".join(IDS) + "\n")
-    (root / "words.txt").write_text("n01443537\tgoldfish, Carassius auratus\nn02124075\tEgyptian cat\nn09999999\tother\n")
+    (root / "words.txt").write_text(
+        "n01443537\tgoldfish, Carassius auratus\nn02124075\tEgyptian cat\nn09999999\tother\n"
+    )
     small = dataclasses.replace(TINY_IMAGENET, num_classes=3, train_per_class=2, test_pictures=4)
     monkeypatch.setitem(registry.DATASETS, "tiny_imagenet", small)
     return tmp_path
@@ -50,7 +54,9 @@ def test_tiny_imagenet(tiny: Path, decoded_once: LoadTwice) -> None:
     assert dataset.train.targets.tolist() == [0, 0, 1, 1, 2, 2] and dataset.test.targets.tolist() == [1, 0, 2, 1]
     assert dataset.input_shape == (3, 64, 64) and isinstance(dataset.train.inputs, MappedTensor)
     with Image.open(tiny / "tiny-imagenet-200/train/n01443537/images/n01443537_1.JPEG") as image:
-        assert image.mode == "L" and np.array_equal(dataset.train.inputs[1].numpy(), np.asarray(image.convert("RGB")).transpose(2, 0, 1))
+        assert image.mode == "L" and np.array_equal(
+            dataset.train.inputs[1].numpy(), np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+        )
     assert (dataset.mean, dataset.std) == channel_statistics(dataset.train.inputs)
 
 
@@ -61,19 +67,30 @@ def test_tiny_imagenet_from_its_archive(tiny: Path, tmp_path: Path) -> None:
         for path in sorted((tiny / "tiny-imagenet-200").rglob("*")):
             archive.write(path, path.relative_to(tiny))
     assert load("tiny_imagenet", folder).content == load("tiny_imagenet", tiny).content
-    assert [report.sha256 for report in verify("tiny_imagenet", folder)] == [report.sha256 for report in verify("tiny_imagenet", tiny)]
+    assert [report.sha256 for report in verify("tiny_imagenet", folder)] == [
+        report.sha256 for report in verify("tiny_imagenet", tiny)
+    ]
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda root: (root / "train/n01443537/images/n01443537_0.JPEG").unlink(), "train/n01443537 holds 1 pictures, but 2 were expected"),
+        (
+            lambda root: (root / "train/n01443537/images/n01443537_0.JPEG").unlink(),
+            "train/n01443537 holds 1 pictures, but 2 were expected",
+        ),
         (lambda root: (root / "train/n04067472").rename(root / "elsewhere"), "train/n04067472 holds 0 pictures"),
         (lambda root: (root / "val/images/val_3.JPEG").unlink(), "lacks val/images/val_3.JPEG"),
         (lambda root: (root / "wnids.txt").write_text("n01443537\n"), "wnids.txt names 1 classes, but 3 were expected"),
         (lambda root: (root / "wnids.txt").unlink(), "wnids.txt is missing"),
-        (lambda root: (root / "val/val_annotations.txt").write_text("val_0.JPEG\tn00000000\n"), "gives no known class for val_0.JPEG"),
-        (lambda root: (root / "val/val_annotations.txt").write_text("val_0.JPEG\tn02124075\n"), "has 1 test pictures instead of 4"),
+        (
+            lambda root: (root / "val/val_annotations.txt").write_text("val_0.JPEG\tn00000000\n"),
+            "gives no known class for val_0.JPEG",
+        ),
+        (
+            lambda root: (root / "val/val_annotations.txt").write_text("val_0.JPEG\tn02124075\n"),
+            "has 1 test pictures instead of 4",
+        ),
     ],
 )
 def test_tiny_imagenet_incomplete(

@@ -39,7 +39,9 @@ class DirectGrid(Grid):
         self.sent: list[Message] = []
         self.came: list[Message] = []
         self._waiting: dict[str, Message] = {}
-        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # Flower sets these in a ServerApp's process
+        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = (
+            1  # Flower sets these in a ServerApp's process
+        )
 
     def set_run(self, run: Any) -> None:
         raise AssertionError("fedflat is not meant to call this of a Flower grid")

@@ -43,7 +43,11 @@ class Newcomer:
     def __init__(self, folder: Path, install: bool) -> None:
         self.folder, self.install = folder, install
         self.ports = {port: str(free_port()) for port in PORTS}
-        kept = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG", "PYTHONPATH") or name.startswith("PIP_")}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name in ("PATH", "LANG", "PYTHONPATH") or name.startswith("PIP_")
+        }
         self.environment = {**kept, "HOME": str(folder), "FLWR_TELEMETRY_ENABLED": "0", "COLUMNS": "140"}
         if not install:
             self.environment["PATH"] = f"{Path(sys.executable).parent}:{kept['PATH']}"
@@ -71,7 +75,12 @@ class Newcomer:
         command = f"exec {command} --port {self.ports['8000']}" if link else f"exec {command}"
         with (self.folder / f"terminal-{len(self.terminals)}.log").open("wb") as log:
             started = subprocess.Popen(
-                self._shell(command), cwd=self.folder, env=self.environment, stdout=log, stderr=log, start_new_session=True
+                self._shell(command),
+                cwd=self.folder,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         self.terminals.append(started)
         if link:

@@ -64,7 +64,10 @@ class RealFederation:
         self._until_open()
         if self.certificates is not None:
             keys = sorted(self.certificates.glob("*.pub"))
-            asked = [subprocess.Popen(["flwr", "supernode", "register", str(key), "sites"], env=self.environment) for key in keys]
+            asked = [
+                subprocess.Popen(["flwr", "supernode", "register", str(key), "sites"], env=self.environment)
+                for key in keys
+            ]
             assert [process.wait(60) for process in asked] == [0] * len(keys)
 
     def start_simulation(self) -> None:
@@ -120,7 +123,9 @@ class RealFederation:
     def start_run(self, project: Path, settings: dict[str, Any]) -> str:
         """``flwr run``, which hands the run over and returns; what it printed. To stream logs as well costs a core."""
         command = ["flwr", "run", str(project), "sites", "--run-config", toml(settings)]
-        done = subprocess.run(command, check=False, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            command, check=False, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=60
+        )
         return done.stdout + done.stderr
 
     def run(self, project: Path, settings: dict[str, Any], timeout: float = 120) -> str:
@@ -134,7 +139,9 @@ class RealFederation:
     def stop_run(self, printed: str) -> None:
         """``flwr stop`` for a run, by what ``flwr run`` printed of it."""
         number = printed.split("started run ")[1].split()[0]
-        subprocess.run(["flwr", "stop", number, "sites"], check=True, env=self.environment, capture_output=True, timeout=60)
+        subprocess.run(
+            ["flwr", "stop", number, "sites"], check=True, env=self.environment, capture_output=True, timeout=60
+        )
 
     def until(self, happened: Callable[[], bool], timeout: float) -> None:
         """Wait for something."""

@@ -55,7 +55,9 @@ def test_a_run_of_sites_is_not_gone_on_with_by_a_simulation(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("algorithm", "kept"), [("scaffold", True), ("fedavg", False)])
-def test_rounds_are_not_trained_again_with_vectors_that_lie_at_sites(algorithm: str, kept: bool, tmp_path: Path) -> None:
+def test_rounds_are_not_trained_again_with_vectors_that_lie_at_sites(
+    algorithm: str, kept: bool, tmp_path: Path
+) -> None:
     interrupted(tmp_path, algorithm=algorithm)
     record = load_record(tmp_path / "run")
     problem, split = reopen(record)

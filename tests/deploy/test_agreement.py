@@ -46,12 +46,19 @@ def test_a_federation_gives_what_the_loop_gives(text: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("statistics", ["averaged", "own"])
 def test_normalisation_statistics_are_averaged_or_stay(statistics: str, tmp_path: Path) -> None:
-    more = {"model": "resnet20(norm=batch)", "training.statistics": statistics, "training.rounds": 2, "training.steps": 1}
+    more = {
+        "model": "resnet20(norm=batch)",
+        "training.statistics": statistics,
+        "training.rounds": 2,
+        "training.steps": 1,
+    }
     record, grid = deployed("fedavg", tmp_path, **more)
     expected = simulated("fedavg", **more)
     assert torch.equal(record.models["server"].weights, expected.models["server"].weights)
     assert torch.equal(record.models["server"].buffers, expected.models["server"].buffers)
-    travels = any("buffers" in reply.content.array_records.get("arrays", {}) for reply in grid.came if reply.has_content())
+    travels = any(
+        "buffers" in reply.content.array_records.get("arrays", {}) for reply in grid.came if reply.has_content()
+    )
     assert travels == (statistics == "averaged")
     counted, floats = record.history[-1], (_numbers(messages, floats_only=True) for messages in (grid.sent, grid.came))
     assert [counted["bytes_down"], counted["bytes_up"]] == [4 * numbers for numbers in floats]

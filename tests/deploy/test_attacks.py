@@ -61,11 +61,20 @@ REFUSED: dict[str, tuple[Attack, str]] = {
     "an infinity": (array("drift.dm", poisoned(math.inf)), "drift.dm holds infinite numbers"),
     "a vector too short": (array("displacement", lambda whole: whole[:-1]), r"displacement has shape \(\d+,\), not"),
     "a matrix": (array("displacement", lambda whole: whole.reshape(2, -1)), r"displacement has shape \(2, \d+\), not"),
-    "another type": (array("displacement", lambda whole: whole.astype(np.float64)), "displacement is float64, not float32"),
+    "another type": (
+        array("displacement", lambda whole: whole.astype(np.float64)),
+        "displacement is float64, not float32",
+    ),
     "a missing vector": (lambda arrays, numbers: arrays.pop("drift.dm"), "it misses drift.dm"),
     "an unknown vector": (lambda arrays, numbers: arrays.update(hook=np.zeros(3)), "it brings unknown hook"),
-    "a thousandfold step": (array("displacement", lambda whole: whole * 1000), "the norm of displacement is .* more than 30 times"),
-    "a thousandfold step back": (array("displacement", lambda whole: whole * -1000), "the norm of displacement is .* more than 30 times"),
+    "a thousandfold step": (
+        array("displacement", lambda whole: whole * 1000),
+        "the norm of displacement is .* more than 30 times",
+    ),
+    "a thousandfold step back": (
+        array("displacement", lambda whole: whole * -1000),
+        "the norm of displacement is .* more than 30 times",
+    ),
     "squares that overflow": (array("drift.dm", lambda whole: whole * 1e25), "the norm of drift.dm is"),
     "a lied sample count": (number("examples", 1e9), "it claims 1e[+]09 examples, but joined with"),
     "lied steps": (number("steps", 1000), "it claims 1000 steps, but"),
@@ -74,7 +83,9 @@ REFUSED: dict[str, tuple[Attack, str]] = {
 }
 
 
-def federated(folder: Path, attacks: list[Attack], sites: int = SITES, **more: Any) -> tuple[Record, list[dict[str, Any]]]:
+def federated(
+    folder: Path, attacks: list[Attack], sites: int = SITES, **more: Any
+) -> tuple[Record, list[dict[str, Any]]]:
     """A run of a federation whose last site attacks, in each round as listed; and what the server noted."""
     settings = {**SETTINGS, **more, "deploy.out": str(folder / "run")}
     grid = federation_of(folder, settings, sites)
@@ -92,7 +103,10 @@ def federated(folder: Path, attacks: list[Attack], sites: int = SITES, **more: A
 
 def _attacked(reply: Message, attack: Attack) -> None:
     arrays: Mapping[str, Array] = reply.content.array_records["arrays"]
-    changed, numbers = {name: array.numpy().copy() for name, array in arrays.items()}, reply.content.metric_records["numbers"]
+    changed, numbers = (
+        {name: array.numpy().copy() for name, array in arrays.items()},
+        reply.content.metric_records["numbers"],
+    )
     attack(changed, numbers)
     reply.content["arrays"] = ArrayRecord({name: Array(array) for name, array in changed.items()})
 

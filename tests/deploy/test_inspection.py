@@ -14,7 +14,11 @@ from fedflat.deploy.inspection import Expected, Form, Update, inspect_updates
 SIZE, CLIENTS = 6, 5
 REAL = np.dtype(np.float32)
 EXPECTED = Expected(
-    forms={"displacement": Form((SIZE,), REAL), "drift.c": Form((SIZE,), REAL), "integers/n": Form((), np.dtype(np.int64))},
+    forms={
+        "displacement": Form((SIZE,), REAL),
+        "drift.c": Form((SIZE,), REAL),
+        "integers/n": Form((), np.dtype(np.int64)),
+    },
     examples={client: 100 + client for client in range(CLIENTS)},
     steps=dict.fromkeys(range(CLIENTS), 10),
     rates=dict.fromkeys(range(CLIENTS), 1.0),
@@ -24,7 +28,9 @@ EXPECTED = Expected(
 
 def honest(client: int) -> Update:
     rng = np.random.default_rng(client)
-    arrays = {name: rng.normal(size=SIZE).astype(REAL) for name in ("displacement", "drift.c")} | {"integers/n": np.array(10)}
+    arrays = {name: rng.normal(size=SIZE).astype(REAL) for name in ("displacement", "drift.c")} | {
+        "integers/n": np.array(10)
+    }
     numbers = {"rates": 1.0, "loss": 12.0, "steps": 10, "backward_passes": 10, "samples": 100, "examples": 100 + client}
     return Update(client, arrays, numbers)
 
@@ -50,10 +56,16 @@ BAD: dict[str, tuple[Callable[[Update], Update], str]] = {
     "one infinity": (array("drift.c", poisoned(-math.inf)), "drift.c holds infinite numbers"),
     "another shape": (array("displacement", lambda whole: whole[:-1]), r"displacement has shape \(5,\), not \(6,\)"),
     "as a matrix": (array("displacement", lambda whole: whole.reshape(2, 3)), r"displacement has shape \(2, 3\)"),
-    "another type": (array("displacement", lambda whole: whole.astype(np.float64)), "displacement is float64, not float32"),
+    "another type": (
+        array("displacement", lambda whole: whole.astype(np.float64)),
+        "displacement is float64, not float32",
+    ),
     "without a vector": (without("drift.c"), "it misses drift.c"),
     "with one more": (lambda u: u._replace(arrays={**u.arrays, "hook": np.zeros(3)}), "it brings unknown hook"),
-    "scaled up": (array("displacement", lambda whole: whole * 1000), "the norm of displacement is .* more than 30 times"),
+    "scaled up": (
+        array("displacement", lambda whole: whole * 1000),
+        "the norm of displacement is .* more than 30 times",
+    ),
     "so large that squares overflow": (array("drift.c", lambda whole: whole * 1e30), "the norm of drift.c is"),
     "more examples than it has": (number("examples", 1e9), "it claims 1e[+]09 examples, but joined with 102"),
     "more steps than planned": (number("steps", 1000), "it claims 1000 steps, but 102 examples make 10"),

@@ -74,7 +74,12 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFederat
         assert found.certificates is not None
         right, key = ["--root-certificates", str(found.certificates / "ca.crt")], "--auth-supernode-private-key"
         strangers = {
-            "another-authority": ["--root-certificates", str(other / "ca.crt"), key, str(found.certificates / "site-1.key")],
+            "another-authority": [
+                "--root-certificates",
+                str(other / "ca.crt"),
+                key,
+                str(found.certificates / "site-1.key"),
+            ],
             "another-key": [*right, key, str(other / "site-0.key")],
             "no-key": right,
         }
@@ -84,7 +89,9 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFederat
 
 
 @pytest.mark.parametrize("text", ["fedavg", "fedmoswa"])
-def test_bytes_on_the_wire_are_those_of_the_card_and_a_cut_changes_nothing(text: str, federation: RealFederation, tmp_path: Path) -> None:
+def test_bytes_on_the_wire_are_those_of_the_card_and_a_cut_changes_nothing(
+    text: str, federation: RealFederation, tmp_path: Path
+) -> None:
     """All bytes of the second round, TLS, headers and polls too; in the first, Flower spares itself repetitions in vectors of zeros."""
     cut = text == "fedmoswa"
     out = federation.folder / text
@@ -93,18 +100,24 @@ def test_bytes_on_the_wire_are_those_of_the_card_and_a_cut_changes_nothing(text:
     start, end = after_round(federation, out, 1), after_round(federation, out, 2)
     if cut:
         cut_off_and_mend(federation, number=0)
-    federation.until(lambda: rounds_done(out) == settings["training.rounds"] and load_record(out).status == "finished", 120)
+    federation.until(
+        lambda: rounds_done(out) == settings["training.rounds"] and load_record(out).status == "finished", 120
+    )
 
     record, chosen = load_record(out), algorithm(text)
     weights = RunFolder(out).read_tensors("model.safetensors")[0]
     size = sum(tensor.numel() for tensor in weights.values())
     assert size == 797_962
     for proxy in federation.proxies:
-        for passed, card in zip(proxy.bytes_between(start, end), (chosen.floats_down(size), chosen.floats_up(size)), strict=True):
+        for passed, card in zip(
+            proxy.bytes_between(start, end), (chosen.floats_down(size), chosen.floats_up(size)), strict=True
+        ):
             assert abs(passed / (4 * card) - 1) <= LIKE_THE_CARD, (passed, 4 * card)
 
     lines = [json.loads(line) for line in (out / "participation.jsonl").read_text().splitlines()]
-    assert [(line["round"], line["accepted"]) for line in lines] == [(round, [0, 1]) for round in range(settings["training.rounds"])]
+    assert [(line["round"], line["accepted"]) for line in lines] == [
+        (round, [0, 1]) for round in range(settings["training.rounds"])
+    ]
     expected = undisturbed(settings, tmp_path)
     assert record.history == expected.history
     for name, tensor in expected.folder.read_tensors("model.safetensors")[0].items():

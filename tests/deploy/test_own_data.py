@@ -27,7 +27,13 @@ def data_of(number: int, size: int) -> Dataset:
     draws = torch.Generator().manual_seed(number)
     targets = torch.arange(size + 10) % 2
     inputs = torch.randn(size + 10, 5, generator=draws) + 2.0 * targets[:, None] - 1.0 + 0.05 * number
-    return Dataset(f"site {number}", Examples(inputs[10:], targets[10:]), Examples(inputs[:10], targets[:10]), ("a", "b"), kind="vector")
+    return Dataset(
+        f"site {number}",
+        Examples(inputs[10:], targets[10:]),
+        Examples(inputs[:10], targets[:10]),
+        ("a", "b"),
+        kind="vector",
+    )
 
 
 def network() -> nn.Module:
@@ -35,10 +41,22 @@ def network() -> nn.Module:
     return nn.Linear(5, 2)
 
 
-def test_a_site_whose_classes_are_numbered_otherwise_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    settings: dict[str, Any] = {**SMALL, "data.clients": 3, "data.split": "iid", "deploy.out": str(tmp_path / "run"), "training.rounds": 1}
-    app = client_app(lambda number: replace(data_of(number, 40), classes=("b", "a") if number == 1 else ("a", "b")), network)
-    serve(DirectGrid([node(tmp_path, settings, number) for number in range(3)], app), settings, data_of(9, 30), network())
+def test_a_site_whose_classes_are_numbered_otherwise_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings: dict[str, Any] = {
+        **SMALL,
+        "data.clients": 3,
+        "data.split": "iid",
+        "deploy.out": str(tmp_path / "run"),
+        "training.rounds": 1,
+    }
+    app = client_app(
+        lambda number: replace(data_of(number, 40), classes=("b", "a") if number == 1 else ("a", "b")), network
+    )
+    serve(
+        DirectGrid([node(tmp_path, settings, number) for number in range(3)], app), settings, data_of(9, 30), network()
+    )
     assert re.search(r"classes is b, a \(\w+\) at the node but a, b \(\w+\) at the server", caplog.text)
     assert '"accepted": [0, 2]' in (tmp_path / "run" / "participation.jsonl").read_text()
 
@@ -63,4 +81,9 @@ def test_sites_train_on_their_own_data(tmp_path: Path) -> None:
     assert sorted(said["examples"] for said in hello) == sorted(SIZES)
     scores = (tmp_path / "run" / "sites.json").read_text()
     assert '"examples": 10.0' in scores
-    assert not any(array.numpy().size > 12 for m in grid.came for record in m.content.array_records.values() for array in record.values())
+    assert not any(
+        array.numpy().size > 12
+        for m in grid.came
+        for record in m.content.array_records.values()
+        for array in record.values()
+    )

@@ -88,10 +88,16 @@ def test_the_first_mod_has_the_last_word(tmp_path: Path) -> None:
     _, sent, _ = federated(tmp_path / "clipped last", [fixedclipping_mod, doubled], **clip)
     assert all(np.allclose(one, clipped(2 * own), atol=1e-7) for one, own in zip(sent, plain, strict=True))
     settings = {**SETTINGS, **clip, "deploy.out": str(tmp_path / "run")}
-    grid = DirectGrid([node(tmp_path, settings, number) for number in range(SITES)], client_app(mods=[doubled, fixedclipping_mod]))
+    grid = DirectGrid(
+        [node(tmp_path, settings, number) for number in range(SITES)], client_app(mods=[doubled, fixedclipping_mod])
+    )
     with pytest.raises(UserError, match="round 0 has too few updates"):
         serve(grid, settings)
-    assert all(np.linalg.norm(array(reply)) == pytest.approx(2 * CLIP, rel=1e-4) for reply in grid.came if "arrays" in reply.content)
+    assert all(
+        np.linalg.norm(array(reply)) == pytest.approx(2 * CLIP, rel=1e-4)
+        for reply in grid.came
+        if "arrays" in reply.content
+    )
 
 
 def test_with_no_noise_to_speak_of_a_private_run_is_the_clipped_one(tmp_path: Path) -> None:
@@ -110,7 +116,9 @@ def test_sites_clip_and_the_server_adds_noise_to_the_mean(tmp_path: Path) -> Non
     added = (noisy.models["server"].weights - still.models["server"].weights).double().numpy()
     assert added.std() == pytest.approx(0.5 * CLIP / SITES, rel=0.05)
     again, _, _ = federated(tmp_path / "again", [fixedclipping_mod], **more, **{"deploy.noise_multiplier": 0.5})
-    assert not np.allclose(again.models["server"].weights, noisy.models["server"].weights), "nobody can draw it again from the seed"
+    assert not np.allclose(again.models["server"].weights, noisy.models["server"].weights), (
+        "nobody can draw it again from the seed"
+    )
 
 
 def test_a_site_that_does_not_clip_is_refused(tmp_path: Path) -> None:
@@ -142,11 +150,27 @@ def test_a_site_that_cannot_train_says_why_through_its_mods(mod: Mod, more: dict
 @pytest.mark.parametrize(
     ("text", "mod", "why"),
     [
-        ("scaffold", LocalDpMod(1, 1, 1, 1e-5), "LocalDpMod cannot be used here: clients also send dc, which would need noise of its own"),
-        ("feddyn", fixedclipping_mod, "fixedclipping_mod cannot be used here: clients keep vectors that know nothing of the noise"),
+        (
+            "scaffold",
+            LocalDpMod(1, 1, 1, 1e-5),
+            "LocalDpMod cannot be used here: clients also send dc, which would need noise of its own",
+        ),
+        (
+            "feddyn",
+            fixedclipping_mod,
+            "fixedclipping_mod cannot be used here: clients keep vectors that know nothing of the noise",
+        ),
         ("mime", LocalDpMod(1, 1, 1, 1e-5), "clients also send the gradient of their data"),
-        ("fedavg", adaptiveclipping_mod, "adaptiveclipping_mod cannot be used here: the norm that it asks the server to adapt"),
-        ("fedavg", secaggplus_mod, "secaggplus_mod cannot be used here: it works on the messages of Flower's older workflows"),
+        (
+            "fedavg",
+            adaptiveclipping_mod,
+            "adaptiveclipping_mod cannot be used here: the norm that it asks the server to adapt",
+        ),
+        (
+            "fedavg",
+            secaggplus_mod,
+            "secaggplus_mod cannot be used here: it works on the messages of Flower's older workflows",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_at_hello(text: str, mod: Mod, why: str, tmp_path: Path) -> None:
@@ -174,7 +198,10 @@ def test_secure_aggregation_of_flower_does_not_know_these_messages(tmp_path: Pat
             {"deploy.clipping_norm": 1.0, "federation.aggregation": "median"},
             "set federation.weighting=uniform, aggregation=mean",
         ),
-        ({"deploy.clipping_norm": 1.0, "algorithm": "scaffold"}, "deploy.clipping_norm cannot be used here: clients also send dc"),
+        (
+            {"deploy.clipping_norm": 1.0, "algorithm": "scaffold"},
+            "deploy.clipping_norm cannot be used here: clients also send dc",
+        ),
         ({"deploy.clipping_norm": 1.0, "model": "resnet20(norm=batch)"}, "training.statistics=own"),
     ],
 )

@@ -34,11 +34,18 @@ def flat(values: dict[str, object], prefix: str = "") -> dict[str, object]:
 
 def test_a_project_is_complete_and_its_config_is_an_experiment(tmp_path: Path) -> None:
     folder = tmp_path / "My Hospital"
-    done = CliRunner().invoke(app, ["deploy", "init", str(folder), "--algorithm", "scaffold+sam(rho=0.1)", "--clients", "3"])
+    done = CliRunner().invoke(
+        app, ["deploy", "init", str(folder), "--algorithm", "scaffold+sam(rho=0.1)", "--clients", "3"]
+    )
     assert done.exit_code == 0, done.output
     settings = flat(tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"])
     config = experiment_of(settings)
-    assert (config.algorithm, config.data.clients, config.federation.per_round, config.engine.checkpoint_every) == ("fedgamma", 3, 3, 1)
+    assert (config.algorithm, config.data.clients, config.federation.per_round, config.engine.checkpoint_every) == (
+        "fedgamma",
+        3,
+        3,
+        1,
+    )
     assert deployment_of(settings).minimum == 2
     assert {key.removeprefix(PREFIX) for key in settings if key.startswith(PREFIX)} <= Deployment.model_fields.keys()
     for name in ("server", "client", "plug", "__init__"):
@@ -84,14 +91,18 @@ def test_flower_that_is_missing_or_too_old_is_said_with_the_command(monkeypatch:
 def test_the_page_has_the_commands_that_are_printed(tmp_path: Path) -> None:
     """The newcomer's path of docs/deploy.md, which ``follow_page.py`` executes, starts what ``fedflat deploy certificates`` says."""
     folder = tmp_path / "certificates"
-    printed = secure_federation(folder, "127.0.0.1", sites=3).replace(str(folder), "certificates").replace("--port 8000 ", "")
+    printed = (
+        secure_federation(folder, "127.0.0.1", sites=3).replace(str(folder), "certificates").replace("--port 8000 ", "")
+    )
     wanted = [line.strip() for line in printed.splitlines() if line.startswith(("  flower-", "  flwr "))]
     assert len(wanted) == 7
     assert [command for command in wanted if command not in commands()] == []
 
 
 def test_warm_processes_say_what_they_expect() -> None:
-    with pytest.raises(UserError, match=r"expected the addresses of Runtime APIs, as in: python -m fedflat\.deploy\.warm"):
+    with pytest.raises(
+        UserError, match=r"expected the addresses of Runtime APIs, as in: python -m fedflat\.deploy\.warm"
+    ):
         warm.main(["8100"])
 
 

@@ -58,7 +58,11 @@ def runs(federation: RealFederation) -> dict[str, Path]:
 
     def run(text: str) -> Path:
         out = federation.folder / text
-        federation.run(project, {**SETTINGS, "algorithm": text, "deploy.out": str(out), "deploy.score": text == "fedavg"}, timeout=PATIENCE)
+        federation.run(
+            project,
+            {**SETTINGS, "algorithm": text, "deploy.out": str(out), "deploy.score": text == "fedavg"},
+            timeout=PATIENCE,
+        )
         return out
 
     def killed_and_resumed() -> Path:

@@ -27,20 +27,32 @@ from .direct import SMALL, DirectGrid, federation_of, node
 
 
 def settings_of(folder: Path, **more: Any) -> dict[str, Any]:
-    return {**SMALL, "algorithm": "scaffold", "federation.per_round": 4, "deploy.out": str(folder / "run"), "deploy.timeout": 0.05, **more}
+    return {
+        **SMALL,
+        "algorithm": "scaffold",
+        "federation.per_round": 4,
+        "deploy.out": str(folder / "run"),
+        "deploy.timeout": 0.05,
+        **more,
+    }
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "run" / "participation.jsonl").read_text().splitlines()]
 
 
-def test_a_poisoned_update_is_refused_and_logged_and_the_round_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_poisoned_update_is_refused_and_logged_and_the_round_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     settings = settings_of(tmp_path)
     grid = federation_of(tmp_path, settings)
 
     def poison(reply: Message) -> Message:
         if "arrays" in reply.content and grid.sent[-1].metadata.dst_node_id == 102:
-            arrays = {name: np.full_like(array.numpy(), np.nan) for name, array in reply.content.array_records["arrays"].items()}
+            arrays = {
+                name: np.full_like(array.numpy(), np.nan)
+                for name, array in reply.content.array_records["arrays"].items()
+            }
             reply.content["arrays"] = ArrayRecord({name: Array(array) for name, array in arrays.items()})
         return reply
 
@@ -133,7 +145,9 @@ def test_a_node_that_is_gone_is_done_without_and_takes_its_place_again(number: i
 def test_too_few_updates_pause_the_run_which_then_goes_on(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, **{"deploy.minimum": 4, "deploy.tries": 2})
     grid = federation_of(tmp_path, settings)
-    grid.tamper = lambda reply: None if grid.sent[-1].metadata.group_id == "1" and grid.sent[-1].metadata.dst_node_id == 100 else reply
+    grid.tamper = lambda reply: (
+        None if grid.sent[-1].metadata.group_id == "1" and grid.sent[-1].metadata.dst_node_id == 100 else reply
+    )
     with pytest.raises(UserError, match=r"round 1 has too few updates: 3 of at least 4 \(deploy.minimum\)"):
         serve(grid, settings)
     record = serve(federation_of(tmp_path, settings), settings)
@@ -216,7 +230,9 @@ def test_settings_that_cannot_be(tmp_path: Path) -> None:
     [
         RecordDict(),
         RecordDict({"arrays": ArrayRecord(), "numbers": MetricRecord({"rates": [1.0, 2.0], "examples": 3})}),
-        RecordDict({"arrays": ArrayRecord({"displacement": Array("float32", (9,), "numpy.ndarray", b"no array at all")})}),
+        RecordDict(
+            {"arrays": ArrayRecord({"displacement": Array("float32", (9,), "numpy.ndarray", b"no array at all")})}
+        ),
         RecordDict({"refusal": ConfigRecord()}),
         RecordDict({"words": ConfigRecord({"client": "two", "examples": -1})}),
     ],
@@ -230,7 +246,11 @@ def test_an_answer_that_makes_no_sense_harms_nobody(records: RecordDict, tmp_pat
 
         def garble(reply: Message, grid: DirectGrid = grid, kind: str = kind) -> Message:
             sent = grid.sent[-1]
-            return Message(records, reply_to=sent) if sent.metadata.dst_node_id == 102 and sent.metadata.message_type == kind else reply
+            return (
+                Message(records, reply_to=sent)
+                if sent.metadata.dst_node_id == 102 and sent.metadata.message_type == kind
+                else reply
+            )
 
         grid.tamper = garble
         assert serve(grid, settings).status == "finished"

@@ -32,13 +32,18 @@ def changed(grid: DirectGrid, group: str, change: Any) -> None:
     grid.tamper = tamper
 
 
-def test_two_nodes_with_one_number_are_told_of_and_the_first_has_its_place_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_two_nodes_with_one_number_are_told_of_and_the_first_has_its_place_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     settings = settings_of(tmp_path, algorithm="fedavg", **{"federation.per_round": 3, "data.clients": 3})
     grid = federation_of(tmp_path, settings, nodes=3)
     grid.contexts[103] = node(tmp_path, settings, 0)
     changed(grid, "1", lambda: grid.contexts.pop(103))
     record = serve(grid, settings)
-    assert "client 0 is no longer node 100 but node 103; where both run, give one of them another partition-id" in caplog.text
+    assert (
+        "client 0 is no longer node 100 but node 103; where both run, give one of them another partition-id"
+        in caplog.text
+    )
     assert [line["accepted"] for line in lines_of(tmp_path)] == [[0, 1, 2]] * 3
     trained = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "train"]
     assert trained.count(103) == 2 and trained.count(100) == 1
@@ -56,7 +61,10 @@ def test_a_node_that_was_started_again_as_another_client_does_not_train_for_the_
     changed(grid, "0", again)
     serve(grid, settings)
     lines = {line["round"]: line for line in lines_of(tmp_path)}
-    assert "this node is client 4 with" in lines[1]["missing"]["0"] and "but joined as client 0 with" in lines[1]["missing"]["0"]
+    assert (
+        "this node is client 4 with" in lines[1]["missing"]["0"]
+        and "but joined as client 0 with" in lines[1]["missing"]["0"]
+    )
     assert [client for client in lines[2]["accepted"] if client in (0, 4)] == [4]
 
 
@@ -68,7 +76,9 @@ def test_a_site_whose_data_have_changed_joins_anew(tmp_path: Path) -> None:
     assert [line["accepted"] for line in lines_of(tmp_path)] == [[0, 1, 2, 3], [1, 2, 3], [0, 1, 2, 3]]
 
 
-def test_a_node_that_cannot_remember_is_refused_before_it_trains(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_that_cannot_remember_is_refused_before_it_trains(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     settings = settings_of(tmp_path, **{"training.rounds": 1})
     grid = federation_of(tmp_path, settings)
     (tmp_path / "node-0").write_text("no folder")
@@ -78,9 +88,16 @@ def test_a_node_that_cannot_remember_is_refused_before_it_trains(tmp_path: Path,
     assert not [m for m in grid.sent if m.metadata.dst_node_id == 100 and m.metadata.message_type == "train"]
 
 
-@pytest.mark.parametrize("more", [{"federation.per_round": 3}, {"federation.per_round": 1, "federation.sampling": "bernoulli"}])
-def test_a_minimum_that_no_cohort_can_reach_is_refused_before_anybody_waits(more: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "more", [{"federation.per_round": 3}, {"federation.per_round": 1, "federation.sampling": "bernoulli"}]
+)
+def test_a_minimum_that_no_cohort_can_reach_is_refused_before_anybody_waits(
+    more: dict[str, Any], tmp_path: Path
+) -> None:
     settings = settings_of(tmp_path, **{"deploy.minimum": 4, **more})
-    with pytest.raises(UserError, match=r"deploy.minimum=4 is more than the clients that take part in round \d, which are [123]; lower it"):
+    with pytest.raises(
+        UserError,
+        match=r"deploy.minimum=4 is more than the clients that take part in round \d, which are [123]; lower it",
+    ):
         serve(federation_of(tmp_path, settings), settings)
     assert not (tmp_path / "run").exists()

@@ -37,7 +37,9 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def answering(certificates: Path | None, answer: bytes = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n") -> Iterator[str]:
+def answering(
+    certificates: Path | None, answer: bytes = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+) -> Iterator[str]:
     """Something that answers like a SuperLink does when it is asked for its health; its address."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
@@ -70,7 +72,10 @@ def test_certificates_are_written_once_and_keys_are_their_owners_alone(tmp_path:
     private = {path.name for path in folder.iterdir() if stat.S_IMODE(path.stat().st_mode) == 0o600}
     assert private == {"ca.key", "server.key", "site-0.key", "site-1.key"}
     key = load_ssh_private_key((folder / "site-1.key").read_bytes(), None)
-    assert load_ssh_public_key((folder / "site-1.key.pub").read_bytes()).public_numbers() == key.public_key().public_numbers()  # type: ignore[union-attr]
+    assert (
+        load_ssh_public_key((folder / "site-1.key.pub").read_bytes()).public_numbers()
+        == key.public_key().public_numbers()
+    )  # type: ignore[union-attr]
     before = {path: path.read_bytes() for path in folder.iterdir()}
     again = CliRunner().invoke(app, asked)
     assert again.exit_code == 2
@@ -100,18 +105,26 @@ def test_an_expired_certificate_is_said(valid: Path, tmp_path: Path) -> None:
     with answering(tmp_path) as address:
         done = CliRunner().invoke(app, ["deploy", "check", address, "--root-certificates", str(tmp_path / "ca.crt")])
     assert done.exit_code == 2
-    assert f"the certificate of {address} has expired; its operator makes a new one with: fedflat deploy certificates" in done.output
+    assert (
+        f"the certificate of {address} has expired; its operator makes a new one with: fedflat deploy certificates"
+        in done.output
+    )
 
 
 def test_an_authority_that_is_not_the_federations_is_said(valid: Path, tmp_path: Path) -> None:
     write_certificates(tmp_path, ["localhost"], sites=0, days=1)
     with answering(valid) as address, pytest.raises(UserError, match=r"is not signed by .*ca\.crt"):
         reach(address, tmp_path / "ca.crt")
-    with answering(valid) as address, pytest.raises(UserError, match=r"give the federation's with --root-certificates ca\.crt"):
+    with (
+        answering(valid) as address,
+        pytest.raises(UserError, match=r"give the federation's with --root-certificates ca\.crt"),
+    ):
         reach(address)
 
 
-def test_a_certificate_for_another_time_or_another_machine_is_said(valid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_certificate_for_another_time_or_another_machine_is_said(
+    valid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Tomorrow(datetime):
         @classmethod
         def now(cls, tz: tzinfo | None = None) -> datetime:
@@ -119,7 +132,10 @@ def test_a_certificate_for_another_time_or_another_machine_is_said(valid: Path, 
 
     monkeypatch.setattr(certificates, "datetime", Tomorrow)
     write_certificates(tmp_path / "tomorrow", ["localhost"], sites=0, days=2)
-    with answering(tmp_path / "tomorrow") as address, pytest.raises(UserError, match="is not valid yet; set the clocks of both machines"):
+    with (
+        answering(tmp_path / "tomorrow") as address,
+        pytest.raises(UserError, match="is not valid yet; set the clocks of both machines"),
+    ):
         reach(address, tmp_path / "tomorrow" / "ca.crt")
     monkeypatch.undo()
     monkeypatch.setattr(certificates, "ITSELF", ())
@@ -127,14 +143,18 @@ def test_a_certificate_for_another_time_or_another_machine_is_said(valid: Path, 
     for host in ("127.0.0.1", "localhost"):
         with answering(tmp_path / "elsewhere") as address:
             address = address.replace("127.0.0.1", host)
-            with pytest.raises(UserError, match=f"the certificate of {address} is not for {host}; .* or make one with --host {host}"):
+            with pytest.raises(
+                UserError, match=f"the certificate of {address} is not for {host}; .* or make one with --host {host}"
+            ):
                 reach(address, tmp_path / "elsewhere" / "ca.crt")
 
 
 def test_what_a_certificate_says(tmp_path: Path) -> None:
     """It is for the hosts, by name or address, and for the machine itself; the authority signs servers alone; clocks may differ."""
     write_certificates(tmp_path, ["server.example.org", "10.0.0.7"], sites=0, days=30)
-    authority, server = (x509.load_pem_x509_certificate((tmp_path / name).read_bytes()) for name in ("ca.crt", "server.pem"))
+    authority, server = (
+        x509.load_pem_x509_certificate((tmp_path / name).read_bytes()) for name in ("ca.crt", "server.pem")
+    )
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["server.example.org", "localhost"]
     assert names.get_values_for_type(x509.IPAddress) == [ip_address("10.0.0.7"), ip_address("127.0.0.1")]
@@ -159,7 +179,10 @@ def test_what_cannot_be_reached_is_said(valid: Path, tmp_path: Path) -> None:
             reach(address, ca)
     with pytest.raises(UserError, match="either --insecure or --root-certificates, not both"):
         reach("server:8000", ca, insecure=True)
-    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(UserError, match=r"cannot be reached \(no answer\)"):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(UserError, match=r"cannot be reached \(no answer\)"),
+    ):
         reach(f"127.0.0.1:{silent.getsockname()[1]}", insecure=True, timeout=0.2)
     with answering(None) as address, pytest.raises(UserError, match="does not speak TLS"):
         reach(address, ca)

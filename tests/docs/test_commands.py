@@ -56,7 +56,9 @@ def helps(command: Any = COMMAND, path: tuple[str, ...] = ()) -> list[Any]:
     """The example in the help of every command."""
     _, _, example = (command.help or "").partition("Example:")
     found = [pytest.param(" ".join(example.split()), id=" ".join(("fedflat", *path)))]
-    return found + [one for part, inside in getattr(command, "commands", {}).items() for one in helps(inside, (*path, part))]
+    return found + [
+        one for part, inside in getattr(command, "commands", {}).items() for one in helps(inside, (*path, part))
+    ]
 
 
 def test_there_are_commands_to_look_at() -> None:
@@ -80,7 +82,11 @@ def test_a_wrong_flag_or_command_or_text_is_noticed() -> None:
     for wrong in (["run", "fedavg", "--round", "3", "--nonsense"], ["rnu", "fedavg"]):
         with pytest.raises((AssertionError, click.exceptions.UsageError)):
             understood(wrong)
-    for wrong in (["run", "fedavgg"], ["run", "fedavg", "--split", "dirichlet(beta=1)"], ["run", "fedavg", "--data", "cifar11"]):
+    for wrong in (
+        ["run", "fedavgg"],
+        ["run", "fedavg", "--split", "dirichlet(beta=1)"],
+        ["run", "fedavg", "--data", "cifar11"],
+    ):
         with pytest.raises(Exception, match=r"did you mean|expected|no parameter"):
             understood(wrong)
 
@@ -98,7 +104,9 @@ def test_marked_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
             if block.said == "fails":
                 assert result.exit_code == 2 and "did you mean" in result.stderr, result.stderr
             else:
-                assert result.exit_code == 0, f"{name(page)}:{block.line} {' '.join(arguments)}\n{result.stderr}\n{result.exception!r}"
+                assert result.exit_code == 0, (
+                    f"{name(page)}:{block.line} {' '.join(arguments)}\n{result.stderr}\n{result.exception!r}"
+                )
 
 
 def _prepare(page: Path) -> None:

@@ -46,10 +46,16 @@ def test_the_map_names_every_folder_and_nothing_else() -> None:
     first = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     said = {piece for cell in first for piece in re.findall(r"`([\w./]+)`", cell)}
     package = ROOT / "src" / "fedflat"
-    there = {f"{path.name}/" if path.is_dir() else path.name for path in package.iterdir() if not path.name.startswith(("_", "py.typed"))}
+    there = {
+        f"{path.name}/" if path.is_dir() else path.name
+        for path in package.iterdir()
+        if not path.name.startswith(("_", "py.typed"))
+    }
     assert said == there
 
 
-@pytest.mark.parametrize("path", sorted(set(re.findall(r"`([a-z_]+(?:/[\w]+)*\.(?:py|yml|md)|[a-z_]+/(?:[\w]+/)*)`", ARCHITECTURE))))
+@pytest.mark.parametrize(
+    "path", sorted(set(re.findall(r"`([a-z_]+(?:/[\w]+)*\.(?:py|yml|md)|[a-z_]+/(?:[\w]+/)*)`", ARCHITECTURE)))
+)
 def test_files_on_the_map_are_there(path: str) -> None:
     assert any(file.endswith(f"/{path.rstrip('/')}") for file in TREE) or (ROOT / path).exists()

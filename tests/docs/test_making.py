@@ -38,12 +38,21 @@ def test_every_part_has_equations() -> None:
 
     without = [name for name, (_, spec) in PARTS.items() if not said_of(spec).equations]
     assert without == []
-    assert said_of(PARTS["scaffold"][1]).equations == ("d_k = g - c_i + c", "then c_i+ by option", "c ← c + (|S|/N) mean(c_i+ - c_i)")
+    assert said_of(PARTS["scaffold"][1]).equations == (
+        "d_k = g - c_i + c",
+        "then c_i+ by option",
+        "c ← c + (|S|/N) mean(c_i+ - c_i)",
+    )
     assert said_of(PARTS["acg"][1]).equations[-1] == "x ← x + m"
 
 
 def test_there_is_a_page_for_everything() -> None:
-    for folder, names in (("algorithms", CARDS), ("data", DATASETS), ("splits", SPLITS | SPLIT_PARTS), ("models", MODELS)):
+    for folder, names in (
+        ("algorithms", CARDS),
+        ("data", DATASETS),
+        ("splits", SPLITS | SPLIT_PARTS),
+        ("models", MODELS),
+    ):
         assert {name for name in names if not (DOCS / folder / f"{name}.md").exists()} == set()
 
 
@@ -65,5 +74,7 @@ def test_columns_of_a_split_add_up() -> None:
     root = ElementTree.fromstring(picture(("dirichlet(alpha=0.1)",)))
     paths = [node.attrib["d"] for node in root.iter("{http://www.w3.org/2000/svg}path")]
     assert sum(path.count("M") for path in paths) == np.count_nonzero(counts)
-    heights = sum(float(piece.split("v")[1].split("h")[0]) for path in paths for piece in path.split("z") if "v" in piece)
+    heights = sum(
+        float(piece.split("v")[1].split("h")[0]) for path in paths for piece in path.split("z") if "v" in piece
+    )
     assert heights == pytest.approx(EXAMPLES * 132 / counts.sum(1).max(), rel=0.01)

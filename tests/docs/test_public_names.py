@@ -27,7 +27,10 @@ def modules() -> Iterator[ModuleType]:
 
 
 NAMES = [
-    pytest.param(module, name, id=f"{module.__name__}.{name}") for module in modules() for name in module.__all__ if name != "__version__"
+    pytest.param(module, name, id=f"{module.__name__}.{name}")
+    for module in modules()
+    for name in module.__all__
+    if name != "__version__"
 ]
 
 
@@ -61,7 +64,9 @@ def public_methods(value: type) -> Iterator[tuple[str, Any]]:
 
 def check_types(name: str, function: Any) -> None:
     signature = inspect.signature(function)
-    untyped = [p.name for p in signature.parameters.values() if p.annotation is p.empty and p.name not in ("self", "cls")]
+    untyped = [
+        p.name for p in signature.parameters.values() if p.annotation is p.empty and p.name not in ("self", "cls")
+    ]
     assert not untyped, f"{name}: {', '.join(untyped)} without a type"
     assert signature.return_annotation is not signature.empty, f"{name} does not say what it returns"
 
@@ -71,7 +76,11 @@ def annotated(module: ModuleType) -> set[str]:
     found: set[str] = set()
     tree = ast.parse(inspect.getsource(module))
     for statement, after in zip(tree.body, [*tree.body[1:], None], strict=True):
-        if isinstance(statement, ast.ImportFrom) and statement.module and any(alias.name.isupper() for alias in statement.names):
+        if (
+            isinstance(statement, ast.ImportFrom)
+            and statement.module
+            and any(alias.name.isupper() for alias in statement.names)
+        ):
             found |= annotated(importlib.import_module(statement.module))
         told = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and told:

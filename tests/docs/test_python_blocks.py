@@ -9,7 +9,9 @@ import pytest
 from tests.docs.blocks import PAGES, Block, blocks, name
 
 SAID = {page: blocks(page, "python", "bash", "console") for page in PAGES}
-WITH_PYTHON = [page for page, found in SAID.items() if any(block.language == "python" and not block.skipped for block in found)]
+WITH_PYTHON = [
+    page for page, found in SAID.items() if any(block.language == "python" and not block.skipped for block in found)
+]
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=name)
@@ -30,4 +32,6 @@ def test_every_comment_above_a_block_is_understood() -> None:
     for page, found in SAID.items():
         for block in found:
             known = not block.said or block.said in ("runs", "fails") or block.skipped
-            assert known, f"{name(page)}:{block.line}: '{block.said}' above a block; expected runs, fails, or 'not run: REASON'"
+            assert known, (
+                f"{name(page)}:{block.line}: '{block.said}' above a block; expected runs, fails, or 'not run: REASON'"
+            )

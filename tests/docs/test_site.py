@@ -51,10 +51,14 @@ def test_dead_links_and_anchors_would_be_warned_of() -> None:
     assert [next(iter(section)) for section in config["nav"]] == SECTIONS
 
 
-@pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")) + sorted((ROOT / "examples").rglob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", sorted(ROOT.glob("*.md")) + sorted((ROOT / "examples").rglob("*.md")), ids=lambda page: page.name
+)
 def test_links_of_pages_outside_the_site_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)\s#]+)", page.read_text("utf-8")):
-        assert link.startswith(("https://", "http://", "mailto:")) or (page.parent / link).exists(), f"{page.name} links to {link}"
+        assert link.startswith(("https://", "http://", "mailto:")) or (page.parent / link).exists(), (
+            f"{page.name} links to {link}"
+        )
 
 
 def test_it_builds_without_a_warning_shows_its_pictures_and_fetches_nothing_from_elsewhere(tmp_path: Path) -> None:
@@ -62,7 +66,9 @@ def test_it_builds_without_a_warning_shows_its_pictures_and_fetches_nothing_from
     pages = list(tmp_path.rglob("*.html"))
     assert len(pages) > 100
     for page in pages:
-        for source in re.findall(r'<(?:img|script|link rel="stylesheet")[^>]*? (?:src|href)="([^"]+)"', page.read_text("utf-8")):
+        for source in re.findall(
+            r'<(?:img|script|link rel="stylesheet")[^>]*? (?:src|href)="([^"]+)"', page.read_text("utf-8")
+        ):
             assert not source.startswith(("http:", "https:", "//")), f"{page} fetches {source}"
             if page.name != "404.html":
                 assert (page.parent / source.partition("?")[0]).exists(), f"{page} shows {source}, which is not there"

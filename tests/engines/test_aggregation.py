@@ -16,7 +16,18 @@ from fedflat.experiment.run import Run
 from fedflat.experiment.training import training_of
 
 ROWS = torch.tensor([[1.0, 5.0], [2.0, -4.0], [3.0, 0.0], [1e6, 1.0]])
-REFUSED = {"scaffold", "feddyn", "mime", "mime-sgdm", "fedgamma", "fedspeed", "fedsmoo", "fedlesam-s", "fedlesam-d", "fedwmsam"}
+REFUSED = {
+    "scaffold",
+    "feddyn",
+    "mime",
+    "mime-sgdm",
+    "fedgamma",
+    "fedspeed",
+    "fedsmoo",
+    "fedlesam-s",
+    "fedlesam-d",
+    "fedwmsam",
+}
 """Where a server vector is the mean of vectors that clients keep, or clients train with a mean."""
 
 
@@ -28,7 +39,9 @@ def test_median_and_trimmed_mean_are_taken_coordinate_by_coordinate() -> None:
     assert Aggregation(centre="trimmed", trim=0.2).combine(ROWS, even).tolist() == ROWS.mean(0).tolist()
     for centre in ("median", "trimmed"):
         one = Aggregation(centre=centre)  # type: ignore[arg-type]
-        assert torch.equal(one.combine(ROWS, even), one.combine(ROWS, torch.tensor(four) / 10)), "all clients weigh alike"
+        assert torch.equal(one.combine(ROWS, even), one.combine(ROWS, torch.tensor(four) / 10)), (
+            "all clients weigh alike"
+        )
 
 
 def test_clipping_shortens_what_is_longer_than_the_median_and_nothing_else() -> None:

@@ -37,7 +37,9 @@ def test_a_batch_is_what_it_was(model, small, dtype, monkeypatch):
     mean, std = (torch.tensor(values, dtype=dtype).reshape(3, 1, 1) for values in (problem.data.mean, problem.data.std))
     assert torch.equal(batch.inputs, (raw.inputs[positions].to(dtype) / 255 - mean) / std)
     assert torch.equal(batch.targets, raw.targets[positions])
-    assert batch.inputs.is_contiguous(memory_format=torch.channels_last if model == "lenet5" else torch.contiguous_format)
+    assert batch.inputs.is_contiguous(
+        memory_format=torch.channels_last if model == "lenet5" else torch.contiguous_format
+    )
     assert torch.equal(problem.data.train.inputs, raw.inputs), "the examples are the same, however they lie"
     assert torch.equal(problem.normalised(problem.train_examples(positions.numpy()).inputs), batch.inputs)
 
@@ -94,8 +96,13 @@ def test_places_are_a_functional_call():
     own = dict(model.named_parameters())
     tensors = {"one.weight": torch.randn(3, 3), "one.bias": torch.randn(3)}
     calls = torch.zeros(())
-    assert torch.equal(Places(model).call({**tensors, "calls": calls}, x), functional_call(model, tensors, (x,), tie_weights=True))
+    assert torch.equal(
+        Places(model).call({**tensors, "calls": calls}, x), functional_call(model, tensors, (x,), tie_weights=True)
+    )
     assert calls == 1 and model.calls == 1, "a buffer that is put in place moves instead of the model's own"
     with pytest.raises(ValueError):
         Places(model).call({**tensors, "calls": torch.full((), 8.0)}, x)
-    assert all(model.get_parameter(name) is tensor for name, tensor in own.items()) and model.other.weight is model.one.weight
+    assert (
+        all(model.get_parameter(name) is tensor for name, tensor in own.items())
+        and model.other.weight is model.one.weight
+    )

@@ -37,8 +37,12 @@ def test_other_batches_stay_with_the_problem() -> None:
     fast = CompiledGradient(problem, 8, backend="eager")
     assert fast(problem.initial()[0], problem.batch(torch.arange(5), {})) is None
     mixing = a_run(augmentation="mixup").problem
-    draws = {name: draw[0] for name, draw in mixing.augmentation.draw(np.random.default_rng(0), 1, 8, (3, 32, 32)).items()}
-    assert CompiledGradient(mixing, 8, backend="eager")(mixing.initial()[0], mixing.batch(torch.arange(8), draws)) is None
+    draws = {
+        name: draw[0] for name, draw in mixing.augmentation.draw(np.random.default_rng(0), 1, 8, (3, 32, 32)).items()
+    }
+    assert (
+        CompiledGradient(mixing, 8, backend="eager")(mixing.initial()[0], mixing.batch(torch.arange(8), draws)) is None
+    )
     normalising = a_run("resnet20(norm=batch)").problem
     assert CompiledGradient(normalising, 8)(normalising.initial()[0], normalising.batch(torch.arange(8), {})) is None
 

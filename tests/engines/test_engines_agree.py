@@ -95,7 +95,9 @@ def test_the_step_compiles_whole(text: str) -> None:
     """Traced into one graph without a break, and run as traced: what a GPU compiles."""
     setting = bed(rounds=2, size=3)
     loop = walk(text, setting, engine=LoopEngine(problem_of(setting), workers=1))
-    traced = walk(text, setting, engine=LaneEngine(problem_of(setting), step=partial(compiled, backend="eager", strict=True)))
+    traced = walk(
+        text, setting, engine=LaneEngine(problem_of(setting), step=partial(compiled, backend="eager", strict=True))
+    )
     assert np.abs(np.array(loop.x) - np.array(traced.x)).max() < 1e-12
 
 
@@ -112,7 +114,9 @@ def test_what_cannot_be_compiled_runs_as_it_is() -> None:
 
 def test_a_compiler_that_makes_mistakes_is_found_out() -> None:
     def mistaken(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., Any]:
-        return lambda *values: tuple(-one if isinstance(one, torch.Tensor) and one.ndim == 1 else one for one in graph(*values))
+        return lambda *values: tuple(
+            -one if isinstance(one, torch.Tensor) and one.ndim == 1 else one for one in graph(*values)
+        )
 
     setting = bed(rounds=2, size=3)
     loop = walk("scaffold", setting, engine=LoopEngine(problem_of(setting), workers=1))

@@ -41,7 +41,9 @@ def test_patches_make_a_convolution(layer: nn.Conv2d, monkeypatch: pytest.Monkey
     images = torch.randn(2, layer.in_channels, 28, 27, dtype=torch.float64)
     assert_same(model, changed, images)
     monkeypatch.setattr(F, "conv2d", None)
-    assert changed(images.contiguous(memory_format=torch.channels_last)).is_contiguous(memory_format=torch.channels_last)
+    assert changed(images.contiguous(memory_format=torch.channels_last)).is_contiguous(
+        memory_format=torch.channels_last
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,11 +100,15 @@ def test_models_keep_their_tensors_and_their_output(text: str) -> None:
     model = models.build(text, (3, 32, 32), 10).double()
     changed = with_gpu_layers(model)
     assert any(isinstance(module, GroupNorm | PatchConvolution) for module in changed.modules())
-    assert {name: id(tensor) for name, tensor in changed.named_parameters()} == {name: id(p) for name, p in model.named_parameters()}
+    assert {name: id(tensor) for name, tensor in changed.named_parameters()} == {
+        name: id(p) for name, p in model.named_parameters()
+    }
     assert not any(isinstance(module, GroupNorm | PatchConvolution) for module in model.modules())
     images = torch.randn(3, 3, 32, 32, dtype=torch.float64)
     other = {name: torch.randn_like(tensor) * 0.05 for name, tensor in model.named_parameters()}
-    torch.testing.assert_close(functional_call(changed, other, (images,)), functional_call(model, other, (images,)), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(
+        functional_call(changed, other, (images,)), functional_call(model, other, (images,)), rtol=1e-8, atol=1e-8
+    )
 
 
 class Winding(nn.Module):
@@ -110,7 +116,11 @@ class Winding(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.norm = nn.Conv2d(3, 4, 5, padding=2), nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4)
+        self.first, self.second, self.norm = (
+            nn.Conv2d(3, 4, 5, padding=2),
+            nn.Conv2d(4, 4, 3, padding=1),
+            nn.GroupNorm(2, 4),
+        )
         self.again = nn.Sequential(self.norm, nn.ReLU())
         self.steps = [self.first, self.norm, self.second, self.again]
 

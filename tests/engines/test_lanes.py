@@ -100,7 +100,8 @@ def test_a_cohort_of_one_trains_as_in_the_loop() -> None:
     }
     data = RandomImages(size=300, side=8).dataset()
     loop, lanes = (
-        Run(config({**values, "engine": {"name": name, "device": "cpu", "workers": 1}}), data=data) for name in ("loop", "lanes")
+        Run(config({**values, "engine": {"name": name, "device": "cpu", "workers": 1}}), data=data)
+        for name in ("loop", "lanes")
     )
     assert torch.allclose(loop.go().models["server"].weights, lanes.go().models["server"].weights, atol=1e-6)
 
@@ -110,10 +111,14 @@ TRACED = partial(compiled, backend="eager", strict=True)
 
 
 @pytest.mark.parametrize(("lanes", "compile"), [(1, "off"), (2, "off"), (5, "off"), (2, "on")])
-def test_what_batch_norm_counts_is_what_the_loop_counts(lanes: int, compile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_batch_norm_counts_is_what_the_loop_counts(
+    lanes: int, compile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fedflat.experiment.engine.compiled", TRACED)
     torch.manual_seed(0)
-    norm = nn.BatchNorm1d(4, momentum=None if compile == "off" else 0.1)  # a momentum that hangs on a count cannot be compiled
+    norm = nn.BatchNorm1d(
+        4, momentum=None if compile == "off" else 0.1
+    )  # a momentum that hangs on a count cannot be compiled
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 4), norm, nn.Linear(4, 10))
     values = {
         "data": {"clients": 8, "split": "iid"},
@@ -123,7 +128,9 @@ def test_what_batch_norm_counts_is_what_the_loop_counts(lanes: int, compile: str
     }
     data = RandomImages(size=300, side=8).dataset()
     engines = ({"name": "loop", "workers": 1}, {"name": "lanes", "lanes": lanes, "compile": compile})
-    loop, side_by_side = (Run(config({**values, "engine": {**one, "device": "cpu"}}), data=data, model=model) for one in engines)
+    loop, side_by_side = (
+        Run(config({**values, "engine": {**one, "device": "cpu"}}), data=data, model=model) for one in engines
+    )
     loop.go(), side_by_side.go()
     counted = loop.server.model.integers
     assert counted.keys() == side_by_side.server.model.integers.keys() and counted
@@ -153,17 +160,26 @@ def test_a_step_may_keep_the_iterate_before_it(step: Callable[[Problem, Training
     assert np.abs(np.array(loop.x) - np.array(walk("fedavg", setting).x)).max() > 1e-3
 
 
-def test_where_a_step_got_some_memory_and_no_more_nobody_knows_how_much_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_step_got_some_memory_and_no_more_nobody_knows_how_much_it_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def captured(lane: Lane, work: Callable[[], None]) -> Callable[[], None]:
         raise DoesNotFit(None, 2**28)
 
     monkeypatch.setattr(Lane, "_captured", captured)
-    with pytest.raises(UserError, match=r"a step needs more than the 0\.2 GB that are free; lower training\.batch \(now 10\)"):
+    with pytest.raises(
+        UserError, match=r"a step needs more than the 0\.2 GB that are free; lower training\.batch \(now 10\)"
+    ):
         trained()
 
 
 def test_memory_that_ends_in_a_trial_is_no_figure_of_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, answer in {"memory_allocated": 0, "reset_peak_memory_stats": None, "empty_cache": None, "mem_get_info": (5, 100)}.items():
+    for name, answer in {
+        "memory_allocated": 0,
+        "reset_peak_memory_stats": None,
+        "empty_cache": None,
+        "mem_get_info": (5, 100),
+    }.items():
         monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
 
     def work() -> None:
@@ -313,14 +329,26 @@ def test_compiled_steps_have_layers_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -
     used: list[str] = []
     for layer in (gpu_layers.GroupNorm, gpu_layers.PatchConvolution):
         real = layer.forward
-        monkeypatch.setattr(layer, "forward", lambda self, input, real=real: used.append(type(self).__name__) or real(self, input))
+        monkeypatch.setattr(
+            layer, "forward", lambda self, input, real=real: used.append(type(self).__name__) or real(self, input)
+        )
     monkeypatch.setattr("fedflat.experiment.engine.compiled", TRACED)
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 4, 5, padding=2), nn.GroupNorm(2, 4), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(64, 10))
-    values = {"data": {"clients": 2, "split": "iid"}, "federation": {"per_round": 2}, "training": {"rounds": 1, "steps": 2, "batch": 10}}
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 5, padding=2), nn.GroupNorm(2, 4), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(64, 10)
+    )
+    values = {
+        "data": {"clients": 2, "split": "iid"},
+        "federation": {"per_round": 2},
+        "training": {"rounds": 1, "steps": 2, "batch": 10},
+    }
     weights = []
     for engine in ({"name": "loop", "workers": 1}, {"name": "lanes", "compile": "on"}):
-        run = Run(config({**values, "engine": {**engine, "device": "cpu"}}), data=RandomImages(size=60, side=16).dataset(), model=model)
+        run = Run(
+            config({**values, "engine": {**engine, "device": "cpu"}}),
+            data=RandomImages(size=60, side=16).dataset(),
+            model=model,
+        )
         weights.append(run.go().models["server"].weights)
         assert set(used) == (set() if engine["name"] == "loop" else {"GroupNorm", "PatchConvolution"})
     assert torch.allclose(*weights, atol=1e-6)

@@ -18,10 +18,14 @@ from fedflat.engines.problem import Problem
 from fedflat.engines.task import Classification
 from fedflat.experiment.run import Run
 
-needs_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="there is no C++ compiler")
+needs_compiler = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "g++")) is None, reason="there is no C++ compiler"
+)
 
 
-def gradients(model: nn.Module, images: torch.Tensor, weighting: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def gradients(
+    model: nn.Module, images: torch.Tensor, weighting: torch.Tensor
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """A model's output, and the gradients of a weighted sum of it: by the images first, then by the parameters."""
     images = images.clone().requires_grad_()
     output = model(images)
@@ -66,7 +70,10 @@ def test_a_model_is_changed_and_its_tensors_keep_their_names() -> None:
 @pytest.mark.parametrize(
     ("layers", "shape"),
     [
-        ((nn.Conv2d(2, 5, (3, 2), padding=(1, 2)), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(5, 8, 3, bias=False)), (21, 2, 11, 9)),
+        (
+            (nn.Conv2d(2, 5, (3, 2), padding=(1, 2)), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(5, 8, 3, bias=False)),
+            (21, 2, 11, 9),
+        ),
         ((nn.Conv2d(1, 12, 4), nn.MaxPool2d((3, 2)), nn.ReLU(), nn.Conv2d(12, 1, 1, padding=1)), (16, 1, 10, 9)),
     ],
 )
@@ -139,7 +146,8 @@ def test_gradients_flow_through_what_comes_before_a_convolution() -> None:
 
 def test_images_lie_in_the_same_order_of_examples_after_compiling() -> None:
     run = Run(
-        Setting("lenet5", batch=16, compile="off", workers=1).config("fedavg", "float32", "loop", 10), data=RandomImages(size=40).dataset()
+        Setting("lenet5", batch=16, compile="off", workers=1).config("fedavg", "float32", "loop", 10),
+        data=RandomImages(size=40).dataset(),
     )
     before = run.problem.batch(torch.arange(16), {})
     assert before.inputs.is_contiguous(memory_format=torch.channels_last)

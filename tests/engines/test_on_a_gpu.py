@@ -30,7 +30,9 @@ from .test_engines_agree import TEXTS
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
 
 
-@pytest.mark.parametrize("step", [pytest.param(in_place, id="as it is"), pytest.param(partial(compiled, strict=True), id="compiled")])
+@pytest.mark.parametrize(
+    "step", [pytest.param(in_place, id="as it is"), pytest.param(partial(compiled, strict=True), id="compiled")]
+)
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden(name: str, step: Callable[[Problem, Training], Advance]) -> None:
     """Golden iterates in double precision, by steps that are captured and replayed."""
@@ -63,7 +65,9 @@ def test_float32_is_that_of_the_loop(text: str) -> None:
     """A network in single precision without TF32."""
     data = RandomImages(size=1000).dataset()
     engines = (LOOP, {"name": "lanes", "device": "cuda", "compile": "off"})
-    runs = [Run(experiment(text, engine, split="dirichlet(alpha=0.5)", model="lenet5"), data=data) for engine in engines]
+    runs = [
+        Run(experiment(text, engine, split="dirichlet(alpha=0.5)", model="lenet5"), data=data) for engine in engines
+    ]
     loop, lanes = (run.go().models["server"].weights.cpu() for run in runs)
     assert (loop - lanes).norm() < 1e-3 * loop.norm()
 
@@ -77,11 +81,17 @@ def test_a_compiled_step_is_that_of_the_loop() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="the step")
         for engine in (LOOP, {"name": "lanes", "device": "cuda", "compile": "on"}):
-            models.append(Run(experiment("fedsam", engine), data=data, model=nn.Sequential(*first, *second)).go().models["server"])
+            models.append(
+                Run(experiment("fedsam", engine), data=data, model=nn.Sequential(*first, *second)).go().models["server"]
+            )
     loop, lanes = models
     assert (loop.weights - lanes.weights.cpu()).norm() < 1e-3 * loop.weights.norm()
     assert (loop.buffers - lanes.buffers.cpu()).norm() < 1e-3 * loop.buffers.norm()
-    assert {name: int(n) for name, n in lanes.integers.items()} == {name: int(n) for name, n in loop.integers.items()} != {}
+    assert (
+        {name: int(n) for name, n in lanes.integers.items()}
+        == {name: int(n) for name, n in loop.integers.items()}
+        != {}
+    )
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
@@ -114,11 +124,21 @@ def bright(data: Dataset) -> Dataset:
 
 def test_a_compiled_hessian_product_is_the_product() -> None:
     torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.Tanh(), nn.BatchNorm2d(8), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 3)]
+    layers = [
+        nn.Conv2d(3, 8, 3),
+        nn.GroupNorm(2, 8),
+        nn.Tanh(),
+        nn.BatchNorm2d(8),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(72, 3),
+    ]
     network = nn.Sequential(*layers).double().cuda()
     inputs, targets = torch.randn(10, 3, 8, 8, dtype=torch.float64).cuda(), (torch.arange(10) % 3).cuda()
     plain, fast = (Objective(network, F.cross_entropy, (inputs, targets), batch=5) for _ in range(2))
     fast.compile()
     vector = torch.randn(plain.size, dtype=torch.float64).cuda()
-    torch.testing.assert_close(fast.hessian_product(None, vector), plain.hessian_product(None, vector), rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(
+        fast.hessian_product(None, vector), plain.hessian_product(None, vector), rtol=1e-9, atol=1e-11
+    )
     assert fast._compiled is not None and fast._compiled._usable

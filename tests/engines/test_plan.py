@@ -45,7 +45,9 @@ def test_those_who_drop_out_are_missing_and_the_rest_is_as_before() -> None:
     batch=st.integers(1, 20),
     epochs=st.integers(1, 4),
 )
-def test_every_epoch_sees_every_example_once(seed: int, round: int, client: int, size: int, batch: int, epochs: int) -> None:
+def test_every_epoch_sees_every_example_once(
+    seed: int, round: int, client: int, size: int, batch: int, epochs: int
+) -> None:
     batches = Plan(batch, epochs).batches(seed, round, client, size)
     per_epoch = -(-size // batch)
     assert len(batches) == epochs * per_epoch
@@ -76,7 +78,9 @@ def test_partial_work_is_a_beginning_of_the_whole() -> None:
 
 def test_no_stream_is_used_twice() -> None:
     """A different seed, purpose, round or client gives different numbers; the same gives the same."""
-    keys = [(s, p, r, c) for s in (0, 1) for p in ("batches", "augment", "cohort") for r in (0, 1, 7) for c in (0, 1, 7)]
+    keys = [
+        (s, p, r, c) for s in (0, 1) for p in ("batches", "augment", "cohort") for r in (0, 1, 7) for c in (0, 1, 7)
+    ]
     draws = {key: tuple(generator(*key).integers(2**60, size=3)) for key in keys}
     assert len(set(draws.values())) == len(keys)
     assert all(tuple(generator(*key).integers(2**60, size=3)) == drawn for key, drawn in draws.items())

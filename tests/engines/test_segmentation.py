@@ -41,13 +41,22 @@ def scenes(count: int, seed: int, groups: list[int], shift: int = 0) -> Examples
     pixels = np.clip(40 + 70 * masks + 25 * of[:, None, None] + rng.integers(-15, 15, masks.shape), 0, 255)
     masks[:, 0, :20] = IGNORED
     images = np.repeat(pixels[:, None], 3, 1)
-    return Examples(torch.from_numpy(images.astype(np.uint8)), torch.from_numpy(masks.astype(np.uint8)), torch.from_numpy(of))
+    return Examples(
+        torch.from_numpy(images.astype(np.uint8)), torch.from_numpy(masks.astype(np.uint8)), torch.from_numpy(of)
+    )
 
 
 def made(train: int = 16) -> Dataset:
     """Two domains to train on; a third one is only in the test set."""
     return Dataset(
-        "scenes", scenes(train, 0, [0, 1]), scenes(9, 1, [0, 1, 2]), NAMES, (0.5,) * 3, (0.3,) * 3, "segmentation", ("day", "dusk", "fog")
+        "scenes",
+        scenes(train, 0, [0, 1]),
+        scenes(9, 1, [0, 1, 2]),
+        NAMES,
+        (0.5,) * 3,
+        (0.3,) * 3,
+        "segmentation",
+        ("day", "dusk", "fog"),
     )
 
 
@@ -67,7 +76,15 @@ class Dense(nn.Module):
 
 
 def settings(**more: Any) -> dict[str, Any]:
-    quick = {"per_round": 2, "split": "natural", "batch": 4, "workers": 1, "device": "cpu", "rate": 0.1, "augmentation": "scale-crop+flip"}
+    quick = {
+        "per_round": 2,
+        "split": "natural",
+        "batch": 4,
+        "workers": 1,
+        "device": "cpu",
+        "rate": 0.1,
+        "augmentation": "scale-crop+flip",
+    }
     return quick | more
 
 
@@ -83,7 +100,9 @@ def logits_for(losses: list[list[float]]) -> torch.Tensor:
 def test_the_mean_over_the_hardest_quarter_by_hand() -> None:
     logits = logits_for([[1.0, 5.0, 2.0, 3.0, 0.5, 4.0, 0.2, 0.1], [9.0, 0.3, 0.4, 8.0, 7.0, 0.1, 0.2, 0.6]])
     target = torch.zeros(2, 1, 8, dtype=torch.uint8)
-    assert Segmentation().loss(logits, target).item() == pytest.approx((5 + 4 + 9 + 8) / 4), "two of eight in each image"
+    assert Segmentation().loss(logits, target).item() == pytest.approx((5 + 4 + 9 + 8) / 4), (
+        "two of eight in each image"
+    )
     assert Segmentation(hard=1.0).loss(logits, target).item() == pytest.approx((15.8 + 25.6) / 16)
     assert Segmentation(hard=0.01).loss(logits, target).item() == pytest.approx((5 + 9) / 2), "at least one"
 
@@ -99,7 +118,9 @@ def test_ignored_pixels_are_neither_mined_nor_counted() -> None:
     nothing = logits.clone().requires_grad_()
     loss = Segmentation().loss(nothing, target)
     (gradient,) = torch.autograd.grad(loss, nothing)
-    assert loss.item() == 0 and torch.equal(gradient, torch.zeros_like(gradient)), "where nothing counts, nothing is learnt"
+    assert loss.item() == 0 and torch.equal(gradient, torch.zeros_like(gradient)), (
+        "where nothing counts, nothing is learnt"
+    )
 
 
 def test_only_the_hardest_pixels_have_a_gradient() -> None:
@@ -137,7 +158,9 @@ def test_intersection_over_union_by_hand() -> None:
     assert totals.sums["confusion"].tolist() == [[5, 1, 0, 1], [1, 2, 0, 0], [1, 0, 3, 0], [0, 0, 0, 0]]
     figures = totals.figures()
     # Class 3 is predicted but never true: it costs class 0 a pixel, and has no score of its own.
-    assert figures["miou"] == pytest.approx((5 / 9 + 2 / 4 + 3 / 4) / 3) and figures["pixel_accuracy"] == pytest.approx(10 / 14)
+    assert figures["miou"] == pytest.approx((5 / 9 + 2 / 4 + 3 / 4) / 3) and figures["pixel_accuracy"] == pytest.approx(
+        10 / 14
+    )
     each = Segmentation().by_class(totals.sums)
     assert {label: one["miou"] for label, one in each.items()} == pytest.approx({0: 5 / 9, 1: 0.5, 2: 0.75})
     assert {label: one["examples"] for label, one in each.items()} == {0: 2, 1: 1, 2: 1}
@@ -153,13 +176,17 @@ def test_figures_do_not_depend_on_batches() -> None:
     for rows in ([0], [1, 2, 3], [4]):
         parts.add(task.sums(logits[rows], target[rows]), len(rows))
     assert whole.figures() == pytest.approx(parts.figures()) and parts.count == 5
-    assert whole.figures()["miou"] == pytest.approx(np.mean([one["miou"] for one in task.by_class(whole.sums).values()])), (
-        "the mean over classes"
-    )
+    assert whole.figures()["miou"] == pytest.approx(
+        np.mean([one["miou"] for one in task.by_class(whole.sums).values()])
+    ), "the mean over classes"
 
 
 def test_tasks_of_other_kinds_are_means_as_before() -> None:
-    assert isinstance(task_for("segmentation"), Segmentation) and isinstance(Segmentation(), Pooling) and isinstance(Segmentation(), Task)
+    assert (
+        isinstance(task_for("segmentation"), Segmentation)
+        and isinstance(Segmentation(), Pooling)
+        and isinstance(Segmentation(), Task)
+    )
     assert not isinstance(Classification(), Pooling)
     totals = Totals(Classification())
     totals.add({"loss": torch.tensor(3.0), "accuracy": torch.tensor(1)}, 2)
@@ -180,14 +207,21 @@ def run_of(algorithm: str, engine: Any, model: str | nn.Module = "bisenetv2(widt
         "evaluation": {"batch": 4},
         "engine": {"precision": "float64", "device": "cpu", "workers": 1},
     }
-    run = Run(config(values), data=made(8 if training.get("batch") == 4 else 7), model=None if isinstance(model, str) else model)
+    run = Run(
+        config(values),
+        data=made(8 if training.get("batch") == 4 else 7),
+        model=None if isinstance(model, str) else model,
+    )
     run.engine = engine(run.problem)
     run.go()
     return run
 
 
 LOOP = partial(LoopEngine, workers=1)
-OTHERS = {"lanes": partial(LaneEngine, lanes=2), "compiled": partial(LaneEngine, step=partial(compiled, backend="eager", strict=True))}
+OTHERS = {
+    "lanes": partial(LaneEngine, lanes=2),
+    "compiled": partial(LaneEngine, step=partial(compiled, backend="eager", strict=True)),
+}
 
 
 @pytest.mark.parametrize("other", OTHERS)
@@ -200,12 +234,20 @@ def test_engines_agree(other: str) -> None:
     assert (loop.server.model.weights - lanes.server.model.weights).abs().max() < 1e-10
     assert (loop.server.model.buffers - lanes.server.model.buffers).abs().max() < 1e-10
     for one, two in zip(loop.history, lanes.history, strict=True):
-        assert one["test"]["server"] == pytest.approx(two["test"]["server"], abs=1e-9) and set(one["test"]["server"]) > {"loss", "miou"}
+        assert one["test"]["server"] == pytest.approx(two["test"]["server"], abs=1e-9) and set(
+            one["test"]["server"]
+        ) > {"loss", "miou"}
 
 
 @pytest.mark.parametrize(
     ("network", "engine"),
-    [("dense", "loop"), ("dense", "lanes"), ("dense", "compiled"), ("bisenetv2(width=0.1)", "loop"), ("bisenetv2(width=0.1)", "lanes")],
+    [
+        ("dense", "loop"),
+        ("dense", "lanes"),
+        ("dense", "compiled"),
+        ("bisenetv2(width=0.1)", "loop"),
+        ("bisenetv2(width=0.1)", "lanes"),
+    ],
 )
 def test_sam_moves_statistics_once_per_step(network: str, engine: str) -> None:
     """Weights stand still, so that FedAvg and SAM see the same batches at the same point: equal, unless the perturbed pass left a trace."""
@@ -213,7 +255,8 @@ def test_sam_moves_statistics_once_per_step(network: str, engine: str) -> None:
     model: Any = Dense() if network == "dense" else network
     still = {"rate": 1e-12, "rounds": 1, "batch": 4}
     plain, sam = (
-        run_of(text, ({"loop": LOOP} | OTHERS)[engine], model, **still, steps=3).server.model for text in ("fedavg", "fedsam(rho=5.0)")
+        run_of(text, ({"loop": LOOP} | OTHERS)[engine], model, **still, steps=3).server.model
+        for text in ("fedavg", "fedsam(rho=5.0)")
     )
     fresh = run_of("fedavg", LOOP, model, **still, steps=1).server.model
     assert torch.allclose(plain.buffers, sam.buffers, atol=1e-7)
@@ -234,7 +277,9 @@ def test_batch_norm_keeps_full_statistics_where_passes_are_in_bfloat16() -> None
     one, other = full.server.model, rough.server.model
     assert other.weights.dtype == other.buffers.dtype == torch.float32
     assert 0 < (one.weights - other.weights).abs().mean() < 0.005
-    assert full.history[-1]["test"]["server"]["loss"] == pytest.approx(rough.history[-1]["test"]["server"]["loss"], abs=0.05)
+    assert full.history[-1]["test"]["server"]["loss"] == pytest.approx(
+        rough.history[-1]["test"]["server"]["loss"], abs=0.05
+    )
 
 
 def rough_settings() -> dict[str, Any]:
@@ -258,13 +303,18 @@ def test_a_network_learns_to_segment() -> None:
 
 def test_models_for_something_else_are_refused() -> None:
     with pytest.raises(
-        fedflat.UserError, match=r"lenet5 gives an output of shape \(3,\) .* at each of 32x32 pixels: choose a model for segm"
+        fedflat.UserError,
+        match=r"lenet5 gives an output of shape \(3,\) .* at each of 32x32 pixels: choose a model for segm",
     ):
         fedflat.run("fedavg", data=made(), model="lenet5", rounds=1, **settings())
     pixels = np.zeros((12, 3, SIDE, SIDE), np.uint8)
     images = from_arrays(pixels, [0, 1, 2] * 4, pixels, [0, 1, 2] * 4)
-    with pytest.raises(fedflat.UserError, match=r"custom:Dense gives an output of shape \(3, 32, 32\) for each example"):
-        fedflat.run("fedavg", data=images, model=Dense(), rounds=1, **settings(split="iid", clients=3, augmentation="none"))
+    with pytest.raises(
+        fedflat.UserError, match=r"custom:Dense gives an output of shape \(3, 32, 32\) for each example"
+    ):
+        fedflat.run(
+            "fedavg", data=images, model=Dense(), rounds=1, **settings(split="iid", clients=3, augmentation="none")
+        )
 
 
 # --- whose statistics ---------------------------------------------------------------------------------------------------------------------
@@ -283,7 +333,9 @@ def by_hand(model: nn.Module, examples: Examples, rows: torch.Tensor, statistics
 
 
 @pytest.mark.parametrize("from_disk", [False, True])
-def test_silobn_tests_seen_domains_by_their_client_s_statistics_and_others_by_their_batch(tmp_path: Path, from_disk: bool) -> None:
+def test_silobn_tests_seen_domains_by_their_client_s_statistics_and_others_by_their_batch(
+    tmp_path: Path, from_disk: bool
+) -> None:
     torch.manual_seed(0)
     network, data = Dense(), made()
     result = fedflat.run(
@@ -299,7 +351,9 @@ def test_silobn_tests_seen_domains_by_their_client_s_statistics_and_others_by_th
     kept = result.record.statistics
     assert set(kept) == {0, 1} and not torch.allclose(kept[0], kept[1], atol=1e-2), "each client has its own"
     server = result.record.models["server"]
-    assert torch.equal(server.buffers, torch.cat([torch.zeros(6), torch.ones(6)])), "and none of them reaches the server"
+    assert torch.equal(server.buffers, torch.cat([torch.zeros(6), torch.ones(6)])), (
+        "and none of them reaches the server"
+    )
     if from_disk:
         result = fedflat.load(tmp_path / "run")
         assert all(torch.equal(kept[number], value) for number, value in client_statistics(result.record).items())
@@ -310,13 +364,20 @@ def test_silobn_tests_seen_domains_by_their_client_s_statistics_and_others_by_th
     assert groups is not None and data.train.groups is not None
     for number, domain in enumerate(("day", "dusk")):
         rows = torch.nonzero(groups == number)[:, 0]
-        assert found["domains"]["each"][domain]["miou"] == pytest.approx(by_hand(fresh, data.test, rows, kept[number]), abs=2e-3)
+        assert found["domains"]["each"][domain]["miou"] == pytest.approx(
+            by_hand(fresh, data.test, rows, kept[number]), abs=2e-3
+        )
         own = torch.nonzero(data.train.groups == number)[:, 0]
-        assert found["clients"]["each"][domain]["miou"] == pytest.approx(by_hand(fresh, data.train, own, kept[number]), abs=2e-3)
+        assert found["clients"]["each"][domain]["miou"] == pytest.approx(
+            by_hand(fresh, data.train, own, kept[number]), abs=2e-3
+        )
     unseen = torch.nonzero(groups == 2)[:, 0]
     assert found["domains"]["each"]["fog"]["miou"] == pytest.approx(by_hand(fresh, data.test, unseen, None), abs=2e-3)
     assert found["test"]["miou"] == pytest.approx(by_hand(fresh, data.test, torch.arange(9), None), abs=2e-3)
-    assert found["domains"]["seen"]["examples"] == 6 and found["domains"]["unseen"]["miou"] == found["domains"]["each"]["fog"]["miou"]
+    assert (
+        found["domains"]["seen"]["examples"] == 6
+        and found["domains"]["unseen"]["miou"] == found["domains"]["each"]["fog"]["miou"]
+    )
 
 
 def test_silobn_trains_the_weights_of_fedavg() -> None:

@@ -34,11 +34,22 @@ def alphabet() -> Dataset:
     return Dataset("alphabet", repeating(24, 0), repeating(9, 1), tuple(CHARACTERS), kind="text")
 
 
-SMALL = {"model": "char-lstm(hidden=8,layers=1)", "split": "natural", "per_round": 3, "batch": 4, "workers": 1, "device": "cpu"}
+SMALL = {
+    "model": "char-lstm(hidden=8,layers=1)",
+    "split": "natural",
+    "per_round": 3,
+    "batch": 4,
+    "workers": 1,
+    "device": "cpu",
+}
 
 
 def test_the_tasks_of_kinds_of_data():
-    assert [task_for(kind) for kind in ("image", "vector", "text")] == [Classification(), Classification(), NextCharacter()]
+    assert [task_for(kind) for kind in ("image", "vector", "text")] == [
+        Classification(),
+        Classification(),
+        NextCharacter(),
+    ]
     assert isinstance(NextCharacter(), Task)
 
 
@@ -73,10 +84,14 @@ def test_text_is_learnt_character_by_character():
     assert last["accuracy"] == 1 and last["loss"] < 0.1
 
 
-@pytest.mark.parametrize("other", [LaneEngine, partial(LaneEngine, step=partial(compiled, backend="eager"))], ids=["lanes", "compiled"])
+@pytest.mark.parametrize(
+    "other", [LaneEngine, partial(LaneEngine, step=partial(compiled, backend="eager"))], ids=["lanes", "compiled"]
+)
 def test_engines_agree_on_text(other):
     """Tokens are neither normalised nor augmented, whichever engine draws the batches."""
-    made = config({"algorithm": "scaffold+sam", "engine": {"precision": "float64", "device": "cpu", "workers": 1}} | settings())
+    made = config(
+        {"algorithm": "scaffold+sam", "engine": {"precision": "float64", "device": "cpu", "workers": 1}} | settings()
+    )
     found = []
     for make in (partial(LoopEngine, workers=1), other):
         run = Run(made, data=alphabet())
@@ -126,7 +141,10 @@ def test_a_model_for_something_else_is_refused(model: str, sentence: str):
 def test_a_token_that_the_model_does_not_know_is_told_of_before_it_comes_up(part: str, token: int) -> None:
     data = alphabet()
     getattr(data, part).inputs[-1, -1] = token
-    with pytest.raises(fedflat.UserError, match=rf"alphabet has the token {token}, and char-lstm.* knows those from 0 to 2, one for each"):
+    with pytest.raises(
+        fedflat.UserError,
+        match=rf"alphabet has the token {token}, and char-lstm.* knows those from 0 to 2, one for each",
+    ):
         fedflat.run("fedavg", data=data, rounds=1, **SMALL)
 
 
@@ -148,7 +166,10 @@ class Several(nn.Module):
         ({"model": torch.relu}, "model is a builtin_function_or_method; expected a torch.nn.Module"),
         ({"model": Several()}, "gives a dict; expected a tensor with a row for each example"),
         ({"loss": "cross-entropy"}, "loss is 'cross-entropy'; expected a function of outputs and targets"),
-        ({"loss": partial(F.cross_entropy, reduction="none")}, r"a tensor of shape \(40,\); expected a tensor with one number, the mean"),
+        (
+            {"loss": partial(F.cross_entropy, reduction="none")},
+            r"a tensor of shape \(40,\); expected a tensor with one number, the mean",
+        ),
         ({"loss": lambda output, target: 1.0}, "the loss of a batch is a float; expected a tensor with one number"),
         ({"loss": lambda output, target: output.mean().detach()}, r"the loss has no gradient; leave out detach\(\)"),
         ({"loss": F.mse_loss}, r"the loss fails on outputs and targets of shapes \(40, 2\) and \(40,\): The size"),
@@ -157,4 +178,8 @@ class Several(nn.Module):
 def test_own_models_and_losses_that_cannot_be_trained(own: dict[str, Any], sentence: str) -> None:
     clients = [(torch.randn(20, 4) + label, torch.full((20,), label)) for label in (0, 1)]
     with pytest.raises(fedflat.UserError, match=sentence):
-        list(fedflat.rounds("fedavg", own.get("model", nn.Linear(4, 2)), clients, loss=own.get("loss"), rounds=1, workers=1))
+        list(
+            fedflat.rounds(
+                "fedavg", own.get("model", nn.Linear(4, 2)), clients, loss=own.get("loss"), rounds=1, workers=1
+            )
+        )

@@ -20,7 +20,8 @@ SETTINGS = {"rounds": 3, "clients": 10, "per_round": 5, "steps": 3, "model": "ml
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["fedavg", "fedmoswa+asam+wima(window=2)", "scaffold(option=I)", "mime-sgdm", "fedsmoo", "fedwmsam", "adabest"]
+    "algorithm",
+    ["fedavg", "fedmoswa+asam+wima(window=2)", "scaffold(option=I)", "mime-sgdm", "fedsmoo", "fedwmsam", "adabest"],
 )
 def test_one_and_four_workers_agree(algorithm: str) -> None:
     one, four = (fedflat.run(algorithm, workers=workers, **SETTINGS).record for workers in (1, 4))
@@ -30,7 +31,15 @@ def test_one_and_four_workers_agree(algorithm: str) -> None:
 
 
 def test_batch_norm_statistics_agree_too() -> None:
-    small = {**SETTINGS, "model": "resnet20(norm=batch)", "clients": 4, "per_round": 3, "rounds": 1, "steps": 1, "batch": 4}
+    small = {
+        **SETTINGS,
+        "model": "resnet20(norm=batch)",
+        "clients": 4,
+        "per_round": 3,
+        "rounds": 1,
+        "steps": 1,
+        "batch": 4,
+    }
     one, four = (fedflat.run("fedsam", workers=workers, **small).record.models["server"] for workers in (1, 4))
     assert torch.equal(one.buffers, four.buffers)
     assert not torch.equal(one.buffers, torch.zeros_like(one.buffers))
@@ -93,7 +102,10 @@ def test_counting_normalisations_take_no_file_for_each_client() -> None:
 def test_a_batch_of_one_that_cannot_be_normalised_is_told_of() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(48, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))
     data = RandomImages(size=33, side=4).dataset()
-    with pytest.raises(UserError, match="BatchNorm cannot normalise a batch of 1, on which an epoch of some client ends; choose another"):
+    with pytest.raises(
+        UserError,
+        match="BatchNorm cannot normalise a batch of 1, on which an epoch of some client ends; choose another",
+    ):
         fedflat.run("fedavg", data=data, model=model, clients=3, per_round=3, rounds=1, batch=5, split="iid", workers=1)
 
 

@@ -14,13 +14,28 @@ from fedflat.errors import UserError
 from fedflat.experiment.observation.afterwards import afterwards
 from fedflat.experiment.record import load_record
 
-SETTINGS = {"rounds": 4, "clients": 8, "per_round": 3, "steps": 2, "workers": 1, "device": "cpu", "model": "mlp(hidden=8)"}
+SETTINGS = {
+    "rounds": 4,
+    "clients": 8,
+    "per_round": 3,
+    "steps": 2,
+    "workers": 1,
+    "device": "cpu",
+    "model": "mlp(hidden=8)",
+}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("afterwards") / "run"
-    fedflat.run("fedavg+wima", out=path, keep_every=2, flatness="every=1,what=gap+noise+classes+features", flatness__clients=3, **SETTINGS)
+    fedflat.run(
+        "fedavg+wima",
+        out=path,
+        keep_every=2,
+        flatness="every=1,what=gap+noise+classes+features",
+        flatness__clients=3,
+        **SETTINGS,
+    )
     return path
 
 

@@ -17,7 +17,22 @@ from fedflat.data import load
 from fedflat.errors import UserError
 
 DOMAINS = ("art", "photo", "sketch")
-TINY = ["--model", "mlp(hidden=8)", "--size", "8", "--rounds", "4", "--steps", "2", "--batch", "4", "--every", "1", "--device", "cpu"]
+TINY = [
+    "--model",
+    "mlp(hidden=8)",
+    "--size",
+    "8",
+    "--rounds",
+    "4",
+    "--steps",
+    "2",
+    "--batch",
+    "4",
+    "--every",
+    "1",
+    "--device",
+    "cpu",
+]
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +59,17 @@ def pictures(tmp_path: Path) -> str:
     return f"domains(path={tmp_path / 'pictures'})"
 
 
-def test_every_fold_algorithm_and_seed(study: ModuleType, pictures: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_fold_algorithm_and_seed(
+    study: ModuleType, pictures: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     given = [str(tmp_path / "out"), "--dataset", pictures, "--data", str(tmp_path), "--seeds", "0", "1", *TINY]
     text = study.main(given)
     document = json.loads((tmp_path / "out" / "numbers.json").read_text())
     runs = document["runs"]
     assert len(runs) == 3 * 3 * 2 and {run["domain"] for run in runs} == set(DOMAINS)
-    assert all(run["accuracy"] == pytest.approx(run["curve"][-1][1]) for run in runs), "the last of four rounds is the last quarter"
+    assert all(run["accuracy"] == pytest.approx(run["curve"][-1][1]) for run in runs), (
+        "the last of four rounds is the last quarter"
+    )
     assert (tmp_path / "out" / "table.md").read_text() == text
     assert [line.split("|")[1].strip() for line in text.splitlines()[2:]] == ["`fedavg`", "`fedsam`", "`fedmoswa`"]
     of_photo = [100 * run["accuracy"] for run in runs if run["domain"] == "photo" and run["algorithm"] == "fedavg"]
@@ -72,16 +91,29 @@ def test_a_study_that_was_interrupted_goes_on(study: ModuleType, pictures: str, 
 
 def test_a_domain_that_does_not_exist(study: ModuleType, pictures: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no domain of domains 'sketches'; did you mean sketch"):
-        study.main([str(tmp_path / "out"), "--dataset", pictures, "--data", str(tmp_path), "--domains", "sketches", *TINY])
+        study.main(
+            [str(tmp_path / "out"), "--dataset", pictures, "--data", str(tmp_path), "--domains", "sketches", *TINY]
+        )
 
 
 def test_domains_as_clients_and_by_domain(pictures: str, tmp_path: Path) -> None:
     """Without a domain left out each domain is a client, and the evaluation tells them apart by name."""
-    settings = {"data": f"{pictures[:-1]},size=8)", "split": "natural", "per_round": 3, "rounds": 2, "steps": 2, "batch": 4}
-    result = fedflat.run("fedavg", data_folder=str(tmp_path), model="mlp(hidden=8)", workers=1, device="cpu", **settings)
+    settings = {
+        "data": f"{pictures[:-1]},size=8)",
+        "split": "natural",
+        "per_round": 3,
+        "rounds": 2,
+        "steps": 2,
+        "batch": 4,
+    }
+    result = fedflat.run(
+        "fedavg", data_folder=str(tmp_path), model="mlp(hidden=8)", workers=1, device="cpu", **settings
+    )
     found = result.evaluate(on=("domains", "clients"))
     assert set(found["domains"]["each"]) == set(found["clients"]["each"]) == set(DOMAINS)
-    assert found["clients"]["count"] == 3 and {scores["examples"] for scores in found["clients"]["each"].values()} == {8}
+    assert found["clients"]["count"] == 3 and {scores["examples"] for scores in found["clients"]["each"].values()} == {
+        8
+    }
 
 
 def test_the_domain_left_out_is_seen_by_nobody(study: ModuleType, pictures: str, tmp_path: Path) -> None:

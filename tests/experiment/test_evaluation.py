@@ -53,7 +53,11 @@ def test_the_test_set_and_its_classes(result):
     assert found["test"]["accuracy"] == pytest.approx(0.6) and found["test"]["examples"] == 5
     wrong = math.log(math.exp(5) + 2)
     assert found["test"]["loss"] == pytest.approx(wrong - 3)
-    assert {name: scores["accuracy"] for name, scores in found["classes"]["each"].items()} == {"0": 1.0, "1": 0.0, "2": 0.0}
+    assert {name: scores["accuracy"] for name, scores in found["classes"]["each"].items()} == {
+        "0": 1.0,
+        "1": 0.0,
+        "2": 0.0,
+    }
     assert {name: scores["examples"] for name, scores in found["classes"]["each"].items()} == {"0": 3, "1": 1, "2": 1}
     assert found["classes"]["mean"] == pytest.approx(1 / 3) and found["classes"]["worst_tenth"] == 0
     assert found["classes"]["each"]["1"]["loss"] == pytest.approx(wrong)
@@ -76,12 +80,16 @@ def test_training_clients_by_name(result):
 
 def test_domains_are_the_groups_of_the_test_set(result):
     found = result.evaluate(on=["domains"])["domains"]
-    assert {name: scores["accuracy"] for name, scores in found["each"].items()} == pytest.approx({"ada": 1.0, "bob": 1 / 3})
+    assert {name: scores["accuracy"] for name, scores in found["each"].items()} == pytest.approx(
+        {"ada": 1.0, "bob": 1 / 3}
+    )
     assert found["mean"] == pytest.approx(2 / 3)
 
 
 def test_the_participation_gap():
-    result = fedflat.run("fedavg", data=writers(), model=always_zero(), **(STILL | {"split": "natural+held-out(share=0.5)"}))
+    result = fedflat.run(
+        "fedavg", data=writers(), model=always_zero(), **(STILL | {"split": "natural+held-out(share=0.5)"})
+    )
     found = result.evaluate(on=["unseen", "clients"])
     unseen, seen = (set(found[part]["each"]) for part in ("unseen", "clients"))
     assert len(unseen) == 2 and seen | unseen == set(RIGHT) and not seen & unseen
@@ -105,7 +113,11 @@ def test_the_long_tail_has_a_head_and_a_tail():
         model.weight.copy_(torch.diag(torch.tensor([1.0, 1, 1, -1, -1, -1])))
     more = {"split": "iid+longtail(factor=20)", "clients": 4}
     found = fedflat.run("fedavg", data=data, model=model, **(STILL | more)).evaluate(on=("longtail", "classes"))
-    assert {name: part["accuracy"] for name, part in found["longtail"]["each"].items()} == {"head": 1.0, "middle": 0.5, "tail": 0.0}
+    assert {name: part["accuracy"] for name, part in found["longtail"]["each"].items()} == {
+        "head": 1.0,
+        "middle": 0.5,
+        "tail": 0.0,
+    }
     assert [part["classes"] for part in found["longtail"]["each"].values()] == [2, 2, 2]
     assert found["classes"]["mean"] == pytest.approx(0.5)
 
@@ -114,11 +126,21 @@ def test_corruptions_are_averaged_over_severities(result):
     def of(targets: list[int]) -> Examples:
         return Examples(torch.zeros(len(targets), 2), torch.tensor(targets))
 
-    severities = {"fog": {1: of([0, 0]), 2: of([0, 1])}, "snow": {1: of([0, 1]), 2: of([1, 1])}, "spatter": {1: of([1]), 2: of([1])}}
+    severities = {
+        "fog": {1: of([0, 0]), 2: of([0, 1])},
+        "snow": {1: of([0, 1]), 2: of([1, 1])},
+        "spatter": {1: of([1]), 2: of([1])},
+    }
     found = result.evaluate(on=["corruptions"], corruptions=severities)["corruptions"]
-    assert {name: scores["accuracy"] for name, scores in found["each"].items()} == {"fog": 0.75, "snow": 0.25, "spatter": 0.0}
+    assert {name: scores["accuracy"] for name, scores in found["each"].items()} == {
+        "fog": 0.75,
+        "snow": 0.25,
+        "spatter": 0.0,
+    }
     assert found["each"]["fog"]["severity 2"] == 0.5
-    assert found["mean_corruption_error"] == pytest.approx(0.5) and found["count"] == 2, "spatter is not one of the benchmark's"
+    assert found["mean_corruption_error"] == pytest.approx(0.5) and found["count"] == 2, (
+        "spatter is not one of the benchmark's"
+    )
 
 
 def test_corruptions_of_a_published_data_set(monkeypatch, tmp_path):
@@ -157,14 +179,18 @@ def test_who_fine_tunes_is_drawn_by_the_seed():
     sizes = [5, 1, 9, 2, 8, 7, 1, 4]
     chosen = tuning.among(sizes, seed=0)
     assert chosen == tuning.among(sizes, seed=0) == sorted(chosen) and len(set(chosen)) == 3
-    assert {i for seed in range(30) for i in tuning.among(sizes, seed)} == {0, 2, 3, 4, 5, 7}, "who has one example cannot"
+    assert {i for seed in range(30) for i in tuning.among(sizes, seed)} == {0, 2, 3, 4, 5, 7}, (
+        "who has one example cannot"
+    )
     train, rest = tuning.divided(np.arange(100, 102), 0, 3)
     assert len(train) == len(rest) == 1 and sorted([*train, *rest]) == [100, 101]
 
 
 def test_fine_tuning_of_unseen_clients():
     split = {"split": "natural+held-out(share=0.5)"}
-    found = fedflat.run("fedavg", data=writers(), model=always_zero(), **(STILL | split)).evaluate(on=["fine-tuned-unseen", "unseen"])
+    found = fedflat.run("fedavg", data=writers(), model=always_zero(), **(STILL | split)).evaluate(
+        on=["fine-tuned-unseen", "unseen"]
+    )
     assert set(found["fine-tuned-unseen"]["each"]) == set(found["unseen"]["each"])
 
 
@@ -214,7 +240,9 @@ def test_what_was_the_users_own_is_asked_for_again(tmp_path):
     data, model, task = writers(), always_zero(), Upside(metric="errors")
     here = fedflat.run("fedavg", data=data, model=model, task=task, out=tmp_path / "run", **STILL)
     loaded = fedflat.load(tmp_path / "run")
-    with pytest.raises(fedflat.UserError, match=r"data of your own \(custom:letters\); pass it again .*evaluate\(data="):
+    with pytest.raises(
+        fedflat.UserError, match=r"data of your own \(custom:letters\); pass it again .*evaluate\(data="
+    ):
         loaded.evaluate()
     with pytest.raises(fedflat.UserError, match=r"model of your own .*evaluate\(network="):
         loaded.evaluate(data=data)
@@ -239,9 +267,14 @@ def test_each_character_has_its_class():
         def forward(self, characters: torch.Tensor) -> torch.Tensor:
             return self.head(characters[..., None].float())
 
-    found = fedflat.run("fedavg", data=data, model=AlwaysB(), **(STILL | {"split": "iid", "clients": 2})).evaluate(on=("test", "classes"))
+    found = fedflat.run("fedavg", data=data, model=AlwaysB(), **(STILL | {"split": "iid", "clients": 2})).evaluate(
+        on=("test", "classes")
+    )
     assert found["test"]["accuracy"] == pytest.approx(0.75) and found["test"]["examples"] == 2
-    assert {name: (one["accuracy"], one["examples"]) for name, one in found["classes"]["each"].items()} == {"a": (0, 2), "b": (1, 6)}
+    assert {name: (one["accuracy"], one["examples"]) for name, one in found["classes"]["each"].items()} == {
+        "a": (0, 2),
+        "b": (1, 6),
+    }
 
 
 def test_more_clients_than_can_be_looked_at():
@@ -260,7 +293,8 @@ def test_models_that_normalise_by_their_batch():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"clients": 0}, {"epochs": 0}, {"share": 0.0}, {"share": 1.0}, {"rate": -1.0}, {"rate": math.nan}, {"batch": 0}]
+    "wrong",
+    [{"clients": 0}, {"epochs": 0}, {"share": 0.0}, {"share": 1.0}, {"rate": -1.0}, {"rate": math.nan}, {"batch": 0}],
 )
 def test_fine_tuning_that_cannot_be(wrong):
     with pytest.raises(fedflat.UserError, match=f"fine-tuning .*{next(iter(wrong))}.* is not possible"):
@@ -280,7 +314,11 @@ def test_a_run_may_look_at_a_sample_of_the_test_set():
     result = fedflat.run("fedavg", evaluation__examples=50, **(STILL | {"split": "iid"}))
     assert result.evaluate(on="test")["test"]["examples"] > 300, "the evaluation afterwards is on the whole"
     assert (
-        len(federation(made.model_copy(update={"evaluation": made.evaluation.model_copy(update={"examples": 10**6})}))[0].held_out["test"])
+        len(
+            federation(made.model_copy(update={"evaluation": made.evaluation.model_copy(update={"examples": 10**6})}))[
+                0
+            ].held_out["test"]
+        )
         > 300
     )
 

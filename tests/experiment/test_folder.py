@@ -58,7 +58,9 @@ def test_a_run_of_a_relative_file_can_be_resumed_from_elsewhere(elsewhere: Path)
 
 def test_paths_of_data_are_kept_in_full(elsewhere: Path) -> None:
     here = elsewhere.parent
-    found = config({"data": {"name": "images( size=8, path = pets )", "split": "listed(path=a.json,hash=x)", "folder": "sets"}}).data
+    found = config(
+        {"data": {"name": "images( size=8, path = pets )", "split": "listed(path=a.json,hash=x)", "folder": "sets"}}
+    ).data
     assert (found.name, found.split) == (f"images( size=8, path = {here}/pets )", f"listed(path={here}/a.json,hash=x)")
     assert found.folder == here / "sets"
     for as_it_is in ("hub(path=ylecun/mnist)", "digits", "custom:arrays(path=mine)", "arrays(path=/mine.npz)"):
@@ -83,7 +85,9 @@ def test_a_folder_in_which_a_run_is_being_begun_is_held(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("why", ["is a directory", "permission denied"])
-def test_a_model_that_cannot_be_read_is_not_called_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+def test_a_model_that_cannot_be_read_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
     folder = RunFolder(tmp_path)
     with pytest.raises(UserError, match="is missing; the run wrote none"):
         folder.read_tensors("model.safetensors")

@@ -51,7 +51,9 @@ def test_it_is_told_as_it_is_written(tmp_path: Path) -> None:
     assert seen(lines[0]) == [("began",), ("evaluated", 0, "server"), ("round", 0)]
     assert seen(lines[0]) == [], "nothing new"
     average = "swa(start=0.5)"
-    assert seen(b"".join(lines[:3])) == [("evaluated", 2, average), ("round", 2)], "what was missed between two looks is not made up"
+    assert seen(b"".join(lines[:3])) == [("evaluated", 2, average), ("round", 2)], (
+        "what was missed between two looks is not made up"
+    )
     listening.told.clear()
     metrics.write_bytes(b"".join(lines))
     assert followed.ended().status == "finished"

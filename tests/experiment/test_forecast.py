@@ -58,7 +58,11 @@ def test_only_clients_that_can_take_part_are_counted() -> None:
     found = forecast(run, 1.0)
     assert found.clients == 4 * 40 and found.states == 4 * 40 * 4 * run.problem.layout.size
     whole = disk_use(run.config, run.problem.layout.size, 0, 10**6)
-    assert whole == disk_use(run.config, run.problem.layout.size, 0, 4 * 40) != disk_use(run.config, run.problem.layout.size, 0, 4)
+    assert (
+        whole
+        == disk_use(run.config, run.problem.layout.size, 0, 4 * 40)
+        != disk_use(run.config, run.problem.layout.size, 0, 4)
+    )
 
 
 def test_short_runs_are_not_foretold() -> None:
@@ -66,7 +70,11 @@ def test_short_runs_are_not_foretold() -> None:
 
 
 def test_statistics_that_clients_keep_count() -> None:
-    own = {**SMALL, "model": "resnet20(norm=batch)", "training": {"rounds": 3, "steps": 1, "batch": 4, "statistics": "own"}}
+    own = {
+        **SMALL,
+        "model": "resnet20(norm=batch)",
+        "training": {"rounds": 3, "steps": 1, "batch": 4, "statistics": "own"},
+    }
     run = Run(config(own), data=RandomImages(size=48, side=8).dataset())
     run._open()
     assert forecast(run, 1.0).states == 12 * 4 * run.problem.buffers.size

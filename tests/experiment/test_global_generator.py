@@ -33,7 +33,9 @@ def module() -> nn.Module:
 
 
 def run(**more: Any) -> fedflat.Result:
-    return fedflat.run(data=from_clients(clients()), model=module(), **(SETTINGS | {"algorithm": "fedavg", "workers": 1} | more))
+    return fedflat.run(
+        data=from_clients(clients()), model=module(), **(SETTINGS | {"algorithm": "fedavg", "workers": 1} | more)
+    )
 
 
 def is_kept(call: Callable[[], object]) -> bool:
@@ -43,7 +45,9 @@ def is_kept(call: Callable[[], object]) -> bool:
     return torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("more", [{}, {"engine": "lanes"}, {"algorithm": "mime"}, ESTIMATED], ids=["loop", "lanes", "mime", "estimated"])
+@pytest.mark.parametrize(
+    "more", [{}, {"engine": "lanes"}, {"algorithm": "mime"}, ESTIMATED], ids=["loop", "lanes", "mime", "estimated"]
+)
 def test_a_run_leaves_the_generator_as_it_was(more: dict[str, Any]) -> None:
     assert is_kept(lambda: run(**more))
 
@@ -60,7 +64,9 @@ def test_fresh_modules_between_runs_differ() -> None:
 def test_draws_of_the_user_change_no_round() -> None:
     def history(draws: int) -> list[dict[str, Any]]:
         torch.manual_seed(0)
-        loop = fedflat.rounds(model=module(), clients_data=clients(), workers=1, rounds=3, steps=2, batch=5, **ESTIMATED)
+        loop = fedflat.rounds(
+            model=module(), clients_data=clients(), workers=1, rounds=3, steps=2, batch=5, **ESTIMATED
+        )
         for _ in loop:
             torch.rand(draws)
         return loop.history
@@ -70,7 +76,9 @@ def test_draws_of_the_user_change_no_round() -> None:
 
 def test_leaving_a_loop_leaves_the_generator_as_it_was(tmp_path: Path) -> None:
     def left() -> None:
-        loop = fedflat.rounds(model=module(), clients_data=clients(), workers=1, rounds=3, batch=5, out=tmp_path / "run", **ESTIMATED)
+        loop = fedflat.rounds(
+            model=module(), clients_data=clients(), workers=1, rounds=3, batch=5, out=tmp_path / "run", **ESTIMATED
+        )
         next(loop)
         loop.close()
 
@@ -78,7 +86,9 @@ def test_leaving_a_loop_leaves_the_generator_as_it_was(tmp_path: Path) -> None:
 
 
 def test_looking_at_a_run_leaves_the_generator_as_it_was(tmp_path: Path) -> None:
-    result = fedflat.run("fedavg", rounds=1, clients=20, per_round=2, steps=1, model="mlp(hidden=4)", workers=1, out=tmp_path / "run")
+    result = fedflat.run(
+        "fedavg", rounds=1, clients=20, per_round=2, steps=1, model="mlp(hidden=4)", workers=1, out=tmp_path / "run"
+    )
     assert is_kept(lambda: result.evaluate(on=("test", "fine-tuned")))
     assert is_kept(lambda: measured_point(f"{tmp_path / 'run'}:client3"))
 

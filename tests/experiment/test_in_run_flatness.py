@@ -14,7 +14,15 @@ from fedflat.errors import UserError
 from fedflat.experiment.config import config
 from fedflat.experiment.observation.what import WHAT, flatness_values, wanted_names
 
-SETTINGS = {"rounds": 4, "clients": 8, "per_round": 3, "steps": 2, "workers": 1, "device": "cpu", "model": "mlp(hidden=8)"}
+SETTINGS = {
+    "rounds": 4,
+    "clients": 8,
+    "per_round": 3,
+    "steps": 2,
+    "workers": 1,
+    "device": "cpu",
+    "model": "mlp(hidden=8)",
+}
 
 
 def run(text: str = "scaffold+wima", out: Path | None = None, **more):
@@ -32,7 +40,9 @@ def looks(result) -> dict[int, dict]:
 def restless(dropped: float = 0.0) -> nn.Module:
     """A model with statistics that move, and units that are dropped at random."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(dropped), nn.Linear(12, 10))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(dropped), nn.Linear(12, 10)
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,7 +56,10 @@ def restless(dropped: float = 0.0) -> nn.Module:
 )
 def test_training_is_the_same_to_the_bit(text: str, more: dict) -> None:
     more = {**more, "rounds": 3}
-    without, beside = run(text, **more), run(text, **more, flatness="every=2,what=all", flatness__examples=20, flatness__clients=2)
+    without, beside = (
+        run(text, **more),
+        run(text, **more, flatness="every=2,what=all", flatness__examples=20, flatness__clients=2),
+    )
     assert records(without) == records(beside)
     for name, model in without.record.models.items():
         assert torch.equal(model.weights, beside.record.models[name].weights)
@@ -60,7 +73,14 @@ def test_everything_asked_for_is_there() -> None:
     last = found[4]
     assert last.keys() == {"models", "accuracy", "features", "constants", "gradients", "cohort"}
     assert last["models"].keys() == {"server", "wima"}
-    assert last["models"]["wima"].keys() == {"lambda_max", "sharpness", "train_loss", "test_loss", "gap", "accuracy_gap"}
+    assert last["models"]["wima"].keys() == {
+        "lambda_max",
+        "sharpness",
+        "train_loss",
+        "test_loss",
+        "gap",
+        "accuracy_gap",
+    }
     cohort = last["cohort"]
     assert len(cohort["clients"]) == len(cohort["cosine"]) == len(cohort["local"]["lambda_max"]) == 3
     assert cohort["client_vectors"].keys() == cohort["server_vectors"].keys() == {"drift.c"}
@@ -77,8 +97,13 @@ def test_the_last_round_is_looked_at_whatever_the_interval() -> None:
 def test_engines_agree() -> None:
     what = {"flatness": "every=2,what=drift+clients+gap", "engine__precision": "float64"}
     loop, lanes = (looks(run("fedmoswa", engine__name=name, **what)) for name in ("loop", "lanes"))
-    for one, other in ((loop[4]["cohort"], lanes[4]["cohort"]), (loop[4]["models"]["server"], lanes[4]["models"]["server"])):
-        flat, same = (json.loads(json.dumps(some), parse_float=lambda text: round(float(text), 5)) for some in (one, other))
+    for one, other in (
+        (loop[4]["cohort"], lanes[4]["cohort"]),
+        (loop[4]["models"]["server"], lanes[4]["models"]["server"]),
+    ):
+        flat, same = (
+            json.loads(json.dumps(some), parse_float=lambda text: round(float(text), 5)) for some in (one, other)
+        )
         assert flat == same
 
 
@@ -113,14 +138,21 @@ def test_a_resumed_run_ends_with_the_same_log(tmp_path: Path) -> None:
 def test_a_run_that_diverges_says_so_and_nothing_else(text: str) -> None:
     """Looks at weights that are no longer finite have no figures; the run ends as it would without them."""
     settings = {"rate": 1e25, "model": "mlp(hidden=8,layers=2)", "steps": 4}
-    without, beside = run(text, **settings), run(text, **settings, flatness="every=1,what=all", flatness__examples=20, flatness__clients=2)
+    without, beside = (
+        run(text, **settings),
+        run(text, **settings, flatness="every=1,what=all", flatness__examples=20, flatness__clients=2),
+    )
     assert without.status == beside.status == "diverged"
     assert without.record.reason == beside.record.reason
 
 
 def test_the_text_of_the_short_form() -> None:
     assert flatness_values("50") == {"every": 50}
-    assert flatness_values("every=5, what=drift+gap ,examples=100") == {"every": 5, "what": "drift,gap", "examples": 100}
+    assert flatness_values("every=5, what=drift+gap ,examples=100") == {
+        "every": 5,
+        "what": "drift,gap",
+        "examples": 100,
+    }
     assert config({"flatness": "every=5"}).flatness.every == 5
     assert wanted_names("all") == list(WHAT)
     made = fedflat.api.make_config(config({"flatness": {"every": 5, "seed": 3}}), {"flatness": "what=drift"})

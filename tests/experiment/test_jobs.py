@@ -94,11 +94,19 @@ def test_side_by_side_is_as_in_a_row(tmp_path: Path) -> None:
         assert other.own == {"data": None, "model": None, "task": None} and list(one.models) == list(other.models)
         for name, model in one.models.items():
             assert torch.equal(model.weights, other.models[name].weights)
-    for name in ("metrics.jsonl", "config.yaml", "model.safetensors", "checkpoint/state.safetensors", "state/clients/rows.bin"):
+    for name in (
+        "metrics.jsonl",
+        "config.yaml",
+        "model.safetensors",
+        "checkpoint/state.safetensors",
+        "state/clients/rows.bin",
+    ):
         for path in sorted((tmp_path / "row").rglob(name)):
             assert path.read_bytes() == (tmp_path / "beside" / path.relative_to(tmp_path / "row")).read_bytes(), path
     assert [event for event, _, _ in watcher.told].count("began") == 4
-    assert {told for told in watcher.told if told[0] == "ended"} == {("ended", f"{t} {s}", 4) for t in texts for s in (0, 1)}
+    assert {told for told in watcher.told if told[0] == "ended"} == {
+        ("ended", f"{t} {s}", 4) for t in texts for s in (0, 1)
+    }
 
 
 def test_a_killed_job_does_not_stop_the_others() -> None:
@@ -113,7 +121,9 @@ def test_a_mistake_does_not_stop_the_others(tmp_path: Path) -> None:
     (tmp_path / "fedsam").mkdir()
     (tmp_path / "fedsam" / "seed-0").write_text("not a run")
     found = []
-    with pytest.raises(SomeFailed, match=r"^fedsam, seed 0 could not be run: .* exists and is not a run; choose another --out$"):
+    with pytest.raises(
+        SomeFailed, match=r"^fedsam, seed 0 could not be run: .* exists and is not a run; choose another --out$"
+    ):
         for record in compare(BASE, ["fedsam", "fedavg", "scaffold"], [0], tmp_path, jobs=2):
             found.append(record.config.algorithm)
     assert found == ["fedavg", "scaffold"]
@@ -155,7 +165,9 @@ def test_runs_are_side_by_side_by_default_where_that_pays(monkeypatch) -> None:
     assert comparing.how_many_at_once([long] * 10, (), None, {}) == 4
     assert comparing.how_many_at_once([long] * 3, (), None, {}) == 3
     assert comparing.how_many_at_once([BASE] * 10, (), None, {}) == 1, "too short"
-    assert comparing.how_many_at_once([long.model_copy(update={"model": "mlp(hidden=5000)"})] * 10, (), None, {}) == 1, "too large"
+    assert (
+        comparing.how_many_at_once([long.model_copy(update={"model": "mlp(hidden=5000)"})] * 10, (), None, {}) == 1
+    ), "too large"
     assert comparing.how_many_at_once([_with(long, workers=2)] * 10, (), None, {}) == 1
     assert comparing.how_many_at_once([_with(long, name="lanes")] * 10, (), None, {}) == 1
     monkeypatch.setattr(comparing, "available_cores", lambda: 1)
@@ -213,7 +225,9 @@ def test_names_of_ones_own_travel(tiny: type[ImageModelSpec]) -> None:
     assert [record.history for record in in_a_row] == [record.history for record in beside]
 
 
-def test_names_of_what_a_script_defines_stay_at_home(tiny: type[ImageModelSpec], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_what_a_script_defines_stay_at_home(
+    tiny: type[ImageModelSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tiny, "__module__", "__main__")
     own = BASE.model_copy(update={"model": "tiny"})
     with pytest.raises(UserError, match="tiny, which the running script defines, cannot go to another process; use 1"):
@@ -227,9 +241,14 @@ def _with(base: Config, **engine: object) -> Config:
 
 
 def test_warnings_of_runs_are_given_where_the_comparison_is() -> None:
-    jobs = [Job(BASE.model_copy(update={"algorithm": "fedavg+swa(start=0.5,every=9)", "seed": seed})) for seed in (0, 1)]
+    jobs = [
+        Job(BASE.model_copy(update={"algorithm": "fedavg+swa(start=0.5,every=9)", "seed": seed})) for seed in (0, 1)
+    ]
     with pytest.warns(UserWarning, match="SWA averages nothing in these 4 rounds") as told:
-        assert {(number, isinstance(outcome, UserError)) for number, outcome in side_by_side(jobs, 2, ())} == {(0, False), (1, False)}
+        assert {(number, isinstance(outcome, UserError)) for number, outcome in side_by_side(jobs, 2, ())} == {
+            (0, False),
+            (1, False),
+        }
     assert all(Path(one.filename).is_relative_to(Path(fedflat.__file__).parent) for one in told)
 
 

@@ -56,7 +56,11 @@ def paused(folder: Path, **own: Any) -> Path:
 
 
 OTHERS = [
-    ({"task": Sharper()}, {}, r"begun with task Sharper\(.*times=2.0\), and this is no task of your own; pass the same again \(task="),
+    (
+        {"task": Sharper()},
+        {},
+        r"begun with task Sharper\(.*times=2.0\), and this is no task of your own; pass the same again \(task=",
+    ),
     ({}, {"task": Sharper()}, "begun with no task of your own, and this is task Sharper"),
     ({"task": Sharper()}, {"task": Sharper(times=3.0)}, r"and this is task Sharper\(.*times=3.0\)"),
     ({"model": network()}, {"model": network(9)}, "begun with model Sequential .*, and this is model Sequential"),
@@ -66,7 +70,9 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("first", "then", "told"), OTHERS)
-def test_no_run_goes_on_with_something_else(first: dict[str, Any], then: dict[str, Any], told: str, tmp_path: Path) -> None:
+def test_no_run_goes_on_with_something_else(
+    first: dict[str, Any], then: dict[str, Any], told: str, tmp_path: Path
+) -> None:
     folder = paused(tmp_path / "run", **first)
     with pytest.raises(UserError, match=told):
         fedflat.resume(folder, **then)
@@ -75,7 +81,9 @@ def test_no_run_goes_on_with_something_else(first: dict[str, Any], then: dict[st
 
 
 @pytest.mark.parametrize(("first", "then", "told"), OTHERS[2:])
-def test_no_comparison_takes_runs_of_something_else(first: dict[str, Any], then: dict[str, Any], told: str, tmp_path: Path) -> None:
+def test_no_comparison_takes_runs_of_something_else(
+    first: dict[str, Any], then: dict[str, Any], told: str, tmp_path: Path
+) -> None:
     once = fedflat.compare(["fedavg"], seeds=1, out=tmp_path, **SETTINGS, **first)
     with pytest.raises(UserError, match=told):
         fedflat.compare(["fedavg"], seeds=1, out=tmp_path, **SETTINGS, **then)

@@ -72,7 +72,9 @@ def test_runs_lie_side_by_side_wherever_callbacks_go(of: str, tmp_path: Path, mo
         found = fedflat.compare(texts, seeds=1, out="runs", callbacks=Leaving(), **SMALL)
     else:
         found = fedflat.sweep({"base": SMALL, "grid": {"algorithm": texts}}, out="runs", callbacks=Leaving())
-    assert sorted(path.relative_to(tmp_path).parts[:2] for path in tmp_path.rglob("config.yaml")) == [("runs", text) for text in texts]
+    assert sorted(path.relative_to(tmp_path).parts[:2] for path in tmp_path.rglob("config.yaml")) == [
+        ("runs", text) for text in texts
+    ]
     assert all(record.folder and record.folder.status()["status"] == "finished" for record in found.records)
 
 

@@ -29,7 +29,16 @@ def network() -> nn.Module:
 
 def run(**more: Any) -> tuple[Record, Measured]:
     """A short run, and its model to be measured."""
-    settings = {"clients": 4, "per_round": 2, "rounds": 2, "steps": 2, "batch": 10, "device": "cpu", "algorithm": "fedavg", **more}
+    settings = {
+        "clients": 4,
+        "per_round": 2,
+        "rounds": 2,
+        "steps": 2,
+        "batch": 10,
+        "device": "cpu",
+        "algorithm": "fedavg",
+        **more,
+    }
     record = fedflat.run(**settings, model=network(), workers=1).record
     return record, measured(record, network=network())
 
@@ -51,9 +60,13 @@ def test_the_server_is_looked_at_with_the_statistics_of_the_training_set(own: tu
         batch = problem.normalised(train.inputs)
         still = with_statistics(problem, state, found.training_positions)
         buffers = {**problem.buffers.views(still.buffers), **state.integers}
-        expected = problem.task.loss(problem.evaluated(state.weights, buffers, batch, batch_statistics=False), train.targets)
+        expected = problem.task.loss(
+            problem.evaluated(state.weights, buffers, batch, batch_statistics=False), train.targets
+        )
         unknowing = {**problem.buffers.views(fresh), **state.integers}
-        wrong = problem.task.loss(problem.evaluated(state.weights, unknowing, batch, batch_statistics=False), train.targets)
+        wrong = problem.task.loss(
+            problem.evaluated(state.weights, unknowing, batch, batch_statistics=False), train.targets
+        )
     assert float(objective.loss()) == pytest.approx(float(expected), rel=1e-5)
     assert abs(float(wrong) - float(expected)) > 0.05, "zeros and ones would be another model"
 
@@ -62,14 +75,21 @@ def test_the_estimate_is_the_mean_and_the_variance_of_what_a_layer_sees(own: tup
     _, found = own
     problem = found.problem
     statistics = problem.buffers.views(with_statistics(problem, found.state, np.arange(300)).buffers)
-    mean, variance = (next(value for name, value in statistics.items() if name.endswith(end)) for end in ("running_mean", "running_var"))
+    mean, variance = (
+        next(value for name, value in statistics.items() if name.endswith(end))
+        for end in ("running_mean", "running_var")
+    )
     tensors = problem.layout.views(found.state.weights)
-    seen = F.conv2d(problem.normalised(problem.data.train.inputs[:300]), tensors["0.weight"], tensors["0.bias"], padding=1)
+    seen = F.conv2d(
+        problem.normalised(problem.data.train.inputs[:300]), tensors["0.weight"], tensors["0.bias"], padding=1
+    )
     assert torch.allclose(mean, seen.mean((0, 2, 3)), atol=1e-5)
     assert torch.allclose(variance, seen.var((0, 2, 3)), rtol=1e-4)
 
 
-def test_a_model_for_use_elsewhere_has_the_statistics_of_the_training_set(own: tuple[Record, Measured], tmp_path: Path) -> None:
+def test_a_model_for_use_elsewhere_has_the_statistics_of_the_training_set(
+    own: tuple[Record, Measured], tmp_path: Path
+) -> None:
     record, found = own
     result = Result(record)
     problem = found.problem
@@ -81,9 +101,20 @@ def test_a_model_for_use_elsewhere_has_the_statistics_of_the_training_set(own: t
 
 
 def test_a_round_gives_a_module_with_the_statistics_of_the_training_set() -> None:
-    settings = {"clients": 4, "per_round": 2, "rounds": 1, "steps": 2, "batch": 10, "device": "cpu", "workers": 1, **OWN}
+    settings = {
+        "clients": 4,
+        "per_round": 2,
+        "rounds": 1,
+        "steps": 2,
+        "batch": 10,
+        "device": "cpu",
+        "workers": 1,
+        **OWN,
+    }
     (only,) = fedflat.rounds("fedavg", network(), **settings)
-    expected = only.run.problem.buffers.views(with_statistics(only.run.problem, only.server.model, only.run.split.trained_on).buffers)
+    expected = only.run.problem.buffers.views(
+        with_statistics(only.run.problem, only.server.model, only.run.split.trained_on).buffers
+    )
     assert all(torch.equal(only.model.state_dict()[name], statistics) for name, statistics in expected.items())
 
 
@@ -92,15 +123,21 @@ def test_a_client_is_looked_at_with_what_it_kept(own: tuple[Record, Measured]) -
     kept = client_statistics(record)
     (taken_part, *_), away = sorted(kept), sorted(set(range(4)) - kept.keys())
     state = found.state._replace(buffers=kept[taken_part])
-    assert float(found.objective(client=taken_part).loss()) == float(found.objective(client=taken_part, state=state).loss())
-    assert float(found.objective(client=taken_part).loss()) != float(found.objective(client=taken_part, state=found.state).loss())
+    assert float(found.objective(client=taken_part).loss()) == float(
+        found.objective(client=taken_part, state=state).loss()
+    )
+    assert float(found.objective(client=taken_part).loss()) != float(
+        found.objective(client=taken_part, state=found.state).loss()
+    )
     for client in away[:1]:
         still = with_statistics(found.problem, found.state, found.training_positions)
         assert float(found.objective(client=client).loss()) == float(found.objective(client=client, state=still).loss())
 
 
 def test_looks_while_a_run_trains_agree_with_looks_afterwards() -> None:
-    record, found = run(**OWN, rounds=1, flatness__every=1, flatness__what="lambda_max,sharpness", flatness__examples=60)
+    record, found = run(
+        **OWN, rounds=1, flatness__every=1, flatness__what="lambda_max,sharpness", flatness__examples=60
+    )
     look = Look(found.problem, found.split, Flatness(examples=60))
     seen = record.history[-1]["flatness"]["models"]["server"]
     assert seen["lambda_max"] == pytest.approx(look.lambda_max(found.state), rel=1e-4)

@@ -39,7 +39,9 @@ SETTINGS: dict[str, Any] = {
 ADAPTERS_AND_HEAD = 2 * (4 * 12 + 2 * 12 * 2) + 13 * 10
 
 
-def run_of(algorithm: str = "fedavg", folder: Path | None = None, *, own: nn.Module | None = None, **settings: Any) -> Run:
+def run_of(
+    algorithm: str = "fedavg", folder: Path | None = None, *, own: nn.Module | None = None, **settings: Any
+) -> Run:
     model = {"model": f"custom:{type(own).__name__}"} if own is not None else {}
     return Run(make_config(None, SETTINGS | {"algorithm": algorithm} | settings | model), folder, model=own)
 
@@ -70,8 +72,12 @@ class OneFrozen(nn.Module):
 # --- what moves, what is sent, what is kept --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("algorithm", "down", "up", "kept"), [("fedavg", 1, 1, 0), ("fedmoswa", 2, 2, 1), ("fedsam", 1, 1, 0)])
-def test_only_adapters_and_head_are_trained_sent_and_kept(tmp_path: Path, algorithm: str, down: int, up: int, kept: int) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "down", "up", "kept"), [("fedavg", 1, 1, 0), ("fedmoswa", 2, 2, 1), ("fedsam", 1, 1, 0)]
+)
+def test_only_adapters_and_head_are_trained_sent_and_kept(
+    tmp_path: Path, algorithm: str, down: int, up: int, kept: int
+) -> None:
     run = run_of(algorithm, tmp_path / "run", train=LORA)
     before = state(run)
     run.go()
@@ -149,7 +155,9 @@ def test_group_norms_before_which_nothing_trains(frozen: bool) -> None:
 def test_a_module_that_froze_a_part_itself(tmp_path: Path) -> None:
     torch.manual_seed(0)
     own = OneFrozen()
-    result = fedflat.run("scaffold", model=own, out=tmp_path / "run", **{k: v for k, v in SETTINGS.items() if k != "model"})
+    result = fedflat.run(
+        "scaffold", model=own, out=tmp_path / "run", **{k: v for k, v in SETTINGS.items() if k != "model"}
+    )
     saved = load_file(tmp_path / "run" / "model.safetensors")
     assert saved.keys() == own.state_dict().keys(), "the saved model is whole"
     assert changed(dict(own.state_dict()), saved) == {"last.weight", "last.bias"}
@@ -162,7 +170,9 @@ def test_a_module_that_froze_a_part_itself(tmp_path: Path) -> None:
 
 def test_a_model_of_which_everything_is_frozen() -> None:
     own = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).requires_grad_(False)
-    with pytest.raises(fedflat.UserError, match="all parameters of custom:Sequential are frozen, so there is nothing to train"):
+    with pytest.raises(
+        fedflat.UserError, match="all parameters of custom:Sequential are frozen, so there is nothing to train"
+    ):
         run_of(own=own)
 
 
@@ -191,7 +201,9 @@ def weights_by(engine: Any, algorithm: str, arithmetic: torch.dtype | None = Non
 )
 def test_lanes_agree_with_the_loop(algorithm: str, settings: dict[str, Any]) -> None:
     loop = weights_by(partial(LoopEngine, workers=1), algorithm, **settings)
-    torch.testing.assert_close(weights_by(partial(LaneEngine, lanes=2), algorithm, **settings), loop, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        weights_by(partial(LaneEngine, lanes=2), algorithm, **settings), loop, rtol=1e-4, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("arithmetic", [None, torch.bfloat16])
@@ -247,7 +259,9 @@ def test_a_run_does_not_go_on_with_another_frozen_part(tmp_path: Path) -> None:
         settings = SETTINGS | {"train": "head", "init": start_of(tmp_path), "engine__checkpoint_every": 1}
         fedflat.run("fedavg", out=tmp_path / "run", callbacks=[Killed()], **settings)
     start_of(tmp_path, seed=6)
-    with pytest.raises(fedflat.UserError, match=r"the frozen part of the model is not that with which the run in .* began"):
+    with pytest.raises(
+        fedflat.UserError, match=r"the frozen part of the model is not that with which the run in .* began"
+    ):
         fedflat.resume(tmp_path / "run")
     start_of(tmp_path)
     assert fedflat.resume(tmp_path / "run").status == "finished"
@@ -287,8 +301,13 @@ def test_adapters_of_another_run_are_taken_over_or_refused(tmp_path: Path) -> No
 
 def test_what_is_frozen_must_be_in_the_file(tmp_path: Path) -> None:
     tensors = load_file(start_of(tmp_path))
-    save_file({name: t for name, t in tensors.items() if not name.startswith("blocks.1.")}, tmp_path / "less.safetensors")
-    with pytest.raises(fedflat.UserError, match=r"it has no tensors blocks\.1\.norm1\.weight, .* and 8 more; expected those of vit-tiny"):
+    save_file(
+        {name: t for name, t in tensors.items() if not name.startswith("blocks.1.")}, tmp_path / "less.safetensors"
+    )
+    with pytest.raises(
+        fedflat.UserError,
+        match=r"it has no tensors blocks\.1\.norm1\.weight, .* and 8 more; expected those of vit-tiny",
+    ):
         run_of(train="head", init=tmp_path / "less.safetensors")
 
 
@@ -296,7 +315,9 @@ def test_a_head_for_other_classes(tmp_path: Path) -> None:
     torch.manual_seed(0)
     other = dict(build(VIT, (1, 16, 16), 7).state_dict())
     save_file(other, tmp_path / "seven.safetensors")
-    with pytest.raises(fedflat.UserError, match=r"head\.weight is 7x12 there but 10x12 in the model; .* with init_head=fresh"):
+    with pytest.raises(
+        fedflat.UserError, match=r"head\.weight is 7x12 there but 10x12 in the model; .* with init_head=fresh"
+    ):
         run_of(init=tmp_path / "seven.safetensors")
     run = run_of(init=tmp_path / "seven.safetensors", init_head="fresh", train="head")
     found, fresh = state(run), state(run_of())
@@ -304,11 +325,16 @@ def test_a_head_for_other_classes(tmp_path: Path) -> None:
         found["blocks.1.mlp.fc1.weight"], other["blocks.1.mlp.fc1.weight"]
     )
     assert found["pos_embed"].shape == (1, 5, 12) and other["pos_embed"].shape == (1, 17, 12)
-    headless = {name: tensor for name, tensor in other.items() if not name.startswith("head")} | {"pre_logits.fc.bias": torch.zeros(1)}
+    headless = {name: tensor for name, tensor in other.items() if not name.startswith("head")} | {
+        "pre_logits.fc.bias": torch.zeros(1)
+    }
     save_file(headless, tmp_path / "headless.safetensors")
     again = run_of(init=tmp_path / "headless.safetensors", init_head="fresh", train="head")
     assert torch.equal(again.server.model.weights, run.server.model.weights)
-    with pytest.raises(fedflat.UserError, match=r"it has no tensors head\.weight and head\.bias, and it has a tensor pre_logits\.fc\.bias"):
+    with pytest.raises(
+        fedflat.UserError,
+        match=r"it has no tensors head\.weight and head\.bias, and it has a tensor pre_logits\.fc\.bias",
+    ):
         run_of(init=tmp_path / "headless.safetensors")
 
 
@@ -325,10 +351,29 @@ def test_the_study_of_a_round(tmp_path: Path) -> None:
     assert spec is not None and spec.loader is not None
     study = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(study)
-    small = ["--model", VIT, "--size", "8", "--classes", "10", "--clients", "2", "--batch", "2", "--steps", "1", "--algorithms", "fedmoswa"]
+    small = [
+        "--model",
+        VIT,
+        "--size",
+        "8",
+        "--classes",
+        "10",
+        "--clients",
+        "2",
+        "--batch",
+        "2",
+        "--steps",
+        "1",
+        "--algorithms",
+        "fedmoswa",
+    ]
     whole, adapters, head = study.main([str(tmp_path), *small])
     assert adapters["trained"] == 2 * (2 * 8 * 12 + 2 * 12 * 8) + 13 * 10 and head["trained"] == 13 * 10
     for one in (whole, adapters, head):
         assert one["bytes_up_per_client"] == one["bytes_down_per_client"] == 2 * 4 * one["trained"]
-        assert one["bytes_kept_per_client"] == 4 * one["trained"] and one["frozen_part_is_the_same"] and one["status"] == "finished"
+        assert (
+            one["bytes_kept_per_client"] == 4 * one["trained"]
+            and one["frozen_part_is_the_same"]
+            and one["status"] == "finished"
+        )
     assert len((tmp_path / "vit_round.md").read_text().splitlines()) == 2 + 3

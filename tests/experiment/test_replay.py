@@ -141,8 +141,17 @@ def test_models_taken_one_by_one_are_those_taken_together(tmp_path: Path) -> Non
 def test_what_each_algorithm_needs() -> None:
     from fedflat.experiment.config import config
 
-    needs = {text: needs_vectors(algorithm(text), config({"algorithm": text})) for text in ("fedswa", "fedavgm", "fedcm", "fedacg", "mime")}
-    assert needs == {"fedswa": "", "fedavgm": "", "fedcm": "the server's vectors", "fedacg": "the server's vectors", "mime": ""}
+    needs = {
+        text: needs_vectors(algorithm(text), config({"algorithm": text}))
+        for text in ("fedswa", "fedavgm", "fedcm", "fedacg", "mime")
+    }
+    assert needs == {
+        "fedswa": "",
+        "fedavgm": "",
+        "fedcm": "the server's vectors",
+        "fedacg": "the server's vectors",
+        "mime": "",
+    }
     kept = config({"training": {"statistics": "own"}})
     assert needs_vectors(algorithm("fedavg"), kept) == "its clients' normalisation statistics"
 

@@ -115,7 +115,9 @@ def test_killed_in_the_middle_of_an_operation(
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(after=st.floats(0.0, 1.0))
-def test_killed_from_outside(undisturbed: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory, after: float) -> None:
+def test_killed_from_outside(
+    undisturbed: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory, after: float
+) -> None:
     folder = tmp_path_factory.mktemp("killed") / "run"
     in_a_process_to_be_killed(lambda: start(folder), after=after)
     go_on(folder)

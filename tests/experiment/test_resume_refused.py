@@ -15,7 +15,15 @@ from fedflat.errors import UserError
 from fedflat.experiment.checkpoint import CHECKPOINT
 from fedflat.experiment.folder import RunFolder
 
-SETTINGS = {"rounds": 6, "clients": 12, "per_round": 4, "steps": 2, "workers": 1, "model": "mlp(hidden=8)", "engine__checkpoint_every": 2}
+SETTINGS = {
+    "rounds": 6,
+    "clients": 12,
+    "per_round": 4,
+    "steps": 2,
+    "workers": 1,
+    "model": "mlp(hidden=8)",
+    "engine__checkpoint_every": 2,
+}
 Harm = Callable[[Path], object]
 
 
@@ -65,12 +73,18 @@ def changed(old: str, new: str) -> Harm:
             r"state/clients has lost rows: it has 0, and .* needs \d+; put .* or run it anew",
         ),
         (lambda run: (run / "state" / "clients" / "rows.bin").unlink(), "state/clients has lost rows"),
-        (lambda run: shutil.rmtree(run / "state" / "wima-3-all"), "state/wima-3-all has lost rows: it has 0, and .* needs 3"),
+        (
+            lambda run: shutil.rmtree(run / "state" / "wima-3-all"),
+            "state/wima-3-all has lost rows: it has 0, and .* needs 3",
+        ),
         (
             lambda run: (run / "metrics.jsonl").unlink(),
             r"metrics.jsonl has lost lines: it has 0 bytes, and .* needs \d+; put .* or run it anew",
         ),
-        (changed("\nseed: 0\n", "\nseed: 1\n"), r"config.yaml was changed since the run began \(seed=1 instead of 0\); put it back"),
+        (
+            changed("\nseed: 0\n", "\nseed: 1\n"),
+            r"config.yaml was changed since the run began \(seed=1 instead of 0\); put it back",
+        ),
         (changed("clients: 12", "clients: 13"), "data.clients=13 instead of 12"),
         (changed("scaffold+wima(window=3)", "fedavg"), r"algorithm=fedavg instead of scaffold\+wima\(window=3\)"),
         (changed("mlp(hidden=8)", "mlp(hidden=7)"), r"model=mlp\(hidden=7\) instead of mlp\(hidden=8\)"),

@@ -130,7 +130,9 @@ def test_figures_by_the_short_name_of_a_model_and_by_known_metrics() -> None:
 
 def test_compared_algorithms_start_from_the_same_model_and_split(tmp_path: Path) -> None:
     def compared() -> list[list[dict[str, object]]]:
-        return [record.history for record in fedflat.compare(["fedavg", "scaffold"], seeds=2, out=tmp_path, **SMALL).records]
+        return [
+            record.history for record in fedflat.compare(["fedavg", "scaffold"], seeds=2, out=tmp_path, **SMALL).records
+        ]
 
     histories = compared()
     for fedavg, scaffold in (histories[:2], histories[2:]):
@@ -155,7 +157,9 @@ def test_an_average_changes_nothing_in_training() -> None:
 
 def test_statistics_are_averaged_estimated_or_kept() -> None:
     averaged = fedflat.run("fedavg+ema(decay=0.5)", **(SMALL | {"model": Normalised()}))
-    estimated = fedflat.run("fedavg+ema(decay=0.5)", evaluation__statistics="estimated", **(SMALL | {"model": Normalised()}))
+    estimated = fedflat.run(
+        "fedavg+ema(decay=0.5)", evaluation__statistics="estimated", **(SMALL | {"model": Normalised()})
+    )
     one, other = (r.record.models["ema(decay=0.5)"] for r in (averaged, estimated))
     assert torch.equal(one.weights, other.weights) and not torch.equal(one.buffers, other.buffers)
     server = averaged.record.models["server"]
@@ -163,7 +167,9 @@ def test_statistics_are_averaged_estimated_or_kept() -> None:
 
 
 @pytest.mark.parametrize(("cores", "per_round", "workers"), [(2, 1, 2), (4, 20, 4), (64, 3, 8), (64, 20, 20)])
-def test_no_more_workers_than_have_something_to_do(monkeypatch: pytest.MonkeyPatch, cores: int, per_round: int, workers: int) -> None:
+def test_no_more_workers_than_have_something_to_do(
+    monkeypatch: pytest.MonkeyPatch, cores: int, per_round: int, workers: int
+) -> None:
     monkeypatch.setattr("fedflat.experiment.engine.available_cores", lambda: cores)
     engine = Run(config({"federation": {"per_round": per_round}, "engine": {"device": "cpu"}})).engine
     assert isinstance(engine, LoopEngine) and engine.workers == workers
@@ -211,7 +217,9 @@ def test_own_data_model_and_task() -> None:
     x = rng.normal(size=(300, 5)).astype(np.float32)
     y = (x[:, 0] > 0).astype(np.int64)
     data = from_arrays(x[:200], y[:200], x[200:], y[200:], name="mine")
-    result = fedflat.run("fedavg", data=data, model=nn.Linear(5, 2), clients=4, per_round=4, rounds=15, workers=1, split="iid", rate=0.5)
+    result = fedflat.run(
+        "fedavg", data=data, model=nn.Linear(5, 2), clients=4, per_round=4, rounds=15, workers=1, split="iid", rate=0.5
+    )
     assert result.summary().last > 0.9 and result.config.model == "custom:Linear"
 
 
@@ -313,7 +321,9 @@ def test_a_metric_that_is_minus_the_loss_stops_and_ranks_as_it_should() -> None:
 
 
 def test_a_metric_that_the_task_does_not_report_is_refused() -> None:
-    with pytest.raises(UserError, match="compares models by 'top3' and reports loss, accuracy, top2; let its metric be one of them"):
+    with pytest.raises(
+        UserError, match="compares models by 'top3' and reports loss, accuracy, top2; let its metric be one of them"
+    ):
         fedflat.run("fedavg", task=TopTwo("top3"), **SMALL)
 
 
@@ -325,9 +335,13 @@ def test_a_group_of_settings_adds_to_what_is_there() -> None:
 
 
 def test_one_setting_under_two_names_is_refused() -> None:
-    with pytest.raises(UserError, match=r"training\.rounds is given twice, as rounds=2 and as training__rounds=3; give it once"):
+    with pytest.raises(
+        UserError, match=r"training\.rounds is given twice, as rounds=2 and as training__rounds=3; give it once"
+    ):
         make_config(None, {"rounds": 2, "training__rounds": 3})
-    with pytest.raises(UserError, match=r"training\.rounds is given twice, as rounds=2 and as training\.rounds=3; give it once"):
+    with pytest.raises(
+        UserError, match=r"training\.rounds is given twice, as rounds=2 and as training\.rounds=3; give it once"
+    ):
         make_config(None, {"rounds": 2}, ["training.epochs=1", "training.rounds=3"])
     assert make_config(make_config(None, {"rounds": 2}), {"rounds": 3}, ["training.epochs=1"]).training.rounds == 3
 
@@ -338,7 +352,8 @@ def test_tf32_without_a_gpu_is_told_of() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"), [("weighting", "federation__weighting"), ("learning_rate", "rate"), ("batch_size", "batch"), ("ruonds", "rounds")]
+    ("name", "meant"),
+    [("weighting", "federation__weighting"), ("learning_rate", "rate"), ("batch_size", "batch"), ("ruonds", "rounds")],
 )
 def test_a_setting_that_is_called_otherwise_is_named(name: str, meant: str) -> None:
     with pytest.raises(UserError, match=rf"there is no setting '{name}'; did you mean {meant}\b"):

@@ -126,7 +126,9 @@ def test_objectives_are_of_clients_and_of_all_of_them(undisturbed: Path) -> None
     torch.testing.assert_close(mean, whole.loss())
     scored = fedflat.load(undisturbed).evaluate("swa(start=0.5)", on=("test",))["test"]
     test = found.objective("test").measured()
-    assert test["accuracy"] == pytest.approx(scored["accuracy"]) and test["loss"] == pytest.approx(scored["loss"], rel=1e-5)
+    assert test["accuracy"] == pytest.approx(scored["accuracy"]) and test["loss"] == pytest.approx(
+        scored["loss"], rel=1e-5
+    )
 
 
 def test_from_python(undisturbed: Path) -> None:

@@ -90,15 +90,23 @@ def _holder(folder: Path) -> subprocess.Popen[str]:
     """A process that holds a folder until it is told otherwise."""
     code = "import fcntl, os, sys; d = os.open(sys.argv[1], 0); fcntl.flock(d, fcntl.LOCK_EX); print('held', flush=True); input()"
     folder.mkdir(parents=True, exist_ok=True)
-    process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None and process.stdout.readline() == "held\n"
     return process
 
 
 def test_a_run_that_fails_stops_no_other(tmp_path: Path) -> None:
-    made = plan_sweep(read_sweep({"base": BASE, "grid": {"model": ["mlp(hidden=8)", "bisenetv2", "mlp(hidden=4)"]}}), tmp_path)
+    made = plan_sweep(
+        read_sweep({"base": BASE, "grid": {"model": ["mlp(hidden=8)", "bisenetv2", "mlp(hidden=4)"]}}), tmp_path
+    )
     found = {done.run.config.model: done for done in run_sweep(made)}
-    assert [found[name].mistake is None for name in ("mlp(hidden=8)", "bisenetv2", "mlp(hidden=4)")] == [True, False, True]
+    assert [found[name].mistake is None for name in ("mlp(hidden=8)", "bisenetv2", "mlp(hidden=4)")] == [
+        True,
+        False,
+        True,
+    ]
     with pytest.raises(SomeFailed, match="bisenetv2"):
         fedflat.sweep({"base": BASE, "grid": {"model": ["mlp(hidden=8)", "bisenetv2"]}}, out=tmp_path)
 
@@ -131,8 +139,17 @@ def test_what_is_kept(finished: Sweep, tmp_path: Path) -> None:
     list(run_sweep(made))
     for run in made.runs:
         left = {str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file()}
-        assert left == {"config.yaml", "status.json", "split.json", "metrics.jsonl", "timing.jsonl", "model.safetensors"}
-    assert [done.by for done in run_sweep(made)] == ["before"] * 4, "what is gone is not needed to know that they are over"
+        assert left == {
+            "config.yaml",
+            "status.json",
+            "split.json",
+            "metrics.jsonl",
+            "timing.jsonl",
+            "model.safetensors",
+        }
+    assert [done.by for done in run_sweep(made)] == ["before"] * 4, (
+        "what is gone is not needed to know that they are over"
+    )
     nothing = plan(tmp_path, keep={**keep, "models": False}, base={**BASE, "keep_every": 1})
     list(run_sweep(nothing))
     assert not list(tmp_path.rglob("*.safetensors"))

@@ -19,7 +19,15 @@ from fedflat.experiment.reopening import written_tensors
 from fedflat.experiment.sweep import Sweep, plan_sweep, run_sweep
 from fedflat.experiment.sweep_file import read_sweep
 
-SMALL = {"steps": 2, "per_round": 3, "clients": 8, "model": "mlp(hidden=8)", "workers": 1, "device": "cpu", "decay": 0.5}
+SMALL = {
+    "steps": 2,
+    "per_round": 3,
+    "clients": 8,
+    "model": "mlp(hidden=8)",
+    "workers": 1,
+    "device": "cpu",
+    "decay": 0.5,
+}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +60,9 @@ def test_others_start_from_the_same_model_with_fresh_states(origin: Path, tmp_pa
     histories = [RunFolder(run.folder).metrics() for run in runs]
     assert all([line["round"] for line in history] == [4, 5, 6, 7] for history in histories)
     assert len({str(history[0]["test"]) for history in histories}) == 1
-    assert histories[0][1]["test"] == histories[1][1]["test"], "control variates start at zero, so scaffold's first round is fedavg's"
+    assert histories[0][1]["test"] == histories[1][1]["test"], (
+        "control variates start at zero, so scaffold's first round is fedavg's"
+    )
     assert histories[0][-1]["test"] != histories[1][-1]["test"] != histories[2][-1]["test"]
 
 
@@ -74,11 +84,15 @@ def test_from_the_checkpoint_of_a_run_that_is_not_over(origin: Path, tmp_path: P
     assert there_rounds(tmp_path / "run") == [3]
     (run,) = branch(f"{tmp_path / 'run'}@3", tmp_path / "out", "fedavg").runs
     branch(f"{tmp_path / 'run'}@3", tmp_path / "out", "fedavg")
-    assert [line["test"] for line in RunFolder(run.folder).metrics()] == [line["test"] for line in RunFolder(origin).metrics()[3:]]
+    assert [line["test"] for line in RunFolder(run.folder).metrics()] == [
+        line["test"] for line in RunFolder(origin).metrics()[3:]
+    ]
 
 
 def test_a_branch_needs_its_origin_no_more_and_can_be_interrupted(origin: Path, tmp_path: Path) -> None:
-    made = plan_sweep(read_sweep({"branch": f"{origin}@2", "grid": {"algorithm": ["fedavg+swa(start=0.1)+wima(window=2)"]}}), tmp_path)
+    made = plan_sweep(
+        read_sweep({"branch": f"{origin}@2", "grid": {"algorithm": ["fedavg+swa(start=0.1)+wima(window=2)"]}}), tmp_path
+    )
     config = made.runs[0].config
     assert config.init == tmp_path / "start.safetensors" and config.init_rounds == 2
     with pytest.raises(KeyboardInterrupt):
@@ -87,7 +101,9 @@ def test_a_branch_needs_its_origin_no_more_and_can_be_interrupted(origin: Path, 
     straight = branch(f"{origin}@2", tmp_path / "straight", "fedavg+swa(start=0.1)+wima(window=2)").runs[0].folder
     assert done.record is not None and done.record.history == RunFolder(straight).metrics()
     first = load_record(straight).history[1]["test"]
-    assert set(first) == {"server", "swa(start=0.1)", "wima(window=2)"}, "averages that would have begun before begin here"
+    assert set(first) == {"server", "swa(start=0.1)", "wima(window=2)"}, (
+        "averages that would have begun before begin here"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -102,16 +118,16 @@ def test_a_folder_whose_branches_began_with_another_model_is_refused(origin: Pat
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for text, rounds in ((f"{other}@2", 2), (f"{origin}@4", 4)):
         run = text.partition("@")[0]
-        words = (
-            f"began with the model that {origin} then had after round 2, and not with the model that {run} now has after round {rounds}; "
-        )
+        words = f"began with the model that {origin} then had after round 2, and not with the model that {run} now has after round {rounds}; "
         with pytest.raises(UserError, match=f"{words}choose another --out"):
             branch(text, tmp_path, "fedsam", rounds=5)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_a_sweep_that_was_planned_before_another_began_is_refused(origin: Path, other: Path, tmp_path: Path) -> None:
-    late = plan_sweep(read_sweep({"branch": f"{other}@2", "grid": {"algorithm": ["fedsam"]}, "base": {"rounds": 3}}), tmp_path)
+    late = plan_sweep(
+        read_sweep({"branch": f"{other}@2", "grid": {"algorithm": ["fedsam"]}, "base": {"rounds": 3}}), tmp_path
+    )
     start(f"{origin}@2").write(tmp_path)
     with pytest.raises(UserError, match="choose another --out"):
         list(run_sweep(late))
@@ -123,7 +139,9 @@ def test_the_same_model_from_a_run_that_was_moved_goes_on(origin: Path, other: P
     shutil.copytree(origin, tmp_path / "moved")
     start(f"{tmp_path / 'moved'}@2").write(tmp_path / "out")
     tensors, _ = RunFolder(tmp_path / "out").read_tensors("start.safetensors")
-    RunFolder(tmp_path / "out").write_tensors("start.safetensors", tensors, {"rounds": 2})  # as earlier versions wrote it
+    RunFolder(tmp_path / "out").write_tensors(
+        "start.safetensors", tensors, {"rounds": 2}
+    )  # as earlier versions wrote it
     start(f"{origin}@2").check(tmp_path / "out")
     with pytest.raises(UserError, match="began with another model, after round 2"):
         start(f"{other}@2").check(tmp_path / "out")
@@ -132,14 +150,20 @@ def test_the_same_model_from_a_run_that_was_moved_goes_on(origin: Path, other: P
 def test_a_model_that_diverged_is_the_same_as_itself(other: Path, tmp_path: Path) -> None:
     folder = RunFolder(Path(shutil.copytree(other, tmp_path / "run")))
     tensors, about = folder.read_tensors("models/round-000002.safetensors")
-    folder.write_tensors("models/round-000002.safetensors", {name: tensor * torch.nan for name, tensor in tensors.items()}, about)
+    folder.write_tensors(
+        "models/round-000002.safetensors", {name: tensor * torch.nan for name, tensor in tensors.items()}, about
+    )
     for _ in range(2):
         start(f"{folder.path}@2").write(tmp_path / "out")
 
 
 @pytest.mark.parametrize(
     ("at", "words"),
-    [("@3", "no model after round '3'; it has those after 0, 2, 4, 6"), ("@x", "no model after round 'x'"), ("@", "after round ''")],
+    [
+        ("@3", "no model after round '3'; it has those after 0, 2, 4, 6"),
+        ("@x", "no model after round 'x'"),
+        ("@", "after round ''"),
+    ],
 )
 def test_rounds_that_are_not_there(origin: Path, at: str, words: str) -> None:
     with pytest.raises(UserError, match=words):

@@ -25,7 +25,10 @@ def names(**values: object) -> list[str]:
 
 
 def test_a_grid_is_every_value_with_every_other() -> None:
-    runs = planned(base={"rounds": 7}, grid={"algorithm": ["fedavg", "fedsam"], "split": ["iid", "dirichlet(alpha=0.3)"], "seed": [0, 1]})
+    runs = planned(
+        base={"rounds": 7},
+        grid={"algorithm": ["fedavg", "fedsam"], "split": ["iid", "dirichlet(alpha=0.3)"], "seed": [0, 1]},
+    )
     assert len(runs) == len({run.config for run in runs}) == 8
     assert runs[0].name == "fedavg--split-iid--seed-0" and runs[-1].name == "fedsam--split-dirichlet_alpha_0.3--seed-1"
     assert {run.config.data.split for run in runs} == {"iid", "dirichlet(alpha=0.3)"}
@@ -33,7 +36,10 @@ def test_a_grid_is_every_value_with_every_other() -> None:
 
 
 def test_every_entry_of_a_list_goes_with_the_whole_grid() -> None:
-    runs = planned(list=[{"algorithm": "fedavg", "rate": 0.1}, {"algorithm": "fedsam", "training.rate": 0.2}], grid={"seed": [3, 4]})
+    runs = planned(
+        list=[{"algorithm": "fedavg", "rate": 0.1}, {"algorithm": "fedsam", "training.rate": 0.2}],
+        grid={"seed": [3, 4]},
+    )
     assert [(run.config.algorithm, run.config.training.rate, run.config.seed) for run in runs] == [
         ("fedavg", 0.1, 3),
         ("fedavg", 0.1, 4),
@@ -43,15 +49,25 @@ def test_every_entry_of_a_list_goes_with_the_whole_grid() -> None:
 
 
 def test_base_takes_sections_full_names_and_short_ones() -> None:
-    (run,) = planned(base={"data": {"clients": 20}, "training.rate": 0.3, "per_round": 4, "flatness": "every=5"}, grid={"data": ["digits"]})
+    (run,) = planned(
+        base={"data": {"clients": 20}, "training.rate": 0.3, "per_round": 4, "flatness": "every=5"},
+        grid={"data": ["digits"]},
+    )
     found = run.config
-    assert (found.data.name, found.data.clients, found.training.rate, found.federation.per_round) == ("digits", 20, 0.3, 4)
+    assert (found.data.name, found.data.clients, found.training.rate, found.federation.per_round) == (
+        "digits",
+        20,
+        0.3,
+        4,
+    )
     assert found.flatness.every == 5
 
 
 def test_braces_stand_for_what_varies() -> None:
     runs = planned(grid={"algorithm": ["fedavg", "fedsam(rho={rho})"], "rho": [0.2, 0.3]})
-    assert [run.config.algorithm for run in runs] == ["fedavg", "fedsam(rho=0.2)", "fedsam(rho=0.3)"], "fedavg has no rho, so it is one run"
+    assert [run.config.algorithm for run in runs] == ["fedavg", "fedsam(rho=0.2)", "fedsam(rho=0.3)"], (
+        "fedavg has no rho, so it is one run"
+    )
     assert [run.name for run in runs] == ["fedavg", "fedsam_rho_0.2", "fedsam_rho_0.3"]
     assert runs[1].varied == {"algorithm": "fedsam(rho=0.2)", "rho": 0.2}
     in_base = planned(base={"split": "dirichlet(alpha={alpha})"}, grid={"alpha": [0.1, 1]})
@@ -60,12 +76,18 @@ def test_braces_stand_for_what_varies() -> None:
         ("alpha-1", "dirichlet(alpha=1)"),
     ]
     seeded = planned(base={"init": "weights/{seed}.safetensors"}, grid={"seed": [5]})
-    assert seeded[0].config.init is not None and seeded[0].config.init.name == "5.safetensors" and seeded[0].config.seed == 5
+    assert (
+        seeded[0].config.init is not None
+        and seeded[0].config.init.name == "5.safetensors"
+        and seeded[0].config.seed == 5
+    )
 
 
 def test_exclusions() -> None:
     grid = {"algorithm": ["fedavg", "fedsam(rho=0.05)"], "seed": [0, 1], "rate": [0.1, 0.2]}
-    assert len(planned(grid=grid, exclude=[{"algorithm": "fedsam", "rate": "2e-1"}])) == 6, "fedsam is fedsam(rho=0.05), 2e-1 is 0.2"
+    assert len(planned(grid=grid, exclude=[{"algorithm": "fedsam", "rate": "2e-1"}])) == 6, (
+        "fedsam is fedsam(rho=0.05), 2e-1 is 0.2"
+    )
     assert len(planned(grid=grid, exclude=[{"seed": [0, 1], "rate": 0.1}])) == 4
     possible = planned(grid={"clients": [5, 50], "per_round": [5, 10]}, exclude=[{"clients": 5, "per_round": 10}])
     assert len(possible) == 3, "what is impossible may be left out"
@@ -85,7 +107,8 @@ def test_long_names_and_names_that_meet_have_a_hash() -> None:
     long = names(
         grid={
             "algorithm": [
-                f"fedmoswa+asam(rho=0.{n})+wima(window=10)+wima(window=20)+ema+swa+ema(decay=0.5)+ema(decay=0.25)" for n in (1, 2)
+                f"fedmoswa+asam(rho=0.{n})+wima(window=10)+wima(window=20)+ema+swa+ema(decay=0.5)+ema(decay=0.25)"
+                for n in (1, 2)
             ]
         }
     )
@@ -97,12 +120,19 @@ def test_long_names_and_names_that_meet_have_a_hash() -> None:
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.integers(0, 50), min_size=1, max_size=4, unique=True),
-    st.lists(st.sampled_from(["iid", "dirichlet(alpha=0.1)", "dirichlet(alpha=1)"]), min_size=1, max_size=3, unique=True),
+    st.lists(
+        st.sampled_from(["iid", "dirichlet(alpha=0.1)", "dirichlet(alpha=1)"]), min_size=1, max_size=3, unique=True
+    ),
     st.lists(st.floats(0.01, 1).map(lambda x: round(x, 3)), min_size=1, max_size=3, unique=True),
 )
 def test_as_many_runs_as_the_product_and_never_one_folder_for_two(seeds, splits, rates) -> None:
     runs = planned(grid={"seed": seeds, "split": splits, "rate": rates})
-    assert len(runs) == len({run.folder for run in runs}) == len({run.config for run in runs}) == len(seeds) * len(splits) * len(rates)
+    assert (
+        len(runs)
+        == len({run.folder for run in runs})
+        == len({run.config for run in runs})
+        == len(seeds) * len(splits) * len(rates)
+    )
 
 
 SEED = {"grid": {"seed": [0]}}
@@ -114,10 +144,16 @@ SEED = {"grid": {"seed": [0]}}
         ({"gird": {"seed": [0]}}, "no part of a sweep (the sweep) 'gird'; did you mean grid?"),
         ({"grid": {"sed": [0]}}, "no setting (grid) 'sed'; did you mean seed?"),
         ({"grid": {"training.rat": [0]}}, "no setting (grid) 'training.rat'; did you mean training.rate"),
-        ({**SEED, "base": {"training": {"ruonds": 3}}}, "no setting (base) 'training.ruonds'; did you mean training.rounds"),
+        (
+            {**SEED, "base": {"training": {"ruonds": 3}}},
+            "no setting (base) 'training.ruonds'; did you mean training.rounds",
+        ),
         ({**SEED, "exclude": [{"sede": 0}]}, "no setting (exclude) 'sede'; did you mean seed?"),
         ({**SEED, "keep": {"chekpoint": False}}, "no key in keep of the sweep 'chekpoint'; did you mean checkpoint?"),
-        ({"grid": {"algorithm": ["fedsma"]}}, "the combination algorithm=fedsma is not possible: there is no algorithm 'fedsma'"),
+        (
+            {"grid": {"algorithm": ["fedsma"]}},
+            "the combination algorithm=fedsma is not possible: there is no algorithm 'fedsma'",
+        ),
         ({"grid": {"algorithm": ["fedsam(rhoo=1)"]}}, "no parameter of fedsam 'rhoo'; did you mean rho?"),
         ({"grid": {"model": ["mlpp"]}}, "there is no model 'mlpp'; did you mean mlp?"),
         ({"grid": {"data": ["digit"]}}, "'digit'; did you mean digits"),

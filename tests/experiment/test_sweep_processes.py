@@ -17,7 +17,20 @@ pytestmark = pytest.mark.slow
 
 
 def start(file: Path, out: Path, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "fedflat", "sweep", str(file), "--out", str(out), "--no-probe", "--json", "--jobs", "1", *more]
+    command = [
+        sys.executable,
+        "-m",
+        "fedflat",
+        "sweep",
+        str(file),
+        "--out",
+        str(out),
+        "--no-probe",
+        "--json",
+        "--jobs",
+        "1",
+        *more,
+    ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -41,7 +54,11 @@ def kill_at(process: subprocess.Popen[str], out: Path, runs: int) -> None:
 
 
 def files(out: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "timing.jsonl"}
+    return {
+        str(path.relative_to(out)): path.read_bytes()
+        for path in out.rglob("*")
+        if path.is_file() and path.name != "timing.jsonl"
+    }
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +69,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "sweep.yaml", folder / "out"
 
 
-def test_killed_halfway_and_started_again_it_ends_with_the_same_files(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
+def test_killed_halfway_and_started_again_it_ends_with_the_same_files(
+    undisturbed: tuple[Path, Path], tmp_path: Path
+) -> None:
     file, out = undisturbed
     kill_at(start(file, tmp_path), tmp_path, 18)
     before = over(tmp_path)

@@ -63,7 +63,9 @@ def test_the_score_is_the_last_validation_metric(finished: tuple[Search, list[An
         assert one.score == last["validation"]["server"]["accuracy"]
 
 
-def test_the_best_is_chosen_by_validation_and_evaluated_once(finished: tuple[Search, list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_is_chosen_by_validation_and_evaluated_once(
+    finished: tuple[Search, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     made, tried = finished
     chosen = choose(made)
     best = max(tried, key=lambda one: one.score)
@@ -173,7 +175,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({}, {"space": {**RATES, "batch": [5, 9]}}, "tune.space.training.batch=none instead of [5, 9]"),
     ],
 )
-def test_another_search_in_the_same_folder_is_refused(small: Path, base: dict[str, Any], tune: dict[str, Any], words: str) -> None:
+def test_another_search_in_the_same_folder_is_refused(
+    small: Path, base: dict[str, Any], tune: dict[str, Any], words: str
+) -> None:
     other = search(small, base={**QUICK, **base}, tune={**ONE_TRIAL, "trials": 2, **tune})
     for use in (lambda: next(run_search(other)), lambda: choose(other)):
         with pytest.raises(UserError) as told:
@@ -186,7 +190,12 @@ def test_another_search_in_the_same_folder_is_refused(small: Path, base: dict[st
 def test_the_same_search_in_other_words_goes_on(small: Path, tmp_path: Path) -> None:
     shutil.copytree(small, tmp_path / "out")
     base = {name: value for name, value in QUICK.items() if name != "rounds"} | {"engine.lanes": 8}
-    same = search(tmp_path / "out", base={**base, "training": {"rounds": 1, "momentum": 0.0}}, tune={**ONE_TRIAL, "trials": 2}, jobs=1)
+    same = search(
+        tmp_path / "out",
+        base={**base, "training": {"rounds": 1, "momentum": 0.0}},
+        tune={**ONE_TRIAL, "trials": 2},
+        jobs=1,
+    )
     assert [one.number for one in run_search(same)] == [1]
     with pytest.raises(UserError, match=r"holds 2 trials already, which is more than tune\.trials=1"):
         choose(search(tmp_path / "out", base=QUICK, tune=ONE_TRIAL))
@@ -198,10 +207,14 @@ def test_a_search_of_an_earlier_version_goes_on(small: Path, tmp_path: Path) -> 
     (tmp_path / "out" / "tune.journal").write_text("".join(line for line in lines if '"user_attr"' not in line))
     longer = search(tmp_path / "out", base={**QUICK, "rounds": 2}, tune={**ONE_TRIAL, "trials": 2})
     assert [one.number for one in run_search(longer)] == [1]
-    assert list(run_search(search(tmp_path / "out", base=QUICK, tune=ONE_TRIAL))) == [], "nothing is noted of trials that nobody knows"
+    assert list(run_search(search(tmp_path / "out", base=QUICK, tune=ONE_TRIAL))) == [], (
+        "nothing is noted of trials that nobody knows"
+    )
 
 
-def test_the_best_of_a_copied_folder_names_the_copy(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_of_a_copied_folder_names_the_copy(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chosen = choose(search(small, base=QUICK, tune=ONE_TRIAL))
     shutil.copytree(small, tmp_path / "copy")
     monkeypatch.setattr("fedflat.experiment.evaluation.evaluate", None)
@@ -214,13 +227,18 @@ def test_seeds_are_averaged_and_hopeless_trials_end_early(tmp_path: Path) -> Non
     needs_optuna()
     space = {"rate": [1e-6, 0.3], "batch": {"low": 5, "high": 9, "whole": True}}
     made = search(
-        tmp_path, base={**BASE, "rounds": 4}, tune={"trials": 14, "space": space, "sampler": "random", "seeds": [0, 1], "prune": True}
+        tmp_path,
+        base={**BASE, "rounds": 4},
+        tune={"trials": 14, "space": space, "sampler": "random", "seeds": [0, 1], "prune": True},
     )
     tried = list(run_search(made))
     complete = [one for one in tried if one.state == "complete"]
     assert {one.state for one in tried} == {"complete", "pruned"} and all(one.state == "complete" for one in tried[:5])
     one = complete[0]
-    scores = [RunFolder(made.folder(one.number) / f"seed-{seed}").metrics()[-1]["validation"]["server"]["accuracy"] for seed in (0, 1)]
+    scores = [
+        RunFolder(made.folder(one.number) / f"seed-{seed}").metrics()[-1]["validation"]["server"]["accuracy"]
+        for seed in (0, 1)
+    ]
     assert one.score == pytest.approx(sum(scores) / 2)
     assert len(choose(made)["test"]) == 2 and choose(made)["settings"]["training.rate"] == 0.3
 
@@ -228,7 +246,10 @@ def test_seeds_are_averaged_and_hopeless_trials_end_early(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"base": {**BASE, "data.validation": 0, "algorithm": "fedsam(rho={rho})"}}, "scored on a validation split, and there is none"),
+        (
+            {"base": {**BASE, "data.validation": 0, "algorithm": "fedsam(rho={rho})"}},
+            "scored on a validation split, and there is none",
+        ),
         ({"base": {**VALUES["base"], "stop.target": 0.9}}, "stop.target looks at the test set"),
         ({"tune": {"space": {}}}, "tune.space is empty"),
         ({"tune": {"space": {"rat": [1]}}}, "no setting (tune.space) 'rat'; did you mean rate"),
@@ -236,8 +257,14 @@ def test_seeds_are_averaged_and_hopeless_trials_end_early(tmp_path: Path) -> Non
         ({"tune": {"space": {**SPACE, "rate": {"low": 0, "high": 1, "log": True}}}}, "needs low above 0"),
         ({"tune": {"space": {**SPACE, "rate": []}}}, "expected a list of numbers"),
         ({"tune": {"space": {**SPACE, "seed": [0, 1]}}}, "seed is nothing to search over"),
-        ({"tune": {"space": {**SPACE, "per_round": {"low": 2, "high": 9, "whole": True}}}}, "is more than data.clients=8"),
-        ({"tune": {"space": SPACE, "seeds": [0, -1]}}, "tune.seeds is [0, -1]; expected each seed once and none below 0"),
+        (
+            {"tune": {"space": {**SPACE, "per_round": {"low": 2, "high": 9, "whole": True}}}},
+            "is more than data.clients=8",
+        ),
+        (
+            {"tune": {"space": SPACE, "seeds": [0, -1]}},
+            "tune.seeds is [0, -1]; expected each seed once and none below 0",
+        ),
         ({"tune": {"space": SPACE, "seeds": [1, 1]}}, "tune.seeds is [1, 1]; expected each seed once"),
         ({"tune": {"space": SPACE, "trails": 3}}, "'trails'; did you mean trials?"),
         ({"grid": {"seed": [0]}}, "has no grid, list, exclude or branch"),

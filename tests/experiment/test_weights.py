@@ -17,9 +17,13 @@ SMALL = {"rounds": 2, "steps": 2, "workers": 1, "device": "cpu", "split": "iid"}
 
 def test_a_run_starts_where_another_ended(tmp_path):
     first = fedflat.run("fedavg", out=tmp_path / "first", **SMALL)
-    second = fedflat.run("fedavg", init=tmp_path / "first" / "model.safetensors", out=tmp_path / "second", **(SMALL | {"seed": 7}))
+    second = fedflat.run(
+        "fedavg", init=tmp_path / "first" / "model.safetensors", out=tmp_path / "second", **(SMALL | {"seed": 7})
+    )
     assert fedflat.load(tmp_path / "second").config.init == tmp_path / "first" / "model.safetensors"
-    assert second.history[0]["test"]["server"] == first.history[-1]["test"]["server"], "the test set is the same for every seed"
+    assert second.history[0]["test"]["server"] == first.history[-1]["test"]["server"], (
+        "the test set is the same for every seed"
+    )
 
 
 def test_weights_of_torch_alone(tmp_path):
@@ -29,7 +33,10 @@ def test_weights_of_torch_alone(tmp_path):
     save_file(model.state_dict(), tmp_path / "torch.safetensors")
     fresh = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))
     run = fedflat.experiment.run.Run(
-        fedflat.api.make_config(None, SMALL | {"init": str(tmp_path / "torch.safetensors"), "model": "custom:Sequential"}), model=fresh
+        fedflat.api.make_config(
+            None, SMALL | {"init": str(tmp_path / "torch.safetensors"), "model": "custom:Sequential"}
+        ),
+        model=fresh,
     )
     for name, tensor in run.problem.buffers.views(run.server.model.buffers).items():
         assert torch.equal(tensor, model.state_dict()[name])
@@ -44,7 +51,10 @@ def test_weights_of_torch_alone(tmp_path):
         (lambda tensors: tensors | {"1.weight": torch.zeros(3, 64)}, r"1\.weight is 3x64 there but 64x64 in the model"),
         (lambda tensors: {k: v for k, v in tensors.items() if k != "3.bias"}, r"it has no tensor 3\.bias"),
         (lambda tensors: tensors | {"9.weight": torch.zeros(1)}, r"it has a tensor 9\.weight, which the model has not"),
-        (lambda tensors: tensors | {"3.bias": torch.full((10,), torch.nan)}, r"values in 3\.bias that are infinite or not a number"),
+        (
+            lambda tensors: tensors | {"3.bias": torch.full((10,), torch.nan)},
+            r"values in 3\.bias that are infinite or not a number",
+        ),
         (lambda tensors: {}, r"it has no tensors 1\.weight, 1\.bias, 3\.weight and 3\.bias;"),
     ],
 )
@@ -69,7 +79,11 @@ def test_the_sentence_names_the_file_and_both_models(tmp_path):
 
 def test_files_that_hold_no_weights(tmp_path):
     (tmp_path / "broken").write_bytes(b"nonsense")
-    for path, sentence in ((tmp_path, "is a folder"), (tmp_path / "broken", "not a whole safetensors"), (tmp_path / "no", "no weights in")):
+    for path, sentence in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "broken", "not a whole safetensors"),
+        (tmp_path / "no", "no weights in"),
+    ):
         with pytest.raises(fedflat.UserError, match=sentence):
             load_weights(nn.Linear(1, 1), "mine", path)
 
@@ -90,7 +104,9 @@ def test_a_pooler_of_the_models_own_is_read_beside_a_fresh_head():
 
     filled, other = network(), network()
     fill(filled, "mine", {**other.state_dict(), "pre_logits.fc.weight": torch.zeros(2)}, "a file", fresh_head=True)
-    assert torch.equal(filled.pooler.weight, other.pooler.weight) and not torch.equal(filled.head.weight, other.head.weight)
+    assert torch.equal(filled.pooler.weight, other.pooler.weight) and not torch.equal(
+        filled.head.weight, other.head.weight
+    )
 
 
 def test_tensors_without_names_are_no_state_dict(tmp_path):
@@ -116,10 +132,19 @@ def test_frozen_and_tied_parameters_need_not_be_there():
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
-        (nn.Sequential(nn.Flatten(), nn.Linear(20, 10)), r"Sequential cannot be used on digits, whose inputs are .* of shape \(1, 8, 8\)"),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(20, 10)),
+            r"Sequential cannot be used on digits, whose inputs are .* of shape \(1, 8, 8\)",
+        ),
         (nn.Conv2d(3, 10, 3), "Conv2d cannot be used on digits"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(64, 9)), r"an output of shape \(9,\) for each example, but digits has 10 classes"),
-        (nn.Sequential(nn.Flatten(0), nn.Linear(128, 10)), "an output of shape .* for each example, but digits has 10 classes"),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 9)),
+            r"an output of shape \(9,\) for each example, but digits has 10 classes",
+        ),
+        (
+            nn.Sequential(nn.Flatten(0), nn.Linear(128, 10)),
+            "an output of shape .* for each example, but digits has 10 classes",
+        ),
     ],
 )
 def test_a_model_of_the_wrong_size_is_refused_before_anything_is_written(tmp_path, model, sentence):

@@ -75,7 +75,9 @@ def test_the_recursion_step_by_step() -> None:
 
 
 def test_a_rate_that_falls_within_a_round_lowers_the_bound() -> None:
-    fedsam, fedswa = (rates_of(config({"algorithm": name, "training": {"rounds": 20}}), 10) for name in ("fedsam", "fedswa"))
+    fedsam, fedswa = (
+        rates_of(config({"algorithm": name, "training": {"rounds": 20}}), 10) for name in ("fedsam", "fedswa")
+    )
     assert fedsam[0] == pytest.approx((1.0, 0.1))
     assert fedswa[0] == pytest.approx((0.1 * (10 - 0.9 * 4.5), 0.1))
     assert as_run("fedswa", CONSTANTS, SETTING, fedswa).log10 < as_run("fedsam", CONSTANTS, SETTING, fedsam).log10
@@ -85,7 +87,9 @@ def test_rates_follow_the_decay_over_rounds_and_the_cycle() -> None:
     decayed = rates_of(config({"algorithm": "fedavg", "training": {"rounds": 3, "rate": 0.4, "decay": 0.5}}), 4)
     assert [one.highest for one in decayed] == pytest.approx([0.4, 0.2, 0.1])
     assert [one.total for one in decayed] == pytest.approx([1.6, 0.8, 0.4])
-    cyclic = rates_of(config({"algorithm": "fedavg+cyclic(low=0,length=2,start=0)", "training": {"rounds": 2, "rate": 0.4}}), 1)
+    cyclic = rates_of(
+        config({"algorithm": "fedavg+cyclic(low=0,length=2,start=0)", "training": {"rounds": 2, "rate": 0.4}}), 1
+    )
     assert [one.total for one in cyclic] == pytest.approx([0.2, 0.0])
 
 
@@ -99,7 +103,11 @@ def test_rounds_without_a_rate_change_nothing() -> None:
 def test_another_algorithm_has_its_own_rates_in_the_same_run() -> None:
     made = config({"algorithm": "fedswa(final_rate=0.5)+wima", "training": {"rounds": 1}})
     assert rates_of(made, 10, "fedswa") == rates_of(made, 10)
-    assert rates_of(made, 10, "fedmoswa")[0].total < rates_of(made, 10, "fedswa")[0].total < rates_of(made, 10, "fedsam")[0].total
+    assert (
+        rates_of(made, 10, "fedmoswa")[0].total
+        < rates_of(made, 10, "fedswa")[0].total
+        < rates_of(made, 10, "fedsam")[0].total
+    )
 
 
 def test_numbers_beyond_any_float_are_told_by_their_logarithm() -> None:

@@ -24,7 +24,9 @@ SEEN = [
 
 
 def panels(figure: Figure) -> dict[str, object]:
-    return {axes.get_title(loc="left"): axes for axes in figure.axes if axes.get_visible() and axes.get_title(loc="left")}
+    return {
+        axes.get_title(loc="left"): axes for axes in figure.axes if axes.get_visible() and axes.get_title(loc="left")
+    }
 
 
 def strongest(axes) -> tuple[list[float], list[float]]:
@@ -46,7 +48,10 @@ def test_medians_and_every_client_are_drawn() -> None:
 
 
 def test_momentum_and_variates_have_panels_where_there_are_any() -> None:
-    more = {"momentum": {"agreement": [0.1, 0.2, None]}, "client_vectors": {"drift.c": [3.0, 1.0, 2.0], "perturbation.mu": [1.0, 1.0, 1.0]}}
+    more = {
+        "momentum": {"agreement": [0.1, 0.2, None]},
+        "client_vectors": {"drift.c": [3.0, 1.0, 2.0], "perturbation.mu": [1.0, 1.0, 1.0]},
+    }
     found = panels(clients_picture([cohort(2, [0, 1, 2], [0.1, 0.2, 0.3], **more)], [], "a run"))
     assert list(found) == [
         "cosine of local and mean update",
@@ -57,7 +62,9 @@ def test_momentum_and_variates_have_panels_where_there_are_any() -> None:
     assert strongest(found["agreement of local update and momentum"])[1] == pytest.approx([0.15])
     assert strongest(found["norm of what a client keeps (drift.c)"])[1] == [2.0]
     low, high = found["cosine of local and mean update"].get_xlim()
-    assert [tick for tick in found["cosine of local and mean update"].get_xticks() if low <= tick <= high] == [2], "no halves of a round"
+    assert [tick for tick in found["cosine of local and mean update"].get_xticks() if low <= tick <= high] == [2], (
+        "no halves of a round"
+    )
 
 
 def test_accuracies_are_shades_from_zero_to_one() -> None:
@@ -80,17 +87,25 @@ def test_darker_is_more_in_grey_too() -> None:
 
 
 def test_the_gap_is_between_the_lines() -> None:
-    looks = [{"round": t, "train_loss": 2.0 / (t + 1), "test_loss": 2.5 / (t + 1), "unseen_loss": 3.0 / (t + 1)} for t in (0, 4)]
+    looks = [
+        {"round": t, "train_loss": 2.0 / (t + 1), "test_loss": 2.5 / (t + 1), "unseen_loss": 3.0 / (t + 1)}
+        for t in (0, 4)
+    ]
     losses, between = gap_picture({"server": looks}, "a run").axes
     drawn = {line.get_label(): list(line.get_ydata()) for line in between.lines if not line.get_label().startswith("_")}
-    assert drawn == {"server, test less training": pytest.approx([0.5, 0.1]), "server, unseen less training": pytest.approx([1.0, 0.2])}
+    assert drawn == {
+        "server, test less training": pytest.approx([0.5, 0.1]),
+        "server, unseen less training": pytest.approx([1.0, 0.2]),
+    }
     assert len(losses.lines) == 3
     assert losses.get_ylabel() == "loss"
 
 
 def test_constants_are_told_apart_by_more_than_colour() -> None:
     names = ("lipschitz", "smoothness", "noise", "heterogeneity")
-    looks = [{"round": t, "constants": {name: float(place + t + 1) for place, name in enumerate(names)}} for t in (0, 5)]
+    looks = [
+        {"round": t, "constants": {name: float(place + t + 1) for place, name in enumerate(names)}} for t in (0, 5)
+    ]
     (axes,) = constants_picture(looks, "a run").axes
     assert len({line.get_linestyle() for line in axes.lines}) == len({line.get_marker() for line in axes.lines}) == 4
     assert [list(line.get_ydata()) for line in axes.lines] == [[1, 6], [2, 7], [3, 8], [4, 9]]

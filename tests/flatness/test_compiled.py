@@ -20,7 +20,15 @@ from fedflat.flatness.curvature import compile_where_it_pays
 
 def network() -> nn.Module:
     torch.manual_seed(0)
-    layers = [nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Tanh(), nn.BatchNorm2d(4), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)]
+    layers = [
+        nn.Conv2d(1, 4, 3),
+        nn.GroupNorm(2, 4),
+        nn.Tanh(),
+        nn.BatchNorm2d(4),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(36, 3),
+    ]
     return nn.Sequential(*layers).double()
 
 
@@ -44,7 +52,9 @@ def compiled() -> tuple[Objective, CompiledProduct]:
 
 
 def products(of: Objective) -> Tensor:
-    return of.hessian_products(None, torch.randn(2, of.size, generator=torch.Generator().manual_seed(2), dtype=torch.float64))
+    return of.hessian_products(
+        None, torch.randn(2, of.size, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    )
 
 
 def test_what_is_written_down_is_the_product() -> None:
@@ -63,7 +73,9 @@ def test_the_last_smaller_batch_runs_as_it_is_and_other_data_share_what_was_comp
 
 def test_batches_of_another_shape_run_as_they_are() -> None:
     torch.manual_seed(0)
-    average = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 3)).double()
+    average = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 3)
+    ).double()
     data = [(torch.randn(4, 1, side, side, dtype=torch.float64), torch.arange(4) % 3) for side in (6, 8, 6)]
     plain, fast = (Objective(average, F.cross_entropy, data) for _ in range(2))
     fast.compile()
@@ -101,7 +113,9 @@ def test_a_compiler_that_fails_is_told_once_and_done_without(monkeypatch: pytest
 def test_a_spectrum_is_the_same_compiled() -> None:
     of = {compile: objective(5) for compile in ("off", "on")}
     told: list[str] = []
-    plain, fast = (spectrum(of[compile], None, None, 3, trace_draws=2, compile=compile, tell=told.append) for compile in of)
+    plain, fast = (
+        spectrum(of[compile], None, None, 3, trace_draws=2, compile=compile, tell=told.append) for compile in of
+    )
     assert sum("compiling" in line for line in told) == 1
     assert of["off"]._compiled is None and of["on"]._compiled is not None and of["on"]._compiled._fast is not None
     assert fast.eigenvalues == pytest.approx(plain.eigenvalues, rel=1e-8) and fast.products == plain.products

@@ -56,7 +56,9 @@ def test_second_derivatives_are_those_of_finite_differences() -> None:
 
 
 def test_modules_take_them_and_all_else_stays_as_it_is() -> None:
-    network = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), nn.ReLU(), nn.ConvTranspose2d(3, 1, 2)).double()
+    network = nn.Sequential(
+        nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), nn.ReLU(), nn.ConvTranspose2d(3, 1, 2)
+    ).double()
     x = drawn(1, 2, 4, 4)
     with TwiceDifferentiable():
         inside = network(x)

@@ -89,7 +89,9 @@ def test_a_zero_filter_of_a_direction_stays_zero(small: tuple[Layout, Tensor]) -
 def test_the_scale_of_the_random_numbers_does_not_matter(factor: float, seed: int) -> None:
     layout, weights = flat(nn.Linear(4, 3).double())
     raw = random_direction(layout.size, seed, 0, weights)
-    torch.testing.assert_close(filter_normalised(layout, factor * raw, weights), filter_normalised(layout, raw, weights))
+    torch.testing.assert_close(
+        filter_normalised(layout, factor * raw, weights), filter_normalised(layout, raw, weights)
+    )
 
 
 def test_rescaling_a_network_rescales_its_direction(small: tuple[Layout, Tensor]) -> None:

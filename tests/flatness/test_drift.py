@@ -33,7 +33,9 @@ X0 = np.array([0.5, -0.5, 1.0])
 def moves(x: np.ndarray) -> np.ndarray:
     """D_i = ((I - eta A_i)^K - I) (x - b_i), what K steps of gradient descent do."""
     eye = np.eye(3)
-    return np.array([(np.linalg.matrix_power(eye - RATE * a, STEPS) - eye) @ (x - b) for a, b in zip(A, B, strict=True)])
+    return np.array(
+        [(np.linalg.matrix_power(eye - RATE * a, STEPS) - eye) @ (x - b) for a, b in zip(A, B, strict=True)]
+    )
 
 
 def trained(text: str = "fedavg", engine=LoopEngine, **kept):
@@ -105,7 +107,8 @@ def test_agreement_with_the_momentum_is_one_less_wmsams_signal() -> None:
 def test_which_momentum_an_algorithm_has() -> None:
     x = torch.ones(3)
     sign = {
-        text: momentum_of(algorithm(text), algorithm(text).new_server(x)) for text in ("fedcm", "fedmoswa", "fedacg", "fedavgm", "fedadam")
+        text: momentum_of(algorithm(text), algorithm(text).new_server(x))
+        for text in ("fedcm", "fedmoswa", "fedacg", "fedavgm", "fedadam")
     }
     assert {text: found and found[1] for text, found in sign.items()} == {
         "fedcm": -1, "fedmoswa": -1, "fedacg": 1, "fedavgm": 1, "fedadam": 1,
@@ -142,4 +145,6 @@ def test_zero_vectors_give_no_signal() -> None:
     found = update_drift(rows, torch.tensor([0.0, 1.0]))
     assert found.cosines.isnan().tolist() == [True, False]
     assert bool(disagreement(rows[:1]).pairwise_cosine.isnan())
-    assert float(disagreement(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.0]])).conflicting) == 1, "of the pairs that have a cosine"
+    assert float(disagreement(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.0]])).conflicting) == 1, (
+        "of the pairs that have a cosine"
+    )

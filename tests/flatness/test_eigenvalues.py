@@ -43,7 +43,12 @@ def test_networks_by_magnitude_against_scipy(name: str) -> None:
     def product(v: np.ndarray) -> np.ndarray:
         return objective.hessian_product(None, torch.from_numpy(v.ravel())).numpy()
 
-    oracle = eigsh(LinearOperator((objective.size,) * 2, matvec=product, dtype=np.float64), k=6, which="LM", return_eigenvectors=False)
+    oracle = eigsh(
+        LinearOperator((objective.size,) * 2, matvec=product, dtype=np.float64),
+        k=6,
+        which="LM",
+        return_eigenvectors=False,
+    )
     found = lanczos(Operator.of_hessian(objective), Largest(6), tolerance=1e-8)
     torch.testing.assert_close(found.values, by_magnitude(torch.from_numpy(oracle)), rtol=1e-8, atol=1e-10)
 
@@ -127,7 +132,11 @@ def test_where_all_eigenvalues_come_five_times_none_is_missed(tolerance: float, 
 
 def test_a_dense_spectrum_takes_few_more_products_for_the_second_look() -> None:
     values = torch.cat(
-        [torch.logspace(1, 0.3, 30), 2 - 0.005 * torch.arange(1, 400), 0.01 * torch.randn(3571, generator=torch.Generator().manual_seed(0))]
+        [
+            torch.logspace(1, 0.3, 30),
+            2 - 0.005 * torch.arange(1, 400),
+            0.01 * torch.randn(3571, generator=torch.Generator().manual_seed(0)),
+        ]
     ).double()
     found = lanczos(Operator(values.mul, 4000, torch.float64), Ends(50, 1))
     assert found.converged and found.products <= 390

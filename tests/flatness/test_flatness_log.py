@@ -54,7 +54,9 @@ def test_a_panel_for_each_quantity_and_a_line_for_each_run() -> None:
     runs = {"fedavg": logged(record((0, FIRST), (5, SECOND))), "fedsam": logged(record((0, FIRST)))}
     figure = log_picture(runs)
     shown = [axes for axes in figure.axes if axes.get_visible()]
-    assert [axes.get_title(loc="left") for axes in shown] == [QUANTITIES[name][0] for name in QUANTITIES if name in runs["fedavg"]]
+    assert [axes.get_title(loc="left") for axes in shown] == [
+        QUANTITIES[name][0] for name in QUANTITIES if name in runs["fedavg"]
+    ]
     assert [len(axes.lines) for axes in shown[:3]] == [2, 2, 1]
     assert len({line.get_linestyle() for line in shown[0].lines}) == 2
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["fedavg", "fedsam"]

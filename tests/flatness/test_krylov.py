@@ -58,7 +58,9 @@ def test_the_basis_stays_what_it_is_through_restarts(first: int, keep: int, then
     [
         torch.logspace(0, -16, 300, dtype=torch.float64),
         torch.cat([torch.tensor([1e12, 1e6], dtype=torch.float64), torch.linspace(0, 1, 298, dtype=torch.float64)]),
-        torch.cat([torch.logspace(3, -3, 12, dtype=torch.float64), 1e-13 * torch.linspace(0, 1, 288, dtype=torch.float64)]),
+        torch.cat(
+            [torch.logspace(3, -3, 12, dtype=torch.float64), 1e-13 * torch.linspace(0, 1, 288, dtype=torch.float64)]
+        ),
         1 + 1e-10 * torch.linspace(0, 1, 300, dtype=torch.float64),
         torch.arange(10, dtype=torch.float64).repeat_interleave(30),
     ],
@@ -122,7 +124,11 @@ def test_an_invariant_space_is_noticed_and_left() -> None:
     values, vectors = torch.linalg.eigh(MATRIX)
     space = Krylov(Operator.of_matrix(MATRIX), 5, first=vectors[:, -1])
     space.step()
-    assert space.invariant and space.ritz().values[0] == pytest.approx(float(values[-1])) and space.ritz().residuals[0] == 0
+    assert (
+        space.invariant
+        and space.ritz().values[0] == pytest.approx(float(values[-1]))
+        and space.ritz().residuals[0] == 0
+    )
     space.step()
     assert not space.invariant and space.size == 2
     check(space)

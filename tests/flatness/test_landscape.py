@@ -25,7 +25,10 @@ EMPTY = torch.zeros(0, dtype=torch.float64)
 def quadratic(size: int = LAYOUT.size) -> tuple[Tensor, Tensor]:
     """A positive definite matrix and a centre."""
     generator = torch.Generator().manual_seed(0)
-    root, centre = torch.randn(size, size, generator=generator).double(), torch.randn(size, generator=generator).double()
+    root, centre = (
+        torch.randn(size, size, generator=generator).double(),
+        torch.randn(size, generator=generator).double(),
+    )
     return root @ root.T + torch.eye(size).double(), centre
 
 
@@ -93,7 +96,9 @@ def test_figures_are_fetched_some_at_a_time_and_progress_is_told() -> None:
 
 def test_nothing_is_differentiated() -> None:
     weights = torch.ones(2, requires_grad=True)
-    found = survey(lambda model: {"free": torch.tensor(float((model.weights * 2).requires_grad))}, [Model(weights, EMPTY)], 1)
+    found = survey(
+        lambda model: {"free": torch.tensor(float((model.weights * 2).requires_grad))}, [Model(weights, EMPTY)], 1
+    )
     assert found["free"].tolist() == [0.0]
 
 
@@ -128,7 +133,9 @@ def test_any_objective_can_be_looked_at() -> None:
     first, second = directions_around(objective.layout, objective.weights, seed=2)
     for i, x in enumerate(found.axes[0]):
         for j, y in enumerate(found.axes[1]):
-            assert found.values["loss"][i, j] == pytest.approx(float(objective.loss(objective.weights + x * first + y * second)), rel=1e-5)
+            assert found.values["loss"][i, j] == pytest.approx(
+                float(objective.loss(objective.weights + x * first + y * second)), rel=1e-5
+            )
     way = path_of(objective, {"here": objective.weights, "zero": torch.zeros(8)}, points=3)
     assert way.values["loss"][1] == pytest.approx(float(objective.loss(objective.weights / 2)), rel=1e-6)
 
@@ -152,7 +159,9 @@ def test_a_landscape_survives_json_with_values_that_are_not_finite() -> None:
         np.testing.assert_array_equal(again.values[name], values)
 
 
-@pytest.mark.parametrize("change", [{"format": 2}, {"axes": [[0.0, 1.0]]}, {"values": {"train_loss": [["x"]]}}, {"marks": None}])
+@pytest.mark.parametrize(
+    "change", [{"format": 2}, {"axes": [[0.0, 1.0]]}, {"values": {"train_loss": [["x"]]}}, {"marks": None}]
+)
 def test_what_is_no_landscape_is_refused_in_a_sentence(change: dict[str, object]) -> None:
     document = landscape_around(LAYOUT, Model(CENTRE, EMPTY), loss, points=3).document()
     with pytest.raises(UserError):

@@ -24,7 +24,9 @@ AXIS = tuple(np.linspace(-1, 1, 11).tolist())
 def bowl(depth: float, curvature: float) -> Landscape:
     x, y = np.meshgrid(AXIS, AXIS, indexing="ij")
     loss = depth + curvature * (x**2 + y**2)
-    return Landscape("around", (AXIS, AXIS), {"train_loss": loss, "test_error": np.minimum(loss / 10, 1)}, (Mark("m", (0.0, 0.0)),))
+    return Landscape(
+        "around", (AXIS, AXIS), {"train_loss": loss, "test_error": np.minimum(loss / 10, 1)}, (Mark("m", (0.0, 0.0)),)
+    )
 
 
 def line(depth: float) -> Landscape:
@@ -34,14 +36,23 @@ def line(depth: float) -> Landscape:
 
 def way() -> Landscape:
     t = np.linspace(0, 1, 5)
-    return Landscape("path", (tuple(t),), {"train_loss": t * (1 - t), "test_error": 0.1 + 0 * t}, (Mark("a", (0.0,)), Mark("b", (1.0,))))
+    return Landscape(
+        "path",
+        (tuple(t),),
+        {"train_loss": t * (1 - t), "test_error": 0.1 + 0 * t},
+        (Mark("a", (0.0,)), Mark("b", (1.0,))),
+    )
 
 
 PANELS = [Panel("FedAvg", bowl(0.1, 3.0), "sharp"), Panel("FedSAM", bowl(0.2, 1.0), "flat")]
 
 
 def words(figure: Figure) -> str:
-    texts = [text.get_text() for axes in figure.axes for text in [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts]]
+    texts = [
+        text.get_text()
+        for axes in figure.axes
+        for text in [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts]
+    ]
     return "\n".join([*texts, *(text.get_text() for text in figure.texts)])
 
 
@@ -88,7 +99,11 @@ def test_constant_and_tiny_values_still_have_a_scale(values: np.ndarray) -> None
 
 @pytest.mark.parametrize(
     ("low", "high", "ticks"),
-    [(0.0687, 0.117, [0.07, 0.08, 0.09, 0.1, 0.11]), (0.9, 30, [1, 2, 5, 10, 20]), (0.029, 0.061, [0.03, 0.04, 0.05, 0.06])],
+    [
+        (0.0687, 0.117, [0.07, 0.08, 0.09, 0.1, 0.11]),
+        (0.9, 30, [1, 2, 5, 10, 20]),
+        (0.029, 0.061, [0.03, 0.04, 0.05, 0.06]),
+    ],
 )
 def test_ticks_are_round_numbers(low: float, high: float, ticks: list[float]) -> None:
     assert Scale("train_loss", (low, high), 0, 0, 1).ticks == pytest.approx(ticks)
@@ -105,7 +120,9 @@ def test_nothing_finite_and_unknown_values_are_told() -> None:
 def test_the_common_line_crosses_every_landscape() -> None:
     some = [panel.landscape for panel in PANELS]
     level = common_line(some, Scale.over(some, "train_loss"))
-    assert all(landscape.values["train_loss"].min() < level < landscape.values["train_loss"].max() for landscape in some)
+    assert all(
+        landscape.values["train_loss"].min() < level < landscape.values["train_loss"].max() for landscape in some
+    )
 
 
 def test_colours_get_lighter_all_the_way() -> None:
@@ -152,7 +169,10 @@ def test_values_that_are_not_finite_are_grey_and_said() -> None:
 def test_a_plane_names_its_models() -> None:
     plane = bowl(0.1, 1.0)
     plane = Landscape(
-        "plane", plane.axes, plane.values, (Mark("global", (0.0, 0.0)), Mark("client", (0.5, 0.0)), Mark("far", (0.1, 0.8), 0.3))
+        "plane",
+        plane.axes,
+        plane.values,
+        (Mark("global", (0.0, 0.0)), Mark("client", (0.5, 0.0)), Mark("far", (0.1, 0.8), 0.3)),
     )
     figure = plane_picture(plane)
     (legend,) = figure.legends

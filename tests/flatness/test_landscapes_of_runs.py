@@ -103,7 +103,9 @@ def test_files_are_read_back_as_they_were(two: list[Measured], tmp_path: Path) -
 
 
 def test_models_of_different_shapes_are_refused(runs: dict[str, Path], two: list[Measured]) -> None:
-    with pytest.raises(UserError, match=r"have different shapes and cannot lie on one path: .* is .* in the first and .* in the second"):
+    with pytest.raises(
+        UserError, match=r"have different shapes and cannot lie on one path: .* is .* in the first and .* in the second"
+    ):
         path([two[0], measured(runs["wide"], device="cpu")], names=["a", "wide"])
 
 
@@ -125,7 +127,9 @@ def test_clients_models_average_to_the_next_model(runs: dict[str, Path]) -> None
     found = local_models(server, 1)
     samples = torch.tensor([float(len(member.indices)) for member in members])
     mean = (samples / samples.sum()) @ torch.stack([model.weights for model in found])
-    torch.testing.assert_close(mean, measured(f"{runs['fedavg']}:server@2", device="cpu").state.weights, rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        mean, measured(f"{runs['fedavg']}:server@2", device="cpu").state.weights, rtol=0, atol=1e-6
+    )
 
 
 def test_a_client_is_named_by_its_number_and_the_round(runs: dict[str, Path]) -> None:
@@ -133,7 +137,9 @@ def test_a_client_is_named_by_its_number_and_the_round(runs: dict[str, Path]) ->
     (alone,) = local_models(measured(runs["fedavg"], device="cpu"), 1, [7])
     assert torch.equal(client.state.weights, alone.weights)
     assert client.label.endswith(":client7@1")
-    assert not torch.equal(client.state.weights, measured_point(f"{runs['fedavg']}:client7@2", device="cpu").state.weights)
+    assert not torch.equal(
+        client.state.weights, measured_point(f"{runs['fedavg']}:client7@2", device="cpu").state.weights
+    )
 
 
 def test_clients_with_vectors_are_taken_up_at_the_checkpoint_alone(runs: dict[str, Path]) -> None:

@@ -30,7 +30,9 @@ def look() -> Look:
     train, held = (Examples(torch.tensor(some), torch.zeros(len(some), dtype=torch.int64)) for some in (rows, test))
     data = Dataset("quadratics", train, held, ("value",), kind="vector")
     problem = Problem(Bowl(X), Value(), data, Augmentation(), torch.float64, held_out={"test": held})
-    split = Split(tuple(np.arange(i * EACH, (i + 1) * EACH) for i in range(CLIENTS)), np.zeros(0, np.int64), "by hand", 0)
+    split = Split(
+        tuple(np.arange(i * EACH, (i + 1) * EACH) for i in range(CLIENTS)), np.zeros(0, np.int64), "by hand", 0
+    )
     return Look(problem, split, Flatness())
 
 
@@ -70,7 +72,11 @@ def test_the_gap_in_closed_form(look: Look) -> None:
     found = look.gap(ModelState(*look.problem.initial()))
     train = np.mean([0.5 * (X - B[i, j]) @ A[i] @ (X - B[i, j]) for i in range(CLIENTS) for j in range(EACH)])
     test = 0.5 * X @ A[0] @ X
-    assert found == {"train_loss": pytest.approx(train), "test_loss": pytest.approx(test), "gap": pytest.approx(test - train)}
+    assert found == {
+        "train_loss": pytest.approx(train),
+        "test_loss": pytest.approx(test),
+        "gap": pytest.approx(test - train),
+    }
 
 
 def test_sharpness_along_the_gradient_in_closed_form(look: Look) -> None:

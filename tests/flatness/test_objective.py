@@ -91,7 +91,9 @@ def test_other_buffers_stand_in() -> None:
 
 
 def test_tied_and_frozen_parameters() -> None:
-    network = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Tanh(), nn.Linear(3, 3, bias=False), nn.Linear(3, 2)).double()
+    network = nn.Sequential(
+        nn.Linear(3, 3, bias=False), nn.Tanh(), nn.Linear(3, 3, bias=False), nn.Linear(3, 2)
+    ).double()
     network[2].weight = network[0].weight
     network[3].bias.requires_grad_(False)
     x, y = torch.randn(6, 3).double(), torch.arange(6) % 2

@@ -35,7 +35,9 @@ def test_the_spectrum_of_a_regression(kind: str) -> None:
     found = fedflat.flatness.spectrum(model, F.mse_loss, data)
     truth = torch.linalg.eigvalsh(hessian).flip(0)
     assert found.eigenvalues == pytest.approx(truth.tolist(), rel=1e-9)
-    assert found.lambda_max == pytest.approx(float(truth[0])) and found.ratio == pytest.approx(float(truth[0] / truth[4]))
+    assert found.lambda_max == pytest.approx(float(truth[0])) and found.ratio == pytest.approx(
+        float(truth[0] / truth[4])
+    )
     assert found.lambda_min == pytest.approx(float(truth[-1])) and found.negative == 0
     assert found.trace is not None and found.trace.value == pytest.approx(float(hessian.trace()))
     assert (found.parameters, found.examples, found.precision, found.converged) == (6, 40, "float64", True)
@@ -78,7 +80,9 @@ def test_trace_density_and_sharpness() -> None:
 def test_an_objective_can_be_measured_several_times() -> None:
     model, pair, _ = regression()
     objective = flatness.Objective(model, F.mse_loss, pair)
-    assert flatness.spectrum(objective, count=2).eigenvalues == flatness.spectrum(model, F.mse_loss, pair, 2).eigenvalues
+    assert (
+        flatness.spectrum(objective, count=2).eigenvalues == flatness.spectrum(model, F.mse_loss, pair, 2).eigenvalues
+    )
     subsets = [flatness.spectrum(objective.subset(20, seed), count=1).lambda_max for seed in range(3)]
     assert len(set(subsets)) == 3
 
@@ -96,11 +100,31 @@ def test_progress_is_told() -> None:
     [
         (("a model",), {}, "str is no model; expected a torch module"),
         ((nn.Linear(1, 1),), {}, "a model alone has no curvature"),
-        ((nn.Linear(1, 1), F.mse_loss, (torch.ones(2, 1), torch.ones(2, 1)), 3), {}, "3 eigenvalues of a model with 2 parameters"),
-        ((nn.Linear(1, 1), F.mse_loss, (torch.ones(2, 1), torch.ones(2, 1)), 1), {"method": "qr"}, "no method for eigenvalues 'qr'"),
-        ((nn.Linear(1, 1), F.mse_loss, (torch.ones(2, 1), torch.ones(2, 1)), 1), {"by": "size"}, "no order of eigenvalues 'size'"),
-        ((nn.Linear(1, 1), F.mse_loss, (torch.ones(3, 1), torch.ones(2, 1)), 1), {}, "there are 3 inputs but 2 targets; expected a target"),
-        ((nn.Linear(1, 1), F.mse_loss, (torch.full((2, 1), float("inf")), torch.ones(2, 1)), 1), {}, "the loss of this model is"),
+        (
+            (nn.Linear(1, 1), F.mse_loss, (torch.ones(2, 1), torch.ones(2, 1)), 3),
+            {},
+            "3 eigenvalues of a model with 2 parameters",
+        ),
+        (
+            (nn.Linear(1, 1), F.mse_loss, (torch.ones(2, 1), torch.ones(2, 1)), 1),
+            {"method": "qr"},
+            "no method for eigenvalues 'qr'",
+        ),
+        (
+            (nn.Linear(1, 1), F.mse_loss, (torch.ones(2, 1), torch.ones(2, 1)), 1),
+            {"by": "size"},
+            "no order of eigenvalues 'size'",
+        ),
+        (
+            (nn.Linear(1, 1), F.mse_loss, (torch.ones(3, 1), torch.ones(2, 1)), 1),
+            {},
+            "there are 3 inputs but 2 targets; expected a target",
+        ),
+        (
+            (nn.Linear(1, 1), F.mse_loss, (torch.full((2, 1), float("inf")), torch.ones(2, 1)), 1),
+            {},
+            "the loss of this model is",
+        ),
     ],
 )
 def test_mistakes(arguments: tuple, options: dict, sentence: str) -> None:

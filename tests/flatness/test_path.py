@@ -29,7 +29,9 @@ def test_on_a_quadratic_every_value_is_the_closed_form() -> None:
 
 def test_a_convex_loss_has_no_barrier_and_a_concave_one_has_its_own() -> None:
     """Of -k t (1 - t) above the line between the ends, the highest rise is k / 4 at t = 1/2; of a convex loss there is none."""
-    found = path_landscape(ENDS, lambda m: {"convex": (m.weights**2).sum(), "concave": -(m.weights**2).sum()}, points=21)
+    found = path_landscape(
+        ENDS, lambda m: {"convex": (m.weights**2).sum(), "concave": -(m.weights**2).sum()}, points=21
+    )
     assert barrier(found.axes[0], found.values["convex"]).height == pytest.approx(0, abs=1e-12)
     # ||w(t)||^2 = (1-t)||a||^2 + t||b||^2 - t(1-t)||a-b||^2, and ||a-b||^2 = 8
     found_barrier = barrier(found.axes[0], found.values["concave"])
@@ -48,7 +50,9 @@ def test_the_ends_are_exactly_the_models_in_single_precision() -> None:
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(1000, generator=generator) for _ in range(2))
     seen = []
-    path_landscape({"a": Model(a, a[:2]), "b": Model(b, b[:2])}, lambda m: (seen.append(m), {"x": m.weights.sum()})[1], points=3)
+    path_landscape(
+        {"a": Model(a, a[:2]), "b": Model(b, b[:2])}, lambda m: (seen.append(m), {"x": m.weights.sum()})[1], points=3
+    )
     assert torch.equal(seen[0].weights, a)
     assert torch.equal(seen[2].weights, b)
     assert torch.equal(seen[2].buffers, b[:2])
@@ -65,7 +69,8 @@ def test_beyond_the_ends_does_not_count_for_the_barrier() -> None:
 @pytest.mark.parametrize(("points", "beyond"), [(11, 0.3), (6, 1.0)])
 def test_the_ends_are_always_on_the_way(points: int, beyond: float) -> None:
     plain, wider = (
-        path_landscape(ENDS, lambda m: {"train_loss": (m.weights**4).sum()}, points=n, beyond=far) for n, far in ((41, 0), (points, beyond))
+        path_landscape(ENDS, lambda m: {"train_loss": (m.weights**4).sum()}, points=n, beyond=far)
+        for n, far in ((41, 0), (points, beyond))
     )
     assert {0.0, 1.0} <= set(wider.axes[0])
     ends = [float(landscape.values["train_loss"][list(landscape.axes[0]).index(1.0)]) for landscape in (plain, wider)]

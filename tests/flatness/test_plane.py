@@ -81,7 +81,10 @@ def test_on_a_quadratic_every_value_is_the_closed_form() -> None:
     s = scale.numpy()
     for i, x in enumerate(found.axes[0]):
         for j, y in enumerate(found.axes[1]):
-            slopes, curves = x * (s * a * u).sum() + y * (s * a * v).sum(), x * x * (s * u * u).sum() + y * y * (s * v * v).sum()
+            slopes, curves = (
+                x * (s * a * u).sum() + y * (s * a * v).sum(),
+                x * x * (s * u * u).sum() + y * y * (s * v * v).sum(),
+            )
             closed = 0.5 * (s * a * a).sum() + slopes + 0.5 * curves + x * y * (s * u * v).sum()
             assert found.values["train_loss"][i, j] == pytest.approx(closed)
     assert [mark.name for mark in found.marks] == ["global", "client", "averaged"]
@@ -131,7 +134,8 @@ def test_models_of_different_shapes_are_refused_in_one_sentence() -> None:
     one, other = Layout(("w", "b"), ((2, 3), (2,))), Layout(("w", "b"), ((2, 4), (2,)))
     refuse_different_shapes({"runs/a": one, "runs/b": one})
     with pytest.raises(
-        UserError, match=r"^runs/a and runs/b have different shapes and cannot lie on one plane: w is 2x3 .* 2x4 in the second$"
+        UserError,
+        match=r"^runs/a and runs/b have different shapes and cannot lie on one plane: w is 2x3 .* 2x4 in the second$",
     ):
         refuse_different_shapes({"runs/a": one, "runs/b": other})
     with pytest.raises(UserError, match="the second alone has c"):
@@ -152,7 +156,9 @@ def test_any_modules_on_one_plane() -> None:
     for mark, module in zip(found.marks, modules.values(), strict=True):
         assert mark.values["loss"] == pytest.approx(nn.functional.mse_loss(module(inputs), targets).item())
     middle = found.axes[0][1], found.axes[1][1]
-    shares = Plane.through(*(objective.layout.flatten(dict(m.named_parameters())).detach() for m in modules.values())).shares(*middle)
+    shares = Plane.through(
+        *(objective.layout.flatten(dict(m.named_parameters())).detach() for m in modules.values())
+    ).shares(*middle)
     output = sum(share * module(inputs) for share, module in zip(shares, modules.values(), strict=True))
     assert found.values["loss"][1, 1] == pytest.approx(nn.functional.mse_loss(output, targets).item())
     with pytest.raises(UserError, match=r"have different shapes.*weight is 2x3 in the first and 2x4 in the second"):

@@ -82,7 +82,10 @@ def test_a_torch_without_the_newer_switches(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.backends, "cudnn", cudnn)
     with rounding(allowed=False):
         assert (matmul.allow_tf32, cudnn.allow_tf32) == (False, False)
-    assert (matmul, cudnn) == (SimpleNamespace(allow_tf32=True), SimpleNamespace(allow_tf32=True, rnn=SimpleNamespace()))
+    assert (matmul, cudnn) == (
+        SimpleNamespace(allow_tf32=True),
+        SimpleNamespace(allow_tf32=True, rnn=SimpleNamespace()),
+    )
 
 
 @pytest.mark.parametrize("precision", ["tf32", "float32"])

@@ -165,5 +165,7 @@ def test_a_rise_that_is_not_finite() -> None:
     with torch.no_grad():
         network.weight.fill_(1.0)
     objective = Objective(network, lambda output, target: output.pow(30).mean(), (torch.ones(2, 1), torch.zeros(2)))
-    with pytest.raises(UserError, match="the rise of the loss is inf, so that there is no sharpness; take a smaller radius"):
+    with pytest.raises(
+        UserError, match="the rise of the loss is inf, so that there is no sharpness; take a smaller radius"
+    ):
         sharpness_of(objective, "sam", rho=1e6)

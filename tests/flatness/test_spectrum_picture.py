@@ -27,7 +27,10 @@ def test_a_line_per_model_and_a_band_over_subsets(objective: flatness.Objective)
     assert len(axes.lines) == 2 and len(axes.collections) == 1 and axes.get_yscale() == "log"
     mean = sum(one.lambda_max for one in subsets) / 3
     assert axes.lines[0].get_ydata()[0] == pytest.approx(mean)
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == [f"a   {mean:.3g}", f"b   {subsets[0].lambda_max:.3g}"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+        f"a   {mean:.3g}",
+        f"b   {subsets[0].lambda_max:.3g}",
+    ]
 
 
 def test_densities_stand_beside_them(objective: flatness.Objective) -> None:
@@ -44,4 +47,6 @@ def test_negative_eigenvalues_are_drawn_too() -> None:
     quadratic = Quadratic(matrix, torch.zeros(4).double(), torch.ones(4).double())
     found = flatness.spectrum(quadratic.objective(), by="magnitude")
     (axes,) = spectrum_picture({"saddle": [found]}).axes
-    assert axes.get_yscale() == "linear" and axes.lines[0].get_ydata() == pytest.approx([-3.0, 2.0, -1.0, 0.5], abs=1e-9)
+    assert axes.get_yscale() == "linear" and axes.lines[0].get_ydata() == pytest.approx(
+        [-3.0, 2.0, -1.0, 0.5], abs=1e-9
+    )

@@ -86,7 +86,9 @@ def test_differences_of_losses_in_closed_form() -> None:
 @pytest.mark.parametrize("algorithm", ["scaffold", "fedmoswa", "fedsam", "feddyn"])
 def test_twins_are_the_same_until_the_client_takes_part(algorithm: str) -> None:
     late = next(
-        pair for client in range(CLIENTS) if (pair := twins(algorithm, 6, 1, 1, client=client)).swaps[0].first_round in (2, 3, 4, 5)
+        pair
+        for client in range(CLIENTS)
+        if (pair := twins(algorithm, 6, 1, 1, client=client)).swaps[0].first_round in (2, 3, 4, 5)
     )
     first = late.swaps[0].first_round
     distances = {look["round"]: look["distance"][0] for look in late.go()}
@@ -105,7 +107,9 @@ def test_a_swap_changes_one_example_and_no_label() -> None:
 def test_the_original_is_the_run_itself() -> None:
     import fedflat
 
-    made = config({"algorithm": "fedmoswa", "training": {"rounds": 3, "steps": 2}, "engine": {"workers": 1, "device": "cpu"}})
+    made = config(
+        {"algorithm": "fedmoswa", "training": {"rounds": 3, "steps": 2}, "engine": {"workers": 1, "device": "cpu"}}
+    )
     result = fedflat.run(base=made)
     pair = Twins(made, 1)
     for _ in pair.go():

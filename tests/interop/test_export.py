@@ -43,9 +43,13 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 def test_torch_and_safetensors_hold_the_models_of_the_run(run: Path, tmp_path: Path) -> None:
     result = fedflat.load(run)
-    assert call("export", run, "--model", "wima(window=2)", "--out", tmp_path / "wima.pt").startswith(str(tmp_path / "wima.pt"))
+    assert call("export", run, "--model", "wima(window=2)", "--out", tmp_path / "wima.pt").startswith(
+        str(tmp_path / "wima.pt")
+    )
     assert same(torch.load(tmp_path / "wima.pt", weights_only=True), result.state_dict("wima(window=2)"))
-    assert same(result.state_dict("wima"), result.state_dict("wima(window=2)")), "where there is one, its parameters may be left out"
+    assert same(result.state_dict("wima"), result.state_dict("wima(window=2)")), (
+        "where there is one, its parameters may be left out"
+    )
     call("export", run, "--format", "safetensors", "--out", tmp_path / "weights")
     assert same(load_file(tmp_path / "weights"), result.state_dict())
     plain = build("mlp(hidden=8)", (1, 8, 8), 10)
@@ -56,7 +60,10 @@ def test_torch_and_safetensors_hold_the_models_of_the_run(run: Path, tmp_path: P
 
 def test_a_model_that_was_kept_on_the_way(run: Path, tmp_path: Path) -> None:
     found = json.loads(call("export", run, "--round", 1, "--json"))
-    assert found["file"] == str(run / "exported" / "round-000001.pt") and found["bytes"] == Path(found["file"]).stat().st_size
+    assert (
+        found["file"] == str(run / "exported" / "round-000001.pt")
+        and found["bytes"] == Path(found["file"]).stat().st_size
+    )
     kept, last = torch.load(found["file"], weights_only=True), fedflat.load(run).state_dict()
     assert same(kept, fedflat.load(run).state_dict(rounds=1)) and not same(kept, last)
 
@@ -64,7 +71,9 @@ def test_a_model_that_was_kept_on_the_way(run: Path, tmp_path: Path) -> None:
 def test_the_header_says_after_how_many_rounds_a_paused_run_stood(tmp_path: Path) -> None:
     loop = fedflat.rounds("fedavg+wima(window=2)", out=tmp_path / "run", every=2, **SETTINGS)
     first = next(iter(loop))
-    assert same(first.state_dict("wima"), first.state_dict("wima(window=2)")), "where there is one, its parameters may be left out"
+    assert same(first.state_dict("wima"), first.state_dict("wima(window=2)")), (
+        "where there is one, its parameters may be left out"
+    )
     loop.close()
     with safe_open(fedflat.load(tmp_path / "run").export(tmp_path / "server.safetensors"), "pt") as file:
         assert json.loads(file.metadata()["fedflat"])["rounds"] == 1, "though round 0 was the last to be evaluated"
@@ -72,7 +81,9 @@ def test_the_header_says_after_how_many_rounds_a_paused_run_stood(tmp_path: Path
 
 def test_a_run_without_a_folder_has_its_models_too(run: Path) -> None:
     result = fedflat.run("fedmoswa+wima(window=2)", **SETTINGS)
-    assert all(same(result.state_dict(name), fedflat.load(run).state_dict(name)) for name in ("server", "wima(window=2)"))
+    assert all(
+        same(result.state_dict(name), fedflat.load(run).state_dict(name)) for name in ("server", "wima(window=2)")
+    )
 
 
 def test_a_module_of_ones_own_comes_back(tmp_path: Path) -> None:
@@ -127,14 +138,18 @@ def test_mistakes_are_told_in_a_sentence(run: Path, arguments: list[str], senten
 def test_onnx_computes_what_torch_does(run: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     runtime, onnx = pytest.importorskip("onnxruntime"), pytest.importorskip("onnx")
-    assert "onnx" in call("export", run, "--format", "onnx", "--model", "wima(window=2)", "--out", tmp_path / "model.onnx")
+    assert "onnx" in call(
+        "export", run, "--format", "onnx", "--model", "wima(window=2)", "--out", tmp_path / "model.onnx"
+    )
     session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     model = fedflat.load(run).model("wima(window=2)")
     for count in (1, 7):
         inputs = torch.randn(count, 1, 8, 8)
         (found,) = session.run(["outputs"], {"inputs": inputs.numpy()})
         assert torch.allclose(torch.from_numpy(found), model(inputs), atol=1e-5)
-    (about,) = (json.loads(entry.value) for entry in onnx.load(tmp_path / "model.onnx").metadata_props if entry.key == "fedflat")
+    (about,) = (
+        json.loads(entry.value) for entry in onnx.load(tmp_path / "model.onnx").metadata_props if entry.key == "fedflat"
+    )
     assert about["name"] == "wima(window=2)" and about["rounds"] == 3 and about["mean"] == list(load("digits").mean)
 
 
@@ -145,7 +160,9 @@ def test_onnx_computes_what_torch_does(run: Path, tmp_path: Path) -> None:
         ("bisenetv2(width=0.25)", (3, 32, 64)),
     ],
 )
-def test_vision_transformers_and_segmentation_become_graphs_too(text: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_vision_transformers_and_segmentation_become_graphs_too(
+    text: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
     torch.manual_seed(0)
@@ -186,7 +203,10 @@ def test_a_run_starts_from_a_state_dict(run: Path, tmp_path: Path) -> None:
     """Its evaluation before the first round is the last one of the run that the weights are of."""
     tensors, end = fedflat.load(run).state_dict(), fedflat.load(run).history[-1]["test"]["server"]
     torch.save(tensors, tmp_path / "plain.pt")
-    torch.save({"epoch": 3, "state_dict": {f"module.{key}": value for key, value in tensors.items()}}, tmp_path / "checkpoint.pth")
+    torch.save(
+        {"epoch": 3, "state_dict": {f"module.{key}": value for key, value in tensors.items()}},
+        tmp_path / "checkpoint.pth",
+    )
     torch.save({f"module._orig_mod.{key}": value for key, value in tensors.items()}, tmp_path / "compiled.pth.tar")
     save_file(tensors, tmp_path / "plain.safetensors")
     save_file({f"_orig_mod.{key}": value for key, value in tensors.items()}, tmp_path / "compiled.safetensors")

@@ -81,7 +81,13 @@ def test_a_file_that_is_gone_changed_or_not_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="a comma or a bracket"):
         listed([np.arange(40)], 40, "mine", tmp_path / "a,b")
     with pytest.raises(UserError, match=r"client 1 of .* beyond the long tail"):
-        partition(f"{listed([np.arange(4, 40), np.array([3])], 40, 'mine', tmp_path)}+longtail(factor=10)", TARGETS, 4, None, 0)
+        partition(
+            f"{listed([np.arange(4, 40), np.array([3])], 40, 'mine', tmp_path)}+longtail(factor=10)",
+            TARGETS,
+            4,
+            None,
+            0,
+        )
 
 
 # --- Flower ----------------------------------------------------------------------------------------------------------------------------
@@ -98,7 +104,9 @@ def test_a_partitioner_divides_as_it_does_in_flower(partitioners: Any, tmp_path:
     datasets = pytest.importorskip("datasets")
 
     def made() -> Any:
-        return partitioners.DirichletPartitioner(num_partitions=8, partition_by="label", alpha=0.3, min_partition_size=5, seed=7)
+        return partitioners.DirichletPartitioner(
+            num_partitions=8, partition_by="label", alpha=0.3, min_partition_size=5, seed=7
+        )
 
     labels = load("digits").train.targets
     alone = made()
@@ -109,7 +117,9 @@ def test_a_partitioner_divides_as_it_does_in_flower(partitioners: Any, tmp_path:
     assert found["made_by"]["alpha"] == [0.3] * 8 or found["made_by"]["alpha"] == 0.3
 
 
-def test_a_run_by_a_partitioner_can_be_repeated_without_it(partitioners: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_by_a_partitioner_can_be_repeated_without_it(
+    partitioners: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FEDFLAT_DATA", str(tmp_path / "data"))
     shards = partitioners.ShardPartitioner(num_partitions=6, partition_by="label", num_shards_per_partition=2)
     first = fedflat.run("scaffold", split=shards, out=tmp_path / "run", **SETTINGS)
@@ -122,7 +132,9 @@ def test_a_run_by_a_partitioner_can_be_repeated_without_it(partitioners: Any, tm
 
 def test_natural_ids_are_the_groups_of_the_data(partitioners: Any, tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
-    pairs = [(generator.normal(size=(count, 3)).astype("float32"), generator.integers(2, size=count)) for count in (4, 6, 5)]
+    pairs = [
+        (generator.normal(size=(count, 3)).astype("float32"), generator.integers(2, size=count)) for count in (4, 6, 5)
+    ]
     data = fedflat.data.from_clients(pairs)
     text = from_flower(partitioners.NaturalIdPartitioner(partition_by="group"), data, tmp_path)
     assert lists(text)["clients"] == [list(range(4)), list(range(4, 10)), list(range(10, 15))]
@@ -130,7 +142,9 @@ def test_natural_ids_are_the_groups_of_the_data(partitioners: Any, tmp_path: Pat
 
 def test_mistakes_are_told_in_a_sentence(partitioners: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the columns that it may name are label"):
-        from_flower(partitioners.DirichletPartitioner(num_partitions=4, partition_by="class", alpha=1.0), "digits", tmp_path)
+        from_flower(
+            partitioners.DirichletPartitioner(num_partitions=4, partition_by="class", alpha=1.0), "digits", tmp_path
+        )
     used = partitioners.IidPartitioner(4)
     from_flower(used, "digits", tmp_path)
     with pytest.raises(UserError, match="each partitioner divides one data set once"):

@@ -47,11 +47,15 @@ def test_it_is_the_plain_loop_that_one_would_write() -> None:
     own, data = module(), clients()
     (round,) = fedflat.rounds("fedavg", own, data, rounds=1, steps=1, batch=1000, rate=0.3, workers=1)
     by_hand, every = module(), sum(len(targets) for _, targets in data)
-    total = sum(nn.functional.cross_entropy(by_hand(inputs), targets) * len(targets) / every for inputs, targets in data)
+    total = sum(
+        nn.functional.cross_entropy(by_hand(inputs), targets) * len(targets) / every for inputs, targets in data
+    )
     total.backward()
     for ours, theirs in zip(round.model.parameters(), by_hand.parameters(), strict=True):
         assert torch.allclose(ours, theirs.detach() - 0.3 * theirs.grad, atol=1e-6)
-    assert all(torch.equal(a, b) for a, b in zip(own.parameters(), module().parameters(), strict=True)), "your module is left as it is"
+    assert all(torch.equal(a, b) for a, b in zip(own.parameters(), module().parameters(), strict=True)), (
+        "your module is left as it is"
+    )
 
 
 def test_a_loss_of_ones_own_is_what_is_trained_and_scored() -> None:
@@ -63,7 +67,10 @@ def test_a_loss_of_ones_own_is_what_is_trained_and_scored() -> None:
     plain = list(fedflat.rounds("fedavg", module(), clients(), rate=0.1, **settings))[-1]
     assert torch.allclose(halved.state_dict()["0.weight"], plain.state_dict()["0.weight"], atol=1e-6)
     ours, theirs = (one.figures["test"]["server"] for one in (halved, plain))
-    assert ours["loss"] == pytest.approx(theirs["loss"] / 2, rel=1e-5) and ours["accuracy"] == theirs["accuracy"] == halved.accuracy
+    assert (
+        ours["loss"] == pytest.approx(theirs["loss"] / 2, rel=1e-5)
+        and ours["accuracy"] == theirs["accuracy"] == halved.accuracy
+    )
 
 
 def test_what_a_round_shows() -> None:
@@ -106,7 +113,9 @@ def test_leaving_the_loop_pauses_a_run_that_can_be_resumed(tmp_path: Path) -> No
     assert left.status == "paused" and left.record.reason == "left after round 2"
     assert set(left.state_dict()) == set(whole.model().state_dict())
     resumed = fedflat.resume(tmp_path / "run")
-    assert resumed.status == "finished" and torch.equal(resumed.record.models["server"].weights, whole.record.models["server"].weights)
+    assert resumed.status == "finished" and torch.equal(
+        resumed.record.models["server"].weights, whole.record.models["server"].weights
+    )
 
 
 def test_a_loop_that_is_still_open_holds_its_folder_until_it_is_closed(tmp_path: Path) -> None:
@@ -158,7 +167,11 @@ def test_two_loops_side_by_side_do_not_disturb_each_other(workers: int) -> None:
     """Worker processes are shared, so that engines take turns."""
     settings = SMALL | {"workers": workers, "rounds": 3}
     pairs = list(
-        zip(fedflat.rounds("fedavg", **settings), fedflat.rounds("scaffold", **(settings | {"model": "mlp(hidden=4)"})), strict=True)
+        zip(
+            fedflat.rounds("fedavg", **settings),
+            fedflat.rounds("scaffold", **(settings | {"model": "mlp(hidden=4)"})),
+            strict=True,
+        )
     )
     for number, (text, model) in enumerate((("fedavg", "mlp(hidden=8)"), ("scaffold", "mlp(hidden=4)"))):
         alone = fedflat.run(text, **(settings | {"model": model, "workers": 1})).record.models["server"].weights
@@ -194,7 +207,9 @@ def test_clients_keep_their_examples() -> None:
 
 
 def test_a_split_that_is_asked_for_divides_the_examples_of_clients() -> None:
-    unseen = fedflat.rounds("fedavg", module(), clients(4), split="natural+held-out(share=0.5)", per_round=2, rounds=1, workers=1)
+    unseen = fedflat.rounds(
+        "fedavg", module(), clients(4), split="natural+held-out(share=0.5)", per_round=2, rounds=1, workers=1
+    )
     assert len(unseen.run.split.clients) == len(unseen.run.split.unseen) == 2
     mixed = fedflat.rounds("fedavg", module(), clients(4), split="iid", clients=2, per_round=2, rounds=1, workers=1)
     assert [len(mine) for mine in mixed.run.split.clients] == [55, 55]

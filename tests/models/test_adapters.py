@@ -52,7 +52,12 @@ class Apart(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.q_proj, self.k_proj, self.v_proj, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4, bias=False), nn.Linear(4, 2)
+        self.q_proj, self.k_proj, self.v_proj, self.head = (
+            nn.Linear(4, 4),
+            nn.Linear(4, 4),
+            nn.Linear(4, 4, bias=False),
+            nn.Linear(4, 2),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.head(torch.softmax(self.q_proj(x) * self.k_proj(x), -1) * self.v_proj(x))
@@ -138,7 +143,9 @@ def test_queries_and_values_that_are_layers_of_their_own() -> None:
 
 def test_layers_that_torch_reads_past_are_not_adapted() -> None:
     """nn.MultiheadAttention and nn.TransformerEncoderLayer use the weights of their layers directly: an adapter would do nothing."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.TransformerEncoderLayer(4, 2, 8), nn.MultiheadAttention(4, 2), nn.Linear(4, 2))
+    model = nn.Sequential(
+        nn.Linear(4, 4), nn.TransformerEncoderLayer(4, 2, 8), nn.MultiheadAttention(4, 2), nn.Linear(4, 2)
+    )
     assert linear_layers(model) == ["0", "3"]
 
 
@@ -189,7 +196,9 @@ def test_numbers_in_the_sentence() -> None:
     trained(model, "lora(rank=2)")
     adapters = 2 * (4 * 12 + 2 * 12 * 2)
     every = sum(p.numel() for p in model.parameters())
-    assert trained_sentence(model) == (f"trains {adapters + 13 * 5} of {every:,} numbers, in blocks.0.attn.qkv, blocks.1.attn.qkv and head")
+    assert trained_sentence(model) == (
+        f"trains {adapters + 13 * 5} of {every:,} numbers, in blocks.0.attn.qkv, blocks.1.attn.qkv and head"
+    )
     assert trained_sentence(transformer()) == ""
     trained(deep := build("mlp(layers=6)", (4,), 2), "layers(names=1|3|5|7|9|11)")
     assert trained_sentence(deep).endswith("in 1, 3, 5, 7 and 2 more")
@@ -214,12 +223,24 @@ def test_texts_that_name_nothing(text: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("model", "text", "said"),
     [
-        (build("mlp", (4,), 2), "lora", r"no layer of this model is called qkv.*linear layers, 1 and 3, for example lora\(layers=1\)"),
+        (
+            build("mlp", (4,), 2),
+            "lora",
+            r"no layer of this model is called qkv.*linear layers, 1 and 3, for example lora\(layers=1\)",
+        ),
         (build("mlp", (4,), 2), "lora(layers=7)", "there is no linear layer of this model '7'; expected one of 1, 3"),
         (nn.Sequential(nn.Conv2d(3, 2, 3)), "lora", "this model has no linear layer to adapt"),
-        (build("resnet20", (3, 8, 8), 2), "lora(layers=all)", "classifier, the head, is the only linear layer of this model"),
+        (
+            build("resnet20", (3, 8, 8), 2),
+            "lora(layers=all)",
+            "classifier, the head, is the only linear layer of this model",
+        ),
         (build("mlp", (4,), 2), "layers", r"layers\(names=\.\.\.\) names nothing"),
-        (build(VIT, (3, 8, 8), 2), "layers(names=block.1)", "there is no layer or parameter of this model 'block.1'; did you mean blocks"),
+        (
+            build(VIT, (3, 8, 8), 2),
+            "layers(names=block.1)",
+            "there is no layer or parameter of this model 'block.1'; did you mean blocks",
+        ),
         (build("mlp", (4,), 2), "norms", "this model has no normalisation with parameters"),
     ],
 )

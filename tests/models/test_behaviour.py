@@ -112,7 +112,13 @@ def test_vmap_over_clients_equals_a_loop(text):
             torch.testing.assert_close(statistics[name][index], clients[index].get_buffer(name))
 
 
-CURVED = ["lenet5", "resnet20", "mobilenetv2(stem=small,width=0.25)", "femnist-cnn(dropout=false)", "char-lstm(hidden=16)"]
+CURVED = [
+    "lenet5",
+    "resnet20",
+    "mobilenetv2(stem=small,width=0.25)",
+    "femnist-cnn(dropout=false)",
+    "char-lstm(hidden=16)",
+]
 
 
 @pytest.mark.parametrize("text", CURVED)

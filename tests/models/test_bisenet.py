@@ -52,7 +52,9 @@ def stated(classes, auxiliary=True):
 @pytest.mark.parametrize("classes", [11, 19])
 def test_parameters_are_those_of_the_stated_layers(classes):
     assert parameter_count("bisenetv2", (3, 180, 240), classes) == stated(classes)
-    assert parameter_count("bisenetv2(auxiliary=false,norm=group)", (3, 64, 64), classes) == stated(classes, auxiliary=False)
+    assert parameter_count("bisenetv2(auxiliary=false,norm=group)", (3, 64, 64), classes) == stated(
+        classes, auxiliary=False
+    )
     assert stated(19, auxiliary=False) == 3_358_371
 
 
@@ -84,7 +86,9 @@ def test_every_parameter_is_trained_and_auxiliary_heads_see_their_own_stage():
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.parameters())
     model.zero_grad()
     model(torch.randn(4, 3, 64, 64))[1].square().mean().backward()
-    touched = {name.split(".")[0] for name, p in model.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
+    touched = {
+        name.split(".")[0] for name, p in model.named_parameters() if p.grad is not None and p.grad.abs().max() > 0
+    }
     assert touched == {"stem", "auxiliary"}, "the first auxiliary head looks at the stem alone"
 
 

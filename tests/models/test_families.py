@@ -68,7 +68,11 @@ def test_mobilenet_widths_are_multiples_of_eight(width):
 
 @pytest.mark.parametrize(("text", "kind", "count"), [("group", nn.GroupNorm, 20), ("batch", nn.BatchNorm2d, 20)])
 def test_norm_policy(text, kind, count):
-    layers = [m for m in build(f"resnet18(norm={text})", (3, 8, 8), 10).modules() if isinstance(m, nn.GroupNorm | nn.BatchNorm2d)]
+    layers = [
+        m
+        for m in build(f"resnet18(norm={text})", (3, 8, 8), 10).modules()
+        if isinstance(m, nn.GroupNorm | nn.BatchNorm2d)
+    ]
     assert len(layers) == count
     assert all(isinstance(m, kind) for m in layers)
 

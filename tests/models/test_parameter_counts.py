@@ -69,7 +69,13 @@ HALF_WIDTH = ((1, 8, 1), (6, 16, 2), (6, 16, 3), (6, 32, 4), (6, 48, 3), (6, 80,
 
 
 def vit(width, depth, patch, patches, classes, channels=3, mlp=4):
-    block = 2 * 2 * width + linear(width, 3 * width) + linear(width, width) + linear(width, mlp * width) + linear(mlp * width, width)
+    block = (
+        2 * 2 * width
+        + linear(width, 3 * width)
+        + linear(width, width)
+        + linear(width, mlp * width)
+        + linear(mlp * width, width)
+    )
     return conv(channels, width, patch) + (1 + 1 + patches) * width + depth * block + 2 * width + linear(width, classes)
 
 

@@ -78,7 +78,11 @@ def test_wrong_text(text, said):
         ("femnist-cnn", (1, 5, 5), "at least 6x6"),
         ("resnet18", (80,), "takes images of shape (channels, height, width), but these samples have shape 80"),
         ("lenet5", (28, 28), "28x28"),
-        ("char-lstm", (3, 32, 32), "char-lstm takes sequences of shape (length,), but these samples have shape 3x32x32"),
+        (
+            "char-lstm",
+            (3, 32, 32),
+            "char-lstm takes sequences of shape (length,), but these samples have shape 3x32x32",
+        ),
         ("mlp", (3, 0), "positive sizes"),
         ("resnet20(groups=3)", (3, 32, 32), "groups=3 does not divide the 16 channels"),
     ],
@@ -144,7 +148,9 @@ def test_a_model_of_ones_own(monkeypatch):
 
         def network(self, input_shape, classes):
             conv = nn.Conv2d(input_shape[0], self.channels, 3)
-            return nn.Sequential(conv, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(self.channels, classes))
+            return nn.Sequential(
+                conv, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(self.channels, classes)
+            )
 
     monkeypatch.setitem(MODELS, Tiny.name, Tiny)
     assert canonical_model("tiny(channels=4)") == "tiny(channels=4)"

@@ -53,7 +53,9 @@ IN_BLOCK = {
 
 
 def timm_keys(depth: int) -> set[str]:
-    inside = {f"blocks.{block}.{layer}.{kind}" for block in range(depth) for layer in IN_BLOCK for kind in ("weight", "bias")}
+    inside = {
+        f"blocks.{block}.{layer}.{kind}" for block in range(depth) for layer in IN_BLOCK for kind in ("weight", "bias")
+    }
     return {*OUTSIDE, *inside}
 
 
@@ -75,7 +77,9 @@ def as_hugging_face(tensors: dict[str, Tensor], depth: int) -> dict[str, Tensor]
 # --- the network -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("text", "side", "depth"), [("vit-b16", 224, 12), ("vit-s16", 224, 12), ("vit-tiny(depth=3)", 32, 3)])
+@pytest.mark.parametrize(
+    ("text", "side", "depth"), [("vit-b16", 224, 12), ("vit-s16", 224, 12), ("vit-tiny(depth=3)", 32, 3)]
+)
 def test_tensors_are_called_as_in_timm(text: str, side: int, depth: int) -> None:
     with torch.device("meta"):
         model = build(text, (3, side, side), 1000)
@@ -84,7 +88,9 @@ def test_tensors_are_called_as_in_timm(text: str, side: int, depth: int) -> None
 
 def test_shapes_of_the_base_model() -> None:
     with torch.device("meta"):
-        shapes = {name: tuple(tensor.shape) for name, tensor in build("vit-b16", (3, 224, 224), 200).state_dict().items()}
+        shapes = {
+            name: tuple(tensor.shape) for name, tensor in build("vit-b16", (3, 224, 224), 200).state_dict().items()
+        }
     assert shapes["pos_embed"] == (1, 197, 768) and shapes["cls_token"] == (1, 1, 768)
     assert shapes["patch_embed.proj.weight"] == (768, 3, 16, 16) and shapes["blocks.11.attn.qkv.weight"] == (2304, 768)
     assert shapes["blocks.0.mlp.fc1.weight"] == (3072, 768) and shapes["head.weight"] == (200, 768)
@@ -100,8 +106,14 @@ def reference(model: VisionTransformer, images: Tensor, heads: int) -> Tensor:
     for block in range(len(model.blocks)):
         p = {name.removeprefix(f"blocks.{block}."): t for name, t in w.items() if name.startswith(f"blocks.{block}.")}
         attention = nn.MultiheadAttention(width, heads, batch_first=True, dtype=x.dtype)
-        attention.in_proj_weight, attention.in_proj_bias = nn.Parameter(p["attn.qkv.weight"]), nn.Parameter(p["attn.qkv.bias"])
-        attention.out_proj.weight, attention.out_proj.bias = nn.Parameter(p["attn.proj.weight"]), nn.Parameter(p["attn.proj.bias"])
+        attention.in_proj_weight, attention.in_proj_bias = (
+            nn.Parameter(p["attn.qkv.weight"]),
+            nn.Parameter(p["attn.qkv.bias"]),
+        )
+        attention.out_proj.weight, attention.out_proj.bias = (
+            nn.Parameter(p["attn.proj.weight"]),
+            nn.Parameter(p["attn.proj.bias"]),
+        )
         y = F.layer_norm(x, (width,), p["norm1.weight"], p["norm1.bias"], 1e-6)
         x = x + attention(y, y, y, need_weights=True)[0]
         y = F.layer_norm(x, (width,), p["norm2.weight"], p["norm2.bias"], 1e-6)
@@ -148,7 +160,9 @@ def test_products_with_the_hessian_by_the_plain_kernel() -> None:
         reverse = grad(lambda p: sum((g * direction[name]).sum() for name, g in gradient(p).items()))(weights)
         _, forward = jvp(gradient, (weights,), (direction,))
     step = 1e-5
-    ahead, back = (gradient({name: p + sign * step * direction[name] for name, p in weights.items()}) for sign in (1, -1))
+    ahead, back = (
+        gradient({name: p + sign * step * direction[name] for name, p in weights.items()}) for sign in (1, -1)
+    )
     for name in weights:
         torch.testing.assert_close(reverse[name], forward[name], rtol=1e-6, atol=1e-9)
         torch.testing.assert_close(reverse[name], (ahead[name] - back[name]) / (2 * step), rtol=1e-3, atol=1e-5)
@@ -157,7 +171,11 @@ def test_products_with_the_hessian_by_the_plain_kernel() -> None:
 @pytest.mark.parametrize(
     ("text", "image", "said"),
     [
-        ("vit-b16", (3, 28, 28), r"vit-b16 cuts images into patches of 16x16 pixels, which do not fill 28x28; .* vit-b16\(patch=14\)"),
+        (
+            "vit-b16",
+            (3, 28, 28),
+            r"vit-b16 cuts images into patches of 16x16 pixels, which do not fill 28x28; .* vit-b16\(patch=14\)",
+        ),
         ("vit-b16", (3, 8, 8), "vit-b16 needs images of at least 16x16 pixels"),
         ("vit-tiny(heads=5)", (3, 32, 32), "vit-tiny: heads=5 does not divide width=192; expected a divisor"),
         ("vit-tiny", (80,), "vit-tiny takes images"),
@@ -184,7 +202,9 @@ def test_weights_of_hugging_face_become_timms() -> None:
 
 
 def test_the_bare_encoder_of_hugging_face_has_no_prefix() -> None:
-    theirs = {name.removeprefix("vit."): tensor for name, tensor in as_hugging_face(dict(small().state_dict()), 2).items()}
+    theirs = {
+        name.removeprefix("vit."): tensor for name, tensor in as_hugging_face(dict(small().state_dict()), 2).items()
+    }
     theirs = {name: tensor for name, tensor in theirs.items() if not name.startswith("classifier.")}
     assert small().translated(theirs | {"pooler.dense.bias": torch.zeros(12)}).keys() == (
         timm_keys(2) - {"head.weight", "head.bias"} | {"pooler.dense.bias"}
@@ -210,9 +230,17 @@ def test_a_run_starts_from_a_file_of_hugging_face_or_says_what_is_wrong_with_it(
     save_file(theirs, tmp_path / "theirs.safetensors")
     run = Run(make_config(None, settings))
     found = run.problem.named(*run.server.model)
-    assert torch.equal(found["blocks.1.attn.qkv.weight"][12:24], theirs["vit.encoder.layer.1.attention.attention.key.weight"])
-    assert found["pos_embed"].shape == (1, 1 + 4, 12) and theirs["vit.embeddings.position_embeddings"].shape == (1, 1 + 16, 12)
-    damaged = {name: tensor for name, tensor in theirs.items() if "layer.1" not in name} | {"vit.mask_token": torch.zeros(1)}
+    assert torch.equal(
+        found["blocks.1.attn.qkv.weight"][12:24], theirs["vit.encoder.layer.1.attention.attention.key.weight"]
+    )
+    assert found["pos_embed"].shape == (1, 1 + 4, 12) and theirs["vit.embeddings.position_embeddings"].shape == (
+        1,
+        1 + 16,
+        12,
+    )
+    damaged = {name: tensor for name, tensor in theirs.items() if "layer.1" not in name} | {
+        "vit.mask_token": torch.zeros(1)
+    }
     save_file(damaged, tmp_path / "theirs.safetensors")
     with pytest.raises(UserError) as told:
         Run(make_config(None, settings))

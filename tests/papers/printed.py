@@ -47,7 +47,12 @@ PLACES = (
     Place("eccv/table8", "Table 8: Federated", "FedAvg\t"),
     Place("eccv/table13", "Table 13: Final", "SGD\t1", labels=("1", "0.1", "0.01", "0.001")),
     Place("eccv/table14", "Table 14: SWA", "CIFAR100\t", labels=("20", "10", "1")),
-    Place("eccv/table15", "Table 15: SWA", "CIFAR100\t", labels=("20", "10", "1000", "5000", "10000", "15000", "500", "2500", "7500")),
+    Place(
+        "eccv/table15",
+        "Table 15: SWA",
+        "CIFAR100\t",
+        labels=("20", "10", "1000", "5000", "10000", "15000", "500", "2500", "7500"),
+    ),
     Place("eccv/table16", "Table 16: Comparison", "SAM\t"),
     Place("eccv/table17", "Table 17: FedAvg", "CIFAR10\t"),
 )
@@ -63,7 +68,11 @@ def lines_of(place: Place, documents: list[str]) -> list[str]:
     lines = text_of(documents[place.document]).splitlines()
     anchor = next(number for number, line in enumerate(lines) if place.anchor in line)
     first = next(number for number in range(anchor, len(lines)) if lines[number].startswith(place.first))
-    last = next(number for number in range(first, len(lines)) if "\t" not in lines[number] and not lines[number].startswith("Centralized"))
+    last = next(
+        number
+        for number in range(first, len(lines))
+        if "\t" not in lines[number] and not lines[number].startswith("Centralized")
+    )
     return lines[first:last]
 
 

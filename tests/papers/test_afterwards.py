@@ -60,7 +60,9 @@ def test_what_was_measured_is_kept_and_more_is_measured_where_more_is_asked(reco
 def test_what_needs_most_eigenvalues_is_measured_first(tmp_path: Path, monkeypatch):
     fedflat.run("fedavg", out=tmp_path / "run", **SETTINGS)
     asked, real = [], afterwards.spectrum_of
-    monkeypatch.setattr(afterwards, "spectrum_of", lambda of, count, **more: asked.append(count) or real(of, count, **more))
+    monkeypatch.setattr(
+        afterwards, "spectrum_of", lambda of, count, **more: asked.append(count) or real(of, count, **more)
+    )
     found = measure(load_record(tmp_path / "run"), [Asked(Eigenvalue(), "server"), Asked(Eigenvalue(over=5), "server")])
     assert asked == [5] and len(found) == 2
 
@@ -109,14 +111,22 @@ def test_the_mean_is_over_all_corruptions_and_not_those_of_the_benchmark_alone(t
 
     monkeypatch.setattr(afterwards, "corrupted", changed)
     found, images = measured(record), load("digits").test.take(torch.arange(EXAMPLES))
-    given = [found.problem.predicted(found.state.weights, {}, change(images.inputs)).argmax(1) for change in made.values()]
+    given = [
+        found.problem.predicted(found.state.weights, {}, change(images.inputs)).argmax(1) for change in made.values()
+    ]
     clean, black = (float((labels == images.targets).float().mean()) for labels in given)
     assert clean > black + 0.1
     assert of(record, Corrupted(), small=True) == pytest.approx((clean + black) / 2)
 
 
 def test_seen_and_unseen_domains_are_scored_apart(tmp_path: Path, record: Record):
-    data = {"model": "bisenetv2(width=0.1,auxiliary=false)", "split": "natural", "clients": None, "per_round": 2, "workers": 1}
+    data = {
+        "model": "bisenetv2(width=0.1,auxiliary=false)",
+        "split": "natural",
+        "clients": None,
+        "per_round": 2,
+        "workers": 1,
+    }
     fedflat.run("fedavg", data="digit_masks(unseen=fog)", out=tmp_path / "run", rounds=1, steps=1, batch=4, **data)
     dense = load_record(tmp_path / "run")
     seen, unseen = of(dense, Domains()), of(dense, Domains(part="unseen"))
@@ -128,7 +138,14 @@ def test_seen_and_unseen_domains_are_scored_apart(tmp_path: Path, record: Record
 
 
 def test_forms_are_read_and_shown():
-    for text in ("eigenvalue", "eigenvalue(over=5)", "client-eigenvalue", "corrupted(severity=3)", "on-clients", "domains(part=unseen)"):
+    for text in (
+        "eigenvalue",
+        "eigenvalue(over=5)",
+        "client-eigenvalue",
+        "corrupted(severity=3)",
+        "on-clients",
+        "domains(part=unseen)",
+    ):
         assert form(text).text == text
     assert (Eigenvalue(over=5).needed, Eigenvalue(count=50).needed, Eigenvalue().needed) == (5, 50, 1)
     with pytest.raises(fedflat.UserError, match="seen, unseen"):

@@ -86,7 +86,9 @@ def test_cells_are_listed_with_what_they_need(fedflat):
 
 
 @pytest.mark.parametrize("command", ["papers", "reproduce"])
-@pytest.mark.parametrize(("name", "message"), [("fedswaa/table3", "there is no paper"), ("fedswa/table7", "it has table2, table3")])
+@pytest.mark.parametrize(
+    ("name", "message"), [("fedswaa/table3", "there is no paper"), ("fedswa/table7", "it has table2, table3")]
+)
 def test_unknown_tables(fedflat, command, name, message):
     result = fedflat(command, name)
     assert result.exit_code == 2
@@ -114,7 +116,16 @@ def test_what_is_done_is_not_run_again(fedflat, tmp_path):
 
 
 def test_an_interrupted_run_goes_on(fedflat, tmp_path):
-    arguments = ("reproduce", "fedswa/table6", "--cells", "fedmo-ii/accuracy", *SMALL, "--set", "engine.checkpoint_every=1", "--json")
+    arguments = (
+        "reproduce",
+        "fedswa/table6",
+        "--cells",
+        "fedmo-ii/accuracy",
+        *SMALL,
+        "--set",
+        "engine.checkpoint_every=1",
+        "--json",
+    )
     whole = json.loads(fedflat(*arguments, "--out", "whole").stdout)
     fedflat(*arguments, "--out", "halves", "--set", "stop.seconds=0.000001")
     config = next(Path("halves").rglob("config.yaml"))
@@ -146,7 +157,17 @@ def test_results_as_markdown_and_csv(fedflat, tmp_path):
 
 def test_fewer_rounds_or_other_settings_give_no_verdict(fedflat):
     document = json.loads(
-        fedflat("reproduce", "fedswa/table6", "--representative", *SMALL, "--rounds", "2", "--set", "training.rate=0.01", "--json").stdout
+        fedflat(
+            "reproduce",
+            "fedswa/table6",
+            "--representative",
+            *SMALL,
+            "--rounds",
+            "2",
+            "--set",
+            "training.rate=0.01",
+            "--json",
+        ).stdout
     )
     assert document["cost"]["rounds"] == 2
     assert document["cells"][0]["verdict"] == "ran"
@@ -155,7 +176,9 @@ def test_fewer_rounds_or_other_settings_give_no_verdict(fedflat):
 
 
 def test_a_dense_task_has_a_stand_in_with_seen_and_unseen_domains(fedflat):
-    shown = fedflat("reproduce", "eccv/table8", "--cells", "heterogeneous-fedavg/rainy-*", *SMALL, "--rounds", "1").stdout
+    shown = fedflat(
+        "reproduce", "eccv/table8", "--cells", "heterogeneous-fedavg/rainy-*", *SMALL, "--rounds", "1"
+    ).stdout
     assert "digit_masks(unseen=night) for idda(unseen=rainy)" in shown
     assert "eccv/table8: 2 ran" in shown
 
@@ -176,7 +199,16 @@ def test_eigenvalues_are_measured_once_the_runs_are_over(fedflat, tmp_path):
 
 
 def test_how_often_models_are_evaluated_changes_no_last_number(fedflat):
-    arguments = ("reproduce", "fedswa/table2", "--cells", "fedavg/cifar10-lenet-5-*", "--dry-run", "--set", "evaluation.every=10", "--json")
+    arguments = (
+        "reproduce",
+        "fedswa/table2",
+        "--cells",
+        "fedavg/cifar10-lenet-5-*",
+        "--dry-run",
+        "--set",
+        "evaluation.every=10",
+        "--json",
+    )
     (run,) = json.loads(fedflat(*arguments, "--seeds", "1").stdout)["runs"]
     assert run["config"]["evaluation"]["every"] == 10
     assert (run["config"]["model"], run["config"]["training"]["rounds"]) == ("cnn", 1000)
@@ -227,7 +259,9 @@ def test_every_table_has_its_page_in_the_list(fedflat):
 
 
 def test_figures_name_a_command_that_draws_them(fedflat):
-    document = json.loads(fedflat("reproduce", "wima/figure2", "--cells", "swa-75/*", *SMALL, "--rounds", "1", "--json").stdout)
+    document = json.loads(
+        fedflat("reproduce", "wima/figure2", "--cells", "swa-75/*", *SMALL, "--rounds", "1", "--json").stdout
+    )
     assert document["picture"] == f"fedflat report {document['folder']}"
     shown = fedflat("reproduce", "eccv/figure5", "--cells", "fedasam-swa/alpha-0", *SMALL, "--rounds", "4").stdout
     command = " ".join(shown.partition("picture")[2].split())
@@ -236,7 +270,9 @@ def test_figures_name_a_command_that_draws_them(fedflat):
     assert fedflat(*command.split()[1:], "--eigenvalues", "3", "--examples", "50", "--quiet").exit_code == 0
 
 
-@pytest.mark.parametrize("name", sorted({table.file.picture for paper in papers().values() for table in paper.tables.values()} - {""}))
+@pytest.mark.parametrize(
+    "name", sorted({table.file.picture for paper in papers().values() for table in paper.tables.values()} - {""})
+)
 def test_commands_of_pictures_exist(fedflat, name):
     words = [word for word in name.split()[1:] if word.isalpha()]
     assert fedflat(*words, "--help").exit_code == 0

@@ -53,7 +53,9 @@ def test_one_run_has_one_number_in_all_tables(paper):
     for table in papers()[paper].tables.values():
         for cell in table.cells.values():
             if cell.configs and cell.published:
-                same["".join(c.model_dump_json() for c in cell.configs) + cell.evaluated + cell.number.text].append(cell)
+                same["".join(c.model_dump_json() for c in cell.configs) + cell.evaluated + cell.number.text].append(
+                    cell
+                )
     shared = [cells for cells in same.values() if len(cells) > 1]
     assert len(shared) >= {"fedswa": 20, "fedwmsam": 5, "wima": 0, "eccv": 100}[paper]
     for cells in shared:

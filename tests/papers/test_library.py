@@ -56,7 +56,12 @@ def test_how_many_there_are():
 @pytest.mark.parametrize(
     ("table", "cell", "algorithm_text", "settings"),
     [
-        ("fedswa/table3", "fedmoswa/cifar100-dirichlet-0.1-accuracy", "fedmoswa", {"split": "dirichlet-reuse(alpha=0.1)", "rounds": 1000}),
+        (
+            "fedswa/table3",
+            "fedmoswa/cifar100-dirichlet-0.1-accuracy",
+            "fedmoswa",
+            {"split": "dirichlet-reuse(alpha=0.1)", "rounds": 1000},
+        ),
         (
             "fedswa/table4",
             "fedswa/rho-1.0",
@@ -70,8 +75,18 @@ def test_how_many_there_are():
             {"split": "dirichlet-reuse(alpha=0.1)", "rounds": 500},
         ),
         ("wima/table4", "w-5/cifar100", None, {"split": "dirichlet-lda(alpha=0)", "rounds": 10000}),
-        ("eccv/table2", "cifar10-fedasam/alpha-0-5cl", "fedasam(rho=0.7)", {"split": "dirichlet-lda(alpha=0)", "rounds": 10000}),
-        ("eccv/table2", "cifar10-fedsam/alpha-1000-100-20cl", "fedsam(rho=0.02)", {"split": "dirichlet-lda(alpha=100)", "rounds": 10000}),
+        (
+            "eccv/table2",
+            "cifar10-fedasam/alpha-0-5cl",
+            "fedasam(rho=0.7)",
+            {"split": "dirichlet-lda(alpha=0)", "rounds": 10000},
+        ),
+        (
+            "eccv/table2",
+            "cifar10-fedsam/alpha-1000-100-20cl",
+            "fedsam(rho=0.02)",
+            {"split": "dirichlet-lda(alpha=100)", "rounds": 10000},
+        ),
         (
             "eccv/table2",
             "cifar100-fedavg-swa/alpha-0.5-0.05-10cl",
@@ -80,7 +95,12 @@ def test_how_many_there_are():
         ),
         ("eccv/table3", "mixup-fedasam/e-1-10-clients-10k", "fedasam(eta=0.0)", {"split": "pachinko", "rounds": 10000}),
         ("eccv/table5", "asam/accuracy-centr", "fedasam", {"split": "centralised", "rounds": 200}),
-        ("eccv/table13", "adagrad-lr-0.01/alpha-1k", "fedadagrad(server_rate=0.01,tau=0.01,v_init=0.0)", {"rounds": 20000}),
+        (
+            "eccv/table13",
+            "adagrad-lr-0.01/alpha-1k",
+            "fedadagrad(server_rate=0.01,tau=0.01,v_init=0.0)",
+            {"rounds": 20000},
+        ),
     ],
 )
 def test_what_cells_resolve_to(table, cell, algorithm_text, settings):
@@ -92,7 +112,9 @@ def test_what_cells_resolve_to(table, cell, algorithm_text, settings):
 
 def test_cells_of_one_run_share_its_config():
     cells = find_table("fedswa/table3").cells
-    assert cells["fedavg/cifar100-dirichlet-0.1-accuracy"].configs == cells["fedavg/cifar100-dirichlet-0.1-rounds"].configs
+    assert (
+        cells["fedavg/cifar100-dirichlet-0.1-accuracy"].configs == cells["fedavg/cifar100-dirichlet-0.1-rounds"].configs
+    )
     wima = find_table("wima/table4").cells
     assert len({id(wima[f"w-{window}/cifar10"].configs[0]) for window in (5, 10, 50, 100, 200)}) == 1
 

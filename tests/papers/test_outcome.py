@@ -22,7 +22,10 @@ OUT = Path("nowhere")
 
 
 def history(values: list[float], model: str = "server", every: int = 1) -> list[dict]:
-    return [{"round": every * number, "test": {model: {"loss": 1.0, "accuracy": value}}} for number, value in enumerate(values)]
+    return [
+        {"round": every * number, "test": {model: {"loss": 1.0, "accuracy": value}}}
+        for number, value in enumerate(values)
+    ]
 
 
 def measured(values: list[float], status: str = "finished", rounds: int | None = None) -> Measured:
@@ -109,7 +112,10 @@ def test_tolerance_covers_the_rounding_and_grows_with_the_spread(values, factor)
 # --- verdicts ------------------------------------------------------------------------------------------------------------------------
 
 ACCURACY = ("fedswa/table3", "fedmoswa/cifar100-dirichlet-0.1-accuracy")
-REACHED, NEVER = ("fedswa/table3", "fedmoswa/cifar100-dirichlet-0.1-rounds"), ("fedswa/table3", "fedavg/cifar100-dirichlet-0.1-rounds")
+REACHED, NEVER = (
+    ("fedswa/table3", "fedmoswa/cifar100-dirichlet-0.1-rounds"),
+    ("fedswa/table3", "fedavg/cifar100-dirichlet-0.1-rounds"),
+)
 
 
 @pytest.mark.parametrize(("value", "verdict"), [(0.62, "within"), (0.605, "within"), (0.70, "above"), (0.50, "below")])
@@ -189,7 +195,9 @@ def judged_best(runs: list[Measured]) -> Outcome:
 )
 def test_gains_follow_from_two_cells(table, cell, pair, gain):
     plan = planned(table, [cell], 1)
-    found = outcomes(plan, {run.folder: measured([0.0, value], rounds=1) for run, value in zip(plan.runs, pair, strict=True)})[0]
+    found = outcomes(
+        plan, {run.folder: measured([0.0, value], rounds=1) for run, value in zip(plan.runs, pair, strict=True)}
+    )[0]
     assert found.values == pytest.approx((gain,))
     assert found.verdict == "unjudged"
 
@@ -210,7 +218,9 @@ def test_weights_may_be_brought_where_the_paper_starts_from_some():
 
 
 @pytest.mark.parametrize(
-    "scale", [Scale(small=True), Scale(rounds=10), Scale(changed=("training.rate=1",))], ids=["small", "short", "changed"]
+    "scale",
+    [Scale(small=True), Scale(rounds=10), Scale(changed=("training.rate=1",))],
+    ids=["small", "short", "changed"],
 )
 def test_no_verdict_on_anything_but_the_protocol(scale):
     found = judged(*ACCURACY, measured([0.0, 0.62]), scale=scale)
@@ -236,9 +246,15 @@ def test_a_number_of_models_is_judged_like_any_other_and_a_missing_one_has_its_r
     found = judged("eccv/table1", "fedavg-e-1/lambda-max-alpha-0", *runs)
     assert found.values == (90.0, 95.0, 99.0)
     assert found.verdict == "within"
-    far = judged("eccv/table1", "fedavg-e-1/lambda-max-alpha-0", *(replace(run, models={asked: 300.0 + n}) for n, run in enumerate(runs)))
+    far = judged(
+        "eccv/table1",
+        "fedavg-e-1/lambda-max-alpha-0",
+        *(replace(run, models={asked: 300.0 + n}) for n, run in enumerate(runs)),
+    )
     assert far.verdict == "above"
-    without = judged("eccv/table1", "fedavg-e-1/lambda-max-alpha-0", replace(runs[0], models={asked: "the loss is not finite"}))
+    without = judged(
+        "eccv/table1", "fedavg-e-1/lambda-max-alpha-0", replace(runs[0], models={asked: "the loss is not finite"})
+    )
     assert (without.verdict, without.says, without.values) == ("not run", "the loss is not finite", ())
 
 

@@ -15,7 +15,9 @@ from fedflat.papers.plan import Plan, Scale, make_plan
 from fedflat.papers.small import at_hand, small
 
 SMALL = Scale(small=True)
-TABLES = [table.full_name for paper in papers().values() for table in paper.tables.values() if table.name.startswith("table")]
+TABLES = [
+    table.full_name for paper in papers().values() for table in paper.tables.values() if table.name.startswith("table")
+]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,11 @@ def test_folders_do_not_depend_on_which_cells_are_chosen(tmp_path):
 
 
 def test_tables_of_a_paper_share_their_runs(tmp_path):
-    cells = {"table3": "fedmoswa/cifar100-dirichlet-0.6-accuracy", "table4": "fedmoswa/rho-0.1", "table6": "fedmoswa-i-ii/accuracy"}
+    cells = {
+        "table3": "fedmoswa/cifar100-dirichlet-0.6-accuracy",
+        "table4": "fedmoswa/rho-0.1",
+        "table6": "fedmoswa-i-ii/accuracy",
+    }
     folders = {plan(f"fedswa/{table}", [cell], tmp_path, scale=Scale()).runs[0].folder for table, cell in cells.items()}
     assert folders == {tmp_path / "table2" / "fedmoswa" / "cifar100-resnet-18-accuracy" / "seed-0"}
 
@@ -73,7 +79,9 @@ def test_every_table_runs_at_small_scale(table, tmp_path, without_data):
     records = list(run_each([run.config for run in made.runs], [run.folder for run in made.runs], jobs=1))
     assert all(record.status == "finished" and len(record.history) == 5 for record in records)
     pairs = list(zip(made.runs, records, strict=True))
-    (found,) = outcomes(made, {run.folder: Measured.of(record, measure(record, run.asked, small=True)) for run, record in pairs})
+    (found,) = outcomes(
+        made, {run.folder: Measured.of(record, measure(record, run.asked, small=True)) for run, record in pairs}
+    )
     assert found.verdict == "ran"
     assert any(text.startswith(("digits for ", "digit_masks")) for text in found.instead)
     assert found.values or found.unreached == 4

@@ -10,7 +10,9 @@ from fedflat.papers import Table, find, papers
 from fedflat.papers.library import Paper
 from tests.papers.printed import FOLDER, PLACES, Place, lines_of, numbers_in, text_of
 
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"the papers' texts are not in {FOLDER} (set FEDFLAT_PAPERS)")
+pytestmark = pytest.mark.skipif(
+    not FOLDER.is_dir(), reason=f"the papers' texts are not in {FOLDER} (set FEDFLAT_PAPERS)"
+)
 
 SLIDES = "fedwmsam"
 """Read by OCR, so that its tables have no columns."""
@@ -29,7 +31,11 @@ def rows_of(found: Table) -> list[tuple[str, list[str]]]:
     for group, method in found.rows:
         row = [next(cells) for _ in found.columns]
         gone = {cell.name for cell in row for note in found.notes_on(cell) if note.kind == "gap"}
-        numbers = [cell.published.text for cell in row if cell.published and cell.published.value is not None and cell.name not in gone]
+        numbers = [
+            cell.published.text
+            for cell in row
+            if cell.published and cell.published.value is not None and cell.name not in gone
+        ]
         rows.append((f"{group} {method}".strip(), numbers))
     return rows
 
@@ -47,7 +53,13 @@ def test_a_table_has_the_printed_rows_and_no_others(place: Place):
 
 
 def test_every_table_with_columns_is_read_again():
-    held = {t.full_name for paper in papers().values() if paper.name != SLIDES for t in paper.tables.values() if t.name.startswith("table")}
+    held = {
+        t.full_name
+        for paper in papers().values()
+        if paper.name != SLIDES
+        for t in paper.tables.values()
+        if t.name.startswith("table")
+    }
     assert {place.table for place in PLACES} == held
 
 
@@ -68,13 +80,17 @@ def test_the_tables_asked_for_are_all_there():
 def test_every_figure_with_a_caption_is_there(paper):
     captions = set()
     for document in papers()[paper].file.documents[:1]:
-        captions |= {f"figure{number}" for number in re.findall(r"^(?:Fig\.|Figure) (\d+):", text_of(document), re.MULTILINE)}
+        captions |= {
+            f"figure{number}" for number in re.findall(r"^(?:Fig\.|Figure) (\d+):", text_of(document), re.MULTILINE)
+        }
     assert captions == {name for name in papers()[paper].tables if name.startswith("figure")}
 
 
 def test_the_figures_of_the_slides_are_there():
     numbers = re.findall(r"Figure (\d)", text_of(papers()[SLIDES].file.documents[0]))
-    assert {f"figure{number}" for number in numbers} == {name for name in papers()[SLIDES].tables if name.startswith("figure")}
+    assert {f"figure{number}" for number in numbers} == {
+        name for name in papers()[SLIDES].tables if name.startswith("figure")
+    }
 
 
 # --- what was read by OCR ----------------------------------------------------------------------------------------------------------
@@ -104,11 +120,18 @@ def test_the_slides_have_the_same_rows(number):
         texts = [cell.published.text if cell.published else "-" for cell in (next(rows) for _ in found.columns)]
         name = "FedA" if (number, method) == (6, "FedAvg") else method
         names = {name, ROW_NAMES.get(name, name)}
-        endings = [line.rpartition(each)[2] for line in block for each in names if re.search(rf"(?<![\w-]){re.escape(each)}[ |]", line)]
+        endings = [
+            line.rpartition(each)[2]
+            for line in block
+            for each in names
+            if re.search(rf"(?<![\w-]){re.escape(each)}[ |]", line)
+        ]
         assert texts in [ocr_numbers(ending) for ending in endings], method
 
 
-@pytest.mark.parametrize(("number", "name"), [(1, r"Fed|MoFed|SCAFFOLD"), (2, r"Fed|MoFed|SCAFFOLD"), (4, r"Fed|MoFed")])
+@pytest.mark.parametrize(
+    ("number", "name"), [(1, r"Fed|MoFed|SCAFFOLD"), (2, r"Fed|MoFed|SCAFFOLD"), (4, r"Fed|MoFed")]
+)
 def test_the_slides_have_no_other_rows(number, name):
     found = table(f"{SLIDES}/table{number}")
     shares = [re.findall(r"(?<![\w.])0\.?\d{4}(?![\w.])", line) for line in ocr_block(number) if re.search(name, line)]

@@ -10,7 +10,11 @@ from fedflat.papers import Table, papers
 from fedflat.papers.plan import Scale, make_plan
 
 PAGE = Path(__file__).parents[2] / "docs" / "papers-small.md"
-LINES = {cells[1]: cells for line in PAGE.read_text("utf-8").splitlines() if len(cells := [cell.strip() for cell in line.split("|")]) == 10}
+LINES = {
+    cells[1]: cells
+    for line in PAGE.read_text("utf-8").splitlines()
+    if len(cells := [cell.strip() for cell in line.split("|")]) == 10
+}
 WITHOUT_DATA = Scale(small=True, folder=Path("nowhere"))
 TABLES = [table for paper in papers().values() for table in paper.tables.values()]
 

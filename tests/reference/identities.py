@@ -17,7 +17,10 @@ class Identity(NamedTuple):
         return (self.left, self.left_parameters), (self.right, self.right_parameters)
 
     def __str__(self) -> str:
-        left, right = (f"{name}({','.join(f'{key}={value}' for key, value in parameters.items())})" for name, parameters in self.sides)
+        left, right = (
+            f"{name}({','.join(f'{key}={value}' for key, value in parameters.items())})"
+            for name, parameters in self.sides
+        )
         return f"{self.number}:{left}={right}"
 
 

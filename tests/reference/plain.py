@@ -13,7 +13,9 @@ Rates = float | Sequence[float]
 Steps = int | Sequence[int]
 
 
-def fedavg(problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, server_rate: float = 1.0) -> Trace:
+def fedavg(
+    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, server_rate: float = 1.0
+) -> Trace:
     x, trace = x0, Trace()
     for t, cohort in enumerate(cohorts):
         rate = at(eta, t)
@@ -29,7 +31,14 @@ def fedavg(problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps:
 
 
 def fedavgm(
-    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, beta: float = 0.9, server_rate: float = 1.0
+    problem: Quadratics,
+    x0: Vector,
+    cohorts: Cohorts,
+    eta: Rates,
+    steps: Steps,
+    *,
+    beta: float = 0.9,
+    server_rate: float = 1.0,
 ) -> Trace:
     x, m, trace = x0, np.zeros_like(x0), Trace()
     for t, cohort in enumerate(cohorts):
@@ -130,7 +139,16 @@ def fedadagrad(
     )  # fmt: skip
 
 
-def fedacg(problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, lam: float = 0.85, beta: float = 0.002) -> Trace:
+def fedacg(
+    problem: Quadratics,
+    x0: Vector,
+    cohorts: Cohorts,
+    eta: Rates,
+    steps: Steps,
+    *,
+    lam: float = 0.85,
+    beta: float = 0.002,
+) -> Trace:
     """Clients start from the look-ahead z = x + lam m."""
     x, m, trace = x0, np.zeros_like(x0), Trace()
     for t, cohort in enumerate(cohorts):
@@ -149,7 +167,14 @@ def fedacg(problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps:
 
 
 def fedcm(
-    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, alpha: float = 0.1, server_rate: float = 1.0
+    problem: Quadratics,
+    x0: Vector,
+    cohorts: Cohorts,
+    eta: Rates,
+    steps: Steps,
+    *,
+    alpha: float = 0.1,
+    server_rate: float = 1.0,
 ) -> Trace:
     """Dlt is the mean of (z - y_K)/H_i, a gradient."""
     x, Dlt, trace = x0, np.zeros_like(x0), Trace()
@@ -213,7 +238,14 @@ def mimelite(
 
 
 def fedswa(
-    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, final_rate: float = 0.1, server_rate: float = 1.5
+    problem: Quadratics,
+    x0: Vector,
+    cohorts: Cohorts,
+    eta: Rates,
+    steps: Steps,
+    *,
+    final_rate: float = 0.1,
+    server_rate: float = 1.5,
 ) -> Trace:
     """final_rate is the paper's rho, server_rate its alpha."""
     x, trace = x0, Trace()

@@ -50,7 +50,9 @@ def fedasam(
     return trace
 
 
-def mofedsam(problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, rho: float = 0.1, alpha: float = 0.1) -> Trace:
+def mofedsam(
+    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, rho: float = 0.1, alpha: float = 0.1
+) -> Trace:
     x, Dlt, trace = x0, np.zeros_like(x0), Trace()
     for t, cohort in enumerate(cohorts):
         rate = at(eta, t)
@@ -139,7 +141,14 @@ def fedsmoo(
 
 
 def fedlesam(
-    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, rho: float = 0.1, direction: Direction = "client"
+    problem: Quadratics,
+    x0: Vector,
+    cohorts: Cohorts,
+    eta: Rates,
+    steps: Steps,
+    *,
+    rho: float = 0.1,
+    direction: Direction = "client",
 ) -> Trace:
     """The perturbation points to the model that the client received last ("client") or that everybody had one round ago ("global")."""
     x, before, w_old, trace = x0, x0, {}, Trace()

@@ -34,7 +34,10 @@ def test_swa() -> None:  # 48
     same(average[20:25], [models[20]] * 5)
     same(average[25], models[26])
     same(average[-1], np.mean([models[26], models[31], models[36]], 0))
-    same(swa(models, start=0.5, cycle=5, capture_phase="cycle_end")[-1], np.mean([models[i] for i in (25, 30, 35, 40)], 0))
+    same(
+        swa(models, start=0.5, cycle=5, capture_phase="cycle_end")[-1],
+        np.mean([models[i] for i in (25, 30, 35, 40)], 0),
+    )
     same(swa(models[:31], start=0.5, cycle=5, rounds=40), average[:30])
     snapshot = [np.array(float(i == 15000)) for i in range(20001)]
     same(swa(snapshot, cycle=20, weighting="literal")[-1], 0.75)

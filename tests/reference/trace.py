@@ -21,7 +21,11 @@ class Trace:
     evaluated: dict[str, list[Vector]] = field(default_factory=dict)
 
     def record(
-        self, x: Vector, server: Mapping[str, Any] | None = None, clients: Mapping[str, Any] | None = None, **evaluated: Vector
+        self,
+        x: Vector,
+        server: Mapping[str, Any] | None = None,
+        clients: Mapping[str, Any] | None = None,
+        **evaluated: Vector,
     ) -> None:
         """Copy a round's end; `clients` maps a state's name to its rows (an array, or a dict by client)."""
         self.x.append(x.copy())

@@ -34,7 +34,9 @@ def scaffold(
     return trace
 
 
-def feddyn(problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, alpha: float = 0.01) -> Trace:
+def feddyn(
+    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, alpha: float = 0.01
+) -> Trace:
     x, h, ghat = x0, np.zeros_like(x0), np.zeros((problem.N, len(x0)))
     last = np.tile(x0, (problem.N, 1))
     trace = Trace()
@@ -55,7 +57,9 @@ def feddyn(problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps:
     return trace
 
 
-def adabest(problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, mu: float = 0.02, beta: float = 0.9) -> Trace:
+def adabest(
+    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, mu: float = 0.02, beta: float = 0.9
+) -> Trace:
     x, xbar, h_i, last = x0, x0, np.zeros((problem.N, len(x0))), np.zeros(problem.N)
     trace = Trace()
     for t, cohort in enumerate(cohorts, start=1):
@@ -76,7 +80,14 @@ def adabest(problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps
 
 
 def fedmo(
-    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, gamma: float = 0.2, option: Option = "II"
+    problem: Quadratics,
+    x0: Vector,
+    cohorts: Cohorts,
+    eta: Rates,
+    steps: Steps,
+    *,
+    gamma: float = 0.2,
+    option: Option = "II",
 ) -> Trace:
     x, m, c_i = x0, np.zeros_like(x0), np.zeros((problem.N, len(x0)))
     trace = Trace()

@@ -35,7 +35,12 @@ def write_run(source: Path, folder: Path, values: Sequence[float], algorithm: st
     lines = [
         {
             **{"round": rounds, "train_loss": 1 - value, "test": {"server": {"loss": 1 - value, "accuracy": value}}},
-            **{"backward_passes": 10 * rounds, "samples": 100 * rounds, "bytes_up": 1000 * rounds, "bytes_down": 2000 * rounds},
+            **{
+                "backward_passes": 10 * rounds,
+                "samples": 100 * rounds,
+                "bytes_up": 1000 * rounds,
+                "bytes_down": 2000 * rounds,
+            },
         }
         for rounds, value in enumerate(values)
     ]
@@ -44,7 +49,9 @@ def write_run(source: Path, folder: Path, values: Sequence[float], algorithm: st
     (folder / "split.json").write_text(json.dumps(split))
     (folder / "status.json").write_text(json.dumps(status))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "timing.jsonl").write_text("".join(json.dumps({"round": n, "seconds": 0.5 * n}) + "\n" for n in range(len(values))))
+    (folder / "timing.jsonl").write_text(
+        "".join(json.dumps({"round": n, "seconds": 0.5 * n}) + "\n" for n in range(len(values)))
+    )
     return folder
 
 
@@ -53,7 +60,9 @@ def clone(real: Path, tmp_path: Path) -> Clone:
     """Makes run folders below ``tmp_path / "runs"``."""
 
     def make(algorithm: str, seed: int, values: Sequence[float], name: str = "", **more: Any) -> Path:
-        return write_run(real, tmp_path / "runs" / (name or algorithm) / f"seed-{seed}", values, algorithm, seed, **more)
+        return write_run(
+            real, tmp_path / "runs" / (name or algorithm) / f"seed-{seed}", values, algorithm, seed, **more
+        )
 
     return make
 
@@ -64,6 +73,8 @@ def compared(clone: Clone, tmp_path: Path) -> Path:
     for seed in range(3):
         clone("fedavg", seed, [0.1, 0.5, 0.80, 0.80])
         clone("fedsam", seed, [0.1, 0.6, 0.85, 0.81 + 0.01 * seed])
-        ending = {"status": "diverged", "reason": "the loss is not finite", "training": {"rounds": 3}} if seed == 2 else {}
+        ending = (
+            {"status": "diverged", "reason": "the loss is not finite", "training": {"rounds": 3}} if seed == 2 else {}
+        )
         clone("fedmoswa", seed, [0.1, 0.2] if seed == 2 else [0.1, 0.7, 0.9, 0.9], **ending)
     return tmp_path / "runs"

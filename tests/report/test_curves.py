@@ -14,11 +14,16 @@ from fedflat.report.curves import COLOURS, curves
 
 def history(end: float, late: float = 1.0) -> list[dict[str, Any]]:
     """Accuracy that rises from 0.1 to its end."""
-    return [{"round": r, "test": {"server": {"loss": 1.0, "accuracy": 0.1 + (end - 0.1) * (r / 200) ** late}}} for r in range(0, 201, 20)]
+    return [
+        {"round": r, "test": {"server": {"loss": 1.0, "accuracy": 0.1 + (end - 0.1) * (r / 200) ** late}}}
+        for r in range(0, 201, 20)
+    ]
 
 
 def drawn(ends: list[float], metric: str = "accuracy") -> Figure:
-    figure = curves([(f"algorithm-{i} (active mean)", [history(end, 0.3)], "server") for i, end in enumerate(ends)], metric)
+    figure = curves(
+        [(f"algorithm-{i} (active mean)", [history(end, 0.3)], "server") for i, end in enumerate(ends)], metric
+    )
     FigureCanvasAgg(figure)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a legend that leaves no room for the curves is only warned of
@@ -36,7 +41,9 @@ def test_all_of_it_lies_in_the_picture(count: int) -> None:
     assert whole.x0 <= box.x0 and box.x1 <= whole.x1 and whole.y0 <= box.y0 and box.y1 <= whole.y1
     assert whole.height < 800  # a long legend has columns
     assert axes.get_window_extent().width > 600 and axes.get_window_extent().height > 0.8 * whole.height
-    assert (box.x0 > axes.get_window_extent().x1) == (count > len(COLOURS))  # many stand beside the curves, not over them
+    assert (box.x0 > axes.get_window_extent().x1) == (
+        count > len(COLOURS)
+    )  # many stand beside the curves, not over them
 
 
 def test_no_two_of_forty_look_alike_and_the_legend_goes_from_above() -> None:

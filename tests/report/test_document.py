@@ -49,7 +49,9 @@ def test_differences_are_paired(section):
     # t = 0.02 / (0.01 / sqrt 3) with two degrees of freedom: p = 1 - t / sqrt(t^2 + 2)
     t = 2 * math.sqrt(3)
     assert one["pair"]["p"] == pytest.approx(1 - t / math.sqrt(t * t + 2))
-    assert one["holm"] == pytest.approx(one["pair"]["p"])  # fedmoswa's two differences are alike and have no p, so this one stands alone
+    assert one["holm"] == pytest.approx(
+        one["pair"]["p"]
+    )  # fedmoswa's two differences are alike and have no p, so this one stands alone
 
 
 def test_what_diverged_is_left_out_of_pairs_and_last_in_ranks(section):
@@ -149,7 +151,9 @@ def test_measured_spectra_and_clients_are_found(compared):
     (folder / "spectrum").mkdir(parents=True)
     subset = {"eigenvalues": [4.0, 2.0], "lambda_max": 4.0, "examples": 10, "trace": {"value": 7.0}}
     other = {"eigenvalues": [6.0, 1.0], "lambda_max": 6.0, "examples": 10, "trace": {"value": 9.0}}
-    (folder / "spectrum" / "spectrum.json").write_text(json.dumps({"on": "train", "models": {"fedavg": {"subsets": [subset, other]}}}))
+    (folder / "spectrum" / "spectrum.json").write_text(
+        json.dumps({"on": "train", "models": {"fedavg": {"subsets": [subset, other]}}})
+    )
     (folder / "clients").mkdir()
     looks = [{"round": n, "accuracy": {"classes": {"0": 0.1 * n}, "clients": {"7": None}}} for n in range(3)]
     (folder / "clients" / "clients.json").write_text(json.dumps({"models": looks, "forgetting": {}, "rounds": []}))
@@ -168,7 +172,10 @@ def test_measured_spectra_and_clients_are_found(compared):
 
 def test_tables(document, section):
     results, differences = result_table(section, document["targets"]), difference_table(section, "last")
-    assert "| fedsam | 75.67 ± 0.33 | 82.00 ± 1.00 | 85.00 ± 0.00 | 3 | 2 | 3+ (0/3) | 30 | 0.003 | 1.5 s |" in results.markdown()
+    assert (
+        "| fedsam | 75.67 ± 0.33 | 82.00 ± 1.00 | 85.00 ± 0.00 | 3 | 2 | 3+ (0/3) | 30 | 0.003 | 1.5 s |"
+        in results.markdown()
+    )
     assert r"fedmoswa & 83.33 $\pm$ 0.00 & 90.00 $\pm$ 0.00 & 90.00 $\pm$ 0.00 & 3 (1 diverged)" in results.latex()
     assert differences.latex().count(r"\midrule") == 1
     assert "fedsam,+2.00,+1.00 to +3.00," in table_csv(differences)

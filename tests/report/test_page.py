@@ -98,7 +98,9 @@ def errors(browser: Any) -> list[str]:
 
 
 def words(browser: Any, selector: str) -> list[str]:
-    return browser.execute_script("return [...document.querySelectorAll(arguments[0])].map(e => e.textContent.trim())", selector)
+    return browser.execute_script(
+        "return [...document.querySelectorAll(arguments[0])].map(e => e.textContent.trim())", selector
+    )
 
 
 OUTSIDE = """
@@ -147,11 +149,17 @@ def test_switching_metric_axis_and_rows(browser, page):
     show(browser, page, 1280)
     drawn = "return document.querySelectorAll('[data-part=curves] path.curve').length"
     path = "return document.querySelector('[data-part=curves] path.curve').getAttribute('d')"
-    choose = "const s = document.querySelector(arguments[0]); s.value = arguments[1]; s.dispatchEvent(new Event('change'))"
+    choose = (
+        "const s = document.querySelector(arguments[0]); s.value = arguments[1]; s.dispatchEvent(new Event('change'))"
+    )
     accuracy = browser.execute_script(path)
     browser.execute_script(choose, "[data-part=metric]", "loss")
     assert browser.execute_script(path) != accuracy
-    for axis, label in {"bytes": "bytes sent, up and down", "seconds": "seconds", "backward_passes": "backward passes"}.items():
+    for axis, label in {
+        "bytes": "bytes sent, up and down",
+        "seconds": "seconds",
+        "backward_passes": "backward passes",
+    }.items():
         browser.execute_script(choose, "[data-part=over]", axis)
         assert label in words(browser, "[data-part=curves] svg text")
     assert browser.execute_script(drawn) == 3

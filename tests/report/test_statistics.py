@@ -133,10 +133,15 @@ def test_ranks_share_places_and_put_the_diverged_last():
 
 
 def test_friedman_and_the_critical_difference():
-    table = {name: dict(enumerate(values)) for name, values in {"a": (9, 8, 7, 9), "b": (5, 6, 5, 4), "c": (1, 2, 1, 3)}.items()}
+    table = {
+        name: dict(enumerate(values))
+        for name, values in {"a": (9, 8, 7, 9), "b": (5, 6, 5, 4), "c": (1, 2, 1, 3)}.items()
+    }
     ranks = mean_ranks(table)
     assert ranks.friedman == pytest.approx(stats.friedmanchisquare((9, 8, 7, 9), (5, 6, 5, 4), (1, 2, 1, 3)).pvalue)
-    assert ranks.critical == pytest.approx(2.343 * math.sqrt(3 * 4 / (6 * 4)), abs=2e-3)  # Demsar (2006), table 5: q = 2.343 for three
+    assert ranks.critical == pytest.approx(
+        2.343 * math.sqrt(3 * 4 / (6 * 4)), abs=2e-3
+    )  # Demsar (2006), table 5: q = 2.343 for three
 
 
 def test_nothing_in_common_has_no_ranks():

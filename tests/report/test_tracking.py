@@ -56,7 +56,10 @@ def test_every_evaluation_is_sent_once(remembers):
 
 def test_a_comparison_opens_a_place_for_every_run(remembers):
     fedflat.compare(["fedavg", "fedsam"], seeds=1, **SMALL, callbacks=[Tracker("memory")])
-    assert [(place.name, place.status) for place in remembers] == [("fedavg-seed0", "finished"), ("fedsam-seed0", "finished")]
+    assert [(place.name, place.status) for place in remembers] == [
+        ("fedavg-seed0", "finished"),
+        ("fedsam-seed0", "finished"),
+    ]
 
 
 def test_tracking_changes_no_bit(remembers, tmp_path):
@@ -76,7 +79,10 @@ def test_a_package_that_is_not_there(monkeypatch):
         Tracker("tensorboard")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed (pip install 'fedflat[track]')")
+@pytest.mark.skipif(
+    importlib.util.find_spec("tensorboard") is None,
+    reason="tensorboard is not installed (pip install 'fedflat[track]')",
+)
 def test_event_files_of_tensorboard(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -87,7 +93,9 @@ def test_event_files_of_tensorboard(tmp_path):
     assert found == [(line["round"], pytest.approx(line["test"]["server"]["accuracy"])) for line in lines]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow is not installed (pip install 'fedflat[track]')")
+@pytest.mark.skipif(
+    importlib.util.find_spec("mlflow") is None, reason="mlflow is not installed (pip install 'fedflat[track]')"
+)
 def test_metrics_of_mlflow(tmp_path, monkeypatch):
     import mlflow
 
@@ -99,7 +107,9 @@ def test_metrics_of_mlflow(tmp_path, monkeypatch):
     assert run.data.metrics["test/server/accuracy"] == pytest.approx(result.history[-1]["test"]["server"]["accuracy"])
 
 
-@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed (pip install 'fedflat[track]')")
+@pytest.mark.skipif(
+    importlib.util.find_spec("wandb") is None, reason="wandb is not installed (pip install 'fedflat[track]')"
+)
 def test_wandb_offline(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")

@@ -24,7 +24,9 @@ def pictures(**more: Any) -> Dataset:
         row, column = 3 * (label // 2), 3 * (label % 2)
         image[0, row : row + 3, column : column + 3] += 150
     images = images.astype(np.uint8)
-    return from_arrays(images[:80], labels[:80], images[80:], labels[80:], name="corners", train_groups=np.arange(80) // 20, **more)
+    return from_arrays(
+        images[:80], labels[:80], images[80:], labels[80:], name="corners", train_groups=np.arange(80) // 20, **more
+    )
 
 
 def test_good_ones_pass() -> None:
@@ -32,7 +34,9 @@ def test_good_ones_pass() -> None:
     assert "reading it again gives the same" not in check_dataset(pictures())
     assert check_dataset(load("digits"))
     clients = [(torch.randn(30, 4) + 2 * label, torch.full((30,), label)) for label in (0, 1)]
-    assert "every natural client has examples" in check_dataset(from_clients(clients, (torch.randn(5, 4), torch.zeros(5).long())))
+    assert "every natural client has examples" in check_dataset(
+        from_clients(clients, (torch.randn(5, 4), torch.zeros(5).long()))
+    )
 
 
 def leaking(data: Dataset) -> Dataset:

@@ -42,7 +42,10 @@ def test_an_algorithm_gets_a_name() -> None:
         fedflat.canonical(fedflat.Algorithm(Own(), Sam(0.1)))
     fedflat.register("own", fedflat.Algorithm(Own()))
     assert fedflat.algorithm("own") == fedflat.Algorithm(Own())
-    assert fedflat.canonical(fedflat.algorithm("own(cv_weight=0.5)+sam(rho=0.1)+wima")) == "own(cv_weight=0.5)+sam(rho=0.1)+wima"
+    assert (
+        fedflat.canonical(fedflat.algorithm("own(cv_weight=0.5)+sam(rho=0.1)+wima"))
+        == "own(cv_weight=0.5)+sam(rho=0.1)+wima"
+    )
     result = fedflat.run("own", rounds=1, clients=4, per_round=2, steps=1, workers=1)
     assert result.config.algorithm == "own"
 
@@ -67,21 +70,42 @@ def test_what_cannot_be_registered(name: str, what: object, sentence: str) -> No
 
 
 def fedflat_with(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment, timeout=120, check=False)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+        "OMP_NUM_THREADS": "1",
+    }
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, env=environment, timeout=120, check=False
+    )
 
 
 @pytest.mark.slow
 def test_an_installed_package_brings_its_algorithm(tmp_path: Path) -> None:
-    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "--disable-pip-version-check",
+    ]
     source = tmp_path / "source"
-    subprocess.run(["cp", "-r", str(ROOT / "examples" / "fedflat-damped"), str(source)], check=True)  # building writes beside the sources
-    made = subprocess.run([*install, "--target", str(tmp_path / "site"), str(source)], capture_output=True, text=True, check=False)
+    subprocess.run(
+        ["cp", "-r", str(ROOT / "examples" / "fedflat-damped"), str(source)], check=True
+    )  # building writes beside the sources
+    made = subprocess.run(
+        [*install, "--target", str(tmp_path / "site"), str(source)], capture_output=True, text=True, check=False
+    )
     if made.returncode:
         pytest.skip(f"a package cannot be built here: {made.stderr[-200:]}")
     listed = fedflat_with(tmp_path / "site", "-m", "fedflat", "algorithms")
     assert "damped-scaffold" in listed.stdout, listed.stderr
-    checked = fedflat_with(tmp_path / "site", "-c", "from fedflat.testing import check_algorithm as c; print(c('damped-scaffold'))")
+    checked = fedflat_with(
+        tmp_path / "site", "-c", "from fedflat.testing import check_algorithm as c; print(c('damped-scaffold'))"
+    )
     assert "engines agree" in checked.stdout, checked.stderr
 
 

@@ -132,7 +132,10 @@ def halves(labels: np.ndarray, clients: int, seed: int) -> list[np.ndarray]:
         (lambda labels, clients, seed: [p + 1 for p in halves(labels, clients, seed)], "positions lie in the data"),
         (lambda labels, clients, seed: [halves(labels, clients, seed)[0]] * clients, "no example is given out twice"),
         (lambda labels, clients, seed: [p[1:] for p in halves(labels, clients, seed)], "every example is given out"),
-        (lambda labels, clients, seed: halves(labels, clients, np.random.randint(10**6)), "the same seed gives the same split"),  # noqa: NPY002
+        (
+            lambda labels, clients, seed: halves(labels, clients, np.random.randint(10**6)),
+            "the same seed gives the same split",
+        ),  # noqa: NPY002
         (lambda labels, clients, seed: halves(labels, clients, 0), "another seed gives another split"),
     ],
 )
@@ -173,7 +176,10 @@ def test_wrong_models_are_named() -> None:
         (nn.Linear(4, 5), "one row of logits per example"),
         (nn.LSTM(4, 3), "one row of logits per example"),
         (Mixing(), "examples are scored one by one"),
-        (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False)), "examples are scored one by one"),
+        (
+            nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False)),
+            "examples are scored one by one",
+        ),
         (Hidden(), "its output follows the weights it is given"),
         (nn.Sequential(nn.Linear(4, 3), _Idle()), "every tensor takes part"),
     ):

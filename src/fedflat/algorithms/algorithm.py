@@ -138,7 +138,9 @@ class Algorithm:
         rate = self.rate(schedule, at.round, at.step, at.steps)
         y, velocity = descent.move(at.y, d, rate, velocity)
         step, rates = at.step + 1, at.rates + rate
-        return Local(drift._replace(y=y, step=step, rates=rates), at._replace(y=y, step=step, rates=rates, offset=None), velocity)
+        return Local(
+            drift._replace(y=y, step=step, rates=rates), at._replace(y=y, step=step, rates=rates, offset=None), velocity
+        )
 
     def _climbed(self, drift: At, gradient: Gradient) -> Gradient:
         """What a perturbation climbs."""
@@ -150,8 +152,16 @@ class Algorithm:
         """What a client keeps, and what it sends, after its last step."""
         kept, sent = self.drift.finish(local.drift)
         kept_too, sent_too = self.perturbation.finish(local.perturbation)
-        client = {"drift": local.drift.client | kept, "perturbation": local.perturbation.client | kept_too, "server": {}}
-        message = Message(self.drift.displacement(local.drift), local.drift.rates, {"drift": sent, "perturbation": sent_too, "server": {}})
+        client = {
+            "drift": local.drift.client | kept,
+            "perturbation": local.perturbation.client | kept_too,
+            "server": {},
+        }
+        message = Message(
+            self.drift.displacement(local.drift),
+            local.drift.rates,
+            {"drift": sent, "perturbation": sent_too, "server": {}},
+        )
         return client, message
 
     def aggregate(self, back: Returned, means: States, server: States) -> tuple[Tensor, States]:

@@ -32,22 +32,48 @@ CARDS: dict[str, Card] = {
         "McMahan et al., AISTATS 2017",
         "rate 0.01, batch 64, 1 epoch (Caldarola et al. 2022); rate 0.1, batch 50, 5 epochs, decay 0.998 (FedWMSAM)",
     ),
-    "fedavgm": Card("FedAvg with server momentum", "Hsu et al., 2019", "beta 0.9; 0.4 in FedACG's code; diverges at alpha=0 in most cells"),
-    "fedprox": Card("FedAvg with a proximal term", "Li et al., MLSys 2020", "mu 0.1 (Caldarola et al.); 0.1, 0.01, 0.001 (WiMA)", ("D21",)),
+    "fedavgm": Card(
+        "FedAvg with server momentum",
+        "Hsu et al., 2019",
+        "beta 0.9; 0.4 in FedACG's code; diverges at alpha=0 in most cells",
+    ),
+    "fedprox": Card(
+        "FedAvg with a proximal term",
+        "Li et al., MLSys 2020",
+        "mu 0.1 (Caldarola et al.); 0.1, 0.01, 0.001 (WiMA)",
+        ("D21",),
+    ),
     "fedadam": Card(
-        "Adam on the server", "Reddi et al., ICLR 2021", "server_rate 0.1 best on CIFAR-100 (Caldarola et al., Table 13)", ("D15",)
+        "Adam on the server",
+        "Reddi et al., ICLR 2021",
+        "server_rate 0.1 best on CIFAR-100 (Caldarola et al., Table 13)",
+        ("D15",),
     ),
     "fedyogi": Card("Yogi on the server", "Reddi et al., ICLR 2021", "beta1 0.9, beta2 0.99, tau 1e-3", ("D15",)),
     "fedadagrad": Card(
-        "Adagrad on the server", "Reddi et al., ICLR 2021", "server_rate 0.01 best on CIFAR-100 (Caldarola et al.)", ("D15",)
+        "Adagrad on the server",
+        "Reddi et al., ICLR 2021",
+        "server_rate 0.01 best on CIFAR-100 (Caldarola et al.)",
+        ("D15",),
     ),
     "scaffold": Card("Control variates", "Karimireddy et al., ICML 2020", "option II, server_rate 1", ("D1", "D20")),
-    "feddyn": Card("Dynamic regularisation", "Acar et al., ICLR 2021", "alpha 0.01; 0.1 in FL-Simulator; needs clipping", ("D2", "D21")),
-    "adabest": Card("Adaptive bias estimates", "Varno et al., ECCV 2022", "mu 0.02, beta 0.9 (CIFAR-10) or 0.8 (CIFAR-100)"),
+    "feddyn": Card(
+        "Dynamic regularisation",
+        "Acar et al., ICLR 2021",
+        "alpha 0.01; 0.1 in FL-Simulator; needs clipping",
+        ("D2", "D21"),
+    ),
+    "adabest": Card(
+        "Adaptive bias estimates", "Varno et al., ECCV 2022", "mu 0.02, beta 0.9 (CIFAR-10) or 0.8 (CIFAR-100)"
+    ),
     "mime": Card("MIME with SGD", "Karimireddy et al., NeurIPS 2021", "server_rate 0.1 or 1 (WiMA)"),
-    "mime-sgdm": Card("MIME with momentum", "Karimireddy et al., NeurIPS 2021", "beta 0.9, form fedjax (WiMA)", ("D27",)),
+    "mime-sgdm": Card(
+        "MIME with momentum", "Karimireddy et al., NeurIPS 2021", "beta 0.9, form fedjax (WiMA)", ("D27",)
+    ),
     "mimelite": Card("MIMELite with SGD, which is FedAvg", "Karimireddy et al., NeurIPS 2021"),
-    "mimelite-sgdm": Card("MIMELite with momentum", "Karimireddy et al., NeurIPS 2021", "beta 0.9, form fedjax (WiMA)", ("D27",)),
+    "mimelite-sgdm": Card(
+        "MIMELite with momentum", "Karimireddy et al., NeurIPS 2021", "beta 0.9, form fedjax (WiMA)", ("D27",)
+    ),
     "fedcm": Card("Client-level momentum", "Xu et al., 2021", "alpha 0.1; 0.05, 0.1, 0.5 (WiMA)"),
     "fedacg": Card("Accelerated client gradients", "Kim et al., CVPR 2024", "lam 0.85, beta 0.002", ("D19",)),
     "fedsam": Card(
@@ -62,18 +88,31 @@ CARDS: dict[str, Card] = {
         "rho 0.7 (CIFAR-10, alpha=0), 0.5 (CIFAR-100, IDDA), 0.1 (Cityscapes); eta 0.2",
     ),
     "mofedsam": Card(
-        "FedCM with SAM clients", "Qu et al., ICML 2022", "alpha 0.1, rho 0.1; best at 0.01 in FedWMSAM's Table 6", ("D5", "D11")
+        "FedCM with SAM clients",
+        "Qu et al., ICML 2022",
+        "alpha 0.1, rho 0.1; best at 0.01 in FedWMSAM's Table 6",
+        ("D5", "D11"),
     ),
     "fedgamma": Card("SCAFFOLD with SAM clients", "Dai et al., TNNLS 2023", "rho 0.1"),
-    "fedspeed": Card("Prox-correction with SAM clients", "Sun et al., ICLR 2023", "lambda 10 (alpha 0.1), rho 0.1, share 1", ("D12",)),
+    "fedspeed": Card(
+        "Prox-correction with SAM clients", "Sun et al., ICLR 2023", "lambda 10 (alpha 0.1), rho 0.1, share 1", ("D12",)
+    ),
     "fedsmoo": Card("FedDyn with a regularised perturbation", "Sun et al., ICML 2023", "alpha 0.1, rho 0.1", ("D13",)),
     "fedlesam": Card(
-        "Locally estimated global perturbation", "Fan et al., ICML 2024", "rho 0.1; does not transfer from released code", ("D3", "D14")
+        "Locally estimated global perturbation",
+        "Fan et al., ICML 2024",
+        "rho 0.1; does not transfer from released code",
+        ("D3", "D14"),
     ),
     "fedlesam-s": Card(
-        "FedLESAM on SCAFFOLD", "Fan et al., ICML 2024", "rho 0.1; does not transfer from released code", ("D3", "D10", "D14")
+        "FedLESAM on SCAFFOLD",
+        "Fan et al., ICML 2024",
+        "rho 0.1; does not transfer from released code",
+        ("D3", "D10", "D14"),
     ),
-    "fedlesam-d": Card("FedLESAM on FedDyn", "Fan et al., ICML 2024", "rho 0.1, alpha 0.1; rho does not transfer", ("D3", "D14")),
+    "fedlesam-d": Card(
+        "FedLESAM on FedDyn", "Fan et al., ICML 2024", "rho 0.1, alpha 0.1; rho does not transfer", ("D3", "D14")
+    ),
     "fedswa": Card(
         "Falling local rate and server over-relaxation",
         "Liu et al., ICML 2025",
@@ -98,9 +137,17 @@ CARDS: dict[str, Card] = {
 DIFFERENCES: dict[str, Difference] = {
     d.number: d
     for d in (
-        Difference("D1", "FedSWA main.py:2669-2672 (May 2025)", "SCAFFOLD's correction has no gradient: it runs FedAvg", "correct"),
         Difference(
-            "D2", "FedSWA main.py:2263-2270, 1770-1776", "FedDyn's local terms have no gradient, the server's scale is wrong", "correct"
+            "D1",
+            "FedSWA main.py:2669-2672 (May 2025)",
+            "SCAFFOLD's correction has no gradient: it runs FedAvg",
+            "correct",
+        ),
+        Difference(
+            "D2",
+            "FedSWA main.py:2263-2270, 1770-1776",
+            "FedDyn's local terms have no gradient, the server's scale is wrong",
+            "correct",
         ),
         Difference(
             "D3",
@@ -109,10 +156,16 @@ DIFFERENCES: dict[str, Difference] = {
             "correct; indexing=tensor, or variant=released",
         ),
         Difference(
-            "D4", "FedSWA main_FedSWA.py (2026)", "runs other algorithms than the paper: no alpha, rho=0, rate x2, cosine", "the paper"
+            "D4",
+            "FedSWA main_FedSWA.py (2026)",
+            "runs other algorithms than the paper: no alpha, rho=0, rate x2, cosine",
+            "the paper",
         ),
         Difference(
-            "D5", "FedSWA main.py:2299,2382 vs 1964", "SAM baselines run without weight decay and clipping", "the same settings for all"
+            "D5",
+            "FedSWA main.py:2299,2382 vs 1964",
+            "SAM baselines run without weight decay and clipping",
+            "the same settings for all",
         ),
         Difference(
             "D6",
@@ -127,16 +180,27 @@ DIFFERENCES: dict[str, Difference] = {
             "the code; swa(weighting, capture_phase)",
         ),
         Difference(
-            "D8", "FedWMSAM slide vs server/FedWMSAM.py:49,84", "C3 printed as agreement, coded as disagreement", "the code; alpha_signal"
+            "D8",
+            "FedWMSAM slide vs server/FedWMSAM.py:49,84",
+            "C3 printed as agreement, coded as disagreement",
+            "the code; alpha_signal",
         ),
         Difference("D9", "FedWMSAM slide vs WMSAM.py:51", "C1's sign", "the slide; perturb_sign, or variant=released"),
-        Difference("D10", "FedLESAM client/fedlesam_s.py:6", "control variate times 0.1", "1; cv_weight, or variant=released"),
+        Difference(
+            "D10", "FedLESAM client/fedlesam_s.py:6", "control variate times 0.1", "1; cv_weight, or variant=released"
+        ),
         Difference("D11", "FedLESAM optimizer/ESAM.py:61-62", "MoFedSAM ignores alpha", "correct"),
         Difference(
-            "D12", "FL-Simulator server/FedSpeed.py:37 vs paper", "dual mean over all or active clients", "all, which converges; dual_scope"
+            "D12",
+            "FL-Simulator server/FedSpeed.py:37 vs paper",
+            "dual mean over all or active clients",
+            "all, which converges; dual_scope",
         ),
         Difference(
-            "D13", "FL-Simulator server/FedSMOO.py:56-60", "s from mu_i alone", "the paper, mu_i - sh; s_source, or variant=released"
+            "D13",
+            "FL-Simulator server/FedSMOO.py:56-60",
+            "s from mu_i alone",
+            "the paper, mu_i - sh; s_source, or variant=released",
         ),
         Difference(
             "D14",
@@ -157,10 +221,16 @@ DIFFERENCES: dict[str, Difference] = {
             "a true partition; split dirichlet-reuse",
         ),
         Difference(
-            "D17", "FL-Simulator server.py:71-73", "each client sampled with a probability", "fixed size; federation.sampling=bernoulli"
+            "D17",
+            "FL-Simulator server.py:71-73",
+            "each client sampled with a probability",
+            "fixed size; federation.sampling=bernoulli",
         ),
         Difference(
-            "D18", "fedsam cifar100/dataloader.py:50", "Cutout 16 instead of 8 on CIFAR-100", "as asked; cutout(size=8) is the paper's"
+            "D18",
+            "fedsam cifar100/dataloader.py:50",
+            "Cutout 16 instead of 8 on CIFAR-100",
+            "as asked; cutout(size=8) is the paper's",
         ),
         Difference(
             "D19",
@@ -168,10 +238,14 @@ DIFFERENCES: dict[str, Difference] = {
             "FedACG's proximal term absent, or un-halved",
             "beta in the usual halved form",
         ),
-        Difference("D20", "FedDyn utils_methods.py:229", "c_i divided by the undecayed rate", "by the sum of the rates used"),
+        Difference(
+            "D20", "FedDyn utils_methods.py:229", "c_i divided by the undecayed rate", "by the sum of the rates used"
+        ),
         Difference("D21", "FedSim fedprox.py:91, feddyn.py:114", "factors of 0.5", "the standard form"),
         Difference("D22", "FedWMSAM server/FedWMSAM.py:57", "one decay factor 0.998 too many", "without it"),
-        Difference("D23", "FedSWA main.py:1938-1944", "client state per Ray actor: stale or foreign c_i", "each client's own"),
+        Difference(
+            "D23", "FedSWA main.py:1938-1944", "client state per Ray actor: stale or foreign c_i", "each client's own"
+        ),
         Difference("D24", "ECCV paper eq. 7 at c=1; Table 12; Table 5", "misprints", "the constant rate at c=1"),
         Difference("D25", "WiMA paper eq. 4", "t >= W, W - 1 steps", "the first complete window is after W rounds"),
         Difference(
@@ -180,7 +254,12 @@ DIFFERENCES: dict[str, Difference] = {
             "K + 1 steps, T + 1 rounds, unused lambda, tables disagree",
             "K steps, T rounds",
         ),
-        Difference("D27", "MIME paper vs FedJAX mime.py:92-100", "momentum as an exponential average", "FedJAX, as in WiMA; form=ema"),
+        Difference(
+            "D27",
+            "MIME paper vs FedJAX mime.py:92-100",
+            "momentum as an exponential average",
+            "FedJAX, as in WiMA; form=ema",
+        ),
         Difference(
             "D28",
             "FedSWA paper vs main.py:3301",

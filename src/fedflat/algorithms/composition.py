@@ -76,7 +76,9 @@ def canonical(algorithm: Algorithm) -> str:
     """
     texts = [text for name in NAMED for text in (_as(name, algorithm, False), _as(name, algorithm, True)) if text]
     if not texts:
-        kinds = ", ".join(type(getattr(algorithm, slot)).__name__ for slot in SLOTS if type(getattr(algorithm, slot)) not in _NAMES)
+        kinds = ", ".join(
+            type(getattr(algorithm, slot)).__name__ for slot in SLOTS if type(getattr(algorithm, slot)) not in _NAMES
+        )
         raise UserError(
             f"this algorithm has no name, since {kinds} is of your own; give it one: fedflat.register('my-algorithm', algorithm)"
         )
@@ -112,7 +114,9 @@ def _named(call: Call) -> Algorithm:
 def _with(built: Algorithm, call: Call, text: str, filled: set[str]) -> Algorithm:
     if call.name not in PARTS:
         if call.name in NAMED:
-            raise UserError(f"'{call.name}' is an algorithm of its own and cannot be added to another; add parts: {', '.join(PARTS)}")
+            raise UserError(
+                f"'{call.name}' is an algorithm of its own and cannot be added to another; add parts: {', '.join(PARTS)}"
+            )
         _refuse_settings(call.name)
         raise one_of("part", call.name, PARTS, "fedflat algorithms")
     slot, spec = PARTS[call.name]
@@ -124,7 +128,9 @@ def _with(built: Algorithm, call: Call, text: str, filled: set[str]) -> Algorith
     there = getattr(built, slot)
     if slot in filled or there != getattr(Algorithm(), slot):
         have = show(_NAMES[type(there)], changed(there))
-        raise UserError(f"'{text}' has two values for one slot: the {_words(slot)} is already {have}, so {call.name} cannot be added")
+        raise UserError(
+            f"'{text}' has two values for one slot: the {_words(slot)} is already {have}, so {call.name} cannot be added"
+        )
     filled.add(slot)
     return replace(built, **{slot: value})
 
@@ -140,9 +146,13 @@ def _words(slot: str) -> str:
 
 def _refuse_what_has_no_meaning(a: Algorithm, text: str) -> None:
     if isinstance(a.drift, Acg) and a.server != Sgd():
-        raise UserError(f"'{text}' applies momentum twice: FedACG is its own server optimiser and goes only with sgd(server_rate=1)")
+        raise UserError(
+            f"'{text}' applies momentum twice: FedACG is its own server optimiser and goes only with sgd(server_rate=1)"
+        )
     if isinstance(a.perturbation, Guided) and not isinstance(a.drift, Wmsam):
-        raise UserError(f"'{text}': the guided perturbation follows FedWMSAM's personalised momentum and needs the drift wmsam")
+        raise UserError(
+            f"'{text}': the guided perturbation follows FedWMSAM's personalised momentum and needs the drift wmsam"
+        )
     if isinstance(a.perturbation, Smoo) and not isinstance(a.drift, Dyn):
         raise UserError(f"'{text}': the smoo perturbation belongs to FedDyn's dual and needs the drift dyn")
     if isinstance(a.perturbation, Guided) and isinstance(a.drift, Wmsam) and a.perturbation.rho and a.drift.alpha0 == 1:

@@ -19,7 +19,13 @@ from fedflat.errors import UserError
 
 GROUP = "fedflat.algorithms"
 """The group of entry points by which an installed package registers what it brings."""
-KINDS: dict[type[Any], str] = {Drift: "drift", Perturbation: "perturbation", LocalRate: "rate", Sgd: "server", Average: "averages"}
+KINDS: dict[type[Any], str] = {
+    Drift: "drift",
+    Perturbation: "perturbation",
+    LocalRate: "rate",
+    Sgd: "server",
+    Average: "averages",
+}
 
 _REGISTERED: dict[str, Algorithm | type[Any]] = {}
 
@@ -30,7 +36,9 @@ def register(name: str, what: Algorithm | type[Any]) -> None:
     A named algorithm is used as any other, ``mine(rho=0.1)+wima``; a part is added to one, ``scaffold+mine``.
     """
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-        raise UserError(f"'{name}' cannot be the name of an algorithm; expected small letters, digits and hyphens, for example my-sam")
+        raise UserError(
+            f"'{name}' cannot be the name of an algorithm; expected small letters, digits and hyphens, for example my-sam"
+        )
     taken = NAMED.get(name) or (PARTS[name][1] if name in PARTS else None)
     if taken is not None and taken != what:
         raise UserError(f"there is already an algorithm or part '{name}'; choose another name")
@@ -40,7 +48,9 @@ def register(name: str, what: Algorithm | type[Any]) -> None:
         slot = next((slot for kind, slot in KINDS.items() if isinstance(what, type) and issubclass(what, kind)), None)
         if slot is None:
             kinds = ", ".join(kind.__name__ for kind in KINDS)
-            raise UserError(f"'{name}' can be registered only as an Algorithm or as a class derived from {kinds}; this is {what!r}")
+            raise UserError(
+                f"'{name}' can be registered only as an Algorithm or as a class derived from {kinds}; this is {what!r}"
+            )
         name_part(name, slot, what)
     _REGISTERED[name] = what
 

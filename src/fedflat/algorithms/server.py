@@ -23,7 +23,11 @@ class Sgd(Slot):
         return x + self.server_rate * q, {}
 
     def may_explode(self) -> str:
-        return f"server_rate={self.server_rate:g} overshoots what the clients found: lower it" if self.server_rate > 2 else ""
+        return (
+            f"server_rate={self.server_rate:g} overshoots what the clients found: lower it"
+            if self.server_rate > 2
+            else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,9 @@ class Adaptive(Sgd, ABC):
     tau: float = param(1e-3, "added to sqrt(v)", above=0)
     v_init: float | None = param(None, "v before the first round; none is tau^2", low=0)
     bias_correction: bool = param(False, "whether m and v are corrected for their start, as in Keras and torch")
-    second_moment_of: Literal["displacement", "momentum"] = param("displacement", "what is squared: q, or m as in one version of the paper")
+    second_moment_of: Literal["displacement", "momentum"] = param(
+        "displacement", "what is squared: q, or m as in one version of the paper"
+    )
 
     def on_server(self) -> Fields:
         start = self.tau**2 if self.v_init is None else self.v_init

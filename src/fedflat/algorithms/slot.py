@@ -36,7 +36,11 @@ class Field:
         """Its value before the first round, for a model ``x``."""
         if self.start == "model":
             return x.clone()
-        return torch.full_like(x, self.start) if self.vector else torch.full((), self.start, dtype=x.dtype, device=x.device)
+        return (
+            torch.full_like(x, self.start)
+            if self.vector
+            else torch.full((), self.start, dtype=x.dtype, device=x.device)
+        )
 
     def scalars(self, size: int) -> int:
         """How many numbers it is on the wire, for a model of ``size`` numbers."""

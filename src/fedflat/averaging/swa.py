@@ -21,8 +21,12 @@ class Swa(Average):
 
     start: float = param(0.75, "share of the rounds after which averaging begins", low=0, high=1)
     every: int | None = param(None, "rounds between captures; none is the cycle of the local rate", low=1)
-    weighting: Literal["mean", "literal"] = param("mean", "plain mean of the captured models (released), or n = t / c as printed")
-    capture_phase: Literal["released", "cycle_end"] = param("released", "capture when t - start is a multiple of c, or at the lowest rate")
+    weighting: Literal["mean", "literal"] = param(
+        "mean", "plain mean of the captured models (released), or n = t / c as printed"
+    )
+    capture_phase: Literal["released", "cycle_end"] = param(
+        "released", "capture when t - start is a multiple of c, or at the lowest rate"
+    )
 
     def begin(self, scene: Scene, x: Tensor) -> Running:
         return self._running(scene)

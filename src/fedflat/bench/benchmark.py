@@ -68,7 +68,9 @@ class Request:
         if setting.device == "cuda" and not setting.on_gpu:
             raise UserError("--device cuda was asked for, but torch sees no GPU here; use --device cpu")
         if "mixup" in [call.name for call in parse(setting.augmentation)]:
-            raise UserError("mixup blends targets, which the plain loop does not; measure with --augmentation crop-flip or none")
+            raise UserError(
+                "mixup blends targets, which the plain loop does not; measure with --augmentation crop-flip or none"
+            )
         data, here = setting.dataset(), replace(setting, device="cpu")
         for clients in self.clients:
             federation(here.config(clients=clients), data=data)
@@ -80,9 +82,14 @@ class Request:
             for precision in self.precisions:
                 for engine in self.engines:
                     shown = engine if engine != "auto" else "lanes" if self.setting.on_gpu else "loop"
-                    found += [Fedflat(self.setting, canonical(algorithm(text)), precision, shown, clients) for text in self.algorithms]
+                    found += [
+                        Fedflat(self.setting, canonical(algorithm(text)), precision, shown, clients)
+                        for text in self.algorithms
+                    ]
         if PLAIN in self.against:
-            found += [Plain(self.setting, precision=precision, clients=self.clients[0]) for precision in self.precisions]
+            found += [
+                Plain(self.setting, precision=precision, clients=self.clients[0]) for precision in self.precisions
+            ]
         found += [other(self.setting, clients=self.clients[0]) for other in self._others() if other.installed()]
         for precision in self.precisions:
             # On a CPU the compiler makes one large batch slower, not faster, and a bound should be the least there is.
@@ -97,7 +104,10 @@ class Request:
     def notes(self) -> list[str]:
         """What is not measured because it is not there."""
         absent = [other for other in self._others() if not other.installed()]
-        return [f"{other.name} is not installed, so it was not measured; install it with: {other.install}" for other in absent]
+        return [
+            f"{other.name} is not installed, so it was not measured; install it with: {other.install}"
+            for other in absent
+        ]
 
 
 @dataclass(frozen=True)
@@ -134,7 +144,9 @@ def benchmark(request: Request, command: str, tell: Tell) -> dict[str, Any]:
         "command": command,
         "hardware": hardware(),
         "versions": versions(),
-        "setting": {key: str(value) if isinstance(value, Path) else value for key, value in asdict(request.setting).items()},
+        "setting": {
+            key: str(value) if isinstance(value, Path) else value for key, value in asdict(request.setting).items()
+        },
         "rounds": request.rounds,
         "warm_up": request.warm_up,
         "rows": [row(m, measured, samples[m.contender.clients]) for m in measured],
@@ -147,11 +159,18 @@ def samples_per_round(setting: Setting, clients: int) -> float:
     data, config = setting.dataset(), setting.config(clients=clients)
     number = None if fixes_clients(setting.split) else clients
     train = data.train
-    split = partition(setting.split, train.targets, data.num_classes, number, config.seed, 0.0, train.groups, train.coarse).clients
+    split = partition(
+        setting.split, train.targets, data.num_classes, number, config.seed, 0.0, train.groups, train.coarse
+    ).clients
     plan, sampler = plan_of(config), sampler_of(config, len(split))
     cohorts = [(number, client) for number in range(COUNTED) for client in sampler(config.seed, number)]
     return (
-        sum(len(batch) for number, client in cohorts for batch in plan.batches(config.seed, number, client, len(split[client]))) / COUNTED
+        sum(
+            len(batch)
+            for number, client in cohorts
+            for batch in plan.batches(config.seed, number, client, len(split[client]))
+        )
+        / COUNTED
     )
 
 
@@ -159,9 +178,14 @@ def row(one: Measured, measured: Sequence[Measured], samples: float) -> dict[str
     """One line of the table; quotients are medians over rounds that were measured side by side."""
     contender = one.contender
     same = [m for m in measured if m.contender.precision == contender.precision] or list(measured)
-    compiled = isinstance(contender, Fedflat) and contender.setting.on_gpu and contender.setting.compiled(contender.engine)
+    compiled = (
+        isinstance(contender, Fedflat) and contender.setting.on_gpu and contender.setting.compiled(contender.engine)
+    )
     bounds = [m for m in same if isinstance(m.contender, Bound)]
-    bound = next((m for m in bounds if isinstance(m.contender, Bound) and m.contender.compiled == compiled), bounds[0] if bounds else None)
+    bound = next(
+        (m for m in bounds if isinstance(m.contender, Bound) and m.contender.compiled == compiled),
+        bounds[0] if bounds else None,
+    )
     plain = next((m for m in same if isinstance(m.contender, Plain)), None)
     cores = 1 if contender.setting.on_gpu else available_cores()
     setting = contender.setting
@@ -211,7 +235,9 @@ def _one_by_one(request: Request, tell: Tell, notes: list[str]) -> list[Measured
     return measured
 
 
-def _alone(performer: Performer, first: Done | Failed, request: Request, notes: list[str], tell: Tell) -> Measured | None:
+def _alone(
+    performer: Performer, first: Done | Failed, request: Request, notes: list[str], tell: Tell
+) -> Measured | None:
     """Measure a contender that has done its first round; None where it fails."""
     set_up = _warmed_up(performer, first, request, notes, tell)
     if set_up is None:
@@ -279,7 +305,9 @@ def _one_turn(performer: Performer, rounds: int) -> Done | Failed:
     return done
 
 
-def _warmed_up(performer: Performer, first: Done | Failed, request: Request, notes: list[str], tell: Tell) -> float | None:
+def _warmed_up(
+    performer: Performer, first: Done | Failed, request: Request, notes: list[str], tell: Tell
+) -> float | None:
     """Let a contender warm up after its first round; the seconds until that was done, or None where it failed."""
     warm = performer.rounds(request.warm_up) if not isinstance(first, Failed) and request.warm_up else first
     for answer in (first, warm):
@@ -303,9 +331,13 @@ def quiet_turns(shares: Sequence[float]) -> list[int]:
 def _note_load(shares: Sequence[float], kept: Sequence[int], notes: list[str], tell: Tell) -> None:
     most = max((shares[turn] for turn in kept), default=0.0)
     if len(kept) < len(shares):
-        notes.append(f"{len(kept)} of {len(shares)} turns count: in the others, other processes took more than {QUIET:.0%} of the cores")
+        notes.append(
+            f"{len(kept)} of {len(shares)} turns count: in the others, other processes took more than {QUIET:.0%} of the cores"
+        )
     elif most > QUIET:
-        notes.append(f"other processes took {median(shares):.0%} of the cores meanwhile: measure again when the machine is quiet")
+        notes.append(
+            f"other processes took {median(shares):.0%} of the cores meanwhile: measure again when the machine is quiet"
+        )
     else:
         return
     tell(notes[-1])

@@ -54,7 +54,9 @@ class Plain(Contender):
     name = "plain loop"
 
     def perform(self, stage: Stage) -> None:
-        loop = PlainLoop(self.setting.config(self.algorithm, self.precision, "loop", self.clients), self.setting.dataset())
+        loop = PlainLoop(
+            self.setting.config(self.algorithm, self.precision, "loop", self.clients), self.setting.dataset()
+        )
         for number in itertools.count():
             loop.round(number)
             stage.round_done()
@@ -78,11 +80,15 @@ class Bound(Contender):
         """One step on a batch that never changes, on a GPU as a CUDA graph."""
         problem, _ = federation(config, data=self.setting.dataset())
         model = problem.model.train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if self.compiled and problem.device.type == "cuda":  # as the lanes have it: a bound should be the least there is
+        if (
+            self.compiled and problem.device.type == "cuda"
+        ):  # as the lanes have it: a bound should be the least there is
             model = with_gpu_layers(model)
         weights = [p.detach().clone().requires_grad_() for p in model.parameters() if p.requires_grad]
         names = [name for name, p in model.named_parameters() if p.requires_grad]
-        chosen = torch.arange(self.setting.per_round * self.setting.batch, device=problem.device) % len(problem.data.train)
+        chosen = torch.arange(self.setting.per_round * self.setting.batch, device=problem.device) % len(
+            problem.data.train
+        )
         batch = problem.data.train.take(chosen)
         inputs = problem.normalised(batch.inputs).to(problem.dtype)
 

@@ -25,7 +25,9 @@ def hardware() -> dict[str, Any]:
         "processor": _processor(),
         "cores": available_cores(),
         "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None,
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else [],
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        if torch.cuda.is_available()
+        else [],
         "system": platform.platform(),
     }
 
@@ -121,7 +123,11 @@ def _status(pid: int) -> dict[str, int]:
         lines = (PROC / str(pid) / "status").read_text().splitlines()
     except OSError:
         return {}
-    return {name: int(value.split()[0]) * 1024 for name, _, value in (line.partition(":") for line in lines) if value.endswith("kB")}
+    return {
+        name: int(value.split()[0]) * 1024
+        for name, _, value in (line.partition(":") for line in lines)
+        if value.endswith("kB")
+    }
 
 
 def _processor() -> str:

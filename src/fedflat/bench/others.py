@@ -37,7 +37,9 @@ def loop_of(contender: Other) -> PlainLoop:
     """What a worker process keeps from one client to the next: the data, the split, and how a client trains."""
     torch.set_num_threads(1)
     setting = contender.setting
-    return PlainLoop(setting.config(contender.algorithm, contender.precision, "loop", contender.clients), setting.dataset())
+    return PlainLoop(
+        setting.config(contender.algorithm, contender.precision, "loop", contender.clients), setting.dataset()
+    )
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,9 @@ class Flower(Other):
 
     def perform(self, stage: Stage) -> None:
         os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-        os.environ |= {"RAY_worker_niceness": "0"}  # else its workers would wait for every other process, and ours do not
+        os.environ |= {
+            "RAY_worker_niceness": "0"
+        }  # else its workers would wait for every other process, and ours do not
         from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
         from flwr.clientapp import ClientApp
         from flwr.serverapp import Grid, ServerApp
@@ -77,7 +81,9 @@ class Flower(Other):
                 received = list(replies)
                 errors = [str(reply.error.reason) for reply in received if reply.has_error()]
                 if errors or len(received) != setting.per_round:
-                    raise RuntimeError(errors[0] if errors else f"{len(received)} of {setting.per_round} clients answered")
+                    raise RuntimeError(
+                        errors[0] if errors else f"{len(received)} of {setting.per_round} clients answered"
+                    )
                 combined = super().aggregate_train(server_round, received)
                 stage.round_done()
                 return combined
@@ -85,7 +91,9 @@ class Flower(Other):
         @server.main()  # type: ignore[untyped-decorator, unused-ignore]
         def main(grid: Grid, context: Context) -> None:
             share, count = setting.per_round / self.clients, setting.per_round
-            strategy = Paced(fraction_train=share, fraction_evaluate=0.0, min_train_nodes=count, min_available_nodes=self.clients)
+            strategy = Paced(
+                fraction_train=share, fraction_evaluate=0.0, min_train_nodes=count, min_available_nodes=self.clients
+            )
             try:
                 strategy.start(grid=grid, initial_arrays=ArrayRecord(loop_of(self).state), num_rounds=LONG)
             except Enough:
@@ -94,7 +102,10 @@ class Flower(Other):
                 failures.append(str(error))
 
         resources = {"num_cpus": 1, "num_gpus": 1 / min(cores, setting.per_round) if setting.on_gpu else 0.0}
-        backend = {"client_resources": resources, "init_args": {"num_cpus": cores, "log_to_driver": False, "logging_level": 40}}
+        backend = {
+            "client_resources": resources,
+            "init_args": {"num_cpus": cores, "log_to_driver": False, "logging_level": 40},
+        }
         run_simulation(server_app=server, client_app=client, num_supernodes=self.clients, backend_config=backend)
         if failures:
             raise RuntimeError(failures[0])

@@ -69,7 +69,9 @@ class PlainLoop:
     def new_model(self) -> nn.Module:
         """A model to train."""
         data = self.problem.data
-        return models.build(self.config.model, data.input_shape, data.num_classes).to(self.problem.device, self.problem.dtype)
+        return models.build(self.config.model, data.input_shape, data.num_classes).to(
+            self.problem.device, self.problem.dtype
+        )
 
     def batches(self, indices: np.ndarray, client: int, number: int) -> Iterator[tuple[Tensor, Tensor]]:
         """A client's batches of one round, one at a time."""

@@ -57,7 +57,9 @@ class Setting:
     compile: str = "auto"
     workers: int | None = None
 
-    def config(self, algorithm: str = "fedavg", precision: str = "float32", engine: str = "auto", clients: int = 100) -> Config:
+    def config(
+        self, algorithm: str = "fedavg", precision: str = "float32", engine: str = "auto", clients: int = 100
+    ) -> Config:
         """The experiment that fedflat would run."""
         return config(
             {

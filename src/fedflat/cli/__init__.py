@@ -16,7 +16,9 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     try:
-        from fedflat.cli.application import app  # here, so that an interruption is no traceback even while modules are read
+        from fedflat.cli.application import (
+            app,
+        )  # here, so that an interruption is no traceback even while modules are read
 
         try:
             app(prog_name="fedflat")

@@ -41,7 +41,11 @@ def specs_of(made: Algorithm) -> list[tuple[str, Any]]:
 
 def slot_texts(made: Algorithm) -> dict[str, str]:
     """The text of every slot that holds a part."""
-    return {slot: show(part_name(spec), changed(spec)) for slot, spec in specs_of(made) if spec != getattr(Algorithm(), slot, None)}
+    return {
+        slot: show(part_name(spec), changed(spec))
+        for slot, spec in specs_of(made)
+        if spec != getattr(Algorithm(), slot, None)
+    }
 
 
 def equations(spec: object) -> str:
@@ -79,14 +83,18 @@ def in_units_of_p(count: Callable[[int], int]) -> str:
 def _slots(made: Algorithm, base: str) -> Facts:
     texts = {**dict.fromkeys(SLOTS), **slot_texts(made)}
     rows = [{"slot": slot, "part": texts[slot], "equations": equations(getattr(made, slot))} for slot in SLOTS]
-    return rows + [{"slot": "average", "part": show(part_name(a), changed(a)), "equations": equations(a)} for a in made.averages]
+    return rows + [
+        {"slot": "average", "part": show(part_name(a), changed(a)), "equations": equations(a)} for a in made.averages
+    ]
 
 
 def _parameters(made: Algorithm, base: str) -> Facts:
     rows = []
     for slot, spec in specs_of(made):
         usual = getattr(NAMED[base], slot, None)
-        rows += [row | {"slot": slot} for row in parameter_rows(spec, usual if type(usual) is type(spec) else type(spec)())]
+        rows += [
+            row | {"slot": slot} for row in parameter_rows(spec, usual if type(usual) is type(spec) else type(spec)())
+        ]
     return rows
 
 
@@ -150,12 +158,19 @@ def _cost(made: Algorithm, base: str) -> Facts:
 def _released(made: Algorithm, base: str) -> Facts:
     paper = {field.name: getattr(spec, field.name) for _, spec in specs_of(NAMED[base]) for field in parameters(spec)}
     changes = RELEASED.get(base, {})
-    return [{"parameter": name, "paper": write_value(paper[name]), "released": write_value(value)} for name, value in changes.items()]
+    return [
+        {"parameter": name, "paper": write_value(paper[name]), "released": write_value(value)}
+        for name, value in changes.items()
+    ]
 
 
 def _origin(made: Algorithm, base: str) -> Facts:
     card = CARDS.get(base)
-    return {} if card is None else {"named algorithm": f"{base}: {card.title}", "paper": card.paper, "papers' values": card.values}
+    return (
+        {}
+        if card is None
+        else {"named algorithm": f"{base}: {card.title}", "paper": card.paper, "papers' values": card.values}
+    )
 
 
 def _differences(made: Algorithm, base: str) -> Facts:

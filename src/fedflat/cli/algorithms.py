@@ -13,7 +13,11 @@ from fedflat.cli.screen import facts, print_json, screen, table
 
 def algorithms(
     name: str | None = typer.Argument(
-        None, metavar="NAME", help="an algorithm, for example fedmoswa+asam(rho=0.3)", show_default=False, autocompletion=algorithm_names
+        None,
+        metavar="NAME",
+        help="an algorithm, for example fedmoswa+asam(rho=0.3)",
+        show_default=False,
+        autocompletion=algorithm_names,
     ),
     as_json: bool = JSON,
 ) -> None:
@@ -42,7 +46,10 @@ def _list(as_json: bool) -> None:
     console = screen()
     console.print(table(columns, ([row[name] for name in columns] for row in rows), numbers=("down", "up", "passes")))
     console.print()
-    console.print("down, up: numbers sent per client and round, for a model of P. passes: backward passes per local step;", style="dim")
+    console.print(
+        "down, up: numbers sent per client and round, for a model of P. passes: backward passes per local step;",
+        style="dim",
+    )
     console.print("* and one more over all of the client's data in every round.", style="dim")
     console.print()
     console.print("Parts, to be added with +", style="bold")
@@ -67,7 +74,8 @@ def _parts() -> list[dict[str, Any]]:
 
     slots = {"averages": "average"}
     return [
-        {"part": name, "slot": slots.get(slot, slot), "summary": equations(spec).split("\n")[0]} for name, (slot, spec) in PARTS.items()
+        {"part": name, "slot": slots.get(slot, slot), "summary": equations(spec).split("\n")[0]}
+        for name, (slot, spec) in PARTS.items()
     ]
 
 

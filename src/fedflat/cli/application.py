@@ -59,7 +59,11 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def fedflat(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="print the version and stop")) -> None:
+def fedflat(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="print the version and stop"
+    ),
+) -> None:
     """Federated learning that finds flat minima under heterogeneous data, and proves it.
 
     Example: fedflat compare fedavg fedsam fedmoswa --rounds 50
@@ -67,7 +71,22 @@ def fedflat(version: bool = typer.Option(False, "--version", callback=_version, 
 
 
 EXPERIMENTS, LOOKING = "Experiments", "Looking things up"
-for _command in (run, compare, sweep, tune, branch, reproduce, resume, show, watch, report, evaluate, export, clean, bench):
+for _command in (
+    run,
+    compare,
+    sweep,
+    tune,
+    branch,
+    reproduce,
+    resume,
+    show,
+    watch,
+    report,
+    evaluate,
+    export,
+    clean,
+    bench,
+):
     app.command(rich_help_panel=EXPERIMENTS)(_command)
 app.add_typer(flatness, name="flatness", rich_help_panel=EXPERIMENTS)
 app.add_typer(deploy, name="deploy", rich_help_panel=EXPERIMENTS)

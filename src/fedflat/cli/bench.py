@@ -23,37 +23,65 @@ FEDERATION, MEASURING = "What a round is", "What is measured"
 def bench(
     model: str = typer.Option("cnn", "--model", help="model, as name(parameter=value)", rich_help_panel=FEDERATION),
     data: str = typer.Option(
-        "random", "--data", help="random (images of CIFAR's shape, no download), or a data set by name", rich_help_panel=FEDERATION
+        "random",
+        "--data",
+        help="random (images of CIFAR's shape, no download), or a data set by name",
+        rich_help_panel=FEDERATION,
     ),
     data_folder: Path | None = typer.Option(
         None, "--data-folder", help="where its files are", show_default=False, rich_help_panel=FEDERATION
     ),
-    split: str = typer.Option("iid", "--split", help="how examples are spread over clients", rich_help_panel=FEDERATION),
-    clients: str = typer.Option("100", "--clients", metavar="N,...", help="how many clients there are", rich_help_panel=FEDERATION),
-    per_round: int = typer.Option(10, "--clients-per-round", min=1, help="clients that train in a round", rich_help_panel=FEDERATION),
+    split: str = typer.Option(
+        "iid", "--split", help="how examples are spread over clients", rich_help_panel=FEDERATION
+    ),
+    clients: str = typer.Option(
+        "100", "--clients", metavar="N,...", help="how many clients there are", rich_help_panel=FEDERATION
+    ),
+    per_round: int = typer.Option(
+        10, "--clients-per-round", min=1, help="clients that train in a round", rich_help_panel=FEDERATION
+    ),
     steps: int = typer.Option(50, "--steps", min=1, help="local steps of each of them", rich_help_panel=FEDERATION),
     batch: int = typer.Option(50, "--batch", min=1, help="batch size", rich_help_panel=FEDERATION),
     rate: float = typer.Option(0.01, "--rate", help="local learning rate", rich_help_panel=FEDERATION),
-    augmentation: str = typer.Option("none", "--augmentation", help="for example crop-flip", rich_help_panel=FEDERATION),
+    augmentation: str = typer.Option(
+        "none", "--augmentation", help="for example crop-flip", rich_help_panel=FEDERATION
+    ),
     algorithms: str = typer.Option(
         "fedavg", "--algorithms", metavar="NAME,...", help="algorithms, joined by commas", rich_help_panel=MEASURING
     ),
     precision: str = typer.Option(
-        "float32", "--precision", metavar="NAME,...", help="float32, tf32, bf16, joined by commas", rich_help_panel=MEASURING
+        "float32",
+        "--precision",
+        metavar="NAME,...",
+        help="float32, tf32, bf16, joined by commas",
+        rich_help_panel=MEASURING,
     ),
     engine: str = typer.Option(
-        "auto", "--engine", metavar="NAME,...", help="auto, loop, lanes, ray, joined by commas", rich_help_panel=MEASURING
+        "auto",
+        "--engine",
+        metavar="NAME,...",
+        help="auto, loop, lanes, ray, joined by commas",
+        rich_help_panel=MEASURING,
     ),
     compiling: str = typer.Option(
         "auto", "--compile", metavar="WORD", help="on, off, or auto: as in a long run", rich_help_panel=MEASURING
     ),
     device: str = typer.Option("auto", "--device", help="auto, cpu or cuda", rich_help_panel=MEASURING),
     workers: int | None = typer.Option(
-        None, "--workers", min=1, help="worker processes of the loop and ray engines", show_default=False, rich_help_panel=MEASURING
+        None,
+        "--workers",
+        min=1,
+        help="worker processes of the loop and ray engines",
+        show_default=False,
+        rich_help_panel=MEASURING,
     ),
     rounds: int = typer.Option(10, "--rounds", min=1, help="rounds that are measured", rich_help_panel=MEASURING),
     warm_up: int = typer.Option(
-        2, "--warm-up", min=0, help="rounds before them, beside the first one, which counts as set-up", rich_help_panel=MEASURING
+        2,
+        "--warm-up",
+        min=0,
+        help="rounds before them, beside the first one, which counts as set-up",
+        rich_help_panel=MEASURING,
     ),
     together: int = typer.Option(
         1,
@@ -70,7 +98,11 @@ def bench(
         rich_help_panel=MEASURING,
     ),
     json_file: Path | None = typer.Option(
-        None, "--json", metavar="FILE.json", help="where all figures go; - prints them instead of the table", show_default=False
+        None,
+        "--json",
+        metavar="FILE.json",
+        help="where all figures go; - prints them instead of the table",
+        show_default=False,
     ),
     quiet: bool = QUIET,
 ) -> None:
@@ -82,9 +114,19 @@ def bench(
     from fedflat.bench.setting import Setting
     from fedflat.experiment.files import create_folder, write_whole
 
-    setting = Setting(model, data, data_folder, split, per_round, steps, batch, rate, augmentation, device, compiling, workers)
+    setting = Setting(
+        model, data, data_folder, split, per_round, steps, batch, rate, augmentation, device, compiling, workers
+    )
     request = Request(
-        setting, listed(algorithms), listed(precision), listed(engine), numbers(clients), listed(against), rounds, warm_up, together
+        setting,
+        listed(algorithms),
+        listed(precision),
+        listed(engine),
+        numbers(clients),
+        listed(against),
+        rounds,
+        warm_up,
+        together,
     )
     printed = json_file is not None and str(json_file) == "-"
     if json_file is not None and not printed:
@@ -156,20 +198,33 @@ def print_benchmark(found: dict[str, Any]) -> None:
 
 def _title(found: dict[str, Any]) -> str:
     s = found["setting"]
-    return (
-        f"{s['model']} on {s['data']}, {s['per_round']} clients x {s['steps']} steps x batch {s['batch']}, augmentation {s['augmentation']}"
-    )
+    return f"{s['model']} on {s['data']}, {s['per_round']} clients x {s['steps']} steps x batch {s['batch']}, augmentation {s['augmentation']}"
 
 
 def _table(found: dict[str, Any]) -> Table:
     rows, on_gpu = found["rows"], any(row["peak_device_bytes"] for row in found["rows"])
     several = len({row["clients"] for row in rows}) > 1
-    columns = ["", "algorithm", "precision", "engine", *(["clients"] if several else []), "s/round", "samples/s", "share of\nbound"]
+    columns = [
+        "",
+        "algorithm",
+        "precision",
+        "engine",
+        *(["clients"] if several else []),
+        "s/round",
+        "samples/s",
+        "share of\nbound",
+    ]
     columns += ["times\nplain loop", "set-up", *(["GPU memory"] if on_gpu else []), "memory"]
     lines = []
     for row in rows:
         share, times = row["share_of_bound"], row["times_plain"]
-        line = [row["contender"], row["algorithm"], row["precision"], row["engine"], *([shown_count(row["clients"])] if several else [])]
+        line = [
+            row["contender"],
+            row["algorithm"],
+            row["precision"],
+            row["engine"],
+            *([shown_count(row["clients"])] if several else []),
+        ]
         line += [f"{row['seconds_per_round']:.4g}", shown_count(row["samples_per_second"])]
         line += [None if share is None else f"{100 * share:.0f} %", None if times is None else f"{times:.2f}"]
         line += [shown_seconds(row["set_up_seconds"]), *([shown_bytes(row["peak_device_bytes"])] if on_gpu else [])]

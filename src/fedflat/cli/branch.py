@@ -13,12 +13,18 @@ from fedflat.cli.sweep import DRY_RUN, JOBS, do
 
 
 def branch(
-    origin: str = typer.Argument(metavar="RUN@ROUND", help="a run's folder and a round after which it has a model; RUN alone is its last"),
+    origin: str = typer.Argument(
+        metavar="RUN@ROUND", help="a run's folder and a round after which it has a model; RUN alone is its last"
+    ),
     algorithms: list[str] = typer.Argument(
         metavar="ALGORITHM", help="what goes on from there, for example fedavg fedsam", autocompletion=algorithm_names
     ),
     rounds: int | None = typer.Option(
-        None, "--rounds", min=1, metavar="N", help="the last round, counted from the run's first [dim](default: the run's)[/dim]"
+        None,
+        "--rounds",
+        min=1,
+        metavar="N",
+        help="the last round, counted from the run's first [dim](default: the run's)[/dim]",
     ),
     assignments: list[str] = SET,
     out: Path | None = optional("--out", "where the runs go", "beside the run", metavar="FOLDER"),

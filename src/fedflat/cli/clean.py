@@ -47,20 +47,28 @@ def clean(
     else:
         _print(found, len(runs), parts, freed if yes else None)
     if held:
-        raise UserError(f"another process is working on {held[0]}, so that it was left as it is; wait for it, then clean again")
+        raise UserError(
+            f"another process is working on {held[0]}, so that it was left as it is; wait for it, then clean again"
+        )
 
 
 def _print(found: list[Removable], runs: int, parts: tuple[str, ...], freed: int | None) -> None:
     console = screen()
     if not found:
-        console.print(f"Nothing can be removed of {runs} run{'s' * (runs != 1)}: what is there is needed, or the runs are not over.")
+        console.print(
+            f"Nothing can be removed of {runs} run{'s' * (runs != 1)}: what is there is needed, or the runs are not over."
+        )
         return
     columns = [NAMES[part] for part in parts]
-    rows = [[one.run, *(shown_bytes(one.parts[part]) if part in one.parts else None for part in parts)] for one in found]
+    rows = [
+        [one.run, *(shown_bytes(one.parts[part]) if part in one.parts else None for part in parts)] for one in found
+    ]
     console.print(table(("run", *columns), rows, numbers=columns))
     console.print()
     of = f"of {len(found)} of {runs} runs"
     if freed is None:
-        console.print(f"{shown_bytes(sum(one.bytes for one in found))} {of} can be removed; add --yes to do it.", style="bold")
+        console.print(
+            f"{shown_bytes(sum(one.bytes for one in found))} {of} can be removed; add --yes to do it.", style="bold"
+        )
     else:
         console.print(f"{shown_bytes(freed)} {of} removed.", style="bold")

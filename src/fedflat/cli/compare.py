@@ -31,19 +31,35 @@ def compare(
     ),
     seeds: str = typer.Option("3", "--seeds", metavar="SEEDS", help="how many seeds (3), or which (0,1,2)"),
     target: list[float] = typer.Option(
-        [], "--target", metavar="VALUE", help="also count the rounds until this accuracy (may be repeated)", show_default=False
+        [],
+        "--target",
+        metavar="VALUE",
+        help="also count the rounds until this accuracy (may be repeated)",
+        show_default=False,
     ),
     config: Path | None = CONFIG,
     assignments: list[str] = SET,
     out: Path | None = optional(
-        "--out", "where the runs go; those finished there are not run again", "a folder of these settings in runs/", metavar="FOLDER"
+        "--out",
+        "where the runs go; those finished there are not run again",
+        "a folder of these settings in runs/",
+        metavar="FOLDER",
     ),
-    figure: Path | None = optional("--figure", "where the curves go", "comparison.png beside the runs", metavar="FILE.png"),
+    figure: Path | None = optional(
+        "--figure", "where the curves go", "comparison.png beside the runs", metavar="FILE.png"
+    ),
     over: str = typer.Option(
-        "round", "--over", metavar="AXIS", help="what the curves are drawn over: round, bytes_up, backward_passes or samples"
+        "round",
+        "--over",
+        metavar="AXIS",
+        help="what the curves are drawn over: round, bytes_up, backward_passes or samples",
     ),
     jobs: int | None = optional(
-        "--jobs", "runs at the same time, each in a process of its own", "one per core where they are small", metavar="N", min=1
+        "--jobs",
+        "runs at the same time, each in a process of its own",
+        "one per core where they are small",
+        metavar="N",
+        min=1,
     ),
     track: str | None = TRACK,
     as_json: bool = JSON,
@@ -78,7 +94,9 @@ def compare(
                 records.append(record)
                 shown.run_over()
     except KeyboardInterrupt:
-        raise Interrupted(f"{len(records)} of {runs} runs are done; the same command with --out {out} goes on from there") from None
+        raise Interrupted(
+            f"{len(records)} of {runs} runs are done; the same command with --out {out} goes on from there"
+        ) from None
     except SomeFailed as some:
         failed = some
         if not records:
@@ -107,7 +125,9 @@ def read_seeds(text: str) -> list[int]:
     except ValueError:
         seeds = []
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise UserError(f"cannot read --seeds '{text}'; expected how many (3), or which, each once and none below 0 (0,1,2)")
+        raise UserError(
+            f"cannot read --seeds '{text}'; expected how many (3), or which, each once and none below 0 (0,1,2)"
+        )
     return seeds
 
 

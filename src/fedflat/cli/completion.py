@@ -20,7 +20,11 @@ def algorithm_names(incomplete: str) -> list[str]:
 def _named() -> list[str]:
     """The keys of the table, read and not imported: torch takes longer to load than anyone waits for a completion."""
     for statement in ast.parse(TABLE.read_text(encoding="utf-8")).body:
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.target.id == "NAMED":
+        if (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(statement.target, ast.Name)
+            and statement.target.id == "NAMED"
+        ):
             assert isinstance(statement.value, ast.Dict)
             return [str(key.value) for key in statement.value.keys if isinstance(key, ast.Constant)]
     return []

@@ -49,7 +49,11 @@ def list_all(folder: Path | None = FOLDER, as_json: bool = JSON) -> None:
         {"name": name, "title": source.title, "files": _presence(len(source.files), len(source.missing(where)))}
         for name, source in DATASETS.items()
     ]
-    more = {"splits": _described(SPLITS), "split_parts": _described(SPLIT_PARTS), "augmentations": _described(AUGMENTATIONS)}
+    more = {
+        "splits": _described(SPLITS),
+        "split_parts": _described(SPLIT_PARTS),
+        "augmentations": _described(AUGMENTATIONS),
+    }
     if as_json:
         print_json({"folder": where, "data": sets, **more})
         return
@@ -96,13 +100,20 @@ def verify(name: str = NAME, folder: Path | None = FOLDER, as_json: bool = JSON)
         print(f"{name} is built in and has no files")
     else:
         words = {True: "as published", False: "not as published", None: "readable; no published hash of its content"}
-        screen().print(table(("file", "verdict", "sha256 of its content"), ((r.file, words[r.as_published], r.sha256) for r in reports)))
+        screen().print(
+            table(
+                ("file", "verdict", "sha256 of its content"),
+                ((r.file, words[r.as_published], r.sha256) for r in reports),
+            )
+        )
 
 
 @data.command()
 def describe(
     name: str = NAME,
-    split: str | None = typer.Option(None, "--split", help="also divide it, for example by dirichlet(alpha=0.1)", show_default=False),
+    split: str | None = typer.Option(
+        None, "--split", help="also divide it, for example by dirichlet(alpha=0.1)", show_default=False
+    ),
     clients: int = typer.Option(50, "--clients", min=1, help="among how many clients"),
     seed: int = typer.Option(0, "--seed", min=0, help="seed of the split"),
     folder: Path | None = FOLDER,
@@ -121,7 +132,9 @@ def describe(
     divided: dict[str, Any] | None = None
     if split is not None:
         number, train = None if fixes_clients(split) else clients, loaded.train
-        made = partition(split, train.targets, loaded.num_classes, number, seed, groups=train.groups, coarse=train.coarse)
+        made = partition(
+            split, train.targets, loaded.num_classes, number, seed, groups=train.groups, coarse=train.coarse
+        )
         divided = made.describe(loaded.train.targets, loaded.num_classes)
     if as_json:
         print_json(about | ({"split": divided} if divided is not None else {}))
@@ -163,7 +176,9 @@ def _print_histogram(histogram: list[list[int]], classes: list[str], counted: st
     """The class counts of the first clients, where they fit on a screen."""
     if len(classes) > 20:
         return
-    rows = ([number, *(count or None for count in counts), sum(counts)] for number, counts in enumerate(histogram[:clients]))
+    rows = (
+        [number, *(count or None for count in counts), sum(counts)] for number, counts in enumerate(histogram[:clients])
+    )
     more = f"the first {clients} of {len(histogram)} clients" if len(histogram) > clients else "every client"
     columns = ("client", *classes, "all")
     console = screen()
@@ -182,4 +197,6 @@ def _described(specs: dict[str, type[Any]]) -> list[dict[str, str]]:
     from fedflat.cli.models import defaults, summary
     from fedflat.text import show
 
-    return [{"name": name, "text": show(name, defaults(spec)), "summary": summary(spec)} for name, spec in specs.items()]
+    return [
+        {"name": name, "text": show(name, defaults(spec)), "summary": summary(spec)} for name, spec in specs.items()
+    ]

@@ -20,7 +20,9 @@ def about() -> None:
 @deploy.command()
 def init(
     folder: Path = typer.Argument(metavar="DIR", help="a new folder for the project"),
-    algorithm: str = typer.Option("fedavg", "--algorithm", metavar="TEXT", help="for example scaffold or fedmoswa+asam(rho=0.5)"),
+    algorithm: str = typer.Option(
+        "fedavg", "--algorithm", metavar="TEXT", help="for example scaffold or fedmoswa+asam(rho=0.5)"
+    ),
     clients: int = typer.Option(3, "--clients", min=1, metavar="N", help="number of sites"),
 ) -> None:
     """Write a small Flower project that runs in Flower's simulation and on a real federation.
@@ -43,7 +45,10 @@ def init(
 def certificates(
     folder: Path = typer.Argument(metavar="DIR", help="where to write them; what is there is never written over"),
     host: list[str] = typer.Option(
-        ["127.0.0.1"], "--host", metavar="TEXT", help="a name or address of the server, as sites will call it; may be repeated"
+        ["127.0.0.1"],
+        "--host",
+        metavar="TEXT",
+        help="a name or address of the server, as sites will call it; may be repeated",
     ),
     sites: int = typer.Option(
         0, "--sites", min=0, metavar="N", help="also make keys for so many sites, to try a federation on one machine"
@@ -69,7 +74,10 @@ def certificates(
 def check(
     address: str = typer.Argument(metavar="HOST:PORT", help="the address of a SuperLink"),
     root_certificates: Path | None = typer.Option(
-        None, "--root-certificates", metavar="FILE", help="the certificate of the authority that signed the server's (ca.crt)"
+        None,
+        "--root-certificates",
+        metavar="FILE",
+        help="the certificate of the authority that signed the server's (ca.crt)",
     ),
     insecure: bool = typer.Option(False, "--insecure", help="without TLS, for a SuperLink that was started so"),
 ) -> None:
@@ -80,5 +88,9 @@ def check(
     from fedflat.deploy.reach import reach
 
     reached = reach(address, root_certificates, insecure)
-    valid = f"its certificate is valid until {reached.until:%Y-%m-%d}" if reached.until else "without TLS, for one machine alone"
+    valid = (
+        f"its certificate is valid until {reached.until:%Y-%m-%d}"
+        if reached.until
+        else "without TLS, for one machine alone"
+    )
     print(f"The SuperLink at {address} answers: {valid}.")

@@ -33,7 +33,9 @@ SMALL: dict[str, Any] = {
 
 def doctor(
     folder: Path | None = typer.Option(None, "--data-folder", help="where data sets lie", show_default=False),
-    self_test: bool = typer.Option(True, "--self-test/--no-self-test", help="also train, stop, go on and compare, for some seconds"),
+    self_test: bool = typer.Option(
+        True, "--self-test/--no-self-test", help="also train, stop, go on and compare, for some seconds"
+    ),
     as_json: bool = JSON,
 ) -> None:
     """Say what fedflat finds on this machine, and try it out: a report to read, or to paste into an issue.
@@ -64,7 +66,10 @@ def in_markdown(found: dict[str, Any]) -> str:
         lines.append(f"- {name}: {there or 'not installed'}" + (f" (pip install 'fedflat[{name}]')" if absent else ""))
     if found["self-test"]:
         lines += ["", "Self-test:", ""]
-        lines += [f"- {one['what']}: {one['problem'] or 'works'} ({shown_seconds(one['seconds'])})" for one in found["self-test"]]
+        lines += [
+            f"- {one['what']}: {one['problem'] or 'works'} ({shown_seconds(one['seconds'])})"
+            for one in found["self-test"]
+        ]
     return "\n".join(lines)
 
 
@@ -98,9 +103,16 @@ def _data(folder: Path | None) -> dict[str, Any]:
         if not source.files:
             sets[name] = "needs no download"
         elif missing < len(source.files):
-            sets[name] = "complete" if not missing else f"{missing} of {len(source.files)} files missing (fedflat data get {name})"
+            sets[name] = (
+                "complete"
+                if not missing
+                else f"{missing} of {len(source.files)} files missing (fedflat data get {name})"
+            )
     absent = [name for name, source in DATASETS.items() if name not in sets]
-    return {"folder": str(where), "sets": {**sets, **({"not there": f"{', '.join(absent)} (fedflat data get NAME)"} if absent else {})}}
+    return {
+        "folder": str(where),
+        "sets": {**sets, **({"not there": f"{', '.join(absent)} (fedflat data get NAME)"} if absent else {})},
+    }
 
 
 def _extras() -> dict[str, dict[str, str | None]]:
@@ -133,7 +145,10 @@ def _engines_agree(folder: Path) -> str:
 
     import fedflat
 
-    loop, lanes = (fedflat.run("fedmoswa", engine__name=name, **SMALL).record.models["server"].weights for name in ("loop", "lanes"))
+    loop, lanes = (
+        fedflat.run("fedmoswa", engine__name=name, **SMALL).record.models["server"].weights
+        for name in ("loop", "lanes")
+    )
     return "" if torch.allclose(loop, lanes, rtol=1e-4, atol=1e-6) else "the loop and the lane engine differ"
 
 
@@ -147,7 +162,11 @@ def _goes_on(folder: Path) -> str:
     resumed = fedflat.resume(folder / "run")
     while resumed.status == "paused":
         resumed = fedflat.resume(folder / "run")
-    return "" if torch.equal(resumed.record.models["server"].weights, undisturbed) else "a run that was paused ended differently"
+    return (
+        ""
+        if torch.equal(resumed.record.models["server"].weights, undisturbed)
+        else "a run that was paused ended differently"
+    )
 
 
 def _curves(folder: Path) -> str:
@@ -162,7 +181,10 @@ def _on_the_gpu(folder: Path) -> str:
 
     import fedflat
 
-    here, there = (fedflat.run("fedsam", **{**SMALL, "device": device}).record.models["server"].weights.cpu() for device in ("cpu", "cuda"))
+    here, there = (
+        fedflat.run("fedsam", **{**SMALL, "device": device}).record.models["server"].weights.cpu()
+        for device in ("cpu", "cuda")
+    )
     return "" if torch.allclose(here, there, rtol=1e-2, atol=1e-3) else "the GPU and the CPU differ"
 
 

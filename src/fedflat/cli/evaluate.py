@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 LISTED = 20
 """Classes, domains and clients are listed one by one where there are no more of them than this."""
 FINE_TUNING = "Fine-tuning"
-ONE = {"classes": "class", "clients": "client", "unseen": "unseen client", "domains": "domain", "corruptions": "corruption"}
+ONE = {
+    "classes": "class",
+    "clients": "client",
+    "unseen": "unseen client",
+    "domains": "domain",
+    "corruptions": "corruption",
+}
 
 
 def evaluate(
@@ -34,12 +40,19 @@ def evaluate(
         "all that there is",
         metavar="NAMES",
     ),
-    clients: int = typer.Option(20, "--tune-clients", min=1, help="clients that fine-tune", rich_help_panel=FINE_TUNING),
+    clients: int = typer.Option(
+        20, "--tune-clients", min=1, help="clients that fine-tune", rich_help_panel=FINE_TUNING
+    ),
     epochs: int = typer.Option(1, "--tune-epochs", min=1, help="epochs of fine-tuning", rich_help_panel=FINE_TUNING),
     share: float = typer.Option(
-        0.8, "--tune-share", help="share of a client's examples to fine-tune on; the rest is for scoring", rich_help_panel=FINE_TUNING
+        0.8,
+        "--tune-share",
+        help="share of a client's examples to fine-tune on; the rest is for scoring",
+        rich_help_panel=FINE_TUNING,
     ),
-    rate: float | None = optional("--tune-rate", "learning rate of fine-tuning", "the run's", rich_help_panel=FINE_TUNING),
+    rate: float | None = optional(
+        "--tune-rate", "learning rate of fine-tuning", "the run's", rich_help_panel=FINE_TUNING
+    ),
     as_json: bool = JSON,
 ) -> None:
     """Evaluate a model of a run: test set, classes, clients, unseen clients, domains, corruptions, before and after fine-tuning.
@@ -59,11 +72,17 @@ def evaluate(
     with _told(as_json) as tell:
         found = evaluate(record, model, wanted, fine_tuning=tuning, tell=tell)
     if not found.parts:
-        raise UserError("; ".join(f"there is no evaluation on {part}: {reason}" for part, reason in found.missing.items()))
+        raise UserError(
+            "; ".join(f"there is no evaluation on {part}: {reason}" for part, reason in found.missing.items())
+        )
     if as_json:
-        print_json({"folder": folder, "algorithm": record.config.algorithm, "seed": record.config.seed, **found.document()})
+        print_json(
+            {"folder": folder, "algorithm": record.config.algorithm, "seed": record.config.seed, **found.document()}
+        )
     else:
-        _print(found, f"{record.config.algorithm}   {record.config.data.name}, seed {record.config.seed}, model {model}")
+        _print(
+            found, f"{record.config.algorithm}   {record.config.data.name}, seed {record.config.seed}, model {model}"
+        )
 
 
 @contextmanager
@@ -108,10 +127,26 @@ def _summary(part: str, figures: dict[str, Any], metric: str) -> Iterator[tuple[
         for name, third in figures["each"].items():
             yield f"{name} of the long tail", f"{third['classes']} classes", shown(metric, third), None, None, None
     elif part.startswith("fine-tuned"):
-        whose = f"{figures['count']} of {shown_count(figures['of'])} {'unseen ' if part.endswith('unseen') else ''}clients"
+        whose = (
+            f"{figures['count']} of {shown_count(figures['of'])} {'unseen ' if part.endswith('unseen') else ''}clients"
+        )
         epochs = f"{figures['epochs']} epoch{'s' if figures['epochs'] > 1 else ''}, rate {figures['rate']:g}"
-        yield "before fine-tuning", f"{whose}, on {100 * (1 - figures['share']):.0f} % of their data", shown("before"), None, None, None
-        yield "after fine-tuning", f"{epochs}; {100 * figures['improved']:.0f} % improved", shown("after"), None, None, None
+        yield (
+            "before fine-tuning",
+            f"{whose}, on {100 * (1 - figures['share']):.0f} % of their data",
+            shown("before"),
+            None,
+            None,
+            None,
+        )
+        yield (
+            "after fine-tuning",
+            f"{epochs}; {100 * figures['improved']:.0f} % improved",
+            shown("after"),
+            None,
+            None,
+            None,
+        )
     else:
         several = "unseen clients" if part == "unseen" else part
         of = f"{shown_count(figures['count'])} {several if figures['count'] != 1 else ONE[part]}"
@@ -119,7 +154,14 @@ def _summary(part: str, figures: dict[str, Any], metric: str) -> Iterator[tuple[
         for name in ("seen", "unseen"):
             if part == "domains" and name in figures:
                 pooled = figures[name]
-                yield f"{name} domains", _of(pooled), shown(metric, pooled), None, None, shown_metric(pooled["loss"], "loss")
+                yield (
+                    f"{name} domains",
+                    _of(pooled),
+                    shown(metric, pooled),
+                    None,
+                    None,
+                    shown_metric(pooled["loss"], "loss"),
+                )
         if "participation_gap" in figures:
             yield "participation gap", "training clients less unseen ones", shown("participation_gap"), None, None, None
         if "mean_corruption_error" in figures:
@@ -138,7 +180,13 @@ def _each(part: str, each: dict[str, dict[str, float]], metric: str) -> Any:
     own = "iou" if part == "classes" and metric == "miou" else metric  # the mean over one class is its own
     columns = (ONE[part], *(with_unit(own) if name == metric else name for name in figures))
     rows = (
-        (one, *(shown_count(scores[name]) if name == "examples" else shown_metric(scores[name], metric) for name in figures))
+        (
+            one,
+            *(
+                shown_count(scores[name]) if name == "examples" else shown_metric(scores[name], metric)
+                for name in figures
+            ),
+        )
         for one, scores in each.items()
     )
     return table(columns, rows, numbers=columns[1:])

@@ -12,7 +12,9 @@ from fedflat.cli.screen import print_json, screen, shown_bytes
 
 def export(
     folder: Path = typer.Argument(metavar="RUN", help="the folder of a run"),
-    format: str | None = optional("--format", "torch, safetensors or onnx", "as --out says, else torch", metavar="NAME"),
+    format: str | None = optional(
+        "--format", "torch, safetensors or onnx", "as --out says, else torch", metavar="NAME"
+    ),
     model: str = typer.Option("server", "--model", metavar="NAME", help="which of its models, for example wima"),
     rounds: int | None = optional("--round", "as it was kept after this round", "at the end", metavar="N", min=0),
     out: Path | None = optional("--out", "the file to write", "in exported/ of the run's folder", metavar="FILE"),
@@ -35,7 +37,9 @@ def export(
         own = Path(model_file(model) if rounds is None else snapshot_file(model, rounds)).name
         ending = next(ending for ending, known in ENDINGS.items() if known == kind)
         out = folder / "exported" / f"{own.removesuffix('.safetensors')}{ending}"
-    with screen(stderr=True).status("making a graph of it, which takes up to a minute" if kind == "onnx" else "writing it"):
+    with screen(stderr=True).status(
+        "making a graph of it, which takes up to a minute" if kind == "onnx" else "writing it"
+    ):
         result.export(out, model, format=kind, rounds=rounds)
     size = out.stat().st_size
     if as_json:

@@ -25,13 +25,25 @@ PANELS = {
 JSON = typer.Option(False, "--json", help="print one JSON document instead of tables")
 QUIET = typer.Option(False, "--quiet", help="show no progress")
 TRACK = typer.Option(
-    None, "--track", metavar="PLACE", help="also send every evaluation to tensorboard, mlflow or wandb", show_default=False
+    None,
+    "--track",
+    metavar="PLACE",
+    help="also send every evaluation to tensorboard, mlflow or wandb",
+    show_default=False,
 )
 SET = typer.Option(
-    [], "--set", metavar="KEY=VALUE", help="any other setting by its full name (all of them: fedflat settings)", show_default=False
+    [],
+    "--set",
+    metavar="KEY=VALUE",
+    help="any other setting by its full name (all of them: fedflat settings)",
+    show_default=False,
 )
 CONFIG = typer.Option(
-    None, "--config", metavar="FILE.yaml", help="settings to start from, for example a run's config.yaml", show_default=False
+    None,
+    "--config",
+    metavar="FILE.yaml",
+    help="settings to start from, for example a run's config.yaml",
+    show_default=False,
 )
 
 

@@ -28,6 +28,15 @@ def about() -> None:
     """
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (spectrum, sharpness, *LANDSCAPE_COMMANDS, clients, log, gap, bounds, stability)
+COMMANDS: tuple[Callable[..., None], ...] = (
+    spectrum,
+    sharpness,
+    *LANDSCAPE_COMMANDS,
+    clients,
+    log,
+    gap,
+    bounds,
+    stability,
+)
 for _command in COMMANDS:
     flatness.command()(_command)

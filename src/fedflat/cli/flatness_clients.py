@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 
 RUN = typer.Argument(metavar="RUN", help="the folder of a run")
 EXAMPLES = typer.Option(500, "--examples", metavar="N", min=1, help="look at so many training examples at most")
-CLIENTS = typer.Option(10, "--clients", metavar="N", min=1, help="look at the data of so many clients, drawn by the seed")
-MODEL = typer.Option("server", "--model", metavar="NAME", help="whose accuracies, features or constants, for example wima")
+CLIENTS = typer.Option(
+    10, "--clients", metavar="N", min=1, help="look at the data of so many clients, drawn by the seed"
+)
+MODEL = typer.Option(
+    "server", "--model", metavar="NAME", help="whose accuracies, features or constants, for example wima"
+)
 SEED = typer.Option(0, "--seed", min=0, help="seed of what is drawn at random")
 LISTED = 20
 """Clients and classes are listed one by one where there are no more of them than this."""
@@ -57,10 +61,18 @@ def write(folder: Path, name: str, document: dict[str, Any], picture: Figure) ->
 def clients(
     run: Path = RUN,
     client: list[int] = typer.Option(
-        [], "--client", metavar="I", help="these clients, counted from 0 [dim](default: each round's cohort)[/dim]", show_default=False
+        [],
+        "--client",
+        metavar="I",
+        help="these clients, counted from 0 [dim](default: each round's cohort)[/dim]",
+        show_default=False,
     ),
-    variates: bool = typer.Option(False, "--variates", help="also list the control variates and duals that clients keep"),
-    curvature: bool = typer.Option(True, "--curvature/--no-curvature", help="lambda_max of each client's model on its own data"),
+    variates: bool = typer.Option(
+        False, "--variates", help="also list the control variates and duals that clients keep"
+    ),
+    curvature: bool = typer.Option(
+        True, "--curvature/--no-curvature", help="lambda_max of each client's model on its own data"
+    ),
     model: str = MODEL,
     examples: int = EXAMPLES,
     most: int = CLIENTS,
@@ -88,7 +100,9 @@ def clients(
         seen, metric = look.seen(model), look.problem.task.metric
     heading, lost = heading_of(look), forgotten(seen)
     document = {"run": str(run), "rounds": cohorts, "models": seen, "forgetting": lost, "not_trained_again": why}
-    files = write(out or run / "flatness" / "clients", "clients", document, clients_picture(cohorts, seen, heading, metric))
+    files = write(
+        out or run / "flatness" / "clients", "clients", document, clients_picture(cohorts, seen, heading, metric)
+    )
     if as_json:
         print_json({"files": files, **document})
         return
@@ -170,7 +184,11 @@ def _classes(seen: list[dict[str, Any]], lost: dict[str, dict[str, float]], metr
     columns = ("class", "last", "best before, less last", "mean swing", "lowest once known")
     last = seen[-1]["accuracy"]["classes"]
     worst = sorted(lost, key=lambda name: -lost[name]["lost"])[:LISTED]
-    rows = [(name, *(shown_metric(value, metric) for value in (last[name], *lost[name].values()))) for name in lost if name in worst]
+    rows = [
+        (name, *(shown_metric(value, metric) for value in (last[name], *lost[name].values())))
+        for name in lost
+        if name in worst
+    ]
     return table(columns, rows, numbers=columns[1:])
 
 

@@ -40,7 +40,9 @@ HOW = "How it is computed"
 def spectrum(
     models: list[str] = MODELS,
     eigenvalues: int | None = optional("--eigenvalues", "how many eigenvalues", "50", metavar="K", min=1),
-    by: str = typer.Option("value", "--by", metavar="ORDER", help="the largest by value (and the smallest one), or by magnitude"),
+    by: str = typer.Option(
+        "value", "--by", metavar="ORDER", help="the largest by value (and the smallest one), or by magnitude"
+    ),
     density: bool = typer.Option(False, "--density", help="also the density of all eigenvalues"),
     on: str = ON,
     client: int | None = CLIENT,
@@ -48,18 +50,34 @@ def spectrum(
     subsets: int | None = SUBSETS,
     seed: int = SEED,
     method: str = typer.Option(
-        "lanczos", "--method", metavar="NAME", help="lanczos, or power: deflated power iteration, as published", rich_help_panel=HOW
+        "lanczos",
+        "--method",
+        metavar="NAME",
+        help="lanczos, or power: deflated power iteration, as published",
+        rich_help_panel=HOW,
     ),
     tolerance: float = typer.Option(
         1e-3, "--tolerance", help="largest residual of an eigenvalue, as a share of it, by Lanczos", rich_help_panel=HOW
     ),
-    iterations: int = typer.Option(20, "--iterations", min=1, help="products per eigenvalue by power iteration", rich_help_panel=HOW),
-    trace_draws: int = typer.Option(30, "--trace-draws", min=0, help="random vectors for the trace; 0 leaves it out", rich_help_panel=HOW),
-    density_draws: int = typer.Option(5, "--density-draws", min=1, help="random vectors for the density", rich_help_panel=HOW),
-    density_steps: int = typer.Option(80, "--density-steps", min=1, help="products for each of them", rich_help_panel=HOW),
+    iterations: int = typer.Option(
+        20, "--iterations", min=1, help="products per eigenvalue by power iteration", rich_help_panel=HOW
+    ),
+    trace_draws: int = typer.Option(
+        30, "--trace-draws", min=0, help="random vectors for the trace; 0 leaves it out", rich_help_panel=HOW
+    ),
+    density_draws: int = typer.Option(
+        5, "--density-draws", min=1, help="random vectors for the density", rich_help_panel=HOW
+    ),
+    density_steps: int = typer.Option(
+        80, "--density-steps", min=1, help="products for each of them", rich_help_panel=HOW
+    ),
     batch: int | None = BATCH,
     compile: str = typer.Option(
-        "auto", "--compile", metavar="WHEN", help="Hessian products: on, off, or auto, where it pays on a GPU", rich_help_panel=HOW
+        "auto",
+        "--compile",
+        metavar="WHEN",
+        help="Hessian products: on, off, or auto, where it pays on a GPU",
+        rich_help_panel=HOW,
     ),
     device: str = DEVICE,
     precision: str | None = PRECISION,
@@ -130,10 +148,16 @@ def _print(found: dict[str, list[Spectrum]], where: str, of: dict[str, int], fil
     one = first[0]
     columns = ("model", "loss", "lambda_max", "lambda_max / lambda_5", "lambda_min", "trace", "products", "time")
     whole = next(iter(of.values()))
-    data = f"{len(first)} subsets of {shown_count(one.examples)} of {shown_count(whole)}" if several else shown_count(one.examples)
+    data = (
+        f"{len(first)} subsets of {shown_count(one.examples)} of {shown_count(whole)}"
+        if several
+        else shown_count(one.examples)
+    )
     spread = "standard deviation over subsets" if several else "of the trace, 95 % confidence"
     console.print()
-    console.print(f"Curvature on {where}, {data} examples, {one.precision}, by {one.method}", style="bold", markup=False)
+    console.print(
+        f"Curvature on {where}, {data} examples, {one.precision}, by {one.method}", style="bold", markup=False
+    )
     console.print()
     console.print(table(columns, [_row(name, spectra) for name, spectra in found.items()], numbers=columns[1:]))
     if several or one.trace:
@@ -141,7 +165,10 @@ def _print(found: dict[str, list[Spectrum]], where: str, of: dict[str, int], fil
     for name, spectra in found.items():
         if not all(spectrum.converged for spectrum in spectra):
             worst = max(r / abs(v) for s in spectra for v, r in zip(s.eigenvalues, s.residuals, strict=True) if v)
-            console.print(f"Not all eigenvalues of {name} have converged: residuals up to {100 * worst:.3g} % of them.", markup=False)
+            console.print(
+                f"Not all eigenvalues of {name} have converged: residuals up to {100 * worst:.3g} % of them.",
+                markup=False,
+            )
     console.print()
     console.print(facts(files))
 

@@ -21,12 +21,16 @@ MODELS = typer.Argument(
     help="models: RUN (its last average, or else the server's model), RUN:wima, RUN:server@50, or RUN:client3@50, trained again from there",
 )
 ON = typer.Option("train", "--on", metavar="SET", help="train (what all clients have) or test")
-CLIENT = typer.Option(None, "--client", metavar="I", min=0, help="on the data of one client, counted from 0", show_default=False)
+CLIENT = typer.Option(
+    None, "--client", metavar="I", min=0, help="on the data of one client, counted from 0", show_default=False
+)
 EXAMPLES = optional("--examples", "on so many examples, drawn at random", "all", metavar="N", min=1)
 SUBSETS = optional("--subsets", "with --examples: how many subsets, for the error bars", "3", min=1)
 OUT = optional("--out", "where numbers and pictures go", "a folder in the first run", metavar="FOLDER")
 SEED = typer.Option(0, "--seed", min=0, help="seed of everything drawn at random")
-BATCH = optional("--batch", "examples in memory at a time", "by their size; of CIFAR's images 97 on a CPU, 488 on a GPU", min=1)
+BATCH = optional(
+    "--batch", "examples in memory at a time", "by their size; of CIFAR's images 97 on a CPU, 488 on a GPU", min=1
+)
 DEVICE = typer.Option("auto", "--device", metavar="NAME", help="auto, cpu or cuda")
 PRECISION = optional("--precision", "float32, tf32 or float64", "float32, or as the run", metavar="NAME")
 
@@ -34,7 +38,9 @@ PRECISION = optional("--precision", "float32, tf32 or float64", "float32, or as 
 def number_of_subsets(wanted: int | None, examples: int | None) -> int:
     """How many subsets are measured; refused where nothing says how large they are."""
     if wanted is not None and examples is None:
-        raise UserError("--subsets says how many subsets, and not how large they are; give --examples too, or measure on all of them")
+        raise UserError(
+            "--subsets says how many subsets, and not how large they are; give --examples too, or measure on all of them"
+        )
     return wanted or 3
 
 
@@ -65,7 +71,10 @@ def short_names(models: Sequence[Measured]) -> list[str]:
 
     same_run = len({model.label.partition(":")[0] for model in models}) == 1 and len(models) > 1
     found: list[str] = []
-    for name in (model_and_round if same_run else algorithm, lambda model: f"{algorithm(model)} (seed {model.record.config.seed})"):
+    for name in (
+        model_and_round if same_run else algorithm,
+        lambda model: f"{algorithm(model)} (seed {model.record.config.seed})",
+    ):
         found = [name(model) for model in models]
         if len(set(found)) == len(found):
             return found

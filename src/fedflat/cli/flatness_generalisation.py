@@ -39,9 +39,14 @@ def gap(
         print_json({"files": files, **document})
         return
     unseen = any("participation_gap" in one for looks in found.values() for one in looks)
-    columns = ["model", "round", "training loss", "test loss", "gap", f"{metric} gap"] + ["unseen loss", "participation gap"] * unseen
+    columns = ["model", "round", "training loss", "test loss", "gap", f"{metric} gap"] + [
+        "unseen loss",
+        "participation gap",
+    ] * unseen
     keys = ["train_loss", "test_loss", "gap", f"{metric}_gap"] + ["unseen_loss", "participation_gap"] * unseen
-    rows = [(name, one["round"], *(shown(one.get(key)) for key in keys)) for name, looks in found.items() for one in looks]
+    rows = [
+        (name, one["round"], *(shown(one.get(key)) for key in keys)) for name, looks in found.items() for one in looks
+    ]
     console = screen()
     console.print(f"\n{heading}\n", style="bold", markup=False)
     console.print(table(columns, rows, numbers=columns[1:]))
@@ -79,9 +84,15 @@ def bounds(
     console.print(f"\n{heading}\n", style="bold", markup=False)
     columns = ("after round", "L", "beta", "sigma", "sigma_g", "diversity of gradients")
     keys = ("lipschitz", "smoothness", "noise", "heterogeneity")
-    rows = [(one["round"], *(shown(one["constants"][key]) for key in keys), shown(one["gradients"]["diversity"])) for one in looks]
+    rows = [
+        (one["round"], *(shown(one["constants"][key]) for key in keys), shown(one["gradients"]["diversity"]))
+        for one in looks
+    ]
     console.print(table(columns, rows, numbers=columns))
-    console.print("\nBounds on the generalisation error, Theorem 5.1 (FedSAM: Theorem I.3), with the largest of each", style="bold")
+    console.print(
+        "\nBounds on the generalisation error, Theorem 5.1 (FedSAM: Theorem I.3), with the largest of each",
+        style="bold",
+    )
     _print_bounds(document)
     console.print()
     console.print(facts({**_premises(document), **files}))

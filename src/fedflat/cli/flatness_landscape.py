@@ -21,10 +21,17 @@ if TYPE_CHECKING:
 
 SECONDS_BETWEEN_LINES = 5.0
 POINTS = typer.Option(41, "--points", min=2, help="points along each axis")
-EXAMPLES = optional("--examples", "on so many training and as many test examples, drawn at random", "all", metavar="N", min=1)
-VALUE = typer.Option("train_loss", "--value", metavar="NAME", help="what is drawn: train_loss, test_loss, train_error or test_error")
+EXAMPLES = optional(
+    "--examples", "on so many training and as many test examples, drawn at random", "all", metavar="N", min=1
+)
+VALUE = typer.Option(
+    "train_loss", "--value", metavar="NAME", help="what is drawn: train_loss, test_loss, train_error or test_error"
+)
 STATISTICS = typer.Option(
-    "interpolated", "--statistics", metavar="HOW", help="BatchNorm statistics between models: interpolated, or estimated anew at each point"
+    "interpolated",
+    "--statistics",
+    metavar="HOW",
+    help="BatchNorm statistics between models: interpolated, or estimated anew at each point",
 )
 
 
@@ -35,7 +42,10 @@ def landscape(
     points: int = POINTS,
     examples: int | None = EXAMPLES,
     one_dimensional: str = typer.Option(
-        "zero", "--one-dimensional", metavar="HOW", help="biases and the like: zero (not moved), or scaled (moved as one filter each)"
+        "zero",
+        "--one-dimensional",
+        metavar="HOW",
+        help="biases and the like: zero (not moved), or scaled (moved as one filter each)",
     ),
     value: str = VALUE,
     seed: int = SEED,
@@ -80,13 +90,21 @@ def landscape(
     highest = f"highest {shown_value(value)}{' %' * value.endswith('error')} within {radius:g}"
     columns = ("model", "training loss", "test loss", "test error %", highest, "not finite")
     rows = [_row(name, one, value) for name, one in found.items()]
-    _print(f"Landscapes around {len(found)} model{'s' * (len(found) > 1)}", columns, rows, files, next(iter(found.values())))
+    _print(
+        f"Landscapes around {len(found)} model{'s' * (len(found) > 1)}",
+        columns,
+        rows,
+        files,
+        next(iter(found.values())),
+    )
 
 
 def plane(
     models: list[str] = MODELS,
     points: int = POINTS,
-    margin: float = typer.Option(0.25, "--margin", min=0, help="how far beyond the models to look, as a share of their extent"),
+    margin: float = typer.Option(
+        0.25, "--margin", min=0, help="how far beyond the models to look, as a share of their extent"
+    ),
     examples: int | None = EXAMPLES,
     statistics: str = STATISTICS,
     seed: int = SEED,
@@ -105,7 +123,9 @@ def plane(
 
     _known("way to treat BatchNorm statistics", statistics, ("interpolated", "estimated"))
     if len(models) < 3:
-        raise UserError(f"a plane needs three models, but here {'is' if len(models) == 1 else 'are'} {len(models)}; name more")
+        raise UserError(
+            f"a plane needs three models, but here {'is' if len(models) == 1 else 'are'} {len(models)}; name more"
+        )
     opened = opened_models(models, quiet or as_json, device, precision)
     with _progress(quiet or as_json) as tell:
         found = plane_of(
@@ -128,16 +148,21 @@ def plane(
         return
     columns = ("model", "x", "y", "off the plane", "training loss", "test error %")
     rows = [
-        (mark.name, *(f"{x:.4g}" for x in mark.at), f"{mark.off:.3g}", *_figures(mark, "train_loss", "test_error")) for mark in found.marks
+        (mark.name, *(f"{x:.4g}" for x in mark.at), f"{mark.off:.3g}", *_figures(mark, "train_loss", "test_error"))
+        for mark in found.marks
     ]
     _print("The plane through " + ", ".join(mark.name for mark in found.marks[:3]), columns, rows, files, found)
 
 
 def path(
-    first: str = typer.Argument(metavar="MODEL", help="where the way begins: RUN, RUN:wima, RUN:server@50 or RUN:client3@50"),
+    first: str = typer.Argument(
+        metavar="MODEL", help="where the way begins: RUN, RUN:wima, RUN:server@50 or RUN:client3@50"
+    ),
     second: str = typer.Argument(metavar="MODEL", help="where it ends"),
     points: int = POINTS,
-    beyond: float = typer.Option(0.0, "--beyond", min=0, help="how far beyond both ends to look, as a share of the way"),
+    beyond: float = typer.Option(
+        0.0, "--beyond", min=0, help="how far beyond both ends to look, as a share of the way"
+    ),
     examples: int | None = EXAMPLES,
     statistics: str = STATISTICS,
     seed: int = SEED,
@@ -172,15 +197,27 @@ def path(
     shown = [name for name in ("train_loss", "test_error") if name in found.values] or list(found.values)[:1]
     title = " to ".join(mark.name for mark in found.marks)
     files = _write(
-        out or folder_for(opened[0], "path"), {title: found}, {"path": path_picture(found, shown)}, [Panel(title, found)], shown[0]
+        out or folder_for(opened[0], "path"),
+        {title: found},
+        {"path": path_picture(found, shown)},
+        [Panel(title, found)],
+        shown[0],
     )
     if as_json:
-        heights = {name: {"height": one.height if isfinite(one.height) else None, "at": one.at} for name, one in barriers.items()}
+        heights = {
+            name: {"height": one.height if isfinite(one.height) else None, "at": one.at}
+            for name, one in barriers.items()
+        }
         print_json({"files": files, "distance": found.made["distance"], "barriers": heights})
         return
     columns = ("value", *(mark.name for mark in found.marks), "barrier", "at")
     rows = [
-        (name.replace("_", " "), *(f"{mark.values[name]:.4g}" for mark in found.marks), f"{one.height:.4g}", f"{one.at:.3g}")
+        (
+            name.replace("_", " "),
+            *(f"{mark.values[name]:.4g}" for mark in found.marks),
+            f"{one.height:.4g}",
+            f"{one.at:.3g}",
+        )
         for name, one in barriers.items()
     ]
     _print(f"From {title}, {found.made['distance']:.4g} apart", columns, rows, files, found)
@@ -231,7 +268,9 @@ def _lines() -> Tell:
     return tell
 
 
-def _write(folder: Path, found: dict[str, Landscape], figures: dict[str, Any], panels: Sequence[Any], value: str) -> dict[str, str]:
+def _write(
+    folder: Path, found: dict[str, Landscape], figures: dict[str, Any], panels: Sequence[Any], value: str
+) -> dict[str, str]:
     """Numbers, pictures and the page to turn; returns where each is."""
     from fedflat.cli.one_run import write_figure
     from fedflat.experiment.files import write_whole
@@ -249,7 +288,9 @@ def _write(folder: Path, found: dict[str, Landscape], figures: dict[str, Any], p
     return {name: str(path) for name, path in files.items()}
 
 
-def _print(heading: str, columns: Sequence[str], rows: Sequence[Sequence[object]], files: dict[str, str], one: Landscape) -> None:
+def _print(
+    heading: str, columns: Sequence[str], rows: Sequence[Sequence[object]], files: dict[str, str], one: Landscape
+) -> None:
     console = screen()
     console.print()
     console.print(heading, style="bold", markup=False)

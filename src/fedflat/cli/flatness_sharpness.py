@@ -40,13 +40,23 @@ RHO = {"sam": 0.05, "asam": 0.5, "average": 0.05}
 
 def sharpness(
     models: list[str] = MODELS,
-    kind: str = typer.Option("sam,asam,average", "--kind", metavar="KIND,...", help="sam, asam, average, joined by commas"),
-    rho: list[float] = typer.Option(
-        [], "--rho", metavar="RADIUS", help="radius; may be repeated [dim](default: 0.05, for asam 0.5)[/dim]", show_default=False
+    kind: str = typer.Option(
+        "sam,asam,average", "--kind", metavar="KIND,...", help="sam, asam, average, joined by commas"
     ),
-    steps: int = typer.Option(1, "--ascent-steps", min=1, help="steps to the worst point; 1 is the first-order direction of training"),
+    rho: list[float] = typer.Option(
+        [],
+        "--rho",
+        metavar="RADIUS",
+        help="radius; may be repeated [dim](default: 0.05, for asam 0.5)[/dim]",
+        show_default=False,
+    ),
+    steps: int = typer.Option(
+        1, "--ascent-steps", min=1, help="steps to the worst point; 1 is the first-order direction of training"
+    ),
     eta: float = typer.Option(0.0, "--eta", help="added to |w| in asam's scale; scale-invariant at 0"),
-    scope: str = typer.Option("weight", "--scope", metavar="WHICH", help="what asam scales: weight (not biases), or all"),
+    scope: str = typer.Option(
+        "weight", "--scope", metavar="WHICH", help="what asam scales: weight (not biases), or all"
+    ),
     directions: int = typer.Option(20, "--directions", min=2, help="pairs of random directions for the average"),
     on: str = ON,
     client: int | None = CLIENT,
@@ -91,7 +101,10 @@ def sharpness(
         "eta": eta,
         "scope": scope,
         "models": {
-            name: {"model": model.label, "sharpness": [[one.document() for one in subset] for subset in found[name].values()]}
+            name: {
+                "model": model.label,
+                "sharpness": [[one.document() for one in subset] for subset in found[name].values()],
+            }
             for name, model in zip(found, chosen, strict=True)
         },
     }
@@ -105,16 +118,24 @@ def sharpness(
     _print(found, where, steps, time.monotonic() - begun, file)
 
 
-def _print(found: dict[str, dict[tuple[str, float], list[Sharpness]]], where: str, steps: int, seconds: float, file: Path) -> None:
+def _print(
+    found: dict[str, dict[tuple[str, float], list[Sharpness]]], where: str, steps: int, seconds: float, file: Path
+) -> None:
     console, first = screen(), next(iter(found.values()))
     parts = next(iter(first.values()))
     columns = ("model", "loss", *(f"{kind}, rho {rho:g}" for kind, rho in first))
     data = f"{len(parts)} subsets of " if len(parts) > 1 else ""
     console.print()
-    console.print(f"Rise of the loss on {where}, {data}{shown_count(parts[0].examples)} examples", style="bold", markup=False)
+    console.print(
+        f"Rise of the loss on {where}, {data}{shown_count(parts[0].examples)} examples", style="bold", markup=False
+    )
     console.print()
     rows = [
-        (name, plus_minus([one.loss for one in next(iter(values.values()))]), *(_cell(subset) for subset in values.values()))
+        (
+            name,
+            plus_minus([one.loss for one in next(iter(values.values()))]),
+            *(_cell(subset) for subset in values.values()),
+        )
         for name, values in found.items()
     ]
     console.print(table(columns, rows, numbers=columns[1:]))

@@ -20,15 +20,23 @@ if TYPE_CHECKING:
 @with_settings("every", "flatness", "keep_every", "workers")
 def stability(
     settings: dict[str, Any],
-    algorithm: str | None = typer.Argument(None, metavar="ALGORITHM", help="for example fedsam or fedmoswa", show_default=False),
-    twins: int = typer.Option(3, "--twins", min=1, metavar="N", help="twins, each with another example replaced; each costs a whole run"),
+    algorithm: str | None = typer.Argument(
+        None, metavar="ALGORITHM", help="for example fedsam or fedmoswa", show_default=False
+    ),
+    twins: int = typer.Option(
+        3, "--twins", min=1, metavar="N", help="twins, each with another example replaced; each costs a whole run"
+    ),
     client: int | None = optional("--client", "whose example", "drawn from the first cohort", metavar="I", min=0),
-    draw: int = typer.Option(0, "--draw", min=0, metavar="SEED", help="seed of which examples are replaced, and by which"),
+    draw: int = typer.Option(
+        0, "--draw", min=0, metavar="SEED", help="seed of which examples are replaced, and by which"
+    ),
     every: int | None = optional("--every", "rounds between looks", "about twenty looks", min=1),
     examples: int = typer.Option(500, "--examples", min=1, metavar="N", help="test examples whose losses are compared"),
     config: Path | None = CONFIG,
     assignments: list[str] = SET,
-    out: Path | None = optional("--out", "where numbers and picture go", "runs/stability-ALGORITHM-DATA-seedSEED", metavar="FOLDER"),
+    out: Path | None = optional(
+        "--out", "where numbers and picture go", "runs/stability-ALGORITHM-DATA-seedSEED", metavar="FOLDER"
+    ),
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
@@ -68,7 +76,9 @@ def stability(
     step = -(-len(looks) // LISTED)
     rows = [_row(look) for place, look in enumerate(looks) if (len(looks) - 1 - place) % step == 0]
     console.print(table(columns, rows, numbers=columns))
-    swaps = ", ".join(f"example {swap.position} of client {swap.client} (first in round {swap.first_round})" for swap in pairs.swaps)
+    swaps = ", ".join(
+        f"example {swap.position} of client {swap.client} (first in round {swap.first_round})" for swap in pairs.swaps
+    )
     console.print()
     console.print(facts({"replaced": swaps, "figures": "means over the twins", **files}))
 

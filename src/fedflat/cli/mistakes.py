@@ -39,7 +39,9 @@ def told_in_a_sentence() -> Iterator[None]:
         raise
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
-            raise _ends(f"cannot write all that is to be said: {(error.strerror or str(error)).lower()}", WRONG_REQUEST) from None
+            raise _ends(
+                f"cannot write all that is to be said: {(error.strerror or str(error)).lower()}", WRONG_REQUEST
+            ) from None
         if error.filename is None:
             raise
         raise _ends(f"cannot use {error.filename}: {(error.strerror or str(error)).lower()}", WRONG_REQUEST) from None
@@ -51,7 +53,12 @@ def _warnings_in_a_sentence() -> Iterator[None]:
     others = warnings.showwarning
 
     def show(
-        message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
     ) -> None:
         if issubclass(category, UserWarning) and Path(filename).is_relative_to(PACKAGE):
             print(f"fedflat: {message}", file=sys.stderr)

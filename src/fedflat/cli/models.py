@@ -24,7 +24,9 @@ SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
 
 
 def models(
-    name: str | None = typer.Argument(None, metavar="NAME", help="a model, for example resnet18(norm=batch)", show_default=False),
+    name: str | None = typer.Argument(
+        None, metavar="NAME", help="a model, for example resnet18(norm=batch)", show_default=False
+    ),
     as_json: bool = JSON,
 ) -> None:
     """List the models, or describe one: its parameters, and how many numbers it trains.
@@ -42,7 +44,12 @@ def _list(as_json: bool) -> None:
     from fedflat.text import show
 
     found: list[dict[str, Any]] = [
-        {"name": name, "text": show(name, defaults(spec)), "numbers_cifar10": count_for(name, "cifar10"), "summary": summary(spec)}
+        {
+            "name": name,
+            "text": show(name, defaults(spec)),
+            "numbers_cifar10": count_for(name, "cifar10"),
+            "summary": summary(spec),
+        }
         for name, spec in MODELS.items()
     ]
     if as_json:
@@ -61,7 +68,9 @@ def _describe(text: str, as_json: bool) -> None:
     spec = model_spec(text)
     rows, counts = parameter_rows(spec, type(spec)()), {data: count_for(text, data) for data in SHAPES}
     if as_json:
-        print_json({"name": canonical_model(text), "summary": summary(type(spec)), "parameters": rows, "numbers": counts})
+        print_json(
+            {"name": canonical_model(text), "summary": summary(type(spec)), "parameters": rows, "numbers": counts}
+        )
         return
     console = screen()
     console.print(f"\n{canonical_model(text)}", style="bold")

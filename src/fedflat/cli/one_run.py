@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from fedflat.report.result import Result
 
 COSTS = ("backward_passes", "samples", "bytes_down", "bytes_up")
-STATUS_STYLE = {"finished": "green", "stopped": "yellow", "paused": "yellow", "running": "yellow", "diverged": "bold red"}
+STATUS_STYLE = {
+    "finished": "green",
+    "stopped": "yellow",
+    "paused": "yellow",
+    "running": "yellow",
+    "diverged": "bold red",
+}
 
 
 def run_document(record: Record) -> dict[str, Any]:
@@ -56,7 +62,9 @@ def print_run(record: Record, settings: bool = False) -> None:
     columns = ("model", "last", mean, "best (max over test)")
     rows = []
     for name, summary in document["models"].items():
-        last, late, best = (shown_metric(summary[key], metric) if summary else None for key in ("last", "mean_last", "best"))
+        last, late, best = (
+            shown_metric(summary[key], metric) if summary else None for key in ("last", "mean_last", "best")
+        )
         rows.append((name, last, f"{late} (n={summary['mean_count']})" if summary and len(counts) > 1 else late, best))
     about = f"   {record.config.data.name}, seed {record.config.seed}   "
     console.print()
@@ -64,7 +72,11 @@ def print_run(record: Record, settings: bool = False) -> None:
     console.print()
     console.print(table(columns, rows, numbers=columns[1:]))
     console.print()
-    more = f": {record.reason}" if record.reason else f" after {document['rounds']} of {record.config.training.rounds} rounds"
+    more = (
+        f": {record.reason}"
+        if record.reason
+        else f" after {document['rounds']} of {record.config.training.rounds} rounds"
+    )
     if record.status in ("running", "paused") and record.folder is not None:
         more += f"{', or interrupted' if record.status == 'running' else ''} ({record.folder.goes_on} goes on)"
     console.print(
@@ -89,7 +101,11 @@ def print_run(record: Record, settings: bool = False) -> None:
 def _time(document: dict[str, Any]) -> str:
     """How long a run took, and how much of it looks at flatness did."""
     seconds, looks = document["seconds"], document["flatness_seconds"]
-    share = "" if looks is None else f", of which {shown_seconds(looks)} ({100 * looks / max(seconds, looks, 1e-9):.0f} %) for flatness"
+    share = (
+        ""
+        if looks is None
+        else f", of which {shown_seconds(looks)} ({100 * looks / max(seconds, looks, 1e-9):.0f} %) for flatness"
+    )
     return f"{shown_seconds(seconds)}{share}"
 
 

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def papers(
-    name: str | None = typer.Argument(None, metavar="PAPER[/TABLE]", help="a paper, or one of its tables or figures", show_default=False),
+    name: str | None = typer.Argument(
+        None, metavar="PAPER[/TABLE]", help="a paper, or one of its tables or figures", show_default=False
+    ),
     cells: bool = typer.Option(False, "--cells", help="list a table's cells by name, with what each needs"),
     markdown: bool = typer.Option(False, "--markdown", help="print a table in Markdown"),
     as_json: bool = JSON,
@@ -31,7 +33,9 @@ def papers(
 
     found = None if name is None else find(name)
     if (cells or markdown) and not isinstance(found, Table):
-        raise UserError("--cells and --markdown are about one table; name it, for example fedflat papers fedswa/table3 --cells")
+        raise UserError(
+            "--cells and --markdown are about one table; name it, for example fedflat papers fedswa/table3 --cells"
+        )
     if found is None:
         if as_json:
             print_json([paper_document(paper) for paper in all_papers().values()])
@@ -71,7 +75,8 @@ def _print_paper(paper: Paper) -> None:
     for name, protocol in file.protocols.items():
         _print_protocol(name, protocol)
     rows = [
-        [t.full_name, t.file.caption, len(t.cells), sum(bool(c.needs) for c in t.cells.values()) or None] for t in paper.tables.values()
+        [t.full_name, t.file.caption, len(t.cells), sum(bool(c.needs) for c in t.cells.values()) or None]
+        for t in paper.tables.values()
     ]
     console.print(table(("name", "what it shows", "cells", "not yet"), rows, numbers=("cells", "not yet")))
     console.print("\nnot yet: cells that need something fedflat lacks (fedflat papers NAME --cells)", style="dim")
@@ -97,7 +102,11 @@ def _print_table(found: Table) -> None:
     console = screen()
     console.print(f"\n{found.full_name}: {found.file.caption}\n", style="bold", highlight=False)
     heads = ["", *("\n".join(labels) for labels in _without_repetition(found.columns))]
-    console.print(table(heads, [[None if text == "-" else text for text in row] for row in printed_rows(found)], numbers=heads[1:]))
+    console.print(
+        table(
+            heads, [[None if text == "-" else text for text in row] for row in printed_rows(found)], numbers=heads[1:]
+        )
+    )
     console.print()
     for name, protocol in found.protocols.items():
         _print_protocol(name, protocol)
@@ -110,7 +119,9 @@ def _print_table(found: Table) -> None:
         console.print(f"cannot be run yet, needs: {need}", style="yellow", highlight=False)
     for weights in dict.fromkeys(cell.weights for cell in found.cells.values() if cell.weights):
         console.print(f"starts from {weights}: bring them with --set init=FILE", style="yellow", highlight=False)
-    console.print(f"\nReproduce it: fedflat reproduce {found.full_name} [--cells ...] [--scale small]", style="dim", markup=False)
+    console.print(
+        f"\nReproduce it: fedflat reproduce {found.full_name} [--cells ...] [--scale small]", style="dim", markup=False
+    )
 
 
 def _without_repetition(columns: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -141,6 +152,8 @@ def _print_cells(found: Table) -> None:
     ]
     heads = ("cell", "published", "number", "of model", "algorithm", "split", "needs")
     told = [place for place in range(len(heads)) if any(row[place] for row in rows)]
-    made = table([heads[place] for place in told], [[row[place] for place in told] for row in rows], numbers=("published",))
+    made = table(
+        [heads[place] for place in told], [[row[place] for place in told] for row in rows], numbers=("published",)
+    )
     made.columns[0].no_wrap = True  # names to copy into --cells
     screen().print(made)

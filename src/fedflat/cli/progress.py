@@ -82,7 +82,12 @@ class Lines(Progress):
 
     def _look(self, run: Run) -> None:
         """Say how far a run has come, where that is news."""
-        now, done, total, shown = time.monotonic(), run.server.rounds, run.config.training.rounds, self._shown[run.config]
+        now, done, total, shown = (
+            time.monotonic(),
+            run.server.rounds,
+            run.config.training.rounds,
+            self._shown[run.config],
+        )
         further = done - shown.last_round
         if done == total or further == 0 or further * LINES < total or now - shown.last_line < SECONDS_BETWEEN_LINES:
             return
@@ -92,7 +97,10 @@ class Lines(Progress):
 
     def ended(self, run: Run, record: Record) -> None:
         rounds = run.server.rounds
-        self._say(run, f"{record.status} after {rounds} round{'s' * (rounds != 1)}, {newest_figures(run)}, {shown_seconds(record.seconds)}")
+        self._say(
+            run,
+            f"{record.status} after {rounds} round{'s' * (rounds != 1)}, {newest_figures(run)}, {shown_seconds(record.seconds)}",
+        )
 
     def _say(self, run: Run, text: str) -> None:
         number = f"[{self._shown[run.config].number}/{self.runs}] " if self.runs > 1 else ""
@@ -134,7 +142,9 @@ class Bars(Progress):
 
     def began(self, run: Run) -> None:
         name, rounds = name_of(run), run.config.training.rounds
-        self._going[run.config] = self._bars.add_task(name, total=rounds, completed=run.server.rounds, unit="rounds", figures="")
+        self._going[run.config] = self._bars.add_task(
+            name, total=rounds, completed=run.server.rounds, unit="rounds", figures=""
+        )
 
     def round_done(self, run: Run) -> None:
         self._bars.update(self._going[run.config], completed=run.server.rounds)
@@ -155,7 +165,11 @@ def progress(silent: bool, runs: int = 1) -> Progress:
 
 def in_words(forecast: Forecast) -> str:
     """What a run will take, in a line or two."""
-    each = shown_seconds(forecast.seconds_per_round) if forecast.seconds_per_round >= 1 else f"{forecast.seconds_per_round:.2g} s"
+    each = (
+        shown_seconds(forecast.seconds_per_round)
+        if forecast.seconds_per_round >= 1
+        else f"{forecast.seconds_per_round:.2g} s"
+    )
     time_needed = f"{forecast.rounds:,} rounds at about {each}: {shown_seconds(forecast.seconds)}"
     memory = f"{shown_bytes(forecast.data)} of data, {shown_bytes(forecast.model)} a model, {shown_bytes(forecast.cohort)} for a cohort"
     if forecast.states:

@@ -17,14 +17,24 @@ if TYPE_CHECKING:
 
 def report(
     runs: list[Path] = typer.Argument(metavar="RUNS...", help="runs, or folders in which runs lie"),
-    out: Path = typer.Option(Path("report"), "--out", metavar="FOLDER", help="where the page, the tables and the figures go"),
+    out: Path = typer.Option(
+        Path("report"), "--out", metavar="FOLDER", help="where the page, the tables and the figures go"
+    ),
     title: str = typer.Option("", "--title", metavar="TEXT", help="the title of the page", show_default=False),
     target: list[float] = typer.Option(
-        [], "--target", metavar="VALUE", help="also count the rounds until this accuracy (may be repeated)", show_default=False
+        [],
+        "--target",
+        metavar="VALUE",
+        help="also count the rounds until this accuracy (may be repeated)",
+        show_default=False,
     ),
     baseline: str | None = optional("--baseline", "what all others are compared with", "the first", metavar="ROW"),
-    by: str = typer.Option("mean_last", "--by", metavar="FIGURE", help="differences and ranks by mean_last, last or best"),
-    apart: bool = typer.Option(False, "--apart", help="runs of different splits: a section for each, nothing compared across"),
+    by: str = typer.Option(
+        "mean_last", "--by", metavar="FIGURE", help="differences and ranks by mean_last, last or best"
+    ),
+    apart: bool = typer.Option(
+        False, "--apart", help="runs of different splits: a section for each, nothing compared across"
+    ),
     figures: bool = typer.Option(True, "--figures/--no-figures", help="also draw the figures as PDF"),
     as_json: bool = JSON,
     quiet: bool = QUIET,
@@ -60,7 +70,9 @@ SHOWN = ("name", "metric", "rows", "differences", "ranks", "notes")
 """What of a section the JSON has; curves and views are in the page."""
 
 
-def _write(out: Path, gathered: Gathered, document: dict[str, Any], title: str, apart: bool, figures: bool) -> dict[str, str]:
+def _write(
+    out: Path, gathered: Gathered, document: dict[str, Any], title: str, apart: bool, figures: bool
+) -> dict[str, str]:
     """Every file of a report; says where they are."""
     from datetime import date
 
@@ -81,7 +93,10 @@ def _write(out: Path, gathered: Gathered, document: dict[str, Any], title: str, 
     for number, section in enumerate(document["sections"], 1):
         ending = f"-{number}" if several else ""
         write_whole(out / f"settings{ending}.yaml", section["repeat"]["settings"])
-        tables = {"results": result_table(section, document["targets"]), "differences": difference_table(section, document["by"])}
+        tables = {
+            "results": result_table(section, document["targets"]),
+            "differences": difference_table(section, document["by"]),
+        }
         for name, table in tables.items():
             if table is not None:
                 write_whole(out / f"{name}{ending}.csv", table_csv(table))

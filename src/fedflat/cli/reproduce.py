@@ -38,18 +38,30 @@ def reproduce(
         help="for example fedswa/table3 (all of them: fedflat papers); a paper, or all, means all of its tables and figures",
     ),
     cells: list[str] = typer.Option(
-        [], "--cells", metavar="PATTERN", help="cells by name, as in 'fedmoswa/*' (may be repeated); default: all", show_default=False
+        [],
+        "--cells",
+        metavar="PATTERN",
+        help="cells by name, as in 'fedmoswa/*' (may be repeated); default: all",
+        show_default=False,
     ),
-    rounds: int | None = typer.Option(None, "--rounds", min=1, metavar="N", help="fewer rounds than the paper; no verdict is given then"),
+    rounds: int | None = typer.Option(
+        None, "--rounds", min=1, metavar="N", help="fewer rounds than the paper; no verdict is given then"
+    ),
     seeds: str = typer.Option("3", "--seeds", metavar="SEEDS", help="how many seeds (3), or which (0,1,2)"),
-    scale: str = typer.Option("paper", "--scale", metavar="SCALE", help="paper, or small: the same structure in seconds, with stand-ins"),
+    scale: str = typer.Option(
+        "paper", "--scale", metavar="SCALE", help="paper, or small: the same structure in seconds, with stand-ins"
+    ),
     representative: bool = typer.Option(False, "--representative", help="only the cell that stands for the table"),
-    out: Path | None = typer.Option(None, "--out", metavar="FOLDER", help="where the runs go; finished ones there are not run again"),
+    out: Path | None = typer.Option(
+        None, "--out", metavar="FOLDER", help="where the runs go; finished ones there are not run again"
+    ),
     data_folder: Path | None = typer.Option(None, "--data-folder", metavar="FOLDER", help="where the data sets lie"),
     assignments: list[str] = SET,
     jobs: int | None = typer.Option(None, "--jobs", min=1, metavar="N", help="runs at the same time"),
     dry_run: bool = typer.Option(False, "--dry-run", help="show what would be run and what it costs, and stop"),
-    probe: bool = typer.Option(True, "--probe/--no-probe", help="measure a few local steps first, to tell how long it will take"),
+    probe: bool = typer.Option(
+        True, "--probe/--no-probe", help="measure a few local steps first, to tell how long it will take"
+    ),
     yes: bool = typer.Option(False, "--yes", help="start without asking, however long it takes"),
     markdown: Path | None = typer.Option(None, "--markdown", metavar="FILE.md", help="also write the result there"),
     as_csv: Path | None = typer.Option(None, "--csv", metavar="FILE.csv", help="also write the result there"),
@@ -64,7 +76,9 @@ def reproduce(
     if scale not in SCALES:
         raise one_of("scale", scale, SCALES)
     if cells and len(found) > 1:
-        raise UserError(f"--cells are those of one table, but '{name}' means {len(found)}; name one, for example {found[0].full_name}")
+        raise UserError(
+            f"--cells are those of one table, but '{name}' means {len(found)}; name one, for example {found[0].full_name}"
+        )
     for file in filter(None, (markdown, as_csv)):
         if not file.absolute().parent.is_dir():
             raise UserError(f"{file} cannot be written: there is no folder {file.parent}; make it first")
@@ -196,7 +210,11 @@ def _run(plan: Plan, out: Path, jobs: int | None, silent: bool) -> tuple[dict[Pa
 
 
 def _print_cost(plan: Plan, cost: Cost, stderr: bool = False) -> None:
-    time = "unknown" if cost.seconds is None else f"about {shown_seconds(cost.seconds)} on this machine, by a probe of a few local steps"
+    time = (
+        "unknown"
+        if cost.seconds is None
+        else f"about {shown_seconds(cost.seconds)} on this machine, by a probe of a few local steps"
+    )
     why = f" ({cost.reason})" if cost.reason else ""
     lines: dict[str, object] = {
         "table": f"{plan.table.full_name}, {len(plan.cells)} of {len(plan.table.cells)} cells",
@@ -219,11 +237,18 @@ def _show_plan(plan: Plan, cost: Cost, as_json: bool) -> dict[str, Any]:
     if not as_json:
         _print_cost(plan, cost)
         first = [run.config for run in plan.runs if run.config.seed == plan.seeds[0]]
-        rows = [[c.algorithm, c.model, c.data.name, c.data.split, c.federation.per_round, c.training.rounds] for c in first]
+        rows = [
+            [c.algorithm, c.model, c.data.name, c.data.split, c.federation.per_round, c.training.rounds] for c in first
+        ]
         screen().print()
-        screen().print(table(("algorithm", "model", "data", "split", "per round", "rounds"), rows, numbers=("per round", "rounds")))
+        screen().print(
+            table(("algorithm", "model", "data", "split", "per round", "rounds"), rows, numbers=("per round", "rounds"))
+        )
         return {}
-    runs = [{"folder": run.folder, "done": run.done, "cells": run.cells, "config": run.config.model_dump(mode="json")} for run in plan.runs]
+    runs = [
+        {"folder": run.folder, "done": run.done, "cells": run.cells, "config": run.config.model_dump(mode="json")}
+        for run in plan.runs
+    ]
     return {"table": plan.table.full_name, "runs": runs, "lacking": plan.lacking, "cost": vars(cost)}
 
 
@@ -242,8 +267,13 @@ def _print_result(plan: Plan, result: Sequence[Outcome], out: Path) -> None:
     console.print(table(OUTCOME, rows, numbers=OUTCOME[1:6]))
     console.print()
     console.print(_rule(plan), style="dim")
-    counts = {verdict: sum(one.verdict == verdict for one in result) for verdict in dict.fromkeys(one.verdict for one in result)}
-    console.print(f"{plan.table.full_name}: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}", style="bold")
+    counts = {
+        verdict: sum(one.verdict == verdict for one in result)
+        for verdict in dict.fromkeys(one.verdict for one in result)
+    }
+    console.print(
+        f"{plan.table.full_name}: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}", style="bold"
+    )
     picture = picture_command(plan, out)
     console.print(facts({"runs": out, **({"picture": picture} if picture else {})}))
 

@@ -89,7 +89,9 @@ def resume(
     _go(make_config(record.config, settings), folder, as_json, quiet, resume=True, track=track)
 
 
-def _go(config: Config, folder: Path, as_json: bool, quiet: bool, resume: bool = False, track: str | None = None) -> None:
+def _go(
+    config: Config, folder: Path, as_json: bool, quiet: bool, resume: bool = False, track: str | None = None
+) -> None:
     from fedflat.experiment.federation import device_of
     from fedflat.experiment.folder import RunFolder
     from fedflat.experiment.forecast import Foretell

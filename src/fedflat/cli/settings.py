@@ -28,7 +28,9 @@ def settings(as_json: bool = JSON) -> None:
         field = field_of(name)
         default = None if field.default is None else write_value(field.default)
         kind = kind_of(field.annotation)
-        found.append({"name": name, "flag": flags.get(name), "type": kind, "default": default, "description": field.description})
+        found.append(
+            {"name": name, "flag": flags.get(name), "type": kind, "default": default, "description": field.description}
+        )
     if as_json:
         print_json(found)
         return

@@ -26,9 +26,14 @@ def comparison_document(comparison: Comparison, targets: Sequence[float] = ()) -
     """A comparison as plain values."""
     lines = []
     for line, differing in zip(comparison.table(targets), differing_settings(comparison), strict=True):
-        plain = {key: asdict(value) if key in FIGURES else value for key, value in line.items() if not key.startswith("rounds to ")}
+        plain = {
+            key: asdict(value) if key in FIGURES else value
+            for key, value in line.items()
+            if not key.startswith("rounds to ")
+        }
         plain["rounds_to"] = [
-            dict(zip(("target", "median", "reached", "runs"), (t, *line[f"rounds to {t:g}"]), strict=True)) for t in targets
+            dict(zip(("target", "median", "reached", "runs"), (t, *line[f"rounds to {t:g}"]), strict=True))
+            for t in targets
         ]
         lines.append(plain | {"settings": differing})
     return {
@@ -36,7 +41,13 @@ def comparison_document(comparison: Comparison, targets: Sequence[float] = ()) -
         "rows": lines,
         "verdict": verdict(comparison),
         "runs": [
-            {"folder": folder_of(r), "algorithm": r.config.algorithm, "seed": r.config.seed, "status": r.status, "reason": r.reason}
+            {
+                "folder": folder_of(r),
+                "algorithm": r.config.algorithm,
+                "seed": r.config.seed,
+                "status": r.status,
+                "reason": r.reason,
+            }
             for r in comparison.records
         ],
     }
@@ -47,7 +58,11 @@ def print_comparison(comparison: Comparison, targets: Sequence[float] = ()) -> N
     console, metric = screen(), comparison.metric
     lines, differing = comparison.table(targets), differing_settings(comparison)
     counts = evaluation_counts(lines)
-    best = max((line["mean_last"].mean for line in lines if "mean_last" in line), default=None) if len(counts) == 1 else None
+    best = (
+        max((line["mean_last"].mean for line in lines if "mean_last" in line), default=None)
+        if len(counts) == 1
+        else None
+    )
     columns = ["algorithm", *(["settings"] if any(differing) else []), "mean of last\n100 rounds", "last", "seeds"]
     columns += [f"rounds\nto {target:g}" for target in targets] + ["time", "sent up"]
     rows: list[list[object]] = []
@@ -60,7 +75,9 @@ def print_comparison(comparison: Comparison, targets: Sequence[float] = ()) -> N
         row += [_rounds(*line[f"rounds to {target:g}"]) for target in targets]
         rows.append([*row, shown_seconds(line["seconds"]), shown_bytes(line["bytes_up"])])
     console.print()
-    spread = "mean ± standard deviation over seeds" if max((line["seeds"] for line in lines), default=0) > 1 else "one seed"
+    spread = (
+        "mean ± standard deviation over seeds" if max((line["seeds"] for line in lines), default=0) > 1 else "one seed"
+    )
     many = f"; the mean is over {from_to(counts)} evaluation{'s' * (max(counts) != 1)}" if counts else ""
     console.print(f"test {with_unit(metric)}: {spread}{many}", style="dim")
     console.print(table(columns, rows, numbers=set(columns) - {"algorithm", "settings"}))
@@ -87,11 +104,13 @@ def verdict(comparison: Comparison) -> str:
         return "These runs differ in more than algorithm and seed, so none is called best."
     if len(evaluation_counts(lines)) > 1:
         each = ", ".join(f"{line['label']} {from_to(line['mean_counts'])}" for line in alive)
-        return (
-            f"The means are over different numbers of evaluations ({each}), so none is called best: compare the last, or use more rounds."
-        )
+        return f"The means are over different numbers of evaluations ({each}), so none is called best: compare the last, or use more rounds."
     best, first, metric = alive[0], lines[0], comparison.metric
-    some = f", over the {best['mean_last'].count} of {best['seeds']} seeds that did not diverge" if best["diverged"] else ""
+    some = (
+        f", over the {best['mean_last'].count} of {best['seeds']} seeds that did not diverge"
+        if best["diverged"]
+        else ""
+    )
     says = f"{best['label']} is best by the mean of the last 100 rounds ({_words(best['mean_last'], metric)}{some})"
     if len(alive) == 1:
         return f"{says}; {'there is no other to compare it with' if len(lines) == 1 else 'all others diverged'}."
@@ -121,7 +140,9 @@ def differing_settings(comparison: Comparison) -> list[dict[str, Any]]:
     """For every row, the settings in which the compared runs differ, beside algorithm and seed."""
     flat = [flat_settings(row.records[0].config) for row in comparison.rows()]
     names = [
-        name for name in (flat[0] if flat else {}) if name not in ("algorithm", "seed") and len({str(some[name]) for some in flat}) > 1
+        name
+        for name in (flat[0] if flat else {})
+        if name not in ("algorithm", "seed") and len({str(some[name]) for some in flat}) > 1
     ]
     return [{name: some[name] for name in names} for some in flat]
 
@@ -142,7 +163,9 @@ def _spread(spread: Spread | None, metric: str, winner: bool = False, over: str 
     if spread is None:
         return None
     deviation = f" ± {shown_metric(spread.std, metric)}" if spread.count > 1 else ""
-    return Text.assemble((shown_metric(spread.mean, metric), "bold green" if winner else ""), (f"{deviation}{over}", "dim"))
+    return Text.assemble(
+        (shown_metric(spread.mean, metric), "bold green" if winner else ""), (f"{deviation}{over}", "dim")
+    )
 
 
 def _rounds(median: float | None, reached: int, runs: int) -> str:

@@ -17,7 +17,11 @@ from fedflat.errors import UserError
 def show(
     folder: Path = typer.Argument(metavar="FOLDER", help="a run, or a folder in which runs lie"),
     target: list[float] = typer.Option(
-        [], "--target", metavar="VALUE", help="for several runs: also count the rounds until this accuracy", show_default=False
+        [],
+        "--target",
+        metavar="VALUE",
+        help="for several runs: also count the rounds until this accuracy",
+        show_default=False,
     ),
     as_json: bool = JSON,
 ) -> None:
@@ -50,7 +54,9 @@ def _show_all(folder: Path, targets: list[float], as_json: bool) -> None:
         except UserError as why:
             print(f"fedflat: {path.parent} is left out: {why}", file=sys.stderr)
     if not records:
-        raise UserError(f"there is no run in {folder} or below it; expected folders with a config.yaml, as fedflat run makes them")
+        raise UserError(
+            f"there is no run in {folder} or below it; expected folders with a config.yaml, as fedflat run makes them"
+        )
     comparison = Comparison(records)
     if as_json:
         print_json({"folder": folder, **comparison_document(comparison, targets)})

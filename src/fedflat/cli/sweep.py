@@ -13,7 +13,17 @@ from fedflat.cli.flags import JSON, QUIET, optional
 from fedflat.cli.mistakes import Interrupted
 from fedflat.cli.progress import progress
 from fedflat.cli.run import RUNS
-from fedflat.cli.screen import facts, print_json, screen, shown_bytes, shown_count, shown_metric, shown_seconds, table, with_unit
+from fedflat.cli.screen import (
+    facts,
+    print_json,
+    screen,
+    shown_bytes,
+    shown_count,
+    shown_metric,
+    shown_seconds,
+    table,
+    with_unit,
+)
 from fedflat.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,14 +38,21 @@ DRY_RUN = typer.Option(False, "--dry-run", help="show what would be run and what
 
 
 def sweep(
-    file: Path = typer.Argument(metavar="FILE.yaml", help="base, grid, list, exclude, keep, jobs, devices, ray_address, branch"),
+    file: Path = typer.Argument(
+        metavar="FILE.yaml", help="base, grid, list, exclude, keep, jobs, devices, ray_address, branch"
+    ),
     out: Path | None = OUT,
     jobs: int | None = JOBS,
     ray_address: str | None = typer.Option(
-        None, "--ray-address", metavar="ADDRESS", help="HOST:PORT of a Ray cluster, or auto: runs are spread over its nodes"
+        None,
+        "--ray-address",
+        metavar="ADDRESS",
+        help="HOST:PORT of a Ray cluster, or auto: runs are spread over its nodes",
     ),
     dry_run: bool = DRY_RUN,
-    probe: bool = typer.Option(True, "--probe/--no-probe", help="measure a few local steps first, to tell how long it will take"),
+    probe: bool = typer.Option(
+        True, "--probe/--no-probe", help="measure a few local steps first, to tell how long it will take"
+    ),
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
@@ -78,7 +95,11 @@ def _run(plan: Sweep, jobs: int | None, silent: bool) -> list[Done]:
 
     def waiting(runs: int) -> None:
         if not silent:
-            print(f"waiting for {runs} run{'s' * (runs != 1)} that another process is working on", file=sys.stderr, flush=True)
+            print(
+                f"waiting for {runs} run{'s' * (runs != 1)} that another process is working on",
+                file=sys.stderr,
+                flush=True,
+            )
 
     found: dict[str, Done] = {}
     try:
@@ -87,7 +108,9 @@ def _run(plan: Sweep, jobs: int | None, silent: bool) -> list[Done]:
                 found[one.run.name] = one
                 shown.run_over()
     except KeyboardInterrupt:
-        raise Interrupted(f"{len(found)} of {len(plan.runs)} runs are done; the same command goes on from there") from None
+        raise Interrupted(
+            f"{len(found)} of {len(plan.runs)} runs are done; the same command goes on from there"
+        ) from None
     return [found[run.name] for run in plan.runs if run.name in found]
 
 
@@ -107,9 +130,13 @@ def _cost(plan: Sweep, jobs: int | None, probe: bool) -> dict[str, object]:
     }
     if probe and rounds:
         seconds, why = (
-            (None, "nodes of a cluster are not probed") if plan.file.ray_address else seconds_ahead(plan.runs, at_once(plan, jobs))
+            (None, "nodes of a cluster are not probed")
+            if plan.file.ray_address
+            else seconds_ahead(plan.runs, at_once(plan, jobs))
         )
-        lines["time"] = f"unknown ({why})" if seconds is None else f"about {shown_seconds(seconds)} on this machine, by a probe"
+        lines["time"] = (
+            f"unknown ({why})" if seconds is None else f"about {shown_seconds(seconds)} on this machine, by a probe"
+        )
     return lines | {"folder": plan.out}
 
 
@@ -118,7 +145,9 @@ def _disk(plan: Sweep, jobs: int | None) -> tuple[dict[str, int] | None, str]:
     from fedflat.experiment.sweep_cost import sweep_disk
     from fedflat.papers.small import at_hand
 
-    missing = sorted({run.config.data.name for run in plan.runs if not at_hand(run.config.data.name, run.config.data.folder)})
+    missing = sorted(
+        {run.config.data.name for run in plan.runs if not at_hand(run.config.data.name, run.config.data.folder)}
+    )
     if missing:
         return None, f"unknown ({missing[0]} is not here yet)"
     found = sweep_disk([run.config for run in plan.runs], plan.file.keep, at_once(plan, jobs))
@@ -128,7 +157,10 @@ def _disk(plan: Sweep, jobs: int | None) -> tuple[dict[str, int] | None, str]:
 
 def _show(plan: Sweep, jobs: int | None, probe: bool, as_json: bool) -> None:
     if as_json:
-        runs = [{"name": run.name, "varied": run.varied, "done": run.done, "rounds_left": run.rounds_left} for run in plan.runs]
+        runs = [
+            {"name": run.name, "varied": run.varied, "done": run.done, "rounds_left": run.rounds_left}
+            for run in plan.runs
+        ]
         print_json({"folder": plan.out, "runs": runs, "disk": _disk(plan, jobs)[0]})
         return
     console = screen()
@@ -152,7 +184,10 @@ def _document(plan: Sweep, done: list[Done]) -> dict[str, Any]:
             "varied": line.varied,
             "seeds": line.seeds,
             "diverged": line.diverged,
-            **{part: dict(zip(("mean", "std"), mean_and_spread(line.scores(part)), strict=True)) for part in ("validation", "test")},
+            **{
+                part: dict(zip(("mean", "std"), mean_and_spread(line.scores(part)), strict=True))
+                for part in ("validation", "test")
+            },
         }
         for line in ranked.lines
     ]
@@ -177,7 +212,10 @@ def _print(plan: Sweep, done: list[Done]) -> None:
 
     ranked, console = ranking(done), screen()
     console.print()
-    console.print(f"{with_unit(ranked.metric)} in the last evaluation, mean ± standard deviation over seeds; {_order(ranked)}", style="dim")
+    console.print(
+        f"{with_unit(ranked.metric)} in the last evaluation, mean ± standard deviation over seeds; {_order(ranked)}",
+        style="dim",
+    )
     names = list(dict.fromkeys(name for line in ranked.lines for name in line.varied))
     figures = ["validation", "test"] if ranked.by == "validation" else ["test"]
     rows: list[list[object]] = []
@@ -192,7 +230,9 @@ def _print(plan: Sweep, done: list[Done]) -> None:
     counts = {by: sum(one.by == by and one.mistake is None for one in done) for by in ("here", "before", "elsewhere")}
     words = {"here": "done now", "before": "there already", "elsewhere": "done by another process"}
     ran = ", ".join(f"{count} {words[by]}" for by, count in counts.items() if count)
-    console.print(facts({"runs": ran, "folder": plan.out, "look further": f"fedflat report {plan.out}, fedflat show {plan.out}"}))
+    console.print(
+        facts({"runs": ran, "folder": plan.out, "look further": f"fedflat report {plan.out}, fedflat show {plan.out}"})
+    )
 
 
 def _order(ranked: Ranking) -> str:
@@ -205,4 +245,8 @@ def _spread(values: tuple[float, ...], metric: str) -> str | None:
     from fedflat.experiment.sweep_scores import mean_and_spread
 
     mean, std = mean_and_spread(values)
-    return None if mean is None else shown_metric(mean, metric) + ("" if std is None else f" ± {shown_metric(std, metric)}")
+    return (
+        None
+        if mean is None
+        else shown_metric(mean, metric) + ("" if std is None else f" ± {shown_metric(std, metric)}")
+    )

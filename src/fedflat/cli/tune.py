@@ -68,7 +68,11 @@ def _run(search: Search, jobs: int | None, silent: bool) -> None:
 
     def waiting(trials: int) -> None:
         if not silent:
-            print(f"waiting for {trials} trial{'s' * (trials != 1)} that another process is working on", file=sys.stderr, flush=True)
+            print(
+                f"waiting for {trials} trial{'s' * (trials != 1)} that another process is working on",
+                file=sys.stderr,
+                flush=True,
+            )
 
     try:
         for tried in run_search_side_by_side(search, jobs, waiting):
@@ -87,7 +91,8 @@ def _show(search: Search, as_json: bool) -> None:
         "runs": tune.trials * len(tune.seeds),
         "rounds": tune.trials * len(tune.seeds) * rounds,
         "space": {
-            name: values if isinstance(values, list) else values.model_dump(exclude_defaults=True) for name, values in search.space.items()
+            name: values if isinstance(values, list) else values.model_dump(exclude_defaults=True)
+            for name, values in search.space.items()
         },
     }
     print_json(lines) if as_json else screen().print(facts(lines))

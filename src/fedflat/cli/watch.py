@@ -49,7 +49,9 @@ class Sight:
 
 
 def watch(
-    runs: list[Path] = typer.Argument(metavar="RUNS...", help="runs, or folders in which runs lie; those that begin later are found too"),
+    runs: list[Path] = typer.Argument(
+        metavar="RUNS...", help="runs, or folders in which runs lie; those that begin later are found too"
+    ),
     every: float = typer.Option(2.0, "--every", min=0.1, metavar="SECONDS", help="how often to look"),
     once: bool = typer.Option(False, "--once", help="one look, then stop"),
     as_json: bool = JSON,
@@ -100,7 +102,9 @@ def look(paths: list[Path], unread: Callable[[Path, UserError], None] = lambda f
     from fedflat.experiment.folder import RunFolder
 
     folders = dict.fromkeys(
-        folder for path in paths for folder in ([path] if RunFolder(path).exists else sorted(f.parent for f in path.rglob("config.yaml")))
+        folder
+        for path in paths
+        for folder in ([path] if RunFolder(path).exists else sorted(f.parent for f in path.rglob("config.yaml")))
     )
     found = []
     for folder in folders:
@@ -153,7 +157,11 @@ def _status(said: str, path: Path, between: float, now: float) -> str:
     """What a run says of itself; one that was killed says that it is running for ever."""
     if said != "running":
         return said
-    written = max((path / name).stat().st_mtime for name in ("config.yaml", "metrics.jsonl", "timing.jsonl") if (path / name).exists())
+    written = max(
+        (path / name).stat().st_mtime
+        for name in ("config.yaml", "metrics.jsonl", "timing.jsonl")
+        if (path / name).exists()
+    )
     return "silent" if now - written > max(SILENT_AFTER, 10 * between) else said
 
 
@@ -163,13 +171,33 @@ def _shown(sights: list[Sight]) -> RenderableType:
 
     if not sights:
         return Text("no run has begun yet", style="dim")
-    columns = ("run", "seed", "status", "rounds", "", with_unit(sights[0].metric), "best", "loss", "sent up", "time", "left")
+    columns = (
+        "run",
+        "seed",
+        "status",
+        "rounds",
+        "",
+        with_unit(sights[0].metric),
+        "best",
+        "loss",
+        "sent up",
+        "time",
+        "left",
+    )
     rows = [
         (
             *(sight.algorithm, sight.seed, Text(sight.status, style=STYLES.get(sight.status, ""))),
             *(f"{sight.rounds} of {sight.of}", _bar(sight)),
-            *(shown_metric(sight.value, sight.metric), shown_metric(sight.best, sight.metric), shown_metric(sight.loss, "loss")),
-            *(shown_bytes(sight.bytes_up), shown_seconds(sight.seconds), None if sight.left is None else shown_seconds(sight.left)),
+            *(
+                shown_metric(sight.value, sight.metric),
+                shown_metric(sight.best, sight.metric),
+                shown_metric(sight.loss, "loss"),
+            ),
+            *(
+                shown_bytes(sight.bytes_up),
+                shown_seconds(sight.seconds),
+                None if sight.left is None else shown_seconds(sight.left),
+            ),
         )
         for sight in sights
     ]
@@ -177,11 +205,20 @@ def _shown(sights: list[Sight]) -> RenderableType:
 
     over = sum(sight.over for sight in sights)
     silent = [sight.folder for sight in sights if sight.status == "silent"]
-    words = f"{over} of {len(sights)} runs are over" + (f"; go on with: {RunFolder(Path(silent[0])).goes_on}" if silent else "")
+    words = f"{over} of {len(sights)} runs are over" + (
+        f"; go on with: {RunFolder(Path(silent[0])).goes_on}" if silent else ""
+    )
     return Group(table(columns, rows, numbers={"seed", "rounds", *columns[5:]}), Text(words, style="dim"))
 
 
-STYLES = {"finished": "green", "stopped": "green", "paused": "yellow", "running": "cyan", "silent": "yellow", "diverged": "bold red"}
+STYLES = {
+    "finished": "green",
+    "stopped": "green",
+    "paused": "yellow",
+    "running": "cyan",
+    "silent": "yellow",
+    "diverged": "bold red",
+}
 
 
 def _bar(sight: Sight, width: int = 12) -> str:

@@ -8,7 +8,17 @@ from fedflat.data.flower import from_flower
 from fedflat.data.folder import data_folder
 from fedflat.data.mapped import MappedTensor, open_mapped
 from fedflat.data.per_client import from_clients
-from fedflat.data.registry import DATASETS, OWN, canonical_dataset, dataset_source, fetch, load, load_corruptions, names, verify
+from fedflat.data.registry import (
+    DATASETS,
+    OWN,
+    canonical_dataset,
+    dataset_source,
+    fetch,
+    load,
+    load_corruptions,
+    names,
+    verify,
+)
 from fedflat.data.sources.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, SEVERITIES
 from fedflat.data.split import SPLIT_PARTS, SPLITS, Split, canonical_split, fixes_clients, full_split, partition
 from fedflat.data.torch_dataset import from_torch

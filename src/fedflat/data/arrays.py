@@ -98,9 +98,13 @@ def numbered(train: Any, test: Any, what: str, classes: Sequence[str] | None = N
     if kinds <= set("biu"):
         return [None if values is None else torch.as_tensor(values).long() for values in columns], []
     if "f" in kinds:
-        raise UserError(f"{what} has classes or clients of type float; expected whole numbers from 0 on, or words: convert them to int")
+        raise UserError(
+            f"{what} has classes or clients of type float; expected whole numbers from 0 on, or words: convert them to int"
+        )
     if kinds & set("biu"):
-        raise UserError("the training and the test set name their labels in different ways; expected words in both or numbers in both")
+        raise UserError(
+            "the training and the test set name their labels in different ways; expected words in both or numbers in both"
+        )
     words = [None if values is None else np.asarray(values).astype(str) for values in columns]
     found = np.unique(np.concatenate([values.ravel() for values in words if values is not None]))
     names = found.tolist() if classes is None else [str(name) for name in classes]
@@ -108,7 +112,9 @@ def numbered(train: Any, test: Any, what: str, classes: Sequence[str] | None = N
     if unknown is not None:
         raise one_of(f"class among those of {what}", unknown, names)
     place = np.array([names.index(word) for word in found])
-    return [None if values is None else torch.from_numpy(place[np.searchsorted(found, values)]) for values in words], names
+    return [
+        None if values is None else torch.from_numpy(place[np.searchsorted(found, values)]) for values in words
+    ], names
 
 
 def native(values: Any) -> torch.Tensor | npt.NDArray[Any]:
@@ -136,9 +142,15 @@ def _inputs(values: Array, name: str) -> torch.Tensor:
         raise UserError(f"the inputs of {name} are of type {given.dtype}; expected numbers")
     inputs = torch.as_tensor(given).cpu()
     if inputs.dtype == torch.uint8 and inputs.ndim == 3:
-        inputs = MappedTensor.of(inputs.unsqueeze(1), inputs.path) if isinstance(inputs, MappedTensor) else inputs.unsqueeze(1)
+        inputs = (
+            MappedTensor.of(inputs.unsqueeze(1), inputs.path)
+            if isinstance(inputs, MappedTensor)
+            else inputs.unsqueeze(1)
+        )
     if inputs.ndim == 4 and not inputs.is_floating_point() and inputs.dtype != torch.uint8:
-        raise UserError(f"the images of {name} are {inputs.dtype}; expected uint8, from 0 to 255, or float32: convert them")
+        raise UserError(
+            f"the images of {name} are {inputs.dtype}; expected uint8, from 0 to 255, or float32: convert them"
+        )
     if inputs.dtype == torch.bool or (inputs.is_floating_point() and inputs.dtype != torch.float32):
         inputs = inputs.float()
     return inputs if isinstance(inputs, MappedTensor) else inputs.contiguous()
@@ -154,9 +166,13 @@ def _whole_file(values: Any) -> Path | None:
 def _kind(name: str, inputs: torch.Tensor) -> Kind:
     likely_channels = (1, 3, 4)
     if inputs.ndim == 4 and inputs.shape[1] not in likely_channels and inputs.shape[3] in likely_channels:
-        raise UserError(f"the images of {name} have shape {tuple(inputs.shape[1:])}; expected channels first, as in [n, C, H, W]")
+        raise UserError(
+            f"the images of {name} have shape {tuple(inputs.shape[1:])}; expected channels first, as in [n, C, H, W]"
+        )
     if inputs.ndim == 4:
         return "image"
     if inputs.dtype == torch.uint8:
-        raise UserError(f"the uint8 inputs of {name} have shape {tuple(inputs.shape)}; expected images [n, C, H, W] or [n, H, W]")
+        raise UserError(
+            f"the uint8 inputs of {name} have shape {tuple(inputs.shape)}; expected images [n, C, H, W] or [n, H, W]"
+        )
     return "vector" if inputs.is_floating_point() else "text"

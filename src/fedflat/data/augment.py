@@ -36,7 +36,9 @@ class CropFlip(Part):
     """
 
     padding: int = param(4, "by how many pixels the image is padded on each side", low=0)
-    style: Literal["pixel", "mean"] = param("pixel", "pad with black and always crop, or with the mean and crop every other time")
+    style: Literal["pixel", "mean"] = param(
+        "pixel", "pad with black and always crop, or with the mean and crop every other time"
+    )
     moves_masks = True
     per_example = 4
 
@@ -194,13 +196,21 @@ class Augmentation:
             name = names[type(part)]
             if dataset.kind == "segmentation" and not part.moves_masks:
                 able = ", ".join(known for known, kind in AUGMENTATIONS.items() if kind.moves_masks)
-                raise UserError(f"{name} does not move masks along with their images, and {dataset.name} has masks; use {able} or 'none'")
+                raise UserError(
+                    f"{name} does not move masks along with their images, and {dataset.name} has masks; use {able} or 'none'"
+                )
             if part.needs_masks and dataset.kind == "image":
-                raise UserError(f"{name} is for segmentations, and {dataset.name} has a class for each image; use random-resized-crop")
+                raise UserError(
+                    f"{name} is for segmentations, and {dataset.name} has a class for each image; use random-resized-crop"
+                )
             if dataset.kind == "text" or (part.needs_images and dataset.kind == "vector"):
-                raise UserError(f"{dataset.name} holds {dataset.kind} inputs, so that '{self.text}' cannot be applied; use 'none'")
+                raise UserError(
+                    f"{dataset.name} holds {dataset.kind} inputs, so that '{self.text}' cannot be applied; use 'none'"
+                )
             if isinstance(part, ScaleCrop) and part.low > part.high:
-                raise UserError(f"scale-crop has low={part.low:g} above high={part.high:g}; expected the smaller scale first")
+                raise UserError(
+                    f"scale-crop has low={part.low:g} above high={part.high:g}; expected the smaller scale first"
+                )
 
     def draw(self, rng: np.random.Generator, steps: int, batch: int, shape: tuple[int, ...]) -> Draws:
         """All random numbers of a client's round, with leading dimension [steps]; ``shape`` is that of one example."""

@@ -54,7 +54,9 @@ def entry(folder: Path, name: str, fingerprint: str, write: Callable[[Path], Non
             if not found.is_dir():  # otherwise another process was first, and wrote the same
                 raise
     except OSError as error:
-        raise UserError(f"{found} cannot be written ({error.strerror or error}); make room there, or set FEDFLAT_DATA") from error
+        raise UserError(
+            f"{found} cannot be written ({error.strerror or error}); make room there, or set FEDFLAT_DATA"
+        ) from error
     finally:
         shutil.rmtree(side, ignore_errors=True)
     return found
@@ -87,7 +89,9 @@ def rows_of(inputs: torch.Tensor, rows: np.ndarray, folder: Path, name: str) -> 
                 writer.append(inputs[torch.from_numpy(rows[start : start + BLOCK])].numpy())
 
     stamp = inputs.path.stat()
-    key = fingerprint((inputs.path, stamp.st_size, stamp.st_mtime_ns, hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest()))
+    key = fingerprint(
+        (inputs.path, stamp.st_size, stamp.st_mtime_ns, hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest())
+    )
     return open_kept(entry(folder, name, key, copy), "rows")
 
 
@@ -96,7 +100,9 @@ def _require(room: Room, root: Path) -> None:
     free = shutil.disk_usage(root).free
     if room.size > free:
         needed, there = (f"{size / 1e9:.1f} GB" if size > 1e8 else f"{size / 1e6:.3f} MB" for size in (room.size, free))
-        raise UserError(f"{room.what} takes {needed} once decoded, but {root} has {there} free; make room there, or {room.remedy}")
+        raise UserError(
+            f"{room.what} takes {needed} once decoded, but {root} has {there} free; make room there, or {room.remedy}"
+        )
 
 
 def fits_in_memory(size: int) -> bool:

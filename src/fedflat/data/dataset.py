@@ -71,7 +71,10 @@ class Dataset:
     def __post_init__(self) -> None:
         for part, examples in (("training", self.train), ("test", self.test)):
             _check_examples(f"the {part} set of {self.name}", examples, self)
-        if self.train.inputs.shape[1:] != self.test.inputs.shape[1:] or self.train.inputs.dtype != self.test.inputs.dtype:
+        if (
+            self.train.inputs.shape[1:] != self.test.inputs.shape[1:]
+            or self.train.inputs.dtype != self.test.inputs.dtype
+        ):
             raise UserError(
                 f"the training inputs of {self.name} are {_form(self.train.inputs)}, "
                 f"but its test inputs are {_form(self.test.inputs)}; expected the same shape and type"
@@ -108,7 +111,9 @@ def describe(dataset: Dataset) -> dict[str, Any]:
     """What a data set holds, as plain values: sizes, shape, classes and how often each occurs, statistics, content hash."""
 
     def class_counts(examples: Examples) -> list[int]:
-        counts = sum((_class_counts(block, dataset.num_classes) for block in _blocks(examples.targets)), torch.tensor(0))
+        counts = sum(
+            (_class_counts(block, dataset.num_classes) for block in _blocks(examples.targets)), torch.tensor(0)
+        )
         return counts.tolist()
 
     sizes: Any = [] if dataset.train.groups is None else np.unique(dataset.train.groups, return_counts=True)[1]
@@ -125,7 +130,9 @@ def describe(dataset: Dataset) -> dict[str, Any]:
         "train_class_counts": class_counts(dataset.train),
         "test_class_counts": class_counts(dataset.test),
         "groups": len(sizes),
-        "group_sizes": {"min": int(min(sizes)), "median": float(np.median(sizes)), "max": int(max(sizes))} if len(sizes) else {},
+        "group_sizes": {"min": int(min(sizes)), "median": float(np.median(sizes)), "max": int(max(sizes))}
+        if len(sizes)
+        else {},
         "group_names": list(dataset.group_names),
         "mean": list(dataset.mean),
         "std": list(dataset.std),
@@ -151,7 +158,9 @@ def _form(inputs: torch.Tensor) -> str:
 def _check_examples(what: str, examples: Examples, dataset: Dataset) -> None:
     lengths = {name: len(tensor) for name, tensor in examples.tensors().items()}
     if len(set(lengths.values())) > 1:
-        raise UserError(f"{what} has {', '.join(f'{n} {name}' for name, n in lengths.items())}; expected equally many of each")
+        raise UserError(
+            f"{what} has {', '.join(f'{n} {name}' for name, n in lengths.items())}; expected equally many of each"
+        )
     if not len(examples):
         raise UserError(f"{what} is empty; expected at least one example")
     inputs = examples.inputs
@@ -167,7 +176,9 @@ def _check_examples(what: str, examples: Examples, dataset: Dataset) -> None:
     ):
         raise UserError(f"{what} has inputs that are infinite or not a number; expected finite values")
     if dataset.group_names and examples.groups is not None and int(examples.groups.max()) >= len(dataset.group_names):
-        raise UserError(f"{what} has group {int(examples.groups.max())}, but there are names for {len(dataset.group_names)} groups only")
+        raise UserError(
+            f"{what} has group {int(examples.groups.max())}, but there are names for {len(dataset.group_names)} groups only"
+        )
 
 
 def _check_labels(what: str, examples: Examples, dataset: Dataset) -> None:
@@ -176,7 +187,9 @@ def _check_labels(what: str, examples: Examples, dataset: Dataset) -> None:
         raise UserError(f"the targets of {what} are {targets.dtype}; expected class numbers of type int64")
     if targets.ndim > 1 and (dataset.kind != "text" or targets.shape != inputs.shape):
         allowed = (
-            f"one class per example or, as the inputs, {tuple(inputs.shape[1:])}" if dataset.kind == "text" else "one class per example"
+            f"one class per example or, as the inputs, {tuple(inputs.shape[1:])}"
+            if dataset.kind == "text"
+            else "one class per example"
         )
         raise UserError(f"the targets of {what} have shape {tuple(targets.shape[1:])} per example; expected {allowed}")
     low, high = int(targets.min()), int(targets.max())
@@ -199,7 +212,11 @@ def _check_masks(what: str, examples: Examples, dataset: Dataset) -> None:
         )
     if isinstance(masks, MappedTensor):
         return  # written by us, after every id was looked at
-    wrong = [int(number) for block in _blocks(masks) for number in block[(block >= dataset.num_classes) & (block != IGNORED)][:1]]
+    wrong = [
+        int(number)
+        for block in _blocks(masks)
+        for number in block[(block >= dataset.num_classes) & (block != IGNORED)][:1]
+    ]
     if wrong:
         raise UserError(
             f"{what} has id {wrong[0]} in a mask; expected 0 to {dataset.num_classes - 1}, or {IGNORED} for pixels that do not count"

@@ -35,9 +35,13 @@ def fetch_source(source: Source, folder: Path, progress: Progress | None = None)
             _fetch(download, folder, progress or (lambda name, done, total: None))
         except (OSError, HTTPException) as error:
             reason = str(error) or type(error).__name__
-            raise UserError(f"{source.name} could not be fetched from {download.url} ({reason}); {source.expected(folder)}") from error
+            raise UserError(
+                f"{source.name} could not be fetched from {download.url} ({reason}); {source.expected(folder)}"
+            ) from error
     if source.missing(folder):
-        raise UserError(f"{source.name} is not all there, and what is missing must be put there by hand; {source.expected(folder)}")
+        raise UserError(
+            f"{source.name} is not all there, and what is missing must be put there by hand; {source.expected(folder)}"
+        )
 
 
 def _fetch(download: Download, folder: Path, progress: Progress) -> None:
@@ -47,7 +51,9 @@ def _fetch(download: Download, folder: Path, progress: Progress) -> None:
     found = md5_of(part)
     if found != download.md5:
         part.unlink()
-        raise UserError(f"what {download.url} sent has md5 {found} instead of {download.md5} and was thrown away; try again later")
+        raise UserError(
+            f"what {download.url} sent has md5 {found} instead of {download.md5} and was thrown away; try again later"
+        )
     if download.is_archive:
         _unpack(part, download, folder)
         part.unlink()
@@ -77,7 +83,9 @@ def _receive(url: str, part: Path, progress: Progress) -> bool:
     try:
         response = urlopen(Request(url, headers={"Range": f"bytes={have}-"} if have else {}), timeout=TIMEOUT_SECONDS)
     except HTTPError as error:
-        if error.code == 416 and have:  # nothing lies beyond what we have: whether that is the whole file, its checksum tells
+        if (
+            error.code == 416 and have
+        ):  # nothing lies beyond what we have: whether that is the whole file, its checksum tells
             return True
         raise
     with response:

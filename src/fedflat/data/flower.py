@@ -62,7 +62,9 @@ def from_flower(partitioner: Partitioner, data: str | Dataset, folder: str | Pat
 
 def _divided(partitioner: Partitioner, data: Dataset) -> list[IntArray]:
     if data.train.targets.ndim > 1:
-        raise UserError(f"{data.name} has several labels per example, which no partitioner can look at; use iid, natural or centralised")
+        raise UserError(
+            f"{data.name} has several labels per example, which no partitioner can look at; use iid, natural or centralised"
+        )
     columns = _columns(data)
     try:
         partitioner.dataset = _table(columns)
@@ -88,7 +90,9 @@ def _columns(data: Dataset) -> dict[str, Any]:
 
 def _table(columns: dict[str, Any]) -> Any:
     if importlib.util.find_spec("datasets") is None:
-        raise UserError(f"partitioners of Flower need the package datasets, which is not installed; install it with: {INSTALL}")
+        raise UserError(
+            f"partitioners of Flower need the package datasets, which is not installed; install it with: {INSTALL}"
+        )
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # it would report each use to its makers
     return importlib.import_module("datasets").Dataset.from_dict(columns)
 
@@ -96,6 +100,12 @@ def _table(columns: dict[str, Any]) -> Any:
 def _described(partitioner: Partitioner) -> dict[str, Any]:
     """A partitioner in plain values, for whoever reads the file: its name and the parameters that it was made with."""
     has = vars(partitioner)
-    made_with = {name: has.get(f"_{name}", has.get(f"_initial_{name}")) for name in inspect.signature(type(partitioner)).parameters}
+    made_with = {
+        name: has.get(f"_{name}", has.get(f"_initial_{name}"))
+        for name in inspect.signature(type(partitioner)).parameters
+    }
     plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in made_with.items()}
-    return {"name": type(partitioner).__name__, **{name: value for name, value in plain.items() if isinstance(value, PLAIN)}}
+    return {
+        "name": type(partitioner).__name__,
+        **{name: value for name, value in plain.items() if isinstance(value, PLAIN)},
+    }

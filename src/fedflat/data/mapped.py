@@ -59,7 +59,9 @@ def open_mapped(path: Path, remedy: str = "write it again with numpy.save") -> M
     try:
         array = np.load(path, mmap_mode="r")
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)  # nor will it be written to
+            warnings.filterwarnings(
+                "ignore", "The given NumPy array is not writable", UserWarning
+            )  # nor will it be written to
             return MappedTensor.of(torch.from_numpy(array), path)
     except (OSError, ValueError, EOFError, TypeError) as error:
         raise UserError(f"{path} is not a whole .npy file of numbers ({error}); {remedy}") from error
@@ -85,7 +87,9 @@ class ArrayWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if kind is None:
             self._stream.seek(0)
             self._write_header()
@@ -93,5 +97,9 @@ class ArrayWriter:
 
     def _write_header(self) -> None:
         # numpy pads the header so that the first dimension can grow in place.
-        described = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": (self.rows, *self.row_shape)}
+        described = {
+            "descr": np.lib.format.dtype_to_descr(self.dtype),
+            "fortran_order": False,
+            "shape": (self.rows, *self.row_shape),
+        }
         np.lib.format.write_array_header_1_0(self._stream, described)

@@ -33,7 +33,9 @@ AT_ONCE = 64
 class MaskOptions:
     """How large pictures and masks are."""
 
-    size: int | None = param(None, "height in pixels to which pictures are brought, their shape kept; none: as they are", low=1)
+    size: int | None = param(
+        None, "height in pixels to which pictures are brought, their shape kept; none: as they are", low=1
+    )
 
 
 @dataclass
@@ -76,13 +78,18 @@ class Decoder:
             )
         small = image.convert("RGB").resize(wanted, Image.Resampling.BILINEAR)
         numbers = np.asarray(ids)
-        numbers = numbers[..., 0] if numbers.ndim == 3 else numbers  # some publishers write the id into the first colour
+        numbers = (
+            numbers[..., 0] if numbers.ndim == 3 else numbers
+        )  # some publishers write the id into the first colour
         self._check(numbers, mask)
         table = np.full(256, IGNORED, np.uint8)
         for number, label in self.classes.items():
             table[number] = label
         # Nearest, as Pillow rounds: the pixel that holds the middle of the new one.
-        rows, columns = (((2 * np.arange(n) + 1) * old // (2 * n)) for n, old in zip((self.height, self.width), numbers.shape, strict=True))
+        rows, columns = (
+            ((2 * np.arange(n) + 1) * old // (2 * n))
+            for n, old in zip((self.height, self.width), numbers.shape, strict=True)
+        )
         return np.ascontiguousarray(np.asarray(small).transpose(2, 0, 1)), table[numbers[np.ix_(rows, columns)]]
 
     def _check(self, numbers: npt.NDArray[np.generic], mask: str) -> None:
@@ -104,7 +111,9 @@ class Decoder:
                 image.load()
                 return image
         except Exception as error:  # a damaged picture can fail in any way that its format can
-            raise UserError(f"{self.tree.where}/{name} is not a whole picture ({error}); replace it or take it away") from error
+            raise UserError(
+                f"{self.tree.where}/{name} is not a whole picture ({error}); replace it or take it away"
+            ) from error
 
 
 def mask_dataset(
@@ -122,12 +131,16 @@ def mask_dataset(
     stamps = [f"{file} {tree.stamps[file]}" for pair in zip(pairs.pictures, pairs.masks, strict=True) for file in pair]
     short = f"{name.partition('(')[0]}-{height}x{width}"
     decoder = Decoder(tree, ids, height, width)
-    kept = entry(folder, short, fingerprint((height, width, sorted(ids.items()), *stamps)), partial(_decode_all, decoder, pairs))
+    kept = entry(
+        folder, short, fingerprint((height, width, sorted(ids.items()), *stamps)), partial(_decode_all, decoder, pairs)
+    )
     inputs, masks, sums = (open_kept(kept, part) for part in ("inputs", "masks", "sums"))
     is_test = np.array(pairs.is_test, dtype=bool)
     parts = []
     for rows in (np.flatnonzero(~is_test), np.flatnonzero(is_test)):
-        images, targets = (rows_of(whole, rows, folder, f"{short}-{what}") for whole, what in ((inputs, "rows"), (masks, "mask-rows")))
+        images, targets = (
+            rows_of(whole, rows, folder, f"{short}-{what}") for whole, what in ((inputs, "rows"), (masks, "mask-rows"))
+        )
         groups = torch.from_numpy(np.array(pairs.groups, dtype=np.int64)[rows])
         parts.append(Examples(images, targets, groups if group_names else None))
     mean, std = statistics_of_sums(sums.numpy()[~is_test].sum(0), height * width * int((~is_test).sum()))

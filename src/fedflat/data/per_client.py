@@ -21,7 +21,9 @@ def from_clients(clients: Sequence[Pair], test: Pair | None = None, name: str = 
     Where there is no test set, models are scored on what the clients have, all of it together.
     """
     if not isinstance(clients, Sequence | np.ndarray):
-        raise UserError(f"the clients are of type {type(clients).__name__}; expected a list with a pair (inputs, targets) for each")
+        raise UserError(
+            f"the clients are of type {type(clients).__name__}; expected a list with a pair (inputs, targets) for each"
+        )
     if not len(clients):
         raise UserError("there are no clients; expected a list with a pair (inputs, targets) for each")
     pairs = [_pair(pair, f"client {number}") for number, pair in enumerate(clients)]
@@ -41,10 +43,14 @@ def _pair(pair: Any, whose: str) -> tuple[torch.Tensor, torch.Tensor]:
     try:
         inputs, targets = (torch.as_tensor(native(part)).detach().cpu() for part in pair)
     except (TypeError, ValueError, RuntimeError):
-        raise UserError(f"{whose} has no pair (inputs, targets); expected two tensors or arrays of equal length") from None
+        raise UserError(
+            f"{whose} has no pair (inputs, targets); expected two tensors or arrays of equal length"
+        ) from None
     if not inputs.ndim or len(inputs) != len(targets) or not len(inputs):
         shapes = " and ".join(str(tuple(part.shape)) for part in (inputs, targets))
-        raise UserError(f"{whose} has inputs and targets of shapes {shapes}; expected equally many of both, and at least one")
+        raise UserError(
+            f"{whose} has inputs and targets of shapes {shapes}; expected equally many of both, and at least one"
+        )
     if targets.is_floating_point():
         raise UserError(f"{whose} has targets of type {targets.dtype}; expected class numbers, from 0 on")
     return inputs, targets

@@ -35,7 +35,9 @@ class PictureOptions:
     """How pictures are brought to one size."""
 
     size: int = param(64, "height and width in pixels to which pictures are brought", low=1)
-    fit: Literal["squash", "crop"] = param("squash", "squash the whole picture into the square, or cut the largest square from its middle")
+    fit: Literal["squash", "crop"] = param(
+        "squash", "squash the whole picture into the square, or cut the largest square from its middle"
+    )
 
 
 @dataclass
@@ -91,7 +93,9 @@ def picture_dataset(
 
 def labelled(listing: Listing, rows: npt.NDArray[np.int64], images: torch.Tensor, grouped: bool) -> Examples:
     """Some pictures of a listing, with their classes and, where they have any, their groups."""
-    targets, groups = (torch.from_numpy(np.array(values, dtype=np.int64)[rows]) for values in (listing.targets, listing.groups))
+    targets, groups = (
+        torch.from_numpy(np.array(values, dtype=np.int64)[rows]) for values in (listing.targets, listing.groups)
+    )
     return Examples(images, targets, groups if grouped else None)
 
 
@@ -151,7 +155,9 @@ def in_bytes(image: Any) -> Any:
     if has_16_bits:  # Pillow itself would turn all but the 256 darkest of 65,536 shades white
         return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise UserError("its pixels are numbers of 32 bits, of which it does not say what is white; save it with 8 or 16 bits")
+        raise UserError(
+            "its pixels are numbers of 32 bits, of which it does not say what is white; save it with 8 or 16 bits"
+        )
     return image.convert({"1": "L", "P": "RGB"}[image.mode]) if image.mode in ("1", "P") else image
 
 

@@ -85,7 +85,9 @@ def canonical_dataset(text: str) -> str:
     return dataset_source(text).text
 
 
-def load(text: str, folder: str | Path | None = None, download: bool = True, progress: Progress | None = None) -> Dataset:
+def load(
+    text: str, folder: str | Path | None = None, download: bool = True, progress: Progress | None = None
+) -> Dataset:
     """A data set by name, read from the data folder and verified; what is missing is fetched first, unless ``download`` is off."""
     source, where = dataset_source(text), data_folder(folder)
     _complete(source, where, download, progress)
@@ -96,7 +98,12 @@ def load_corruptions(
     name: str, folder: str | Path | None = None, download: bool = True, progress: Progress | None = None
 ) -> dict[str, dict[int, Examples]]:
     """The corrupted test images of ``cifar10`` or ``cifar100``, by corruption and severity (1 to 5), mapped and not yet read."""
-    known = {of: source for source in DATASETS.values() if isinstance(source, CorruptedCifar) for of in (source.of, source.name)}
+    known = {
+        of: source
+        for source in DATASETS.values()
+        if isinstance(source, CorruptedCifar)
+        for of in (source.of, source.name)
+    }
     if name not in known:
         raise one_of("data set with corruptions", name, known)
     _complete(known[name], data_folder(folder), download, progress)

@@ -20,7 +20,16 @@ from fedflat.data.dialects.recipe import SPLIT_PARTS, SPLITS, read_recipe
 from fedflat.data.dialects.virtual import VirtualClients
 from fedflat.errors import UserError
 
-__all__ = ["SPLITS", "SPLIT_PARTS", "Split", "canonical_split", "fixes_clients", "full_split", "partition", "read_split"]
+__all__ = [
+    "SPLITS",
+    "SPLIT_PARTS",
+    "Split",
+    "canonical_split",
+    "fixes_clients",
+    "full_split",
+    "partition",
+    "read_split",
+]
 
 # The purposes for which a split draws numbers: each has its own stream, so that none disturbs another.
 _DIVIDE, _HOLD_OUT, _LONG_TAIL, _UNSEEN = 0x5911, 0x401D, 0x7A11, 0x0B5E
@@ -102,7 +111,9 @@ class Split:
             "coverage": used / offered,
             "duplicates": int(sizes.sum()) - used,
             "classes_per_client": float(np.count_nonzero(histogram, axis=1).mean()),
-            "heterogeneity": float(np.abs(histogram / np.maximum(histogram.sum(1, keepdims=True), 1) - whole).sum(1).mean() / 2),
+            "heterogeneity": float(
+                np.abs(histogram / np.maximum(histogram.sum(1, keepdims=True), 1) - whole).sum(1).mean() / 2
+            ),
             "histogram": histogram.tolist(),
         }
 

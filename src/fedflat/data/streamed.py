@@ -96,12 +96,16 @@ class StreamedTensor(MappedTensor):
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor):
-            raise TypeError(f"{getattr(func, '__name__', func)} cannot be applied to pictures that are decoded on demand; take rows first")
+            raise TypeError(
+                f"{getattr(func, '__name__', func)} cannot be applied to pictures that are decoded on demand; take rows first"
+            )
         return result
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         rows = torch.arange(len(self))[index.cpu() if isinstance(index, torch.Tensor) else index]
-        found = self.cache.rows([self.first + row for row in rows.reshape(-1).tolist()]).reshape(*rows.shape, *self.cache.shape)
+        found = self.cache.rows([self.first + row for row in rows.reshape(-1).tolist()]).reshape(
+            *rows.shape, *self.cache.shape
+        )
         return found.to(index.device) if isinstance(index, torch.Tensor) else found
 
     def index_select(self, dim: int, index: torch.Tensor) -> torch.Tensor:
@@ -140,7 +144,9 @@ def streamed_dataset(
     sample = [listing.names[row] for row in rows]
     key = fingerprint((options.size, options.fit, *(f"{file} {tree.stamps[file]}" for file in sample)))
     short = name.partition("(")[0]
-    sums = open_kept(entry(folder, f"{short}-{options.size}-sample", key, partial(_write_sums, tree, sample, options)), "sums").numpy()
+    sums = open_kept(
+        entry(folder, f"{short}-{options.size}-sample", key, partial(_write_sums, tree, sample, options)), "sums"
+    ).numpy()
     mean, std = statistics_of_sums(sums.sum(0), options.size**2 * len(sample))
     parts = [
         labelled(listing, np.arange(start, stop), inputs.part(start, stop - start), bool(group_names))

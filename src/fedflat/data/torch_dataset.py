@@ -42,7 +42,9 @@ def from_torch(
             columns: Sequence[Any] = items.tensors
         else:
             columns = collected(_items(items), what, Path(folder) / f"{name}-{part}.npy" if folder else None)
-        arrays |= {f"{part}_{what}": column for what, column in zip(("inputs", "targets", "groups"), columns, strict=False)}
+        arrays |= {
+            f"{part}_{what}": column for what, column in zip(("inputs", "targets", "groups"), columns, strict=False)
+        }
     return from_arrays(**arrays, name=name, classes=classes, mean=mean, std=std)
 
 
@@ -73,11 +75,15 @@ def _blocks(items: Iterable[Any], what: str, labels: list[Sequence[Any]]) -> Ite
     shape: tuple[int, ...] | None = None
     for place, item in enumerate(items):
         if not isinstance(item, list | tuple) or len(item) not in (2, 3):
-            raise UserError(f"item {place} of {what} is a {type(item).__name__}; expected (input, class) or (input, class, client)")
+            raise UserError(
+                f"item {place} of {what} is a {type(item).__name__}; expected (input, class) or (input, class, client)"
+            )
         example = as_array(item[0])
         shape = example.shape if shape is None else shape
         if example.shape != shape:
-            raise UserError(f"the input of item {place} of {what} has shape {example.shape}, but the first has {shape}; bring all to one")
+            raise UserError(
+                f"the input of item {place} of {what} has shape {example.shape}, but the first has {shape}; bring all to one"
+            )
         waiting.append(example)
         labels.append([value if isinstance(value, str) else np.asarray(value) for value in item[1:]])
         if len(waiting) == AT_ONCE:

@@ -69,7 +69,9 @@ class FolderTree(Tree):
 
     def folders(self, prefix: str) -> list[str]:
         """The folders, without hidden ones."""
-        return sorted(found.name for found in (self.where / prefix).iterdir() if found.is_dir() and not found.name.startswith("."))
+        return sorted(
+            found.name for found in (self.where / prefix).iterdir() if found.is_dir() and not found.name.startswith(".")
+        )
 
     def open(self, name: str) -> IO[bytes]:
         """The file itself."""
@@ -85,14 +87,22 @@ class ZipTree(Tree):
             self._zip = zipfile.ZipFile(where)
         except (OSError, zipfile.BadZipFile) as error:
             raise UserError(f"{where} is not a whole zip archive ({error}); get it again") from error
-        self._files = {info.filename: info for info in self._zip.infolist() if not info.is_dir() and "__MACOSX" not in info.filename}
+        self._files = {
+            info.filename: info
+            for info in self._zip.infolist()
+            if not info.is_dir() and "__MACOSX" not in info.filename
+        }
         first = {name.partition("/")[0] for name in self._files}
         self._root = f"{first.pop()}/" if len(first) == 1 and all("/" in name for name in self._files) else ""
 
     @cached_property
     def stamps(self) -> dict[str, str]:
         """Size and checksum of every file."""
-        return dict(sorted((name.removeprefix(self._root), f"{info.file_size} {info.CRC}") for name, info in self._files.items()))
+        return dict(
+            sorted(
+                (name.removeprefix(self._root), f"{info.file_size} {info.CRC}") for name, info in self._files.items()
+            )
+        )
 
     def folders(self, prefix: str) -> list[str]:
         """The folders that the archive lists or that files lie in."""

@@ -31,10 +31,18 @@ EARLIER = timedelta(minutes=5)
 def write_certificates(folder: Path, hosts: Sequence[str], sites: int, days: float) -> list[Path]:
     """Write an authority, a certificate of the server at these hosts, and a key pair for each site; what is there is never written over."""
     names = [_name(host) for host in dict.fromkeys((*hosts, *ITSELF))]
-    wanted = [AUTHORITY, AUTHORITY_KEY, SERVER, SERVER_KEY, *(f"site-{site}.key{end}" for site in range(sites) for end in ("", ".pub"))]
+    wanted = [
+        AUTHORITY,
+        AUTHORITY_KEY,
+        SERVER,
+        SERVER_KEY,
+        *(f"site-{site}.key{end}" for site in range(sites) for end in ("", ".pub")),
+    ]
     there = [name for name in wanted if (folder / name).exists()]
     if there:
-        raise UserError(f"{folder / there[0]} exists and is not written over; choose another folder, or move what is there away")
+        raise UserError(
+            f"{folder / there[0]} exists and is not written over; choose another folder, or move what is there away"
+        )
     create_folder(folder)
     authority, server = ec.generate_private_key(CURVE), ec.generate_private_key(CURVE)
     issuer, until = _authority(authority, days)
@@ -60,7 +68,9 @@ def _name(host: str) -> x509.GeneralName:
     except ValueError:
         pass
     if not host or ":" in host or "/" in host or not host.isascii():
-        raise UserError(f"{host!r} is no host; expected a name or an address without a port, as in server.example.org or 10.0.0.7")
+        raise UserError(
+            f"{host!r} is no host; expected a name or an address without a port, as in server.example.org or 10.0.0.7"
+        )
     return x509.DNSName(host)
 
 

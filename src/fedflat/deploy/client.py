@@ -51,7 +51,9 @@ def client_app(
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return through(mods, message, context, lambda: _answer(message, lambda: _train(site(context), message, context)))
+        return through(
+            mods, message, context, lambda: _answer(message, lambda: _train(site(context), message, context))
+        )
 
     @app.evaluate()
     def score(message: Message, context: Context) -> Message:
@@ -69,7 +71,9 @@ def state_folder(context: Context) -> Path:
 def _number(context: Context) -> int:
     number = context.node_config.get("partition-id")
     if not isinstance(number, int):
-        raise UserError("this node does not say which client it is; start its SuperNode with --node-config 'partition-id=N', N from 0")
+        raise UserError(
+            "this node does not say which client it is; start its SuperNode with --node-config 'partition-id=N', N from 0"
+        )
     return number
 
 
@@ -93,7 +97,9 @@ def _hello(site: Site, message: Message, mods: Sequence[Mod]) -> RecordDict:
         require_writable(site.folder)
     different = own.differences(_words(message), "at the node", "at the server")
     if different:
-        raise UserError(f"client {site.client} cannot take part: {different}; bring both sides to the same experiment and version")
+        raise UserError(
+            f"client {site.client} cannot take part: {different}; bring both sides to the same experiment and version"
+        )
     return content(words={**own.values(), **joined_as(site.client, len(site.indices))})
 
 
@@ -120,7 +126,9 @@ def _train(site: Site, message: Message, context: Context) -> RecordDict:
     _require_seat(site, words)
     if GRADIENT in received:
         if HELD not in context.state or context.state.config_records[HELD_ROUND]["round"] != words["round"]:
-            raise UserError("this node was restarted in the middle of a round and has lost what it received; it waits for the next")
+            raise UserError(
+                "this node was restarted in the middle of a round and has lost what it received; it waits for the next"
+            )
         received |= tensors_of(context.state.array_records[HELD])
     tensors = own_device(received, site.problem.device)
     sent, numbers = site.train(str(words["experiment"]), int(words["round"]), int(words["before"]), tensors)
@@ -128,4 +136,6 @@ def _train(site: Site, message: Message, context: Context) -> RecordDict:
 
 
 def _score(site: Site, message: Message) -> RecordDict:
-    return content(numbers=site.score(own_device(tensors_of(message.content.array_records[ARRAYS]), site.problem.device)))
+    return content(
+        numbers=site.score(own_device(tensors_of(message.content.array_records[ARRAYS]), site.problem.device))
+    )

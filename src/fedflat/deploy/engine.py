@@ -58,28 +58,40 @@ class SitesEngine:
             asked = self._seated(cohort)
             done = _Round(self, training, round, model, server, asked)
             outcome = done.train() if len(asked) >= self.wanted.minimum else None
-            missing = {client.number: "its node is not there" for client in cohort if client.number not in self.nodes.present}
+            missing = {
+                client.number: "its node is not there" for client in cohort if client.number not in self.nodes.present
+            }
             for what, reasons in (("refused", done.refused), ("without an update", missing | done.missing)):
                 for client, why in reasons.items():
                     log.warning("round %d: client %d is %s: %s", round, client, what, why)
             if outcome is not None:
                 self.ledger.record(round, done.accepted, done.refused, missing | done.missing)
                 return outcome
-            log.warning("round %d: try %d of %d gave %d updates", round, attempt + 1, self.wanted.tries, len(done.accepted))
+            log.warning(
+                "round %d: try %d of %d gave %d updates", round, attempt + 1, self.wanted.tries, len(done.accepted)
+            )
         raise too_few(len(done.accepted), self.wanted.minimum, f"round {round} has too few updates")
 
     def _seated(self, cohort: list[Client]) -> list[Client]:
         """Those of a cohort whose nodes are there, with as many examples as they said."""
         numbers = {client.number for client in cohort}
         enough = min(self.wanted.minimum, len(cohort))
-        self.nodes.gather(lambda: len(numbers & self.nodes.present.keys()) >= enough, self.wanted.wait, self.wanted.timeout)
+        self.nodes.gather(
+            lambda: len(numbers & self.nodes.present.keys()) >= enough, self.wanted.wait, self.wanted.timeout
+        )
         present = self.nodes.present
-        return [client._replace(indices=np.arange(present[client.number].examples)) for client in cohort if client.number in present]
+        return [
+            client._replace(indices=np.arange(present[client.number].examples))
+            for client in cohort
+            if client.number in present
+        ]
 
     def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:
         """Nothing: sites draw their batches themselves."""
 
-    def evaluate(self, models: dict[str, ModelState], examples: dict[str, Examples]) -> dict[str, dict[str, dict[str, float]]]:
+    def evaluate(
+        self, models: dict[str, ModelState], examples: dict[str, Examples]
+    ) -> dict[str, dict[str, dict[str, float]]]:
         """Every metric of every model on what the server holds out."""
         return self._here.evaluate(models, examples)
 
@@ -88,9 +100,22 @@ class _Round:
     """One try at a round."""
 
     def __init__(
-        self, engine: SitesEngine, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]
+        self,
+        engine: SitesEngine,
+        training: Training,
+        round: int,
+        model: ModelState,
+        server: States,
+        cohort: list[Client],
     ) -> None:
-        self.engine, self.training, self.round, self.model, self.server, self.cohort = engine, training, round, model, server, cohort
+        self.engine, self.training, self.round, self.model, self.server, self.cohort = (
+            engine,
+            training,
+            round,
+            model,
+            server,
+            cohort,
+        )
         self.accepted: list[int] = []
         self.refused: dict[int, str] = {}
         self.missing: dict[int, str] = {}
@@ -132,7 +157,10 @@ class _Round:
         if engine.wanted.clipping_norm is not None:
             about[CLIPPING_NORM] = engine.wanted.clipping_norm
         examples = self._examples()
-        contents = {client: content(down, about | joined_as(client, examples[client]) | {"before": last[client]}) for client in asked}
+        contents = {
+            client: content(down, about | joined_as(client, examples[client]) | {"before": last[client]})
+            for client in asked
+        }
         answers, missing = engine.nodes.ask(kind, contents, str(round), engine.wanted.timeout)
         self.missing |= missing
         found = []
@@ -149,19 +177,28 @@ class _Round:
         """What honest updates of this cohort look like."""
         training, examples = self.training, self._examples()
         plan = training.plan
-        steps = {client: len(plan.batches(training.seed, self.round, client, count)) for client, count in examples.items()}
+        steps = {
+            client: len(plan.batches(training.seed, self.round, client, count)) for client, count in examples.items()
+        }
         rates = {count: self._rates(count) for count in set(steps.values())}
         forms = forms_up(self.engine.problem, training)
         wanted = self.engine.wanted
         return Expected(
-            forms, examples, steps, {client: rates[count] for client, count in steps.items()}, wanted.bound, wanted.clipping_norm
+            forms,
+            examples,
+            steps,
+            {client: rates[count] for client, count in steps.items()},
+            wanted.bound,
+            wanted.clipping_norm,
         )
 
     def _rates(self, steps: int) -> float:
         """H, the sum of the learning rates over so many steps."""
         training = self.training
         steps_, round = torch.tensor(float(steps)), torch.tensor(float(self.round))
-        rates = [training.algorithm.rate(training.schedule, round, torch.tensor(float(k)), steps_) for k in range(steps)]
+        rates = [
+            training.algorithm.rate(training.schedule, round, torch.tensor(float(k)), steps_) for k in range(steps)
+        ]
         return float(sum(float(rate) for rate in rates))
 
     def _common_gradient(self, down: Mapping[str, Tensor]) -> Tensor | None:
@@ -217,5 +254,10 @@ def _report(update: Update, device: torch.device) -> Report:
         if name.startswith(INTEGERS)
     }
     return Report(
-        numbers["rates"], numbers["loss"], int(numbers["steps"]), int(numbers["backward_passes"]), int(numbers["samples"]), integers
+        numbers["rates"],
+        numbers["loss"],
+        int(numbers["steps"]),
+        int(numbers["backward_passes"]),
+        int(numbers["samples"]),
+        integers,
     )

@@ -29,4 +29,6 @@ def check_version(found: str) -> None:
     numbers = tuple(int(number) for number in re.findall(r"\d+", found)[:2])
     if numbers < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        raise UserError(f"Flower {found} is too old, since its ports and messages were others; fedflat needs {oldest} or newer: {INSTALL}")
+        raise UserError(
+            f"Flower {found} is too old, since its ports and messages were others; fedflat needs {oldest} or newer: {INSTALL}"
+        )

@@ -17,7 +17,10 @@ from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExec
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 from flwr.supercore.tls import get_client_tls_args
 
-ENTRIES = {TaskType.CLIENT_APP: "flwr.supernode.cli:flwr_clientapp", TaskType.SERVER_APP: "flwr.superlink.cli:flwr_serverapp"}
+ENTRIES = {
+    TaskType.CLIENT_APP: "flwr.supernode.cli:flwr_clientapp",
+    TaskType.SERVER_APP: "flwr.superlink.cli:flwr_serverapp",
+}
 """What Flower's own commands call."""
 PRELOADED = ("fedflat.deploy.client", "fedflat.deploy.server", "numpy.ma", "numpy.random")
 """The last two numpy would import at their first use, and so anew in every fork."""
@@ -34,7 +37,13 @@ class Forks(SubprocessExecutor):
         task = TaskType(spec.task_type)
         if task not in ENTRIES:
             return super().launch(spec)
-        command = [TASK_TYPE_TO_COMMAND[task], TASK_TYPE_TO_APPIO_API_ADDRESS_ARG[task], spec.runtime_api_address, "--token", spec.token]
+        command = [
+            TASK_TYPE_TO_COMMAND[task],
+            TASK_TYPE_TO_APPIO_API_ADDRESS_ARG[task],
+            spec.runtime_api_address,
+            "--token",
+            spec.token,
+        ]
         command += get_client_tls_args(spec.insecure, spec.root_certificates_path)
         if spec.parent_pid is not None:
             command += ["--parent-pid", str(spec.parent_pid)]

@@ -45,14 +45,18 @@ def identity_of(problem: Problem, training: Training) -> Identity:
     """The identity of a problem and of how its clients train."""
     version = importlib.import_module("fedflat").__version__  # the package itself stands above all layers
     algorithm, classes = canonical(training.algorithm), ", ".join(problem.data.classes)
-    return Identity(version, _named(algorithm), model_hash(problem, training), _training_hash(training), _named(classes))
+    return Identity(
+        version, _named(algorithm), model_hash(problem, training), _training_hash(training), _named(classes)
+    )
 
 
 def model_hash(problem: Problem, training: Training) -> str:
     """A hash of the names and shapes of all that is trained; of first weights too, where clients start their own state from them."""
     digest = hashlib.sha256()
     for layout in (problem.layout, problem.buffers):
-        digest.update(repr([(name, tuple(shape)) for name, shape in zip(layout.names, layout.shapes, strict=True)]).encode())
+        digest.update(
+            repr([(name, tuple(shape)) for name, shape in zip(layout.names, layout.shapes, strict=True)]).encode()
+        )
     digest.update(str(problem.dtype).encode())
     digest.update(problem.still.fingerprint().encode())
     starts = [field.start for fields in training.algorithm.client_fields().values() for field in fields]
@@ -63,7 +67,14 @@ def model_hash(problem: Problem, training: Training) -> str:
 
 def _training_hash(training: Training) -> str:
     """How clients train, without what the server alone does."""
-    parts = (training.descent, training.schedule, training.plan, training.seed, training.clients, training.own_statistics)
+    parts = (
+        training.descent,
+        training.schedule,
+        training.plan,
+        training.seed,
+        training.clients,
+        training.own_statistics,
+    )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 

@@ -67,7 +67,11 @@ def alone(update: Update, expected: Expected) -> str:
     """What is wrong with an update in itself; empty where nothing is."""
     missing, extra = expected.forms.keys() - update.arrays.keys(), update.arrays.keys() - expected.forms.keys()
     if missing or extra:
-        said = [f"{word} {', '.join(sorted(names))}" for word, names in (("misses", missing), ("brings unknown", extra)) if names]
+        said = [
+            f"{word} {', '.join(sorted(names))}"
+            for word, names in (("misses", missing), ("brings unknown", extra))
+            if names
+        ]
         return f"it {' and '.join(said)}"
     for name, form in expected.forms.items():
         array = update.arrays[name]
@@ -77,7 +81,9 @@ def alone(update: Update, expected: Expected) -> str:
             return f"{name} is {array.dtype}, not {form.dtype}"
         if not np.isfinite(array).all():
             return f"{name} holds NaN" if np.isnan(array).any() else f"{name} holds infinite numbers"
-    if expected.longest is not None and (norm := _norm(update.arrays["displacement"])) > expected.longest * (1 + ROUNDING):
+    if expected.longest is not None and (norm := _norm(update.arrays["displacement"])) > expected.longest * (
+        1 + ROUNDING
+    ):
         return f"the norm of displacement is {norm:.3g}, though it was to be clipped to {expected.longest:g}"
     return _wrong_number(update, expected)
 
@@ -111,7 +117,10 @@ def beside_others(updates: Sequence[Update], bound: float) -> dict[int, str]:
         usual = median(norms.values())
         for client, norm in norms.items():
             if usual > 0 and norm > bound * usual:
-                refused.setdefault(client, f"the norm of {name} is {norm:.3g}, more than {bound:g} times the cohort's median {usual:.3g}")
+                refused.setdefault(
+                    client,
+                    f"the norm of {name} is {norm:.3g}, more than {bound:g} times the cohort's median {usual:.3g}",
+                )
     return refused
 
 

@@ -20,7 +20,9 @@ class Ledger:
 
     def last(self, client: int, round: int) -> int:
         """The stamp of a client's last accepted update before a round: the number of rounds then done."""
-        before = (line["round"] + 1 for line in reversed(self.lines) if line["round"] < round and client in line["accepted"])
+        before = (
+            line["round"] + 1 for line in reversed(self.lines) if line["round"] < round and client in line["accepted"]
+        )
         return next(before, FRESH)
 
     def record(self, round: int, accepted: list[int], refused: dict[int, str], missing: dict[int, str]) -> None:

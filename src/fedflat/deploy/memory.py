@@ -39,7 +39,9 @@ class Memory:
 
     def __init__(self, folder: Path, experiment: str, client: int) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", experiment):
-            raise UserError(f"the server calls its experiment {experiment!r}, which is no name for a folder; expected letters and digits")
+            raise UserError(
+                f"the server calls its experiment {experiment!r}, which is no name for a folder; expected letters and digits"
+            )
         self.folder = folder / experiment / f"client-{client}"
 
     def read(self, stamp: int) -> dict[str, Tensor]:
@@ -59,7 +61,9 @@ class Memory:
     def write(self, vectors: dict[str, Tensor], stamp: int, before: int) -> None:
         """Keep vectors under a new stamp beside those under the stamp before; everything else is forgotten."""
         create_folder(self.folder)
-        write_whole(self._file(stamp), save({name: value.detach().cpu().contiguous() for name, value in vectors.items()}))
+        write_whole(
+            self._file(stamp), save({name: value.detach().cpu().contiguous() for name, value in vectors.items()})
+        )
         for path in self.folder.glob("*.safetensors"):
             if path not in (self._file(stamp), self._file(before)):
                 path.unlink(missing_ok=True)

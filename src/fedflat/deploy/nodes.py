@@ -65,7 +65,9 @@ class Nodes:
         if not new:
             return
         words = self._identity.values()
-        came, missing = self._exchange("query.hello", {node: content(words=words) for node in new}, "hello", min(timeout, GREETING))
+        came, missing = self._exchange(
+            "query.hello", {node: content(words=words) for node in new}, "hello", min(timeout, GREETING)
+        )
         self._greeted.update(new)
         self._known |= {node for node in missing if self._greeted[node] >= GREETINGS}
         for node in missing:
@@ -84,7 +86,9 @@ class Nodes:
         if different:
             return self._refuse(node, f"client {client!r} cannot take part: {different}")
         if not isinstance(client, int) or not 0 <= client < self._clients:
-            return self._refuse(node, f"it says that it is client {client!r}, but there are clients 0 to {self._clients - 1}")
+            return self._refuse(
+                node, f"it says that it is client {client!r}, but there are clients 0 to {self._clients - 1}"
+            )
         if not isinstance(examples, int) or examples < 1:
             return self._refuse(node, f"client {client!r} says that it has {examples!r} examples")
         self.present = {taken: greeting for taken, greeting in self.present.items() if greeting.node != node}
@@ -92,7 +96,10 @@ class Nodes:
             other = self.present[client].node
             self._displaced.add(other)
             log.warning(
-                "client %d is no longer node %d but node %d; where both run, give one of them another partition-id", client, other, node
+                "client %d is no longer node %d but node %d; where both run, give one of them another partition-id",
+                client,
+                other,
+                node,
             )
         self.present[client] = Greeting(node, examples)
         log.info("client %d is node %d, with %d examples", client, node, examples)
@@ -106,7 +113,9 @@ class Nodes:
         """Ask clients something; those that are not there, refuse, fail or are late are named with the reason."""
         node_of = {client: self.present[client].node for client in contents if client in self.present}
         client_of = {node: client for client, node in node_of.items()}
-        came, missing = self._exchange(kind, {node: contents[client] for client, node in node_of.items()}, group, timeout)
+        came, missing = self._exchange(
+            kind, {node: contents[client] for client, node in node_of.items()}, group, timeout
+        )
         answers: dict[int, RecordDict] = {}
         why = {client: "its node is not there" for client in contents if client not in node_of}
         why |= {client_of[node]: reason for node, reason in missing.items()}
@@ -114,7 +123,9 @@ class Nodes:
             no = why_not(records)
             if no is not None:
                 why[client_of[node]] = no
-                self._known.discard(node)  # it may be greeted again: a node that was started anew under its old number has changed
+                self._known.discard(
+                    node
+                )  # it may be greeted again: a node that was started anew under its old number has changed
             else:
                 answers[client_of[node]] = records
         return answers, why

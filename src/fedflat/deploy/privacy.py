@@ -21,9 +21,7 @@ from fedflat.errors import UserError
 Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
 CLIPPING_NORM = "clipping_norm"
 """What Flower's clipping mods look for in a message."""
-OF_OLD_MESSAGES = (
-    "it works on the messages of Flower's older workflows, with a server of its own; a site's update cannot be hidden from this one"
-)
+OF_OLD_MESSAGES = "it works on the messages of Flower's older workflows, with a server of its own; a site's update cannot be hidden from this one"
 UNUSABLE = {
     "secagg_mod": OF_OLD_MESSAGES,
     "secaggplus_mod": OF_OLD_MESSAGES,
@@ -73,7 +71,9 @@ def refuse_noise(wanted: Deployment, problem: Problem, training: Training) -> No
     if why:
         raise UserError(f"deploy.clipping_norm cannot be used here: {why}")
     if training.aggregation.weighting != "uniform" or training.aggregation.centre != "mean":
-        raise UserError("deploy.clipping_norm bounds a site's share of a uniform mean; set federation.weighting=uniform, aggregation=mean")
+        raise UserError(
+            "deploy.clipping_norm bounds a site's share of a uniform mean; set federation.weighting=uniform, aggregation=mean"
+        )
 
 
 def shows_more(problem: Problem, training: Training) -> str:

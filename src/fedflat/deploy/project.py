@@ -137,11 +137,15 @@ def write_project(folder: Path, algorithm: str, clients: int) -> list[Path]:
     name = re.sub(r"[^a-z0-9]+", "-", folder.absolute().name.lower()).strip("-")
     if not name or not name[0].isalpha():
         raise UserError(f"{folder.name!r} is no name for a project; expected one that begins with a letter")
-    node = "    flower-supernode --insecure --superlink 127.0.0.1:8000 --port {port} --node-config 'partition-id={number}'"
+    node = (
+        "    flower-supernode --insecure --superlink 127.0.0.1:8000 --port {port} --node-config 'partition-id={number}'"
+    )
     nodes = "\n".join(node.format(port=8100 + number, number=number) for number in range(clients))
     package = name.replace("-", "_")
     if keyword.iskeyword(package) or getattr(find_spec(package), "origin", None):
-        raise UserError(f"{folder.name!r} is no name for a project: Python has a {package} of its own, which it would hide; choose another")
+        raise UserError(
+            f"{folder.name!r} is no name for a project: Python has a {package} of its own, which it would hide; choose another"
+        )
     words = {
         "name": name,
         "package": package,

@@ -25,11 +25,15 @@ class Reached(NamedTuple):
     """Until when its certificate is valid; none where there is none."""
 
 
-def reach(address: str, root_certificates: Path | None = None, insecure: bool = False, timeout: float = 10.0) -> Reached:
+def reach(
+    address: str, root_certificates: Path | None = None, insecure: bool = False, timeout: float = 10.0
+) -> Reached:
     """Ask a SuperLink whether it is there, by TLS unless told otherwise."""
     host, port = _parts(address)
     if insecure and root_certificates is not None:
-        raise UserError("either --insecure or --root-certificates, not both: without TLS there is no certificate to check")
+        raise UserError(
+            "either --insecure or --root-certificates, not both: without TLS there is no certificate to check"
+        )
     connection = (
         http.client.HTTPConnection(host, port, timeout=timeout)
         if insecure
@@ -45,10 +49,14 @@ def reach(address: str, root_certificates: Path | None = None, insecure: bool = 
     except (http.client.HTTPException, ConnectionResetError):
         raise UserError(f"{address} speaks something else; {_other_way(insecure)}, and look at the port") from None
     except socket.gaierror:
-        raise UserError(f"there is no machine called {host!r}; look at how it is written, and at this machine's network") from None
+        raise UserError(
+            f"there is no machine called {host!r}; look at how it is written, and at this machine's network"
+        ) from None
     except OSError as error:
         why = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
-        raise UserError(f"{address} cannot be reached ({why}); is its SuperLink running, on this port and with --host 0.0.0.0?") from None
+        raise UserError(
+            f"{address} cannot be reached ({why}); is its SuperLink running, on this port and with --host 0.0.0.0?"
+        ) from None
     finally:
         connection.close()
     if answer.status != http.client.OK:
@@ -73,7 +81,9 @@ def _context(root_certificates: Path | None) -> ssl.SSLContext:
             f"there is no file {root_certificates}; expected the authority's certificate, ca.crt, from the server's operator"
         ) from None
     except ssl.SSLError:
-        raise UserError(f"{root_certificates} is no certificate in PEM form; expected the authority's, ca.crt") from None
+        raise UserError(
+            f"{root_certificates} is no certificate in PEM form; expected the authority's, ca.crt"
+        ) from None
 
 
 def _valid_until(connected: socket.socket) -> datetime | None:
@@ -90,13 +100,17 @@ def _untrusted(address: str, host: str, error: ssl.SSLError, root_certificates: 
     if error.verify_code == NOT_YET:
         return f"the certificate of {address} is not valid yet; set the clocks of both machines"
     if error.verify_code in (WRONG_NAME, WRONG_ADDRESS):
-        return f"the certificate of {address} is not for {host}; use a name that it is for, or make one with --host {host}"
+        return (
+            f"the certificate of {address} is not for {host}; use a name that it is for, or make one with --host {host}"
+        )
     if root_certificates is None:
         return f"this machine does not know who signed the certificate of {address}; give the federation's with --root-certificates ca.crt"
-    return (
-        f"the certificate of {address} is not signed by {root_certificates}; ask the server's operator for the ca.crt that it is signed by"
-    )
+    return f"the certificate of {address} is not signed by {root_certificates}; ask the server's operator for the ca.crt that it is signed by"
 
 
 def _other_way(insecure: bool) -> str:
-    return "try it without --insecure" if insecure else "its SuperLink was started with --insecure, or this is another service"
+    return (
+        "try it without --insecure"
+        if insecure
+        else "its SuperLink was started with --insecure, or this is another service"
+    )

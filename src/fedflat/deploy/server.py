@@ -39,7 +39,9 @@ LEDGER, SCORES = "participation.jsonl", "sites.json"
 
 
 def server_app(
-    data: Callable[[], Dataset] | None = None, model: Callable[[], nn.Module] | None = None, task: Callable[[], Task] | None = None
+    data: Callable[[], Dataset] | None = None,
+    model: Callable[[], nn.Module] | None = None,
+    task: Callable[[], Task] | None = None,
 ) -> ServerApp:
     """The server's side of a federation. ``data`` gives what the server evaluates on; without it, the config's data set does."""
     app = ServerApp()
@@ -55,7 +57,11 @@ def server_app(
 
 
 def serve(
-    grid: Grid, run_config: Mapping[str, Any], data: Dataset | None = None, model: nn.Module | None = None, task: Task | None = None
+    grid: Grid,
+    run_config: Mapping[str, Any],
+    data: Dataset | None = None,
+    model: nn.Module | None = None,
+    task: Task | None = None,
 ) -> Record:
     """Run an experiment over a federation, from its last checkpoint where its folder has one."""
     config, wanted = custom(experiment_of(run_config), data, model), deployment_of(run_config)
@@ -86,10 +92,14 @@ def _goes_on(folder: RunFolder, config: Config, wanted: Deployment) -> bool:
     if not folder.exists:
         return False
     if folder.config() != config:
-        raise UserError(f"there is a run of another experiment in {folder.path}; choose another deploy.out, or keep its settings")
+        raise UserError(
+            f"there is a run of another experiment in {folder.path}; choose another deploy.out, or keep its settings"
+        )
     status = folder.status()["status"]
     if status in OVER and (not wanted.score or (folder.path / SCORES).exists()):
-        raise UserError(f"the run in {folder.path} is over ({status}); look at it with fedflat show, or choose another deploy.out")
+        raise UserError(
+            f"the run in {folder.path} is over ({status}); look at it with fedflat show, or choose another deploy.out"
+        )
     return True
 
 
@@ -135,7 +145,9 @@ class _Told(Callback):
         assert isinstance(run.engine, SitesEngine)
         assert run.folder is not None
         run.engine.experiment = _experiment(run.folder.path)
-        log.info("fedflat: %s, from round %d of %d", run.config.algorithm, run.server.rounds, run.config.training.rounds)
+        log.info(
+            "fedflat: %s, from round %d of %d", run.config.algorithm, run.server.rounds, run.config.training.rounds
+        )
 
     def evaluated(self, run: Run) -> None:
         metric = run.problem.task.metric
@@ -144,4 +156,9 @@ class _Told(Callback):
         log.info("fedflat: round %d of %d, test %s", run.server.rounds, run.config.training.rounds, shown)
 
     def ended(self, run: Run, record: Record) -> None:
-        log.info("fedflat: %s after round %d, in %s", record.status, run.server.rounds, record.folder.path if record.folder else "memory")
+        log.info(
+            "fedflat: %s after round %d, in %s",
+            record.status,
+            run.server.rounds,
+            record.folder.path if record.folder else "memory",
+        )

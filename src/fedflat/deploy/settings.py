@@ -26,9 +26,15 @@ class Deployment(BaseModel):
     tries: int = Field(3, ge=1, description="how often a round is asked for before the run pauses")
     timeout: float = Field(600.0, gt=0, description="seconds that a client has for a round")
     wait: float = Field(120.0, ge=0, description="seconds to wait for nodes that are not there yet")
-    bound: float = Field(30.0, gt=1, description="an update whose norm is this many times the cohort's median is refused")
-    clipping_norm: float | None = Field(None, gt=0, description="sent to sites for Flower's fixedclipping_mod; longer updates are refused")
-    noise_multiplier: float = Field(0.0, ge=0, description="deviation of the noise added to the mean, times clipping_norm / updates")
+    bound: float = Field(
+        30.0, gt=1, description="an update whose norm is this many times the cohort's median is refused"
+    )
+    clipping_norm: float | None = Field(
+        None, gt=0, description="sent to sites for Flower's fixedclipping_mod; longer updates are refused"
+    )
+    noise_multiplier: float = Field(
+        0.0, ge=0, description="deviation of the noise added to the mean, times clipping_norm / updates"
+    )
     score: bool = Field(True, description="in the end, ask every site for the model's score on its own held-out data")
 
 
@@ -50,7 +56,9 @@ def experiment_of(run_config: Mapping[str, Any]) -> Config:
     nested["engine"] |= {"workers": 1, "checkpoint_every": 1}
     made = config(nested)
     if made.flatness.every is not None:
-        raise UserError("flatness.every needs the clients' data on the server; leave it out and look at the run later (fedflat flatness)")
+        raise UserError(
+            "flatness.every needs the clients' data on the server; leave it out and look at the run later (fedflat flatness)"
+        )
     if made.federation.dropout:
         raise UserError("federation.dropout is for simulations; real clients drop out by themselves, leave it at 0")
     return made
@@ -66,4 +74,6 @@ def deployment_of(run_config: Mapping[str, Any]) -> Deployment:
         return Deployment.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        raise UserError(f"deploy.{first['loc'][0]}={first['input']!r} is not possible: {first['msg'].lower()}") from None
+        raise UserError(
+            f"deploy.{first['loc'][0]}={first['input']!r} is not possible: {first['msg'].lower()}"
+        ) from None

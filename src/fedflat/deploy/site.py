@@ -49,7 +49,9 @@ class Site:
                 f"this node says that it is client {client}, but the federation has clients 0 to {clients - 1}; "
                 "start its SuperNode with --node-config 'partition-id=N'"
             )
-        self.indices: np.ndarray = np.arange(len(self.problem.data.train)) if data is not None else split.clients[client]
+        self.indices: np.ndarray = (
+            np.arange(len(self.problem.data.train)) if data is not None else split.clients[client]
+        )
         self.training: Training = training_of(config, algorithm(config.algorithm), clients)
 
     def identity(self) -> Identity:
@@ -60,10 +62,14 @@ class Site:
         """The gradient of all its data at the model it received."""
         with one_thread():
             table = self._table(received, {})
-            gradient, passes, samples = common_gradient(self.problem, self.training, table, round, self.client, self.indices, 0)
+            gradient, passes, samples = common_gradient(
+                self.problem, self.training, table, round, self.client, self.indices, 0
+            )
         return gradient, {"backward_passes": passes, "samples": samples, "examples": len(self.indices)}
 
-    def train(self, experiment: str, round: int, before: int, received: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, float]]:
+    def train(
+        self, experiment: str, round: int, before: int, received: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Train one round from what it received and remembers; what it sends, and the numbers beside it.
 
         ``before`` counts the rounds that were done when it last had an update accepted.

@@ -21,17 +21,30 @@ def main(arguments: list[str]) -> None:
     require_flower()
     asked = _parser().parse_args(arguments)
     addresses: dict[str, str | None] = {**dict.fromkeys(asked.addresses), **dict(asked.tls)}
-    if not addresses or not all(re.fullmatch(r".+:\d+", address) and int(address.rpartition(":")[2]) < 2**16 for address in addresses):
-        raise UserError("expected the addresses of Runtime APIs, as in: python -m fedflat.deploy.warm 127.0.0.1:8100 127.0.0.1:8101")
+    if not addresses or not all(
+        re.fullmatch(r".+:\d+", address) and int(address.rpartition(":")[2]) < 2**16 for address in addresses
+    ):
+        raise UserError(
+            "expected the addresses of Runtime APIs, as in: python -m fedflat.deploy.warm 127.0.0.1:8100 127.0.0.1:8101"
+        )
     from fedflat.deploy.forks import serve
 
     serve(addresses)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m fedflat.deploy.warm", description="Works on the tasks of SuperNodes and of a SuperLink.")
+    parser = argparse.ArgumentParser(
+        "python -m fedflat.deploy.warm", description="Works on the tasks of SuperNodes and of a SuperLink."
+    )
     parser.add_argument("addresses", nargs="*", metavar="HOST:PORT", help="a Runtime API of this machine")
-    parser.add_argument("--tls", nargs=2, action="append", default=[], metavar=("HOST:PORT", "CA"), help="one with TLS, and who signed it")
+    parser.add_argument(
+        "--tls",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("HOST:PORT", "CA"),
+        help="one with TLS, and who signed it",
+    )
     return parser
 
 

@@ -94,5 +94,7 @@ def forms_up(problem: Problem, training: Training) -> dict[str, Form]:
         _, buffers, integers = problem.initial()
         if len(buffers):
             forms[BUFFERS] = Form((len(buffers),), real)
-        forms |= {INTEGERS + name: Form(tuple(value.shape), value.cpu().numpy().dtype) for name, value in integers.items()}
+        forms |= {
+            INTEGERS + name: Form(tuple(value.shape), value.cpu().numpy().dtype) for name, value in integers.items()
+        }
     return forms

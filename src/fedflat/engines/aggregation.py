@@ -49,7 +49,9 @@ class Aggregation:
         count = len(rows)
         cut = (count - 1) // 2 if self.centre == "median" else int(self.trim * count)
         if 2 * cut >= count:
-            raise UserError(f"a trimmed mean that cuts {self.trim:.0%} at each end leaves nothing of {count} clients; lower trim")
+            raise UserError(
+                f"a trimmed mean that cuts {self.trim:.0%} at each end leaves nothing of {count} clients; lower trim"
+            )
         centre: Tensor = rows.sort(0).values[cut : count - cut].mean(0)
         return centre
 

@@ -44,7 +44,14 @@ class StepGradient:
 
 
 def train_client(
-    problem: Problem, training: Training, table: Table, round: int, row: int, client: int, indices: np.ndarray, integers: dict[str, Tensor]
+    problem: Problem,
+    training: Training,
+    table: Table,
+    round: int,
+    row: int,
+    client: int,
+    indices: np.ndarray,
+    integers: dict[str, Tensor],
 ) -> Report:
     """Train one client: its state is read from its row of the table and written back, with its message beside it."""
     algorithm, schedule, descent = training.algorithm, training.schedule, training.descent
@@ -81,7 +88,11 @@ def train_client(
         batch = problem.batch(chosen, {name: draw[k].to(z.device) for name, draw in draws.items()})
         gradient = StepGradient(problem, batch, buffers)
         local = algorithm.step(local, gradient, schedule, descent)
-        passes, samples, losses = passes + gradient.passes, samples + gradient.passes * len(positions), losses + gradient.loss
+        passes, samples, losses = (
+            passes + gradient.passes,
+            samples + gradient.passes * len(positions),
+            losses + gradient.loss,
+        )
     kept, message = algorithm.finish(local)
 
     table.displacement[row].copy_(message.displacement)
@@ -114,6 +125,8 @@ def whole_gradient(
     for start in range(0, size, chunk):
         chosen = problem.train_examples(indices[start : start + chunk])
         buffers = {name: b.clone() for name, b in problem.buffers.views(table.buffers[row]).items()}
-        _, gradient = problem.loss_and_gradient(table.z, buffers, Batch(problem.normalised(chosen.inputs), chosen.targets))
+        _, gradient = problem.loss_and_gradient(
+            table.z, buffers, Batch(problem.normalised(chosen.inputs), chosen.targets)
+        )
         total.add_(gradient, alpha=len(chosen) / size)
     return total, -(-size // training.plan.batch), size

@@ -36,13 +36,17 @@ class CompiledGradient:
             loss, gradient = self._fast(vector, batch.inputs, batch.targets)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # compilers fail in many ways; a mistake of the user's own comes back from the step as it is
+        except (
+            Exception
+        ) as error:  # compilers fail in many ways; a mistake of the user's own comes back from the step as it is
             self._usable = False
             warnings.warn(f"the step could not be compiled and runs as it is ({type(error).__name__})", stacklevel=2)
             return None
         if first and not self._agrees(vector, batch, loss):
             self._usable = False
-            warnings.warn("the compiled step found another loss than the step as it is, which runs instead", stacklevel=2)
+            warnings.warn(
+                "the compiled step found another loss than the step as it is, which runs instead", stacklevel=2
+            )
             return None
         return loss.detach(), gradient
 

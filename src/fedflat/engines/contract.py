@@ -100,6 +100,8 @@ class Engine(Protocol):
         """Get ready for a coming round, given as (client, indices), where that saves time."""
         ...
 
-    def evaluate(self, models: dict[str, ModelState], examples: dict[str, Examples]) -> dict[str, dict[str, dict[str, float]]]:
+    def evaluate(
+        self, models: dict[str, ModelState], examples: dict[str, Examples]
+    ) -> dict[str, dict[str, dict[str, float]]]:
         """Every metric of every model on every set of examples: model, set, metric."""
         ...

@@ -23,7 +23,13 @@ class Feed:
     """
 
     def __init__(
-        self, examples: Examples, augmentation: Augmentation, mean: Tensor, std: Tensor, dtype: torch.dtype, channels_last: bool
+        self,
+        examples: Examples,
+        augmentation: Augmentation,
+        mean: Tensor,
+        std: Tensor,
+        dtype: torch.dtype,
+        channels_last: bool,
     ) -> None:
         self.examples, self._rows = examples, examples.inputs
         self._augmentation, self._mean, self._std, self._dtype = augmentation, mean, std, dtype
@@ -60,4 +66,9 @@ class Feed:
 
 def _images_in_memory(inputs: Tensor) -> bool:
     """Whether inputs are images in the memory of this machine, neither in a file nor on a GPU."""
-    return inputs.dtype == torch.uint8 and inputs.ndim == 4 and inputs.device.type == "cpu" and not isinstance(inputs, MappedTensor)
+    return (
+        inputs.dtype == torch.uint8
+        and inputs.ndim == 4
+        and inputs.device.type == "cpu"
+        and not isinstance(inputs, MappedTensor)
+    )

@@ -41,7 +41,9 @@ class GroupNorm(nn.GroupNorm):
         if input.ndim != 4:
             return super().forward(input)
         examples, channels, height, width = input.shape
-        pixels = input.permute(0, 2, 3, 1).reshape(examples, height, width, self.num_groups, channels // self.num_groups)
+        pixels = input.permute(0, 2, 3, 1).reshape(
+            examples, height, width, self.num_groups, channels // self.num_groups
+        )
         values = pixels.to(torch.promote_types(input.dtype, torch.float32))
         variance, mean = torch.var_mean(values, (1, 2, 4), correction=0, keepdim=True)
         scale = torch.rsqrt(variance + self.eps) * self.weight.view(self.num_groups, -1)
@@ -63,7 +65,9 @@ class PatchConvolution(nn.Conv2d):
         pixels = F.pad(input, (beside, beside, above, above)).permute(0, 2, 3, 1)
         patches = pixels.unfold(1, tall, self.stride[0]).unfold(2, wide, self.stride[1]).permute(0, 1, 2, 4, 5, 3)
         examples, height, width = patches.shape[:3]
-        if patches.numel() > MOST_PATCHES or height * width < self.weight[0].numel():  # gradients of so few patches are larger than they
+        if (
+            patches.numel() > MOST_PATCHES or height * width < self.weight[0].numel()
+        ):  # gradients of so few patches are larger than they
             return super().forward(input)
         rows = _filled_up(patches.reshape(examples, height * width, -1))
         kernel = _filled_up(self.weight.permute(0, 2, 3, 1).reshape(outputs, -1))
@@ -84,5 +88,7 @@ def _for_gpu(layer: nn.Module) -> type[nn.Module] | None:
 
 
 def _has_few_channels(one: nn.Conv2d) -> bool:
-    plain = one.dilation == (1, 1) and one.groups == 1 and one.padding_mode == "zeros" and not isinstance(one.padding, str)
+    plain = (
+        one.dilation == (1, 1) and one.groups == 1 and one.padding_mode == "zeros" and not isinstance(one.padding, str)
+    )
     return plain and one.in_channels <= FEW_CHANNELS and one.weight[0].numel() >= LEAST_PATCH

@@ -78,7 +78,9 @@ for _name, _signature, _shaped, _computed in (
 
 
 @lru_cache(maxsize=64)
-def _compiled(name: str, image: tuple[int, ...], kernel: tuple[int, ...], out: int = 0, above: int = 0) -> Callable[..., None]:
+def _compiled(
+    name: str, image: tuple[int, ...], kernel: tuple[int, ...], out: int = 0, above: int = 0
+) -> Callable[..., None]:
     """A function for one shape, compiled and kept as torch's own compiler does with what it writes."""
     from torch._inductor.codecache import CppCodeCache
 

@@ -115,7 +115,9 @@ class Lane:
         for name, rows in table.client.items():
             self.client[name].copy_(rows[row])
         if self.own_gradient is not None:
-            own, passes, samples = whole_gradient(self.problem, training, table, round, client.number, client.indices, row)
+            own, passes, samples = whole_gradient(
+                self.problem, training, table, round, client.number, client.indices, row
+            )
             self._before = (passes, samples)
             self.own_gradient.copy_(own)
         self._hold_buffers(row, integers)
@@ -176,7 +178,10 @@ class Lane:
         if not self.work or len(self.work["indices"]) < steps:
             self._graphs = {}
             room = TIMES_THE_LONGEST * steps
-            self.work = {n: torch.zeros((room, *t.shape[1:]), dtype=t.dtype, device=self.k.device) for n, t in work.tensors.items()}
+            self.work = {
+                n: torch.zeros((room, *t.shape[1:]), dtype=t.dtype, device=self.k.device)
+                for n, t in work.tensors.items()
+            }
         for name, tensor in work.tensors.items():
             self.work[name][:steps].copy_(tensor, non_blocking=True)
 

@@ -36,7 +36,9 @@ BATCHES_AT_ONCE = 5
 class LaneEngine:
     """Trains the clients of a cohort at the same time on one device, or in turns where they do not fit together."""
 
-    def __init__(self, problem: Problem, lanes: int = MOST_LANES, step: Callable[[Problem, Training], Advance] = in_place) -> None:
+    def __init__(
+        self, problem: Problem, lanes: int = MOST_LANES, step: Callable[[Problem, Training], Advance] = in_place
+    ) -> None:
         self.problem, self.most, self.step = problem, lanes, step
         self.table: Table | None = None
         self.lanes: list[Lane] = []
@@ -51,14 +53,18 @@ class LaneEngine:
         extra = (0, 0)
         if training.algorithm.drift.whole_gradient == "common":
             extra = self.take_gradients(training, round, table, cohort)
-            table.common_gradient.copy_(weighted_sum(table.gradient[: len(cohort)], by_samples([len(c.indices) for c in cohort])))
+            table.common_gradient.copy_(
+                weighted_sum(table.gradient[: len(cohort)], by_samples([len(c.indices) for c in cohort]))
+            )
         reports = self.train_rows(training, round, table, cohort, model.integers)
         outcome = reduce_rows(training, round, model, z, table, cohort, reports)
         outcome.cost.backward_passes += extra[0]
         outcome.cost.samples += extra[1]
         return outcome
 
-    def train_rows(self, training: Training, round: int, table: Table, cohort: list[Client], integers: dict[str, Tensor]) -> list[Report]:
+    def train_rows(
+        self, training: Training, round: int, table: Table, cohort: list[Client], integers: dict[str, Tensor]
+    ) -> list[Report]:
         """Train clients whose rows of the table are filled, and leave there what they keep and send."""
         self._join(to_lanes=True)
         reports: list[Report] = []
@@ -67,7 +73,9 @@ class LaneEngine:
         self._join(to_lanes=False)
         return reports
 
-    def _side_by_side(self, training: Training, round: int, clients: list[tuple[int, Client]], integers: dict[str, Tensor]) -> list[Report]:
+    def _side_by_side(
+        self, training: Training, round: int, clients: list[tuple[int, Client]], integers: dict[str, Tensor]
+    ) -> list[Report]:
         """Train the first of some clients, as many as there are lanes; none where lanes were in the way of the first."""
         lanes: list[Lane] = []
         for lane, (row, client) in zip(list(self.lanes), clients, strict=False):
@@ -94,7 +102,11 @@ class LaneEngine:
         fitting = self.lanes.index(lane)
         if len(self.lanes) == 1:
             free = f"{shortage.free / 2**30:.1f} GB"
-            needed = f"more than the {free} that" if shortage.needed is None else f"{shortage.needed / 2**30:.1f} GB more and {free}"
+            needed = (
+                f"more than the {free} that"
+                if shortage.needed is None
+                else f"{shortage.needed / 2**30:.1f} GB more and {free}"
+            )
             raise UserError(
                 f"the GPU is too small for one client at a time: a step needs {needed} are free; "
                 f"lower training.batch (now {training.plan.batch}), use engine.precision=bf16, or choose a smaller model"
@@ -108,11 +120,18 @@ class LaneEngine:
 
     def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:
         """Draw a coming round's batches while the device is busy with this one."""
-        self._prepared = {(round, number): Work(self.problem, training, round, number, indices) for number, indices in cohort}
+        self._prepared = {
+            (round, number): Work(self.problem, training, round, number, indices) for number, indices in cohort
+        }
 
-    def evaluate(self, models: dict[str, ModelState], examples: dict[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
+    def evaluate(
+        self, models: dict[str, ModelState], examples: dict[str, Any]
+    ) -> dict[str, dict[str, dict[str, float]]]:
         """Every metric of every model on every set of examples."""
-        return {name: {part: self._figures(model, some) for part, some in examples.items()} for name, model in models.items()}
+        return {
+            name: {part: self._figures(model, some) for part, some in examples.items()}
+            for name, model in models.items()
+        }
 
     def _figures(self, model: ModelState, examples: Any) -> dict[str, float]:
         try:
@@ -145,7 +164,9 @@ class LaneEngine:
         """Each client's whole gradient at z into its row; returns the passes and samples that took."""
         passes = samples = 0
         for row, client in enumerate(cohort):
-            gradient, some, seen = common_gradient(self.problem, training, table, round, client.number, client.indices, row)
+            gradient, some, seen = common_gradient(
+                self.problem, training, table, round, client.number, client.indices, row
+            )
             table.gradient[row].copy_(gradient)
             passes, samples = passes + some, samples + seen
         return passes, samples

@@ -47,7 +47,9 @@ class LoopEngine:
             pre = (0, 0)
             if training.algorithm.drift.whole_gradient == "common":
                 pre = self.take_gradients(training, round, table, cohort)
-                table.common_gradient.copy_(weighted_sum(table.gradient[: len(cohort)], by_samples([len(c.indices) for c in cohort])))
+                table.common_gradient.copy_(
+                    weighted_sum(table.gradient[: len(cohort)], by_samples([len(c.indices) for c in cohort]))
+                )
             reports = self.train_rows(training, round, table, cohort, model.integers)
             outcome = reduce_rows(training, round, model, z, table, cohort, reports)
             outcome.cost.backward_passes += pre[0]
@@ -56,10 +58,14 @@ class LoopEngine:
 
     def take_gradients(self, training: Training, round: int, table: Table, cohort: list[Client]) -> tuple[int, int]:
         """Each client's whole gradient at z into its row; returns the passes and samples that took."""
-        found = self._map(_whole_gradient, [(training, round, row, c.number, c.indices) for row, c in enumerate(cohort)])
+        found = self._map(
+            _whole_gradient, [(training, round, row, c.number, c.indices) for row, c in enumerate(cohort)]
+        )
         return sum(passes for passes, _ in found), sum(samples for _, samples in found)
 
-    def train_rows(self, training: Training, round: int, table: Table, cohort: list[Client], integers: dict[str, Tensor]) -> list[Report]:
+    def train_rows(
+        self, training: Training, round: int, table: Table, cohort: list[Client], integers: dict[str, Tensor]
+    ) -> list[Report]:
         """Train clients whose rows of the table are filled, and leave there what they keep and send."""
         sent = _arrays(integers)
         found = self._map(_train, [(training, round, row, c.number, c.indices, sent) for row, c in enumerate(cohort)])
@@ -75,7 +81,9 @@ class LoopEngine:
         """The table for cohorts of up to so many clients."""
         if self.table is None or self.table.rows < rows or self._table_of is not training:
             problem = self.problem
-            self.table = Table.new(training.algorithm, problem.layout.size, problem.buffers.size, rows, like, self.workers > 1)
+            self.table = Table.new(
+                training.algorithm, problem.layout.size, problem.buffers.size, rows, like, self.workers > 1
+            )
             self._table_of = training
             self._share("table", self.table)
         return self.table
@@ -85,7 +93,9 @@ class LoopEngine:
 
     # --- evaluation --------------------------------------------------------------------------------------------------------------
 
-    def evaluate(self, models: dict[str, ModelState], examples: dict[str, Examples]) -> dict[str, dict[str, dict[str, float]]]:
+    def evaluate(
+        self, models: dict[str, ModelState], examples: dict[str, Examples]
+    ) -> dict[str, dict[str, dict[str, float]]]:
         """Every metric of every model on every set of examples."""
         with one_thread(), shortage_of_shared_memory_told():
             weights = torch.stack([torch.cat([m.weights, m.buffers]) for m in models.values()])
@@ -124,10 +134,18 @@ class LoopEngine:
 
 
 def _train(
-    here: dict[str, Any], training: Training, round: int, row: int, client: int, indices: np.ndarray, integers: dict[str, np.ndarray]
+    here: dict[str, Any],
+    training: Training,
+    round: int,
+    row: int,
+    client: int,
+    indices: np.ndarray,
+    integers: dict[str, np.ndarray],
 ) -> tuple[Report, dict[str, np.ndarray]]:
     problem: Problem = here["problem"]
-    report = train_client(problem, training, here["table"], round, row, client, indices, _tensors(integers, problem.device))
+    report = train_client(
+        problem, training, here["table"], round, row, client, indices, _tensors(integers, problem.device)
+    )
     # As numbers and arrays: a tensor on its way through a pipe would take a piece of shared memory of its own.
     return report._replace(rates=float(report.rates), loss=float(report.loss), integers={}), _arrays(report.integers)
 
@@ -140,7 +158,9 @@ def _tensors(arrays: dict[str, np.ndarray], device: torch.device) -> dict[str, T
     return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
 
 
-def _whole_gradient(here: dict[str, Any], training: Training, round: int, row: int, client: int, indices: np.ndarray) -> tuple[int, int]:
+def _whole_gradient(
+    here: dict[str, Any], training: Training, round: int, row: int, client: int, indices: np.ndarray
+) -> tuple[int, int]:
     table: Table = here["table"]
     gradient, passes, samples = common_gradient(here["problem"], training, table, round, client, indices, row)
     table.gradient[row].copy_(gradient)

@@ -27,8 +27,12 @@ def is_narrow(model: nn.Module, examples: int) -> bool:
     A model is changed whole or not at all: every border between two memory orders would cost a pass over an image.
     """
     convolutions = [module for module in model.modules() if isinstance(module, nn.modules.conv._ConvNd)]
-    fitting = all(parameter.dtype == torch.float32 and parameter.device.type == "cpu" for parameter in model.parameters())
-    return fitting and examples >= LEAST_EXAMPLES and bool(convolutions) and all(_is_narrow(one) for one in convolutions)
+    fitting = all(
+        parameter.dtype == torch.float32 and parameter.device.type == "cpu" for parameter in model.parameters()
+    )
+    return (
+        fitting and examples >= LEAST_EXAMPLES and bool(convolutions) and all(_is_narrow(one) for one in convolutions)
+    )
 
 
 def narrowed(model: nn.Module) -> nn.Module:
@@ -148,13 +152,24 @@ def _largest(image: Tensor, tall: int, wide: int) -> Tensor:
 
 
 def _is_narrow(one: nn.modules.conv._ConvNd) -> bool:
-    plain = type(one) is nn.Conv2d and one.stride == one.dilation == (1, 1) and one.groups == 1 and one.padding_mode == "zeros"
+    plain = (
+        type(one) is nn.Conv2d
+        and one.stride == one.dilation == (1, 1)
+        and one.groups == 1
+        and one.padding_mode == "zeros"
+    )
     return plain and not isinstance(one.padding, str) and one.in_channels < NARROW
 
 
 def _is_plain(one: nn.MaxPool2d) -> bool:
     side_by_side = _pair(one.kernel_size) == _pair(one.stride)
-    return side_by_side and _pair(one.padding) == (0, 0) and _pair(one.dilation) == (1, 1) and not one.ceil_mode and not one.return_indices
+    return (
+        side_by_side
+        and _pair(one.padding) == (0, 0)
+        and _pair(one.dilation) == (1, 1)
+        and not one.ceil_mode
+        and not one.return_indices
+    )
 
 
 def _pool_before_relu(layers: nn.Sequential) -> None:

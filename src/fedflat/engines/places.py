@@ -19,7 +19,9 @@ class Places:
             for tensors in (module._parameters, module._buffers):
                 for key, tensor in tensors.items():
                     if tensor is not None:
-                        name = first.setdefault(id(tensor), f"{prefix}.{key}" if prefix else key)  # tied tensors go by one name
+                        name = first.setdefault(
+                            id(tensor), f"{prefix}.{key}" if prefix else key
+                        )  # tied tensors go by one name
                         self._places.setdefault(name, []).append((tensors, key))
 
     def call(self, tensors: Mapping[str, Tensor], inputs: Tensor) -> Any:

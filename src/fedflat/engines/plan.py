@@ -24,7 +24,11 @@ class Sampler:
         """The clients of a round, in ascending order; never none."""
         rng = generator(seed, "cohort", round)
         # A binomial number of clients drawn without replacement is each client on its own with the same probability, at the cohort's cost.
-        count = self.per_round if self.kind == "fixed" else max(1, int(rng.binomial(self.clients, self.per_round / self.clients)))
+        count = (
+            self.per_round
+            if self.kind == "fixed"
+            else max(1, int(rng.binomial(self.clients, self.per_round / self.clients)))
+        )
         chosen = rng.choice(self.clients, count, replace=False)
         answers = [int(i) for i in sorted(chosen) if generator(seed, "dropout", round, int(i)).random() >= self.dropout]
         return answers or [int(min(chosen))]

@@ -75,7 +75,9 @@ class Pool:
             raise
         return results
 
-    def _next(self, pipe: Connection, call: Callable[..., Any], waiting: list[Any], busy: dict[Connection, int]) -> None:
+    def _next(
+        self, pipe: Connection, call: Callable[..., Any], waiting: list[Any], busy: dict[Connection, int]
+    ) -> None:
         if waiting:
             busy[pipe], task = waiting.pop()
             self._send(pipe, ("call", call, task))
@@ -96,8 +98,14 @@ class Pool:
     def _lost(self) -> UserError:
         codes = [p.exitcode for p in self.processes if not p.is_alive()]
         self.close()
-        killed = "was killed, most likely because memory ran out" if any(c and c < 0 for c in codes) else "ended unexpectedly"
-        return UserError(f"a worker process {killed}; use fewer of them (--workers 1) or a smaller batch, then go on with fedflat resume")
+        killed = (
+            "was killed, most likely because memory ran out"
+            if any(c and c < 0 for c in codes)
+            else "ended unexpectedly"
+        )
+        return UserError(
+            f"a worker process {killed}; use fewer of them (--workers 1) or a smaller batch, then go on with fedflat resume"
+        )
 
     def close(self, patience: float = 5.0) -> None:
         """End the workers, those that are busy after some seconds."""

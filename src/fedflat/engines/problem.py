@@ -49,17 +49,23 @@ class Problem:
         self.data = replace(self.data, train=moved(self.data.train, self.device))
         self.held_out = {name: moved(examples, self.device) for name, examples in self.held_out.items()}
         self.layout = Layout.of_parameters(self.model)
-        self.channels_last = any(parameter.ndim == 4 for parameter in self.model.parameters()) and not must_be_plain(self.model)
+        self.channels_last = any(parameter.ndim == 4 for parameter in self.model.parameters()) and not must_be_plain(
+            self.model
+        )
         self.still = Still(self.model, self.arithmetic, self.channels_last)
         self.buffers = Layout.of_buffers(self.model, self.still.buffers)
         # On the device, so that normalising copies nothing there while a step is captured.
-        self._mean, self._std = (torch.tensor(v, dtype=self.dtype, device=self.device) for v in (self.data.mean, self.data.std))
+        self._mean, self._std = (
+            torch.tensor(v, dtype=self.dtype, device=self.device) for v in (self.data.mean, self.data.std)
+        )
         self.whole_layout = Layout(self.layout.names + self.buffers.names, self.layout.shapes + self.buffers.shapes)
         self._saved = saved_names(self.model)
         self._tied = any(name != first for name, first in self._saved.items())
         self._places = Places(self.model)
         still = {prefix for prefix, module in self.model.named_modules() if isinstance(module, BatchNorm)}
-        self._counters = [n for n, b in self.model.named_buffers() if not b.is_floating_point() and n.rpartition(".")[0] not in still]
+        self._counters = [
+            n for n, b in self.model.named_buffers() if not b.is_floating_point() and n.rpartition(".")[0] not in still
+        ]
         self._leaves: tuple[Tensor, dict[str, Tensor]] | None = None
         self._compiled: CompiledGradient | None = None
         self._feed_images(self.channels_last)
@@ -75,7 +81,9 @@ class Problem:
             self._feed_images(channels_last=False)
 
     def _feed_images(self, channels_last: bool) -> None:
-        self._feed = Feed(self.data.train, self.augmentation, self._mean, self._std, self.arithmetic or self.dtype, channels_last)
+        self._feed = Feed(
+            self.data.train, self.augmentation, self._mean, self._std, self.arithmetic or self.dtype, channels_last
+        )
         self.data = replace(self.data, train=self._feed.examples)
 
     def initial(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -104,7 +112,9 @@ class Problem:
         return self._arranged(normalise(raw, self._mean, self._std, self.arithmetic or self.dtype))
 
     def _arranged(self, inputs: Tensor) -> Tensor:
-        return inputs.contiguous(memory_format=torch.channels_last) if self.channels_last and inputs.ndim == 4 else inputs
+        return (
+            inputs.contiguous(memory_format=torch.channels_last) if self.channels_last and inputs.ndim == 4 else inputs
+        )
 
     def output(self, vector: Tensor, buffers: dict[str, Tensor], inputs: Tensor, model: nn.Module | None = None) -> Any:
         """The model's output with weights from a flat vector: a tensor, or in training a tuple where the model has several heads.
@@ -155,7 +165,12 @@ class Problem:
         return {name: view.detach().requires_grad_() for name, view in self.layout.views(vector).items()}
 
     def functional_pass(
-        self, vector: Tensor, statistics: Tensor, integers: dict[str, Tensor], batch: Batch, model: nn.Module | None = None
+        self,
+        vector: Tensor,
+        statistics: Tensor,
+        integers: dict[str, Tensor],
+        batch: Batch,
+        model: nn.Module | None = None,
     ) -> Pass:
         """The same as a pure function, which can be compiled. Another ``model`` with the same tensors may stand for it."""
 
@@ -178,12 +193,16 @@ class Problem:
         return Batch(inputs, targets, targets[permutation], share)
 
     @torch.no_grad()
-    def predicted(self, vector: Tensor, buffers: dict[str, Tensor], raw: Tensor, batch_statistics: bool | None = None) -> Tensor:
+    def predicted(
+        self, vector: Tensor, buffers: dict[str, Tensor], raw: Tensor, batch_statistics: bool | None = None
+    ) -> Tensor:
         """The model's output on raw inputs, in evaluation mode; with ``batch_statistics``, all but its normalisations are."""
         return self.evaluated(vector, buffers, self.normalised(raw), batch_statistics)
 
     @torch.no_grad()
-    def evaluated(self, vector: Tensor, buffers: dict[str, Tensor], inputs: Tensor, batch_statistics: bool | None = None) -> Tensor:
+    def evaluated(
+        self, vector: Tensor, buffers: dict[str, Tensor], inputs: Tensor, batch_statistics: bool | None = None
+    ) -> Tensor:
         """The same on inputs that are normalised already."""
         self.model.eval()
         if self.batch_statistics if batch_statistics is None else batch_statistics:
@@ -202,26 +221,35 @@ class Problem:
         return self.task.sums(self.predicted(vector, buffers, examples.inputs), examples.targets)
 
     @torch.no_grad()
-    def estimated_buffers(self, vector: Tensor, integers: dict[str, Tensor], batches: Iterable[Tensor] | None = None) -> Tensor:
+    def estimated_buffers(
+        self, vector: Tensor, integers: dict[str, Tensor], batches: Iterable[Tensor] | None = None
+    ) -> Tensor:
         """BatchNorm statistics of given weights, estimated anew: the plain mean over batches of inputs, by default the training set's."""
         norms = self._norms()
         momenta = [norm.momentum for norm in norms]
         flat = torch.zeros(self.buffers.size, dtype=self.dtype, device=self.device)
         buffers = {**self.buffers.views(flat), **{name: torch.zeros_like(value) for name, value in integers.items()}}
         if batches is None:
-            batches = (self.normalised(self.data.train.take(part).inputs) for part in self.evaluation_batches(len(self.data.train)))
+            batches = (
+                self.normalised(self.data.train.take(part).inputs)
+                for part in self.evaluation_batches(len(self.data.train))
+            )
         self.training_mode()
         try:
             for number, inputs in enumerate(batches, 1):
                 for norm in norms:
-                    norm.momentum = 1 / number  # a running mean is then the plain mean; layers that count no batches know no other
+                    norm.momentum = (
+                        1 / number
+                    )  # a running mean is then the plain mean; layers that count no batches know no other
                 self.output(vector, buffers, inputs)
         finally:
             for norm, momentum in zip(norms, momenta, strict=True):
                 norm.momentum = momentum
         return flat
 
-    def evaluation_batches(self, count: int, batch_statistics: bool | None = None, at_once: int = 1) -> Iterator[Tensor]:
+    def evaluation_batches(
+        self, count: int, batch_statistics: bool | None = None, at_once: int = 1
+    ) -> Iterator[Tensor]:
         """The positions of a set's examples in fixed batches, so that sums do not depend on who computes them.
 
         Batches that are normalised by their own statistics are spread over the set, so that each of them looks like all of it: neighbours,

@@ -44,7 +44,9 @@ def ray_module(what: str = "engine.name=ray") -> Any:
         raise UserError(f"{what} needs Ray, which is not installed; install it with: {INSTALL}") from None
     if version_of(ray.__version__) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        raise UserError(f"Ray {ray.__version__} is too old, and {oldest} or newer is needed; update it with: {INSTALL} --upgrade")
+        raise UserError(
+            f"Ray {ray.__version__} is too old, and {oldest} or newer is needed; update it with: {INSTALL} --upgrade"
+        )
     return ray
 
 
@@ -81,7 +83,9 @@ def connect(address: str | None, workers: int | None, what: str = "engine.name=r
     try:
         ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **quiet, **cpus)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as error:
-        raise not_let_in(address, error) if address else UserError(f"Ray cannot be started here: {first_line(error)}") from None
+        raise (
+            not_let_in(address, error) if address else UserError(f"Ray cannot be started here: {first_line(error)}")
+        ) from None
     return ray
 
 
@@ -157,7 +161,9 @@ def workers_for(ray: Any, wanted: int | None, device: Device) -> int:
     if wanted is None:
         return max(1, int(there.get("GPU", 0)) if device == "cuda" else cores)
     if wanted > cores:
-        raise UserError(f"engine.workers={wanted} is more than the {cores} cores of the Ray cluster; lower it or add nodes")
+        raise UserError(
+            f"engine.workers={wanted} is more than the {cores} cores of the Ray cluster; lower it or add nodes"
+        )
     return wanted
 
 

@@ -112,7 +112,9 @@ class Crew:
         self.do(jobs, source)
         return [job.result for job in jobs]
 
-    def do(self, jobs: Sequence[Job], source: Source | None = None, meanwhile: Callable[[], None] | None = None) -> None:
+    def do(
+        self, jobs: Sequence[Job], source: Source | None = None, meanwhile: Callable[[], None] | None = None
+    ) -> None:
         """Do some jobs, with the problem that they are about; ``meanwhile`` is called once, while the workers work."""
         waiting = list(jobs)
         running: dict[Any, Job] = {}
@@ -228,7 +230,9 @@ class Crew:
     def _await(self, running: list[Any], patience: float | None = None) -> list[Any]:
         """Wait for something to happen; returns the jobs that ended, and takes note of workers that started."""
         starting = {hand.greeting: hand for hand in self.hands if hand.about is None}
-        ready, _ = self.ray.wait([*running, *starting], num_returns=1, timeout=patience or (None if running else STARTING))
+        ready, _ = self.ray.wait(
+            [*running, *starting], num_returns=1, timeout=patience or (None if running else STARTING)
+        )
         if not ready and not self.processes:
             raise UserError(
                 f"no Ray worker has started in {STARTING:.0f} s; see with ray status whether the cluster still has nodes with "
@@ -246,7 +250,9 @@ class Crew:
             self._failed_starts += 1
             self._dismiss(hand)
             if self._failed_starts > MOST_LOSSES:
-                raise UserError(f"Ray workers do not start ({first_line(loss)}); is fedflat installed on every node?") from None
+                raise UserError(
+                    f"Ray workers do not start ({first_line(loss)}); is fedflat installed on every node?"
+                ) from None
             self._hire()
             return
         if about.version != own_version():

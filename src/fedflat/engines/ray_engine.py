@@ -135,7 +135,14 @@ class RayEngine:
             return outcome
 
     def _told(
-        self, training: Training, round: int, z: Tensor, server: States, model: ModelState, cohort: list[Client], fresh: Any
+        self,
+        training: Training,
+        round: int,
+        z: Tensor,
+        server: States,
+        model: ModelState,
+        cohort: list[Client],
+        fresh: Any,
     ) -> Broadcast:
         if self._trainings is None or self._trainings[0] is not training:
             self._trainings, self.table = (training, uuid.uuid4().hex), None
@@ -145,7 +152,16 @@ class RayEngine:
         integers = {name: value.numpy() for name, value in model.integers.items()}
         start = {} if fresh is None else arrays_of(fresh)
         return Broadcast(
-            self._trainings[1], training, round, z.numpy(), sent, model.buffers.numpy(), integers, len(cohort), self._stamp, start
+            self._trainings[1],
+            training,
+            round,
+            z.numpy(),
+            sent,
+            model.buffers.numpy(),
+            integers,
+            len(cohort),
+            self._stamp,
+            start,
         )
 
     def _common_gradient(self, this: Round, z: Tensor) -> tuple[int, int, Tensor | None]:
@@ -164,7 +180,9 @@ class RayEngine:
     def _trained(self, this: Round, model: ModelState, z: Tensor, common: Tensor | None) -> Gathered:
         cohort = this.cohort
         takes_sums = self._takes_sums(this.training, len(cohort))
-        shares = Shares.of(this.training.aggregation, [len(client.indices) for client in cohort]) if takes_sums else None
+        shares = (
+            Shares.of(this.training.aggregation, [len(client.indices) for client in cohort]) if takes_sums else None
+        )
         units, jobs = self._jobs("train", this, shares)
         self.crew.do(jobs, self._source, self.states.bring_all)
         self.states.bring_all()
@@ -181,7 +199,9 @@ class RayEngine:
                 assert job.hand is not None
                 rows.setdefault(job.hand, []).extend(unit)
             states = _placed(list(rows.values()), [self._left_with(hand, this, some) for hand, some in rows.items()])
-        return Gathered(this.training, this.told.round, model, z, common, cohort, units, [job.result for job in jobs], states)
+        return Gathered(
+            this.training, this.told.round, model, z, common, cohort, units, [job.result for job in jobs], states
+        )
 
     # --- who does what -----------------------------------------------------------------------------------------------------------
 
@@ -190,13 +210,17 @@ class RayEngine:
 
     def _jobs(self, call: str, this: Round, shares: Shares | None) -> tuple[list[list[int]], list[Job]]:
         """The cohort in units, and each as a job for the worker that has its clients' state, or has time."""
-        costs = [self.costs.expected(client.number, work) for client, work in zip(this.cohort, self._work(this), strict=True)]
+        costs = [
+            self.costs.expected(client.number, work) for client, work in zip(this.cohort, self._work(this), strict=True)
+        ]
         blocks = shares is not None and not self.sums_shares
         units = blocks_of(len(costs)) if blocks else [[row] for row in range(len(costs))]
         loads = [sum(costs[row] for row in unit) for unit in units]
         hands: list[Hand | None] = [*self.crew.present] or [None] * self.workers
         size = 0 if call == "gradients" else self._state_bytes(this.training)
-        moving = [[sum(self.states.moving(this.cohort[row], hand, size) for row in unit) for hand in hands] for unit in units]
+        moving = [
+            [sum(self.states.moving(this.cohort[row], hand, size) for row in unit) for hand in hands] for unit in units
+        ]
         found: list[list[int]] = []
         jobs = []
         for hand, share in zip(hands, shares_of(loads, moving), strict=True):
@@ -211,8 +235,14 @@ class RayEngine:
         if blocks:
             return [[index] for index in share]
         if self.sums_shares:  # and trains side by side what it is given
-            return [list(map(int, piece)) for piece in np.array_split(share, ceil(len(share) / MOST_LANES))] if share else []
-        return pieces_of(share, loads, PIECES, LEAST if self.costs.known else 0.0)  # unmeasured, a client is worth a message
+            return (
+                [list(map(int, piece)) for piece in np.array_split(share, ceil(len(share) / MOST_LANES))]
+                if share
+                else []
+            )
+        return pieces_of(
+            share, loads, PIECES, LEAST if self.costs.known else 0.0
+        )  # unmeasured, a client is worth a message
 
     def _told_whom(self, job: Job, this: Round, unit: list[int], shares: Shares | None, size: int) -> Job:
         """A job with the clients of a unit, whose states other workers are asked for now, before they begin to train."""
@@ -224,7 +254,8 @@ class RayEngine:
         def arguments(hand: Hand, whole: bool) -> tuple[Any, ...]:
             as_planned = hand is home and not whole
             members = [
-                self.states.member(client, hand, this.told, this.fresh, whole, as_planned and client.number in coming) for client in clients
+                self.states.member(client, hand, this.told, this.fresh, whole, as_planned and client.number in coming)
+                for client in clients
             ]
             if call == "gradients":
                 return this.shared, members
@@ -235,7 +266,9 @@ class RayEngine:
 
     def _state_bytes(self, training: Training) -> int:
         fields = flat_fields(training.algorithm.client_fields()).values()
-        return sum(field.scalars(self.problem.layout.size) for field in fields) * torch.finfo(self.problem.dtype).bits // 8
+        return (
+            sum(field.scalars(self.problem.layout.size) for field in fields) * torch.finfo(self.problem.dtype).bits // 8
+        )
 
     def _left_with(self, hand: Hand, this: Round, rows: list[int]) -> list[Away]:
         """The states of some of the cohort, which stay with the worker that trained them."""
@@ -283,7 +316,9 @@ class RayEngine:
 
     # --- evaluation --------------------------------------------------------------------------------------------------------------
 
-    def evaluate(self, models: dict[str, ModelState], examples: dict[str, Examples]) -> dict[str, dict[str, dict[str, float]]]:
+    def evaluate(
+        self, models: dict[str, ModelState], examples: dict[str, Examples]
+    ) -> dict[str, dict[str, dict[str, float]]]:
         """Every metric of every model on every set of examples; sets other than the problem's own are evaluated here."""
         problem = self.problem
         if examples is not problem.held_out:
@@ -296,7 +331,8 @@ class RayEngine:
         ]
         parts = [tasks[start :: self.workers * 2] for start in range(min(len(tasks), self.workers * 2))]
         sent = [
-            (m.weights.numpy(), m.buffers.numpy(), {name: value.numpy() for name, value in m.integers.items()}) for m in models.values()
+            (m.weights.numpy(), m.buffers.numpy(), {name: value.numpy() for name, value in m.integers.items()})
+            for m in models.values()
         ]
         shared = self.ray.put(sent)
         answers = self.crew.map("evaluate", [(shared, part) for part in parts], self._source)
@@ -312,12 +348,19 @@ class RayEngine:
 def _from_sums(done: Gathered) -> Outcome:
     """The outcome from the sums of blocks, in the order of the cohort."""
     blocks = [one for _, one in sorted(zip(done.units, done.found, strict=True), key=lambda pair: pair[0][0])]
-    sums = {name: sum_of_blocks([torch.from_numpy(np.array(block.sums[name])) for block in blocks]) for name in blocks[0].sums}
+    sums = {
+        name: sum_of_blocks([torch.from_numpy(np.array(block.sums[name])) for block in blocks])
+        for name in blocks[0].sums
+    }
     statistics: list[Tensor | None] = [None] * len(done.cohort)
     if done.training.own_statistics:
-        statistics = [torch.from_numpy(np.array(row)) for row in _placed(done.units, [_rows_of(one.statistics) for one in done.found])]
+        statistics = [
+            torch.from_numpy(np.array(row))
+            for row in _placed(done.units, [_rows_of(one.statistics) for one in done.found])
+        ]
     clients = [
-        client._replace(state=state, statistics=own) for client, state, own in zip(done.cohort, done.states, statistics, strict=True)
+        client._replace(state=state, statistics=own)
+        for client, state, own in zip(done.cohort, done.states, statistics, strict=True)
     ]
     return outcome_of(done.training, done.round, done.model, done.z, sums, clients, done.reports, done.common, None)
 
@@ -331,7 +374,9 @@ def most_common_state(cohort: list[Client]) -> Mapping[str, State] | None:
 
 def _placed(units: list[list[int]], values: Sequence[Sequence[Any]]) -> list[Any]:
     """The values of all units, in the order of the cohort."""
-    placed = {row: value for unit, some in zip(units, values, strict=True) for row, value in zip(unit, some, strict=True)}
+    placed = {
+        row: value for unit, some in zip(units, values, strict=True) for row, value in zip(unit, some, strict=True)
+    }
     return [placed[row] for row in range(len(placed))]
 
 

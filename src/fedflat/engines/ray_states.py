@@ -66,12 +66,19 @@ class Whereabouts:
         """Seconds until a worker has the state of a client, which is so many bytes."""
         return 0.0 if not size or self._has(hand, client) else size * self._per_byte
 
-    def hand_over(self, clients: Sequence[Client], hand: Hand | None, told: Broadcast, size: int) -> tuple[set[int], list[Any]]:
+    def hand_over(
+        self, clients: Sequence[Client], hand: Hand | None, told: Broadcast, size: int
+    ) -> tuple[set[int], list[Any]]:
         """Let other workers hand over what they have of some clients' states: which these are, and references to them."""
         asked: dict[Hand, list[tuple[int, int]]] = {}
         for client in clients:
             home = self._homes.get(client.number)
-            if home is not None and home[0] is not hand and home[0] in self._crew().hands and self._has(home[0], client):
+            if (
+                home is not None
+                and home[0] is not hand
+                and home[0] in self._crew().hands
+                and self._has(home[0], client)
+            ):
                 asked.setdefault(home[0], []).append((client.number, home[1]))
         coming = {number for some in asked.values() for number, _ in some}
         self.traffic.states += len(coming)
@@ -79,7 +86,9 @@ class Whereabouts:
         self.traffic.handed_over += len(coming)
         return coming, [home.actor.hand_over.remote(told.key, some) for home, some in asked.items()]
 
-    def member(self, client: Client, hand: Hand, told: Broadcast, fresh: object, whole: bool, coming: bool = False) -> Member:
+    def member(
+        self, client: Client, hand: Hand, told: Broadcast, fresh: object, whole: bool, coming: bool = False
+    ) -> Member:
         """A client for a worker, with its state where that lies elsewhere and does not come from there."""
         statistics = None if client.statistics is None else client.statistics.detach().cpu().numpy()
         if client.state is fresh and not whole:
@@ -91,7 +100,9 @@ class Whereabouts:
         self.traffic.moved += _size(state)
         return Member(client.number, client.indices, told.stamp, state, statistics)
 
-    def trained(self, hand: Hand, told: Broadcast, clients: Sequence[Client], again: Callable[[], tuple[Hand, Arrays]]) -> list[Away]:
+    def trained(
+        self, hand: Hand, told: Broadcast, clients: Sequence[Client], again: Callable[[], tuple[Hand, Arrays]]
+    ) -> list[Away]:
         """Take note that a worker has trained clients; returns their states, of which copies are asked for now."""
         numbers = [client.number for client in clients]
         batch = Batch(list(clients), [], hand.actor.give.remote(told.key, numbers, told.stamp), again)

@@ -78,12 +78,16 @@ def shares_of(costs: Sequence[float], moving: Sequence[Sequence[float]]) -> list
         loads[full], loads[empty] = ends
 
 
-def _after_move(cost: float, moving: Sequence[float], loads: Sequence[float], full: int, empty: int) -> tuple[float, float]:
+def _after_move(
+    cost: float, moving: Sequence[float], loads: Sequence[float], full: int, empty: int
+) -> tuple[float, float]:
     """When two workers end if one gives a position to the other."""
     return loads[full] - cost - moving[full], loads[empty] + cost + moving[empty]
 
 
-def pieces_of(share: Sequence[int], costs: Sequence[float], pieces: int = PIECES, least: float = LEAST) -> list[list[int]]:
+def pieces_of(
+    share: Sequence[int], costs: Sequence[float], pieces: int = PIECES, least: float = LEAST
+) -> list[list[int]]:
     """A worker's share in pieces: half of it, then a quarter, and so on; the last ones are what others take who are done earlier.
 
     >>> pieces_of(range(5), [1.0] * 5), pieces_of(range(5), [1.0] * 5, pieces=1)

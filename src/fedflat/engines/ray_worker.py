@@ -168,7 +168,11 @@ class Worker:
         """Build the problem; what goes wrong is said again by whatever needs it."""
         import ray
 
-        self._local, self._mistake, self._shelf = None, None, Shelf()  # first, so that two problems are never held at once
+        self._local, self._mistake, self._shelf = (
+            None,
+            None,
+            Shelf(),
+        )  # first, so that two problems are never held at once
         try:
             build: Callable[[], Local] = ray.get(source.build[0])
             local = build()
@@ -179,7 +183,13 @@ class Worker:
             raise
 
     def train(
-        self, told: Broadcast, gradient: np.ndarray | None, members: list[Member], shares: Shares | None, wanted: bool, *moved: Moved
+        self,
+        told: Broadcast,
+        gradient: np.ndarray | None,
+        members: list[Member],
+        shares: Shares | None,
+        wanted: bool,
+        *moved: Moved,
     ) -> Trained:
         """Train some clients and keep their state, which is returned where it is wanted.
 
@@ -205,7 +215,9 @@ class Worker:
             plain = [_plain(report) for report in reports]
         if state:
             for row, member in enumerate(members):
-                self._shelf.put(told.key, member.number, told.stamp, {name: kept[row].copy() for name, kept in state.items()})
+                self._shelf.put(
+                    told.key, member.number, told.stamp, {name: kept[row].copy() for name, kept in state.items()}
+                )
         return Trained(plain, state if wanted else {}, statistics, rows, sums, time.perf_counter() - begun)
 
     def give(self, training: str, clients: list[int], stamp: int) -> Arrays:
@@ -225,7 +237,9 @@ class Worker:
             passes, samples = local.engine.take_gradients(self._known(local, told), told.round, table, cohort)
             return _array(table.gradient[: len(members)]), passes, samples
 
-    def evaluate(self, models: list[tuple[np.ndarray, np.ndarray, Arrays]], tasks: list[tuple[int, str, np.ndarray]]) -> list[Arrays]:
+    def evaluate(
+        self, models: list[tuple[np.ndarray, np.ndarray, Arrays]], tasks: list[tuple[int, str, np.ndarray]]
+    ) -> list[Arrays]:
         """The sums of metrics over some batches, each of a model and a held-out set."""
         problem = self._opened().problem
         found = []
@@ -258,7 +272,12 @@ class Worker:
         """The table with what these clients read; copied, so that it lies in memory as it does without Ray."""
         device = local.problem.device
         cohort = [
-            Client(m.number, m.indices, nested_state(_views(self._state(told, m))), None if m.statistics is None else _view(m.statistics))
+            Client(
+                m.number,
+                m.indices,
+                nested_state(_views(self._state(told, m))),
+                None if m.statistics is None else _view(m.statistics),
+            )
             for m in members
         ]
         local.problem.training_mode()
@@ -312,7 +331,9 @@ def _roomy(engine: LoopEngine | LaneEngine, members: int, cohort: int) -> int:
 
 
 def _summed(training: Training, table: Table, shares: Shares, reports: list[Report], count: int) -> Arrays:
-    return {name: _array(block_sum(*what)) for name, what in weighted_rows(training, table, shares, reports, count).items()}
+    return {
+        name: _array(block_sum(*what)) for name, what in weighted_rows(training, table, shares, reports, count).items()
+    }
 
 
 def _rows(table: Table, here: int) -> Arrays:
@@ -322,7 +343,9 @@ def _rows(table: Table, here: int) -> Arrays:
 
 def _plain(report: Report) -> Report:
     return report._replace(
-        rates=float(report.rates), loss=float(report.loss), integers={name: value.cpu() for name, value in report.integers.items()}
+        rates=float(report.rates),
+        loss=float(report.loss),
+        integers={name: value.cpu() for name, value in report.integers.items()},
     )
 
 

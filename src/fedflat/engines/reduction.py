@@ -62,7 +62,8 @@ def weighted_rows(training: Training, table: Table, shares: Shares, reports: lis
         found["buffers"] = table.buffers[:here], shares.chosen
     fields = flat_fields(training.algorithm.message_fields())
     return found | {
-        f"sent/{name}": (sent[:here], shares.sized if fields[name].by_samples else shares.even) for name, sent in table.sent.items()
+        f"sent/{name}": (sent[:here], shares.sized if fields[name].by_samples else shares.even)
+        for name, sent in table.sent.items()
     }
 
 
@@ -85,7 +86,9 @@ def reduce_rows(
     sums = centre(training.aggregation, parts, model)
     clients = [
         client._replace(
-            state=nested_state({name: kept[row].clone() for name, kept in table.client.items()}) if states is None else states[row],
+            state=nested_state({name: kept[row].clone() for name, kept in table.client.items()})
+            if states is None
+            else states[row],
             statistics=table.buffers[row].clone() if training.own_statistics else None,
         )
         for row, client in enumerate(cohort)

@@ -54,7 +54,9 @@ class Segmentation:
         classes = logits.shape[1]
         truth, guess = target.long().flatten(1), logits.argmax(1).flatten(1)
         place = torch.where(truth == IGNORED, classes, truth)  # what is ignored is counted apart, and cut off
-        confusion = torch.bincount((place * classes + guess).flatten(), minlength=(classes + 1) * classes).view(classes + 1, classes)
+        confusion = torch.bincount((place * classes + guess).flatten(), minlength=(classes + 1) * classes).view(
+            classes + 1, classes
+        )
         each = _cross_entropy(logits, target).flatten(1)
         # Class by class: on a GPU, scattering sums in no fixed order, and evaluations would differ in their last digits.
         loss = torch.stack([torch.where(place == label, each, 0).sum(dtype=torch.float64) for label in range(classes)])
@@ -67,7 +69,11 @@ class Segmentation:
         pixels = max(float(confusion.sum()), 1.0)
         occurs = confusion.sum(1) > 0
         mean = float(iou[occurs].mean()) if bool(occurs.any()) else 0.0
-        return {"loss": float(totals["loss"].sum()) / pixels, self.metric: mean, "pixel_accuracy": float(confusion.trace()) / pixels}
+        return {
+            "loss": float(totals["loss"].sum()) / pixels,
+            self.metric: mean,
+            "pixel_accuracy": float(confusion.trace()) / pixels,
+        }
 
     def by_class(self, totals: Mapping[str, Tensor]) -> dict[int, dict[str, float]]:
         """For each class that occurs: its intersection over union, its mean cross-entropy, and how many images have it."""

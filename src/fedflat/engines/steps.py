@@ -36,8 +36,12 @@ Advance = Callable[[Local, Tensor, dict[str, Tensor], Tensor, dict[str, Tensor]]
 def in_place(problem: Problem, training: Training) -> Advance:
     """The step as it is; BatchNorm statistics and counters move in place."""
 
-    def advance(local: Local, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]) -> Moved:
-        gradient = StepGradient(problem, problem.batch(positions, draws), {**problem.buffers.views(statistics), **integers})
+    def advance(
+        local: Local, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
+    ) -> Moved:
+        gradient = StepGradient(
+            problem, problem.batch(positions, draws), {**problem.buffers.views(statistics), **integers}
+        )
         moved = training.algorithm.step(local, gradient, training.schedule, training.descent)
         return Moved(changing(moved), statistics, integers, gradient.loss, gradient.passes)
 
@@ -53,7 +57,9 @@ def compiled(problem: Problem, training: Training, backend: str = "inductor", st
     problem.training_mode()
     model = with_gpu_layers(problem.model)
 
-    def advance(local: Local, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]) -> Moved:
+    def advance(
+        local: Local, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
+    ) -> Moved:
         batch = problem.batch(positions, draws)
         passes: list[Pass] = []
 
@@ -70,7 +76,9 @@ def compiled(problem: Problem, training: Training, backend: str = "inductor", st
     plain = in_place(problem, training)
     usable: bool | None = None
 
-    def attempt(local: Local, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]) -> Moved:
+    def attempt(
+        local: Local, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
+    ) -> Moved:
         nonlocal usable
         step = (local, positions, draws, statistics, integers)
         if usable is False or len(positions) < training.plan.batch:  # every other size would be compiled anew
@@ -79,7 +87,9 @@ def compiled(problem: Problem, training: Training, backend: str = "inductor", st
             found = fast(*step)
         except torch.OutOfMemoryError:
             raise  # which tells a lane that it does not fit
-        except Exception as error:  # compilers fail in many ways; a mistake of the user's own comes back from the plain step
+        except (
+            Exception
+        ) as error:  # compilers fail in many ways; a mistake of the user's own comes back from the plain step
             usable, why = False, f"could not be compiled and runs as it is ({type(error).__name__})"
         else:
             usable = trusted(found, *step) if usable is None else usable
@@ -89,14 +99,23 @@ def compiled(problem: Problem, training: Training, backend: str = "inductor", st
         return found if usable else plain(*step)
 
     def trusted(
-        found: Moved, local: Local, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
+        found: Moved,
+        local: Local,
+        positions: Tensor,
+        draws: dict[str, Tensor],
+        statistics: Tensor,
+        integers: dict[str, Tensor],
     ) -> bool:
         def expected() -> Moved:
-            return plain(local, positions, draws, statistics.clone(), {name: value.clone() for name, value in integers.items()})
+            return plain(
+                local, positions, draws, statistics.clone(), {name: value.clone() for name, value in integers.items()}
+            )
 
         try:
             once = expected()
-            return agree(found, once, local, statistics) or not agree(expected(), once, local, statistics, SAME)  # a step that is random
+            return agree(found, once, local, statistics) or not agree(
+                expected(), once, local, statistics, SAME
+            )  # a step that is random
         except torch.OutOfMemoryError:
             return True  # compiled it takes less
         finally:

@@ -16,9 +16,15 @@ class Still:
         for parameter in self._parameters.values():
             if channels_last and parameter.ndim == 4:  # as the trained ones lie in a flat vector
                 parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-        self.rounded = {} if arithmetic is None else {name: p.detach().to(arithmetic) for name, p in self._parameters.items()}
+        self.rounded = (
+            {} if arithmetic is None else {name: p.detach().to(arithmetic) for name, p in self._parameters.items()}
+        )
         """Copies in the precision in which the model is passed through, where that is lower."""
-        self._norms = {name: m for name, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and _frozen(m)}
+        self._norms = {
+            name: m
+            for name, m in model.named_modules()
+            if isinstance(m, nn.modules.batchnorm._BatchNorm) and _frozen(m)
+        }
         self._buffers = {
             f"{prefix}.{name}" if prefix else name: buffer
             for prefix, norm in self._norms.items()

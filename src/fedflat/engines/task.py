@@ -76,10 +76,14 @@ class OwnLoss(Classification):
             raise
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
             shapes = f"{tuple(output.shape)} and {tuple(target.shape)}"
-            raise UserError(f"the loss fails on outputs and targets of shapes {shapes}: {str(error).splitlines()[0]}") from error
+            raise UserError(
+                f"the loss fails on outputs and targets of shapes {shapes}: {str(error).splitlines()[0]}"
+            ) from error
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-            raise UserError(f"the loss of a batch is {found}; expected a tensor with one number, the mean over its examples")
+            raise UserError(
+                f"the loss of a batch is {found}; expected a tensor with one number, the mean over its examples"
+            )
         if output.requires_grad and not loss.requires_grad:
             raise UserError("the loss has no gradient; leave out detach(), item() and torch.no_grad() on the way to it")
         return loss

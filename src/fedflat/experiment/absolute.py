@@ -26,5 +26,7 @@ def with_absolute_paths(text: str) -> str:
 def _absolute_path(found: re.Match[str]) -> str:
     given = found[2].strip("\"'")
     path = str(absolute(Path(given)))
-    is_writable = bool(given) and not set(path) & set(",()")  # the grammar of texts knows no way to write these in a path
+    is_writable = bool(given) and not set(path) & set(
+        ",()"
+    )  # the grammar of texts knows no way to write these in a path
     return found[1] + path if is_writable else found[0]

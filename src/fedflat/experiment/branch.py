@@ -47,7 +47,12 @@ class Start:
             self.check(out)
             return
         create_folder(out)
-        about = {"model": self.record.config.model, "name": "server", "rounds": self.rounds, "run": str(self.run.absolute())}
+        about = {
+            "model": self.record.config.model,
+            "name": "server",
+            "rounds": self.rounds,
+            "run": str(self.run.absolute()),
+        }
         write_whole(out / FILE, save(self._whole(), {"fedflat": json.dumps(about)}))
 
     def check(self, out: Path) -> None:
@@ -85,7 +90,9 @@ def start(text: str) -> Start:
     record = load_record(run)
     there = there_rounds(run)
     if not there:
-        raise UserError(f"{run} has neither a checkpoint nor a model yet, so that nothing can go on from it; let it run first")
+        raise UserError(
+            f"{run} has neither a checkpoint nor a model yet, so that nothing can go on from it; let it run first"
+        )
     if at and not (rounds.isdigit() and int(rounds) in there):
         known = ", ".join(map(str, there[:8])) + (", ..." if len(there) > 8 else "")
         raise UserError(

@@ -32,7 +32,9 @@ class Pace:
         """Whether the run should be saved after so many rounds."""
         if self._every is not None:
             return rounds % self._every == 0
-        return rounds % ROUNDS_BETWEEN == 0 and time.monotonic() - self._ended >= max(SECONDS_BETWEEN, self._took / MOST_OF_THE_TIME)
+        return rounds % ROUNDS_BETWEEN == 0 and time.monotonic() - self._ended >= max(
+            SECONDS_BETWEEN, self._took / MOST_OF_THE_TIME
+        )
 
     @contextmanager
     def measured(self) -> Iterator[None]:
@@ -43,7 +45,9 @@ class Pace:
         self._took = self._ended - began
 
 
-def last_checkpoint(folder: RunFolder, settings: Config, frozen: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+def last_checkpoint(
+    folder: RunFolder, settings: Config, frozen: str
+) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """The tensors of the last checkpoint and what is said about them, None without one; refused where it is of another run.
 
     ``frozen`` is the fingerprint of the model's frozen part. Checkpoints of earlier versions did not tell of settings.

@@ -15,7 +15,11 @@ from fedflat.experiment.config import Section
 from fedflat.experiment.files import told_plainly
 from fedflat.experiment.folder import RunFolder
 
-PARTS = {"checkpoint": ("checkpoint/*", "state/*"), "snapshots": ("models/*",), "models": ("model.safetensors", "model.*.safetensors")}
+PARTS = {
+    "checkpoint": ("checkpoint/*", "state/*"),
+    "snapshots": ("models/*",),
+    "models": ("model.safetensors", "model.*.safetensors"),
+}
 """What can be removed, and where it lies in a run's folder."""
 CLEANED = ("checkpoint", "snapshots")
 """What is removed where nothing else is asked for: the last models stay."""
@@ -26,7 +30,9 @@ class Keep(Section):
 
     checkpoint: bool = Field(True, description="the checkpoint, with the states of server and clients")
     snapshots: bool = Field(True, description="models kept on the way (evaluation.keep_every)")
-    models: bool = Field(True, description="the models at the end, without which a run can only be looked at in tables and curves")
+    models: bool = Field(
+        True, description="the models at the end, without which a run can only be looked at in tables and curves"
+    )
 
     @property
     def removed(self) -> tuple[str, ...]:

@@ -52,7 +52,9 @@ def compare(
     for text in texts:
         if texts.count(text) > 1:
             raise UserError(f"{text} is listed twice in the comparison; list each algorithm once")
-    configs = [base.model_copy(update={"algorithm": text, "seed": seed}) for seed in _plain_seeds(seeds) for text in texts]
+    configs = [
+        base.model_copy(update={"algorithm": text, "seed": seed}) for seed in _plain_seeds(seeds) for text in texts
+    ]
     folders = [out / folder_name(c.algorithm) / f"seed-{c.seed}" if out else None for c in configs]
     yield from run_each(configs, folders, callbacks, jobs, **own)
 
@@ -64,7 +66,9 @@ def _plain_seeds(seeds: Any) -> list[int]:
     except TypeError:
         found = []
     if not found or min(found) < 0 or len(set(found)) < len(found):
-        raise UserError(f"cannot compare with seeds={seeds!r}; expected how many (3), or which, each once and none below 0 ([0, 1, 2])")
+        raise UserError(
+            f"cannot compare with seeds={seeds!r}; expected how many (3), or which, each once and none below 0 ([0, 1, 2])"
+        )
     return found
 
 
@@ -77,7 +81,11 @@ def _one_by_one(seeds: Any) -> list[Any]:
 
 
 def run_each(
-    configs: Sequence[Config], folders: Sequence[Path | None], callbacks: tuple[Callback, ...] = (), jobs: int | None = None, **own: Any
+    configs: Sequence[Config],
+    folders: Sequence[Path | None],
+    callbacks: tuple[Callback, ...] = (),
+    jobs: int | None = None,
+    **own: Any,
 ) -> Iterator[Record]:
     """Run every config in its folder; those already finished there are not run again, interrupted ones go on."""
     now = brought(own)
@@ -113,7 +121,9 @@ def begun_run(config: Config, path: Path | None, own: Mapping[str, str] | None =
     return load_record(path)
 
 
-def how_many_at_once(configs: Sequence[Config], callbacks: tuple[Callback, ...], jobs: int | None, own: dict[str, Any]) -> int:
+def how_many_at_once(
+    configs: Sequence[Config], callbacks: tuple[Callback, ...], jobs: int | None, own: dict[str, Any]
+) -> int:
     """How many runs to do at the same time."""
     runs = len(configs)
     if jobs == 1 or runs < 2:
@@ -141,7 +151,11 @@ def _are_small(base: Config, runs: int, own: dict[str, Any]) -> bool:
         return False
     data = own.get("data") or load(base.data.name, base.data.folder)
     model = own.get("model")
-    count = parameter_count(base.model, data.input_shape, data.num_classes) if model is None else sum(p.numel() for p in model.parameters())
+    count = (
+        parameter_count(base.model, data.input_shape, data.num_classes)
+        if model is None
+        else sum(p.numel() for p in model.parameters())
+    )
     t = base.training
     per_epoch = math.ceil(len(data.train) / (base.data.clients or base.federation.per_round) / t.batch)
     steps = runs * t.rounds * base.federation.per_round * (t.steps or t.epochs * per_epoch)

@@ -86,11 +86,19 @@ class Federation(Section):
     """Who takes part in a round, and how their work is combined."""
 
     per_round: int = Field(10, ge=1, description="clients per round (expected number, with Bernoulli sampling)")
-    sampling: Literal["fixed", "bernoulli"] = Field("fixed", description="exactly per_round clients, or each with the same probability")
-    weighting: Literal["samples", "uniform"] = Field("samples", description="how displacements are weighted in the mean")
-    aggregation: Literal["mean", "median", "trimmed", "clipped"] = Field("mean", description="the mean, or a robust centre")
+    sampling: Literal["fixed", "bernoulli"] = Field(
+        "fixed", description="exactly per_round clients, or each with the same probability"
+    )
+    weighting: Literal["samples", "uniform"] = Field(
+        "samples", description="how displacements are weighted in the mean"
+    )
+    aggregation: Literal["mean", "median", "trimmed", "clipped"] = Field(
+        "mean", description="the mean, or a robust centre"
+    )
     trim: float = Field(0.1, ge=0, lt=0.5, description="share cut off at each end by the trimmed mean")
-    longest: float = Field(1.0, gt=0, description="longest vector that clipped leaves, in medians of the cohort's norms")
+    longest: float = Field(
+        1.0, gt=0, description="longest vector that clipped leaves, in medians of the cohort's norms"
+    )
     dropout: float = Field(0.0, ge=0, lt=1, description="probability that a sampled client never answers")
     partial: float = Field(0.0, ge=0, le=1, description="probability that a client does only part of its steps")
 
@@ -98,7 +106,9 @@ class Federation(Section):
 class Training(Section):
     """The local training of every client."""
 
-    train: str = Field("all", description="the part that is trained: all, head, norms, layers(names=A|B), lora(rank=8), joined by +")
+    train: str = Field(
+        "all", description="the part that is trained: all, head, norms, layers(names=A|B), lora(rank=8), joined by +"
+    )
     rounds: int = Field(100, ge=1, description="communication rounds")
     epochs: int = Field(5, ge=1, description="local epochs per round")
     steps: int | None = Field(None, ge=1, description="local steps per round, instead of epochs")
@@ -108,8 +118,12 @@ class Training(Section):
     weight_decay: float = Field(0.0, ge=0, description="L2 weight decay, at the unperturbed point")
     momentum: float = Field(0.0, ge=0, lt=1, description="local heavy-ball momentum, reset in every round")
     clip: float | None = Field(None, gt=0, description="largest norm of a local direction")
-    clip_mode: Literal["total", "grad"] = Field("total", description="clip the corrected direction, or the raw gradient alone")
-    statistics: Literal["averaged", "own"] = Field("averaged", description="BatchNorm statistics: averaged, or kept by clients (SiLoBN)")
+    clip_mode: Literal["total", "grad"] = Field(
+        "total", description="clip the corrected direction, or the raw gradient alone"
+    )
+    statistics: Literal["averaged", "own"] = Field(
+        "averaged", description="BatchNorm statistics: averaged, or kept by clients (SiLoBN)"
+    )
 
     @field_validator("train")
     @classmethod
@@ -124,23 +138,38 @@ class Evaluation(Section):
     """When and how models are evaluated."""
 
     every: int = Field(1, ge=1, description="rounds between evaluations")
-    final: int = Field(0, ge=0, description="so many of the last rounds are each evaluated besides, for a mean over them")
-    keep_every: int | None = Field(None, ge=1, description="also keep every model each so many rounds, the first one included")
-    batch: int = Field(500, ge=1, description="examples per forward pass; on a GPU up to five times as many, fewer where masks are large")
+    final: int = Field(
+        0, ge=0, description="so many of the last rounds are each evaluated besides, for a mean over them"
+    )
+    keep_every: int | None = Field(
+        None, ge=1, description="also keep every model each so many rounds, the first one included"
+    )
+    batch: int = Field(
+        500,
+        ge=1,
+        description="examples per forward pass; on a GPU up to five times as many, fewer where masks are large",
+    )
     examples: int | None = Field(
-        None, ge=1, description="during the run, look at so many examples of the test set (and of others held out) only, always the same"
+        None,
+        ge=1,
+        description="during the run, look at so many examples of the test set (and of others held out) only, always the same",
     )
     statistics: Literal["averaged", "estimated"] = Field(
-        "averaged", description="BatchNorm statistics of averaged models: averaged too, or estimated anew on training data"
+        "averaged",
+        description="BatchNorm statistics of averaged models: averaged too, or estimated anew on training data",
     )
 
 
 class Flatness(Section):
     """What is looked at while a run trains; none of it changes training."""
 
-    every: int | None = Field(None, ge=1, description="rounds between looks, a multiple of evaluation.every; none looks at nothing")
+    every: int | None = Field(
+        None, ge=1, description="rounds between looks, a multiple of evaluation.every; none looks at nothing"
+    )
     what: str = Field(DEFAULT, description="what to look at, joined by commas: " + ", ".join(WHAT) + ", or all")
-    examples: int = Field(500, ge=1, description="training examples that curvature and sharpness are taken on, always the same")
+    examples: int = Field(
+        500, ge=1, description="training examples that curvature and sharpness are taken on, always the same"
+    )
     clients: int = Field(10, ge=1, description="clients whose data are looked at one by one, always the same")
     seed: int = Field(0, ge=0, description="seed of these examples and clients")
 
@@ -155,7 +184,9 @@ class Stop(Section):
 
     target: float | None = Field(None, description="stop when the task's metric reaches this value on the test set")
     seconds: float | None = Field(None, gt=0, description="stop after this much time")
-    patience: int | None = Field(None, ge=1, description="stop after so many evaluations without a better validation metric")
+    patience: int | None = Field(
+        None, ge=1, description="stop after so many evaluations without a better validation metric"
+    )
 
 
 class Engine(Section):
@@ -168,18 +199,24 @@ class Engine(Section):
         None, description="HOST:PORT of a Ray cluster, or auto; default: one on this machine, for the run alone"
     )
     lanes: int = Field(16, ge=1, description="clients trained at the same time by the lanes engine")
-    compile: Literal["auto", "on", "off"] = Field("auto", description="compile the local step; auto: on a GPU, when the run is long")
+    compile: Literal["auto", "on", "off"] = Field(
+        "auto", description="compile the local step; auto: on a GPU, when the run is long"
+    )
     workers: int | None = Field(
         None,
         ge=1,
         description="worker processes; default: one per core, but no more than 8 or the clients of a round; with Ray cores or GPUs",
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to train; auto takes a GPU where there is one")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="where to train; auto takes a GPU where there is one"
+    )
     precision: Literal["float32", "tf32", "bf16", "float64"] = Field(
         "float32", description="precision of arithmetic; weights are kept in full"
     )
     checkpoint_every: int | None = Field(
-        None, ge=1, description="rounds between checkpoints; default: 10, or more, to spend at most a twentieth of the time on them"
+        None,
+        ge=1,
+        description="rounds between checkpoints; default: 10, or more, to spend at most a twentieth of the time on them",
     )
 
     @field_validator("compile", mode="before")
@@ -189,7 +226,11 @@ class Engine(Section):
         return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
 
 
-MAY_CHANGE: dict[str, bool | set[str]] = {"data": {"folder"}, "stop": True, "engine": set(Engine.model_fields) - {"precision"}}
+MAY_CHANGE: dict[str, bool | set[str]] = {
+    "data": {"folder"},
+    "stop": True,
+    "engine": set(Engine.model_fields) - {"precision"},
+}
 """Settings without a say in what a round does: a resumed run may have others than it began with."""
 
 
@@ -200,18 +241,25 @@ class Config(Section):
     algorithm: str = Field("fedavg", description="algorithm, as name(parameter=value)+part(parameter=value)")
     model: str = Field("mlp", description="model, as name(parameter=value)")
     init: Path | None = Field(
-        None, description="weights to start from, .safetensors or a state_dict (.pt); default: fresh ones, drawn by the seed"
+        None,
+        description="weights to start from, .safetensors or a state_dict (.pt); default: fresh ones, drawn by the seed",
     )
-    init_head: Literal["given", "fresh"] = Field("given", description="the last linear layer: from init, or fresh, for other classes")
+    init_head: Literal["given", "fresh"] = Field(
+        "given", description="the last linear layer: from init, or fresh, for other classes"
+    )
     init_rounds: int = Field(
-        0, ge=0, description="rounds that the weights of init have behind them; rates, cohorts and batches go on from there"
+        0,
+        ge=0,
+        description="rounds that the weights of init have behind them; rates, cohorts and batches go on from there",
     )
     seed: int = Field(0, ge=0, description="seed of everything random")
     data: Data = Data()
     federation: Federation = Federation()
     training: Training = Training()
     evaluation: Evaluation = Evaluation()
-    flatness: Flatness = Field(Flatness(), description="look at flatness while training, for example every=50 or every=50,what=drift+gap")
+    flatness: Flatness = Field(
+        Flatness(), description="look at flatness while training, for example every=50 or every=50,what=drift+gap"
+    )
     stop: Stop = Stop()
     engine: Engine = Engine()
 
@@ -234,7 +282,11 @@ class Config(Section):
     def _consistent(self) -> Config:
         from fedflat.data import fixes_clients
 
-        if self.data.clients is not None and self.federation.per_round > self.data.clients and not fixes_clients(self.data.split):
+        if (
+            self.data.clients is not None
+            and self.federation.per_round > self.data.clients
+            and not fixes_clients(self.data.split)
+        ):
             raise UserError(
                 f"federation.per_round={self.federation.per_round} is more than data.clients={self.data.clients}; lower it or add clients"
             )
@@ -245,11 +297,17 @@ class Config(Section):
                 f"use flatness.every={-(-every // self.evaluation.every) * self.evaluation.every} or evaluate more often"
             )
         if self.stop.patience is not None and self.data.validation == 0:
-            raise UserError("stop.patience looks at the validation split, and there is none; set data.validation, for example to 0.1")
+            raise UserError(
+                "stop.patience looks at the validation split, and there is none; set data.validation, for example to 0.1"
+            )
         if self.init_head == "fresh" and self.init is None:
-            raise UserError("init_head=fresh is about weights to start from, and there are none; set init, or leave init_head=given")
+            raise UserError(
+                "init_head=fresh is about weights to start from, and there are none; set init, or leave init_head=given"
+            )
         if self.init_rounds and self.init is None:
-            raise UserError(f"init_rounds={self.init_rounds} is about weights to start from, and there are none; set init, or leave it 0")
+            raise UserError(
+                f"init_rounds={self.init_rounds} is about weights to start from, and there are none; set init, or leave it 0"
+            )
         if self.init_rounds >= self.training.rounds:
             raise UserError(
                 f"init_rounds={self.init_rounds} leaves nothing of training.rounds={self.training.rounds}, which counts from round 0; "
@@ -291,7 +349,9 @@ def _canonical(text: str) -> str:
 def config(values: dict[str, Any]) -> Config:
     """A checked config from nested values; every mistake is one sentence."""
     if values.get("format", FORMAT) != FORMAT:
-        raise UserError(f"this config has format {values['format']}, but this version of fedflat reads format {FORMAT}; run it anew")
+        raise UserError(
+            f"this config has format {values['format']}, but this version of fedflat reads format {FORMAT}; run it anew"
+        )
     try:
         return Config.model_validate(values)
     except ValidationError as error:
@@ -303,7 +363,11 @@ def difference(one: Config, other: Config) -> str:
 
     def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         pairs = ((f"{prefix}{k}", v) for k, v in values.items())
-        return {k: v for key, value in pairs for k, v in (flat(value, f"{key}.") if isinstance(value, dict) else {key: value}).items()}
+        return {
+            k: v
+            for key, value in pairs
+            for k, v in (flat(value, f"{key}.") if isinstance(value, dict) else {key: value}).items()
+        }
 
     ours, theirs = flat(one.model_dump()), flat(other.model_dump())
     counts = filter(changes_results, ours)
@@ -358,6 +422,13 @@ def _sentence(error: ValidationError) -> str:
         for part in first["loc"][:-1]:
             section = section.model_fields[part].annotation
         inside = ".".join(str(part) for part in first["loc"][:-1])
-        return str(one_of(f"setting{f' in {inside}' if inside else ''}", first["loc"][-1], section.model_fields, "fedflat settings"))
+        return str(
+            one_of(
+                f"setting{f' in {inside}' if inside else ''}",
+                first["loc"][-1],
+                section.model_fields,
+                "fedflat settings",
+            )
+        )
     more = f" (and {len(error.errors()) - 1} more)" if len(error.errors()) > 1 else ""
     return f"{where}={first['input']!r} is not possible: {first['msg'][0].lower()}{first['msg'][1:]}{more}"

@@ -50,7 +50,9 @@ def engine_for(config: Config, problem: Problem, own: Own | None = None) -> Engi
     if wanted.name == "loop" or (wanted.name in ("auto", "ray") and (streamed or not on_gpu)):
         if wanted.compile == "on" and not on_gpu:
             problem.compile(config.training.batch)
-        return LoopEngine(problem, wanted.workers or min(available_cores(), max(EVALUATING, config.federation.per_round)))
+        return LoopEngine(
+            problem, wanted.workers or min(available_cores(), max(EVALUATING, config.federation.per_round))
+        )
     long = config.training.rounds >= WORTH_COMPILING and on_gpu
     compiling = wanted.compile == "on" or (wanted.compile == "auto" and long)
     return LaneEngine(problem, wanted.lanes, compiled if compiling else in_place)

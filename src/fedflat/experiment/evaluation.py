@@ -109,7 +109,9 @@ def evaluate(
     model = require_model(record, model)
     problem, split = reopen(record, data=data, network=network, task=task)
     state = state_of(record, model, problem)
-    evaluator = _Evaluator(record.config, problem, split, state, fine_tuning or FineTuning(), corruptions, client_statistics(record))
+    evaluator = _Evaluator(
+        record.config, problem, split, state, fine_tuning or FineTuning(), corruptions, client_statistics(record)
+    )
     parts, missing = {}, {}
     with torch.random.fork_rng(devices=[]):  # fine-tuning seeds it, and it is the caller's
         for name in wanted:
@@ -201,7 +203,9 @@ class _Evaluator:
         if self.data.train.groups is not None:
             for number in self.statistics:
                 groups = torch.unique(
-                    self.data.train.groups[torch.from_numpy(self.split.clients[number]).to(self.data.train.groups.device)]
+                    self.data.train.groups[
+                        torch.from_numpy(self.split.clients[number]).to(self.data.train.groups.device)
+                    ]
                 )
                 if len(groups) == 1:
                     found.setdefault(int(groups), []).append(number)
@@ -280,7 +284,12 @@ class _Evaluator:
             tuned = tuner.tuned(self.model, first + number, to_train)
             before, after = (Scorer(self.problem, model).of(self.data.train, rest) for model in (self.model, tuned))
             name = self._name(number, clients[number])
-            each[name] = {"before": before[self.metric], "after": after[self.metric], "trained_on": len(to_train), "examples": len(rest)}
+            each[name] = {
+                "before": before[self.metric],
+                "after": after[self.metric],
+                "trained_on": len(to_train),
+                "examples": len(rest),
+            }
         before_all, after_all = (np.array([one[when] for one in each.values()]) for when in ("before", "after"))
         return {
             "before": float(before_all.mean()),
@@ -303,7 +312,10 @@ class _Evaluator:
             raise NotAvailable(f"in the split {self.split.text} every client trains; add +held-out to it")
 
     def _each_client(self, clients: Sequence[np.ndarray]) -> dict[str, Scores]:
-        return {self._name(number, indices): self.scorer.of(self.data.train, indices) for number, indices in enumerate(clients)}
+        return {
+            self._name(number, indices): self.scorer.of(self.data.train, indices)
+            for number, indices in enumerate(clients)
+        }
 
     def _name(self, number: int, indices: np.ndarray) -> str:
         """A natural client by its name, any other by its number."""

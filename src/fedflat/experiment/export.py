@@ -39,7 +39,9 @@ def format_of(path: Path, wanted: str | None = None) -> Format:
             raise one_of("format", wanted, FORMATS)
         return next(known for known in FORMATS if known == wanted)
     if path.suffix not in ENDINGS:
-        raise UserError(f"the name {path.name} does not say in which format; expected one that ends in {', '.join(ENDINGS)}, or a format")
+        raise UserError(
+            f"the name {path.name} does not say in which format; expected one that ends in {', '.join(ENDINGS)}, or a format"
+        )
     return ENDINGS[path.suffix]
 
 
@@ -63,7 +65,9 @@ def write_onnx(path: Path, network: nn.Module, data: Dataset, about: Mapping[str
     """
     missing = [package for package in ("onnx", "onnxscript") if importlib.util.find_spec(package) is None]
     if missing:
-        raise UserError(f"ONNX needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed: {INSTALL}")
+        raise UserError(
+            f"ONNX needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed: {INSTALL}"
+        )
     network = merge_adapters(network).to("cpu", torch.float32).eval()
     inputs = _example(data)
     try:

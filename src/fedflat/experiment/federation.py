@@ -32,7 +32,9 @@ def federation(
     """The problem and the split of a config; data, model and task may be the user's own."""
     for own, name, what in ((data, config.data.name, "data"), (model, config.model, "model")):
         if own is None and name.partition(":")[0] == CUSTOM:
-            raise UserError(f"this run used {what} of your own ({name}); pass it again in Python: fedflat.resume(folder, {what}=...)")
+            raise UserError(
+                f"this run used {what} of your own ({name}); pass it again in Python: fedflat.resume(folder, {what}=...)"
+            )
     if task is not None:
         check_metric(task)
     device = device_of(config)  # first, so that nobody waits for data to hear that there is no GPU
@@ -49,7 +51,9 @@ def federation(
         data.train.coarse,
     )
     if config.federation.per_round > len(split.clients) > 1:
-        raise UserError(f"federation.per_round={config.federation.per_round} is more than the {len(split.clients)} clients of the split")
+        raise UserError(
+            f"federation.per_round={config.federation.per_round} is more than the {len(split.clients)} clients of the split"
+        )
     network = network_of(config, data.input_shape, data.num_classes, model)
     augmentation = datasets.augmentation(config.data.augmentation)
     augmentation.check(data)
@@ -71,7 +75,10 @@ def federation(
         batch_statistics=config.training.statistics == "own",
     )
     if config.training.statistics == "own" and not problem.buffers.names:
-        warnings.warn(f"training.statistics=own keeps BatchNorm statistics, and {config.model} has none: nothing is kept", stacklevel=2)
+        warnings.warn(
+            f"training.statistics=own keeps BatchNorm statistics, and {config.model} has none: nothing is kept",
+            stacklevel=2,
+        )
     _try_out(problem, config.model)
     return problem, split
 
@@ -129,7 +136,11 @@ def _check_tokens(problem: Problem, name: str, known: int) -> None:
 def _expected_output(task: Task, examples: Examples) -> tuple[tuple[int, ...], int, str] | None:
     """How many dimensions a known task's output may have, which of them is the classes, and where they are told apart."""
     if isinstance(task, Segmentation):
-        return (4,), 1, f" at each of {'x'.join(map(str, examples.targets.shape[1:]))} pixels: choose a model for segmentation (bisenetv2)"
+        return (
+            (4,),
+            1,
+            f" at each of {'x'.join(map(str, examples.targets.shape[1:]))} pixels: choose a model for segmentation (bisenetv2)",
+        )
     if isinstance(task, NextCharacter):
         return (2, 3), -1, ""
     return ((2,), -1, "") if isinstance(task, Classification) else None

@@ -16,7 +16,10 @@ def told_plainly(path: Path, doing: str = "write") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        advice = {"No space left on device": "free some space", "File too large": "raise the limit on file sizes (ulimit -f)"}
+        advice = {
+            "No space left on device": "free some space",
+            "File too large": "raise the limit on file sizes (ulimit -f)",
+        }
         why = error.strerror or str(error)
         then = advice.get(why, "choose another folder with --out")
         raise UserError(

@@ -39,7 +39,9 @@ class FineTuning:
             if value is not None and value < 1:
                 raise UserError(f"fine-tuning with {name}={value} is not possible; expected at least 1")
         if not 0 < self.share < 1:
-            raise UserError(f"fine-tuning on a share of {self.share:g} is not possible; expected a number between 0 and 1")
+            raise UserError(
+                f"fine-tuning on a share of {self.share:g} is not possible; expected a number between 0 and 1"
+            )
         if self.rate is not None and not self.rate > 0:
             raise UserError(f"fine-tuning with rate={self.rate:g} is not possible; expected a number above 0")
 

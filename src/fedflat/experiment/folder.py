@@ -22,7 +22,10 @@ from fedflat.experiment.files import create_folder, told_plainly, write_whole
 from fedflat.experiment.rows import FileRows
 from fedflat.experiment.stopping import OVER
 
-BEGINNINGS = {name for whole in ("split.json", "status.json", "config.yaml") for name in (whole, f"{whole}.part")} | {"checkpoint", "state"}
+BEGINNINGS = {name for whole in ("split.json", "status.json", "config.yaml") for name in (whole, f"{whole}.part")} | {
+    "checkpoint",
+    "state",
+}
 """What may lie in a folder where a run was killed before it had a config: it can be begun again."""
 SITES = "experiment.json"
 """In the folder of a run over real sites: the name under which they keep their clients' vectors."""
@@ -80,9 +83,13 @@ class RunFolder:
 
     def _be_new(self) -> None:
         # What lies there comes before the config, which a run that begins meanwhile writes before anything else that is no beginning.
-        is_free = not self.path.exists() or (self.path.is_dir() and {path.name for path in self.path.iterdir()} <= BEGINNINGS)
+        is_free = not self.path.exists() or (
+            self.path.is_dir() and {path.name for path in self.path.iterdir()} <= BEGINNINGS
+        )
         if self.exists:
-            raise UserError(f"there is already a run in {self.path}; go on with it (fedflat resume {self.path}) or choose another --out")
+            raise UserError(
+                f"there is already a run in {self.path}; go on with it (fedflat resume {self.path}) or choose another --out"
+            )
         if not is_free:
             raise UserError(f"{self.path} exists and is not a run; choose another --out")
 
@@ -92,7 +99,9 @@ class RunFolder:
             import fcntl
         except ImportError:  # no such locks on Windows
             return
-        descriptor = os.open(self.path / "config.yaml", os.O_RDWR)  # network file systems lock nothing that cannot be written to
+        descriptor = os.open(
+            self.path / "config.yaml", os.O_RDWR
+        )  # network file systems lock nothing that cannot be written to
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -122,7 +131,9 @@ class RunFolder:
     def config(self) -> Config:
         """The run's config."""
         if not self.exists:
-            raise UserError(f"there is no run in {self.path}; expected a folder with a config.yaml (see them with fedflat show runs)")
+            raise UserError(
+                f"there is no run in {self.path}; expected a folder with a config.yaml (see them with fedflat show runs)"
+            )
         return config(read_yaml(self.path / "config.yaml"))
 
     def status(self) -> dict[str, Any]:
@@ -233,7 +244,9 @@ class RunFolder:
         except FileNotFoundError:
             raise UserError(f"{path} is missing; the run wrote none (yet)") from None
         except (PermissionError, IsADirectoryError) as error:
-            raise UserError(f"cannot read {path}: {(error.strerror or str(error)).lower()}; make it a file that you may read") from None
+            raise UserError(
+                f"cannot read {path}: {(error.strerror or str(error)).lower()}; make it a file that you may read"
+            ) from None
         except (OSError, SafetensorError, KeyError, ValueError):
             raise UserError(f"{path} is damaged or not fedflat's; run it anew") from None
         return tensors, about

@@ -136,7 +136,9 @@ def in_a_row(jobs: Sequence[Job], callbacks: tuple[Callback, ...]) -> Results:
         yield number, job.go(callbacks)
 
 
-def side_by_side(jobs: Sequence[Work], at_once: int, callbacks: tuple[Callback, ...], devices: Sequence[str] = ()) -> Results:
+def side_by_side(
+    jobs: Sequence[Work], at_once: int, callbacks: tuple[Callback, ...], devices: Sequence[str] = ()
+) -> Results:
     """Every job's number and record, or why there is none, as they end; a job that fails does not stop the others.
 
     Where ``devices`` are named, every process sees one of these GPUs alone, the one with the fewest processes.
@@ -208,7 +210,9 @@ def _hear(one: Process, job: Work, callbacks: tuple[Callback, ...]) -> Record | 
     except (EOFError, ConnectionError):
         one.process.join(PATIENCE)
         killed = (one.process.exitcode or 0) < 0
-        return UserError(f"its process {'was killed, most likely because memory ran out' if killed else 'ended unexpectedly'}")
+        return UserError(
+            f"its process {'was killed, most likely because memory ran out' if killed else 'ended unexpectedly'}"
+        )
     if isinstance(message, News):
         _tell(one, job, message, callbacks)
         return None
@@ -218,7 +222,11 @@ def _hear(one: Process, job: Work, callbacks: tuple[Callback, ...]) -> Record | 
     if isinstance(message, Record):
         record = _unpacked(message, job)
         if one.seen is not None:
-            one.seen.hear(News(record.history[-1]["round"] if record.history else 0, record.history[-1] if record.history else None))
+            one.seen.hear(
+                News(
+                    record.history[-1]["round"] if record.history else 0, record.history[-1] if record.history else None
+                )
+            )
             for callback in callbacks:
                 callback.ended(cast(Run, one.seen), record)
         return record
@@ -311,7 +319,9 @@ def _serve(pipe: Connection) -> None:
                     answer: object = _packed(job.go((Reporter(pipe.send),)))
             except ConnectionError:
                 return
-            except Exception as error:  # a mistake of the user's, or one of ours that is raised again where the comparison is
+            except (
+                Exception
+            ) as error:  # a mistake of the user's, or one of ours that is raised again where the comparison is
                 answer = error
             pipe.send(answer)
     except (EOFError, ConnectionError, KeyboardInterrupt):
@@ -321,7 +331,12 @@ def _serve(pipe: Connection) -> None:
 @contextmanager
 def _warnings_sent(send: Callable[[object], None]) -> Iterator[None]:
     def show(
-        message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
     ) -> None:
         known = category if category.__module__ == "builtins" else UserWarning  # another may not travel
         send(Warned(str(message), known, filename, lineno))
@@ -344,4 +359,6 @@ def _unpacked(record: Record, job: Work) -> Record:
 
 
 def _each(model: ModelState, change: Callable[[Any], Any]) -> ModelState:
-    return ModelState(change(model.weights), change(model.buffers), {name: change(value) for name, value in model.integers.items()})
+    return ModelState(
+        change(model.weights), change(model.buffers), {name: change(value) for name, value in model.integers.items()}
+    )

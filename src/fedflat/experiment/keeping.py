@@ -23,10 +23,15 @@ REMEMBERED = 2**16
 class Keeping:
     """The states of all clients, and their own normalisation statistics where they keep them."""
 
-    def __init__(self, algorithm: Algorithm, first: ModelState, own_statistics: bool, rows: Callable[[int], Rows]) -> None:
+    def __init__(
+        self, algorithm: Algorithm, first: ModelState, own_statistics: bool, rows: Callable[[int], Rows]
+    ) -> None:
         self._device = first.weights.device
         self._fields = flat_fields(algorithm.client_fields())
-        self._fresh: tuple[States, Tensor | None] = (algorithm.new_client(first.weights), first.buffers if own_statistics else None)
+        self._fresh: tuple[States, Tensor | None] = (
+            algorithm.new_client(first.weights),
+            first.buffers if own_statistics else None,
+        )
         self._widths = {name: field.scalars(len(first.weights)) for name, field in self._fields.items()}
         if own_statistics:
             self._widths[STATISTICS] = len(first.buffers)
@@ -43,7 +48,9 @@ class Keeping:
         row = self._rows[number].to(self._device)
         pieces = dict(zip(self._widths, torch.split(row, list(self._widths.values())), strict=True))
         statistics = pieces.pop(STATISTICS, None)
-        return nested_state({name: piece if self._fields[name].vector else piece[0] for name, piece in pieces.items()}), statistics
+        return nested_state(
+            {name: piece if self._fields[name].vector else piece[0] for name, piece in pieces.items()}
+        ), statistics
 
     def statistics(self, clients: int) -> dict[int, Tensor]:
         """The own statistics of all clients that have taken part, where clients keep them."""

@@ -92,7 +92,9 @@ def path(
 def save_landscapes(path: Path, found: Mapping[str, Landscape]) -> None:
     """Write landscapes into one JSON file, whole or not at all."""
     create_folder(path.parent)
-    write_whole(path, json.dumps({"landscapes": {name: one.document() for name, one in found.items()}}, allow_nan=False) + "\n")
+    write_whole(
+        path, json.dumps({"landscapes": {name: one.document() for name, one in found.items()}}, allow_nan=False) + "\n"
+    )
 
 
 def load_landscapes(path: Path) -> dict[str, Landscape]:
@@ -100,9 +102,13 @@ def load_landscapes(path: Path) -> dict[str, Landscape]:
     try:
         documents = dict(json.loads(path.read_text())["landscapes"])
     except FileNotFoundError:
-        raise UserError(f"there is no file {path}; expected one that fedflat flatness landscape, plane or path wrote") from None
+        raise UserError(
+            f"there is no file {path}; expected one that fedflat flatness landscape, plane or path wrote"
+        ) from None
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"{path} is no file of landscapes; expected one that fedflat flatness landscape, plane or path wrote") from None
+        raise UserError(
+            f"{path} is no file of landscapes; expected one that fedflat flatness landscape, plane or path wrote"
+        ) from None
     return {name: Landscape.from_document(document) for name, document in documents.items()}
 
 
@@ -110,12 +116,21 @@ def load_landscapes(path: Path) -> dict[str, Landscape]:
 
 
 def _common(
-    models: Sequence[Measured], names: Sequence[str], where: str, examples: int | None, seed: int, statistics: Statistics
+    models: Sequence[Measured],
+    names: Sequence[str],
+    where: str,
+    examples: int | None,
+    seed: int,
+    statistics: Statistics,
 ) -> tuple[LossAndError, dict[str, Model]]:
-    refuse_different_shapes({name: model.problem.whole_layout for name, model in zip(names, models, strict=True)}, where)
+    refuse_different_shapes(
+        {name: model.problem.whole_layout for name, model in zip(names, models, strict=True)}, where
+    )
     _one_data_set(models, names)
     first = models[0]
-    measure = LossAndError(first.problem, first.split, first.state.integers, examples=examples, seed=seed, statistics=statistics)
+    measure = LossAndError(
+        first.problem, first.split, first.state.integers, examples=examples, seed=seed, statistics=statistics
+    )
     return measure, {name: _flat(model) for name, model in zip(names, models, strict=True)}
 
 
@@ -132,7 +147,9 @@ def _one_data_set(models: Sequence[Measured], names: Sequence[str]) -> None:
     for name, model in zip(names, models, strict=True):
         mine, first = model.record.config.data.name, models[0].record.config.data.name
         if mine != first:
-            raise UserError(f"{names[0]} was trained on {first} and {name} on {mine}; their losses cannot be compared on one scale")
+            raise UserError(
+                f"{names[0]} was trained on {first} and {name} on {mine}; their losses cannot be compared on one scale"
+            )
 
 
 def _flat(model: Measured) -> Model:
@@ -141,7 +158,12 @@ def _flat(model: Measured) -> Model:
 
 def _about(model: Measured, measure: LossAndError) -> dict[str, Any]:
     config = model.record.config
-    return {"data": config.data.name, "architecture": config.model, "examples": measure.counts, "precision": str(model.problem.dtype)[6:]}
+    return {
+        "data": config.data.name,
+        "architecture": config.model,
+        "examples": measure.counts,
+        "precision": str(model.problem.dtype)[6:],
+    }
 
 
 def _part(tell: Tell, before: int, total: int) -> Callable[[int, int], None]:

@@ -49,12 +49,23 @@ class LossAndError:
         held = np.unique(np.concatenate([np.asarray(indices) for indices in split.looked_at]))
         self.sets = {
             "train": _sample(problem.data.train, held, examples, generator(seed, "landscape: training examples")),
-            "test": _sample(problem.data.test, np.arange(len(problem.data.test)), examples, generator(seed, "landscape: test examples")),
+            "test": _sample(
+                problem.data.test,
+                np.arange(len(problem.data.test)),
+                examples,
+                generator(seed, "landscape: test examples"),
+            ),
         }
-        self._batch = max(problem.evaluation_batch, BATCH_ON_GPU) if problem.device.type == "cuda" else problem.evaluation_batch
+        self._batch = (
+            max(problem.evaluation_batch, BATCH_ON_GPU) if problem.device.type == "cuda" else problem.evaluation_batch
+        )
         self._kept = {name: self._prepared(some) for name, some in self.sets.items()}
         variances = [name for name in problem.buffers.names if name.endswith("running_var")]
-        self._variances = problem.buffers.indicator(variances.__contains__, torch.empty(0, device=problem.device)) if variances else None
+        self._variances = (
+            problem.buffers.indicator(variances.__contains__, torch.empty(0, device=problem.device))
+            if variances
+            else None
+        )
 
     @property
     def counts(self) -> dict[str, int]:
@@ -84,8 +95,14 @@ class LossAndError:
         if not len(model.buffers):
             return model.buffers
         if self.statistics == "estimated":
-            return self.problem.estimated_buffers(model.weights, self._integers, (inputs for inputs, _ in self._batches("train")))
-        return model.buffers if self._variances is None else torch.where(self._variances, model.buffers.clamp_min(0), model.buffers)
+            return self.problem.estimated_buffers(
+                model.weights, self._integers, (inputs for inputs, _ in self._batches("train"))
+            )
+        return (
+            model.buffers
+            if self._variances is None
+            else torch.where(self._variances, model.buffers.clamp_min(0), model.buffers)
+        )
 
     # --- batches -----------------------------------------------------------------------------------------------------------------
 

@@ -42,7 +42,9 @@ class Reference:
     rounds: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.run}{f':{self.model}' if self.model else ''}{f'@{self.rounds}' if self.rounds is not None else ''}"
+        return (
+            f"{self.run}{f':{self.model}' if self.model else ''}{f'@{self.rounds}' if self.rounds is not None else ''}"
+        )
 
 
 def reference(text: str) -> Reference:
@@ -101,7 +103,11 @@ class Measured:
         raise one_of("data to measure on", on, ("train", "test"))
 
     def on_examples(
-        self, examples: Examples, positions: np.ndarray | None = None, batch: int | None = None, state: ModelState | None = None
+        self,
+        examples: Examples,
+        positions: np.ndarray | None = None,
+        batch: int | None = None,
+        state: ModelState | None = None,
     ) -> Objective:
         """The loss on any examples that the model can take."""
         problem, state = self.problem, state or self._still

@@ -39,7 +39,9 @@ def stuck(configs: Iterable[Config]) -> list[str]:
 
 def _own_names() -> dict[str, Any]:
     """What this process knows by name and a new one would not."""
-    return registration.registered() | {name: spec for name, spec in MODELS.items() if not spec.__module__.startswith("fedflat.")}
+    return registration.registered() | {
+        name: spec for name, spec in MODELS.items() if not spec.__module__.startswith("fedflat.")
+    }
 
 
 def _name(name: str, what: Any) -> None:

@@ -31,7 +31,9 @@ def network_of(config: Config, input_shape: tuple[int, ...], classes: int, model
         load_weights(network, config.model, config.init, fresh_head=config.init_head == "fresh")
     models.freeze(network, parts)
     if not any(parameter.requires_grad for parameter in network.parameters()):
-        raise UserError(f"all parameters of {config.model} are frozen, so there is nothing to train; let some require gradients")
+        raise UserError(
+            f"all parameters of {config.model} are frozen, so there is nothing to train; let some require gradients"
+        )
     return network
 
 

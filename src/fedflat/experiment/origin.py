@@ -69,14 +69,21 @@ def described(value: Any) -> str:
     if isinstance(value, nn.Module):
         return _model(value)
     if isinstance(value, partial):
-        return _called(described(value.func), {**dict(zip(map(str, range(len(value.args))), value.args, strict=True)), **value.keywords})
+        return _called(
+            described(value.func),
+            {**dict(zip(map(str, range(len(value.args))), value.args, strict=True)), **value.keywords},
+        )
     if isinstance(value, list | tuple | set | frozenset):
         return f"[{', '.join(map(described, value))}]"
     if isinstance(value, dict):
         return _called("", value)
     if hasattr(value, "__qualname__"):
         return str(value.__qualname__)
-    parts = {field.name: getattr(value, field.name) for field in fields(value)} if is_dataclass(value) else getattr(value, "__dict__", {})
+    parts = (
+        {field.name: getattr(value, field.name) for field in fields(value)}
+        if is_dataclass(value)
+        else getattr(value, "__dict__", {})
+    )
     return _called(type(value).__qualname__, parts)
 
 

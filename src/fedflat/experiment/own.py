@@ -23,7 +23,9 @@ def check_own(data: Any = None, model: Any = None, task: Any = None) -> None:
             "from_clients or from_torch makes"
         )
     if not isinstance(model, nn.Module | None):
-        raise UserError(f"model is {called(model)}; expected a torch.nn.Module, or the name of a model (all of them: fedflat models)")
+        raise UserError(
+            f"model is {called(model)}; expected a torch.nn.Module, or the name of a model (all of them: fedflat models)"
+        )
     if task is not None and (isinstance(task, type) or not isinstance(task, Task)):
         raise UserError(
             f"task is {called(task)}; expected an object with metric, loss(output, target) and sums(output, target), "

@@ -146,14 +146,21 @@ class Spread:
                     self.waiting.appendleft(number)
                 else:
                     why = f"most likely because memory ran out ({first_line(loss)})"
-                    yield number, UserError(f"it has lost {self.losses[number]} Ray workers, {why}; use fewer jobs or a smaller batch")
+                    yield (
+                        number,
+                        UserError(
+                            f"it has lost {self.losses[number]} Ray workers, {why}; use fewer jobs or a smaller batch"
+                        ),
+                    )
 
     def _told(self, error: Any) -> UserError:
         """A mistake of the user's; one of ours, or of a node, is raised here."""
         if isinstance(error.cause, UserError) and not isinstance(error.cause, Unfit):
             return error.cause
         if "failed to import" in str(error.cause):  # so Ray says it, and has no error of its own for that
-            raise Unfit("a node of the Ray cluster cannot import fedflat; is fedflat installed on every node?") from None
+            raise Unfit(
+                "a node of the Ray cluster cannot import fedflat; is fedflat installed on every node?"
+            ) from None
         raise (error.cause if isinstance(error.cause, Exception) else error) from None
 
     def end(self) -> None:
@@ -162,13 +169,17 @@ class Spread:
             self.ray.cancel(ref, force=True)
 
 
-def spread(work: Sequence[Work], address: str, jobs: int | None, callbacks: tuple[Callback, ...], marker: Path) -> Results:
+def spread(
+    work: Sequence[Work], address: str, jobs: int | None, callbacks: tuple[Callback, ...], marker: Path
+) -> Results:
     """Every run's number and record, or why there is none, as they end; a run that fails does not stop the others.
 
     ``marker`` is a file in the folder that all nodes share, by which they show that they see it.
     """
     if not all(callback.from_afar for callback in callbacks):
-        raise UserError("these callbacks look at runs of this process, which runs on a Ray cluster are not; leave one of them out")
+        raise UserError(
+            "these callbacks look at runs of this process, which runs on a Ray cluster are not; leave one of them out"
+        )
     close_crew()  # of runs with engine.name=ray that this process did before: it would keep its cores
     doing = Spread(connect(address, None, "ray_address"), work, Place.here(marker), jobs)
     followed = [Followed(one.config, one.folder, callbacks) for one in work if one.folder]

@@ -47,7 +47,9 @@ def load_record(path: Path) -> Record:
     config = folder.config()
     status, history = folder.status(), folder.metrics()
     rounds = status.get("rounds", history[-1]["round"] if history else config.init_rounds)
-    return Record(config, history, status["status"], status.get("reason", ""), folder.seconds(), {}, folder, rounds=rounds)
+    return Record(
+        config, history, status["status"], status.get("reason", ""), folder.seconds(), {}, folder, rounds=rounds
+    )
 
 
 def client_statistics(record: Record) -> dict[int, Tensor]:
@@ -59,4 +61,8 @@ def client_statistics(record: Record) -> dict[int, Tensor]:
 
 def model_file(name: str) -> str:
     """The file of a model, by the name under which it was evaluated."""
-    return "model.safetensors" if name == "server" else f"model.{re.sub(r'[^A-Za-z0-9]+', '-', name).strip('-')}.safetensors"
+    return (
+        "model.safetensors"
+        if name == "server"
+        else f"model.{re.sub(r'[^A-Za-z0-9]+', '-', name).strip('-')}.safetensors"
+    )

@@ -46,7 +46,9 @@ def reopen(
             )
     problem, split = federation(config if as_begun else _without_the_start(record, config, own["model"]), **own)
     if record.history and not all(problem.task.metric in scores for scores in record.history[-1]["test"].values()):
-        raise UserError(f"this run was not scored by {problem.task.metric} but for a task of your own; pass it again in Python: task=...")
+        raise UserError(
+            f"this run was not scored by {problem.task.metric} but for a task of your own; pass it again in Python: task=..."
+        )
     return problem, split
 
 
@@ -55,7 +57,11 @@ def _without_the_start(record: Record, config: Config, network: nn.Module | None
     if network is None and config.training.train == "all":
         return config.model_copy(update={"init": None, "init_head": "given"})
     written = record.folder.path / model_file("server") if record.folder else None
-    return config.model_copy(update={"init": written, "init_head": "given"}) if written is not None and written.exists() else config
+    return (
+        config.model_copy(update={"init": written, "init_head": "given"})
+        if written is not None and written.exists()
+        else config
+    )
 
 
 def require_model(record: Record, name: str) -> str:
@@ -83,7 +89,10 @@ def state_of(record: Record, name: str, problem: Problem, rounds: int | None = N
     if rounds is None and name in record.models:
         return ModelState(*(_moved(part, problem) for part in record.models[name]))
     fill(
-        problem.model, record.config.model, written_tensors(record, name, rounds), f"model {name} of {record.folder and record.folder.path}"
+        problem.model,
+        record.config.model,
+        written_tensors(record, name, rounds),
+        f"model {name} of {record.folder and record.folder.path}",
     )
     return ModelState(*problem.initial())
 
@@ -91,7 +100,9 @@ def state_of(record: Record, name: str, problem: Problem, rounds: int | None = N
 def written_tensors(record: Record, name: str, rounds: int | None = None) -> dict[str, Tensor]:
     """The tensors of a model as a run has written them: in the end, or after so many rounds."""
     if record.folder is None:
-        raise UserError("this run was made without a folder, so that no models were kept on the way; give fedflat.run a folder (out=...)")
+        raise UserError(
+            "this run was made without a folder, so that no models were kept on the way; give fedflat.run a folder (out=...)"
+        )
     file = model_file(name) if rounds is None else snapshot_file(name, rounds)
     if rounds is not None and not (record.folder.path / file).exists():
         raise UserError(_not_kept(record, name, rounds))

@@ -46,7 +46,9 @@ class Moment:
 class Replay:
     """Trains the next round of a moment, or moves on by it."""
 
-    def __init__(self, config: Config, problem: Problem, split: Split, moment: Moment | None = None, workers: int | None = None) -> None:
+    def __init__(
+        self, config: Config, problem: Problem, split: Split, moment: Moment | None = None, workers: int | None = None
+    ) -> None:
         self.config, self.problem, self.split = config, problem, split
         self.algorithm: Algorithm = algorithm(config.algorithm)
         self.moment = start_of(self.algorithm, ModelState(*problem.initial()), config) if moment is None else moment
@@ -111,20 +113,26 @@ def each_local_model(algorithm: Algorithm, members: list[Client], outcome: Outco
     """The same, one at a time."""
     z, rows = outcome.returned.z, rows_of(outcome)
     for client, displacement, buffers in zip(members, *rows, strict=True):
-        yield ModelState(z + algorithm.drift.moved(displacement, client.state["drift"]), buffers.clone(), outcome.integers)
+        yield ModelState(
+            z + algorithm.drift.moved(displacement, client.state["drift"]), buffers.clone(), outcome.integers
+        )
 
 
 def rows_of(outcome: Outcome) -> CohortRows:
     """What each client ended with, where the engine shows it."""
     if outcome.rows is None:
-        raise UserError("this engine does not show what single clients send; use the loop or lanes engine (--set engine.name=loop)")
+        raise UserError(
+            "this engine does not show what single clients send; use the loop or lanes engine (--set engine.name=loop)"
+        )
     return outcome.rows
 
 
 def check_client(number: int, clients: int) -> None:
     """Refuse a client that does not exist."""
     if not 0 <= number < clients:
-        raise UserError(f"there is no client {number}; this run has {clients} clients, numbered from 0 to {clients - 1}")
+        raise UserError(
+            f"there is no client {number}; this run has {clients} clients, numbered from 0 to {clients - 1}"
+        )
 
 
 # --- moments of a run ------------------------------------------------------------------------------------------------------------
@@ -136,10 +144,14 @@ def start_of(algorithm: Algorithm, model: ModelState, config: Config) -> Moment:
     return Moment(config.init_rounds, model, algorithm.new_server(model.weights), keeping.read)
 
 
-def at_checkpoint(folder: RunFolder, algorithm: Algorithm, problem: Problem, config: Config, first: ModelState | None = None) -> Moment:
+def at_checkpoint(
+    folder: RunFolder, algorithm: Algorithm, problem: Problem, config: Config, first: ModelState | None = None
+) -> Moment:
     """At a run's last checkpoint; what clients start with comes from ``first``, the model before the first round (the problem's own)."""
     if not (folder.path / CHECKPOINT).exists():
-        raise UserError(f"the run in {folder.path} has no checkpoint (yet), so that no round of it can be trained again")
+        raise UserError(
+            f"the run in {folder.path} has no checkpoint (yet), so that no round of it can be trained again"
+        )
     saved, about = folder.read_tensors(CHECKPOINT)
     tensors = {name: tensor.to(problem.device) for name, tensor in saved.items()}
     model = ModelState(tensors["weights"], tensors["buffers"], under(tensors, "integers/"))
@@ -162,7 +174,9 @@ def at_checkpoint(folder: RunFolder, algorithm: Algorithm, problem: Problem, con
     return Moment(about["rounds"], model, nested_state(under(tensors, "server/")), kept)
 
 
-def at_model(rounds: int, model: ModelState, algorithm: Algorithm, config: Config, states: States | None = None) -> Moment:
+def at_model(
+    rounds: int, model: ModelState, algorithm: Algorithm, config: Config, states: States | None = None
+) -> Moment:
     """At a snapshot: the server's model, and its vectors where they were kept too; refused where clients' vectors are needed."""
     needed = needs_vectors(algorithm, config, states)
     if needed:

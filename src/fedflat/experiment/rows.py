@@ -100,7 +100,11 @@ class FileRows(Rows):
         needed = max((stamp, place) for place, stamp in enumerate(stamps) if stamp <= self._committed or not stamp)
         place = 1 - needed[1] if needed[0] else 0
         with told_plainly(self._folder):
-            _write(self._data, row.detach().cpu().numpy().astype(self._dtype, copy=False).tobytes(), self._offset(key, place))
+            _write(
+                self._data,
+                row.detach().cpu().numpy().astype(self._dtype, copy=False).tobytes(),
+                self._offset(key, place),
+            )
             stamps[place] = self.now
             self._write_index(key)
 

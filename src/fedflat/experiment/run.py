@@ -84,7 +84,9 @@ class Run:
         self.training = training_of(config, self.algorithm, len(self.split.clients))
         self._sampler = sampler_of(config, len(self.split.clients))
         weights, buffers, integers = self.problem.initial()
-        self.server = Server(config.init_rounds, ModelState(weights, buffers, integers), self.algorithm.new_server(weights), Cost())
+        self.server = Server(
+            config.init_rounds, ModelState(weights, buffers, integers), self.algorithm.new_server(weights), Cost()
+        )
         self._observer = Observer(config.flatness, self.problem, self.split, self.algorithm, config.training.rounds)
         self._stores: dict[str, Rows] = {}
         self._statistics: dict[int, Tensor] = {}
@@ -126,7 +128,15 @@ class Run:
             if self.folder:
                 self.folder.release()
         self.record = Record(
-            self.config, self.history, *verdict, self.seconds, self.models(), self.folder, self._own, self._statistics, self.server.rounds
+            self.config,
+            self.history,
+            *verdict,
+            self.seconds,
+            self.models(),
+            self.folder,
+            self._own,
+            self._statistics,
+            self.server.rounds,
         )
         for callback in self.callbacks:
             callback.ended(self, self.record)
@@ -220,7 +230,10 @@ class Run:
         """Every model there is to evaluate now, by name."""
         own = self.server.model
         found = {"server": own}
-        found |= {name: own._replace(weights=w) for name, w in self.algorithm.drift.evaluated(self.server.states["drift"]).items()}
+        found |= {
+            name: own._replace(weights=w)
+            for name, w in self.algorithm.drift.evaluated(self.server.states["drift"]).items()
+        }
         whole = self._whole(own)
         for name, average in self.averages.items():
             mean = average.model(whole)
@@ -236,7 +249,10 @@ class Run:
         found = self.engine.evaluate(models, self.problem.held_out)
         item = torch.finfo(self.problem.dtype).bits // 8
         cost = self.server.cost
-        record: dict[str, Any] = {"round": self.server.rounds, "train_loss": None if math.isnan(self.loss) else self.loss}
+        record: dict[str, Any] = {
+            "round": self.server.rounds,
+            "train_loss": None if math.isnan(self.loss) else self.loss,
+        }
         for part in self.problem.held_out:
             record[part] = {name: self._kept(sets[part]) for name, sets in found.items()}
         record |= {
@@ -259,7 +275,9 @@ class Run:
         """Figures as they are written; after the loss the metric that stands for the run, which readers know by its place."""
         metric = self.problem.task.metric
         if metric not in figures:
-            raise UserError(f"the task compares models by {metric!r} and reports {', '.join(figures)}; let its metric be one of them")
+            raise UserError(
+                f"the task compares models by {metric!r} and reports {', '.join(figures)}; let its metric be one of them"
+            )
         return {name: _finite(figures[name]) for name in dict.fromkeys(["loss", metric, *figures]) if name in figures}
 
     # --- on disk -----------------------------------------------------------------------------------------------------------------
@@ -274,7 +292,9 @@ class Run:
         if self.folder and self._resume and self._has_the_data:
             require_same_origin(self.folder, brought(self._own), self.split.digest())
         own_statistics = self.training.own_statistics
-        self._keeping = Keeping(self.algorithm, self.server.model, own_statistics, lambda width: self._rows("clients", width))
+        self._keeping = Keeping(
+            self.algorithm, self.server.model, own_statistics, lambda width: self._rows("clients", width)
+        )
         whole = self._whole(self.server.model)
         parts = any(getattr(average, "part", "all") != "all" for average in self.algorithm.averages)
         names = classifier_parameters(self.problem.model) if parts else set()

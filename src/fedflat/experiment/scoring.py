@@ -54,7 +54,9 @@ class Scorer:
 
     def by_group(self, examples: Examples, positions: np.ndarray | None = None) -> dict[int, Totals]:
         """What the task summed over the examples of each group."""
-        return self._apart((batch.tensors()["groups"], output, batch.targets) for batch, output in self._outputs(examples, positions))
+        return self._apart(
+            (batch.tensors()["groups"], output, batch.targets) for batch, output in self._outputs(examples, positions)
+        )
 
     def _apart(self, pieces: Iterator[tuple[Tensor, Tensor, Tensor]]) -> dict[int, Totals]:
         """The sums for each label of (labels, outputs, targets), whose batches are mixed: some models normalise by their batch."""
@@ -90,6 +92,8 @@ def spread_over(each: Mapping[str, Scores], metric: str) -> dict[str, float]:
     values = np.array([scores[metric] for scores in each.values()])
     worst = np.sort(values)[: ceil(len(values) / 10)]
     found = {"mean": float(values.mean()), "std": float(values.std()), "worst_tenth": float(worst.mean())}
-    if metric != "loss" and all("loss" in scores for scores in each.values()):  # a user's own task may have none per class
+    if metric != "loss" and all(
+        "loss" in scores for scores in each.values()
+    ):  # a user's own task may have none per class
         found["loss"] = float(np.mean([scores["loss"] for scores in each.values()]))
     return {**found, "count": len(values)}

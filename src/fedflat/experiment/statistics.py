@@ -26,5 +26,7 @@ def estimated_on(problem: Problem, model: ModelState, positions: np.ndarray) -> 
     """
     train, whole = problem.data.train, torch.from_numpy(np.ascontiguousarray(positions, dtype=np.int64))
     parts = torch.tensor_split(whole, ceil(len(whole) / problem.evaluation_batch))
-    batches = (problem.normalised(moved(train.take(part.to(train.targets.device)), problem.device).inputs) for part in parts)
+    batches = (
+        problem.normalised(moved(train.take(part.to(train.targets.device)), problem.device).inputs) for part in parts
+    )
     return problem.estimated_buffers(model.weights, model.integers, batches)

@@ -33,12 +33,17 @@ def stop_early(history: list[dict[str, Any]], stop: Stop, model: str, metric: st
     newest = history[-1]
     value = newest["test"].get(model, {}).get(metric)
     if stop.target is not None and value is not None and value >= stop.target:
-        return Verdict("stopped", f"{metric} {value:.4f} reached the target {stop.target:g} after round {newest['round']}")
+        return Verdict(
+            "stopped", f"{metric} {value:.4f} reached the target {stop.target:g} after round {newest['round']}"
+        )
     if stop.patience is not None:
         seen = [record["validation"][model][metric] for record in history if model in record["validation"]]
         best = max(range(len(seen)), key=lambda i: -math.inf if seen[i] is None else seen[i], default=0)
         if seen and len(seen) - 1 - best >= stop.patience:
-            return Verdict("stopped", f"validation {metric} has not improved for {stop.patience} evaluations (round {newest['round']})")
+            return Verdict(
+                "stopped",
+                f"validation {metric} has not improved for {stop.patience} evaluations (round {newest['round']})",
+            )
     return None
 
 

@@ -109,7 +109,9 @@ class Study:
     def tell(self, number: int, score: float | None, state: str) -> None:
         """Note what came of a trial."""
         states = self._optuna.trial.TrialState
-        self._study.tell(number, score, {"complete": states.COMPLETE, "pruned": states.PRUNED, "failed": states.FAIL}[state])
+        self._study.tell(
+            number, score, {"complete": states.COMPLETE, "pruned": states.PRUNED, "failed": states.FAIL}[state]
+        )
 
     def best(self) -> tuple[int, float] | None:
         """The number and the score of the best trial; the first of several."""
@@ -162,7 +164,13 @@ def _shown(value: Any) -> str:
     ('{low: 0.0, high: 1.0}', '[1, none]', 'none')
     """
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_shown(said)}" for key, said in value.items() if said is not None and said is not False) + "}"
+        return (
+            "{"
+            + ", ".join(
+                f"{key}: {_shown(said)}" for key, said in value.items() if said is not None and said is not False
+            )
+            + "}"
+        )
     return "[" + ", ".join(map(_shown, value)) + "]" if isinstance(value, list) else write_value(value)
 
 
@@ -190,6 +198,8 @@ def _optuna() -> Any:
         import optuna
         import optuna.storages.journal
     except ImportError:
-        raise UserError("a search needs Optuna 4 or later, which is not installed; pip install 'fedflat[sweep]'") from None
+        raise UserError(
+            "a search needs Optuna 4 or later, which is not installed; pip install 'fedflat[sweep]'"
+        ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

@@ -88,9 +88,13 @@ def _check_cluster(file: SweepFile, configs: Sequence[Config]) -> None:
     if file.ray_address is None:
         return
     if file.devices:
-        raise UserError("devices are GPUs of this machine, and ray_address hands out those of a cluster; leave one of them out")
+        raise UserError(
+            "devices are GPUs of this machine, and ray_address hands out those of a cluster; leave one of them out"
+        )
     if any(made.engine.name == "ray" for made in configs):
-        raise UserError("engine.name=ray spreads each run over a cluster, and ray_address the sweep; leave one of them out")
+        raise UserError(
+            "engine.name=ray spreads each run over a cluster, and ray_address the sweep; leave one of them out"
+        )
 
 
 def _base(file: SweepFile, out: Path) -> Values:
@@ -158,10 +162,16 @@ def _name(one: Values, base: Values) -> str:
     short = {full: name for name, full in SHORT.items()}
     filled = fill({**base, **one})
     stand_ins = set().union(*map(holes, one.values()))
-    texts = {name: folder_name(str(filled.get(name, value))) for name, value in one.items() if name in filled or name not in stand_ins}
+    texts = {
+        name: folder_name(str(filled.get(name, value)))
+        for name, value in one.items()
+        if name in filled or name not in stand_ins
+    }
     shown = [texts.pop("algorithm")] if "algorithm" in texts else []
     lasts = [name.rpartition(".")[2] for name in texts]
-    labels = [short.get(name, last if lasts.count(last) == 1 else name) for name, last in zip(texts, lasts, strict=True)]
+    labels = [
+        short.get(name, last if lasts.count(last) == 1 else name) for name, last in zip(texts, lasts, strict=True)
+    ]
     return "--".join([*shown, *(f"{label}-{text}" for label, text in zip(labels, texts.values(), strict=True))])
 
 

@@ -46,7 +46,9 @@ def _kind(config: Config) -> tuple[str, ...]:
 def _sizes(config: Config) -> tuple[int, int, int]:
     """Trained numbers, statistics, and clients."""
     data = datasets.load(config.data.name, config.data.folder)
-    network = network_of(config.model_copy(update={"init": None, "init_head": "given"}), data.input_shape, data.num_classes)
+    network = network_of(
+        config.model_copy(update={"init": None, "init_head": "given"}), data.input_shape, data.num_classes
+    )
     trained = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
     statistics = sum(buffer.numel() for buffer in network.buffers() if buffer.is_floating_point())
     return trained, statistics, _clients(config, data)
@@ -58,4 +60,8 @@ def _clients(config: Config, data: datasets.Dataset) -> int:
         return d.clients
     seed = config.seed if d.split_seed is None else d.split_seed
     train = data.train
-    return len(datasets.partition(d.split, train.targets, data.num_classes, None, seed, d.validation, train.groups, train.coarse).clients)
+    return len(
+        datasets.partition(
+            d.split, train.targets, data.num_classes, None, seed, d.validation, train.groups, train.coarse
+        ).clients
+    )

@@ -35,11 +35,19 @@ class Tune(Section):
     """A search for the settings with the best validation metric."""
 
     trials: int = Field(20, ge=1, description="how many combinations are tried")
-    space: dict[str, Range | list[Any]] = Field(description="by setting: a list of values, or a range (low, high, log, whole, step)")
-    seeds: list[int] = Field([0], min_length=1, description="every combination is run with each of these seeds; their mean counts")
-    sampler: str = Field("tpe", pattern="^(tpe|random)$", description="tpe, which learns from the trials before, or random")
+    space: dict[str, Range | list[Any]] = Field(
+        description="by setting: a list of values, or a range (low, high, log, whole, step)"
+    )
+    seeds: list[int] = Field(
+        [0], min_length=1, description="every combination is run with each of these seeds; their mean counts"
+    )
+    sampler: str = Field(
+        "tpe", pattern="^(tpe|random)$", description="tpe, which learns from the trials before, or random"
+    )
     sampler_seed: int = Field(0, ge=0, description="seed of what the sampler draws")
-    prune: bool = Field(False, description="whether to stop trials that are worse than half of the others after as many rounds")
+    prune: bool = Field(
+        False, description="whether to stop trials that are worse than half of the others after as many rounds"
+    )
 
 
 class SweepFile(Section):
@@ -48,20 +56,30 @@ class SweepFile(Section):
     model_config = ConfigDict(populate_by_name=True)
 
     base: Values = Field(default_factory=dict, description="settings of all runs, as in a config file or by short name")
-    grid: dict[str, list[Any]] = Field(default_factory=dict, description="every value of each with every value of all others")
-    entries: list[Values] = Field(default_factory=list, alias="list", description="combinations one by one, each with the whole grid")
+    grid: dict[str, list[Any]] = Field(
+        default_factory=dict, description="every value of each with every value of all others"
+    )
+    entries: list[Values] = Field(
+        default_factory=list, alias="list", description="combinations one by one, each with the whole grid"
+    )
     exclude: list[Values] = Field(default_factory=list, description="combinations to leave out")
     branch: str | None = Field(None, description="RUN@ROUND: all runs go on from this model instead of a fresh one")
     keep: Keep = Field(Keep(), description="what stays on disk of runs that are over")
     jobs: int | None = Field(None, ge=1, description="runs at the same time, each in a process of its own")
-    devices: list[int | str] = Field(default_factory=list, description="GPUs, by number, over which these processes are spread")
-    ray_address: str | None = Field(None, description="HOST:PORT of a Ray cluster, or auto: runs are spread over its nodes")
+    devices: list[int | str] = Field(
+        default_factory=list, description="GPUs, by number, over which these processes are spread"
+    )
+    ray_address: str | None = Field(
+        None, description="HOST:PORT of a Ray cluster, or auto: runs are spread over its nodes"
+    )
     tune: Tune | None = Field(None, description="a search instead of a grid (fedflat tune)")
 
 
 def read_sweep(source: str | Path | Mapping[str, Any]) -> SweepFile:
     """A checked sweep from a YAML file or from its values."""
-    where, values = ("the sweep", dict(source)) if isinstance(source, Mapping) else (str(source), read_yaml(Path(source)))
+    where, values = (
+        ("the sweep", dict(source)) if isinstance(source, Mapping) else (str(source), read_yaml(Path(source)))
+    )
     known = [field.alias or name for name, field in SweepFile.model_fields.items()]
     for key in values:
         if key not in known:
@@ -75,8 +93,12 @@ def read_sweep(source: str | Path | Mapping[str, Any]) -> SweepFile:
     except ValidationError as error:
         first = error.errors()[0]
         if first["type"] == "extra_forbidden":
-            raise one_of(f"key in {'.'.join(map(str, first['loc'][:-1]))} of {where}", first["loc"][-1], _keys(first["loc"][0])) from None
-        raise UserError(f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+            raise one_of(
+                f"key in {'.'.join(map(str, first['loc'][:-1]))} of {where}", first["loc"][-1], _keys(first["loc"][0])
+            ) from None
+        raise UserError(
+            f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg'][0].lower()}{first['msg'][1:]}"
+        ) from None
 
 
 def _keys(part: Any) -> list[str]:
@@ -118,7 +140,9 @@ def check_names(names: Mapping[str, str], known_holes: set[str]) -> None:
 def combinations(file: SweepFile) -> list[Values]:
     """Every combination of what varies, by full name, before values stand in for braces; each one once."""
     if not file.grid and not file.entries:
-        raise UserError("the sweep varies nothing: grid and list are both empty; add for example grid: {seed: [0, 1, 2]}")
+        raise UserError(
+            "the sweep varies nothing: grid and list are both empty; add for example grid: {seed: [0, 1, 2]}"
+        )
     for name, values in file.grid.items():
         twice = [value for number, value in enumerate(values) if value in values[:number]]
         if twice:
@@ -128,10 +152,16 @@ def combinations(file: SweepFile) -> list[Values]:
         if both:
             raise UserError(f"{both[0]} stands both in grid and in list; leave it in one of them")
     base = dict(flat(file.base))
-    written = [*base.values(), *itertools.chain(*file.grid.values()), *(value for entry in file.entries for value in entry.values())]
+    written = [
+        *base.values(),
+        *itertools.chain(*file.grid.values()),
+        *(value for entry in file.entries for value in entry.values()),
+    ]
     known = set().union(*map(holes, written))
     named = {**dict.fromkeys(base, "base"), **dict.fromkeys(file.grid, "grid")}
-    named |= {name: "list" for entry in file.entries for name in entry} | {name: "exclude" for entry in file.exclude for name in entry}
+    named |= {name: "list" for entry in file.entries for name in entry} | {
+        name: "exclude" for entry in file.exclude for name in entry
+    }
     check_names(named, known)
     axes = [[(SHORT.get(name, name), value) for value in values] for name, values in file.grid.items()]
     listed = [{SHORT.get(name, name): value for name, value in entry.items()} for entry in file.entries or [{}]]
@@ -146,7 +176,11 @@ def _needed(one: Values, base: Values, known: set[str]) -> Values:
     """A combination without values that stand for braces it does not have."""
     settings = set(setting_names())
     used = set().union(*map(holes, {**base, **one}.values()))
-    return {name: value for name, value in one.items() if name in settings or name == "flatness" or name not in known or name in used}
+    return {
+        name: value
+        for name, value in one.items()
+        if name in settings or name == "flatness" or name not in known or name in used
+    }
 
 
 def _without_excluded(found: list[Values], base: Values, exclude: list[Values]) -> list[Values]:
@@ -165,7 +199,10 @@ def _matches(one: Values, rule: Values) -> bool:
     filled = fill(one) if set().union(*map(holes, one.values())) <= set(one) else one
     return bool(rule) and all(
         name in one
-        and any(_plain(name, filled[name]) == _plain(name, value) for value in (wanted if isinstance(wanted, list) else [wanted]))
+        and any(
+            _plain(name, filled[name]) == _plain(name, value)
+            for value in (wanted if isinstance(wanted, list) else [wanted])
+        )
         for name, wanted in rule.items()
     )
 
@@ -190,7 +227,9 @@ def fill(values: Values) -> Values:
     def filled(name: str, text: Any) -> Any:
         for hole in sorted(holes(text)):
             if hole not in by_name:
-                raise UserError(f"{name} is '{text}', and nothing gives {hole} a value; add it to the grid, for example {hole}: [0.1, 0.2]")
+                raise UserError(
+                    f"{name} is '{text}', and nothing gives {hole} a value; add it to the grid, for example {hole}: [0.1, 0.2]"
+                )
             text = text.replace(f"{{{hole}}}", str(by_name[hole]))
         return text
 

@@ -63,11 +63,15 @@ def ranking(done: Sequence[Done]) -> Ranking:
         apart = {name: value for name, value in varied.items() if name != "seed"}
         groups.setdefault(repr(sorted(apart.items())), []).append((apart, record))
     lines = [_line(*zip(*some, strict=True)) for some in groups.values()]
-    return Ranking(by, metric, tuple(sorted(lines, key=lambda line: (not line.scores(by), -fmean(line.scores(by) or (0.0,))))))
+    return Ranking(
+        by, metric, tuple(sorted(lines, key=lambda line: (not line.scores(by), -fmean(line.scores(by) or (0.0,)))))
+    )
 
 
 def _line(varied: tuple[dict[str, Any], ...], records: tuple[Record, ...]) -> Line:
-    validation, test = ([score for r in records if (score := last_score(r, part)) is not None] for part in ("validation", "test"))
+    validation, test = (
+        [score for r in records if (score := last_score(r, part)) is not None] for part in ("validation", "test")
+    )
     return Line(varied[0], len(records), sum(r.status == "diverged" for r in records), tuple(validation), tuple(test))
 
 

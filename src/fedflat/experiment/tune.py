@@ -52,14 +52,25 @@ class Search:
     def decides(self) -> Values:
         """All that decides what trials try and how they score, by setting: everything but the number of trials, and where they are run."""
         first = self.config(next(corners(self.space)), self.tune.seeds[0])
-        settings = {name: value for name, value in flat(first.model_dump(mode="json")) if changes_results(name) and name != "seed"}
+        settings = {
+            name: value
+            for name, value in flat(first.model_dump(mode="json"))
+            if changes_results(name) and name != "seed"
+        }
         # What stands for braces, and texts with braces, say more than one trial's config does.
-        written = {name: value for name, value in self.base.items() if holes(value) or name not in {*setting_names(), "flatness"}}
+        written = {
+            name: value
+            for name, value in self.base.items()
+            if holes(value) or name not in {*setting_names(), "flatness"}
+        }
         space = {
             f"tune.space.{name}": values if isinstance(values, list) else values.model_dump(mode="json")
             for name, values in self.space.items()
         }
-        how = {f"tune.{name}": value for name, value in self.tune.model_dump(mode="json", exclude={"trials", "space"}).items()}
+        how = {
+            f"tune.{name}": value
+            for name, value in self.tune.model_dump(mode="json", exclude={"trials", "space"}).items()
+        }
         return {name: value for name, value in {**settings, **written}.items() if name not in self.space} | space | how
 
     def folder(self, number: int) -> Path:
@@ -84,18 +95,27 @@ class Tried(NamedTuple):
 def plan_search(file: SweepFile, out: Path) -> Search:
     """The search of a file; nothing is written."""
     if file.tune is None:
-        raise UserError("there is no search in this file; expected a part tune with a space, for example {rate: {low: 0.01, high: 1}}")
+        raise UserError(
+            "there is no search in this file; expected a part tune with a space, for example {rate: {low: 0.01, high: 1}}"
+        )
     if file.grid or file.entries or file.exclude or file.branch:
-        raise UserError("a file with tune is a search, and has no grid, list, exclude or branch; put them in another file")
+        raise UserError(
+            "a file with tune is a search, and has no grid, list, exclude or branch; put them in another file"
+        )
     if file.ray_address is not None:
-        raise UserError("a search is not spread over a Ray cluster by ray_address; start fedflat tune on several nodes, in a shared folder")
+        raise UserError(
+            "a search is not spread over a Ray cluster by ray_address; start fedflat tune on several nodes, in a shared folder"
+        )
     if not file.keep.models:
-        raise UserError("keep: models=false is not possible in a search, since the model of the chosen run is evaluated; leave it out")
+        raise UserError(
+            "keep: models=false is not possible in a search, since the model of the chosen run is evaluated; leave it out"
+        )
     space = {SHORT.get(name, name): values for name, values in file.tune.space.items()}
     base = dict(flat(file.base))
     lists = [value for values in space.values() if isinstance(values, list) for value in values]
     check_names(
-        {**dict.fromkeys(base, "base"), **dict.fromkeys(file.tune.space, "tune.space")}, set().union(*map(holes, [*base.values(), *lists]))
+        {**dict.fromkeys(base, "base"), **dict.fromkeys(file.tune.space, "tune.space")},
+        set().union(*map(holes, [*base.values(), *lists])),
     )
     _check_space(space)
     _check_seeds(file.tune.seeds)
@@ -103,23 +123,35 @@ def plan_search(file: SweepFile, out: Path) -> Search:
     for values in corners(space):
         config = search.config(values, file.tune.seeds[0])
         if config.data.validation == 0:
-            raise UserError("a search is scored on a validation split, and there is none; set data.validation in base, for example to 0.1")
+            raise UserError(
+                "a search is scored on a validation split, and there is none; set data.validation in base, for example to 0.1"
+            )
         if config.stop.target is not None:
-            raise UserError("stop.target looks at the test set, which must not matter in a search; leave it out, or use stop.patience")
+            raise UserError(
+                "stop.target looks at the test set, which must not matter in a search; leave it out, or use stop.patience"
+            )
     return search
 
 
 def _check_space(space: dict[str, Range | list[Any]]) -> None:
     if not space:
-        raise UserError("tune.space is empty; add what to search over, for example {rate: {low: 0.01, high: 1, log: true}}")
+        raise UserError(
+            "tune.space is empty; add what to search over, for example {rate: {low: 0.01, high: 1, log: true}}"
+        )
     for name, values in space.items():
         if name in ("seed", "data.validation"):
-            raise UserError(f"{name} is nothing to search over, since it changes what trials are scored by; remove it from tune.space")
+            raise UserError(
+                f"{name} is nothing to search over, since it changes what trials are scored by; remove it from tune.space"
+            )
         if isinstance(values, list):
             if not values or not all(isinstance(value, (bool, int, float, str)) or value is None for value in values):
-                raise UserError(f"tune.space: {name} is {values}; expected a list of numbers or words, or a range with low and high")
+                raise UserError(
+                    f"tune.space: {name} is {values}; expected a list of numbers or words, or a range with low and high"
+                )
         elif values.low >= values.high:
-            raise UserError(f"tune.space: {name} goes from low={values.low:g} to high={values.high:g}; low must be below high")
+            raise UserError(
+                f"tune.space: {name} goes from low={values.low:g} to high={values.high:g}; low must be below high"
+            )
         elif values.log and (values.low <= 0 or values.step is not None):
             raise UserError(f"tune.space: {name} is on a logarithmic scale, which needs low above 0 and no step")
 
@@ -132,7 +164,10 @@ def _check_seeds(seeds: list[int]) -> None:
 def corners(space: dict[str, Range | list[Any]]) -> Iterator[Values]:
     """The first and the last of everything, to find mistakes before anything runs."""
     for place in (0, -1):
-        yield {name: v[place] if isinstance(v, list) else (_number(v, v.low if place == 0 else v.high)) for name, v in space.items()}
+        yield {
+            name: v[place] if isinstance(v, list) else (_number(v, v.low if place == 0 else v.high))
+            for name, v in space.items()
+        }
 
 
 def _number(of: Range, value: float) -> float:
@@ -204,7 +239,9 @@ def _do(search: Search, study: Study, number: int, callbacks: tuple[Callback, ..
     try:
         for place, seed in enumerate(search.tune.seeds):
             watch = (_Watch(study, number),) if search.tune.prune and place == 0 else ()
-            record = _record(search, search.config(values, seed), search.folder(number) / f"seed-{seed}", (*callbacks, *watch))
+            record = _record(
+                search, search.config(values, seed), search.folder(number) / f"seed-{seed}", (*callbacks, *watch)
+            )
             score = last_score(record, "validation")
             if score is None:
                 study.tell(number, None, "failed")

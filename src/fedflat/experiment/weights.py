@@ -39,7 +39,9 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], str]:
     if path.is_dir():
         raise UserError(f"{path} is a folder; expected a file of weights, for example {path / 'model.safetensors'}")
     if not path.exists():
-        raise UserError(f"there are no weights in {path}; expected a file such as the model.safetensors of a run, or a state_dict (.pt)")
+        raise UserError(
+            f"there are no weights in {path}; expected a file such as the model.safetensors of a run, or a state_dict (.pt)"
+        )
     tensors, origin = _saved_by_torch(path) if path.suffix in TORCH_ENDINGS else _safetensors(path)
     return _unwrapped(tensors), origin
 
@@ -58,7 +60,9 @@ def _safetensors(path: Path) -> tuple[dict[str, Tensor], str]:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
             about = json.loads((file.metadata() or {}).get("fedflat", "{}"))
     except (OSError, SafetensorError, ValueError):
-        raise UserError(f"{path} is not a whole safetensors file; expected one such as the model.safetensors of a run") from None
+        raise UserError(
+            f"{path} is not a whole safetensors file; expected one such as the model.safetensors of a run"
+        ) from None
     return tensors, str(about.get("model", ""))
 
 
@@ -70,14 +74,24 @@ def _saved_by_torch(path: Path) -> tuple[dict[str, Tensor], str]:
         raise UserError(
             f"{path} is not a state_dict that torch can read without running code in it; expected torch.save(model.state_dict(), file)"
         ) from None
-    inside = next((loaded[key] for key in NESTED if isinstance(loaded.get(key), dict)), loaded) if isinstance(loaded, dict) else None
-    named = isinstance(inside, dict) and all(isinstance(key, str) and isinstance(value, Tensor) for key, value in inside.items())
+    inside = (
+        next((loaded[key] for key in NESTED if isinstance(loaded.get(key), dict)), loaded)
+        if isinstance(loaded, dict)
+        else None
+    )
+    named = isinstance(inside, dict) and all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in inside.items()
+    )
     if not inside or not named:
-        raise UserError(f"{path} holds no state_dict; expected tensors by name, as torch.save(model.state_dict(), file) writes them")
+        raise UserError(
+            f"{path} holds no state_dict; expected tensors by name, as torch.save(model.state_dict(), file) writes them"
+        )
     return inside, ""
 
 
-def fill(network: nn.Module, name: str, tensors: Mapping[str, Tensor], where: str, origin: str = "", fresh_head: bool = False) -> None:
+def fill(
+    network: nn.Module, name: str, tensors: Mapping[str, Tensor], where: str, origin: str = "", fresh_head: bool = False
+) -> None:
     """Put tensors into a model, all of them and into all of it; frozen parameters alone may be left as they are.
 
     Models that know how others call their weights translate them first. Adapters may be missing as a whole: they then stay as drawn.
@@ -90,10 +104,14 @@ def fill(network: nn.Module, name: str, tensors: Mapping[str, Tensor], where: st
     if mismatch:
         of = f" ({origin})" if origin and origin != name else ""
         hint = "" if fresh_head else _about_the_head(network, tensors)
-        raise UserError(f"{where} holds weights of another architecture{of}: {mismatch}; expected those of {name} for this data set{hint}")
+        raise UserError(
+            f"{where} holds weights of another architecture{of}: {mismatch}; expected those of {name} for this data set{hint}"
+        )
     broken = next((key for key, tensor in tensors.items() if not bool(tensor.isfinite().all())), None)
     if broken is not None:
-        raise UserError(f"{where} holds values in {broken} that are infinite or not a number; take weights of a run that did not diverge")
+        raise UserError(
+            f"{where} holds values in {broken} that are infinite or not a number; take weights of a run that did not diverge"
+        )
     network.load_state_dict(dict(tensors), strict=False)
 
 
@@ -123,7 +141,9 @@ def first_mismatch(network: nn.Module, tensors: Mapping[str, Tensor], left_out: 
     if told:
         return ", and ".join(told)
     shaped = ((key, value) for key, value in expected.items() if key in tensors and tensors[key].shape != value.shape)
-    return next((f"{key} is {_shown(tensors[key])} there but {_shown(value)} in the model" for key, value in shaped), "")
+    return next(
+        (f"{key} is {_shown(tensors[key])} there but {_shown(value)} in the model" for key, value in shaped), ""
+    )
 
 
 def _optional(network: nn.Module) -> set[str]:
@@ -145,14 +165,18 @@ def _about_the_head(network: nn.Module, tensors: Mapping[str, Tensor]) -> str:
 def _heads(network: nn.Module) -> set[str]:
     """The parameters of the last layer, and of the last layer of each auxiliary head, which has the same classes."""
     auxiliary = network.auxiliary if isinstance(network, BilateralNetwork) else ()
-    others = {f"auxiliary.{place}.{name}" for place, head in enumerate(auxiliary) for name in classifier_parameters(head)}
+    others = {
+        f"auxiliary.{place}.{name}" for place, head in enumerate(auxiliary) for name in classifier_parameters(head)
+    }
     return classifier_parameters(network) | others
 
 
 def _without_head(network: nn.Module, tensors: Mapping[str, Tensor], head: Collection[str]) -> dict[str, Tensor]:
     """Tensors without those of a head, and without what others have before theirs and the model has not."""
     own = network.state_dict()
-    return {key: value for key, value in tensors.items() if key not in head and (key in own or not key.startswith(POOLERS))}
+    return {
+        key: value for key, value in tensors.items() if key not in head and (key in own or not key.startswith(POOLERS))
+    }
 
 
 def _listed(keys: list[str]) -> str:

@@ -26,7 +26,9 @@ class Rows(Sequence[Batch]):
         if batch < 1:
             raise UserError(f"batches of {batch} examples are not possible; expected at least 1")
         if rows_of(inputs) != rows_of(targets):
-            raise UserError(f"there are {rows_of(inputs)} inputs but {rows_of(targets)} targets; expected a target for every input")
+            raise UserError(
+                f"there are {rows_of(inputs)} inputs but {rows_of(targets)} targets; expected a target for every input"
+            )
         self.inputs, self.targets, self.batch = inputs, targets, batch
         self.positions = torch.arange(rows_of(targets)) if positions is None else positions
 
@@ -61,7 +63,9 @@ def batches_of(data: Any, batch: int = 500) -> Sequence[Batch]:
         return data
     found = data if isinstance(data, Sequence) else list(data) if isinstance(data, Iterable) else None
     if found is None:
-        raise UserError(f"{type(data).__name__} is no data; expected a DataLoader, a list of batches, or a pair of tensors")
+        raise UserError(
+            f"{type(data).__name__} is no data; expected a DataLoader, a list of batches, or a pair of tensors"
+        )
     if not len(found):
         raise UserError("there are no data to measure on; expected at least one example")
     first = found[0]
@@ -95,7 +99,9 @@ def picked(batches: Sequence[Batch], positions: Tensor) -> Sequence[Batch]:
 def draw(count: int, size: int, seed: int) -> Tensor:
     """``size`` different positions among ``count``, in order; the same for the same seed."""
     if not 1 <= size <= count:
-        raise UserError(f"a subset of {size} examples is not possible; expected between 1 and {count}, which is all there are")
+        raise UserError(
+            f"a subset of {size} examples is not possible; expected between 1 and {count}, which is all there are"
+        )
     return torch.from_numpy(np.sort(generator(seed, "subset").choice(count, size, replace=False)))
 
 
@@ -127,7 +133,9 @@ def rows_of(value: Any) -> int:
         elif isinstance(inside, tuple | list) and inside:
             inside = inside[0]
         else:
-            raise UserError(f"inputs or targets are {type(value).__name__} here; expected a tensor, or a tuple or mapping of tensors")
+            raise UserError(
+                f"inputs or targets are {type(value).__name__} here; expected a tensor, or a tuple or mapping of tensors"
+            )
     if not inside.ndim or not len(inside):
         raise UserError("a batch holds no examples; expected tensors whose first dimension counts them")
     return len(inside)

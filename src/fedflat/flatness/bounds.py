@@ -86,7 +86,9 @@ def theorem(algorithm: str, constants: Constants, setting: Setting, tight: bool 
     return _bound(algorithm, constants, setting, log_factor, exponent - math.log(beta))
 
 
-def as_run(algorithm: str, constants: Constants, setting: Setting, rounds: Sequence[Rates], tight: bool = False) -> Bound:
+def as_run(
+    algorithm: str, constants: Constants, setting: Setting, rounds: Sequence[Rates], tight: bool = False
+) -> Bound:
     """The same proof before rates are put in (eqs. 31 and 54), with the rates of a run: what it says of that run itself.
 
     E||theta_T - theta_T'|| <= 2/(m n) sum_t exp(beta sum_(l>t) h_l) h_t e^(beta h_t) (c_t L + c_t sigma_g + c_t sigma), where h_t is the
@@ -102,7 +104,9 @@ def as_run(algorithm: str, constants: Constants, setting: Setting, rounds: Seque
         log_factor = _log_one_plus((setting.steps - 1) * math.log(c if tight else 1 + c) + math.log(beta * rates.total))
         largest = max(largest, log_factor)
         later += beta * rates.total
-        terms.append(_bound(algorithm, constants, setting, log_factor, later + math.log(rates.total)).log10 * math.log(10))
+        terms.append(
+            _bound(algorithm, constants, setting, log_factor, later + math.log(rates.total)).log10 * math.log(10)
+        )
     return Bound(_log_sum(terms) / math.log(10) if terms else -math.inf, largest / math.log(10))
 
 

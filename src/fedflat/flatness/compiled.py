@@ -27,9 +27,16 @@ class CompiledProduct:
         self._fast: Any = None
         self._usable = True
 
-    def __call__(self, weights: Sequence[Tensor], vector: Sequence[Tensor], inputs: Any, targets: Any) -> Sequence[Tensor] | None:
+    def __call__(
+        self, weights: Sequence[Tensor], vector: Sequence[Tensor], inputs: Any, targets: Any
+    ) -> Sequence[Tensor] | None:
         """The product; None where this batch is not compiled, or cannot be."""
-        if not self._usable or not isinstance(inputs, Tensor) or not isinstance(targets, Tensor) or len(targets) != self._examples:
+        if (
+            not self._usable
+            or not isinstance(inputs, Tensor)
+            or not isinstance(targets, Tensor)
+            or len(targets) != self._examples
+        ):
             return None
         self._shape = self._shape or inputs.shape
         if inputs.shape != self._shape:
@@ -46,8 +53,12 @@ class CompiledProduct:
                 found: Sequence[Tensor] = self._fast(weights, vector, inputs, targets)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # compilers fail in many ways; a mistake of the user's own comes back from the product as it is
+        except (
+            Exception
+        ) as error:  # compilers fail in many ways; a mistake of the user's own comes back from the product as it is
             self._usable = False
-            warnings.warn(f"the Hessian product could not be compiled and runs as it is ({type(error).__name__})", stacklevel=2)
+            warnings.warn(
+                f"the Hessian product could not be compiled and runs as it is ({type(error).__name__})", stacklevel=2
+            )
             return None
         return found

@@ -33,7 +33,9 @@ class How(NamedTuple):
     def backward(self, g: Tensor, x: Tensor, w: Tensor, wanted: int) -> Tensor:
         """D(g, w), which takes of x but the shape, or F(g, x), which takes of w but the shape."""
         mask = [place == wanted for place in range(3)]
-        found = torch.ops.aten.convolution_backward(g, x, w, None, *self[:3], False, [0] * len(self.stride), self.groups, mask)
+        found = torch.ops.aten.convolution_backward(
+            g, x, w, None, *self[:3], False, [0] * len(self.stride), self.groups, mask
+        )
         return found[wanted]  # type: ignore[no-any-return]
 
 
@@ -50,7 +52,11 @@ class Forward(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         (g,), (x, w) = gradients, ctx.saved_tensors
         needs = ctx.needs_input_grad
-        return by_input(g, w, x, ctx.how) if needs[0] else None, by_filters(g, x, w, ctx.how) if needs[1] else None, None
+        return (
+            by_input(g, w, x, ctx.how) if needs[0] else None,
+            by_filters(g, x, w, ctx.how) if needs[1] else None,
+            None,
+        )
 
 
 class ByInput(torch.autograd.Function):
@@ -66,7 +72,12 @@ class ByInput(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         (u,), (g, w) = gradients, ctx.saved_tensors
         needs = ctx.needs_input_grad
-        return convolved(u, w, ctx.how) if needs[0] else None, by_filters(g, u, w, ctx.how) if needs[1] else None, None, None
+        return (
+            convolved(u, w, ctx.how) if needs[0] else None,
+            by_filters(g, u, w, ctx.how) if needs[1] else None,
+            None,
+            None,
+        )
 
 
 class ByFilters(torch.autograd.Function):
@@ -82,7 +93,12 @@ class ByFilters(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         (v,), (g, x) = gradients, ctx.saved_tensors
         needs = ctx.needs_input_grad
-        return convolved(x, v, ctx.how) if needs[0] else None, by_input(g, v, x, ctx.how) if needs[1] else None, None, None
+        return (
+            convolved(x, v, ctx.how) if needs[0] else None,
+            by_input(g, v, x, ctx.how) if needs[1] else None,
+            None,
+            None,
+        )
 
 
 convolved: Callable[..., Tensor] = Forward.apply

@@ -109,7 +109,9 @@ def spectrum_of(
         raise one_of("order of eigenvalues", by, BY)
     count = min(COUNT, objective.size) if count is None else count
     if not 1 <= count <= objective.size:
-        raise UserError(f"{count} eigenvalues of a model with {objective.size} parameters are not possible; ask for 1 to {objective.size}")
+        raise UserError(
+            f"{count} eigenvalues of a model with {objective.size} parameters are not possible; ask for 1 to {objective.size}"
+        )
     if trace_draws:
         check_draws(trace_draws)
     begun = time.monotonic()
@@ -192,7 +194,9 @@ def compile_where_it_pays(objective: Objective, compile: str, products: int) -> 
     """
     if compile not in COMPILE:
         raise one_of("value of compile", compile, COMPILE)
-    if compile == "on" or (compile == "auto" and objective.device.type == "cuda" and products * _seconds(objective) > WORTH):
+    if compile == "on" or (
+        compile == "auto" and objective.device.type == "cuda" and products * _seconds(objective) > WORTH
+    ):
         objective.compile()
         return True
     return False

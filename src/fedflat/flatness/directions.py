@@ -33,11 +33,15 @@ ONE_DIMENSIONAL: tuple[OneDimensional, ...] = ("zero", "scaled")
 
 def random_direction(size: int, seed: int, number: int, like: Tensor) -> Tensor:
     """Direction ``number`` of a seed: standard normal numbers, the same on every device and for every model of this size."""
-    draws = np.random.default_rng(np.random.SeedSequence([seed, zlib.crc32(b"landscape"), number])).standard_normal(size)
+    draws = np.random.default_rng(np.random.SeedSequence([seed, zlib.crc32(b"landscape"), number])).standard_normal(
+        size
+    )
     return torch.from_numpy(draws).to(like.device, like.dtype)
 
 
-def filter_normalised(layout: Layout, direction: Tensor, weights: Tensor, one_dimensional: OneDimensional = "zero") -> Tensor:
+def filter_normalised(
+    layout: Layout, direction: Tensor, weights: Tensor, one_dimensional: OneDimensional = "zero"
+) -> Tensor:
     """A direction whose filters have the norms of the model's own: d_ij ||w_ij|| / ||d_ij|| (Li et al. 2018, section 4).
 
     A filter that is zero in the model, or in the direction, is zero in the result.
@@ -45,7 +49,9 @@ def filter_normalised(layout: Layout, direction: Tensor, weights: Tensor, one_di
     if one_dimensional not in ONE_DIMENSIONAL:
         raise one_of("way to treat tensors with one dimension", one_dimensional, ONE_DIMENSIONAL)
     if not len(direction) == len(weights) == layout.size:
-        raise UserError(f"a direction of {len(direction)} numbers does not fit a model of {len(weights)}; expected {layout.size} of both")
+        raise UserError(
+            f"a direction of {len(direction)} numbers does not fit a model of {len(weights)}; expected {layout.size} of both"
+        )
     own = layout.views(weights)
     return layout.flatten({name: _scaled(d, own[name], one_dimensional) for name, d in layout.views(direction).items()})
 
@@ -67,5 +73,6 @@ def directions_around(
 ) -> tuple[Tensor, ...]:
     """``count`` random, filter-normalised directions around a model: from the same random numbers for every model of this layout."""
     return tuple(
-        filter_normalised(layout, random_direction(layout.size, seed, number, weights), weights, one_dimensional) for number in range(count)
+        filter_normalised(layout, random_direction(layout.size, seed, number, weights), weights, one_dimensional)
+        for number in range(count)
     )

@@ -45,7 +45,9 @@ class Disagreement(NamedTuple):
 def cosine(one: Tensor, other: Tensor) -> Tensor:
     """cos(a, b) of two vectors; not a number, which is no signal, where either is zero."""
     norms = one.norm() * other.norm()
-    return torch.where(norms > 0, (one @ other) / norms.clamp(min=torch.finfo(norms.dtype).tiny), torch.full_like(norms, torch.nan))
+    return torch.where(
+        norms > 0, (one @ other) / norms.clamp(min=torch.finfo(norms.dtype).tiny), torch.full_like(norms, torch.nan)
+    )
 
 
 def update_drift(rows: Tensor, update: Tensor) -> UpdateDrift:
@@ -60,15 +62,21 @@ def update_drift(rows: Tensor, update: Tensor) -> UpdateDrift:
 def disagreement(rows: Tensor, weights: Sequence[float] | None = None) -> Disagreement:
     """How far the rows disagree, weighted by p_i (equal unless given) in the mean and counted once each in the pairs."""
     count = len(rows)
-    share = torch.tensor([1 / count] * count if weights is None else list(weights), dtype=rows.dtype, device=rows.device)
+    share = torch.tensor(
+        [1 / count] * count if weights is None else list(weights), dtype=rows.dtype, device=rows.device
+    )
     gram = torch.stack([rows @ row for row in rows])
     norms = gram.diagonal().clamp(min=0).sqrt()
     together = (share @ gram @ share).clamp(min=0)
     scale = norms.outer(norms)
-    cosines = torch.where(scale > 0, gram / scale.clamp(min=torch.finfo(rows.dtype).tiny), torch.full_like(scale, torch.nan))
+    cosines = torch.where(
+        scale > 0, gram / scale.clamp(min=torch.finfo(rows.dtype).tiny), torch.full_like(scale, torch.nan)
+    )
     above = torch.triu(torch.ones_like(scale, dtype=torch.bool), 1)
     pairs = cosines[above]
-    return Disagreement(norms.mean(), together.sqrt(), (share @ norms**2) / together, pairs.nanmean(), _share(pairs[~pairs.isnan()] < 0))
+    return Disagreement(
+        norms.mean(), together.sqrt(), (share @ norms**2) / together, pairs.nanmean(), _share(pairs[~pairs.isnan()] < 0)
+    )
 
 
 def _share(flags: Tensor) -> Tensor:

@@ -30,7 +30,9 @@ def forgetting(accuracies: Sequence[Sequence[float]]) -> Forgetting:
     """How much of each part is forgotten, from its accuracies over rounds."""
     values = np.asarray(accuracies, dtype=float)
     if values.ndim != 2 or len(values) < 2:
-        raise UserError("forgetting is seen between rounds, and there are accuracies of fewer than two; look more often (flatness.every)")
+        raise UserError(
+            "forgetting is seen between rounds, and there are accuracies of fewer than two; look more often (flatness.every)"
+        )
     lost = values[:-1].max(0) - values[-1]
     swing = np.abs(np.diff(values, axis=0)).mean(0)
     lowest = [float(part[int(np.argmax(part >= part.max() / 2)) :].min()) for part in values.T]

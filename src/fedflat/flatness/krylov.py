@@ -87,7 +87,9 @@ class Krylov:
         if self._beta <= 10 * torch.finfo(left.dtype).eps * self._scale:  # rounding alone: the basis is invariant
             self._beta = 0.0
             self._rows[self.size] = self._random()
-        elif self._beta <= torch.finfo(left.dtype).eps ** 0.5 * np.linalg.norm(seen):  # rounding in part: twice was not enough
+        elif self._beta <= torch.finfo(left.dtype).eps ** 0.5 * np.linalg.norm(
+            seen
+        ):  # rounding in part: twice was not enough
             self._rows[self.size] = self._orthogonal(left / self._beta)
         else:
             self._rows[self.size] = left / self._beta
@@ -100,7 +102,9 @@ class Krylov:
 
     def combined(self, vectors: np.ndarray) -> Tensor:
         """Vectors given in terms of the basis, as rows."""
-        return torch.cat([_combined(vectors, part) for part in torch.split(self._rows[: self.size], COLUMNS, dim=1)], dim=1)
+        return torch.cat(
+            [_combined(vectors, part) for part in torch.split(self._rows[: self.size], COLUMNS, dim=1)], dim=1
+        )
 
     def shrink(self, ritz: Ritz, chosen: np.ndarray, anew: bool) -> None:
         """Keep some Ritz vectors as the basis, and go on from the next vector, or with ``anew`` from a random one."""
@@ -118,7 +122,9 @@ class Krylov:
     def _left_behind(self, vectors: np.ndarray) -> np.ndarray:
         """The residuals that combinations of the basis have from when it was begun anew."""
         none = self.complete or not self._carried.any()
-        return np.zeros(vectors.shape[1]) if none else np.linalg.norm(vectors * self._carried[: self.size, None], axis=0)
+        return (
+            np.zeros(vectors.shape[1]) if none else np.linalg.norm(vectors * self._carried[: self.size, None], axis=0)
+        )
 
     def _random(self) -> Tensor:
         row = self.operator.normal(self._seed, "lanczos", self._drawn)

@@ -44,7 +44,9 @@ class Ends:
     def chosen(self, values: np.ndarray) -> np.ndarray:
         """Their places among ascending values, from the largest to the smallest."""
         order = np.arange(len(values))[::-1]
-        return order if self.count >= len(order) else np.concatenate([order[: self.high], order[len(order) - self.low :]])
+        return (
+            order if self.count >= len(order) else np.concatenate([order[: self.high], order[len(order) - self.low :]])
+        )
 
     def and_next(self) -> Ends:
         """One more at each end that is asked for."""
@@ -98,7 +100,9 @@ def lanczos(
     _check(operator, wanted, tolerance)
     room = room or 3 * wanted.count + 40
     if room < min(operator.size, wanted.count + 4):
-        raise UserError(f"{room} vectors are too few for {wanted.count} eigenvalues; expected room for at least {wanted.count + 4}")
+        raise UserError(
+            f"{room} vectors are too few for {wanted.count} eigenvalues; expected room for at least {wanted.count + 4}"
+        )
     most = most or 20 * (room + wanted.count)
     before, looked, second, locked = operator.products, 0, False, np.zeros(0)
     with rounding(allowed=False), torch.no_grad():
@@ -114,7 +118,11 @@ def lanczos(
             tell(taken, int(good.sum()))
             if space.complete or taken >= most:
                 break
-            if good.all() and len(ritz.values) > wanted.count and (not second or _next_good(ritz, wanted, tolerance, operator.dtype)):
+            if (
+                good.all()
+                and len(ritz.values) > wanted.count
+                and (not second or _next_good(ritz, wanted, tolerance, operator.dtype))
+            ):
                 if second and _same(ritz, places, locked, operator.dtype):
                     break
                 second, locked = True, ritz.values[places]
@@ -164,6 +172,8 @@ def _check(operator: Operator, wanted: Ends | Largest, tolerance: float) -> None
     if wanted.count < 1:
         raise UserError("no eigenvalue is asked for; expected at least 1")
     if wanted.count > operator.size:
-        raise UserError(f"{wanted.count} eigenvalues are more than the {operator.size} parameters of this model; ask for fewer")
+        raise UserError(
+            f"{wanted.count} eigenvalues are more than the {operator.size} parameters of this model; ask for fewer"
+        )
     if not 0 < tolerance < 1:
         raise UserError(f"a tolerance of {tolerance:g} is not possible; expected a number between 0 and 1")

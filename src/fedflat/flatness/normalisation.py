@@ -69,19 +69,27 @@ by_input: Callable[..., Tensor] = ByInput.apply
 standardised: Callable[..., tuple[Tensor, Tensor]] = Standardised.apply
 
 
-def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+def group_norm(
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
     """`torch.nn.functional.group_norm`, of images in either memory order without a copy."""
     last = input.dim() == 4 and input.is_contiguous(memory_format=torch.channels_last)
     x = input.movedim(1, -1) if last else input
     axis = x.dim() - 1 if last else 1
     groups = x.reshape(*x.shape[:axis], num_groups, -1, *x.shape[axis + 1 :])
-    e = standardised(groups, tuple(place for place in range(1, groups.dim()) if place != axis), eps)[0].flatten(axis, axis + 1)
+    e = standardised(groups, tuple(place for place in range(1, groups.dim()) if place != axis), eps)[0].flatten(
+        axis, axis + 1
+    )
     found = _scaled(e, weight, bias, [1 if place != axis else -1 for place in range(x.dim())])
     return found.movedim(-1, 1) if last else found
 
 
 def layer_norm(
-    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
 ) -> Tensor:
     """`torch.nn.functional.layer_norm`."""
     e = standardised(input, tuple(range(input.dim() - len(normalized_shape), input.dim())), eps)[0]

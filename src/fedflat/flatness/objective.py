@@ -115,7 +115,9 @@ class Objective:
 
     def compile(self) -> None:
         """Have Hessian-vector products on batches as large as the first compiled, when the first one is asked for."""
-        self._compiled = CompiledProduct(lambda weights, vector, *batch: self._products(weights, [vector], *batch)[0], self._counts[0])
+        self._compiled = CompiledProduct(
+            lambda weights, vector, *batch: self._products(weights, [vector], *batch)[0], self._counts[0]
+        )
 
     def subset(self, size: int, seed: int) -> Objective:
         """The same on ``size`` of its examples, drawn without replacement by a seed."""
@@ -172,9 +174,13 @@ class Objective:
         self, weights: Sequence[Tensor], vectors: Sequence[Sequence[Tensor]], inputs: Any, targets: Any
     ) -> Sequence[Sequence[Tensor]]:
         """The products on one batch, tensor by tensor."""
-        leaves = {name: tensor.detach().requires_grad_() for name, tensor in zip(self.layout.names, weights, strict=True)}
+        leaves = {
+            name: tensor.detach().requires_grad_() for name, tensor in zip(self.layout.names, weights, strict=True)
+        }
         places = list(leaves.values())
-        first = torch.autograd.grad(self._batch_loss(leaves, (inputs, targets)), places, create_graph=True, materialize_grads=True)
+        first = torch.autograd.grad(
+            self._batch_loss(leaves, (inputs, targets)), places, create_graph=True, materialize_grads=True
+        )
         curved = [place for place, piece in enumerate(first) if piece.requires_grad]
         if not curved:  # the loss is linear in the weights
             return [[torch.zeros_like(place) for place in places] for _ in vectors]
@@ -209,11 +215,15 @@ class Objective:
         """Refuse a loss that is not finite, and one that differs from one evaluation to the next; each told in a sentence."""
         loss = float(self.loss())
         if not torch.isfinite(torch.tensor(loss)):
-            raise UserError(f"the loss of this model is {loss}, so that it has no curvature; take a model that did not diverge")
+            raise UserError(
+                f"the loss of this model is {loss}, so that it has no curvature; take a model that did not diverge"
+            )
         one = self.on(self.batches[:1])
         first, second = one.loss_and_gradient(), one.loss_and_gradient()
         if not bool(first[1].isfinite().all()):
-            raise UserError("the gradient of this model is not finite, so that it has no curvature; take a model that did not diverge")
+            raise UserError(
+                "the gradient of this model is not finite, so that it has no curvature; take a model that did not diverge"
+            )
         # Sums on a GPU may be taken in any order, which changes the last digits; dropout or augmentation change the first ones.
         slack = 1e-4 if self.dtype == torch.float64 else 1e-2
         for before, after in zip(first, second, strict=True):
@@ -229,7 +239,9 @@ class Objective:
         if w is None:
             return self.weights
         if w.shape != self.weights.shape:
-            raise UserError(f"a vector of shape {tuple(w.shape)} is no point of this model; expected {self.size} numbers")
+            raise UserError(
+                f"a vector of shape {tuple(w.shape)} is no point of this model; expected {self.size} numbers"
+            )
         return w.detach()
 
     def _tensors(self, w: Tensor | None) -> dict[str, Tensor]:
@@ -256,7 +268,9 @@ class Objective:
         loss = self._loss(self._output(tensors, inputs), self._moved(targets))
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise UserError(f"the loss of a batch is {found} here; expected one number, the mean over its examples (reduction='mean')")
+            raise UserError(
+                f"the loss of a batch is {found} here; expected one number, the mean over its examples (reduction='mean')"
+            )
         return loss.reshape(())
 
     def _output(self, tensors: Mapping[str, Tensor], inputs: Any) -> Any:

@@ -44,7 +44,9 @@ class Operator:
         found = self.apply(rows)
         self.products += len(rows)
         if not bool(found.isfinite().all()):
-            raise UserError("a Hessian product of this model is not finite, so that it has no curvature; take a model that did not diverge")
+            raise UserError(
+                "a Hessian product of this model is not finite, so that it has no curvature; take a model that did not diverge"
+            )
         return found
 
     def normal(self, seed: int, purpose: str, number: int = 0) -> Tensor:

@@ -23,7 +23,13 @@ from fedflat.flatness.radius import Sharpness, sharpness_of
 
 
 def spectrum(
-    model: nn.Module | Objective, loss: Loss | None = None, data: Any = None, count: int | None = None, *, batch: int = 500, **options: Any
+    model: nn.Module | Objective,
+    loss: Loss | None = None,
+    data: Any = None,
+    count: int | None = None,
+    *,
+    batch: int = 500,
+    **options: Any,
 ) -> Spectrum:
     """The largest eigenvalues of the Hessian of a mean loss (50 unless said), the smallest one, and the trace.
 
@@ -34,7 +40,13 @@ def spectrum(
 
 
 def trace(
-    model: nn.Module | Objective, loss: Loss | None = None, data: Any = None, *, draws: int = DRAWS, batch: int = 500, seed: int = 0
+    model: nn.Module | Objective,
+    loss: Loss | None = None,
+    data: Any = None,
+    *,
+    draws: int = DRAWS,
+    batch: int = 500,
+    seed: int = 0,
 ) -> Estimate:
     """The trace of the Hessian with its confidence interval, from ``draws`` products."""
     return hutchinson(_operator(model, loss, data, batch), draws=draws, seed=seed)
@@ -55,7 +67,13 @@ def density(
 
 
 def sharpness(
-    model: nn.Module | Objective, loss: Loss | None = None, data: Any = None, kind: str = "sam", *, batch: int = 500, **options: Any
+    model: nn.Module | Objective,
+    loss: Loss | None = None,
+    data: Any = None,
+    kind: str = "sam",
+    *,
+    batch: int = 500,
+    **options: Any,
 ) -> Sharpness:
     """How much the loss rises around the model: ``sam``, ``asam`` or ``average``; ``options`` are ``sharpness_of``'s."""
     return sharpness_of(_objective(model, loss, data, batch), kind, **options)
@@ -73,5 +91,7 @@ def _objective(model: nn.Module | Objective, loss: Loss | None, data: Any, batch
     if not isinstance(model, nn.Module):
         raise UserError(f"{type(model).__name__} is no model; expected a torch module, or an Objective")
     if not callable(loss) or data is None:
-        raise UserError("a model alone has no curvature; expected a loss, a function of output and target, and data besides")
+        raise UserError(
+            "a model alone has no curvature; expected a loss, a function of output and target, and data besides"
+        )
     return Objective(model, loss, data, batch=batch)

@@ -31,7 +31,9 @@ class Barrier:
     at: float
 
 
-def path_landscape(models: dict[str, Model], measure: Measure, *, points: int = 41, beyond: float = 0.0, tell: Tell = silent) -> Landscape:
+def path_landscape(
+    models: dict[str, Model], measure: Measure, *, points: int = 41, beyond: float = 0.0, tell: Tell = silent
+) -> Landscape:
     """What is measured on the line from the first model (t = 0) to the second (t = 1), and ``beyond`` them; buffers go the same way."""
     if len(models) != 2:
         raise UserError(f"a path leads from one model to another, but here are {len(models)}")

@@ -42,13 +42,17 @@ class Plane:
         origin, first, second = a.double(), b.double() - a.double(), c.double() - a.double()
         one, two = first.norm(), second.norm()
         if min(float(one), float(two), float((first - second).norm())) == 0:
-            raise UserError("two of the three models are the same, so there is no plane through them; take three different ones")
+            raise UserError(
+                "two of the three models are the same, so there is no plane through them; take three different ones"
+            )
         u = first / one
         along = second @ u
         rest = second - along * u
         across = rest.norm()
         if float(across) <= NEARLY_ONE_LINE * float(two):
-            raise UserError("the three models lie on one line, so there is no plane through them; look at the line (fedflat flatness path)")
+            raise UserError(
+                "the three models lie on one line, so there is no plane through them; look at the line (fedflat flatness path)"
+            )
         return cls(origin, u, rest / across, ((0.0, 0.0), (float(one), 0.0), (float(along), float(across))))
 
     def coordinates(self, weights: Tensor) -> tuple[float, float]:
@@ -94,7 +98,9 @@ def plane_landscape(
     three = [models[name] for name in names[:3]]
     plane = Plane.through(*(model.weights for model in three))
     marks = [Mark(name, corner) for name, corner in zip(names, plane.corners, strict=False)]
-    marks += [Mark(name, plane.coordinates(models[name].weights), plane.distance(models[name].weights)) for name in names[3:]]
+    marks += [
+        Mark(name, plane.coordinates(models[name].weights), plane.distance(models[name].weights)) for name in names[3:]
+    ]
     xs, ys = (spread_axis([mark.at[i] for mark in marks], points, margin) for i in (0, 1))
     values = survey(measure, _points(plane, three, xs, ys), points**2, tell)
     made = {"plane_through": names[:3], "margin": margin, "distances": _distances(three, names)}
@@ -124,4 +130,7 @@ def _points(plane: Plane, three: Sequence[Model], xs: Sequence[float], ys: Seque
 
 def _distances(three: Sequence[Model], names: Sequence[str]) -> dict[str, float]:
     pairs = ((0, 1), (0, 2), (1, 2))
-    return {f"{names[i]} to {names[j]}": float((three[i].weights.double() - three[j].weights.double()).norm()) for i, j in pairs}
+    return {
+        f"{names[i]} to {names[j]}": float((three[i].weights.double() - three[j].weights.double()).norm())
+        for i, j in pairs
+    }

@@ -32,7 +32,9 @@ def power(
     Each takes at most ``iterations`` products, fewer once an eigenvalue moves by less than the share ``change`` of itself.
     """
     if not 1 <= count <= operator.size:
-        raise UserError(f"{count} eigenvalues of a model with {operator.size} parameters are not possible; ask for 1 to {operator.size}")
+        raise UserError(
+            f"{count} eigenvalues of a model with {operator.size} parameters are not possible; ask for 1 to {operator.size}"
+        )
     if iterations < 1:
         raise UserError(f"{iterations} iterations are not possible; expected at least 1")
     before, settled = operator.products, True

@@ -45,7 +45,9 @@ def _set(switches: list[tuple[Any, str]], allowed: bool) -> None:
 def _switches() -> Iterator[tuple[Any, str]]:
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     older = [(matmul, "allow_tf32"), (cudnn, "allow_tf32")]
-    newer_used = getattr(torch.backends, "fp32_precision", "none") != "none" or not all(_readable(*switch) for switch in older)
+    newer_used = getattr(torch.backends, "fp32_precision", "none") != "none" or not all(
+        _readable(*switch) for switch in older
+    )
     yield from older
     for holder in (matmul, getattr(cudnn, "conv", None), getattr(cudnn, "rnn", None)):
         if newer_used and hasattr(holder, "fp32_precision"):

@@ -30,7 +30,9 @@ class Density:
 
     def moment(self, power: int) -> Estimate:
         """The mean of eigenvalue^power, which is tr H^power / P."""
-        return estimate([float(weights @ nodes**power) for nodes, weights in zip(self.nodes, self.weights, strict=True)])
+        return estimate(
+            [float(weights @ nodes**power) for nodes, weights in zip(self.nodes, self.weights, strict=True)]
+        )
 
     def at(self, points: np.ndarray, width: float | None = None) -> np.ndarray:
         """The density at some points, each node spread over a Gaussian; by default as wide as a hundredth of the spectrum."""
@@ -56,7 +58,12 @@ class Density:
 
 
 def quadrature(
-    operator: Operator, *, draws: int = 5, steps: int = 80, seed: int = 0, tell: Callable[[int], None] = lambda done: None
+    operator: Operator,
+    *,
+    draws: int = 5,
+    steps: int = 80,
+    seed: int = 0,
+    tell: Callable[[int], None] = lambda done: None,
 ) -> Density:
     """The density from ``draws`` random vectors and ``steps`` products for each."""
     if draws < 1 or steps < 1:

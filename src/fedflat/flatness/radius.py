@@ -133,5 +133,7 @@ def _average(objective: Objective, rho: float, directions: int, seed: int) -> Sh
 def _finite(value: Tensor, what: str) -> float:
     number = float(value)
     if number != number or abs(number) == float("inf"):
-        raise UserError(f"the {what} is {number}, so that there is no sharpness; take a smaller radius, or a model that did not diverge")
+        raise UserError(
+            f"the {what} is {number}, so that there is no sharpness; take a smaller radius, or a model that did not diverge"
+        )
     return number

@@ -88,7 +88,12 @@ class Landscape:
             "axes": [list(axis) for axis in self.axes],
             "values": {name: _written(values.tolist()) for name, values in self.values.items()},
             "marks": [
-                {"name": mark.name, "at": list(mark.at), "off": mark.off, "values": {key: _written(v) for key, v in mark.values.items()}}
+                {
+                    "name": mark.name,
+                    "at": list(mark.at),
+                    "off": mark.off,
+                    "values": {key: _written(v) for key, v in mark.values.items()},
+                }
                 for mark in self.marks
             ],
             "made": self.made,
@@ -99,11 +104,18 @@ class Landscape:
         """What ``document`` wrote."""
         try:
             if document["format"] != FORMAT:
-                raise UserError(f"this landscape has format {document['format']}, but this version reads format {FORMAT}; compute it anew")
+                raise UserError(
+                    f"this landscape has format {document['format']}, but this version reads format {FORMAT}; compute it anew"
+                )
             axes = tuple(tuple(float(x) for x in axis) for axis in document["axes"])
             values = {name: np.array(_read(grid), dtype=np.float64) for name, grid in document["values"].items()}
             marks = tuple(
-                Mark(mark["name"], tuple(mark["at"]), float(mark["off"]), {key: float(v) for key, v in mark["values"].items()})
+                Mark(
+                    mark["name"],
+                    tuple(mark["at"]),
+                    float(mark["off"]),
+                    {key: float(v) for key, v in mark["values"].items()},
+                )
                 for mark in document["marks"]
             )
             if any(grid.shape != tuple(map(len, axes)) for grid in values.values()):
@@ -115,7 +127,9 @@ class Landscape:
             ) from None
 
 
-def survey(measure: Measure, models: Iterable[Model], total: int, tell: Tell = silent, at_once: int = AT_ONCE) -> dict[str, Values]:
+def survey(
+    measure: Measure, models: Iterable[Model], total: int, tell: Tell = silent, at_once: int = AT_ONCE
+) -> dict[str, Values]:
     """Measure models one after another; figures stay on the device and are fetched ``at_once`` at a time."""
     rows: list[Values] = []
     waiting: list[Tensor] = []
@@ -143,7 +157,9 @@ def with_values(measure: Measure, marks: Iterable[Mark], models: Iterable[Model]
     """Marks with what is measured of their models themselves."""
     placed = tuple(marks)
     found = survey(measure, models, len(placed))
-    return tuple(replace(mark, values={name: float(some[n]) for name, some in found.items()}) for n, mark in enumerate(placed))
+    return tuple(
+        replace(mark, values={name: float(some[n]) for name, some in found.items()}) for n, mark in enumerate(placed)
+    )
 
 
 def _written(value: Any) -> Any:

@@ -29,6 +29,8 @@ class TwiceDifferentiable(TorchFunctionMode):
     tensor([[[3., 3.]]])
     """
 
-    def __torch_function__(self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         """Call a function of torch, or what stands in for it."""
         return STAND_INS.get(func, func)(*args, **kwargs or {})

@@ -5,7 +5,15 @@ All of them start from torch's default init (transformers from timm's), keep no 
 """
 
 from fedflat.models.adapters import merge_adapters
-from fedflat.models.registry import MODELS, build, canonical_model, classifier_parameters, model_spec, names, parameter_count
+from fedflat.models.registry import (
+    MODELS,
+    build,
+    canonical_model,
+    classifier_parameters,
+    model_spec,
+    names,
+    parameter_count,
+)
 from fedflat.models.spec import ImageModelSpec, ModelSpec
 from fedflat.models.trained import freeze, trained_parts, trained_sentence
 

@@ -38,14 +38,18 @@ class Adapter(NamedTuple):
 class LowRankLinear(nn.Linear):
     """A linear layer with an adapter on some equal pieces of its outputs."""
 
-    def __init__(self, base: nn.Linear, rank: int, alpha: float, pieces: int = 1, adapted: tuple[int, ...] = (0,)) -> None:
+    def __init__(
+        self, base: nn.Linear, rank: int, alpha: float, pieces: int = 1, adapted: tuple[int, ...] = (0,)
+    ) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = base.in_features, base.out_features
         self.weight = base.weight
         self.register_parameter("bias", base.bias)
         self.rank, self.scale, self.pieces, self.adapted = rank, alpha / rank, pieces, adapted
         self.lora_a_weight = nn.Parameter(base.weight.detach().new_empty(len(adapted) * rank, self.in_features))
-        self.lora_b_weight = nn.Parameter(base.weight.detach().new_zeros(len(adapted), self.out_features // pieces, rank))
+        self.lora_b_weight = nn.Parameter(
+            base.weight.detach().new_zeros(len(adapted), self.out_features // pieces, rank)
+        )
         nn.init.kaiming_uniform_(self.lora_a_weight, a=math.sqrt(5))
 
     def forward(self, input: Tensor) -> Tensor:
@@ -72,11 +76,15 @@ class LowRankLinear(nn.Linear):
 
 def linear_layers(model: nn.Module) -> list[str]:
     """The names of the linear layers that can be adapted: not those whose weights torch's own attention reads past the layer."""
-    own = [name for name, m in model.named_modules() if isinstance(m, nn.MultiheadAttention | nn.TransformerEncoderLayer)]
+    own = [
+        name for name, m in model.named_modules() if isinstance(m, nn.MultiheadAttention | nn.TransformerEncoderLayer)
+    ]
     return [
         name
         for name, module in model.named_modules()
-        if name and type(module) in (nn.Linear, LowRankLinear) and not any(name.startswith(f"{outer}.") or not outer for outer in own)
+        if name
+        and type(module) in (nn.Linear, LowRankLinear)
+        and not any(name.startswith(f"{outer}.") or not outer for outer in own)
     ]
 
 
@@ -112,4 +120,9 @@ def merge_adapters(model: nn.Module) -> nn.Module:
 
 def adapter_parameters(model: nn.Module) -> set[str]:
     """The names of all A and B."""
-    return {f"{name}.{kind}" for name, module in model.named_modules() if isinstance(module, LowRankLinear) for kind in (A, B)}
+    return {
+        f"{name}.{kind}"
+        for name, module in model.named_modules()
+        if isinstance(module, LowRankLinear)
+        for kind in (A, B)
+    }

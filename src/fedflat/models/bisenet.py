@@ -23,7 +23,9 @@ class BiSeNetV2(NormalisedModelSpec):
     """Bilateral segmentation network: a class for each pixel, in training also by four auxiliary heads along the semantic branch."""
 
     name = "bisenetv2"
-    norm: Literal["group", "batch"] = param("batch", "normalisation: group keeps no buffers, batch keeps running statistics")
+    norm: Literal["group", "batch"] = param(
+        "batch", "normalisation: group keeps no buffers, batch keeps running statistics"
+    )
     width: float = param(1.0, "factor on all channel counts", above=0)
     auxiliary: bool = param(True, "whether four auxiliary heads are trained too; they are not used in evaluation")
 
@@ -43,7 +45,9 @@ class BiSeNetV2(NormalisedModelSpec):
 class BilateralNetwork(nn.Module):
     """Logits [n, classes, H, W]; in training with auxiliary heads a tuple of them, those of the main head first."""
 
-    def __init__(self, channels: int, classes: int, scaled: Callable[[int], int], norm: MakeNorm, auxiliary: bool) -> None:
+    def __init__(
+        self, channels: int, classes: int, scaled: Callable[[int], int], norm: MakeNorm, auxiliary: bool
+    ) -> None:
         super().__init__()
         c16, c32, c64, c128 = (scaled(c) for c in (16, 32, 64, 128))
         self.detail = nn.Sequential(
@@ -54,7 +58,9 @@ class BilateralNetwork(nn.Module):
         self.stem = Stem(channels, c16, scaled(8), norm)
         self.stage3 = nn.Sequential(Expansion(c16, c32, norm, stride=2), Expansion(c32, c32, norm))
         self.stage4 = nn.Sequential(Expansion(c32, c64, norm, stride=2), Expansion(c64, c64, norm))
-        self.stage5 = nn.Sequential(Expansion(c64, c128, norm, stride=2), *(Expansion(c128, c128, norm) for _ in range(3)))
+        self.stage5 = nn.Sequential(
+            Expansion(c64, c128, norm, stride=2), *(Expansion(c128, c128, norm) for _ in range(3))
+        )
         self.context = ContextEmbedding(c128, norm)
         self.aggregation = GuidedAggregation(c128, norm)
         widths = (c16, c32, c64, c128) if auxiliary else ()
@@ -80,7 +86,9 @@ class Stem(nn.Module):
     def __init__(self, inputs: int, outputs: int, narrow: int, norm: MakeNorm) -> None:
         super().__init__()
         self.first = convolution(inputs, outputs, norm, stride=2)
-        self.left = nn.Sequential(convolution(outputs, narrow, norm, kernel=1), convolution(narrow, outputs, norm, stride=2))
+        self.left = nn.Sequential(
+            convolution(outputs, narrow, norm, kernel=1), convolution(narrow, outputs, norm, stride=2)
+        )
         self.right = nn.MaxPool2d(3, 2, padding=1)
         self.fuse = convolution(2 * outputs, outputs, norm)
 
@@ -102,7 +110,11 @@ class Expansion(nn.Module):
         wide = EXPANSION * inputs
         again = depthwise(wide, wide, norm) if stride == 2 else nn.Identity()
         self.residual = nn.Sequential(
-            convolution(inputs, inputs, norm), depthwise(inputs, wide, norm, stride), again, projection(wide, outputs), norm(outputs)
+            convolution(inputs, inputs, norm),
+            depthwise(inputs, wide, norm, stride),
+            again,
+            projection(wide, outputs),
+            norm(outputs),
         )
         self.shortcut = nn.Identity() if stride == 1 else nn.Sequential(
             depthwise(inputs, inputs, norm, stride), projection(inputs, outputs), norm(outputs)
@@ -156,7 +168,9 @@ def head(inputs: int, hidden: int, classes: int, norm: MakeNorm) -> nn.Module:
 
 def convolution(inputs: int, outputs: int, norm: MakeNorm, kernel: int = 3, stride: int = 1) -> nn.Module:
     """A convolution without bias, its normalisation, and ReLU."""
-    return nn.Sequential(nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False), norm(outputs), nn.ReLU())
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False), norm(outputs), nn.ReLU()
+    )
 
 
 def depthwise(inputs: int, outputs: int, norm: MakeNorm, stride: int = 1) -> nn.Module:

@@ -15,7 +15,9 @@ class FemnistCnn(ImageModelSpec):
     """Two valid 3x3 convolutions, one max-pooling, one hidden layer of 128 (Reddi et al. 2021)."""
 
     name = "femnist-cnn"
-    dropout: bool = param(True, "drop a quarter of the features and half of the hidden layer in training, as the original does")
+    dropout: bool = param(
+        True, "drop a quarter of the features and half of the hidden layer in training, as the original does"
+    )
 
     def smallest_side(self) -> int:
         """The least height and width in pixels."""

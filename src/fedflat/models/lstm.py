@@ -29,7 +29,9 @@ class CharLstm(ModelSpec):
     hidden: int = param(256, "width of each LSTM layer", low=1)
     layers: int = param(2, "number of LSTM layers", low=1)
     tanh: bool = param(False, "one more tanh after each LSTM layer, as FedJAX has it")
-    fused: bool = param(False, "torch's own kernel: faster at small batches, but no batching rule and no forward-mode derivatives")
+    fused: bool = param(
+        False, "torch's own kernel: faster at small batches, but no batching rule and no forward-mode derivatives"
+    )
 
     def check(self, input_shape: tuple[int, ...]) -> None:
         """Refuse what is no sequence."""
@@ -40,7 +42,9 @@ class CharLstm(ModelSpec):
         recurrent: list[nn.Module] = []
         width = self.embedding
         for _ in range(self.layers):
-            recurrent.append(nn.LSTM(width, self.hidden, batch_first=True) if self.fused else UnrolledLstm(width, self.hidden))
+            recurrent.append(
+                nn.LSTM(width, self.hidden, batch_first=True) if self.fused else UnrolledLstm(width, self.hidden)
+            )
             width = self.hidden
         return CharacterNetwork(nn.Embedding(classes, self.embedding), recurrent, nn.Linear(width, classes), self.tanh)
 

@@ -22,7 +22,9 @@ class MobileNetV2(NormalisedModelSpec):
     name = "mobilenetv2"
     groups: int = param(8, "channel groups of each GroupNorm (without effect for norm=batch)", low=1)
     width: float = param(1.0, "factor on all channel counts, which are rounded to multiples of 8", above=0)
-    stem: Literal["standard", "small"] = param("standard", "standard: strides shrink the image by 32; small: only by 8, for CIFAR")
+    stem: Literal["standard", "small"] = param(
+        "standard", "standard: strides shrink the image by 32; small: only by 8, for CIFAR"
+    )
 
     def smallest_side(self) -> int:
         """The least height and width in pixels: what all strides together divide to one."""
@@ -49,7 +51,9 @@ class MobileNetV2(NormalisedModelSpec):
         expand = [self._unit(inputs, wide, 1)] if expansion > 1 else []
         depthwise = self._unit(wide, wide, 3, stride, channel_groups=wide)
         bottleneck = [nn.Conv2d(wide, outputs, 1, bias=False), self.norm_layer(outputs)]
-        return InvertedResidual(nn.Sequential(*expand, depthwise, *bottleneck), residual=stride == 1 and inputs == outputs)
+        return InvertedResidual(
+            nn.Sequential(*expand, depthwise, *bottleneck), residual=stride == 1 and inputs == outputs
+        )
 
     def _unit(self, inputs: int, outputs: int, kernel: int, stride: int = 1, channel_groups: int = 1) -> nn.Module:
         conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, groups=channel_groups, bias=False)

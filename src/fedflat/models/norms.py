@@ -22,7 +22,9 @@ from fedflat.text import param
 class NormalisedModelSpec(ImageModelSpec):
     """The description of a model for images whose convolutions are each followed by a normalisation."""
 
-    norm: Literal["group", "batch"] = param("group", "normalisation: group keeps no buffers, batch keeps running statistics")
+    norm: Literal["group", "batch"] = param(
+        "group", "normalisation: group keeps no buffers, batch keeps running statistics"
+    )
     groups: int = param(2, "channel groups of each GroupNorm (without effect for norm=batch)", low=1)
 
     def norm_layer(self, channels: int) -> nn.Module:

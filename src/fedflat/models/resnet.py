@@ -21,7 +21,9 @@ class ResNet18(NormalisedModelSpec):
     """Four stages of two basic blocks, 64 to 512 channels, with 1x1 projections where the size changes."""
 
     name = "resnet18"
-    stem: Literal["small", "torchvision"] = param("small", "small: 3x3 (FedSWA); torchvision: 7x7, stride 2, then max-pooling (FedWMSAM)")
+    stem: Literal["small", "torchvision"] = param(
+        "small", "small: 3x3 (FedSWA); torchvision: 7x7, stride 2, then max-pooling (FedWMSAM)"
+    )
 
     def smallest_side(self) -> int:
         """The least height and width in pixels: what all strides together divide to one."""
@@ -64,7 +66,9 @@ class ResNet20(NormalisedModelSpec):
 class ResidualNetwork(nn.Module):
     """A stem, stages of basic blocks that halve the image from the second stage on, the mean over pixels, and a linear classifier."""
 
-    def __init__(self, stem: nn.Module, widths: tuple[int, ...], depth: int, norm: MakeNorm, shortcut: MakeShortcut, classes: int) -> None:
+    def __init__(
+        self, stem: nn.Module, widths: tuple[int, ...], depth: int, norm: MakeNorm, shortcut: MakeShortcut, classes: int
+    ) -> None:
         super().__init__()
         blocks, inputs = [], widths[0]
         for stage, outputs in enumerate(widths):

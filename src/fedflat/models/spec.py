@@ -22,7 +22,9 @@ class ModelSpec(ABC):
         if classes < 1:
             raise UserError(f"{self.name} cannot be built for {classes} classes; expected at least 1")
         if any(size < 1 for size in input_shape):
-            raise UserError(f"{self.name} cannot be built for samples of shape {_shown(input_shape)}; expected positive sizes")
+            raise UserError(
+                f"{self.name} cannot be built for samples of shape {_shown(input_shape)}; expected positive sizes"
+            )
         self.check(input_shape)
         return self.network(input_shape, classes)
 

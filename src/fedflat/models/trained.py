@@ -63,7 +63,9 @@ class Norms(Part):
         layers = [(prefix, module) for prefix, module in model.named_modules() if isinstance(module, NORMS)]
         found = {f"{prefix}.{name}" for prefix, module in layers for name, _ in module.named_parameters()}
         if not found:
-            raise UserError("training.train=norms: this model has no normalisation with parameters; train head or layers(names=...) of it")
+            raise UserError(
+                "training.train=norms: this model has no normalisation with parameters; train head or layers(names=...) of it"
+            )
         return found
 
 
@@ -72,7 +74,9 @@ class Layers(Part):
     """Layers, or single parameters, by name."""
 
     name = "layers"
-    names: str | int | float = param("", "names joined by |, each of a layer with all below it or of one parameter: blocks.10|blocks.11")
+    names: str | int | float = param(
+        "", "names joined by |, each of a layer with all below it or of one parameter: blocks.10|blocks.11"
+    )
 
     def chosen(self, model: nn.Module) -> set[str]:
         every = [name for name, _ in model.named_parameters()]
@@ -81,7 +85,9 @@ class Layers(Part):
             below = {name for name in every if name == word or name.startswith(f"{word}.")}
             if not below:
                 raise one_of(
-                    "layer or parameter of this model", word, {_layer(name) for name in every} | {n.partition(".")[0] for n in every}
+                    "layer or parameter of this model",
+                    word,
+                    {_layer(name) for name in every} | {n.partition(".")[0] for n in every},
                 )
             found |= below
         return found
@@ -98,7 +104,9 @@ class Lora(Part):
         "qv", "qv: queries and values of attention; all: all linear layers but the head; or names joined by |"
     )
     head: bool = param(True, "train the head too, all of it")
-    only_b: bool = param(False, "train B alone, so that the mean of the clients' changes is the change by the mean (FFA-LoRA)")
+    only_b: bool = param(
+        False, "train B alone, so that the mean of the clients' changes is the change by the mean (FFA-LoRA)"
+    )
 
     def extend(self, model: nn.Module) -> None:
         add_adapters(model, self.adapters(model), self.rank, self.alpha)
@@ -107,7 +115,9 @@ class Lora(Part):
         """The layers that are adapted."""
         layers = linear_layers(model)
         if not layers:
-            raise UserError("training.train=lora: this model has no linear layer to adapt; train head or layers(names=...) of it")
+            raise UserError(
+                "training.train=lora: this model has no linear layer to adapt; train head or layers(names=...) of it"
+            )
         if self.layers == "qv":
             found = query_and_value(model)
             if not found:
@@ -127,7 +137,9 @@ class Lora(Part):
             return found
         chosen: set[str] = set()
         for word in _words(self.layers, "lora(layers=...)", "lora(layers=fc1|fc2)"):
-            matching = {name for name in layers if name == word or name.startswith(f"{word}.") or name.endswith(f".{word}")}
+            matching = {
+                name for name in layers if name == word or name.startswith(f"{word}.") or name.endswith(f".{word}")
+            }
             if not matching:
                 raise one_of("linear layer of this model", word, layers)
             chosen |= matching
@@ -155,7 +167,9 @@ def trained_parts(text: str) -> tuple[Part, ...]:
         if sum(other.name == call.name for other in calls) > 1:
             raise UserError(f"training.train={text} names {call.name} twice; expected each part once")
     if len(calls) > 1 and any(call.name == All.name for call in calls):
-        raise UserError(f"training.train={text}: all is everything, so that nothing can be added to it; expected all alone, or other parts")
+        raise UserError(
+            f"training.train={text}: all is everything, so that nothing can be added to it; expected all alone, or other parts"
+        )
     return tuple(make(PARTS[call.name], call, "trained part") for call in calls)
 
 

@@ -19,7 +19,9 @@ class Vgg11(ImageModelSpec):
     """Eight 3x3 convolutions with bias and without normalisation, and a short head without dropout, as FedSWA trains it on CIFAR."""
 
     name = "vgg11"
-    hidden: int = param(100, "width of the head's hidden layer: FedSWA's code has 100 for CIFAR-10 and 256 for CIFAR-100", low=1)
+    hidden: int = param(
+        100, "width of the head's hidden layer: FedSWA's code has 100 for CIFAR-10 and 256 for CIFAR-100", low=1
+    )
 
     def smallest_side(self) -> int:
         """The least height and width in pixels."""
@@ -35,4 +37,6 @@ class Vgg11(ImageModelSpec):
                 channels = wide
             layers.append(nn.MaxPool2d(2))
         features = channels * (height // SHRINKS_BY) * (width // SHRINKS_BY)
-        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(features, self.hidden), nn.ReLU(), nn.Linear(self.hidden, classes))
+        return nn.Sequential(
+            *layers, nn.Flatten(), nn.Linear(features, self.hidden), nn.ReLU(), nn.Linear(self.hidden, classes)
+        )

@@ -59,7 +59,9 @@ class VisionTransformerSpec(ImageModelSpec):
         """Patches, blocks, and a linear layer on the class token."""
         channels, height, width = input_shape
         grid = (height // self.patch, width // self.patch)
-        return VisionTransformer(channels, self.patch, grid, self.width, self.depth, self.heads, self.mlp * self.width, classes)
+        return VisionTransformer(
+            channels, self.patch, grid, self.width, self.depth, self.heads, self.mlp * self.width, classes
+        )
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,15 @@ class VisionTransformer(nn.Module):
     """Images to logits."""
 
     def __init__(
-        self, channels: int, patch: int, grid: tuple[int, int], width: int, depth: int, heads: int, hidden: int, classes: int
+        self,
+        channels: int,
+        patch: int,
+        grid: tuple[int, int],
+        width: int,
+        depth: int,
+        heads: int,
+        hidden: int,
+        classes: int,
     ) -> None:
         super().__init__()
         self.grid = grid

@@ -42,7 +42,9 @@ def measure(record: Record, asked: Iterable[Asked], small: bool = False) -> dict
     """The numbers that are asked for, or a sentence that says why there is none."""
     models = _Models(record, small)
     found: dict[Asked, float | str] = {}
-    for one in sorted(asked, key=_needed, reverse=True):  # what needs more eigenvalues first, so that the rest finds them
+    for one in sorted(
+        asked, key=_needed, reverse=True
+    ):  # what needs more eigenvalues first, so that the rest finds them
         try:
             found[one] = models.number(one)
         except UserError as reason:
@@ -76,7 +78,11 @@ class _Models:
             case ClientEigenvalue():
                 return float(max(self._kept("curvature of clients", self._clients)["lambda_max"].values()))
             case Corrupted():
-                return float(self._kept(f"severity {number.severity}, {model}", lambda: self._corrupted(number.severity, model))["mean"])
+                return float(
+                    self._kept(f"severity {number.severity}, {model}", lambda: self._corrupted(number.severity, model))[
+                        "mean"
+                    ]
+                )
             case OnClients():
                 return float(self._kept(f"clients, {model}", lambda: self._on("clients", model))["mean"])
             case Features():
@@ -85,7 +91,9 @@ class _Models:
                 return self._domains(self._kept(f"domains, {model}", lambda: self._on("domains", model)), number.part)
         raise UserError(f"{number.text} is not measured on models")
 
-    def _kept(self, name: str, make: Callable[[], dict[str, Any]], enough: Callable[[dict[str, Any]], bool] = bool) -> dict[str, Any]:
+    def _kept(
+        self, name: str, make: Callable[[], dict[str, Any]], enough: Callable[[dict[str, Any]], bool] = bool
+    ) -> dict[str, Any]:
         """What is known under a name, or is measured now and kept."""
         if not enough(self.known.get(name, {})):
             self.known[name] = make()
@@ -109,7 +117,9 @@ class _Models:
         server = self._measured("server")
         replay = replay_at(server)
         members = replay.members(None)
-        return Look(server.problem, server.split, Flatness()).local_curvature(replay.local_models(members, replay.train(members)), members)
+        return Look(server.problem, server.split, Flatness()).local_curvature(
+            replay.local_models(members, replay.train(members)), members
+        )
 
     def _features(self, model: str) -> dict[str, Any]:
         """The mean of ||f(x)|| over each client's data."""
@@ -127,9 +137,14 @@ class _Models:
             images = corrupted(test.take(torch.arange(min(EXAMPLES, len(test)))), severity)
         else:
             images = {name: of[severity] for name, of in load_corruptions(data.name, data.folder).items()}
-        with_severity: dict[str, dict[int, Examples]] = {name: {severity: examples} for name, examples in images.items()}
+        with_severity: dict[str, dict[int, Examples]] = {
+            name: {severity: examples} for name, examples in images.items()
+        }
         found = self._on("corruptions", model, corruptions=with_severity)
-        return {**found, "mean": fmean(one[found["metric"]] for one in found["each"].values())}  # of the paper's 19, not of the usual 15
+        return {
+            **found,
+            "mean": fmean(one[found["metric"]] for one in found["each"].values()),
+        }  # of the paper's 19, not of the usual 15
 
     def _domains(self, found: dict[str, Any], part: str) -> float:
         if part not in found:

@@ -87,7 +87,11 @@ class Cell:
         """For a gain: the cell it is taken of, and the one it is over."""
         gain = self.number
         assert isinstance(gain, Gain)
-        own = next(label for level, label in zip(self.table.file.header, self.labels, strict=True) if "number" in (level[label] or {}))
+        own = next(
+            label
+            for level, label in zip(self.table.file.header, self.labels, strict=True)
+            if "number" in (level[label] or {})
+        )
         group, method = self.table.rows[list(self.table.cells).index(self.name) // len(self.table.columns)]
 
         def labels(label: str) -> tuple[str, ...]:

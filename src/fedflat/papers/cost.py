@@ -129,4 +129,6 @@ class _Watch(Callback):
 def _kind(config: Config) -> str:
     """What the pace depends on."""
     data = config.data
-    return "\n".join((config.model, data.name, data.split, str(data.clients), data.augmentation, str(config.training.batch)))
+    return "\n".join(
+        (config.model, data.name, data.split, str(data.clients), data.augmentation, str(config.training.batch))
+    )

@@ -21,9 +21,16 @@ SMALL = ("cell", "published", "measured", "seeds", "stand-ins", "seconds", "rema
 def paper_document(paper: Paper) -> dict[str, Any]:
     """A paper as plain values, with the list of its tables."""
     file = paper.file
-    tables = [{"name": table.full_name, "caption": table.file.caption, "cells": len(table.cells)} for table in paper.tables.values()]
+    tables = [
+        {"name": table.full_name, "caption": table.file.caption, "cells": len(table.cells)}
+        for table in paper.tables.values()
+    ]
     about = {"name": paper.name, "title": file.title, "authors": file.authors, "venue": file.venue, "year": file.year}
-    return {**about, "protocols": {name: one.model_dump(by_alias=True) for name, one in file.protocols.items()}, "tables": tables}
+    return {
+        **about,
+        "protocols": {name: one.model_dump(by_alias=True) for name, one in file.protocols.items()},
+        "tables": tables,
+    }
 
 
 def table_document(table: Table) -> dict[str, Any]:
@@ -73,7 +80,10 @@ def outcome_rows(found: Sequence[Outcome]) -> list[list[str]]:
 
 def small_rows(found: Sequence[Outcome]) -> list[list[str]]:
     """Published, measured, and what stands for what."""
-    return [[*_row(one)[:4], "; ".join(one.instead), f"{one.seconds:.1f}", "" if one.says == SMALL_SCALE else one.says] for one in found]
+    return [
+        [*_row(one)[:4], "; ".join(one.instead), f"{one.seconds:.1f}", "" if one.says == SMALL_SCALE else one.says]
+        for one in found
+    ]
 
 
 def outcomes_document(found: Sequence[Outcome]) -> list[dict[str, Any]]:

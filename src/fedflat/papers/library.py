@@ -69,7 +69,13 @@ class Table:
                         f"{self.full_name}: row {group.name} {method} has {len(printed)} numbers for {len(self.columns)} columns"
                     )
                 for labels, text in zip(self.columns, printed, strict=True):
-                    cell = make_cell(self._name(group.name, method, labels), labels, text, self._words(group.words, method, labels), self)
+                    cell = make_cell(
+                        self._name(group.name, method, labels),
+                        labels,
+                        text,
+                        self._words(group.words, method, labels),
+                        self,
+                    )
                     if cell.name in found:
                         raise UserError(f"{self.full_name} has two cells named {cell.name}")
                     found[cell.name] = cell
@@ -158,7 +164,9 @@ def find_table(name: str) -> Table:
     """The table that a name such as ``fedswa/table3`` means."""
     found = find(name)
     if isinstance(found, Paper):
-        raise UserError(f"'{name}' is a paper; expected one of its tables or figures, for example {name}/{next(iter(found.tables))}")
+        raise UserError(
+            f"'{name}' is a paper; expected one of its tables or figures, for example {name}/{next(iter(found.tables))}"
+        )
     return found
 
 
@@ -176,7 +184,9 @@ def slug(text: str) -> str:
 def _read_paper(name: str) -> Paper:
     folder = resources.files("fedflat.papers") / "data" / name
     paper = Paper(name, _checked(PaperFile, f"{name}/paper.yaml", (folder / "paper.yaml").read_text("utf-8")))
-    names = sorted((file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name != "paper.yaml"), key=_in_order)
+    names = sorted(
+        (file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name != "paper.yaml"), key=_in_order
+    )
     for table in names:
         file = _checked(TableFile, f"{name}/{table}.yaml", (folder / f"{table}.yaml").read_text("utf-8"))
         paper.tables[table] = Table(paper, table, file)

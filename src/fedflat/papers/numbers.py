@@ -48,7 +48,9 @@ def read(text: str) -> Published | None:
         return Published(text, None)
     found = _PRINTED.fullmatch(text)
     if not found:
-        raise UserError(f"cannot read the printed number '{text}'; expected 79.6, 79.6±0.2, 1000+, N/A, or - where nothing is printed")
+        raise UserError(
+            f"cannot read the printed number '{text}'; expected 79.6, 79.6±0.2, 1000+, N/A, or - where nothing is printed"
+        )
     spread = found["spread"]
     return Published(text, float(found["value"]), None if spread is None else float(spread), bool(found["beyond"]))
 

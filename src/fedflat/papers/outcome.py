@@ -44,7 +44,14 @@ class Measured:
     @classmethod
     def of(cls, record: Record, models: Mapping[Asked, float | str] | None = None) -> Measured:
         """What counts of a record; its models are let go."""
-        return cls(record.history, Result(record).metric, record.status, record.config.training.rounds, record.seconds, models or {})
+        return cls(
+            record.history,
+            Result(record).metric,
+            record.status,
+            record.config.training.rounds,
+            record.seconds,
+            models or {},
+        )
 
 
 @dataclass(frozen=True)
@@ -138,7 +145,9 @@ def formed(number: Form, run: Measured, model: str, planned_rounds: int) -> floa
         return summary.best
     if isinstance(number, Mean):
         until = run.rounds if number.until is None else max(1, round(number.until * run.rounds / planned_rounds))
-        late = [value for at, value in series(run.history, model, run.metric) if max(0, until - number.rounds) < at <= until]
+        late = [
+            value for at, value in series(run.history, model, run.metric) if max(0, until - number.rounds) < at <= until
+        ]
         return fmean(late) if late else None
     return None
 
@@ -164,7 +173,9 @@ def _outcome(plan: Plan, measured: Mapping[Path, Measured], cell: Cell) -> Outco
     numbers = [_numbers(cell, runs) for runs in tried]
     values = max(numbers, key=lambda some: fmean(some) if some else -math.inf)
     missing = "" if len(values) == len(plan.seeds) else f"{len(values)} of {len(plan.seeds)} seeds"
-    unreached = max(run.rounds for runs in tried for run in runs) if isinstance(cell.number, RoundsTo) and not values else None
+    unreached = (
+        max(run.rounds for runs in tried for run in runs) if isinstance(cell.number, RoundsTo) and not values else None
+    )
     return replace(_judged(plan, cell, values, missing), unreached=unreached)
 
 
@@ -185,14 +196,18 @@ def _diverged(plan: Plan, cell: Cell) -> Outcome:
     if plan.scale.obstacle(cell):
         return Outcome(cell, (), "ran", "it diverged")
     as_published = cell.published is not None and cell.published.value is None
-    return Outcome(cell, (), "within" if as_published else "diverged", "diverged, as published" if as_published else "every seed")
+    return Outcome(
+        cell, (), "within" if as_published else "diverged", "diverged, as published" if as_published else "every seed"
+    )
 
 
 def _judged(plan: Plan, cell: Cell, values: tuple[float, ...], missing: str) -> Outcome:
     published, obstacle = cell.published, plan.scale.obstacle(cell)
     shortened = plan.scale.rounds is not None and plan.scale.rounds < cell.configs[0].training.rounds
     if obstacle or shortened:
-        return Outcome(cell, values, "ran", obstacle or f"{plan.scale.rounds} rounds instead of {cell.configs[0].training.rounds}")
+        return Outcome(
+            cell, values, "ran", obstacle or f"{plan.scale.rounds} rounds instead of {cell.configs[0].training.rounds}"
+        )
     if isinstance(cell.number, RoundsTo) and (missing or cell.unreached):
         return _censored(cell, values, missing)
     if published is None:
@@ -203,7 +218,9 @@ def _judged(plan: Plan, cell: Cell, values: tuple[float, ...], missing: str) -> 
         return Outcome(cell, values, "unjudged", "seconds of another machine")
     allowed = tolerance(published, values) if values else None
     if allowed is None:
-        return Outcome(cell, values, "unjudged", "one seed and no ±: use --seeds 3" if values else "no number could be formed")
+        return Outcome(
+            cell, values, "unjudged", "one seed and no ±: use --seeds 3" if values else "no number could be formed"
+        )
     return Outcome(cell, values, _side(fmean(values) - published.value, allowed), missing, allowed)
 
 

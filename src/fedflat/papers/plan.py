@@ -108,7 +108,9 @@ def make_plan(table: Table, cells: Sequence[Cell], seeds: Sequence[int], out: Pa
             key = _as_text(adapted)
             made[key] = (adapted, tuple(dict.fromkeys((*made.get(key, (adapted, ()))[1], *instead))))
             needing.setdefault(key, []).append(cell.name)
-            asked.setdefault(key, []).extend([Asked(cell.number, cell.evaluated)] if isinstance(cell.number, OfModels) else [])
+            asked.setdefault(key, []).extend(
+                [Asked(cell.number, cell.evaluated)] if isinstance(cell.number, OfModels) else []
+            )
     runs = [
         Planned(
             config.model_copy(update={"seed": seed}),
@@ -146,7 +148,11 @@ def _images(cell: Cell, scale: Scale) -> str:
 
 def _made_images(asked: Sequence[Asked], scale: Scale) -> tuple[str, ...]:
     """What stands for corrupted test images at small scale."""
-    return (f"{CORRUPTIONS} for published corruptions",) if scale.small and any(isinstance(one.number, Corrupted) for one in asked) else ()
+    return (
+        (f"{CORRUPTIONS} for published corruptions",)
+        if scale.small and any(isinstance(one.number, Corrupted) for one in asked)
+        else ()
+    )
 
 
 @cache

@@ -29,7 +29,9 @@ class Rule(Part):
 
     def holds(self, words: Words) -> bool:
         """Whether the rule applies to these words."""
-        return all(words.get(name) in (wanted if isinstance(wanted, list) else [wanted]) for name, wanted in self.if_.items())
+        return all(
+            words.get(name) in (wanted if isinstance(wanted, list) else [wanted]) for name, wanted in self.if_.items()
+        )
 
 
 class Protocol(Part):

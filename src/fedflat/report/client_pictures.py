@@ -25,7 +25,9 @@ MOST_ROWS = 40
 """Of more classes or clients than fit, evenly spaced ones are named."""
 
 
-def clients_picture(cohorts: Sequence[Figures], seen: Sequence[Figures], title: str, metric: str = "accuracy") -> Figure:
+def clients_picture(
+    cohorts: Sequence[Figures], seen: Sequence[Figures], title: str, metric: str = "accuracy"
+) -> Figure:
     """Curvature and direction of every client, and accuracies and feature norms of the server's model, over rounds."""
     panels: list[Callable[[Axes], None]] = []
     for values, label, log in _of_clients(cohorts):
@@ -58,12 +60,33 @@ def gap_picture(gaps: Mapping[str, Sequence[Figures]], title: str) -> Figure:
         rounds = [one["round"] for one in looks]
         train, test = (np.array([one[which] for one in looks], float) for which in ("train_loss", "test_loss"))
         losses.plot(rounds, test, color=colour, lw=1.8, marker="o", ms=3.5, label=f"{name}, test")
-        losses.plot(rounds, train, color=colour, lw=1.4, ls=(0, (4, 2)), marker="o", ms=3.5, mfc="white", label=f"{name}, training")
-        between.plot(rounds, test - train, color=colour, lw=1.8, marker="o", ms=3.5, label=f"{name}, test less training")
+        losses.plot(
+            rounds,
+            train,
+            color=colour,
+            lw=1.4,
+            ls=(0, (4, 2)),
+            marker="o",
+            ms=3.5,
+            mfc="white",
+            label=f"{name}, training",
+        )
+        between.plot(
+            rounds, test - train, color=colour, lw=1.8, marker="o", ms=3.5, label=f"{name}, test less training"
+        )
         if "unseen_loss" in looks[-1]:
             unseen = np.array([one["unseen_loss"] for one in looks], float)
             losses.plot(rounds, unseen, color=colour, lw=1.3, ls=":", label=f"{name}, unseen clients")
-            between.plot(rounds, unseen - train, color=colour, lw=1.3, ls=":", marker="s", ms=3.5, label=f"{name}, unseen less training")
+            between.plot(
+                rounds,
+                unseen - train,
+                color=colour,
+                lw=1.3,
+                ls=":",
+                marker="s",
+                ms=3.5,
+                label=f"{name}, unseen less training",
+            )
     between.axhline(0, color=QUIET, lw=0.8, ls=(0, (2, 3)))
     losses.set_ylim(bottom=0)
     for axes, label in ((losses, "loss"), (between, "gap")):
@@ -84,7 +107,9 @@ def constants_picture(looks: Sequence[Figures], title: str) -> Figure:
     figure = Figure(figsize=(8.2, 4.6), layout="constrained")
     axes = figure.subplots()
     rounds = [one["round"] for one in looks]
-    for colour, (name, (label, style, marker)) in zip((INK, "#b4552d", "#3d7f6e", "#6f6f6f"), names.items(), strict=True):
+    for colour, (name, (label, style, marker)) in zip(
+        (INK, "#b4552d", "#3d7f6e", "#6f6f6f"), names.items(), strict=True
+    ):
         values = [one["constants"][name] for one in looks]
         axes.plot(rounds, values, color=colour, ls=style, marker=marker, ms=4.5, lw=1.6, label=label)
     _logarithmic(axes)
@@ -98,7 +123,10 @@ def twins_picture(looks: Sequence[Figures], title: str) -> Figure:
     """How far twins are apart over rounds, in weights and in losses: a thin line for each twin, a strong one for their mean."""
     figure = Figure(figsize=(10.4, 4.2), layout="constrained")
     rounds = [one["round"] for one in looks]
-    panels = (("distance", "distance of the weights"), ("largest_loss_difference", "largest difference of a test example's loss"))
+    panels = (
+        ("distance", "distance of the weights"),
+        ("largest_loss_difference", "largest difference of a test example's loss"),
+    )
     for axes, (name, label) in zip(figure.subplots(1, 2), panels, strict=True):
         values = np.array([one[name] for one in looks], float)
         for twin in values.T:
@@ -122,12 +150,18 @@ def _of_clients(cohorts: Sequence[Figures]) -> Iterator[tuple[Values, str, bool]
             found: Any = one
             for name in path:
                 found = found.get(name, {})
-            return {client: value for client, value in zip(one["clients"], found, strict=bool(found)) if value is not None}
+            return {
+                client: value for client, value in zip(one["clients"], found, strict=bool(found)) if value is not None
+            }
 
         return values
 
     def curvature(one: Figures) -> dict[int, float]:
-        return {int(client): value for client, value in one.get("local", {}).get("lambda_max", {}).items() if value is not None}
+        return {
+            int(client): value
+            for client, value in one.get("local", {}).get("lambda_max", {}).items()
+            if value is not None
+        }
 
     yield curvature, r"$\lambda_{max}$ of a client's model on its data", True
     yield listed("cosine"), "cosine of local and mean update", False
@@ -141,10 +175,18 @@ def _per_client(axes: Axes, cohorts: Sequence[Figures], values: Values, label: s
     rounds = [one["round"] for one in cohorts]
     found = [values(one) for one in cohorts]
     for client in sorted({client for one in found for client in one}):
-        own = [(where, one[client]) for where, one in zip(rounds, found, strict=True) if client in one and (not log or one[client] > 0)]
-        axes.plot(*zip(*own, strict=True), color=PALE, lw=0.8, marker="o", ms=3.2, mfc=QUIET, mec="none", zorder=1) if own else None
+        own = [
+            (where, one[client])
+            for where, one in zip(rounds, found, strict=True)
+            if client in one and (not log or one[client] > 0)
+        ]
+        axes.plot(
+            *zip(*own, strict=True), color=PALE, lw=0.8, marker="o", ms=3.2, mfc=QUIET, mec="none", zorder=1
+        ) if own else None
     medians = [(where, float(np.median(list(one.values())))) for where, one in zip(rounds, found, strict=True) if one]
-    axes.plot(*zip(*medians, strict=True), color=INK, lw=2.0, marker="o", ms=4.5, label="median of the clients", zorder=3)
+    axes.plot(
+        *zip(*medians, strict=True), color=INK, lw=2.0, marker="o", ms=4.5, label="median of the clients", zorder=3
+    )
     if log:
         _logarithmic(axes)
     else:
@@ -157,7 +199,9 @@ def _shaded(axes: Axes, seen: Sequence[Figures], values: Any, label: str, part: 
     """A cell for each part and look; forgetting shows as a cell that is lighter than the one before it."""
     names = list(values(seen[-1]))
     table = np.array([[_number(values(one).get(name)) for one in seen] for name in names])
-    drawn = axes.pcolormesh(table, cmap=SHADES, vmin=0, vmax=highest, edgecolors="white", linewidth=0.4 if len(names) <= MOST_ROWS else 0)
+    drawn = axes.pcolormesh(
+        table, cmap=SHADES, vmin=0, vmax=highest, edgecolors="white", linewidth=0.4 if len(names) <= MOST_ROWS else 0
+    )
     rounds = [one["round"] for one in seen]
     shown = np.unique(np.linspace(0, len(rounds) - 1, min(len(rounds), 9)).round().astype(int))
     axes.set_xticks(shown + 0.5, [str(rounds[place]) for place in shown])
@@ -193,7 +237,9 @@ def _frame(axes: Axes, label: str, title: str) -> None:
     axes.set_xlabel("communication round", fontsize=9, color="#333333")
     axes.set_ylabel(label, fontsize=9, color="#333333")
     axes.set_title(title, loc="left", fontsize=10)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))  # a single round has no halves beside it
+    axes.xaxis.set_major_locator(
+        MaxNLocator(integer=True, nbins=8, min_n_ticks=1)
+    )  # a single round has no halves beside it
     axes.grid(alpha=0.2)
     axes.tick_params(labelsize=8.5, colors="#444444")
     axes.spines[["top", "right"]].set_visible(False)

@@ -29,7 +29,9 @@ STYLES = ("-", "--", ":", "-.")
 COLOURS = ("#1b6ca8", "#d1495b", "#edae49", "#00798c", "#7b4b94", "#66a182", "#8d6a4f", "#333333", "#e07be0", "#9aa0a6")
 
 
-def curves(lines: Sequence[tuple[str, Sequence[list[dict[str, Any]]], str]], metric: str, over: str = "round") -> Figure:
+def curves(
+    lines: Sequence[tuple[str, Sequence[list[dict[str, Any]]], str]], metric: str, over: str = "round"
+) -> Figure:
     """A figure with one line per (label, histories by seed, model): the mean over seeds and one standard deviation around it."""
     if over not in OVER:
         raise one_of("axis", over, OVER)
@@ -59,7 +61,9 @@ def curves(lines: Sequence[tuple[str, Sequence[list[dict[str, Any]]], str]], met
     axes.spines[["top", "right"]].set_visible(False)
     if many:
         from_above = sorted(axes.lines, key=lambda line: float(np.asarray(line.get_ydata())[-1]), reverse=True)
-        figure.legend(handles=from_above, frameon=False, fontsize=8, loc="outside right center", ncols=_columns(len(lines)))
+        figure.legend(
+            handles=from_above, frameon=False, fontsize=8, loc="outside right center", ncols=_columns(len(lines))
+        )
     else:
         axes.legend(frameon=False, fontsize=9, loc="lower right" if is_share(metric) else "upper right")
     return figure

@@ -37,7 +37,11 @@ Values = dict[str, Any]
 
 
 def report_document(
-    gathered: Gathered, targets: Sequence[float] = (), baseline: str | None = None, by: str = "mean_last", apart: bool = False
+    gathered: Gathered,
+    targets: Sequence[float] = (),
+    baseline: str | None = None,
+    by: str = "mean_last",
+    apart: bool = False,
 ) -> Values:
     """What a report says of these runs: a section for every split, with its rows, differences, ranks, curves, views and notes."""
     if by not in FIGURES:
@@ -89,7 +93,9 @@ def _section(group: Group, targets: Sequence[float], baseline: str | None, by: s
 # --- rows ------------------------------------------------------------------------------------------------------------------------
 
 
-def _row(number: int, label: str, row: Row, settings: Mapping[str, str], metric: str, targets: Sequence[float]) -> Values:
+def _row(
+    number: int, label: str, row: Row, settings: Mapping[str, str], metric: str, targets: Sequence[float]
+) -> Values:
     alive = [record for record in row.records if record.status != "diverged"]
     found = {record.config.seed: summarise(record.history, row.model, metric) for record in alive}
     known = {seed: summary for seed, summary in found.items() if summary is not None}
@@ -118,12 +124,22 @@ def _reached(row: Row, metric: str, target: float) -> Values:
     runs = [record for record in row.records if record.history]
     rounds = tuple(rounds_to(record.history, row.model, metric, target) for record in runs)
     # A run that diverged after it had reached the target did reach it; one that had not never will, and its last round says too little.
-    ends = tuple(record.config.training.rounds if record.status == "diverged" else int(record.history[-1]["round"]) for record in runs)
+    ends = tuple(
+        record.config.training.rounds if record.status == "diverged" else int(record.history[-1]["round"])
+        for record in runs
+    )
     if not runs:
         return {"target": target, "text": "–", "median": None, "reached": 0, "runs": 0, "each": []}
     found = Reached(target, rounds, ends)
     each = [f"{end}+" if at is None else str(at) for at, end in zip(rounds, ends, strict=True)]
-    return {"target": target, "text": found.text, "median": found.median, "reached": found.count, "runs": len(runs), "each": each}
+    return {
+        "target": target,
+        "text": found.text,
+        "median": found.median,
+        "reached": found.count,
+        "runs": len(runs),
+        "each": each,
+    }
 
 
 def _baseline(rows: Sequence[Values], wanted: str | None) -> int | None:
@@ -141,7 +157,13 @@ def _differences(rows: Sequence[Values], baseline: int | None, by: str) -> list[
     pairs = [(row, None if apart else compare_paired(row["values"][by], base["values"][by])) for row, apart in others]
     corrected = holm([None if pair is None else pair.p for _, pair in pairs])
     return [
-        {"row": row["number"], "label": row["label"], "pair": None if pair is None else vars(pair), "holm": p, "uneven": apart}
+        {
+            "row": row["number"],
+            "label": row["label"],
+            "pair": None if pair is None else vars(pair),
+            "holm": p,
+            "uneven": apart,
+        }
         for (row, pair), p, (_, apart) in zip(pairs, corrected, others, strict=True)
     ]
 
@@ -164,7 +186,10 @@ def _ranks(rows: Sequence[Values], by: str) -> Values | None:
     if found is None:
         return None
     numbers = {row["label"]: row["number"] for row in rows}
-    lines = [{"row": numbers[name], "label": name, "mean": mean, "each": found.each[name]} for name, mean in found.mean.items()]
+    lines = [
+        {"row": numbers[name], "label": name, "mean": mean, "each": found.each[name]}
+        for name, mean in found.mean.items()
+    ]
     return {"seeds": found.seeds, "lines": lines, "friedman": found.friedman, "critical": found.critical}
 
 
@@ -174,7 +199,11 @@ def _ranks(rows: Sequence[Values], by: str) -> Values | None:
 def _metrics(records: Sequence[Record]) -> list[str]:
     """The metrics that were evaluated, the one that stands for the runs first."""
     found = dict.fromkeys(
-        name for record in records for evaluation in record.history[-1:] for model in evaluation["test"].values() for name in model
+        name
+        for record in records
+        for evaluation in record.history[-1:]
+        for model in evaluation["test"].values()
+        for name in model
     )
     return sorted(found, key=lambda name: name == "loss")
 
@@ -231,8 +260,15 @@ def split_values(splits: Mapping[int, Values]) -> Values:
     share = counts.max(1) / np.maximum(counts.sum(1), 1)
     ordered = counts[np.lexsort((-share, counts.argmax(1)))]
     shown = ordered[np.linspace(0, len(ordered) - 1, min(len(ordered), MOST_CLIENTS)).round().astype(int)]
-    facts = {name: split[name] for name in ("clients", "unseen", "sizes", "coverage", "duplicates", "classes_per_client", "heterogeneity")}
-    return facts | {"seed": seed, "shown": shown.tolist(), "hashes": {number: one["hash"] for number, one in splits.items()}}
+    facts = {
+        name: split[name]
+        for name in ("clients", "unseen", "sizes", "coverage", "duplicates", "classes_per_client", "heterogeneity")
+    }
+    return facts | {
+        "seed": seed,
+        "shown": shown.tolist(),
+        "hashes": {number: one["hash"] for number, one in splits.items()},
+    }
 
 
 def _run(record: Record) -> Values:
@@ -243,7 +279,9 @@ def _run(record: Record) -> Values:
         "seed": record.config.seed,
         "status": record.status,
         "reason": record.reason,
-        "rounds": int(record.folder.status()["rounds"]) if record.status == "diverged" and record.folder else end.get("round", 0),
+        "rounds": int(record.folder.status()["rounds"])
+        if record.status == "diverged" and record.folder
+        else end.get("round", 0),
         "of": record.config.training.rounds,
         "seconds": record.seconds,
     }
@@ -259,10 +297,16 @@ def _repeat(group: Group, targets: Sequence[float]) -> Values:
     counted = seeds == list(range(len(seeds)))
     which = len(seeds) if counted else f"{seeds[0]}," if len(seeds) == 1 else ",".join(map(str, seeds))
     command = f"fedflat compare {quoted} --config settings.yaml --seeds {which}{wanted}" if alike else None
-    return {"command": command, "settings": group.records[0].config.to_yaml(), "folders": [where(record) for record in group.records]}
+    return {
+        "command": command,
+        "settings": group.records[0].config.to_yaml(),
+        "folders": [where(record) for record in group.records],
+    }
 
 
 def require_something(document: Values) -> None:
     """Refuse a report of runs that have not been evaluated yet."""
     if not any(row["spread"]["last"] or row["diverged"] for section in document["sections"] for row in section["rows"]):
-        raise UserError("none of these runs has been evaluated yet, so there is nothing to report; wait for their first evaluation")
+        raise UserError(
+            "none of these runs has been evaluated yet, so there is nothing to report; wait for their first evaluation"
+        )

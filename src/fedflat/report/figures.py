@@ -39,7 +39,11 @@ def figures_of(section: Values, by: str) -> dict[str, Figure]:
 
 def _lines(section: Values) -> list[int]:
     """The rows that are drawn, the best first."""
-    order = [line["row"] for line in section["ranks"]["lines"]] if section["ranks"] else [row["number"] for row in section["rows"]]
+    order = (
+        [line["row"] for line in section["ranks"]["lines"]]
+        if section["ranks"]
+        else [row["number"] for row in section["rows"]]
+    )
     return [number for number in order if section["curves"][number]["metrics"]][:MOST_LINES]
 
 
@@ -75,8 +79,22 @@ def difference_figure(section: Values, by: str) -> Figure:
         pair, colour = one["pair"], _colour(one["row"])
         for bounds, width, alpha in ((pair["interval"], 5.0, 0.35), (pair["t_interval"], 1.0, 1.0)):
             if bounds:
-                axes.plot(scale * np.array(bounds), [place, place], color=colour, lw=width, alpha=alpha, solid_capstyle="round")
-        axes.plot(scale * np.array(pair["differences"]), [place] * len(pair["differences"]), "o", ms=3, mfc="none", color=colour)
+                axes.plot(
+                    scale * np.array(bounds),
+                    [place, place],
+                    color=colour,
+                    lw=width,
+                    alpha=alpha,
+                    solid_capstyle="round",
+                )
+        axes.plot(
+            scale * np.array(pair["differences"]),
+            [place] * len(pair["differences"]),
+            "o",
+            ms=3,
+            mfc="none",
+            color=colour,
+        )
         axes.plot([scale * pair["mean"]], [place], "o", ms=5, color=colour)
     axes.axvline(0, color="#222222", lw=0.9)
     base = section["rows"][section["baseline"]]["label"]

@@ -32,12 +32,24 @@ QUANTITIES: dict[str, tuple[str, Callable[[Look, str], float | None]]] = {
     "lambda_max": ("largest eigenvalue of the Hessian", lambda look, model: _of(look, model, "lambda_max")),
     "sharpness": ("rise of the loss by an ascent of 0.05", lambda look, model: _of(look, model, "sharpness")),
     "gap": ("test less training loss", lambda look, model: _of(look, model, "gap")),
-    "participation_gap": ("unseen less training clients' loss", lambda look, model: _of(look, model, "participation_gap")),
+    "participation_gap": (
+        "unseen less training clients' loss",
+        lambda look, model: _of(look, model, "participation_gap"),
+    ),
     "cosine": ("mean cosine of local and mean update", lambda look, _: _mean(look.get("cohort", {}).get("cosine"))),
-    "diversity": ("diversity of updates", lambda look, _: look.get("cohort", {}).get("disagreement", {}).get("diversity")),
-    "momentum": ("mean agreement with the momentum", lambda look, _: _mean(look.get("cohort", {}).get("momentum", {}).get("agreement"))),
+    "diversity": (
+        "diversity of updates",
+        lambda look, _: look.get("cohort", {}).get("disagreement", {}).get("diversity"),
+    ),
+    "momentum": (
+        "mean agreement with the momentum",
+        lambda look, _: _mean(look.get("cohort", {}).get("momentum", {}).get("agreement")),
+    ),
     "local lambda_max": ("median eigenvalue of clients' models", lambda look, _: _median(look)),
-    "worst class": ("test metric on the worst class", lambda look, _: min(_known(look.get("accuracy", {}).get("classes")), default=None)),
+    "worst class": (
+        "test metric on the worst class",
+        lambda look, _: min(_known(look.get("accuracy", {}).get("classes")), default=None),
+    ),
     "features": ("mean norm of output features", lambda look, _: _mean(look.get("features"))),
     "L": ("largest gradient of an example", lambda look, _: look.get("constants", {}).get("lipschitz")),
     "sigma": ("noise of gradients within a client", lambda look, _: look.get("constants", {}).get("noise")),
@@ -96,6 +108,11 @@ def log_picture(runs: Mapping[str, Mapping[str, Points]]) -> Figure:
         axes.set_visible(False)
     named = {label: line for axes in places for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(
-        [named[label] for label in runs if label in named], list(runs), frameon=False, fontsize=9, loc="outside upper left", ncols=4
+        [named[label] for label in runs if label in named],
+        list(runs),
+        frameon=False,
+        fontsize=9,
+        loc="outside upper left",
+        ncols=4,
     )
     return figure

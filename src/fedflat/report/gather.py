@@ -52,11 +52,16 @@ def gather(paths: Iterable[Path]) -> Gathered:
             except UserError as why:
                 left_out.append((str(folder), str(why)))
         half = {file.parent for name in ("metrics.jsonl", "status.json") for file in path.rglob(name)} - set(found)
-        left_out += [(str(folder), f"{folder} has no config.yaml, so it was not copied whole; copy it again") for folder in sorted(half)]
+        left_out += [
+            (str(folder), f"{folder} has no config.yaml, so it was not copied whole; copy it again")
+            for folder in sorted(half)
+        ]
     kept = _once(list(records.values()), left_out)
     if not kept:
         first = f" ({left_out[0][1]})" if left_out else ""
-        raise UserError(f"there is no run to report on{first}; expected folders with a config.yaml, as fedflat run makes them")
+        raise UserError(
+            f"there is no run to report on{first}; expected folders with a config.yaml, as fedflat run makes them"
+        )
     return Gathered(kept, left_out)
 
 
@@ -69,7 +74,9 @@ def whole_record(path: Path) -> Record:
     said, there = int(status.get("rounds", 0)), int(record.history[-1]["round"]) if record.history else 0
     due = said - 1 if record.status == "diverged" else said  # the round in which a run diverged is not evaluated
     if record.status in OVER and due - there >= record.config.evaluation.every:
-        raise UserError(f"{path} is not whole: it ended after {said} rounds, but its metrics.jsonl ends at {there}; copy it again")
+        raise UserError(
+            f"{path} is not whole: it ended after {said} rounds, but its metrics.jsonl ends at {there}; copy it again"
+        )
     return record
 
 

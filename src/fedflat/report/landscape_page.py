@@ -26,7 +26,9 @@ PAGE = """<!doctype html>
 def landscape_page(panels: Sequence[Panel], value: str = "train_loss", title: str = "Landscapes") -> str:
     """A page with each landscape as a surface and as contours, on one scale; of lines, with a curve each."""
     about, parts = landscape_parts(panels, value)
-    return PAGE.format(title=escape(title), about=escape(about), figures="".join(parts), font=FONT, ink=INK, faint=FAINT)
+    return PAGE.format(
+        title=escape(title), about=escape(about), figures="".join(parts), font=FONT, ink=INK, faint=FAINT
+    )
 
 
 def landscape_parts(panels: Sequence[Panel], value: str = "train_loss", library: bool = True) -> tuple[str, list[str]]:
@@ -39,7 +41,10 @@ def landscape_parts(panels: Sequence[Panel], value: str = "train_loss", library:
     flat = panels[0].landscape.dimensions == 1
     figures = [_curves(panels, scale)] if flat else [_surfaces(panels, scale), _contours(panels, scale)]
     # The library is put in once, with the first figure; all others find it there.
-    parts = [figure.to_html(full_html=False, include_plotlyjs=library and number == 0) for number, figure in enumerate(figures)]
+    parts = [
+        figure.to_html(full_html=False, include_plotlyjs=library and number == 0)
+        for number, figure in enumerate(figures)
+    ]
     about = f"{shown_value(value).capitalize()} on one scale. {scale.notes[:1].upper()}{scale.notes[1:]}{'.' if scale.notes else ''}"
     return about, parts
 
@@ -69,7 +74,11 @@ def _surfaces(panels: Sequence[Panel], scale: Scale) -> Any:
     axis = {"title": {"text": ""}, "showbackground": False, "gridcolor": "#e5e2dc"}
     upright = {**axis, "range": [low, high], **_ticks(scale), "title": {"text": shown_value(scale.value)}}
     figure.update_scenes(
-        xaxis=axis, yaxis=axis, zaxis=upright, aspectratio={"x": 1, "y": 1, "z": 0.7}, camera={"eye": {"x": 1.3, "y": -1.4, "z": 0.9}}
+        xaxis=axis,
+        yaxis=axis,
+        zaxis=upright,
+        aspectratio={"x": 1, "y": 1, "z": 0.7},
+        camera={"eye": {"x": 1.3, "y": -1.4, "z": 0.9}},
     )
     return _styled(figure, scale, len(panels), 520)
 
@@ -142,7 +151,12 @@ def _grid(panels: Sequence[Panel], kind: str) -> Any:
     rows, columns = ceil(len(panels) / PER_ROW), min(len(panels), PER_ROW)
     titles = [escape(panel.title) for panel in panels]
     return make_subplots(
-        rows, columns, specs=[[{"type": kind}] * columns] * rows, subplot_titles=titles, horizontal_spacing=0.06, vertical_spacing=0.08
+        rows,
+        columns,
+        specs=[[{"type": kind}] * columns] * rows,
+        subplot_titles=titles,
+        horizontal_spacing=0.06,
+        vertical_spacing=0.08,
     )
 
 
@@ -155,7 +169,10 @@ def _styled(figure: Any, scale: Scale, panels: int, height: int) -> Any:
     colours = [[position, colour] for position, colour in BASIN]
     axis = {"colorscale": colours, "cmin": np.log10(scale.low), "cmax": np.log10(scale.high), "colorbar": bar}
     figure.update_layout(
-        template="plotly_white", font={"family": FONT, "color": INK}, coloraxis=axis, height=height * ceil(panels / PER_ROW)
+        template="plotly_white",
+        font={"family": FONT, "color": INK},
+        coloraxis=axis,
+        height=height * ceil(panels / PER_ROW),
     )
     return figure
 

@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 
 INK, FAINT, ACCENT = "#22303c", "#6b7580", "#d1495b"
 PER_ROW = 4
-SIGNS = tuple(zip("osD^vP*X", ("#d1495b", "#edae49", "#7b4b94", "#22303c", "#ffffff", "#e07be0", "#8d6a4f", "#66a182"), strict=True))
+SIGNS = tuple(
+    zip(
+        "osD^vP*X",
+        ("#d1495b", "#edae49", "#7b4b94", "#22303c", "#ffffff", "#e07be0", "#8d6a4f", "#66a182"),
+        strict=True,
+    )
+)
 """The sign and the colour of each model on a plane; signs alone tell them apart."""
 COLOUR_MAP = LinearSegmentedColormap.from_list("basin", list(BASIN)).with_extremes(bad=NOT_FINITE)
 
@@ -83,11 +89,18 @@ def draw_marks(axes: Axes, marks: Sequence[Mark], alone: bool = False) -> None:
             axes.plot(*mark.at, "+", color=ACCENT, markersize=8, markeredgewidth=1.5, zorder=5)
             continue
         words = f"{mark.name} ({mark.off:.2g} off the plane)" if mark.off > 0 else mark.name
-        look: dict[str, Any] = {"color": SIGNS[number % len(SIGNS)][1], "markeredgecolor": "white", "markeredgewidth": 1.2, "markersize": 9}
+        look: dict[str, Any] = {
+            "color": SIGNS[number % len(SIGNS)][1],
+            "markeredgecolor": "white",
+            "markeredgewidth": 1.2,
+            "markersize": 9,
+        }
         axes.plot(*mark.at, SIGNS[number % len(SIGNS)][0], zorder=5, label=words, linestyle="none", **look)
 
 
-def plane_picture(landscape: Landscape, values: Sequence[str] = ("train_loss", "test_error"), title: str = "") -> Figure:
+def plane_picture(
+    landscape: Landscape, values: Sequence[str] = ("train_loss", "test_error"), title: str = ""
+) -> Figure:
     """The plane through three models, once for each value with a scale of its own; distances are distances between weights."""
     _check([Panel("", landscape)], 2)
     figure, grid = _panels(len(values), 3.6 * min(max(_ratio(landscape), 0.75), 1.5) + 0.9, 4.1)
@@ -102,7 +115,15 @@ def plane_picture(landscape: Landscape, values: Sequence[str] = ("train_loss", "
             axes.set_xlabel(scale.notes, fontsize=7.5, color=FAINT)
         _bar(figure, axes, scale)
     handles, labels = grid[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4), frameon=False, fontsize=9, labelcolor=INK)
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=min(len(labels), 4),
+        frameon=False,
+        fontsize=9,
+        labelcolor=INK,
+    )
     _words(figure, title)
     return figure
 
@@ -129,7 +150,17 @@ def draw_surface(axes: Any, landscape: Landscape, scale: Scale) -> None:
     values = scale.clipped(grid_of(landscape, scale.value))
     height = np.log10(values)
     colours = COLOUR_MAP(LogNorm(scale.low, scale.high)(np.nan_to_num(values, nan=scale.high)))
-    axes.plot_surface(xs, ys, height, facecolors=colours, rcount=120, ccount=120, linewidth=0.15, edgecolor=(1, 1, 1, 0.35), shade=False)
+    axes.plot_surface(
+        xs,
+        ys,
+        height,
+        facecolors=colours,
+        rcount=120,
+        ccount=120,
+        linewidth=0.15,
+        edgecolor=(1, 1, 1, 0.35),
+        shade=False,
+    )
     axes.set_zlim(np.log10(scale.low), np.log10(scale.high))
     axes.set_box_aspect((1, 1, 0.72), zoom=1.28)
     axes.view_init(elev=28, azim=-52)
@@ -157,7 +188,11 @@ def lines(panels: Sequence[Panel], value: str = "train_loss", title: str = "") -
     axes.set_xlabel("distance along the direction, in filter norms", color=INK)
     axes.set_ylabel(shown_value(value), color=INK)
     axes.legend(frameon=False, fontsize=9)
-    _words(figure, title, f"{scale.not_finite} of {scale.total} values are not finite and left out" if scale.not_finite else "")
+    _words(
+        figure,
+        title,
+        f"{scale.not_finite} of {scale.total} values are not finite and left out" if scale.not_finite else "",
+    )
     return figure
 
 
@@ -176,7 +211,10 @@ def path_picture(landscape: Landscape, values: Sequence[str] = ("train_loss", "t
         if np.isfinite(highest.height) and highest.height > 0:
             foot = ends[0] + highest.at * (ends[1] - ends[0])
             axes.annotate(
-                "", (highest.at, foot + highest.height), (highest.at, foot), arrowprops={"arrowstyle": "<->", "color": ACCENT, "lw": 1.2}
+                "",
+                (highest.at, foot + highest.height),
+                (highest.at, foot),
+                arrowprops={"arrowstyle": "<->", "color": ACCENT, "lw": 1.2},
             )
         axes.set_title(shown_value(value), loc="left", fontsize=11, fontweight="bold", color=INK)
         height = shown_tick(float(f"{highest.height:.2g}"), value)
@@ -204,11 +242,15 @@ def _check(panels: Sequence[Panel], dimensions: int) -> None:
             )
 
 
-def _panels(count: int, width: float, height: float, bar: bool = False, solid: bool = False) -> tuple[Figure, list[Any]]:
+def _panels(
+    count: int, width: float, height: float, bar: bool = False, solid: bool = False
+) -> tuple[Figure, list[Any]]:
     columns = min(count, PER_ROW)
     rows = ceil(count / columns)
     # A little more room than usual, so that titles above a legend are not cut.
-    figure = Figure(figsize=(width * columns + (0.7 if bar else 0), height * rows), layout=ConstrainedLayoutEngine(h_pad=0.14))
+    figure = Figure(
+        figsize=(width * columns + (0.7 if bar else 0), height * rows), layout=ConstrainedLayoutEngine(h_pad=0.14)
+    )
     grid = list(figure.subplots(rows, columns, squeeze=False, subplot_kw={"projection": "3d"} if solid else {}).ravel())
     for spare in grid[count:]:
         spare.set_visible(False)
@@ -228,7 +270,11 @@ def _titles(axes: Any, panel: Panel, below: bool = False) -> None:
 def _bar(figure: Figure, beside: Any, scale: Scale, line: float | None = None) -> None:
     """The scale beside one panel, exactly as high, or named and common to several."""
     several = isinstance(beside, list)
-    place = {"ax": beside, "fraction": 0.05, "pad": 0.015, "aspect": 24} if several else {"cax": beside.inset_axes((1.03, 0, 0.035, 1))}
+    place = (
+        {"ax": beside, "fraction": 0.05, "pad": 0.015, "aspect": 24}
+        if several
+        else {"cax": beside.inset_axes((1.03, 0, 0.035, 1))}
+    )
     shades = ScalarMappable(LogNorm(scale.low, scale.high), COLOUR_MAP)
     bar = figure.colorbar(shades, extend="max" if scale.cut_off else "neither", **place)
     bar.set_ticks(scale.ticks)

@@ -15,7 +15,14 @@ HIGHEST_SHARE = 0.98
 """The share of the values that lie below the top of the scale: a few steep corners would take all colours otherwise."""
 MOST_TENFOLDS = 3
 """How many powers of ten a scale spans at most."""
-BASIN = ((0.00, "#12355b"), (0.22, "#2a6f97"), (0.45, "#6fa8bf"), (0.68, "#bcd4d0"), (0.86, "#ece3cf"), (1.00, "#f7efe2"))
+BASIN = (
+    (0.00, "#12355b"),
+    (0.22, "#2a6f97"),
+    (0.45, "#6fa8bf"),
+    (0.68, "#bcd4d0"),
+    (0.86, "#ece3cf"),
+    (1.00, "#f7efe2"),
+)
 """Low is a deep blue basin, high is pale: lightness rises all the way, so that it also reads without colour."""
 NOT_FINITE = "#c9c4bd"
 SHOWN = {
@@ -79,14 +86,20 @@ class Scale:
         >>> Scale("train_loss", (0.09, 1.0, 6.0), 0, 0, 9).ticks
         [0.1, 0.2, 0.5, 1.0, 2.0, 5.0]
         """
-        tens = [10.0**power for power in range(int(np.floor(np.log10(self.low))), int(np.ceil(np.log10(self.high))) + 1)]
+        tens = [
+            10.0**power for power in range(int(np.floor(np.log10(self.low))), int(np.ceil(np.log10(self.high))) + 1)
+        ]
         for digits in ((1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)):
             found = [round(digit * ten, 12) for ten in tens for digit in digits if self._holds(digit * ten)]
             if len(found) >= 3:
                 return found
         # Less than a factor of two: evenly spaced ones.
         rough = (self.high - self.low) / 5
-        step = next(digit * 10 ** np.floor(np.log10(rough)) for digit in (1, 2, 5, 10) if digit * 10 ** np.floor(np.log10(rough)) >= rough)
+        step = next(
+            digit * 10 ** np.floor(np.log10(rough))
+            for digit in (1, 2, 5, 10)
+            if digit * 10 ** np.floor(np.log10(rough)) >= rough
+        )
         first = int(np.ceil(self.low / step))
         return [round(float(number * step), 12) for number in range(first, first + 7) if self._holds(number * step)]
 

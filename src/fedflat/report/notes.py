@@ -27,12 +27,22 @@ def _ends(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     ]
     if found:
         found.append(
-            ("bad", "Runs that diverged are left out of means and differences, and take the last place in ranks: means flatter them.")
+            (
+                "bad",
+                "Runs that diverged are left out of means and differences, and take the last place in ranks: means flatter them.",
+            )
         )
     unfinished = [run for run in runs if run["status"] in ("running", "paused")]
     if unfinished:
-        some = ", ".join(f"{run['algorithm']} seed {run['seed']} ({run['rounds']} of {run['of']} rounds)" for run in unfinished[:5])
-        found.append(("warn", f"{len(unfinished)} of {len(runs)} runs are not over: {some}{', …' if len(unfinished) > 5 else ''}."))
+        some = ", ".join(
+            f"{run['algorithm']} seed {run['seed']} ({run['rounds']} of {run['of']} rounds)" for run in unfinished[:5]
+        )
+        found.append(
+            (
+                "warn",
+                f"{len(unfinished)} of {len(runs)} runs are not over: {some}{', …' if len(unfinished) > 5 else ''}.",
+            )
+        )
     stopped = sum(run["status"] == "stopped" for run in runs)
     if stopped:
         found.append(("info", f"{_many(stopped, 'run')} stopped before the last round, as asked for."))
@@ -52,10 +62,20 @@ def _seeds(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     counts = {len(row["seeds"]) for row in rows}
     fewest = min(counts)
     if fewest == 1:
-        return [("warn", "At least one row has a single seed: it has no spread, no interval and no test, and its place may be luck.")]
+        return [
+            (
+                "warn",
+                "At least one row has a single seed: it has no spread, no interval and no test, and its place may be luck.",
+            )
+        ]
     found = []
     if len(counts) > 1:
-        found.append(("warn", f"Rows have different numbers of seeds ({fewest} to {max(counts)}); differences use the common ones alone."))
+        found.append(
+            (
+                "warn",
+                f"Rows have different numbers of seeds ({fewest} to {max(counts)}); differences use the common ones alone.",
+            )
+        )
     if fewest < FEW:
         found.append(
             (
@@ -83,7 +103,10 @@ def _pairs(section: Mapping[str, Any]) -> list[tuple[str, str]]:
     without = [one["label"] for one in section["differences"] if one["pair"] is None and not one["uneven"]]
     if without:
         found.append(
-            ("warn", f"{', '.join(without[:5])} and {base} share no seed that did not diverge, so there is no difference to give.")
+            (
+                "warn",
+                f"{', '.join(without[:5])} and {base} share no seed that did not diverge, so there is no difference to give.",
+            )
         )
     tests = {one["pair"]["test"] for one in section["differences"] if one["pair"]} - {"none"}
     names = {
@@ -94,7 +117,12 @@ def _pairs(section: Mapping[str, Any]) -> list[tuple[str, str]]:
         which = " and ".join(names[test] for test in sorted(tests))
         count = sum(one["pair"] is not None and one["pair"]["p"] is not None for one in section["differences"])
         family = f", corrected for {count} comparisons after Holm" if count > 1 else ""
-        found.append(("info", f"Differences are paired by seed: the same split, cohorts and batches. Test: {which}{family}, two-sided."))
+        found.append(
+            (
+                "info",
+                f"Differences are paired by seed: the same split, cohorts and batches. Test: {which}{family}, two-sided.",
+            )
+        )
     if len(section["rows"]) > 1 and section["ranks"] is None and not section["uneven"]:
         found.append(("warn", "No seed is common to all rows, so there are no ranks."))
     return found
@@ -112,7 +140,10 @@ def _figures(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         )
     if any(0 < row["rounds"] <= 100 for row in rows):
         found.append(
-            ("warn", "Some runs have no more than 100 rounds, so that their mean of the last 100 holds the first, steep ones as well.")
+            (
+                "warn",
+                "Some runs have no more than 100 rounds, so that their mean of the last 100 holds the first, steep ones as well.",
+            )
         )
     if len({row["rounds"] for row in rows}) > 1:
         found.append(("warn", "Rows have different numbers of rounds; their last figures are not of the same moment."))
@@ -130,7 +161,12 @@ def _censored(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 def _time(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     if not any(row["seconds"] for row in rows):
         return []
-    return [("info", "Seconds are those of the machine at that time, looks at flatness included; runs at the same time slow one another.")]
+    return [
+        (
+            "info",
+            "Seconds are those of the machine at that time, looks at flatness included; runs at the same time slow one another.",
+        )
+    ]
 
 
 def _many(count: int, noun: str) -> str:

@@ -25,7 +25,11 @@ IN_SCRIPTS = ("metric", "rows", "curves", "differences", "ranks", "split", "view
 
 
 def report_page(
-    document: Values, title: str = "", landscapes: Sequence[Mapping[str, Landscape]] = (), made: str = "", value: str = "train_loss"
+    document: Values,
+    title: str = "",
+    landscapes: Sequence[Mapping[str, Landscape]] = (),
+    made: str = "",
+    value: str = "train_loss",
 ) -> str:
     """The page of a report; ``landscapes`` are those of each section, and bring the library that turns them into the page."""
     sections = document["sections"]
@@ -63,7 +67,9 @@ def report_page(
 def _template() -> Template:
     from jinja2 import Environment, StrictUndefined
 
-    return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(_text("page.html"))
+    return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
+        _text("page.html")
+    )
 
 
 @cache
@@ -76,7 +82,10 @@ def _for_scripts(document: Values) -> str:
     sections = [
         {name: section[name] for name in IN_SCRIPTS}
         | {"rows": [{"number": row["number"], "label": row["label"]} for row in section["rows"]]}
-        | {"split": {"shown": section["split"]["shown"]}, "shares": [name for name in section["metrics"] if is_share(name)]}
+        | {
+            "split": {"shown": section["split"]["shown"]},
+            "shares": [name for name in section["metrics"] if is_share(name)],
+        }
         for section in document["sections"]
     ]
     return json.dumps({"sections": sections}, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
@@ -127,9 +136,7 @@ def _title(sections: Sequence[Values]) -> str:
 
 def _subtitle(document: Values) -> str:
     runs, rows = document["runs"], sum(len(section["rows"]) for section in document["sections"])
-    return (
-        f"{runs} run{'s' * (runs != 1)}, {rows} row{'s' * (rows != 1)}. Rows are called by the algorithm and the average that is evaluated."
-    )
+    return f"{runs} run{'s' * (runs != 1)}, {rows} row{'s' * (rows != 1)}. Rows are called by the algorithm and the average that is evaluated."
 
 
 def _parts(section: Values, landscapes: bool) -> list[tuple[str, str]]:
@@ -153,7 +160,10 @@ def _parts(section: Values, landscapes: bool) -> list[tuple[str, str]]:
 def _facts(section: Values) -> list[tuple[str, str]]:
     runs, rows = section["runs"], section["rows"]
     rounds = sorted({run["of"] for run in runs})
-    found = [("rounds", str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"), ("runs", str(len(runs)))]
+    found = [
+        ("rounds", str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"),
+        ("runs", str(len(runs))),
+    ]
     differing = sorted({name for row in rows for name in row["settings"]})
     if differing:
         found.append(("settings that differ", ", ".join(differing)))
@@ -167,7 +177,10 @@ def _split_facts(split: Values) -> list[tuple[str, str]]:
         ("examples per client", f"{sizes['min']} to {sizes['max']}, median {sizes['median']:g}"),
         ("classes per client", f"{split['classes_per_client']:.2f} on average"),
         ("heterogeneity", f"{split['heterogeneity']:.3f} (mean total variation distance from the whole; 0 is i.i.d.)"),
-        ("coverage", f"{100 * split['coverage']:.1f} % of the training examples, {shown_count(split['duplicates'])} used more than once"),
+        (
+            "coverage",
+            f"{100 * split['coverage']:.1f} % of the training examples, {shown_count(split['duplicates'])} used more than once",
+        ),
         *([("unseen clients", shown_count(split["unseen"]))] if split["unseen"] else []),
         ("hash", hashes),
     ]

@@ -109,7 +109,9 @@ class Result:
         tensors = self._tensors(name, rounds, data, network)
         network = network or self.record.own.get("model")
         if network is None and self.config.model.partition(":")[0] == CUSTOM:
-            raise UserError(f"this run used a model of your own ({self.config.model}); pass it again: result.model(network=...)")
+            raise UserError(
+                f"this run used a model of your own ({self.config.model}); pass it again: result.model(network=...)"
+            )
         fresh = self.config.model_copy(update={"init": None, "init_head": "given"})
         if network is None:
             about = self._data(data)
@@ -143,7 +145,9 @@ class Result:
             write_state(path, self._tensors(model, rounds, data, network), kind, about)
         return path
 
-    def _tensors(self, name: str, rounds: int | None, data: Dataset | None, network: nn.Module | None) -> dict[str, Tensor]:
+    def _tensors(
+        self, name: str, rounds: int | None, data: Dataset | None, network: nn.Module | None
+    ) -> dict[str, Tensor]:
         """The tensors of a model for use elsewhere: with statistics of the training data where clients kept theirs, as flatness has it."""
         if self.config.training.statistics == "averaged":
             return self.state_dict(name, rounds=rounds)
@@ -247,7 +251,12 @@ class Comparison:
     def _line(self, row: Row, targets: Sequence[float]) -> dict[str, Any]:
         alive = [r for r in row.records if r.status != "diverged"]
         found = [s for s in (summarise(r.history, row.model, self.metric) for r in alive) if s]
-        line: dict[str, Any] = {"algorithm": row.algorithm, "model": row.model, "label": row.label, "seeds": len(row.records)}
+        line: dict[str, Any] = {
+            "algorithm": row.algorithm,
+            "model": row.model,
+            "label": row.label,
+            "seeds": len(row.records),
+        }
         line["diverged"] = len(row.records) - len(alive)
         if found:
             line |= {name: spread([getattr(s, name) for s in found]) for name in ("last", "mean_last", "best")}
@@ -273,7 +282,13 @@ class Comparison:
         """Curves of all rows: the mean over seeds, and a band of one standard deviation."""
         from fedflat.report.curves import curves
 
-        known = dict.fromkeys(name for r in self.records for entry in r.history for test in entry["test"].values() for name in test)
+        known = dict.fromkeys(
+            name for r in self.records for entry in r.history for test in entry["test"].values() for name in test
+        )
         if metric is not None and metric not in known:
             raise one_of("metric", metric, known)
-        return curves([(row.label, [r.history for r in row.records], row.model) for row in self.rows()], metric or self.metric, over)
+        return curves(
+            [(row.label, [r.history for r in row.records], row.model) for row in self.rows()],
+            metric or self.metric,
+            over,
+        )

@@ -36,7 +36,9 @@ def split_pictures(histograms: Mapping[str, IntArray | Sequence[Sequence[int]]],
     rows = len(histograms)
     few = len(classes) <= MOST_COLOURS
     height = 3.4 if rows == 1 else 1.75 * rows + 0.9
-    figure = Figure(figsize=(9.0, height if few else 1.6 * height), layout=ConstrainedLayoutEngine(h_pad=0.08, hspace=0.04))
+    figure = Figure(
+        figsize=(9.0, height if few else 1.6 * height), layout=ConstrainedLayoutEngine(h_pad=0.08, hspace=0.04)
+    )
     for axes, (title, histogram) in zip(figure.subplots(rows, squeeze=False)[:, 0], histograms.items(), strict=True):
         counts = np.asarray(histogram)
         shown = _ordered(counts)
@@ -73,7 +75,9 @@ def _columns(axes: Axes, counts: IntArray, classes: Sequence[str]) -> None:
     """A column per client, as high as it is large, its classes stacked in colours: the most frequent one below, then in their order."""
     most = counts.argmax(1)
     first = counts.max(1)
-    axes.bar(np.arange(len(counts)), first, width=0.86, color=[_colours(len(classes))[label] for label in most], linewidth=0)
+    axes.bar(
+        np.arange(len(counts)), first, width=0.86, color=[_colours(len(classes))[label] for label in most], linewidth=0
+    )
     for label, colour in enumerate(_colours(len(classes))):
         held = np.where(most == label, 0, counts[:, label])
         axes.bar(np.arange(len(counts)), held, bottom=first, width=0.86, color=colour, linewidth=0)

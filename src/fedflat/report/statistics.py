@@ -49,13 +49,17 @@ def compare_paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Pa
         return None
     differences = tuple(ours[seed] - theirs[seed] for seed in seeds)
     test, p = paired_test(differences)
-    return Pair(seeds, differences, fmean(differences), bootstrap_interval(differences), t_interval(differences), test, p)
+    return Pair(
+        seeds, differences, fmean(differences), bootstrap_interval(differences), t_interval(differences), test, p
+    )
 
 
 # --- intervals -------------------------------------------------------------------------------------------------------------------
 
 
-def bootstrap_interval(values: Sequence[float], level: float = LEVEL, draws: int = DRAWS, seed: int = 0) -> tuple[float, float] | None:
+def bootstrap_interval(
+    values: Sequence[float], level: float = LEVEL, draws: int = DRAWS, seed: int = 0
+) -> tuple[float, float] | None:
     """The percentile bootstrap interval of a mean; None for fewer than two values.
 
     Up to six values every resample is counted, so that nothing is drawn at random. Of three values it is their range, which holds the
@@ -188,8 +192,14 @@ def mean_ranks(values: Mapping[str, Mapping[int, float]]) -> Ranks | None:
     if count >= 3 and blocks >= 2:
         if (places != places[0]).any():
             friedman = float(friedmanchisquare(*places).pvalue)
-        critical = float(studentized_range.ppf(0.95, count, 1e6)) / math.sqrt(2) * math.sqrt(count * (count + 1) / (6 * blocks))
-    return Ranks(seeds, {name: tuple(map(float, row)) for name, row in zip(values, places, strict=True)}, friedman, critical)
+        critical = (
+            float(studentized_range.ppf(0.95, count, 1e6))
+            / math.sqrt(2)
+            * math.sqrt(count * (count + 1) / (6 * blocks))
+        )
+    return Ranks(
+        seeds, {name: tuple(map(float, row)) for name, row in zip(values, places, strict=True)}, friedman, critical
+    )
 
 
 # --- censoring -------------------------------------------------------------------------------------------------------------------
@@ -242,6 +252,8 @@ def detectable(count: int, power: float = 0.8, level: float = LEVEL) -> float:
     beyond = float(t.ppf((1 + level) / 2, count - 1))
 
     def found(effect: float) -> float:
-        return float(nct.sf(beyond, count - 1, effect * math.sqrt(count)))  # that it is found with the wrong sign is next to impossible
+        return float(
+            nct.sf(beyond, count - 1, effect * math.sqrt(count))
+        )  # that it is found with the wrong sign is next to impossible
 
     return float(brentq(lambda effect: found(effect) - power, 0.01, 50.0, xtol=1e-4))

@@ -34,7 +34,9 @@ def summarise(history: Sequence[dict[str, Any]], model: str, metric: str) -> Sum
     return Summary(points[-1][1], fmean(late), len(late), max(value for _, value in points))
 
 
-def series(history: Sequence[dict[str, Any]], model: str, metric: str, over: str = "round") -> list[tuple[float, float]]:
+def series(
+    history: Sequence[dict[str, Any]], model: str, metric: str, over: str = "round"
+) -> list[tuple[float, float]]:
     """A metric on the test set over rounds, bytes, passes or samples."""
     found = [(record[over], record["test"].get(model, {}).get(metric)) for record in history]
     return [(x, value) for x, value in found if value is not None]

@@ -13,7 +13,9 @@ from fedflat.report.wording import interval, shown_p, signed
 from fedflat.units import is_share, shown_count, shown_metric, shown_seconds
 
 Values = Mapping[str, Any]
-_SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {c: f"\\{c}" for c in "&%$#_{}"}
+_SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
+    c: f"\\{c}" for c in "&%$#_{}"
+}
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,14 @@ class Table:
             rf"\begin{{tabular}}{{{columns}}}",
             r"\toprule",
         ]
-        lines += [_line(self.heads), r"\midrule", *map(_line, self.rows), r"\bottomrule", r"\end{tabular}", r"\end{table}"]
+        lines += [
+            _line(self.heads),
+            r"\midrule",
+            *map(_line, self.rows),
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
         return "\n".join(lines) + "\n"
 
 
@@ -67,12 +76,23 @@ def result_table(section: Values, targets: Sequence[float]) -> Table:
     """The results of a section."""
     metric = section["metric"]
     unit = " in per cent" if is_share(metric) else ""
-    heads = ("row", *FIGURES.values(), "seeds", *(f"rounds to {target:g}" for target in targets), "backward passes", "MB up", "time")
+    heads = (
+        "row",
+        *FIGURES.values(),
+        "seeds",
+        *(f"rounds to {target:g}" for target in targets),
+        "backward passes",
+        "MB up",
+        "time",
+    )
     rows = []
     for row in section["rows"]:
         spreads = [_spread(row["spread"][name], metric) + evaluations(section["rows"], row, name) for name in FIGURES]
         seeds = f"{len(row['seeds'])}" + (f" ({len(row['diverged'])} diverged)" if row["diverged"] else "")
-        reached = [one["text"] + ("" if one["reached"] == one["runs"] else f" ({one['reached']}/{one['runs']})") for one in row["reached"]]
+        reached = [
+            one["text"] + ("" if one["reached"] == one["runs"] else f" ({one['reached']}/{one['runs']})")
+            for one in row["reached"]
+        ]
         up = "–" if row["cost"]["bytes_up"] is None else f"{row['cost']['bytes_up'] / 1e6:.4g}"
         passes = shown_count(row["cost"]["backward_passes"])
         rows.append((row["label"], *spreads, seeds, *reached, passes, up, shown_seconds(row["seconds"])))
@@ -106,7 +126,11 @@ def values_csv(document: Values) -> str:
     for section in document["sections"]:
         for row in section["rows"]:
             key = (section["name"], row["label"], row["algorithm"], row["model"])
-            lines += [(*key, seed, FIGURES[name], value) for name, values in row["values"].items() for seed, value in values.items()]
+            lines += [
+                (*key, seed, FIGURES[name], value)
+                for name, values in row["values"].items()
+                for seed, value in values.items()
+            ]
             lines += [(*key, seed, "diverged", "") for seed in row["diverged"]]
     return _csv(lines)
 
@@ -125,4 +149,6 @@ def _csv(lines: Iterable[Iterable[object]]) -> str:
 def _spread(spread: Values | None, metric: str) -> str:
     if spread is None:
         return "–"
-    return shown_metric(spread["mean"], metric) + (f" ± {shown_metric(spread['std'], metric)}" if spread["count"] > 1 else "")
+    return shown_metric(spread["mean"], metric) + (
+        f" ± {shown_metric(spread['std'], metric)}" if spread["count"] > 1 else ""
+    )

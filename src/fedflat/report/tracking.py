@@ -83,7 +83,10 @@ class WeightsAndBiases:
         import wandb
 
         self._run: Any = wandb.init(
-            project="fedflat", name=name, config=config.model_dump(mode="json"), dir=None if folder is None else str(folder)
+            project="fedflat",
+            name=name,
+            config=config.model_dump(mode="json"),
+            dir=None if folder is None else str(folder),
         )
 
     def scalars(self, values: Mapping[str, float], rounds: int) -> None:
@@ -108,7 +111,9 @@ class Tracker(Callback):
         if place not in PLACES:
             raise one_of("place to track runs", place, PLACES)
         if importlib.util.find_spec(PLACES[place].package) is None:
-            raise UserError(f"{place} is not installed, so runs cannot be tracked there; install it with: pip install 'fedflat[track]'")
+            raise UserError(
+                f"{place} is not installed, so runs cannot be tracked there; install it with: pip install 'fedflat[track]'"
+            )
         self._kind = PLACES[place]
         self._place: Place | None = None
         self._sent = -1

@@ -80,7 +80,9 @@ def _log(group: Group) -> Values:
         for name in QUANTITIES:
             points = _mean([one[name] for one in found if name in one])
             if points:
-                lines.setdefault(name, []).append({"row": number, "x": [x for x, _ in points], "y": [y for _, y in points]})
+                lines.setdefault(name, []).append(
+                    {"row": number, "x": [x for x, _ in points], "y": [y for _, y in points]}
+                )
     return {name: {"words": QUANTITIES[name][0], "lines": some} for name, some in lines.items()}
 
 

@@ -24,7 +24,11 @@ Check = Callable[[str, Algorithm], None]
 
 
 def check_algorithm(
-    what: str | Algorithm, *, claims: Sequence[str] = (), limits: Mapping[str, float] | None = None, becomes: str | Algorithm = "fedavg"
+    what: str | Algorithm,
+    *,
+    claims: Sequence[str] = (),
+    limits: Mapping[str, float] | None = None,
+    becomes: str | Algorithm = "fedavg",
 ) -> list[str]:
     """Check an algorithm, of your own or of the table, and return the identities that it keeps; ``Broken`` names one that it does not.
 
@@ -63,14 +67,21 @@ def _fields_are_declared(name: str, method: Algorithm) -> None:
     try:
         outcome = walk(method, bowls, [[0, 1]]).outcomes[0]
     except KeyError as missing:
-        raise Broken(name, identity, f"{missing} is kept or sent, but on_client() or sends() does not name it") from missing
-    for declared, found in ((method.client_fields(), outcome.clients[0].state), (method.message_fields(), outcome.means)):
+        raise Broken(
+            name, identity, f"{missing} is kept or sent, but on_client() or sends() does not name it"
+        ) from missing
+    for declared, found in (
+        (method.client_fields(), outcome.clients[0].state),
+        (method.message_fields(), outcome.means),
+    ):
         for full, field in flat_fields(declared).items():
             value = flat_state(found).get(full)
             shape = (bowls.size,) if field.vector else ()
             if value is None or tuple(value.shape) != shape:
                 raise Broken(
-                    name, identity, f"{full} is {'missing' if value is None else f'of shape {tuple(value.shape)}'}; expected {shape}"
+                    name,
+                    identity,
+                    f"{full} is {'missing' if value is None else f'of shape {tuple(value.shape)}'}; expected {shape}",
                 )
 
 
@@ -78,27 +89,37 @@ def _same_again(name: str, method: Algorithm) -> None:
     one, other = (walk(method, Bowls(), SOME).x[-1] for _ in range(2))
     if not torch.equal(one, other):
         raise Broken(
-            name, "the same seed gives the same bits", f"two runs differ by {_apart(one, other):.3g}: is something drawn inside a slot?"
+            name,
+            "the same seed gives the same bits",
+            f"two runs differ by {_apart(one, other):.3g}: is something drawn inside a slot?",
         )
 
 
 def _stays_finite(name: str, method: Algorithm) -> None:
     for round, x in enumerate(walk(method, Bowls(), SOME * 5, rate=0.01).x):
         if not bool(x.isfinite().all()):
-            raise Broken(name, "iterates stay finite at a small rate", f"after round {round} they are not, at rate 0.01")
+            raise Broken(
+                name, "iterates stay finite at a small rate", f"after round {round} they are not, at rate 0.01"
+            )
 
 
 def _engines_agree(name: str, method: Algorithm) -> None:
     loop, lanes = walk(method, Bowls(), SOME), walk(method, Bowls(), SOME, engine=LaneEngine)
     for round, (one, other) in enumerate(zip(loop.x, lanes.x, strict=True)):
         if _apart(one, other) > CLOSE:
-            raise Broken(name, "engines agree", f"after round {round} loop and lanes differ by {_apart(one, other):.3g}")
+            raise Broken(
+                name, "engines agree", f"after round {round} loop and lanes differ by {_apart(one, other):.3g}"
+            )
 
 
 def _order_does_not_matter(name: str, method: Algorithm) -> None:
     there, back = (walk(method, Bowls(), [cohort[::step] for cohort in SOME]).x[-1] for step in (1, -1))
     if _apart(there, back) > CLOSE:
-        raise Broken(name, "the order of a cohort does not matter", f"turned round, the model differs by {_apart(there, back):.3g}")
+        raise Broken(
+            name,
+            "the order of a cohort does not matter",
+            f"turned round, the model differs by {_apart(there, back):.3g}",
+        )
 
 
 def _states_are_apart(name: str, method: Algorithm) -> None:
@@ -107,7 +128,8 @@ def _states_are_apart(name: str, method: Algorithm) -> None:
     for round, cohort in enumerate(SOME):
         for number, state in done.states[round].items():
             if number not in cohort and any(
-                not torch.equal(value, flat_state(done.states[round + 1][number])[key]) for key, value in flat_state(state).items()
+                not torch.equal(value, flat_state(done.states[round + 1][number])[key])
+                for key, value in flat_state(state).items()
             ):
                 raise Broken(name, identity, f"client {number} changed in round {round}, in which it took no part")
     if method.drift.whole_gradient == "common":
@@ -172,7 +194,9 @@ def _climbs(name: str, method: Algorithm) -> None:
 def _alike(name: str, method: Algorithm) -> None:
     bowls = Bowls(alike=True)
     everyone = [list(range(bowls.clients))] * 10
-    for round, (one, other) in enumerate(zip(walk(method, bowls, everyone).x, walk(algorithm("fedavg"), bowls, everyone).x, strict=True)):
+    for round, (one, other) in enumerate(
+        zip(walk(method, bowls, everyone).x, walk(algorithm("fedavg"), bowls, everyone).x, strict=True)
+    ):
         if _apart(one, other) > CLOSE:
             raise Broken(
                 name,
@@ -200,7 +224,11 @@ def _limit(name: str, method: Algorithm, limits: Mapping[str, float], other: Alg
     shown = ", ".join(f"{key}={value:g}" for key, value in limits.items())
     for round, (one, two) in enumerate(zip(walk(at_limit, Bowls(), SOME).x, walk(other, Bowls(), SOME).x, strict=True)):
         if _apart(one, two) > CLOSE:
-            raise Broken(name, f"at {shown} it is {canonical(other)}", f"after round {round} the models differ by {_apart(one, two):.3g}")
+            raise Broken(
+                name,
+                f"at {shown} it is {canonical(other)}",
+                f"after round {round} the models differ by {_apart(one, two):.3g}",
+            )
 
 
 def _revised(method: Algorithm, limits: Mapping[str, float]) -> Algorithm:

@@ -113,7 +113,13 @@ def walk(
     problem = bowls.problem()
     trains = engine(problem)
     training = Training(
-        method, Descent(), Schedule(rate, 1.0, len(cohorts)), Plan(1, steps=steps), 0, bowls.clients, Aggregation("uniform")
+        method,
+        Descent(),
+        Schedule(rate, 1.0, len(cohorts)),
+        Plan(1, steps=steps),
+        0,
+        bowls.clients,
+        Aggregation("uniform"),
     )
     weights, buffers, integers = problem.initial()
     model, server = ModelState(weights, buffers, integers), method.new_server(weights)

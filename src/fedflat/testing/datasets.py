@@ -48,7 +48,10 @@ def _checks(data: Dataset, source: Dataset | Callable[[], Dataset], linear: bool
     absent = [data.classes[label] for label in range(data.num_classes) if label not in trained]
     yield "every class has training examples", f"{', '.join(absent[:5])} has none" if absent else ""
     unknown = sorted(tested - trained)
-    yield "what is tested can be learnt", f"class {data.classes[unknown[0]]} is in the test set alone" if unknown else ""
+    yield (
+        "what is tested can be learnt",
+        f"class {data.classes[unknown[0]]} is in the test set alone" if unknown else "",
+    )
     if data.train.inputs.dtype == torch.uint8:
         yield "mean and std are those of the training pixels", _statistics(data)
     if data.train.groups is not None:
@@ -57,7 +60,10 @@ def _checks(data: Dataset, source: Dataset | Callable[[], Dataset], linear: bool
     if linear and data.kind in ("image", "vector") and len(trained) > 1:
         yield "inputs carry the labels", _learnt(data)
     if not isinstance(source, Dataset):
-        yield "reading it again gives the same", "" if source().content == data.content else "the contents of two readings differ"
+        yield (
+            "reading it again gives the same",
+            "" if source().content == data.content else "the contents of two readings differ",
+        )
 
 
 def _hashes(examples: Examples) -> set[bytes]:
@@ -69,7 +75,9 @@ def _classes(targets: Tensor, classes: int) -> set[int]:
 
 
 def _statistics(data: Dataset) -> str:
-    for name, said, found in zip(("mean", "std"), (data.mean, data.std), channel_statistics(data.train.inputs), strict=True):
+    for name, said, found in zip(
+        ("mean", "std"), (data.mean, data.std), channel_statistics(data.train.inputs), strict=True
+    ):
         apart = max(abs(one - other) for one, other in zip(said, found, strict=True))
         if apart > NEAR:
             return f"{name} is {_shown(said)}, but the pixels have {_shown(found)} (on the scale from 0 to 1)"

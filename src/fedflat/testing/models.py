@@ -26,7 +26,9 @@ def check_model(model: nn.Module, input_shape: tuple[int, ...], classes: int, *,
     'one row of logits per example'
     """
     if not isinstance(model, nn.Module):
-        raise UserError(f"{model!r} is no model; expected a torch.nn.Module, such as fedflat.models.build('cnn', (3, 32, 32), 10) makes")
+        raise UserError(
+            f"{model!r} is no model; expected a torch.nn.Module, such as fedflat.models.build('cnn', (3, 32, 32), 10) makes"
+        )
     if batch < 2:
         raise UserError(f"a batch of {batch} shows too little; expected at least 2")
     name, kept = type(model).__name__, []
@@ -37,7 +39,9 @@ def check_model(model: nn.Module, input_shape: tuple[int, ...], classes: int, *,
                     raise Broken(name, identity, how)
                 kept.append(identity)
     except FAILURES as error:
-        raise UserError(f"{name} cannot be used on inputs of shape {tuple(input_shape)}: {str(error).splitlines()[0]}") from error
+        raise UserError(
+            f"{name} cannot be used on inputs of shape {tuple(input_shape)}: {str(error).splitlines()[0]}"
+        ) from error
     return kept
 
 
@@ -48,8 +52,14 @@ def _checks(model: nn.Module, input_shape: tuple[int, ...], classes: int, batch:
     with torch.no_grad():
         output, again = model(inputs), model(inputs)
     shape = tuple(output.shape) if isinstance(output, Tensor) else f"a {type(output).__name__}"
-    yield "one row of logits per example", "" if shape == (batch, classes) else f"the output is {shape}, expected {(batch, classes)}"
-    yield "evaluation is the same every time", "" if torch.equal(output, again) else "two passes differ; is something random in evaluation?"
+    yield (
+        "one row of logits per example",
+        "" if shape == (batch, classes) else f"the output is {shape}, expected {(batch, classes)}",
+    )
+    yield (
+        "evaluation is the same every time",
+        "" if torch.equal(output, again) else "two passes differ; is something random in evaluation?",
+    )
     yield "examples are scored one by one", _changed_alone(model, inputs, output)
 
     layout = Layout.of_parameters(model)
@@ -58,16 +68,25 @@ def _checks(model: nn.Module, input_shape: tuple[int, ...], classes: int, batch:
     frozen = {key: b.clone() for key, b in model.named_buffers()}
     same = functional_call(model, {**layout.views(weights), **frozen}, (inputs,)).detach()
     apart = float((same - output).abs().max())
-    yield "weights are all in its parameters", "" if apart < 1e-4 else f"from a flat vector its output differs by {apart:.3g}"
+    yield (
+        "weights are all in its parameters",
+        "" if apart < 1e-4 else f"from a flat vector its output differs by {apart:.3g}",
+    )
     other = functional_call(model, {**layout.views(torch.zeros_like(weights)), **frozen}, (inputs,))
     moved = not torch.equal(other, output)
-    yield "its output follows the weights it is given", "" if moved else "with zeros it is the same: does it keep weights elsewhere?"
+    yield (
+        "its output follows the weights it is given",
+        "" if moved else "with zeros it is the same: does it keep weights elsewhere?",
+    )
 
     model.train()
     gradient = _gradient(model, layout, weights, frozen, inputs, targets)
     yield "gradients are finite", "" if bool(gradient.isfinite().all()) else "some are not at fresh weights"
     idle = [key for key, piece in layout.views(gradient).items() if not bool(piece.any())]
-    yield "every tensor takes part", "" if not idle else f"{', '.join(idle[:4])} {'has' if len(idle) == 1 else 'have'} no gradient at all"
+    yield (
+        "every tensor takes part",
+        "" if not idle else f"{', '.join(idle[:4])} {'has' if len(idle) == 1 else 'have'} no gradient at all",
+    )
 
 
 def _changed_alone(model: nn.Module, inputs: Tensor, output: Tensor) -> str:
@@ -80,7 +99,9 @@ def _changed_alone(model: nn.Module, inputs: Tensor, output: Tensor) -> str:
     return "" if apart < 1e-4 else f"alone, the first example's logits differ by {apart:.3g}"
 
 
-def _gradient(model: nn.Module, layout: Layout, weights: Tensor, buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+def _gradient(
+    model: nn.Module, layout: Layout, weights: Tensor, buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor
+) -> Tensor:
     def loss(point: Tensor) -> Tensor:
         own = {key: value.clone() for key, value in buffers.items()}
         return nn.functional.cross_entropy(functional_call(model, {**layout.views(point), **own}, (inputs,)), targets)

@@ -13,7 +13,9 @@ Splitting = Callable[[npt.NDArray[np.int64], int, int], Sequence[npt.NDArray[np.
 """(labels, clients, seed) to the positions of each client's examples."""
 
 
-def check_split(divide: Splitting, *, examples: int = 600, classes: int = 10, clients: int = 12, covers: bool = True) -> list[str]:
+def check_split(
+    divide: Splitting, *, examples: int = 600, classes: int = 10, clients: int = 12, covers: bool = True
+) -> list[str]:
     """Check a split of your own, and return the names of what it keeps; with ``covers=False`` it may leave examples out.
 
     >>> def stripes(labels, clients, seed):
@@ -37,11 +39,19 @@ def check_split(divide: Splitting, *, examples: int = 600, classes: int = 10, cl
     empty = [number for number, positions in enumerate(found) if not len(positions)]
     hold("no client is empty", not empty, f"clients {empty[:5]} have no examples")
     every = np.concatenate([np.asarray(positions) for positions in found])
-    hold("positions lie in the data", bool(every.min() >= 0 and every.max() < examples), f"{every.min()} to {every.max()} of {examples}")
+    hold(
+        "positions lie in the data",
+        bool(every.min() >= 0 and every.max() < examples),
+        f"{every.min()} to {every.max()} of {examples}",
+    )
     twice = len(every) - len(np.unique(every))
     hold("no example is given out twice", not twice, f"{twice} are")
     if covers:
-        hold("every example is given out", len(np.unique(every)) == examples, f"{examples - len(np.unique(every))} of {examples} are not")
+        hold(
+            "every example is given out",
+            len(np.unique(every)) == examples,
+            f"{examples - len(np.unique(every))} of {examples} are not",
+        )
     same = all(np.array_equal(one, two) for one, two in zip(found, again, strict=True))
     hold("the same seed gives the same split", same, "two calls with seed 0 differ")
     differs = any(not np.array_equal(np.sort(one), np.sort(two)) for one, two in zip(found, other, strict=False))

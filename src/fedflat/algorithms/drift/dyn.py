@@ -21,7 +21,9 @@ class Dyn(Drift):
     """
 
     alpha: float = param(0.01, "strength of the regulariser; FedSpeed's 1/lambda, FedSMOO's lamb", above=0)
-    dual_scope: Literal["all", "active"] = param("all", "whose duals the server adds: all clients' or only the cohort's")
+    dual_scope: Literal["all", "active"] = param(
+        "all", "whose duals the server adds: all clients' or only the cohort's"
+    )
     all_mean: bool = param(False, "also evaluate the mean of every client's last model (one more vector kept and sent)")
 
     def on_server(self) -> Fields:
@@ -60,7 +62,11 @@ class Dyn(Drift):
         return target + a, kept | {"a": a}
 
     def needs_the_mean(self) -> str:
-        return "the server's dual is the mean of those that clients keep" if self.dual_scope == "all" or self.all_mean else ""
+        return (
+            "the server's dual is the mean of those that clients keep"
+            if self.dual_scope == "all" or self.all_mean
+            else ""
+        )
 
     def may_explode(self) -> str:
         return "FedDyn's dual adds up displacements for ever and may explode when clients differ: clip (training.clip=10) or change alpha"

@@ -17,7 +17,9 @@ class Mimic(Drift):
     """Steps by the server's frozen momentum m: d_k = q_k + beta m, m <- G + beta m (form fedjax; EMA: both q and G times 1 - beta)."""
 
     beta: float = param(0.0, "momentum; 0 is plain SGD", low=0, high=1)
-    form: Literal["fedjax", "ema"] = param("fedjax", "m <- G + beta m as in FedJAX, or the exponential average of the paper")
+    form: Literal["fedjax", "ema"] = param(
+        "fedjax", "m <- G + beta m as in FedJAX, or the exponential average of the paper"
+    )
 
     @property
     def _gain(self) -> float:

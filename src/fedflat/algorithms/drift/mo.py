@@ -19,11 +19,15 @@ class Mo(Drift):
     Option I: c_i+ is the client's gradient at z. Option II: c_i+ = c_i - m + (z - y_K) / H.
     """
 
-    gamma: float = param(0.2, "how far the server's momentum moves towards the clients' variates in a round", low=0, high=1)
+    gamma: float = param(
+        0.2, "how far the server's momentum moves towards the clients' variates in a round", low=0, high=1
+    )
     option: Literal["I", "II"] = param("II", "how a client renews its variate: gradient at z (I) or displacement (II)")
     option_I_batches: int = param(0, "batches behind option I's gradient; 0 is the client's whole data", low=0)
     gamma_first_round: float | None = param(None, "gamma of round 0 alone; released with 1", low=0, high=1)
-    normaliser: Literal["sum", "trapezoid"] = param("sum", "H: the sum of the rates used, or K (first + final) / 2 as released")
+    normaliser: Literal["sum", "trapezoid"] = param(
+        "sum", "H: the sum of the rates used, or K (first + final) / 2 as released"
+    )
 
     @property
     def whole_gradient(self) -> WholeGradient:
@@ -49,7 +53,11 @@ class Mo(Drift):
         return g + at.local["correction"]
 
     def finish(self, at: At) -> tuple[State, State]:
-        c = at.own_gradient if at.own_gradient is not None else at.client["c"] - at.server["m"] + (at.z - at.y) / self._normaliser(at)
+        c = (
+            at.own_gradient
+            if at.own_gradient is not None
+            else at.client["c"] - at.server["m"] + (at.z - at.y) / self._normaliser(at)
+        )
         return {"c": c}, {"dm": c - at.server["m"]}
 
     def aggregate(self, back: Returned, server: State) -> tuple[Tensor, State]:

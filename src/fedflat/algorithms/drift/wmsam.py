@@ -27,10 +27,16 @@ class Wmsam(Drift):
     alpha0: float = param(0.1, "weight of the gradient against the momentum in the first round", low=0, high=1)
     lam: float = param(0.01, "how fast that weight adapts; 0 keeps it (ablation: Weighted off)", low=0, high=1)
     personal: bool = param(True, "whether the momentum is corrected per client (ablation: Mom)")
-    alpha_signal: Literal["disagreement", "agreement"] = param("disagreement", "1 + cos(D_i, Delta) as in the code, or -cos as printed")
+    alpha_signal: Literal["disagreement", "agreement"] = param(
+        "disagreement", "1 + cos(D_i, Delta) as in the code, or -cos as printed"
+    )
 
     def on_server(self) -> Fields:
-        return (vector("momentum"), vector("c"), scalar("alpha", start=self.alpha0)) if self.personal else self._impersonal()
+        return (
+            (vector("momentum"), vector("c"), scalar("alpha", start=self.alpha0))
+            if self.personal
+            else self._impersonal()
+        )
 
     def _impersonal(self) -> Fields:
         return (vector("momentum"), scalar("alpha", start=self.alpha0))

@@ -7,7 +7,13 @@ from fedflat.algorithms.perturbation.lesam import Lesam
 from fedflat.algorithms.perturbation.sam import Sam
 from fedflat.algorithms.perturbation.smoo import Smoo
 
-PERTURBATIONS: dict[str, type[Perturbation]] = {"sam": Sam, "asam": Asam, "lesam": Lesam, "smoo": Smoo, "guided": Guided}
+PERTURBATIONS: dict[str, type[Perturbation]] = {
+    "sam": Sam,
+    "asam": Asam,
+    "lesam": Lesam,
+    "smoo": Smoo,
+    "guided": Guided,
+}
 """Perturbations, by name."""
 
 __all__ = ["PERTURBATIONS", "Asam", "Guided", "Lesam", "Perturbation", "Sam", "Smoo"]

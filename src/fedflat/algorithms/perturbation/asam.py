@@ -19,7 +19,9 @@ class Asam(Perturbation):
 
     rho: float = param(0.5, "radius of the ascent step, in the norm scaled by T", low=0)
     eta: float = param(0.2, "added to |w|, so that small weights are perturbed too", low=0)
-    scope: Literal["weight", "all"] = param("weight", "which tensors are scaled: those named weight, or all (the other common variant)")
+    scope: Literal["weight", "all"] = param(
+        "weight", "which tensors are scaled: those named weight, or all (the other common variant)"
+    )
     perturb_from: Literal["data", "total"] = param("data", FROM)
 
     @property

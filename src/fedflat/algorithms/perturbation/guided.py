@@ -22,7 +22,9 @@ class Guided(Perturbation):
 
     rho: float = param(0.01, "length of the offset", low=0)
     perturb_sign: Literal[1, -1] = param(1, "1 as on the slide (ascent), -1 as in the released code (look-ahead)")
-    indexing: Literal["vector", "tensor"] = param("vector", "the whole vector, or one scalar per tensor as in the released code")
+    indexing: Literal["vector", "tensor"] = param(
+        "vector", "the whole vector, or one scalar per tensor as in the released code"
+    )
 
     def offset(self, at: At, gradient: Gradient) -> tuple[Tensor | None, State]:
         if self.rho == 0:

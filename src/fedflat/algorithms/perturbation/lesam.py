@@ -22,8 +22,12 @@ class Lesam(Perturbation):
     """
 
     rho: float = param(0.1, "length of the offset", low=0)
-    direction: Literal["client", "global"] = param("client", "back to the client's last received model, or against the last global step")
-    indexing: Literal["vector", "tensor"] = param("vector", "the whole vector, or one scalar per tensor as in the released code")
+    direction: Literal["client", "global"] = param(
+        "client", "back to the client's last received model, or against the last global step"
+    )
+    indexing: Literal["vector", "tensor"] = param(
+        "vector", "the whole vector, or one scalar per tensor as in the released code"
+    )
 
     def on_server(self) -> Fields:
         return (vector("step"),) if self.direction == "global" else ()

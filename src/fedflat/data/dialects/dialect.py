@@ -73,7 +73,9 @@ def checked_clients(clients: int | None, examples: int) -> int:
     if clients is None or clients < 1:
         raise UserError(f"this split needs a number of clients of at least 1, not {clients}")
     if clients > examples:
-        raise UserError(f"{examples} training examples cannot be divided among {clients} clients; expected at most one client each")
+        raise UserError(
+            f"{examples} training examples cannot be divided among {clients} clients; expected at most one client each"
+        )
     return clients
 
 

@@ -91,7 +91,9 @@ class DirichletClasswise(ByClass):
         return counts
 
 
-def ration(available: IntArray, sizes: IntArray, priors: Callable[[IntArray], Reals], rng: np.random.Generator) -> IntArray:
+def ration(
+    available: IntArray, sizes: IntArray, priors: Callable[[IntArray], Reals], rng: np.random.Generator
+) -> IntArray:
     """All clients ask at once, scarce classes are rationed by lot, and who went short asks again.
 
     ``priors`` gives everyone's distribution over the classes that are still open, [clients, open classes].
@@ -118,7 +120,9 @@ def one_class_each(available: IntArray, clients: int, sizes: Callable[[int, int]
     """
     present = np.count_nonzero(available)
     if clients < present:
-        raise UserError(f"alpha=0 gives every client one class, so that {present} classes need at least {present} clients, not {clients}")
+        raise UserError(
+            f"alpha=0 gives every client one class, so that {present} classes need at least {present} clients, not {clients}"
+        )
     # A class with m examples has room for m clients: fill first, second, ... places over all classes, large classes first.
     class_of_place = np.repeat(np.arange(len(available)), available)
     place = np.concatenate([np.arange(count) for count in available])

@@ -42,7 +42,9 @@ def coarse_of_class(labels: IntArray, coarse: IntArray, num_classes: int) -> Int
     of_class[labels] = numbers
     wrong = of_class[labels] != numbers
     if wrong.any():
-        raise UserError(f"class {labels[wrong.argmax()]} has examples of two coarse labels; expected every class to lie within one")
+        raise UserError(
+            f"class {labels[wrong.argmax()]} has examples of two coarse labels; expected every class to lie within one"
+        )
     return of_class
 
 
@@ -51,4 +53,8 @@ def held_out_share(labels: IntArray, share: float, rng: np.random.Generator) -> 
     if not 0 <= share < 1:
         raise UserError(f"the share held out for validation must be at least 0 and below 1, not {share}")
     shuffled = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
-    return np.sort(np.concatenate([members[: round(share * len(members))] for members in shuffled])) if shuffled else labels
+    return (
+        np.sort(np.concatenate([members[: round(share * len(members))] for members in shuffled]))
+        if shuffled
+        else labels
+    )

@@ -21,7 +21,9 @@ class DirichletLda(ByClass):
     the published files of Hsu et al. (2020), on which FedSAM (2022) and WiMA (2023) train: 1.3 and 5 on CIFAR-10 and CIFAR-100.
     """
 
-    alpha: float = param(0.5, "total concentration: the smaller, the fewer classes a client has; 0 is one class each", low=0)
+    alpha: float = param(
+        0.5, "total concentration: the smaller, the fewer classes a client has; 0 is one class each", low=0
+    )
 
     def counts(self, available: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
         """What each client takes of what those before it have left."""

@@ -17,7 +17,9 @@ class Natural(Dialect):
     """Every writer, character, city or domain of the data set is a client, or several where it has more than ``largest`` examples."""
 
     by_label: ClassVar[bool] = False
-    largest: int | None = param(None, "cut natural clients with more examples than this into several of nearly equal size", low=1)
+    largest: int | None = param(
+        None, "cut natural clients with more examples than this into several of nearly equal size", low=1
+    )
 
     @property
     def fixes_clients(self) -> bool:
@@ -27,11 +29,15 @@ class Natural(Dialect):
     def divide(self, pool: Pool, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
         """The examples of each group."""
         if pool.groups is None:
-            raise UserError("this data set does not say whose examples are whose, so that it has no natural split; choose another split")
+            raise UserError(
+                "this data set does not say whose examples are whose, so that it has no natural split; choose another split"
+            )
         sizes = np.bincount(pool.groups, minlength=pool.num_groups)
         pieces = np.ones_like(sizes) if self.largest is None else -(-sizes // self.largest)
         if clients not in (None, int(pieces.sum())):
-            raise UserError(f"the natural split of this data set has {pieces.sum()} clients, but {clients} were asked for")
+            raise UserError(
+                f"the natural split of this data set has {pieces.sum()} clients, but {clients} were asked for"
+            )
         if not sizes.all():
             raise UserError(
                 f"natural client {sizes.argmin()} has all its examples in the validation set or beyond the long tail; "
@@ -40,4 +46,8 @@ class Natural(Dialect):
         whole = np.split(np.argsort(pool.groups, kind="stable"), np.cumsum(sizes)[:-1])
         if self.largest is None:
             return whole
-        return [np.sort(piece) for some, count in zip(whole, pieces, strict=True) for piece in np.array_split(rng.permutation(some), count)]
+        return [
+            np.sort(piece)
+            for some, count in zip(whole, pieces, strict=True)
+            for piece in np.array_split(rng.permutation(some), count)
+        ]

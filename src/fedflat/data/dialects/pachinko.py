@@ -27,7 +27,9 @@ class Pachinko(Dialect):
     def divide(self, pool: Pool, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
         """The examples dealt out by what rationing leaves of everyone's wishes."""
         if pool.coarse is None:
-            raise UserError("pachinko needs coarse labels, which this data set does not have; choose cifar100, or the split dirichlet")
+            raise UserError(
+                "pachinko needs coarse labels, which this data set does not have; choose cifar100, or the split dirichlet"
+            )
         number, coarse = checked_clients(clients, len(pool.targets)), pool.coarse
         log_coarse = log_dirichlet(self.alpha, (number, int(coarse.max()) + 1), rng)
         log_fine = log_dirichlet(self.beta, (number, pool.num_classes), rng)

@@ -64,13 +64,17 @@ def read_recipe(text: str) -> Recipe:
     """The recipe of a text such as ``dirichlet(alpha=0.1)+longtail(factor=100)``, with everything checked."""
     first, *added = parse(text)
     if first.name in SPLIT_PARTS:
-        raise UserError(f"{first.name} is added to a split and is none itself; write for example dirichlet+{first.name}")
+        raise UserError(
+            f"{first.name} is added to a split and is none itself; write for example dirichlet+{first.name}"
+        )
     if first.name not in SPLITS:
         raise one_of("split", first.name, SPLITS, "fedflat data")
     longtail, held_out = None, None
     for call in added:
         if call.name in SPLITS:
-            raise UserError(f"'{text}' has {len(added) + 1} parts, but only {' and '.join(SPLIT_PARTS)} can be added to a split")
+            raise UserError(
+                f"'{text}' has {len(added) + 1} parts, but only {' and '.join(SPLIT_PARTS)} can be added to a split"
+            )
         if call.name not in SPLIT_PARTS:
             raise one_of("part of a split", call.name, SPLIT_PARTS, "fedflat data")
         if [other.name for other in added].count(call.name) > 1:
@@ -81,7 +85,9 @@ def read_recipe(text: str) -> Recipe:
             held_out = make(HeldOut, call, "split part")
     dialect = make(SPLITS[first.name], first, "split")
     if held_out and not dialect.disjoint:
-        raise UserError(f"{first.name} gives the same examples to several clients, so that none could be unseen; held-out cannot be added")
+        raise UserError(
+            f"{first.name} gives the same examples to several clients, so that none could be unseen; held-out cannot be added"
+        )
     return Recipe(first.name, dialect, longtail, held_out)
 
 

@@ -22,7 +22,9 @@ class Virtual(Dialect):
     """
 
     disjoint: ClassVar[bool] = False
-    clients: int | None = param(None, "how many clients there are; none is as many as are asked for", low=1, high=10**15)
+    clients: int | None = param(
+        None, "how many clients there are; none is as many as are asked for", low=1, high=10**15
+    )
     size: int = param(50, "how many examples every client has", low=1)
     alpha: float = param(0.1, "concentration: the smaller, the fewer classes a client has; 0 is one class each", low=0)
 
@@ -34,7 +36,9 @@ class Virtual(Dialect):
     def divide(self, pool: Pool, clients: int | None, rng: np.random.Generator) -> VirtualClients:
         """Clients that draw their examples when they are asked for."""
         if self.clients is not None and clients not in (None, self.clients):
-            raise UserError(f"the split {show('virtual', {'clients': self.clients})} cannot have {clients} clients; name one number only")
+            raise UserError(
+                f"the split {show('virtual', {'clients': self.clients})} cannot have {clients} clients; name one number only"
+            )
         number = self.clients or clients
         if number is None or number < 1:
             raise UserError(f"this split needs a number of clients of at least 1, not {number}")
@@ -67,7 +71,11 @@ class VirtualClients(Sequence[IntArray]):
     def __getitem__(self, number: slice) -> VirtualClients: ...
     def __getitem__(self, number: int | slice) -> IntArray | VirtualClients:
         """The sorted positions of one client, or some of the clients, as lazy as all."""
-        return replace(self, numbers=self.numbers[number]) if isinstance(number, slice) else self._draw(self.numbers[number])
+        return (
+            replace(self, numbers=self.numbers[number])
+            if isinstance(number, slice)
+            else self._draw(self.numbers[number])
+        )
 
     def renumbered(self, positions: IntArray) -> VirtualClients:
         """The same clients, where the example at position p is now at ``positions[p]``."""

@@ -45,7 +45,9 @@ Arrays = Mapping[str, Any]
 class ArrayFileOptions:
     """Where the arrays lie."""
 
-    path: str = param("", "an .npz file, a folder of .npy files, a parquet file, or a folder with train.parquet and test.parquet")
+    path: str = param(
+        "", "an .npz file, a folder of .npy files, a parquet file, or a folder with train.parquet and test.parquet"
+    )
     target: str = param("target", "parquet: the column of classes")
     group: str = param("group", "parquet: the column of natural clients, if there is one")
     shape: str = param("", "parquet: the shape of an example such as 3x32x32, where inputs are flat lists")
@@ -71,13 +73,17 @@ class ArrayFiles(Source):
         elif path.is_dir():
             found = {file.stem: _from_npy(file) for file in sorted(path.glob("*.npy"))}
         else:
-            raise UserError(f"{path} is not there or of no known kind; expected an .npz, a .parquet, or a folder of .npy or .parquet files")
+            raise UserError(
+                f"{path} is not there or of no known kind; expected an .npz, a .parquet, or a folder of .npy or .parquet files"
+            )
         return dataset_of_arrays(self.text, found, path, folder)
 
 
 def dataset_of_arrays(name: str, found: Arrays, path: Path, folder: Path) -> Dataset:
     """A data set of named arrays; where none is for testing, every fifth of a class is."""
-    arrays: dict[str, Any] = {wanted: next((found[n] for n in (wanted, *others) if n in found), None) for wanted, others in ALIASES.items()}
+    arrays: dict[str, Any] = {
+        wanted: next((found[n] for n in (wanted, *others) if n in found), None) for wanted, others in ALIASES.items()
+    }
     for wanted in ("train_inputs", "train_targets"):
         if arrays[wanted] is None:
             raise UserError(
@@ -85,7 +91,9 @@ def dataset_of_arrays(name: str, found: Arrays, path: Path, folder: Path) -> Dat
             )
     if (arrays["test_inputs"] is None) != (arrays["test_targets"] is None):
         lacking = "test_inputs" if arrays["test_inputs"] is None else "test_targets"
-        raise UserError(f"{path} has no array {lacking}, only {', '.join(found)}; expected both test_inputs and test_targets, or neither")
+        raise UserError(
+            f"{path} has no array {lacking}, only {', '.join(found)}; expected both test_inputs and test_targets, or neither"
+        )
     if arrays["test_inputs"] is None:
         arrays |= _held_out(arrays, folder)
     for what, kind in (("classes", str), ("mean", float), ("std", float)):
@@ -140,9 +148,13 @@ def _from_npz(path: Path, folder: Path) -> Arrays:
             stamp = path.stat()
             key = fingerprint((path, stamp.st_size, stamp.st_mtime_ns))
             kept = entry(folder, "arrays", key, unpack)
-            return {name: _from_npy(kept / f"{name}.npy", f"delete {kept}, and it will be made again") for name in members}
+            return {
+                name: _from_npy(kept / f"{name}.npy", f"delete {kept}, and it will be made again") for name in members
+            }
     except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
-        raise UserError(f"{path} is not a whole .npz file of numbers ({error}); write it again with numpy.savez") from error
+        raise UserError(
+            f"{path} is not a whole .npz file of numbers ({error}); write it again with numpy.savez"
+        ) from error
 
 
 ARRAYS = ArrayFiles("arrays", "your own arrays, .npz, .npy or parquet")

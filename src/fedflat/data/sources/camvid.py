@@ -38,7 +38,9 @@ class CamVid(Source):
     @property
     def files(self) -> tuple[str, ...]:
         """The folders of frames and of masks."""
-        return tuple(f"CamVid/{part}{kind}" for part in PARTS for kind in ("", "annot") if part != "val" or self.options.with_val)
+        return tuple(
+            f"CamVid/{part}{kind}" for part in PARTS for kind in ("", "annot") if part != "val" or self.options.with_val
+        )
 
     def verify(self, folder: Path) -> tuple[FileReport, ...]:
         """The hash over names and bytes of all files of a folder; none is published."""
@@ -53,11 +55,16 @@ class CamVid(Source):
             if part == "val" and not self.options.with_val:
                 continue
             frames, masks = (
-                [name.rpartition("/")[2] for name in tree.below(f"{part}{kind}") if is_picture(name)] for kind in ("", "annot")
+                [name.rpartition("/")[2] for name in tree.below(f"{part}{kind}") if is_picture(name)]
+                for kind in ("", "annot")
             )
             lonely = sorted(set(frames) ^ set(masks))
             if lonely or not frames:
-                what = f"{part}/{lonely[0]} and {part}annot/{lonely[0]} are not both there" if lonely else f"{part} has no frames"
+                what = (
+                    f"{part}/{lonely[0]} and {part}annot/{lonely[0]} are not both there"
+                    if lonely
+                    else f"{part} has no frames"
+                )
                 raise UserError(f"{tree.where}: {what}; expected a mask of the same name for every frame")
             names += [(part, name) for name in frames]
         drives = sorted({name.partition("_")[0] for _, name in names if "_" in name})

@@ -49,7 +49,12 @@ class Cifar(FileSource[dict[str, Any]]):
                 raise UserError(f"{path} has no list of class names under '{self.class_names[1]}'; {self.remedy}")
             return content, hashlib.sha256(b"\n".join(names)).hexdigest()
         pixels = content.get("data")
-        if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != PIXELS:
+        if (
+            not isinstance(pixels, np.ndarray)
+            or pixels.dtype != np.uint8
+            or pixels.ndim != 2
+            or pixels.shape[1] != PIXELS
+        ):
             raise UserError(f"{path} has no images of {PIXELS} bytes under 'data'; {self.remedy}")
         for key in self.labels:
             content[key] = self._labels(path, content.get(key), key, len(pixels))
@@ -60,7 +65,9 @@ class Cifar(FileSource[dict[str, Any]]):
         """What a file holds, verified, with as many images as it must have."""
         content = super().open(folder, file)
         if file in self.sizes and len(content["data"]) != self.sizes[file]:
-            raise UserError(f"{folder / file} holds {len(content['data'])} images, but {self.sizes[file]} were expected; {self.remedy}")
+            raise UserError(
+                f"{folder / file} holds {len(content['data'])} images, but {self.sizes[file]} were expected; {self.remedy}"
+            )
         return content
 
     def read(self, folder: Path) -> Dataset:
@@ -75,12 +82,23 @@ class Cifar(FileSource[dict[str, Any]]):
     def _examples(self, folder: Path, files: tuple[str, ...]) -> Examples:
         contents = [self.open(folder, file) for file in files]
         pixels = np.concatenate([content["data"] for content in contents])
-        labels = [torch.from_numpy(np.concatenate([content[key] for content in contents]).astype(np.int64)) for key in self.labels]
-        return Examples(torch.from_numpy(pixels).view(-1, 3, 32, 32), labels[-1], coarse=labels[0] if len(labels) > 1 else None)
+        labels = [
+            torch.from_numpy(np.concatenate([content[key] for content in contents]).astype(np.int64))
+            for key in self.labels
+        ]
+        return Examples(
+            torch.from_numpy(pixels).view(-1, 3, 32, 32), labels[-1], coarse=labels[0] if len(labels) > 1 else None
+        )
 
     def _labels(self, path: Path, labels: object, key: str, images: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        if not isinstance(labels, list) or len(labels) != images or not all(isinstance(v, int) and 0 <= v <= 255 for v in labels):
-            raise UserError(f"{path} does not have a label from 0 to 255 for each of its {images} images under '{key}'; {self.remedy}")
+        if (
+            not isinstance(labels, list)
+            or len(labels) != images
+            or not all(isinstance(v, int) and 0 <= v <= 255 for v in labels)
+        ):
+            raise UserError(
+                f"{path} does not have a label from 0 to 255 for each of its {images} images under '{key}'; {self.remedy}"
+            )
         return np.array(labels, dtype=np.uint8)
 
 
@@ -101,7 +119,11 @@ _HUNDRED = {
 CIFAR10 = Cifar(
     "cifar10",
     "small pictures of 10 kinds of things, 32x32",
-    (Download("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", tuple(_TEN)),),
+    (
+        Download(
+            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", tuple(_TEN)
+        ),
+    ),
     digests=_TEN,
     train_files=tuple(_TEN)[:5],
     test_file="cifar-10-batches-py/test_batch",
@@ -113,7 +135,13 @@ CIFAR10 = Cifar(
 CIFAR100 = Cifar(
     "cifar100",
     "small pictures of 100 kinds of things in 20 superclasses, 32x32",
-    (Download("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", tuple(_HUNDRED)),),
+    (
+        Download(
+            "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+            "eb9058c3a382ffc7106e4002c42a8d85",
+            tuple(_HUNDRED),
+        ),
+    ),
     file_md5s=_HUNDRED,
     train_files=("cifar-100-python/train",),
     test_file="cifar-100-python/test",

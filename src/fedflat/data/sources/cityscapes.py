@@ -60,7 +60,10 @@ class Cityscapes(Source):
     def read(self, folder: Path) -> Dataset:
         """The data set, from the cache after the first time."""
         tree = self._tree(folder)
-        found = {part: [name for name in tree.below(f"{IMAGES}/{part}") if name.endswith(PICTURE)] for part in ("train", "val")}
+        found = {
+            part: [name for name in tree.below(f"{IMAGES}/{part}") if name.endswith(PICTURE)]
+            for part in ("train", "val")
+        }
         counts = tuple(map(len, found.values()))
         if self.sizes is not None and counts != self.sizes:
             raise UserError(

@@ -56,7 +56,9 @@ class CorruptedCifar(FileSource[MappedTensor]):
         """The array in a file, and the sha256 of its values; a file that is not the published one is refused."""
         published, found = self.file_md5s.get(f"{self.root}/{path.name}"), md5_of(path)
         if published not in (None, found):
-            raise UserError(f"{path} does not hold what was published (expected md5 {published}, found {found}); {self.remedy}")
+            raise UserError(
+                f"{path} does not hold what was published (expected md5 {published}, found {found}); {self.remedy}"
+            )
         array = open_mapped(path)
         return array, hashlib.sha256(array.numpy().data).hexdigest()
 
@@ -71,7 +73,9 @@ class CorruptedCifar(FileSource[MappedTensor]):
         labels = self._array(folder, LABELS, ()).long()
         if int(labels.min()) < 0 or int(labels.max()) >= self.num_classes:
             wrong = labels[(labels < 0) | (labels >= self.num_classes)][0]
-            raise UserError(f"{folder / self.root}/labels.npy has label {wrong}; expected labels from 0 to {self.num_classes - 1}")
+            raise UserError(
+                f"{folder / self.root}/labels.npy has label {wrong}; expected labels from 0 to {self.num_classes - 1}"
+            )
         found: dict[str, dict[int, Examples]] = {}
         for corruption in CORRUPTIONS + EXTRA_CORRUPTIONS:
             images = self._array(folder, corruption, (32, 32, 3)).channels_first()
@@ -85,18 +89,24 @@ class CorruptedCifar(FileSource[MappedTensor]):
     def _array(self, folder: Path, name: str, shape: tuple[int, ...]) -> MappedTensor:
         path = folder / self.root / f"{name}.npy"
         array, expected = open_mapped(path), (len(SEVERITIES) * self.per_severity, *shape)
-        if tuple(array.shape) != expected or array.dtype not in ((torch.uint8,) if shape else (torch.uint8, torch.int32, torch.int64)):
+        if tuple(array.shape) != expected or array.dtype not in (
+            (torch.uint8,) if shape else (torch.uint8, torch.int32, torch.int64)
+        ):
             raise UserError(
                 f"{path} holds {array.dtype} of shape {tuple(array.shape)}, but bytes of {expected} were expected; {self.remedy}"
             )
         return array
 
 
-def _corrupted(name: str, title: str, of: str, record: int, md5: str, root: str, num_classes: int, md5s: str) -> CorruptedCifar:
+def _corrupted(
+    name: str, title: str, of: str, record: int, md5: str, root: str, num_classes: int, md5s: str
+) -> CorruptedCifar:
     files = tuple(f"{root}/{file}.npy" for file in sorted((*CORRUPTIONS, *EXTRA_CORRUPTIONS, LABELS)))
     url = f"https://zenodo.org/records/{record}/files/{root}.tar"
     known = dict(zip(files, md5s.split(), strict=True))  # in the alphabetical order of the files
-    return CorruptedCifar(name, title, (Download(url, md5, files),), file_md5s=known, root=root, of=of, num_classes=num_classes)
+    return CorruptedCifar(
+        name, title, (Download(url, md5, files),), file_md5s=known, root=root, of=of, num_classes=num_classes
+    )
 
 
 CIFAR10_C = _corrupted(

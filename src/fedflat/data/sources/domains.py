@@ -22,7 +22,9 @@ from fedflat.text import param
 class DomainOptions(PictureOptions):
     """Which domain is held out, and how pictures are brought to one size."""
 
-    test_domain: str | None = param(None, "the domain that is the test set; none: every fifth picture of each class and domain")
+    test_domain: str | None = param(
+        None, "the domain that is the test set; none: every fifth picture of each class and domain"
+    )
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,9 @@ class Domains(Source):
     def verify(self, folder: Path) -> tuple[FileReport, ...]:
         """The hash over names and bytes of all files of a domain; none is published."""
         tree = self._tree(folder)
-        return tuple(FileReport(f"{tree.where.name}/{domain}", tree.hash(domain), None) for domain in self._pictures(tree))
+        return tuple(
+            FileReport(f"{tree.where.name}/{domain}", tree.hash(domain), None) for domain in self._pictures(tree)
+        )
 
     def read(self, folder: Path) -> Dataset:
         """The data set, from the cache after the first time."""
@@ -95,7 +99,9 @@ class Domains(Source):
         for domain, expected in self.sizes.items():
             count = sum(map(len, found[domain].values()))
             if count != expected:
-                raise UserError(f"{tree.where}/{domain} holds {count} pictures, but {expected} were expected; {self.remedy}")
+                raise UserError(
+                    f"{tree.where}/{domain} holds {count} pictures, but {expected} were expected; {self.remedy}"
+                )
         if len(found) < 2:
             raise UserError(
                 f"{tree.where} has {len(found)} domains; expected folders <domain>/<class> with pictures, of at least 2 domains"
@@ -107,9 +113,13 @@ class Domains(Source):
         for domain, of_domain in pictures.items():
             lacking = [name for name in classes if name not in of_domain]
             if lacking:
-                raise UserError(f"{tree.where}/{domain} has no folder {lacking[0]} with pictures, but other domains have; {self.remedy}")
+                raise UserError(
+                    f"{tree.where}/{domain} has no folder {lacking[0]} with pictures, but other domains have; {self.remedy}"
+                )
         if self.num_classes not in (None, len(classes)):
-            raise UserError(f"{tree.where} has {len(classes)} classes, but {self.num_classes} were expected; {self.remedy}")
+            raise UserError(
+                f"{tree.where} has {len(classes)} classes, but {self.num_classes} were expected; {self.remedy}"
+            )
         return classes
 
     def _held_out(self, domains: list[str]) -> str | None:

@@ -28,8 +28,13 @@ class Femnist(Leaf):
         if not (values.min() >= 0 and values.max() <= 1):
             raise ValueError("pixels lie between 0 and 1")
         if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= len(CLASSES):
-            raise ValueError(f"labels are whole numbers from 0 to {len(CLASSES) - 1}, but there is {labels.min()} or {labels.max()}")
-        return {"inputs": np.rint(values * 255).astype(np.uint8).reshape(-1, 1, SIDE, SIDE), "targets": labels.astype(np.int64)}
+            raise ValueError(
+                f"labels are whole numbers from 0 to {len(CLASSES) - 1}, but there is {labels.min()} or {labels.max()}"
+            )
+        return {
+            "inputs": np.rint(values * 255).astype(np.uint8).reshape(-1, 1, SIDE, SIDE),
+            "targets": labels.astype(np.int64),
+        }
 
     def facts(self, train: list[dict[str, np.ndarray]]) -> dict[str, Any]:
         """Mean and deviation of all training pixels: a sample of the writers has its own."""
@@ -42,8 +47,13 @@ class Femnist(Leaf):
 
     def assemble(self, kept: Kept) -> Dataset:
         """The data set; writers that are there for testing only are groups that no training example has."""
-        train, test = (Examples(kept.part("inputs", test), kept.part("targets", test), kept.groups_of(test)) for test in (False, True))
-        return Dataset(self.text, train, test, CLASSES, tuple(kept.facts["mean"]), tuple(kept.facts["std"]), group_names=kept.users)
+        train, test = (
+            Examples(kept.part("inputs", test), kept.part("targets", test), kept.groups_of(test))
+            for test in (False, True)
+        )
+        return Dataset(
+            self.text, train, test, CLASSES, tuple(kept.facts["mean"]), tuple(kept.facts["std"]), group_names=kept.users
+        )
 
 
 FEMNIST = Femnist(

@@ -44,7 +44,9 @@ class HubOptions(PictureOptions):
     target: str | None = param(None, "the column of classes; none: the first column of class labels")
     group: str | None = param(None, "the column of natural clients")
     train: str = param("train", "the name of the training split")
-    test: str | None = param("test", "the name of the test split; none, or no split test: every fifth example of a class is for testing")
+    test: str | None = param(
+        "test", "the name of the test split; none, or no split test: every fifth example of a class is for testing"
+    )
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,9 @@ class Hub(Source):
     def read(self, folder: Path) -> Dataset:
         """The data set, from the data folder after the first time."""
         if not self.options.path:
-            raise UserError("hub needs to know which data set; write hub(path=NAME), with the name it has on huggingface.co/datasets")
+            raise UserError(
+                "hub needs to know which data set; write hub(path=NAME), with the name it has on huggingface.co/datasets"
+            )
         short = f"hub-{self.options.path.rpartition('/')[2]}"
         kept = entry(folder, short, fingerprint([show(self.name, changed(self.options))]), self._write)
         arrays: dict[str, Any] = {file.stem: open_kept(kept, file.stem) for file in sorted(kept.glob("*_inputs.npy"))}
@@ -71,7 +75,9 @@ class Hub(Source):
         grey = all(getattr(row[columns[0]], "mode", None) in GREY for split in splits.values() for row in split)
         for part, split in splits.items():
             what = f"the {part} split of {self.options.path}"
-            parts = collected(self._items(split, columns, what, "L" if grey else "RGB"), what, side / f"{part}_inputs.npy")
+            parts = collected(
+                self._items(split, columns, what, "L" if grey else "RGB"), what, side / f"{part}_inputs.npy"
+            )
             for name, values in zip(("targets", "groups"), parts[1:], strict=False):
                 np.save(side / f"{part}_{name}.npy", values)
         about = {"classes": getattr(features[columns[1]], "names", None), "mean": None, "std": None}
@@ -91,7 +97,9 @@ class Hub(Source):
         try:
             splits = {"train": wanted.load_split(self.options.train)}
         except Exception as error:  # the hub's client has many kinds of errors, and none of them is ours
-            raise UserError(f"{self.options.path} cannot be had from the hub ({' '.join(str(error).split())}); check its name") from error
+            raise UserError(
+                f"{self.options.path} cannot be had from the hub ({' '.join(str(error).split())}); check its name"
+            ) from error
         if self.options.test is not None:
             try:
                 splits["test"] = wanted.load_split(self.options.test)
@@ -114,14 +122,18 @@ class Hub(Source):
         assert inputs is not None and target is not None
         return inputs, target, self.options.group
 
-    def _items(self, split: Any, columns: tuple[str, str, str | None], what: str, mode: Literal["L", "RGB"]) -> Iterator[tuple[Any, ...]]:
+    def _items(
+        self, split: Any, columns: tuple[str, str, str | None], what: str, mode: Literal["L", "RGB"]
+    ) -> Iterator[tuple[Any, ...]]:
         inputs, target, group = columns
         for place, row in enumerate(split):
             value = row[inputs]
             if hasattr(value, "getbands"):
                 value = to_pixels(value, self.options, mode)
             elif isinstance(value, str):
-                raise UserError(f"item {place} of {what} is text; expected pictures or lists of numbers in column {inputs}")
+                raise UserError(
+                    f"item {place} of {what} is text; expected pictures or lists of numbers in column {inputs}"
+                )
             yield (value, row[target]) if group is None else (value, row[target], row[group])
 
 

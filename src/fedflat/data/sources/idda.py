@@ -23,7 +23,25 @@ CLASSES = (
     "road", "sidewalk", "building", "wall", "fence", "pole", "traffic light", "traffic sign", "vegetation", "terrain", "sky",
     "person", "rider", "car", "motorcycle", "bicycle",
 )  # fmt: skip
-IDS = {7: 0, 6: 0, 8: 1, 1: 2, 11: 3, 2: 4, 5: 5, 13: 6, 12: 7, 9: 8, 19: 9, 20: 10, 4: 11, 18: 12, 10: 13, 17: 14, 16: 15}
+IDS = {
+    7: 0,
+    6: 0,
+    8: 1,
+    1: 2,
+    11: 3,
+    2: 4,
+    5: 5,
+    13: 6,
+    12: 7,
+    9: 8,
+    19: 9,
+    20: 10,
+    4: 11,
+    18: 12,
+    10: 13,
+    17: 14,
+    16: 15,
+}
 """The class of each id of a mask; road lines (6) are road, and of the ids from 0 to 23 all others do not count."""
 ROOT = "IDDAsmall"
 HELD_OUT = {"country": ("T07", 0), "rainy": ("HRN", 1)}
@@ -61,14 +79,18 @@ class Idda(Source):
         tree = open_tree(folder / ROOT)
         domains = [domain for domain in tree.folders("") if any(map(is_picture, tree.below(f"{domain}/RGB")))]
         if not domains:
-            raise UserError(f"{tree.where} has no domains; expected folders such as T01_CN_A/RGB and T01_CN_A/Semantic in it")
+            raise UserError(
+                f"{tree.where} has no domains; expected folders such as T01_CN_A/RGB and T01_CN_A/Semantic in it"
+            )
         pairs = Pairs()
         for group, domain in enumerate(domains):
             unseen = self._unseen(domain)
             for place, name in enumerate(filter(is_picture, tree.below(f"{domain}/RGB"))):
                 mask = f"{domain}/Semantic/{Path(name).stem}.png"
                 if mask not in tree.stamps:
-                    raise UserError(f"{tree.where}/{mask} is missing; expected a mask for every picture: unpack the data set anew")
+                    raise UserError(
+                        f"{tree.where}/{mask} is missing; expected a mask for every picture: unpack the data set anew"
+                    )
                 pairs.add(name, mask, group, unseen or place % TEST_EVERY == TEST_EVERY - 1)
         if all(pairs.is_test):
             raise UserError(f"every domain in {tree.where} is unseen with unseen={self.options.unseen}; choose another")

@@ -21,7 +21,12 @@ from fedflat.data.sources.source import Download, FileSource
 from fedflat.errors import UserError
 
 Bytes = npt.NDArray[np.uint8]
-FILES = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
+FILES = (
+    "train-images-idx3-ubyte.gz",
+    "train-labels-idx1-ubyte.gz",
+    "t10k-images-idx3-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
+)
 UNSIGNED_BYTES = 8
 
 
@@ -50,7 +55,9 @@ class Idx(FileSource[Bytes]):
         shape = tuple(int(size) for size in np.frombuffer(raw, ">u4", dimensions, offset=4))
         values = np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions)
         if len(values) != np.prod(shape):
-            raise UserError(f"{path} holds {len(values)} values, but its header says {' x '.join(map(str, shape))}; {self.remedy}")
+            raise UserError(
+                f"{path} holds {len(values)} values, but its header says {' x '.join(map(str, shape))}; {self.remedy}"
+            )
         return values.reshape(shape), hashlib.sha256(raw).hexdigest()
 
     def read(self, folder: Path) -> Dataset:

@@ -19,7 +19,9 @@ TRAIN, TEST = ("train", "training"), ("test", "val", "valid", "validation")
 class ImageFolderOptions(PictureOptions):
     """Where the pictures lie, and how they are brought to one size."""
 
-    path: str = param("", "a folder or zip archive with train/<class>/*.jpg and test/<class>/*.jpg, or just <class>/*.jpg")
+    path: str = param(
+        "", "a folder or zip archive with train/<class>/*.jpg and test/<class>/*.jpg, or just <class>/*.jpg"
+    )
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,14 @@ class ImageFolder(Source):
         train_pictures, test_pictures = _by_class(tree, train), _by_class(tree, test) if train and test else {}
         classes = sorted(train_pictures)
         if len(classes) < 2:
-            raise UserError(f"{tree.where}/{train} has {len(classes)} folders with pictures; expected one folder per class, at least 2")
+            raise UserError(
+                f"{tree.where}/{train} has {len(classes)} folders with pictures; expected one folder per class, at least 2"
+            )
         strange = sorted(set(test_pictures) - set(classes))
         if strange:
-            raise UserError(f"{tree.where}/{test} has a class {strange[0]}, but there is no folder {train}/{strange[0]} to learn it from")
+            raise UserError(
+                f"{tree.where}/{test} has a class {strange[0]}, but there is no folder {train}/{strange[0]} to learn it from"
+            )
         listing = Listing()
         for target, name in enumerate(classes):
             listing.add(train_pictures[name], target, test=False if test_pictures else None)

@@ -30,8 +30,12 @@ class LandmarksOptions(PictureOptions):
     """How photographs of any shape are brought to one size, and when."""
 
     size: int = param(224, "height and width in pixels to which pictures are brought", low=1)
-    fit: Literal["squash", "crop"] = param("crop", "squash the whole picture into the square, or cut the largest square from its middle")
-    decode: Literal["once", "streamed"] = param("once", "once, into a file that is mapped; or streamed: whenever a picture is asked for")
+    fit: Literal["squash", "crop"] = param(
+        "crop", "squash the whole picture into the square, or cut the largest square from its middle"
+    )
+    decode: Literal["once", "streamed"] = param(
+        "once", "once, into a file that is mapped; or streamed: whenever a picture is asked for"
+    )
     cache: float = param(2.0, "GB of decoded pictures that each process keeps in memory (decode=streamed)", low=0)
 
 
@@ -55,7 +59,9 @@ class Landmarks(FileSource[Rows]):
         for row in rows:
             label = row["class"]
             if label is None or not label.isdigit() or int(label) >= self.num_classes:
-                raise UserError(f"{path} has class {label} for {row['image_id']}; expected 0 to {self.num_classes - 1}; {self.remedy}")
+                raise UserError(
+                    f"{path} has class {label} for {row['image_id']}; expected 0 to {self.num_classes - 1}; {self.remedy}"
+                )
         return rows, hashlib.sha256(raw).hexdigest()
 
     @property
@@ -77,7 +83,9 @@ class Landmarks(FileSource[Rows]):
         """The data set, from the cache after the first time."""
         lists = [self.open(folder, file) for file in (TRAIN, TEST)]
         if self.sizes is not None and tuple(map(len, lists)) != self.sizes:
-            raise UserError(f"{folder / ROOT} lists {len(lists[0])} and {len(lists[1])} pictures instead of {self.sizes}; {self.remedy}")
+            raise UserError(
+                f"{folder / ROOT} lists {len(lists[0])} and {len(lists[1])} pictures instead of {self.sizes}; {self.remedy}"
+            )
         tree = FolderTree(folder / ROOT)
         users = sorted({row["user_id"] for row in lists[0]}, key=lambda user: (len(user), user))
         number = {user: place for place, user in enumerate(users)}
@@ -101,7 +109,9 @@ def _picture(tree: FolderTree, image: str) -> str:
     for name in names:
         if name in tree.stamps:
             return name
-    raise UserError(f"the picture {image} is neither {tree.where}/{names[0]} nor {tree.where}/{names[1]}; get the archive that holds it")
+    raise UserError(
+        f"the picture {image} is neither {tree.where}/{names[0]} nor {tree.where}/{names[1]}; get the archive that holds it"
+    )
 
 
 LANDMARKS = Landmarks(

@@ -88,7 +88,11 @@ class Leaf(Source):
     def read(self, folder: Path) -> Dataset:
         """The data set; JSON is parsed the first time only."""
         paths = {part: sorted((folder / file).glob("*.json")) for part, file in zip(PARTS, self.files, strict=True)}
-        stamps = [f"{part}/{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for part, found in paths.items() for path in found]
+        stamps = [
+            f"{part}/{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}"
+            for part, found in paths.items()
+            for path in found
+        ]
         kept = entry(folder, self.name, fingerprint(stamps), lambda side: self._write(paths, side))
         about = json.loads((kept / "about.json").read_text(encoding="utf-8"))
         arrays = {name: open_kept(kept, name) for name in about["arrays"]}
@@ -101,7 +105,9 @@ class Leaf(Source):
         number = {user: place for place, user in enumerate(users)}
         ordered = [(number[user], parts[part][user]) for part in PARTS for user in sorted(parts[part])]
         if not parts["train"] or not parts["test"]:
-            raise UserError(f"{self.name} has no examples for {'testing' if parts['train'] else 'training'}; {self.remedy}")
+            raise UserError(
+                f"{self.name} has no examples for {'testing' if parts['train'] else 'training'}; {self.remedy}"
+            )
         names = list(ordered[0][1])
         for name in names:
             first = ordered[0][1][name]
@@ -121,12 +127,19 @@ class Leaf(Source):
                 if not x:
                     if allow_empty:
                         continue
-                    raise UserError(f"user {user} in {path} has no examples; {self.remedy}, with -k to leave out users with too few")
+                    raise UserError(
+                        f"user {user} in {path} has no examples; {self.remedy}, with -k to leave out users with too few"
+                    )
                 try:
                     found.setdefault(user, []).append(self.convert(x, y))
                 except (ValueError, TypeError) as error:
-                    raise UserError(f"the examples of user {user} in {path} cannot be used: {error}; {self.remedy}") from error
-        return {user: {name: np.concatenate([one[name] for one in some]) for name in some[0]} for user, some in found.items()}
+                    raise UserError(
+                        f"the examples of user {user} in {path} cannot be used: {error}; {self.remedy}"
+                    ) from error
+        return {
+            user: {name: np.concatenate([one[name] for one in some]) for name in some[0]}
+            for user, some in found.items()
+        }
 
 
 def _examples(path: Path, remedy: str) -> Iterator[tuple[str, list[Any], list[Any]]]:
@@ -138,11 +151,15 @@ def _examples(path: Path, remedy: str) -> Iterator[tuple[str, list[Any], list[An
     if not isinstance(body, dict) or not {"users", "num_samples", "user_data"} <= body.keys():
         raise UserError(f"{path} is not in LEAF's format, an object with users, num_samples and user_data; {remedy}")
     if len(body["users"]) != len(body["num_samples"]):
-        raise UserError(f"{path} names {len(body['users'])} users but {len(body['num_samples'])} numbers of samples; {remedy}")
+        raise UserError(
+            f"{path} names {len(body['users'])} users but {len(body['num_samples'])} numbers of samples; {remedy}"
+        )
     for user, count in zip(body["users"], body["num_samples"], strict=True):
         data = body["user_data"].get(user)
         if not isinstance(data, dict) or not isinstance(data.get("x"), list) or not isinstance(data.get("y"), list):
             raise UserError(f"user {user} in {path} has no lists x and y under user_data; {remedy}")
         if not len(data["x"]) == len(data["y"]) == count:
-            raise UserError(f"user {user} in {path} has {len(data['x'])} inputs and {len(data['y'])} labels instead of {count}; {remedy}")
+            raise UserError(
+                f"user {user} in {path} has {len(data['x'])} inputs and {len(data['y'])} labels instead of {count}; {remedy}"
+            )
         yield user, data["x"], data["y"]

@@ -21,7 +21,9 @@ INPUTS = "inputs"
 def read_parquet(path: Path, target: str, group: str, shape: str) -> dict[str, Any]:
     """The arrays of a parquet file, or of a folder with train.parquet and test.parquet."""
     if importlib.util.find_spec("pyarrow") is None:
-        raise UserError(f"reading {path} needs pyarrow, which is not installed; install it with: pip install 'fedflat[hub]'")
+        raise UserError(
+            f"reading {path} needs pyarrow, which is not installed; install it with: pip install 'fedflat[hub]'"
+        )
     files = {"train": path} if path.is_file() else {part: path / f"{part}.parquet" for part in ("train", "test")}
     arrays: dict[str, Any] = {}
     for part, file in files.items():
@@ -37,7 +39,9 @@ def read_parquet(path: Path, target: str, group: str, shape: str) -> dict[str, A
 
 def _arrays(table: pandas.DataFrame, file: Path, target: str, group: str, shape: str) -> dict[str, Any]:
     if target not in table:
-        raise UserError(f"{file} has no column {target}, only {', '.join(map(str, table))}; name the column of classes with target=")
+        raise UserError(
+            f"{file} has no column {target}, only {', '.join(map(str, table))}; name the column of classes with target="
+        )
     arrays: dict[str, Any] = {"targets": table[target].to_numpy()}
     if group in table:
         arrays["groups"] = table[group].to_numpy()
@@ -47,7 +51,9 @@ def _arrays(table: pandas.DataFrame, file: Path, target: str, group: str, shape:
     else:
         inputs = rest.select_dtypes("number").to_numpy(dtype=np.float32)
         if not inputs.shape[1]:
-            raise UserError(f"{file} has no inputs; expected a column {INPUTS} of lists, or columns of numbers beside {target}")
+            raise UserError(
+                f"{file} has no inputs; expected a column {INPUTS} of lists, or columns of numbers beside {target}"
+            )
     arrays["inputs"] = inputs.reshape(len(inputs), *_sizes(shape, inputs[:1].size, file)) if shape else inputs
     return arrays
 
@@ -57,7 +63,9 @@ def _stacked(rows: list[Any], file: Path) -> np.ndarray:
     try:
         inputs = np.array([_nested(row) for row in rows])
     except ValueError as error:
-        raise UserError(f"the lists in column {INPUTS} of {file} are not all of one shape; expected examples of equal size") from error
+        raise UserError(
+            f"the lists in column {INPUTS} of {file} are not all of one shape; expected examples of equal size"
+        ) from error
     if inputs.dtype.kind not in "biuf":
         raise UserError(f"column {INPUTS} of {file} does not hold lists of numbers; expected one list per example")
     return inputs
@@ -70,5 +78,7 @@ def _nested(row: Any) -> Any:
 def _sizes(shape: str, numbers: int, file: Path) -> tuple[int, ...]:
     parts = shape.lower().split("x")
     if not all(part.isdigit() for part in parts) or np.prod([int(part) for part in parts]) != numbers:
-        raise UserError(f"shape={shape} does not fit the {numbers} numbers of an example in {file}; expected something like 3x32x32")
+        raise UserError(
+            f"shape={shape} does not fit the {numbers} numbers of an example in {file}; expected something like 3x32x32"
+        )
     return tuple(int(part) for part in parts)

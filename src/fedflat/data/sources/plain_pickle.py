@@ -42,7 +42,9 @@ def read_plain_pickle(path: Path, remedy: str) -> dict[str, Any]:
         with path.open("rb") as stream:
             content = _PlainUnpickler(stream, encoding="bytes").load()
     except _Refused as refused:
-        raise UserError(f"{path} was not read, because its pickle asks for {refused}, which no array needs; {remedy}") from None
+        raise UserError(
+            f"{path} was not read, because its pickle asks for {refused}, which no array needs; {remedy}"
+        ) from None
     except Exception as error:  # a damaged pickle can fail in any way that its instructions can
         raise UserError(f"{path} is not a whole pickle ({error or type(error).__name__}); {remedy}") from error
     if not isinstance(content, dict):

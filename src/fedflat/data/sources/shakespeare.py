@@ -20,7 +20,9 @@ UNKNOWN = 255
 class ShakespeareOptions:
     """What is to be predicted."""
 
-    targets: Literal["all", "last"] = param("all", "the next character at each of the 80 positions, or the one after the last")
+    targets: Literal["all", "last"] = param(
+        "all", "the next character at each of the 80 positions, or the one after the last"
+    )
 
 
 @dataclass(frozen=True)

@@ -41,14 +41,18 @@ class TinyImageNet(Source):
         where = self._place(folder)
         published = where.is_file() and md5_of(where) == self.downloads[0].md5
         tree = open_tree(where)
-        return tuple(FileReport(f"{where.name}/{part}", tree.hash(part), published or None) for part in ("train", "val"))
+        return tuple(
+            FileReport(f"{where.name}/{part}", tree.hash(part), published or None) for part in ("train", "val")
+        )
 
     def read(self, folder: Path) -> Dataset:
         """The data set, from the cache after the first time."""
         tree = open_tree(self._place(folder))
         ids = sorted(set(tree.text("wnids.txt").split()))
         if len(ids) != self.num_classes:
-            raise UserError(f"{tree.where}/wnids.txt names {len(ids)} classes, but {self.num_classes} were expected; {self.remedy}")
+            raise UserError(
+                f"{tree.where}/wnids.txt names {len(ids)} classes, but {self.num_classes} were expected; {self.remedy}"
+            )
         listing = Listing()
         for target, name in enumerate(ids):
             found = [file for file in tree.below(f"train/{name}/images") if is_picture(file)]
@@ -70,7 +74,9 @@ class TinyImageNet(Source):
         found = {f"val/images/{line[0]}": number[line[1]] for line in lines}
         absent = [name for name in found if name not in tree.stamps]
         if absent or len(found) != self.test_pictures:
-            lacking = f"lacks {absent[0]}" if absent else f"has {len(found)} test pictures instead of {self.test_pictures}"
+            lacking = (
+                f"lacks {absent[0]}" if absent else f"has {len(found)} test pictures instead of {self.test_pictures}"
+            )
             raise UserError(f"{tree.where} {lacking}; {self.remedy}")
         return found
 

@@ -65,7 +65,9 @@ class Afterwards:
         """A model after so many rounds."""
         if rounds == self.config.init_rounds and name == "server":
             return self.first
-        return state_of(self.record, name, self.problem, None if rounds == self.ended and self._has_last(name) else rounds)
+        return state_of(
+            self.record, name, self.problem, None if rounds == self.ended and self._has_last(name) else rounds
+        )
 
     def _has_last(self, name: str) -> bool:
         if name in self.record.models:
@@ -95,7 +97,9 @@ class Afterwards:
             self.tell(f"accuracies after round {rounds}")
             with one_thread():
                 model = self.model(rounds, name)
-                found.append({"round": rounds, "accuracy": self.look.classes(model), "features": self.look.features(model)})
+                found.append(
+                    {"round": rounds, "accuracy": self.look.classes(model), "features": self.look.features(model)}
+                )
         return found
 
     def constants(self, name: str = "server") -> list[Figures]:
@@ -111,7 +115,9 @@ class Afterwards:
     def theory(self, seen: Sequence[Figures] | None = None) -> Theory:
         """Theorem 5.1 with the constants that the run's models showed; ``seen`` are those of ``constants`` where they are known."""
         looks = [*self.constants(), *self.logged_constants()] if seen is None else seen
-        return theory(self.config, self.split, self.problem.data.num_classes, [Constants(**one["constants"]) for one in looks])
+        return theory(
+            self.config, self.split, self.problem.data.num_classes, [Constants(**one["constants"]) for one in looks]
+        )
 
     # --- rounds trained again ----------------------------------------------------------------------------------------------------
 
@@ -135,7 +141,9 @@ class Afterwards:
         moments, why = self.moments()
         found = []
         for moment in moments:
-            replay = Replay(self.config, self.problem, self.split, moment, workers=1 if self.problem.device.type == "cpu" else None)
+            replay = Replay(
+                self.config, self.problem, self.split, moment, workers=1 if self.problem.device.type == "cpu" else None
+            )
             members = replay.members(numbers)
             self.tell(f"training round {moment.rounds + 1} again, with {len(members)} clients")
             outcome = replay.train(members)
@@ -156,7 +164,11 @@ class Afterwards:
     def logged_constants(self) -> list[Figures]:
         """What the run logged itself about its constants, where no model of that round was kept."""
         kept = set(self.model_rounds())
-        looks = {record["round"]: record["flatness"] for record in self.record.history if "constants" in record.get("flatness", {})}
+        looks = {
+            record["round"]: record["flatness"]
+            for record in self.record.history
+            if "constants" in record.get("flatness", {})
+        }
         return [
             {"round": rounds, "constants": look["constants"], "gradients": look["gradients"]}
             for rounds, look in looks.items()
@@ -166,7 +178,11 @@ class Afterwards:
     def require_something(self) -> None:
         """Refuse a run of which nothing but its start is there."""
         folder = self.record.folder
-        if len(self.model_rounds()) > 1 or self.logged() or (folder is not None and (folder.path / CHECKPOINT).exists()):
+        if (
+            len(self.model_rounds()) > 1
+            or self.logged()
+            or (folder is not None and (folder.path / CHECKPOINT).exists())
+        ):
             return
         raise UserError(
             f"{self._where} has kept nothing to look at: no checkpoint (yet), no models on the way (run --keep-every N), no log "
@@ -176,7 +192,9 @@ class Afterwards:
     def require_vectors(self) -> None:
         """Refuse to show control variates of an algorithm whose clients keep none."""
         if not any(one.vector for one in flat_fields(self.algorithm.client_fields()).values()):
-            raise UserError(f"clients of {self.config.algorithm} keep no control variate or dual; scaffold, feddyn or fedmoswa have some")
+            raise UserError(
+                f"clients of {self.config.algorithm} keep no control variate or dual; scaffold, feddyn or fedmoswa have some"
+            )
 
 
 def _here(config: Config) -> Config:

@@ -46,7 +46,9 @@ def moves(algorithm: Algorithm, members: list[Client], outcome: Outcome) -> Tens
     rows = rows_of(outcome).displacements
     if type(algorithm.drift).moved is Drift.moved:
         return rows
-    return torch.stack([algorithm.drift.moved(row, client.state["drift"]) for row, client in zip(rows, members, strict=True)])
+    return torch.stack(
+        [algorithm.drift.moved(row, client.state["drift"]) for row, client in zip(rows, members, strict=True)]
+    )
 
 
 def momentum_of(algorithm: Algorithm, states: States) -> tuple[Tensor, int] | None:
@@ -68,10 +70,14 @@ def vector_norms(algorithm: Algorithm, clients: list[Client], states: States) ->
     of_client = [name for name, field in flat_fields(algorithm.client_fields()).items() if field.vector]
     figures: Figures = {}
     if of_server:
-        figures["server_vectors"] = {name: number(value.norm()) for name, value in flat_state(states).items() if name in of_server}
+        figures["server_vectors"] = {
+            name: number(value.norm()) for name, value in flat_state(states).items() if name in of_server
+        }
     if of_client:
         kept = [flat_state(client.state) for client in clients]
-        figures["client_vectors"] = {name: numbers(torch.stack([one[name].norm() for one in kept])) for name in of_client}
+        figures["client_vectors"] = {
+            name: numbers(torch.stack([one[name].norm() for one in kept])) for name in of_client
+        }
     return figures
 
 

@@ -99,7 +99,9 @@ class Look:
         """
         scorer, metric = Scorer(self.problem, model), self.problem.task.metric
         train = scorer.of(self.problem.data.train, self._drawn(self.gap_examples))
-        held_out = {name: scored[name] if scored else scorer.of(examples) for name, examples in self.problem.held_out.items()}
+        held_out = {
+            name: scored[name] if scored else scorer.of(examples) for name, examples in self.problem.held_out.items()
+        }
         test = held_out["test"]
         figures: Figures = {"train_loss": train["loss"], "test_loss": test["loss"], "gap": test["loss"] - train["loss"]}
         if metric in train:
@@ -184,7 +186,9 @@ class Look:
         for model, client in zip(models, members, strict=True):
             positions = client.indices
             if len(positions) > self.wanted.examples:
-                order = generator(self.wanted.seed, "observed local examples", 0, client.number).permutation(len(positions))
+                order = generator(self.wanted.seed, "observed local examples", 0, client.number).permutation(
+                    len(positions)
+                )
                 positions = np.sort(positions[order[: self.wanted.examples]])
             found["lambda_max"][str(client.number)] = number(self._lambda_max(model, positions))
             found["loss"][str(client.number)] = number(self.objective(model, positions).loss())

@@ -45,7 +45,9 @@ class Observer:
                 self._cohort = cohort_figures(self._algorithm, members, outcome, states)
             if "clients" in self.what:
                 self._cohort |= {"clients": [client.number for client in members]}
-                self._cohort["local"] = self._look.local_curvature(each_local_model(self._algorithm, members, outcome), members)
+                self._cohort["local"] = self._look.local_curvature(
+                    each_local_model(self._algorithm, members, outcome), members
+                )
 
     def figures(self, models: dict[str, ModelState], scored: Mapping[str, Mapping[str, Scores]]) -> Figures:
         """Everything that was asked for, of the models there are now, just scored on held-out sets; of the cohort as it was seen last."""

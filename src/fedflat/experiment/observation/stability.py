@@ -84,13 +84,20 @@ class Twins:
         if target.ndim == 0:
             same = torch.nonzero(self.data.test.targets == target).flatten()
         if not len(same):
-            raise UserError(f"the test set has no example of class {int(target)} to replace one of the training set by; use another --seed")
+            raise UserError(
+                f"the test set has no example of class {int(target)} to replace one of the training set by; use another --seed"
+            )
         return Swap(chosen, position, int(same[int(rng.integers(len(same)))]), self._first_round(chosen))
 
     def _first_round(self, client: int) -> int:
         rounds = self.config.training.rounds
         return next(
-            (number + 1 for number in range(self.config.init_rounds, rounds) if client in self.original.cohort_of(number)), rounds + 1
+            (
+                number + 1
+                for number in range(self.config.init_rounds, rounds)
+                if client in self.original.cohort_of(number)
+            ),
+            rounds + 1,
         )
 
     def _kept_apart(self, examples: int, seed: int) -> Examples:
@@ -115,7 +122,9 @@ class Twins:
         model = self.original.moment.model
         losses = losses_of(self.original.problem, model, self._scored)
         if not bool(model.weights.isfinite().all()):
-            raise UserError(f"the run diverged in round {self.original.moment.rounds}; lower the rate ({self.config.training.rate:g})")
+            raise UserError(
+                f"the run diverged in round {self.original.moment.rounds}; lower the rate ({self.config.training.rate:g})"
+            )
         distances, mean, most = [], [], []
         for twin in self.twins:
             other = twin.moment.model

@@ -100,7 +100,9 @@ def rates_of(config: Config, steps: int, name: str = "") -> list[Rates]:
     return found
 
 
-def conditions(config: Config, constants: Constants, setting: Setting, rates: Sequence[Rates]) -> list[tuple[str, bool, str]]:
+def conditions(
+    config: Config, constants: Constants, setting: Setting, rates: Sequence[Rates]
+) -> list[tuple[str, bool, str]]:
     """What the theorem asks for, and what a run does."""
     built, federation = algorithm(config.algorithm), config.federation
     name = _base(config.algorithm)

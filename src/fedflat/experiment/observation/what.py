@@ -51,6 +51,8 @@ def flatness_values(text: str) -> dict[str, Any]:
         if not equals and name.isdigit() and not values:
             name, value = "every", name
         elif not equals or not value:
-            raise UserError(f"cannot read '{piece}' in --flatness '{text}'; expected every=50 or every=50,what=lambda_max+drift")
+            raise UserError(
+                f"cannot read '{piece}' in --flatness '{text}'; expected every=50 or every=50,what=lambda_max+drift"
+            )
         values[name] = int(value) if value.isdigit() else ",".join(value.split("+")) if name == "what" else value
     return values

@@ -1,0 +1,96 @@
+"""Named components of one kind: the single place where a name is bound to a component and looked up."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
+
+from fedflat.errors import UserError, one_of
+
+T = TypeVar("T")
+
+
+class Registry(Mapping[str, T]):
+    """The components of one kind (models, datasets, drifts, ...), by name and in order of registration.
+
+    Lookups ignore case and treat hyphens and underscores alike; the registered spelling is canonical.
+
+    Args:
+        kind: what the components are called in messages, e.g. ``"model"``.
+        see: the command that lists them, named in the error for an unknown name.
+        load: called once before a name is reported as unknown; registers what installed packages provide.
+
+    >>> models = Registry("model", see="fedflat models")
+    >>> models.register("resnet18", "a network")
+    >>> models.find("ResNet18"), models.name_of("a network")
+    ('a network', 'resnet18')
+    >>> models.register("resnet18", "another network")
+    Traceback (most recent call last):
+    ...
+    fedflat.errors.UserError: the model 'resnet18' is already registered; choose another name
+    """
+
+    def __init__(self, kind: str, *, see: str = "", load: Callable[[], object] | None = None) -> None:
+        self.kind = kind
+        self.see = see
+        self._load = load
+        self._components: dict[str, T] = {}
+        self._spelling: dict[str, str] = {}
+
+    def register(self, name: str, component: T) -> None:
+        """Bind ``name`` to ``component``; binding the same pair again has no effect.
+
+        Raises:
+            UserError: the name is malformed or belongs to another component.
+        """
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
+            raise UserError(
+                f"{name!r} is not a valid {self.kind} name; use letters, digits and hyphens, e.g. my-{self.kind}"
+            )
+        key = self.spelling(name)
+        if key is not None and self._components[key] != component:
+            raise UserError(f"the {self.kind} '{key}' is already registered; choose another name")
+        if key is None:
+            self._components[name] = component
+            self._spelling[_folded(name)] = name
+
+    def unregister(self, name: str) -> None:
+        """Remove a name, e.g. at the end of a test."""
+        key = self._spelling.pop(_folded(name))
+        del self._components[key]
+
+    def spelling(self, name: str) -> str | None:
+        """The registered spelling of ``name``, or None if it is unknown."""
+        return self._spelling.get(_folded(name))
+
+    def find(self, name: str) -> T:
+        """The component called ``name``; an unknown name raises a ``UserError`` with the nearest known names."""
+        if self.spelling(name) is None and self._load is not None:
+            load, self._load = self._load, None
+            load()
+        key = self.spelling(name)
+        if key is None:
+            raise self.unknown(name)
+        return self._components[key]
+
+    def unknown(self, name: str, also: Iterable[str] = ()) -> UserError:
+        """The error for an unknown ``name``; ``also`` lists further valid names to suggest."""
+        return one_of(self.kind, name, [*self, *also], self.see)
+
+    def name_of(self, component: T) -> str | None:
+        """The name of ``component``, or None if it is not registered."""
+        return next((name for name, known in self._components.items() if known == component), None)
+
+    def __getitem__(self, name: str) -> T:
+        return self._components[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._components)
+
+    def __len__(self) -> int:
+        return len(self._components)
+
+
+def _folded(name: str) -> str:
+    return name.lower().replace("-", "_")
