@@ -33,12 +33,12 @@ from study import (
 )
 
 import fedflat
-from fedflat.engines.contract import ModelState
-from fedflat.experiment.files import write_whole
-from fedflat.experiment.local_models import moment_at, replay_at
-from fedflat.experiment.measured import Measured, measured
-from fedflat.experiment.record import Record
-from fedflat.experiment.replay import Replay
+from fedflat.engines.round.contract import ModelState
+from fedflat.experiment.analysis.local_models import moment_at, replay_at
+from fedflat.experiment.analysis.measured import Measured, measured
+from fedflat.experiment.analysis.replay import Replay
+from fedflat.experiment.store.atomic_files import write_whole
+from fedflat.experiment.store.record import Record
 
 METHODS = {"FedAvg": "fedavg", "FedSAM": "fedsam(rho=0.1)", "FedASAM": "fedasam(rho=0.7)"}
 IMAGES: dict[str, Any] = {

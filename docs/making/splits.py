@@ -6,9 +6,9 @@ import inspect
 
 import numpy as np
 
-from fedflat.cli.algorithm_card import parameter_rows
+from fedflat.cli.lookup.algorithm_card import parameter_rows
 from fedflat.data import SPLIT_PARTS, SPLITS, partition
-from fedflat.report.split_picture import COLOURS
+from fedflat.reporting.figures.partition import COLOURS
 from making.markdown import block, code, joined, rows_of, table
 from making.svg import FAINT, INK, boxes, drawing, rule, words
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import fedflat
-from fedflat.algorithms.rate import Cyclic, Schedule
+from fedflat.algorithms.lr_schedule import Cyclic, Schedule
 from fedflat.averaging import Average, Ema, Running, Scene, Swa, Wima
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.rows import Rows
+from fedflat.experiment.store.row_store import Rows
 
 from ..reference import averages, bed
 from .settings import differ, same

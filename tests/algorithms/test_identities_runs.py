@@ -11,9 +11,9 @@ import torch
 import fedflat
 from fedflat import data, models
 from fedflat.data.augment import Mixup
-from fedflat.engines.plan import Plan
-from fedflat.engines.problem import Batch, Problem
-from fedflat.engines.randomness import seed_torch
+from fedflat.engines.problem.problem import Batch, Problem
+from fedflat.engines.round.plan import Plan
+from fedflat.engines.round.randomness import seed_torch
 
 SMALL: dict[str, Any] = {
     "rounds": 2,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedflat.algorithms import algorithm, canonical
-from fedflat.algorithms.rate import LocalRate, Poly, Schedule
+from fedflat.algorithms.lr_schedule import LocalRate, Poly, Schedule
 from fedflat.errors import UserError
 
 from ..quadratics import walk

@@ -9,7 +9,7 @@ import pytest
 from fedflat import algorithm
 from fedflat.algorithms.composition import PARTS
 from fedflat.algorithms.table import NAMED, RELEASED
-from fedflat.cli.algorithm_card import cost_of, in_units_of_p
+from fedflat.cli.lookup.algorithm_card import cost_of, in_units_of_p
 from fedflat.data import DATASETS, SPLITS
 from fedflat.experiment.config import Config
 from fedflat.models import MODELS

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from fedflat.algorithms.algorithm import flat_state
 from fedflat.api import make_config
 from fedflat.data import Split
-from fedflat.engines.contract import Engine
-from fedflat.engines.problem import Problem
+from fedflat.engines.problem.problem import Problem
+from fedflat.engines.round.contract import Engine
+from fedflat.experiment.analysis.replay import Replay
 from fedflat.experiment.config import Config
-from fedflat.experiment.federation import federation
-from fedflat.experiment.ray_workers import ray_engine
-from fedflat.experiment.replay import Replay
+from fedflat.experiment.setup.problem import federation
+from fedflat.experiment.setup.ray_workers import ray_engine
 
 NO_OWN: dict[str, Any] = {"data": None, "model": None, "task": None}
 

@@ -14,14 +14,14 @@ import torch
 
 import fedflat
 from fedflat.algorithms.algorithm import nested_state
-from fedflat.engines.away import Away
-from fedflat.engines.ray_crew import Hand
-from fedflat.engines.ray_states import GUESSED
-from fedflat.engines.ray_work import Costs
-from fedflat.engines.ray_worker import Forgotten, Shelf
-from fedflat.experiment.federation import federation
-from fedflat.experiment.replay import Replay
+from fedflat.engines.ray.scheduling import Costs
+from fedflat.engines.ray.state_directory import GUESSED
+from fedflat.engines.ray.worker import Forgotten, Shelf
+from fedflat.engines.ray.worker_pool import Hand
+from fedflat.engines.round.remote_state import Away
+from fedflat.experiment.analysis.replay import Replay
 from fedflat.experiment.run import Run
+from fedflat.experiment.setup.problem import federation
 
 from .federations import NO_OWN, engine_of, same, small, walk
 
@@ -43,7 +43,7 @@ class Moved(fedflat.Callback):
 
 def never_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no worker take from another, as one does where a busy machine holds the other up."""
-    monkeypatch.setattr("fedflat.engines.ray_states.GUESSED", 1.0)
+    monkeypatch.setattr("fedflat.engines.ray.state_directory.GUESSED", 1.0)
 
 
 @pytest.mark.parametrize("algorithm", ["scaffold", "fedmoswa", "fedsmoo"])

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedflat.data import SPLITS, Split, canonical_split, partition
-from fedflat.data.dialects.dirichlet import log_dirichlet, softmax
+from fedflat.data.partitioners.dirichlet import log_dirichlet, softmax
 from fedflat.errors import UserError
 
 ALPHAS = st.one_of(st.sampled_from([1e-320, 1e-9, 0.01, 0.1, 0.6, 1.0, 1e6, 1e308]), st.floats(1e-3, 1e3))

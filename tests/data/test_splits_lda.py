@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedflat.data import partition
-from fedflat.data.dialects.dirichlet import log_dirichlet, softmax
+from fedflat.data.partitioners.dirichlet import log_dirichlet, softmax
 
 
 @settings(max_examples=80, deadline=None)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedflat.data import partition
-from fedflat.report.split_picture import MOST_CLIENTS, split_picture, split_pictures
+from fedflat.reporting.figures.partition import MOST_CLIENTS, split_picture, split_pictures
 
 
 def histogram(text: str, classes: int, clients: int) -> np.ndarray:

@@ -11,10 +11,10 @@ from torch.func import functional_call
 
 from fedflat import models
 from fedflat.data import Dataset, Examples, augmentation
-from fedflat.engines import feed
-from fedflat.engines.places import Places
-from fedflat.engines.problem import Batch, Problem
-from fedflat.engines.task import Classification
+from fedflat.engines.problem.functional_call import Places
+from fedflat.engines.problem.problem import Batch, Problem
+from fedflat.engines.problem.problem import batches as feed
+from fedflat.engines.problem.task import Classification
 
 
 def problem_of(model: str, text: str = "none", dtype: torch.dtype = torch.float32) -> Problem:

@@ -10,9 +10,9 @@ import pytest
 
 import fedflat
 from fedflat.errors import UserError
-from fedflat.experiment.claims import Held
 from fedflat.experiment.config import Config, config
-from fedflat.experiment.folder import RunFolder
+from fedflat.experiment.store.lock import Held
+from fedflat.experiment.store.run_folder import RunFolder
 
 SMALL = {"rounds": 2, "clients": 12, "per_round": 4, "steps": 2, "workers": 1, "model": "mlp(hidden=4)"}
 

@@ -12,10 +12,10 @@ import pytest
 
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.folder import RunFolder
-from fedflat.experiment.sweep_file import read_sweep
-from fedflat.experiment.tune import Search, choose, plan_search, run_search
-from fedflat.experiment.tune_jobs import run_search_side_by_side
+from fedflat.experiment.campaign.sweep_file import read_sweep
+from fedflat.experiment.campaign.tune import Search, choose, plan_search, run_search
+from fedflat.experiment.campaign.tune_jobs import run_search_side_by_side
+from fedflat.experiment.store.run_folder import RunFolder
 
 BASE = {
     "rounds": 2,
@@ -72,7 +72,7 @@ def test_the_best_is_chosen_by_validation_and_evaluated_once(
     assert chosen["trial"] == best.number and chosen["validation"] == best.score and chosen["settings"] == best.values
     last = RunFolder(made.folder(best.number) / "seed-0").metrics()[-1]
     assert chosen["test"] == [pytest.approx(last["test"]["server"]["accuracy"])]
-    monkeypatch.setattr("fedflat.experiment.evaluation.evaluate", None)
+    monkeypatch.setattr("fedflat.experiment.analysis.evaluation.evaluate", None)
     assert choose(made) == chosen == json.loads((made.out / "best.json").read_text())
 
 
@@ -217,7 +217,7 @@ def test_the_best_of_a_copied_folder_names_the_copy(
 ) -> None:
     chosen = choose(search(small, base=QUICK, tune=ONE_TRIAL))
     shutil.copytree(small, tmp_path / "copy")
-    monkeypatch.setattr("fedflat.experiment.evaluation.evaluate", None)
+    monkeypatch.setattr("fedflat.experiment.analysis.evaluation.evaluate", None)
     copied = choose(search(tmp_path / "copy", base=QUICK, tune=ONE_TRIAL))
     assert copied == {**chosen, "folders": [str(tmp_path / "copy" / "trial-0000" / "seed-0")]}
     assert copied == json.loads((tmp_path / "copy" / "best.json").read_text())

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from fedflat.data import Augmentation, Dataset, Examples, Split
-from fedflat.engines.contract import Client, ModelState
-from fedflat.engines.problem import Problem
+from fedflat.engines.problem.problem import Problem
+from fedflat.engines.round.contract import Client, ModelState
+from fedflat.experiment.analysis.fixed_sample import Look
 from fedflat.experiment.config import Flatness
-from fedflat.experiment.observation.look import Look
-from fedflat.flatness.noise import Constants, Spread, heterogeneity
+from fedflat.flatness.theory.noise import Constants, Spread, heterogeneity
 
 from ..quadratics import Bowl, Value
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.drift import Drift
+from fedflat.algorithms.lr_schedule import LocalRate, Schedule
 from fedflat.algorithms.perturbation import Perturbation
-from fedflat.algorithms.rate import LocalRate, Schedule
 from fedflat.algorithms.server import Sgd
 from fedflat.algorithms.slot import At, Field, Fields, Gradient, Returned, Slot, State, new_state
 from fedflat.averaging import Average

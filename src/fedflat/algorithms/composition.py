@@ -7,8 +7,8 @@ from typing import Any
 
 from fedflat.algorithms.algorithm import Algorithm
 from fedflat.algorithms.drift import DRIFTS, Acg, Dyn, Wmsam
+from fedflat.algorithms.lr_schedule import RATES
 from fedflat.algorithms.perturbation import PERTURBATIONS, Guided, Sam, Smoo
-from fedflat.algorithms.rate import RATES
 from fedflat.algorithms.server import SERVERS, Sgd
 from fedflat.algorithms.table import NAMED, RELEASED
 from fedflat.averaging import AVERAGES, Average

@@ -16,9 +16,9 @@ from fedflat.bench.others import OTHERS, Other
 from fedflat.bench.setting import Setting, plan_of, sampler_of
 from fedflat.bench.stage import Contender, Done, Failed, Performer
 from fedflat.data import fixes_clients, partition
-from fedflat.engines.pool import available_cores
+from fedflat.engines.cpu.worker_pool import available_cores
 from fedflat.errors import UserError, one_of
-from fedflat.experiment.federation import federation
+from fedflat.experiment.setup.problem import federation
 from fedflat.text import parse
 
 FORMAT = 1

@@ -16,8 +16,8 @@ from typing import Any, Protocol, TypeGuard
 import numpy as np
 
 from fedflat.data.dataset import Dataset
-from fedflat.data.dialects.dialect import IntArray
-from fedflat.data.dialects.listed import listed
+from fedflat.data.partitioners.listed import listed
+from fedflat.data.partitioners.partitioner import IntArray
 from fedflat.data.registry import load
 from fedflat.data.sources.hub import INSTALL
 from fedflat.errors import UserError
