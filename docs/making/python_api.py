@@ -48,7 +48,7 @@ PAGES = {
         (
             "fedflat.algorithms.drift.base:Drift",
             "fedflat.algorithms.perturbation.base:Perturbation",
-            "fedflat.algorithms.lr_schedule:LocalRate",
+            "fedflat.algorithms.lr_schedule:LrSchedule",
             "fedflat.algorithms.lr_schedule:Schedule",
             "fedflat.algorithms.server:Sgd",
             "fedflat.algorithms.slot:Slot",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedflat.algorithms.algorithm import flat_state
 from fedflat.api import make_config
-from fedflat.data import Split
+from fedflat.data import Partition
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Engine
 from fedflat.experiment.analysis.replay import Replay
@@ -44,7 +44,7 @@ def engine_of(config: Config, workers: int, model: nn.Module | None = None) -> A
 
 
 @cache
-def _made(text: str) -> tuple[Problem, Split]:
+def _made(text: str) -> tuple[Problem, Partition]:
     """The problem and split of a config, which do not depend on the algorithm."""
     return federation(Config.model_validate(yaml.safe_load(text)))
 

@@ -149,8 +149,8 @@ def test_more_trials_go_on_from_those_there(finished: tuple[Search, list[Any]]) 
 
 
 QUICK: dict[str, Any] = {**BASE, "rounds": 1, "steps": 1, "algorithm": "fedsam(rho={rho})", "rho": 0.1}
-RATES: dict[str, Any] = {"rate": {"low": 0.01, "high": 1, "log": True}}
-ONE_TRIAL: dict[str, Any] = {"trials": 1, "space": RATES, "seeds": [0]}
+LR_SCHEDULES: dict[str, Any] = {"rate": {"low": 0.01, "high": 1, "log": True}}
+ONE_TRIAL: dict[str, Any] = {"trials": 1, "space": LR_SCHEDULES, "seeds": [0]}
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({}, {"seeds": [0, 1]}, "tune.seeds=[0] instead of [0, 1]"),
         ({}, {"prune": True}, "tune.prune=false instead of true"),
         ({}, {"space": {"rate": [0.1]}}, "tune.space.training.rate={low: 0.01, high: 1.0, log: true} instead of [0.1]"),
-        ({}, {"space": {**RATES, "batch": [5, 9]}}, "tune.space.training.batch=none instead of [5, 9]"),
+        ({}, {"space": {**LR_SCHEDULES, "batch": [5, 9]}}, "tune.space.training.batch=none instead of [5, 9]"),
     ],
 )
 def test_another_search_in_the_same_folder_is_refused(

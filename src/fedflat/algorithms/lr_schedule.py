@@ -21,7 +21,7 @@ class Schedule(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LocalRate:
+class LrSchedule:
     """Constant within a round: eta_t = eta decay^t."""
 
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ class LocalRate:
 
 
 @dataclass(frozen=True)
-class Linear(LocalRate):
+class Linear(LrSchedule):
     """Falls within a round: eta_k = eta_t (1 - k/K) + (k/K) final_rate eta_t (FedSWA; Liu et al. 2025, eq. 3)."""
 
     final_rate: float = param(0.1, "share of the rate towards which a round falls (the paper's rho)", low=0, high=1)
@@ -47,7 +47,7 @@ class Linear(LocalRate):
 
 
 @dataclass(frozen=True)
-class Cyclic(LocalRate):
+class Cyclic(LrSchedule):
     """Falls over cycles of rounds, from ``start`` on: eta_t = (1 - q) eta + q low, q = (t mod c + 1) / c (Caldarola et al. 2022, eq. 7)."""
 
     low: float = param(0.0001, "the lowest rate of a cycle", low=0)
@@ -66,7 +66,7 @@ class Cyclic(LocalRate):
 
 
 @dataclass(frozen=True)
-class Poly(LocalRate):
+class Poly(LrSchedule):
     """Falls as a power over the whole run, step by step: eta_k = eta decay^t (1 - (t + k/K) / T)^power.
 
     With ``span=round`` it falls anew in every round: eta_k = eta decay^t (1 - k/K)^power. Segmentation networks are trained so (Yu et al.
@@ -83,4 +83,4 @@ class Poly(LocalRate):
         return schedule.rate * schedule.decay**round * (1 - done).clamp(min=0) ** self.power
 
 
-RATES: dict[str, type[LocalRate]] = {"linear": Linear, "cyclic": Cyclic, "poly": Poly}
+LR_SCHEDULES: dict[str, type[LrSchedule]] = {"linear": Linear, "cyclic": Cyclic, "poly": Poly}

@@ -30,7 +30,7 @@ from fedflat.cli.lookup.models import models
 from fedflat.cli.lookup.papers import papers
 from fedflat.cli.lookup.settings import settings
 from fedflat.cli.shared.arguments import keep_help
-from fedflat.cli.shared.error_reporting import told_in_a_sentence
+from fedflat.cli.shared.error_reporting import errors_as_messages
 
 
 class Application(TyperGroup):
@@ -38,7 +38,7 @@ class Application(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Call the command that was asked for."""
-        with told_in_a_sentence():
+        with errors_as_messages():
             return super().invoke(ctx)
 
 

@@ -15,19 +15,19 @@ import numpy as np
 import torch
 
 from fedflat.data.partitioners.labels import class_counter, coarse_of_class, held_out_share, one_label_each
-from fedflat.data.partitioners.partitioner import Dialect, IntArray, Pool
-from fedflat.data.partitioners.recipe import SPLIT_PARTS, SPLITS, read_recipe
+from fedflat.data.partitioners.partitioner import IntArray, Partitioner, Pool
+from fedflat.data.partitioners.recipe import PARTITIONERS, SPLIT_PARTS, read_recipe
 from fedflat.data.partitioners.virtual import VirtualClients
 from fedflat.errors import UserError
 
 __all__ = [
-    "SPLITS",
+    "PARTITIONERS",
     "SPLIT_PARTS",
-    "Split",
+    "Partition",
     "canonical_split",
     "fixes_clients",
     "full_split",
-    "partition",
+    "make_partition",
     "read_split",
 ]
 
@@ -45,7 +45,7 @@ def _nothing() -> IntArray:
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class Partition:
     """Who has which training examples: sorted positions for each client, and those that no client trains on."""
 
     clients: Sequence[IntArray]
@@ -118,7 +118,7 @@ class Split:
         }
 
 
-def read_split(text: str) -> tuple[str, Dialect]:
+def read_split(text: str) -> tuple[str, Partitioner]:
     """The name and the checked dialect of a text such as ``dirichlet(alpha=0.1)``, without what is added to it."""
     recipe = read_recipe(text)
     return recipe.name, recipe.dialect
@@ -151,7 +151,7 @@ def fixes_clients(text: str) -> bool:
     return read_recipe(text).dialect.fixes_clients
 
 
-def partition(
+def make_partition(
     text: str,
     targets: Labels,
     num_classes: int,
@@ -160,7 +160,7 @@ def partition(
     validation: float = 0.0,
     groups: Labels | None = None,
     coarse: Labels | None = None,
-) -> Split:
+) -> Partition:
     """Divide training examples among clients, after holding out a share of every class for validation; a function of its arguments.
 
     ``groups`` says which natural client an example belongs to, ``coarse`` which superclass.
@@ -181,11 +181,11 @@ def partition(
         pool = replace(pool, groups=numbers[kept], num_groups=len(names))
     parts = recipe.dialect.divide(pool, clients, _stream(seed, _DIVIDE))
     if isinstance(parts, VirtualClients):
-        return Split(parts.renumbered(kept), held_out, recipe.text, seed, thinned=np.setdiff1d(rest, kept))
+        return Partition(parts.renumbered(kept), held_out, recipe.text, seed, thinned=np.setdiff1d(rest, kept))
     seen, unseen = tuple(kept[part] for part in parts), tuple[IntArray]()
     if recipe.held_out:
         seen, unseen = recipe.held_out.separate(seen, _stream(seed, _UNSEEN))
-    return Split(seen, held_out, recipe.text, seed, unseen, np.setdiff1d(rest, kept))
+    return Partition(seen, held_out, recipe.text, seed, unseen, np.setdiff1d(rest, kept))
 
 
 def _stream(seed: int, purpose: int) -> np.random.Generator:

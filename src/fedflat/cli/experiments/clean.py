@@ -30,7 +30,7 @@ def clean(
     Example: fedflat clean runs --yes
     """
     from fedflat.experiment.store.cleanup import CLEANED, find_runs, removable, remove
-    from fedflat.experiment.store.lock import Held
+    from fedflat.experiment.store.lock import Lock
 
     parts = tuple(part for part in CLEANED if snapshots or part != "snapshots")
     runs = list(dict.fromkeys(find_runs(folders)))
@@ -39,7 +39,7 @@ def clean(
     for one in found if yes else ():
         try:
             freed += remove(one.run, parts)
-        except Held:
+        except Lock:
             held.append(one.run)
     if as_json:
         listed = [{"folder": one.run, "bytes": one.parts} for one in found]

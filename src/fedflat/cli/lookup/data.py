@@ -42,7 +42,7 @@ def list_all(folder: Path | None = FOLDER, as_json: bool = JSON) -> None:
 
     Example: fedflat data list
     """
-    from fedflat.data import AUGMENTATIONS, DATASETS, SPLIT_PARTS, SPLITS, data_folder
+    from fedflat.data import AUGMENTATIONS, DATASETS, PARTITIONERS, SPLIT_PARTS, data_folder
 
     where = data_folder(folder)
     sets = [
@@ -50,7 +50,7 @@ def list_all(folder: Path | None = FOLDER, as_json: bool = JSON) -> None:
         for name, source in DATASETS.items()
     ]
     more = {
-        "splits": _described(SPLITS),
+        "splits": _described(PARTITIONERS),
         "split_parts": _described(SPLIT_PARTS),
         "augmentations": _described(AUGMENTATIONS),
     }
@@ -124,7 +124,7 @@ def describe(
     Example: fedflat data describe digits --split 'dirichlet(alpha=0.1)'
     """
     from fedflat.data import describe as description_of
-    from fedflat.data import fixes_clients, load, partition
+    from fedflat.data import fixes_clients, load, make_partition
 
     with Downloads(silent=as_json) as downloads:
         loaded = load(name, folder, progress=downloads.arrived)
@@ -132,7 +132,7 @@ def describe(
     divided: dict[str, Any] | None = None
     if split is not None:
         number, train = None if fixes_clients(split) else clients, loaded.train
-        made = partition(
+        made = make_partition(
             split, train.targets, loaded.num_classes, number, seed, groups=train.groups, coarse=train.coarse
         )
         divided = made.describe(loaded.train.targets, loaded.num_classes)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedflat.data.data_dir import data_folder
-from fedflat.data.partitioners.partitioner import Dialect, IntArray, Pool
+from fedflat.data.partitioners.partitioner import IntArray, Partitioner, Pool
 from fedflat.errors import UserError
 from fedflat.text import param, show
 
@@ -24,7 +24,7 @@ EXPECTED = 'expected JSON of whole numbers such as {"examples": 4, "clients": [[
 
 
 @dataclass(frozen=True)
-class Listed(Dialect):
+class Listed(Partitioner):
     """Each client has the training examples that a file lists for it, less those that are held out for validation."""
 
     by_label: ClassVar[bool] = False

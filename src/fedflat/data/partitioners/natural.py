@@ -7,13 +7,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedflat.data.partitioners.partitioner import Dialect, IntArray, Pool
+from fedflat.data.partitioners.partitioner import IntArray, Partitioner, Pool
 from fedflat.errors import UserError
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
-class Natural(Dialect):
+class Natural(Partitioner):
     """Every writer, character, city or domain of the data set is a client, or several where it has more than ``largest`` examples."""
 
     by_label: ClassVar[bool] = False

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedflat.data.partitioners.dirichlet import Reals, log_dirichlet, ration, softmax
-from fedflat.data.partitioners.partitioner import Dialect, IntArray, Pool, checked_clients, deal
+from fedflat.data.partitioners.partitioner import IntArray, Partitioner, Pool, checked_clients, deal
 from fedflat.data.partitioners.sizes import equal_sizes
 from fedflat.errors import UserError
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
-class Pachinko(Dialect):
+class Pachinko(Partitioner):
     """Every client draws q ~ Dir(alpha) over the coarse labels and r ~ Dir(beta) over the fine labels of each, then its examples by q * r.
 
     Clients are equally large and every example is used once. A fine label that runs out is struck from its r, a coarse label with

@@ -36,7 +36,7 @@ class Pool:
     total: int = 0
 
 
-class Dialect(ABC):
+class Partitioner(ABC):
     """A way to divide a training set among clients."""
 
     by_label: ClassVar[bool] = True
@@ -54,7 +54,7 @@ class Dialect(ABC):
         """The positions in the pool that each client gets."""
 
 
-class ByClass(Dialect):
+class ByClass(Partitioner):
     """A dialect that is a matrix of counts."""
 
     @abstractmethod

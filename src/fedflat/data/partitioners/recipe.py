@@ -11,14 +11,14 @@ from fedflat.data.partitioners.listed import Listed
 from fedflat.data.partitioners.longtail import LongTail
 from fedflat.data.partitioners.natural import Natural
 from fedflat.data.partitioners.pachinko import Pachinko
-from fedflat.data.partitioners.partitioner import Dialect
+from fedflat.data.partitioners.partitioner import Partitioner
 from fedflat.data.partitioners.pathological import Pathological
 from fedflat.data.partitioners.uniform import Centralised, Iid
 from fedflat.data.partitioners.virtual import Virtual
 from fedflat.errors import UserError, one_of
 from fedflat.text import Value, changed, make, parameters, parse, show
 
-SPLITS: dict[str, type[Dialect]] = {
+PARTITIONERS: dict[str, type[Partitioner]] = {
     "iid": Iid,
     "dirichlet": Dirichlet,
     "dirichlet-reuse": DirichletReuse,
@@ -41,7 +41,7 @@ class Recipe:
     """A dialect by its name, and what is added to it."""
 
     name: str
-    dialect: Dialect
+    dialect: Partitioner
     longtail: LongTail | None = None
     held_out: HeldOut | None = None
 
@@ -67,11 +67,11 @@ def read_recipe(text: str) -> Recipe:
         raise UserError(
             f"{first.name} is added to a split and is none itself; write for example dirichlet+{first.name}"
         )
-    if first.name not in SPLITS:
-        raise one_of("split", first.name, SPLITS, "fedflat data")
+    if first.name not in PARTITIONERS:
+        raise one_of("split", first.name, PARTITIONERS, "fedflat data")
     longtail, held_out = None, None
     for call in added:
-        if call.name in SPLITS:
+        if call.name in PARTITIONERS:
             raise UserError(
                 f"'{text}' has {len(added) + 1} parts, but only {' and '.join(SPLIT_PARTS)} can be added to a split"
             )
@@ -83,7 +83,7 @@ def read_recipe(text: str) -> Recipe:
             longtail = make(LongTail, call, "split part")
         else:
             held_out = make(HeldOut, call, "split part")
-    dialect = make(SPLITS[first.name], first, "split")
+    dialect = make(PARTITIONERS[first.name], first, "split")
     if held_out and not dialect.disjoint:
         raise UserError(
             f"{first.name} gives the same examples to several clients, so that none could be unseen; held-out cannot be added"

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedflat.data.partitioners.partitioner import ByClass, Dialect, IntArray, Pool
+from fedflat.data.partitioners.partitioner import ByClass, IntArray, Partitioner, Pool
 from fedflat.data.partitioners.sizes import SIGMA, client_sizes
 from fedflat.errors import UserError
 from fedflat.text import param
@@ -29,7 +29,7 @@ class Iid(ByClass):
 
 
 @dataclass(frozen=True)
-class Centralised(Dialect):
+class Centralised(Partitioner):
     """One client has everything: the reference run that federated ones are compared with."""
 
     by_label: ClassVar[bool] = False

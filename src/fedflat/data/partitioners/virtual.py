@@ -9,13 +9,13 @@ from typing import ClassVar, overload
 import numpy as np
 
 from fedflat.data.partitioners.dirichlet import log_dirichlet, softmax
-from fedflat.data.partitioners.partitioner import Dialect, IntArray, Pool
+from fedflat.data.partitioners.partitioner import IntArray, Partitioner, Pool
 from fedflat.errors import UserError
 from fedflat.text import param, show
 
 
 @dataclass(frozen=True)
-class Virtual(Dialect):
+class Virtual(Partitioner):
     """Each client, when asked for, draws q ~ Dir(alpha) and its examples by q from the whole training set, so that clients share them.
 
     A client is a function of the seed and its number alone: a million of them cost no more than those that are looked at.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedflat.deploy.site.client_memory import FRESH
-from fedflat.experiment.store.atomic_files import create_folder, told_plainly, write_whole
+from fedflat.experiment.store.atomic_files import create_folder, explain_os_error, write_whole
 
 
 class Ledger:
@@ -33,7 +33,7 @@ class Ledger:
         if len(kept) < len(self.lines) or not self.path.exists() or self.path.stat().st_size != len(_text(self.lines)):
             write_whole(self.path, _text([*kept, line]))
         else:
-            with told_plainly(self.path), self.path.open("a") as file:
+            with explain_os_error(self.path), self.path.open("a") as file:
                 file.write(_text([line]))
                 file.flush()
                 os.fsync(file.fileno())

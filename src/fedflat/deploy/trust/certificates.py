@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedflat.errors import UserError
-from fedflat.experiment.store.atomic_files import create_folder, told_plainly, write_whole
+from fedflat.experiment.store.atomic_files import create_folder, explain_os_error, write_whole
 
 AUTHORITY, AUTHORITY_KEY, SERVER, SERVER_KEY = "ca.crt", "ca.key", "server.pem", "server.key"
 CURVE = ec.SECP384R1()
@@ -141,6 +141,6 @@ def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
 def _write(path: Path, data: bytes) -> None:
     """Write a file whole; one with a private key is its owner's alone before anything stands in it."""
     if path.suffix == ".key":
-        with told_plainly(path):
+        with explain_os_error(path):
             path.with_name(path.name + ".part").touch(mode=0o600)
     write_whole(path, data)

@@ -13,7 +13,7 @@ SMALL = 64 * 2**20
 """Bytes of normalised training images up to which they are kept, instead of being normalised batch by batch."""
 
 
-class Feed:
+class BatchLoader:
     """Gathers training inputs and targets, augments and normalises them.
 
     ``examples`` are the same examples, in the memory order that this likes.

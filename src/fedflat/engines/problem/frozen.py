@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Still:
+class FrozenParameters:
     """The frozen part of a model, which stays in the model itself and in no flat vector."""
 
     def __init__(self, model: nn.Module, arithmetic: torch.dtype | None = None, channels_last: bool = False) -> None:

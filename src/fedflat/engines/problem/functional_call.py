@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 
-class Places:
+class FunctionalCall:
     """``torch.func.functional_call`` for one module and many calls: the places are looked up once, which saves a fifth of a small step."""
 
     def __init__(self, model: nn.Module) -> None:

@@ -14,10 +14,10 @@ from torch.func import functional_call
 
 from fedflat.data import Augmentation, Dataset, Examples, normalise
 from fedflat.engines.cpu.narrow_networks import is_narrow
-from fedflat.engines.problem.batches import Feed
+from fedflat.engines.problem.batches import BatchLoader
 from fedflat.engines.problem.compiled import CompiledGradient
-from fedflat.engines.problem.frozen import Still, must_be_plain
-from fedflat.engines.problem.functional_call import Places
+from fedflat.engines.problem.frozen import FrozenParameters, must_be_plain
+from fedflat.engines.problem.functional_call import FunctionalCall
 from fedflat.engines.problem.task import Task
 from fedflat.errors import UserError
 from fedflat.models.layout import Layout
@@ -52,7 +52,7 @@ class Problem:
         self.channels_last = any(parameter.ndim == 4 for parameter in self.model.parameters()) and not must_be_plain(
             self.model
         )
-        self.still = Still(self.model, self.arithmetic, self.channels_last)
+        self.still = FrozenParameters(self.model, self.arithmetic, self.channels_last)
         self.buffers = Layout.of_buffers(self.model, self.still.buffers)
         # On the device, so that normalising copies nothing there while a step is captured.
         self._mean, self._std = (
@@ -61,7 +61,7 @@ class Problem:
         self.whole_layout = Layout(self.layout.names + self.buffers.names, self.layout.shapes + self.buffers.shapes)
         self._saved = saved_names(self.model)
         self._tied = any(name != first for name, first in self._saved.items())
-        self._places = Places(self.model)
+        self._places = FunctionalCall(self.model)
         still = {prefix for prefix, module in self.model.named_modules() if isinstance(module, BatchNorm)}
         self._counters = [
             n for n, b in self.model.named_buffers() if not b.is_floating_point() and n.rpartition(".")[0] not in still
@@ -81,7 +81,7 @@ class Problem:
             self._feed_images(channels_last=False)
 
     def _feed_images(self, channels_last: bool) -> None:
-        self._feed = Feed(
+        self._feed = BatchLoader(
             self.data.train, self.augmentation, self._mean, self._std, self.arithmetic or self.dtype, channels_last
         )
         self.data = replace(self.data, train=self._feed.examples)

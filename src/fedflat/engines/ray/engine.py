@@ -28,14 +28,14 @@ from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.totals import Totals
 from fedflat.engines.ray.cluster import Device, connect, device_for, gpus_each, workers_for
 from fedflat.engines.ray.scheduling import LEAST, PIECES, Costs, blocks_of, pieces_of, shares_of
-from fedflat.engines.ray.state_directory import Whereabouts
+from fedflat.engines.ray.state_directory import StateDirectory
 from fedflat.engines.ray.worker import FRESH, Arrays, Broadcast, Local, Source, Trained, arrays_of, facts
-from fedflat.engines.ray.worker_pool import Crew, Hand, Job, crew_of
+from fedflat.engines.ray.worker_pool import Job, WorkerHandle, WorkerPool, crew_of
 from fedflat.engines.round.aggregation import BLOCK, by_samples, sum_of_blocks, weighted_sum
 from fedflat.engines.round.cohort_buffers import Table
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
 from fedflat.engines.round.reduction import Report, Shares, outcome_of, reduce_rows
-from fedflat.engines.round.remote_state import Away
+from fedflat.engines.round.remote_state import RemoteState
 
 BLOCKS_PER_WORKER = 4
 """Where a cohort has so many blocks for each worker, a block is what one worker does, and only its sums come back."""
@@ -106,13 +106,13 @@ class RayEngine:
         self._source = Source(uuid.uuid4().hex, [self.ray.put(build(self.device))], facts(problem))
         self._trainings: tuple[Training, str] | None = None
         self._stamp = FRESH
-        self.states = Whereabouts(lambda: self.crew)
+        self.states = StateDirectory(lambda: self.crew)
         crew = self.crew
         crew.wait_for_all()
         crew.open(self._source)
 
     @property
-    def crew(self) -> Crew:
+    def crew(self) -> WorkerPool:
         """The workers."""
         return crew_of(self.ray, self.workers, self.device, self.gpus)
 
@@ -187,14 +187,14 @@ class RayEngine:
         self.crew.do(jobs, self._source, self.states.bring_all)
         self.states.bring_all()
         work = self._work(this)
-        seconds: Counter[Hand | None] = Counter()
+        seconds: Counter[WorkerHandle | None] = Counter()
         for unit, job in zip(units, jobs, strict=True):
             self.costs.measured([cohort[row].number for row in unit], [work[row] for row in unit], job.result.seconds)
             seconds[job.hand] += job.result.seconds
         self.slowest = max(seconds.values())
         states: list[Any] = [nested_state({})] * len(cohort)
         if flat_fields(this.training.algorithm.client_fields()):
-            rows: dict[Hand, list[int]] = {}
+            rows: dict[WorkerHandle, list[int]] = {}
             for unit, job in zip(units, jobs, strict=True):
                 assert job.hand is not None
                 rows.setdefault(job.hand, []).extend(unit)
@@ -216,7 +216,7 @@ class RayEngine:
         blocks = shares is not None and not self.sums_shares
         units = blocks_of(len(costs)) if blocks else [[row] for row in range(len(costs))]
         loads = [sum(costs[row] for row in unit) for unit in units]
-        hands: list[Hand | None] = [*self.crew.present] or [None] * self.workers
+        hands: list[WorkerHandle | None] = [*self.crew.present] or [None] * self.workers
         size = 0 if call == "gradients" else self._state_bytes(this.training)
         moving = [
             [sum(self.states.moving(this.cohort[row], hand, size) for row in unit) for hand in hands] for unit in units
@@ -251,7 +251,7 @@ class RayEngine:
         call, home = job.call, job.home  # and not the job, which would hold itself, and the round with it
         coming, handed_over = self.states.hand_over(clients, home, this.told, size) if size else (set(), [])
 
-        def arguments(hand: Hand, whole: bool) -> tuple[Any, ...]:
+        def arguments(hand: WorkerHandle, whole: bool) -> tuple[Any, ...]:
             as_planned = hand is home and not whole
             members = [
                 self.states.member(client, hand, this.told, this.fresh, whole, as_planned and client.number in coming)
@@ -270,12 +270,12 @@ class RayEngine:
             sum(field.scalars(self.problem.layout.size) for field in fields) * torch.finfo(self.problem.dtype).bits // 8
         )
 
-    def _left_with(self, hand: Hand, this: Round, rows: list[int]) -> list[Away]:
+    def _left_with(self, hand: WorkerHandle, this: Round, rows: list[int]) -> list[RemoteState]:
         """The states of some of the cohort, which stay with the worker that trained them."""
         clients = [this.cohort[row] for row in rows]
 
-        def again() -> tuple[Hand, Arrays]:
-            def arguments(hand: Hand, whole: bool) -> tuple[Any, ...]:
+        def again() -> tuple[WorkerHandle, Arrays]:
+            def arguments(hand: WorkerHandle, whole: bool) -> tuple[Any, ...]:
                 members = [self.states.member(client, hand, this.told, None, True) for client in clients]
                 return this.shared, this.gradient, members, None, True
 
@@ -384,6 +384,6 @@ def _rows_of(matrix: np.ndarray | None) -> Sequence[np.ndarray]:
     return [] if matrix is None else list(matrix)
 
 
-def _nothing(hand: Hand, whole: bool) -> tuple[Any, ...]:
+def _nothing(hand: WorkerHandle, whole: bool) -> tuple[Any, ...]:
     """The arguments of a job that is not made up yet."""
     return ()

@@ -18,9 +18,9 @@ import torch
 from fedflat.algorithms.algorithm import nested_state
 from fedflat.engines.ray.scheduling import REMEMBERED
 from fedflat.engines.ray.worker import FRESH, Arrays, Broadcast, Member, arrays_of
-from fedflat.engines.ray.worker_pool import Crew, Hand
+from fedflat.engines.ray.worker_pool import WorkerHandle, WorkerPool
 from fedflat.engines.round.contract import Client
-from fedflat.engines.round.remote_state import Away
+from fedflat.engines.round.remote_state import RemoteState
 
 GUESSED = 1e-9
 """Seconds in which a byte is moved, before any was."""
@@ -46,31 +46,31 @@ class Batch:
 
     clients: list[Client]
     """As they were before."""
-    found: list[Away]
+    found: list[RemoteState]
     ref: Any
-    again: Callable[[], tuple[Hand, Arrays]]
+    again: Callable[[], tuple[WorkerHandle, Arrays]]
     """Trains them again."""
 
 
-class Whereabouts:
+class StateDirectory:
     """Knows which worker has which client's state."""
 
-    def __init__(self, crew: Callable[[], Crew]) -> None:
+    def __init__(self, crew: Callable[[], WorkerPool]) -> None:
         self._crew = crew
-        self._homes: OrderedDict[int, tuple[Hand, int]] = OrderedDict()
+        self._homes: OrderedDict[int, tuple[WorkerHandle, int]] = OrderedDict()
         self._coming: list[Batch] = []
         self._per_byte = GUESSED
         self.traffic = Traffic()
 
-    def moving(self, client: Client, hand: Hand | None, size: int) -> float:
+    def moving(self, client: Client, hand: WorkerHandle | None, size: int) -> float:
         """Seconds until a worker has the state of a client, which is so many bytes."""
         return 0.0 if not size or self._has(hand, client) else size * self._per_byte
 
     def hand_over(
-        self, clients: Sequence[Client], hand: Hand | None, told: Broadcast, size: int
+        self, clients: Sequence[Client], hand: WorkerHandle | None, told: Broadcast, size: int
     ) -> tuple[set[int], list[Any]]:
         """Let other workers hand over what they have of some clients' states: which these are, and references to them."""
-        asked: dict[Hand, list[tuple[int, int]]] = {}
+        asked: dict[WorkerHandle, list[tuple[int, int]]] = {}
         for client in clients:
             home = self._homes.get(client.number)
             if (
@@ -87,13 +87,13 @@ class Whereabouts:
         return coming, [home.actor.hand_over.remote(told.key, some) for home, some in asked.items()]
 
     def member(
-        self, client: Client, hand: Hand, told: Broadcast, fresh: object, whole: bool, coming: bool = False
+        self, client: Client, hand: WorkerHandle, told: Broadcast, fresh: object, whole: bool, coming: bool = False
     ) -> Member:
         """A client for a worker, with its state where that lies elsewhere and does not come from there."""
         statistics = None if client.statistics is None else client.statistics.detach().cpu().numpy()
         if client.state is fresh and not whole:
             return Member(client.number, client.indices, FRESH, None, statistics)
-        if isinstance(client.state, Away) and not whole and (coming or self._has(hand, client)):
+        if isinstance(client.state, RemoteState) and not whole and (coming or self._has(hand, client)):
             return Member(client.number, client.indices, client.state.stamp, None, statistics)
         state = arrays_of(client.state)
         self.traffic.states += bool(state)
@@ -101,12 +101,16 @@ class Whereabouts:
         return Member(client.number, client.indices, told.stamp, state, statistics)
 
     def trained(
-        self, hand: Hand, told: Broadcast, clients: Sequence[Client], again: Callable[[], tuple[Hand, Arrays]]
-    ) -> list[Away]:
+        self,
+        hand: WorkerHandle,
+        told: Broadcast,
+        clients: Sequence[Client],
+        again: Callable[[], tuple[WorkerHandle, Arrays]],
+    ) -> list[RemoteState]:
         """Take note that a worker has trained clients; returns their states, of which copies are asked for now."""
         numbers = [client.number for client in clients]
         batch = Batch(list(clients), [], hand.actor.give.remote(told.key, numbers, told.stamp), again)
-        batch.found = [Away(told.stamp, lambda: self._bring(batch)) for _ in clients]
+        batch.found = [RemoteState(told.stamp, lambda: self._bring(batch)) for _ in clients]
         self._coming.append(batch)
         self._live_with(hand, numbers, told.stamp)
         return batch.found
@@ -131,16 +135,16 @@ class Whereabouts:
         for row, away in enumerate(batch.found):
             away.arrived(nested_state({name: torch.from_numpy(np.array(rows[row])) for name, rows in arrays.items()}))
 
-    def _live_with(self, hand: Hand, numbers: Sequence[int], stamp: int) -> None:
+    def _live_with(self, hand: WorkerHandle, numbers: Sequence[int], stamp: int) -> None:
         for number in numbers:
             self._homes[number] = hand, stamp
             self._homes.move_to_end(number)
         while len(self._homes) > REMEMBERED:
             self._homes.popitem(last=False)
 
-    def _has(self, hand: Hand | None, client: Client) -> bool:
+    def _has(self, hand: WorkerHandle | None, client: Client) -> bool:
         known = self._homes.get(client.number)
-        return isinstance(client.state, Away) and known is not None and known == (hand, client.state.stamp)
+        return isinstance(client.state, RemoteState) and known is not None and known == (hand, client.state.stamp)
 
 
 def _size(arrays: Arrays) -> int:

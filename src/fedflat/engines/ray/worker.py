@@ -99,7 +99,7 @@ Moved = list[tuple[int, int, Arrays]]
 """States on their way from one worker to another: client, stamp and state."""
 
 
-class Forgotten(Exception):
+class CacheMiss(Exception):
     """A worker has not, or no more, the state that it is taken to have."""
 
 
@@ -116,7 +116,7 @@ class Trained:
     seconds: float
 
 
-class Shelf:
+class StateCache:
     """The states of the clients that a worker trained last, up to a number of bytes; those of the last round always."""
 
     def __init__(self, most: int = MOST_KEPT) -> None:
@@ -138,7 +138,7 @@ class Shelf:
         """A client's state by its stamp."""
         found = self._kept.get((training, client))
         if found is None or found[0] != stamp:
-            raise Forgotten
+            raise CacheMiss
         return found[1]
 
     def _drop(self, key: tuple[str, int]) -> None:
@@ -156,7 +156,7 @@ class Worker:
         self._local: Local | None = None
         self._mistake: Exception | None = None
         self._training: tuple[str, Training] | None = None
-        self._shelf = Shelf()
+        self._shelf = StateCache()
 
     def hello(self) -> About:
         """Say who this is."""
@@ -171,7 +171,7 @@ class Worker:
         self._local, self._mistake, self._shelf = (
             None,
             None,
-            Shelf(),
+            StateCache(),
         )  # first, so that two problems are never held at once
         try:
             build: Callable[[], Local] = ray.get(source.build[0])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedflat.engines.ray.cluster import Device, first_line
-from fedflat.engines.ray.worker import About, Forgotten, Source, Worker, other_version, own_version
+from fedflat.engines.ray.worker import About, CacheMiss, Source, Worker, other_version, own_version
 from fedflat.errors import UserError
 
 MOST_LOSSES = 2
@@ -22,7 +22,7 @@ ENOUGH = 30.0
 
 
 @dataclass(eq=False)
-class Hand:
+class WorkerHandle:
     """One worker as the driver sees it."""
 
     actor: Any
@@ -39,9 +39,9 @@ class Job:
     """Something for one worker to do."""
 
     call: str
-    arguments: Callable[[Hand, bool], tuple[Any, ...]]
+    arguments: Callable[[WorkerHandle, bool], tuple[Any, ...]]
     """For a worker; whether all must be told, since it has forgotten what it had."""
-    home: Hand | None = None
+    home: WorkerHandle | None = None
     """Who does it best."""
     seconds: float = 0.0
     """What it is expected to take."""
@@ -49,18 +49,18 @@ class Job:
     """What that is longer where another does it."""
     whole: bool = False
     begun: float = 0.0
-    hand: Hand | None = None
+    hand: WorkerHandle | None = None
     """Who did it."""
     result: Any = None
 
 
-class Crew:
+class WorkerPool:
     """So many workers, each with one core or a part of a GPU; those that are lost are replaced where the cluster has room."""
 
     def __init__(self, ray: Any, count: int, device: Device, gpus: float = 1.0) -> None:
         self.ray, self.count, self.device, self.gpus = ray, count, device, gpus
         self.job: str = ray.get_runtime_context().get_job_id()
-        self.hands: list[Hand] = []
+        self.hands: list[WorkerHandle] = []
         self.lost = 0
         """Workers lost so far."""
         self._failed_starts = 0
@@ -72,14 +72,14 @@ class Crew:
             errors.NodeDiedError,
             errors.OutOfMemoryError,
         )
-        self.forgetting: tuple[type[Exception], ...] = (*self.losses, Forgotten)
+        self.forgetting: tuple[type[Exception], ...] = (*self.losses, CacheMiss)
         """What a state is lost by."""
         needs = {"num_cpus": 1, "num_gpus": gpus if device == "cuda" else 0}
         self._remote = ray.remote(**needs, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD")(Worker)
         self._hire()
 
     @property
-    def present(self) -> list[Hand]:
+    def present(self) -> list[WorkerHandle]:
         """The workers that are there."""
         return [hand for hand in self.hands if hand.about is not None]
 
@@ -133,7 +133,7 @@ class Crew:
                     hand.busy.pop(ref, None)
                     try:
                         job.result = self.got(ref)
-                    except Forgotten:
+                    except CacheMiss:
                         job.whole = True
                         waiting.insert(0, job)
                     except self.losses as loss:
@@ -183,7 +183,7 @@ class Crew:
     def _hire(self) -> None:
         while len(self.hands) < self.count:
             actor = self._remote.remote()
-            self.hands.append(Hand(actor, actor.hello.remote()))
+            self.hands.append(WorkerHandle(actor, actor.hello.remote()))
 
     def _hand_out(self, waiting: list[Job], running: dict[Any, Job], source: Source | None) -> None:
         """Give every worker its next job, and while it has many one more, so that it need not wait for the driver."""
@@ -196,7 +196,7 @@ class Crew:
                 ref = self._begun(job, hand, source)
                 hand.busy[ref] = running[ref] = job
 
-    def _next(self, hand: Hand, waiting: list[Job], ahead: bool) -> Job | None:
+    def _next(self, hand: WorkerHandle, waiting: list[Job], ahead: bool) -> Job | None:
         """What a worker does next: its own, then what is nobody's, then of another's share the end, where moving it pays."""
         own = [job for job in waiting if job.home is hand]
         if own:
@@ -210,20 +210,20 @@ class Crew:
         job = [job for job in waiting if job.home is late][-1]
         return job if job.moving < self._left(late, waiting) - job.seconds or not job.moving else None
 
-    def _left(self, hand: Hand | None, waiting: list[Job]) -> float:
+    def _left(self, hand: WorkerHandle | None, waiting: list[Job]) -> float:
         """Seconds until a worker is expected to have done its share."""
         now = time.monotonic()
         under_way = sum(max(0.0, job.seconds - (now - job.begun)) for job in (hand.busy.values() if hand else ()))
         return under_way + sum(job.seconds for job in waiting if job.home is hand)
 
-    def _begun(self, job: Job, hand: Hand, source: Source | None) -> Any:
+    def _begun(self, job: Job, hand: WorkerHandle, source: Source | None) -> Any:
         arguments = job.arguments(hand, job.whole)
         if source is not None and hand.opened != source.key:
             self._told_to_open(hand, source)
         job.hand, job.begun = hand, time.monotonic()
         return getattr(hand.actor, job.call).remote(*arguments)
 
-    def _told_to_open(self, hand: Hand, source: Source) -> Any:
+    def _told_to_open(self, hand: WorkerHandle, source: Source) -> Any:
         hand.opened = source.key
         return hand.actor.open.remote(source)
 
@@ -243,7 +243,7 @@ class Crew:
                 self._greet(starting[ref])
         return [ref for ref in ready if ref not in starting]
 
-    def _greet(self, hand: Hand) -> None:
+    def _greet(self, hand: WorkerHandle) -> None:
         try:
             about = About(*self.got(hand.greeting))
         except self.losses as loss:
@@ -260,7 +260,7 @@ class Crew:
             raise UserError(other_version(about.node, about.version, own_version()))
         hand.about, self._failed_starts = about, 0
 
-    def _dismiss(self, hand: Hand) -> None:
+    def _dismiss(self, hand: WorkerHandle) -> None:
         if hand in self.hands:
             self.hands.remove(hand)
             self.lost += 1
@@ -273,22 +273,22 @@ class Crew:
         )
 
 
-def _anothers(loss: Exception, hand: Hand) -> bool:
+def _anothers(loss: Exception, hand: WorkerHandle) -> bool:
     """Whether it is another worker that was lost, which was to hand something over."""
     lost = getattr(loss, "actor_id", None)
     return lost is not None and hand.about is not None and lost != hand.about.actor
 
 
-_crew: Crew | None = None
+_crew: WorkerPool | None = None
 
 
-def crew_of(ray: Any, count: int, device: Device, gpus: float = 1.0) -> Crew:
+def crew_of(ray: Any, count: int, device: Device, gpus: float = 1.0) -> WorkerPool:
     """The crew of this process, started anew only when another one is asked for: starting workers costs seconds."""
     global _crew  # noqa: PLW0603
     job = ray.get_runtime_context().get_job_id()
     if _crew is None or (_crew.job, _crew.count, _crew.device, _crew.gpus) != (job, count, device, gpus):
         close_crew()
-        _crew = Crew(ray, count, device, gpus)
+        _crew = WorkerPool(ray, count, device, gpus)
     return _crew
 
 

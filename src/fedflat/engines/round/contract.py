@@ -48,7 +48,7 @@ class Client(NamedTuple):
     number: int
     indices: np.ndarray
     state: Mapping[str, State]
-    """By slot; here, or where it was trained (``away.Away``)."""
+    """By slot; here, or where it was trained (``away.RemoteState``)."""
     statistics: Tensor | None = None
     """Its own normalisation statistics, where clients keep them."""
 

@@ -10,7 +10,7 @@ from fedflat.algorithms.slot import State
 Read = Callable[[], States]
 
 
-class Away(Mapping[str, State]):
+class RemoteState(Mapping[str, State]):
     """A client's state after a certain round, wherever that lies."""
 
     def __init__(self, stamp: int, bring: Callable[[], None]) -> None:

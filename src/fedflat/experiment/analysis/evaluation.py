@@ -15,7 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedflat.data import CORRUPTIONS, DATASETS, Dataset, Examples, Split, canonical_split, data_folder, load_corruptions
+from fedflat.data import (
+    CORRUPTIONS,
+    DATASETS,
+    Dataset,
+    Examples,
+    Partition,
+    canonical_split,
+    data_folder,
+    load_corruptions,
+)
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import Task
 from fedflat.engines.problem.totals import Totals
@@ -130,7 +139,7 @@ class _Evaluator:
         self,
         config: Config,
         problem: Problem,
-        split: Split,
+        split: Partition,
         model: ModelState,
         fine_tuning: FineTuning,
         corruptions: Corruptions | None,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedflat.algorithms.slot import unit
-from fedflat.data import Examples, Split
+from fedflat.data import Examples, Partition
 from fedflat.engines.problem.problem import Problem, moved
 from fedflat.engines.problem.task import Pooling
 from fedflat.engines.round.contract import Client, ModelState
@@ -44,7 +44,7 @@ SINGLE = 10
 class Look:
     """What is seen of a model: on ``wanted.examples`` training examples, and on the data of ``wanted.clients`` clients."""
 
-    def __init__(self, problem: Problem, split: Split, wanted: Flatness) -> None:
+    def __init__(self, problem: Problem, split: Partition, wanted: Flatness) -> None:
         self.problem, self.split, self.wanted = problem, split, wanted
         self.gap_examples = GAP_EXAMPLES
 

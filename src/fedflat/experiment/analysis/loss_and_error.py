@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedflat.data import Examples, Split
+from fedflat.data import Examples, Partition
 from fedflat.engines.cpu.engine import one_thread
 from fedflat.engines.problem.problem import Problem, moved
 from fedflat.engines.problem.totals import Totals
@@ -36,7 +36,7 @@ class LossAndError:
     def __init__(
         self,
         problem: Problem,
-        split: Split,
+        split: Partition,
         integers: dict[str, Tensor],
         *,
         examples: int | None = None,

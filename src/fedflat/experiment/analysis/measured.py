@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedflat.data import Examples, Split
+from fedflat.data import Examples, Partition
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import Pooling
 from fedflat.engines.round.contract import ModelState
@@ -69,7 +69,7 @@ class Measured:
     rounds: int | None
     """After which round it was kept; none for the model at the end."""
     problem: Problem = field(repr=False)
-    split: Split = field(repr=False)
+    split: Partition = field(repr=False)
     state: ModelState = field(repr=False)
     tf32: bool = False
     """Whether products on a GPU may be rounded."""

@@ -10,7 +10,7 @@ import torch
 
 from fedflat.algorithms import Algorithm
 from fedflat.algorithms.algorithm import States
-from fedflat.data import Split
+from fedflat.data import Partition
 from fedflat.engines.cpu.engine import one_thread
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Client, ModelState, Outcome
@@ -25,7 +25,7 @@ from fedflat.experiment.quantities import wanted_names
 class Observer:
     """Looks at a run every so many rounds, and after the last; says how long it took."""
 
-    def __init__(self, wanted: Flatness, problem: Problem, split: Split, algorithm: Algorithm, last: int) -> None:
+    def __init__(self, wanted: Flatness, problem: Problem, split: Partition, algorithm: Algorithm, last: int) -> None:
         self.what = wanted_names(wanted.what)
         self.seconds = 0.0
         """How long the looks of the current round took."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedflat.algorithms import algorithm
 from fedflat.averaging import average_name
-from fedflat.data import Dataset, Split
+from fedflat.data import Dataset, Partition
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import Task
 from fedflat.engines.round.contract import ModelState
@@ -30,7 +30,7 @@ def reopen(
     config: Config | None = None,
     call: str = "evaluate",
     as_begun: bool = False,
-) -> tuple[Problem, Split]:
+) -> tuple[Problem, Partition]:
     """The problem and the split of a run; its network holds what is frozen, and ``as_begun`` all that the run started from.
 
     Where data, model or task were the user's own they are needed again, unless the run was made in this process; ``call`` is the method of

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedflat.algorithms import Algorithm, algorithm
 from fedflat.algorithms.algorithm import States, flat_fields, flat_state, nested_state
 from fedflat.algorithms.slot import State
-from fedflat.data import Split
+from fedflat.data import Partition
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Client, CohortRows, Engine, ModelState, Outcome
@@ -25,7 +25,7 @@ from fedflat.experiment.config import Config
 from fedflat.experiment.setup.engine import engine_for
 from fedflat.experiment.setup.training import sampler_of, training_of
 from fedflat.experiment.store.checkpoint import CHECKPOINT, require_rows, under
-from fedflat.experiment.store.client_states import Keeping
+from fedflat.experiment.store.client_states import ClientStateStore
 from fedflat.experiment.store.row_store import PastRows, Rows
 from fedflat.experiment.store.run_folder import RunFolder
 
@@ -47,7 +47,12 @@ class Replay:
     """Trains the next round of a moment, or moves on by it."""
 
     def __init__(
-        self, config: Config, problem: Problem, split: Split, moment: Moment | None = None, workers: int | None = None
+        self,
+        config: Config,
+        problem: Problem,
+        split: Partition,
+        moment: Moment | None = None,
+        workers: int | None = None,
     ) -> None:
         self.config, self.problem, self.split = config, problem, split
         self.algorithm: Algorithm = algorithm(config.algorithm)
@@ -140,7 +145,7 @@ def check_client(number: int, clients: int) -> None:
 
 def start_of(algorithm: Algorithm, model: ModelState, config: Config) -> Moment:
     """Before the first round: everything is what it starts with."""
-    keeping = Keeping(algorithm, model, config.training.statistics == "own", lambda width: Rows())
+    keeping = ClientStateStore(algorithm, model, config.training.statistics == "own", lambda width: Rows())
     return Moment(config.init_rounds, model, algorithm.new_server(model.weights), keeping.read)
 
 
@@ -170,7 +175,9 @@ def at_checkpoint(
             )
         return keeping.read(number)
 
-    keeping = Keeping(algorithm, first or ModelState(*problem.initial()), config.training.statistics == "own", rows)
+    keeping = ClientStateStore(
+        algorithm, first or ModelState(*problem.initial()), config.training.statistics == "own", rows
+    )
     return Moment(about["rounds"], model, nested_state(under(tensors, "server/")), kept)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from fedflat.algorithms import algorithm
 from fedflat.algorithms.lr_schedule import Schedule
-from fedflat.data import Split
+from fedflat.data import Partition
 from fedflat.experiment.analysis.cohort import Figures
 from fedflat.experiment.config import Config
 from fedflat.flatness.theory.bounds import ALGORITHMS, Bound, Rates, Setting, as_run, largest_rate, theorem
@@ -63,7 +63,7 @@ class Theory:
         }
 
 
-def theory(config: Config, split: Split, classes: int, seen: Sequence[Constants]) -> Theory:
+def theory(config: Config, split: Partition, classes: int, seen: Sequence[Constants]) -> Theory:
     """The bounds of a run from the constants that its models showed, the largest of each."""
     constants = largest(seen)
     setting = setting_of(config, split)
@@ -79,7 +79,7 @@ def theory(config: Config, split: Split, classes: int, seen: Sequence[Constants]
     )
 
 
-def setting_of(config: Config, split: Split) -> Setting:
+def setting_of(config: Config, split: Partition) -> Setting:
     """m, n, K and T of a run; n and K are means over clients, which the theorem takes to be alike."""
     sizes = np.array([len(indices) for indices in split.looked_at])
     own = config.training

@@ -10,7 +10,7 @@ import torch
 
 from fedflat.algorithms import Algorithm, algorithm
 from fedflat.algorithms.algorithm import flat_fields
-from fedflat.averaging import Scene
+from fedflat.averaging import RunInfo
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
 from fedflat.experiment.store.row_store import Rows
@@ -93,7 +93,7 @@ def _rings(built: Algorithm, rounds: int) -> list[int]:
 
     nothing = torch.zeros(0)
     for average in built.averages:
-        average.begin(Scene(rounds, built.rate.cycle, nothing.bool(), ring), nothing)
+        average.begin(RunInfo(rounds, built.rate.cycle, nothing.bool(), ring), nothing)
     return lengths
 
 

@@ -25,7 +25,7 @@ from fedflat.experiment.run import Run
 from fedflat.experiment.stopping import OVER
 from fedflat.experiment.store.atomic_files import create_folder, write_whole
 from fedflat.experiment.store.cleanup import Keep, remove_claimed
-from fedflat.experiment.store.lock import Held, claimed, is_free
+from fedflat.experiment.store.lock import Lock, claimed, is_free
 from fedflat.experiment.store.record import Record, load_record
 from fedflat.experiment.store.run_folder import Awaited
 from fedflat.models import model_spec
@@ -183,7 +183,7 @@ def _hashed(name: str, one: Values) -> str:
 # --- running --------------------------------------------------------------------------------------------------------------------------
 
 
-class Over(Held):
+class Over(Lock):
     """Another process has done the run meanwhile."""
 
 
@@ -196,7 +196,7 @@ class Claimed(NamedTuple):
     own: dict[str, Any] | None = None
 
     def go(self, callbacks: tuple[Callback, ...]) -> Record:
-        """Do it, or go on with it; ``Held`` while another process does, ``Over`` once it has."""
+        """Do it, or go on with it; ``Lock`` while another process does, ``Over`` once it has."""
         with claimed(self.folder):
             begun = begun_run(self.config, self.folder)
             over = begun is not None and begun.status in OVER
@@ -236,7 +236,7 @@ def run_sweep(
         held = []
         with closing(_results(sweep, todo, callbacks, jobs)) as results:
             for number, outcome in results:
-                if isinstance(outcome, Held) and not isinstance(outcome, Over):
+                if isinstance(outcome, Lock) and not isinstance(outcome, Over):
                     held.append(todo[number])
                 else:
                     yield _done(todo[number], outcome)
@@ -261,7 +261,7 @@ def _tidy(run: Planned, keep: Keep) -> None:
         try:
             with claimed(run.folder):
                 remove_claimed(run.folder, keep.removed)
-        except Held:
+        except Lock:
             return
 
 

@@ -61,7 +61,7 @@ def _clients(config: Config, data: datasets.Dataset) -> int:
     seed = config.seed if d.split_seed is None else d.split_seed
     train = data.train
     return len(
-        datasets.partition(
+        datasets.make_partition(
             d.split, train.targets, data.num_classes, None, seed, d.validation, train.groups, train.coarse
         ).clients
     )

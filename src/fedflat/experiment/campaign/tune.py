@@ -25,7 +25,7 @@ from fedflat.experiment.campaign.sweep_file import Range, SweepFile, Tune, Value
 from fedflat.experiment.config import SHORT, Config, changes_results, setting_names
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.atomic_files import create_folder, write_whole
-from fedflat.experiment.store.lock import Held, claimed, is_free
+from fedflat.experiment.store.lock import Lock, claimed, is_free
 from fedflat.experiment.store.record import Record, load_record
 
 BEST = "best.json"
@@ -250,7 +250,7 @@ def _do(search: Search, study: Study, number: int, callbacks: tuple[Callback, ..
     except Pruned:
         study.tell(number, None, "pruned")
         return Tried(number, values, "pruned", None)
-    except Held:
+    except Lock:
         raise
     except UserError as mistake:
         study.tell(number, None, "failed")

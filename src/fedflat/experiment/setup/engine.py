@@ -59,7 +59,7 @@ def engine_for(config: Config, problem: Problem, own: Own | None = None) -> Engi
 
 
 @contextmanager
-def shortage_told(config: Config) -> Iterator[None]:
+def explain_out_of_memory(config: Config) -> Iterator[None]:
     """Turn an overfull GPU into a sentence that says what to change."""
     try:
         yield

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedflat import data as datasets
-from fedflat.data import Dataset, Examples, Split
+from fedflat.data import Dataset, Examples, Partition
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.segmentation import Segmentation
 from fedflat.engines.problem.task import Classification, NextCharacter, Task, check_metric, task_for
@@ -28,7 +28,7 @@ CUSTOM = "custom"
 
 def federation(
     config: Config, data: Dataset | None = None, model: nn.Module | None = None, task: Task | None = None
-) -> tuple[Problem, Split]:
+) -> tuple[Problem, Partition]:
     """The problem and the split of a config; data, model and task may be the user's own."""
     for own, name, what in ((data, config.data.name, "data"), (model, config.model, "model")):
         if own is None and name.partition(":")[0] == CUSTOM:
@@ -40,7 +40,7 @@ def federation(
     device = device_of(config)  # first, so that nobody waits for data to hear that there is no GPU
     data = datasets.load(config.data.name, config.data.folder) if data is None else data
     seed = config.seed if config.data.split_seed is None else config.data.split_seed
-    split = datasets.partition(
+    split = datasets.make_partition(
         config.data.split,
         data.train.targets,
         data.num_classes,

@@ -11,7 +11,7 @@ from fedflat.errors import UserError
 
 
 @contextmanager
-def told_plainly(path: Path, doing: str = "write") -> Iterator[None]:
+def explain_os_error(path: Path, doing: str = "write") -> Iterator[None]:
     """Turn what the operating system says about a path into one sentence."""
     try:
         yield
@@ -29,14 +29,14 @@ def told_plainly(path: Path, doing: str = "write") -> Iterator[None]:
 
 def create_folder(path: Path) -> None:
     """Make a folder and its parents."""
-    with told_plainly(path, "create the folder"):
+    with explain_os_error(path, "create the folder"):
         path.mkdir(parents=True, exist_ok=True)
 
 
 def write_whole(path: Path, data: bytes | str) -> None:
     """Write a file to the side, and put it in place once it is complete and on disk."""
     aside = path.with_name(path.name + ".part")
-    with told_plainly(path):
+    with explain_os_error(path):
         try:
             with aside.open("wb") as file:
                 file.write(data.encode() if isinstance(data, str) else data)

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from fedflat.errors import UserError
 from fedflat.experiment.config import Section
-from fedflat.experiment.store.atomic_files import told_plainly
+from fedflat.experiment.store.atomic_files import explain_os_error
 from fedflat.experiment.store.lock import claimed
 from fedflat.experiment.store.run_folder import RunFolder
 
@@ -102,7 +102,7 @@ def _bytes(path: Path) -> int:
 
 
 def _remove(path: Path) -> None:
-    with told_plainly(path, "remove"):
+    with explain_os_error(path, "remove"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:

@@ -12,7 +12,7 @@ from fedflat.algorithms import Algorithm
 from fedflat.algorithms.algorithm import States, flat_fields, flat_state, nested_state
 from fedflat.algorithms.slot import State
 from fedflat.engines.round.contract import Client, ModelState
-from fedflat.engines.round.remote_state import Away
+from fedflat.engines.round.remote_state import RemoteState
 from fedflat.experiment.store.row_store import Rows
 
 STATISTICS = "statistics"
@@ -20,7 +20,7 @@ REMEMBERED = 2**16
 """Clients of which it is remembered where their state lies."""
 
 
-class Keeping:
+class ClientStateStore:
     """The states of all clients, and their own normalisation statistics where they keep them."""
 
     def __init__(
@@ -36,7 +36,7 @@ class Keeping:
         if own_statistics:
             self._widths[STATISTICS] = len(first.buffers)
         self._rows = rows(sum(self._widths.values()))
-        self._away: dict[int, tuple[Away, Tensor | None]] = {}
+        self._away: dict[int, tuple[RemoteState, Tensor | None]] = {}
 
     def read(self, number: int) -> tuple[Mapping[str, State], Tensor | None]:
         """A client's state and statistics; those it starts with, before it first takes part."""
@@ -63,7 +63,7 @@ class Keeping:
     def write(self, client: Client) -> None:
         """Keep a client's new state; one that lies elsewhere is written when it comes, and read from there until then."""
         self._away.pop(client.number, None)
-        if not isinstance(client.state, Away):
+        if not isinstance(client.state, RemoteState):
             self._write(client, client.state)
             return
         self._away[client.number] = client.state, client.statistics

@@ -8,22 +8,22 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedflat.errors import UserError
-from fedflat.experiment.store.atomic_files import create_folder, told_plainly
+from fedflat.experiment.store.atomic_files import create_folder, explain_os_error
 
 
-class Held(UserError):
+class Lock(UserError):
     """Someone else is working on the same run."""
 
 
 @contextmanager
 def claimed(folder: Path, patiently: bool = False, run: Path | None = None) -> Iterator[None]:
-    """Keep a folder to oneself, from before there is anything in it; ``Held`` where another process has it, unless one waits ``patiently``.
+    """Keep a folder to oneself, from before there is anything in it; ``Lock`` where another process has it, unless one waits ``patiently``.
 
     The lock is on the folder itself and the operating system's, so that it leaves no file behind and ends with the process, however
     that ends. Where the folder is part of a ``run``, that is the one which is told of.
     """
     create_folder(folder)
-    with told_plainly(folder, "open"):
+    with explain_os_error(folder, "open"):
         descriptor = os.open(folder, os.O_RDONLY) if os.name == "posix" else None
     try:
         if descriptor is not None:
@@ -40,7 +40,7 @@ def _lock(descriptor: int, folder: Path, patiently: bool) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if patiently else fcntl.LOCK_NB))
     except OSError:
-        raise Held(f"another process is working on {folder}; wait for it, or choose another --out") from None
+        raise Lock(f"another process is working on {folder}; wait for it, or choose another --out") from None
 
 
 def is_free(folder: Path) -> bool:
@@ -48,5 +48,5 @@ def is_free(folder: Path) -> bool:
     try:
         with claimed(folder):
             return True
-    except Held:
+    except Lock:
         return False

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedflat.data import Dataset, Examples, Split
+from fedflat.data import Dataset, Examples, Partition
 from fedflat.errors import UserError
 from fedflat.experiment.store.run_folder import RunFolder
 
@@ -21,7 +21,7 @@ MOST_BYTES, SAMPLED = 2**26, 1000
 """Of inputs larger than this, so many examples stand for all."""
 
 
-def origin_of(split: Split, data: Dataset, own: Mapping[str, Any]) -> dict[str, Any]:
+def origin_of(split: Partition, data: Dataset, own: Mapping[str, Any]) -> dict[str, Any]:
     """What ``split.json`` keeps."""
     return {**split.describe(data.train.targets.cpu(), data.num_classes), OWN: brought(own)}
 

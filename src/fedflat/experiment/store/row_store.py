@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedflat.experiment.store.atomic_files import create_folder, told_plainly
+from fedflat.experiment.store.atomic_files import create_folder, explain_os_error
 
 _NUMPY: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 _STAMP = np.dtype(np.int64)
@@ -68,7 +68,7 @@ class FileRows(Rows):
         self._folder = folder
         self._dtype = _NUMPY[dtype]
         self._bytes = width * self._dtype.itemsize
-        with told_plainly(folder):
+        with explain_os_error(folder):
             self._data = os.open(folder / "rows.bin", os.O_RDWR | os.O_CREAT, 0o644)
             self._index = os.open(folder / "index.bin", os.O_RDWR | os.O_CREAT, 0o644)
         self._committed = 0
@@ -99,7 +99,7 @@ class FileRows(Rows):
         stamps = self._stamps[key]
         needed = max((stamp, place) for place, stamp in enumerate(stamps) if stamp <= self._committed or not stamp)
         place = 1 - needed[1] if needed[0] else 0
-        with told_plainly(self._folder):
+        with explain_os_error(self._folder):
             _write(
                 self._data,
                 row.detach().cpu().numpy().astype(self._dtype, copy=False).tobytes(),
@@ -118,7 +118,7 @@ class FileRows(Rows):
                 del self._stamps[key], self._place[key]
             elif self._stamps[key] != stamps:
                 self._write_index(key)
-        # Places are given out in order, so those forgotten are the last ones.
+        # FunctionalCall are given out in order, so those forgotten are the last ones.
         os.ftruncate(self._index, len(self._place) * 3 * _STAMP.itemsize)
         os.ftruncate(self._data, min(os.fstat(self._data).st_size, len(self._place) * 2 * self._bytes))
         self.commit(rounds)
@@ -150,7 +150,7 @@ class PastRows(FileRows):
         self._dtype = _NUMPY[dtype]
         self._bytes = width * self._dtype.itemsize
         self._place, self._stamps = {}, {}
-        with told_plainly(folder):
+        with explain_os_error(folder):
             self._data = os.open(folder / "rows.bin", os.O_RDONLY)
             self._index = os.open(folder / "index.bin", os.O_RDONLY)
         self._read_index()

@@ -18,8 +18,8 @@ from torch import Tensor
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config, config, read_yaml
 from fedflat.experiment.stopping import OVER
-from fedflat.experiment.store.atomic_files import create_folder, told_plainly, write_whole
-from fedflat.experiment.store.lock import Held, claimed
+from fedflat.experiment.store.atomic_files import create_folder, explain_os_error, write_whole
+from fedflat.experiment.store.lock import Lock, claimed
 from fedflat.experiment.store.row_store import FileRows
 
 BEGINNINGS = {name for whole in ("split.json", "status.json", "config.yaml") for name in (whole, f"{whole}.part")} | {
@@ -71,7 +71,7 @@ class RunFolder:
         return f"or run it anew (fedflat run --config {self.path / 'config.yaml'} with another --out)"
 
     def create(self, config: Config, split: Mapping[str, Any]) -> None:
-        """Make the folder with what describes the run; ``Held`` while another process does the same."""
+        """Make the folder with what describes the run; ``Lock`` while another process does the same."""
         self._be_new()
         # The folder itself may be claimed already, by the sweep that this run belongs to.
         with claimed(self.path / "checkpoint", run=self.path):
@@ -111,13 +111,13 @@ class RunFolder:
         self._held = descriptor
         _HELD_HERE.add(_identity(descriptor))
 
-    def _taken(self, is_ours: bool) -> Held:
+    def _taken(self, is_ours: bool) -> Lock:
         if is_ours:
-            return Held(
+            return Lock(
                 f"this process is working on {self.path} already, in a fedflat.rounds that is still open or in another thread; "
                 "end it with .close() or .result(), or choose another out"
             )
-        return Held(f"another process is working on {self.path}; wait for it, or choose another --out")
+        return Lock(f"another process is working on {self.path}; wait for it, or choose another --out")
 
     def release(self) -> None:
         """Let others work on the run."""
@@ -198,7 +198,7 @@ class RunFolder:
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """Add one line to a log."""
         path = self.path / name
-        with told_plainly(path), path.open("a") as file:
+        with explain_os_error(path), path.open("a") as file:
             file.write(json.dumps(record) + "\n")
 
     def cut_metrics(self, length: int) -> None:
@@ -209,7 +209,7 @@ class RunFolder:
                 f"{path} has lost lines: it has {found} bytes, and the run's checkpoint needs {length}; "
                 f"put the file back as it was, {self.anew}"
             )
-        with told_plainly(path):
+        with explain_os_error(path):
             path.touch()
             os.truncate(path, length)
 

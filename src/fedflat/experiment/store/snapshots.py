@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from fedflat.experiment.store.atomic_files import told_plainly
+from fedflat.experiment.store.atomic_files import explain_os_error
 from fedflat.experiment.store.record import model_file
 
 FOLDER = "models"
@@ -32,5 +32,5 @@ def cut_snapshots(run: Path, rounds: int) -> None:
     for path in (run / FOLDER).glob("round-*"):
         match = re.match(r"round-(\d+)\.", path.name)
         if match and int(match[1]) > rounds:
-            with told_plainly(path, "remove"):
+            with explain_os_error(path, "remove"):
                 path.unlink()
