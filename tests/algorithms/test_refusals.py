@@ -190,7 +190,7 @@ AS_PUBLISHED: dict[str, Algorithm] = {
     "fedmoswa": Algorithm(
         Mo(0.1, gamma_first_round=1.0, normaliser="trapezoid"), lr=Linear(0.1, early_decay=True), server=Sgd(1.5)
     ),
-    "fedswa": Algorithm(lr=Linear(0.1, early_decay=True), server=Sgd(1.5)),
+    "fedswa": Algorithm(lr_schedule=Linear(0.1, early_decay=True), server=Sgd(1.5)),
 }
 
 
