@@ -114,7 +114,7 @@ def test_a_spectrum_is_the_same_compiled() -> None:
     of = {compile: objective(5) for compile in ("off", "on")}
     told: list[str] = []
     plain, fast = (
-        spectrum(of[compile], None, None, 3, trace_draws=2, compile=compile, tell=told.append) for compile in of
+        spectrum(of[compile], None, None, 3, trace_draws=2, compile=compile, progress=told.append) for compile in of
     )
     assert sum("compiling" in line for line in told) == 1
     assert of["off"]._compiled is None and of["on"]._compiled is not None and of["on"]._compiled._fast is not None

@@ -94,7 +94,7 @@ def test_the_seed_changes_the_path_and_not_the_end() -> None:
     assert one.values.equal(again.values) and one.vectors.equal(again.vectors)
     assert not one.vectors.equal(other.vectors)
     torch.testing.assert_close(one.values, other.values)
-    lanczos(Operator.of_matrix(matrix), Ends(3), tell=lambda products, found: seen.append((products, found)))
+    lanczos(Operator.of_matrix(matrix), Ends(3), progress=lambda products, found: seen.append((products, found)))
     assert seen[-1][1] == 3 and [products for products, _ in seen] == sorted({products for products, _ in seen})
 
 

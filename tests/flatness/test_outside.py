@@ -90,7 +90,7 @@ def test_an_objective_can_be_measured_several_times() -> None:
 def test_progress_is_told() -> None:
     model, pair, _ = regression()
     said: list[str] = []
-    flatness.spectrum(model, F.mse_loss, pair, 2, density_draws=1, tell=said.append)
+    flatness.spectrum(model, F.mse_loss, pair, 2, density_draws=1, progress=said.append)
     assert said[0].startswith("checking") and said[-1] == "density: 6 of 6 Hessian products"
     assert any(line.startswith("2 of 2 eigenvalues") for line in said) and "trace: 30 of 30 draws" in said
 

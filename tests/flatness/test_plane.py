@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedflat.errors import UserError
 from fedflat.flatness.landscapes.grid import Model
 from fedflat.flatness.landscapes.plane import Plane, plane_landscape, plane_of, spread_axis
-from fedflat.flatness.landscapes.points import refuse_different_shapes
+from fedflat.flatness.landscapes.points import require_same_shapes
 from fedflat.flatness.objective import Objective
 from fedflat.models.layout import Layout
 
@@ -132,14 +132,14 @@ def test_models_that_span_no_plane_are_refused() -> None:
 
 def test_models_of_different_shapes_are_refused_in_one_sentence() -> None:
     one, other = Layout(("w", "b"), ((2, 3), (2,))), Layout(("w", "b"), ((2, 4), (2,)))
-    refuse_different_shapes({"runs/a": one, "runs/b": one})
+    require_same_shapes({"runs/a": one, "runs/b": one})
     with pytest.raises(
         UserError,
         match=r"^runs/a and runs/b have different shapes and cannot lie on one plane: w is 2x3 .* 2x4 in the second$",
     ):
-        refuse_different_shapes({"runs/a": one, "runs/b": other})
+        require_same_shapes({"runs/a": one, "runs/b": other})
     with pytest.raises(UserError, match="the second alone has c"):
-        refuse_different_shapes({"a": one, "b": Layout(("w", "b", "c"), ((2, 3), (2,), ()))})
+        require_same_shapes({"a": one, "b": Layout(("w", "b", "c"), ((2, 3), (2,), ()))})
 
 
 def test_an_axis_over_positions() -> None:

@@ -71,7 +71,7 @@ def test_intervals() -> None:
 def test_a_single_draw_is_refused_before_anything_is_computed() -> None:
     told: list[str] = []
     with pytest.raises(UserError, match="an interval needs at least 2 draws, not 1"):
-        spectrum_of(case("mlp").objective(), 2, trace_draws=1, tell=told.append)
+        spectrum_of(case("mlp").objective(), 2, trace_draws=1, progress=told.append)
     assert not told
 
 
