@@ -90,7 +90,7 @@ def test_figures_are_fetched_some_at_a_time_and_progress_is_told() -> None:
     told: list[tuple[int, int]] = []
     models = (Model(torch.full((1,), float(n)), EMPTY) for n in range(10))
     found = evaluate_models(
-        lambda model: {"value": model.weights[0]}, models, 10, lambda *where: told.append(where), at_once=4
+        lambda model: {"value": model.weights[0]}, models, 10, lambda *where: told.append(where), fetch_every=4
     )
     assert found["value"].tolist() == list(range(10))
     assert told == [(4, 10), (8, 10), (10, 10)]
@@ -118,7 +118,7 @@ def test_the_middle_of_an_odd_axis_is_exactly_the_model() -> None:
         ({"points": 1}, "at least 2"),
         ({"radius": 0.0}, "above 0"),
         ({"radius": math.nan}, "above 0"),
-        ({"dimensions": 3}, "1 or 2 dimensions, not 3"),
+        ({"dimensions": 3}, "dimensions=3"),
     ],
 )
 def test_impossible_landscapes_are_refused(wrong: dict[str, float], sentence: str) -> None:
@@ -168,5 +168,5 @@ def test_what_is_no_landscape_is_refused_in_a_sentence(change: dict[str, object]
     document = landscape_around(LAYOUT, Model(CENTRE, EMPTY), loss, points=3).document()
     with pytest.raises(UserError):
         Landscape.from_document({**document, **change})
-    with pytest.raises(UserError, match="no landscape of fedflat"):
+    with pytest.raises(UserError, match="fedflat flatness landscape"):
         Landscape.from_document({})
