@@ -21,8 +21,8 @@ import torch
 
 import fedflat
 from fedflat.data import IGNORED, load
-from fedflat.experiment.federation import federation
-from fedflat.experiment.files import write_whole
+from fedflat.experiment.setup.problem import federation
+from fedflat.experiment.store.atomic_files import write_whole
 
 BEGIN, END = "<!-- camvid: made by studies/camvid.py -->", "<!-- camvid: end -->"
 """Between these lines of a page stands what ``--page`` writes."""

@@ -33,12 +33,12 @@ from study import (
 )
 
 import fedflat
-from fedflat.engines.contract import ModelState
-from fedflat.experiment.files import write_whole
-from fedflat.experiment.local_models import moment_at, replay_at
-from fedflat.experiment.measured import Measured, measured
-from fedflat.experiment.record import Record
-from fedflat.experiment.replay import Replay
+from fedflat.engines.round.contract import ModelState
+from fedflat.experiment.analysis.local_models import moment_at, replay_at
+from fedflat.experiment.analysis.measured import Measured, measured
+from fedflat.experiment.analysis.replay import Replay
+from fedflat.experiment.store.atomic_files import write_whole
+from fedflat.experiment.store.record import Record
 
 METHODS = {"FedAvg": "fedavg", "FedSAM": "fedsam(rho=0.1)", "FedASAM": "fedasam(rho=0.7)"}
 IMAGES: dict[str, Any] = {
@@ -51,13 +51,13 @@ IMAGES: dict[str, Any] = {
 }
 DIGITS: dict[str, Any] = {"clients": 20, "per_round": 5, "epochs": 1, "batch": 16}
 SETTINGS = {"cifar10": IMAGES, "fashion_mnist": {**IMAGES, "augmentation": "none"}, "digits": DIGITS}
-RATES = {"cifar10": 0.01, "fashion_mnist": 0.01, "digits": 0.05}
+LR_SCHEDULES = {"cifar10": 0.01, "fashion_mnist": 0.01, "digits": 0.05}
 
 
 def study(arguments: argparse.Namespace) -> Path:
     """Train, measure, and write the numbers; returns where they are."""
     splits = {"one class per client": "dirichlet(alpha=0)", "mild": arguments.mild}
-    rate = arguments.rate or RATES[arguments.data]
+    rate = arguments.rate or LR_SCHEDULES[arguments.data]
     every = max(arguments.rounds // arguments.moments, 1)
     settings = {
         **SETTINGS[arguments.data],

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedflat.report.curves import COLOURS
-from fedflat.report.landscape_pictures import FAINT, INK
+from fedflat.reporting.figures.curves import COLOURS
+from fedflat.reporting.figures.landscapes import FAINT, INK
 
 ORDER = ("FedAvg", "FedSAM", "FedASAM")
 

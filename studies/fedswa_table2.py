@@ -24,7 +24,7 @@ from typing import Any
 from study import plain, trained
 
 from fedflat.errors import UserError
-from fedflat.experiment.files import create_folder, write_whole
+from fedflat.experiment.store.atomic_files import create_folder, write_whole
 from fedflat.papers import find_table
 from fedflat.papers.cells import Cell
 
@@ -305,7 +305,7 @@ def draw(study: Study, path: Path) -> None:
     """The curves of the full runs."""
     import io
 
-    from fedflat.report.curves import curves
+    from fedflat.reporting.figures.curves import curves
 
     drawn = [
         (f"{algorithm}, rate {rate:g}", [history(one) for one in runs], "server")

@@ -31,11 +31,11 @@ from study import (
 )
 
 import fedflat
-from fedflat.experiment.files import write_whole
-from fedflat.experiment.landscapes import landscapes, plane
-from fedflat.experiment.measured import Measured, measured
-from fedflat.flatness.survey import Landscape
-from fedflat.report.landscape_pictures import plane_picture
+from fedflat.experiment.analysis.landscapes import landscapes, plane
+from fedflat.experiment.analysis.measured import Measured, measured
+from fedflat.experiment.store.atomic_files import write_whole
+from fedflat.flatness.landscapes.grid import Landscape
+from fedflat.reporting.figures.landscapes import plane_picture
 
 # As in docs/cifar10.md: Dirichlet 0.1, 100 clients, 10 per round, 5 epochs of batch 50.
 IMAGES: dict[str, Any] = {

@@ -9,9 +9,9 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from fedflat.flatness.survey import Landscape
-from fedflat.report.landscape_pictures import COLOUR_MAP, FAINT, INK, draw_contours, draw_marks, draw_surface
-from fedflat.report.landscape_scale import Scale, common_line, shown_tick
+from fedflat.flatness.landscapes.grid import Landscape
+from fedflat.reporting.figures.landscape_scale import Scale, common_line, shown_tick
+from fedflat.reporting.figures.landscapes import COLOUR_MAP, FAINT, INK, draw_contours, draw_marks, draw_surface
 
 VALUE = "train_loss"
 

@@ -24,10 +24,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fedflat.deploy.project import write_project
-from fedflat.deploy.reach import reach
+from fedflat.deploy.flower.project import write_project
+from fedflat.deploy.flower.reach import reach
 from fedflat.errors import UserError
-from fedflat.experiment.files import create_folder, write_whole
+from fedflat.experiment.store.atomic_files import create_folder, write_whole
 
 BIN = Path(sys.executable).parent
 PLAIN = {

@@ -26,8 +26,8 @@ import torch
 import fedflat
 from fedflat.bench.machine import hardware, versions
 from fedflat.bench.setting import RandomImages
-from fedflat.experiment.files import create_folder, write_whole
 from fedflat.experiment.run import Run
+from fedflat.experiment.store.atomic_files import create_folder, write_whole
 
 ALGORITHMS = ("fedavg", "fedmoswa")
 WARM_UP = 3

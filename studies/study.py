@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 import fedflat
-from fedflat.cli.progress import Lines
-from fedflat.cli.screen import shown_seconds
-from fedflat.experiment.files import create_folder, write_whole
-from fedflat.experiment.record import Record
+from fedflat.cli.shared.progress import Lines
+from fedflat.cli.shared.screen import shown_seconds
+from fedflat.experiment.store.atomic_files import create_folder, write_whole
+from fedflat.experiment.store.record import Record
 from fedflat.flatness import Ends, Objective, Operator, lanczos
-from fedflat.flatness.hutchinson import hutchinson
+from fedflat.flatness.curvature.trace import hutchinson
 
 TOLERANCE = 0.005
 """How well eigenvalues are known, relative to their size."""

@@ -16,7 +16,7 @@ from typing import Any
 from study import Numbers, saved_numbers, stage, trained, write_picture
 
 import fedflat
-from fedflat.report.curves import curves
+from fedflat.reporting.figures.curves import curves
 
 ALGORITHMS = ("fedavg", "fedmoswa")
 

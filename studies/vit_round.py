@@ -20,8 +20,8 @@ import torch
 from fedflat.api import make_config
 from fedflat.data import Dataset, Examples
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.files import create_folder, write_whole
 from fedflat.experiment.run import Run
+from fedflat.experiment.store.atomic_files import create_folder, write_whole
 
 PARTS = ("all", "lora(rank=8)", "head")
 

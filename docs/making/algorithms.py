@@ -8,7 +8,7 @@ from fedflat.algorithms import Algorithm
 from fedflat.algorithms.cards import CARDS, DIFFERENCES
 from fedflat.algorithms.composition import PARTS, SLOTS, part_name
 from fedflat.algorithms.table import NAMED, RELEASED
-from fedflat.cli.algorithm_card import cost_of, parameter_rows, slot_texts, specs_of
+from fedflat.cli.lookup.algorithm_card import cost_of, parameter_rows, slot_texts, specs_of
 from fedflat.text import show
 from making.curve import curve, measured
 from making.equations import SYMBOLS, said_of

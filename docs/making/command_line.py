@@ -9,8 +9,8 @@ from typing import Any
 import typer
 
 from fedflat.cli.application import app
-from fedflat.cli.flags import FLAGS, field_of
-from fedflat.cli.settings import kind_of
+from fedflat.cli.lookup.settings import kind_of
+from fedflat.cli.shared.flags import FLAGS, field_of
 from fedflat.experiment.config import Config, setting_names
 from fedflat.text import write_value
 from making.markdown import block, code, joined, table

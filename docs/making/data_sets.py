@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 
-from fedflat.cli.algorithm_card import parameter_rows
+from fedflat.cli.lookup.algorithm_card import parameter_rows
 from fedflat.data import DATASETS, OWN
 from fedflat.data.sources.source import Source
 from making.markdown import block, code, joined, rows_of, table

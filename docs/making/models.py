@@ -6,8 +6,8 @@ import inspect
 
 import torch
 
-from fedflat.cli.algorithm_card import parameter_rows
-from fedflat.cli.models import SHAPES, count_for
+from fedflat.cli.lookup.algorithm_card import parameter_rows
+from fedflat.cli.lookup.models import SHAPES, count_for
 from fedflat.models import MODELS, ImageModelSpec, ModelSpec, build, model_spec
 from making.markdown import block, code, joined, rows_of, table
 

@@ -6,9 +6,9 @@ import inspect
 
 import numpy as np
 
-from fedflat.cli.algorithm_card import parameter_rows
-from fedflat.data import SPLIT_PARTS, SPLITS, partition
-from fedflat.report.split_picture import COLOURS
+from fedflat.cli.lookup.algorithm_card import parameter_rows
+from fedflat.data import PARTITIONERS, SPLIT_PARTS, make_partition
+from fedflat.reporting.figures.partition import COLOURS
 from making.markdown import block, code, joined, rows_of, table
 from making.svg import FAINT, INK, boxes, drawing, rule, words
 
@@ -39,7 +39,7 @@ def pages() -> dict[str, str]:
     by_name = {key.lstrip("+").partition("(")[0]: cells for key, cells in rows.items()}
     by_name |= {key.lstrip("+").partition("(")[0]: cells for key, cells in rows_of(PAGE, "Added to any of them:").items()}
     found = {}
-    for name, spec in (SPLITS | SPLIT_PARTS).items():
+    for name, spec in (PARTITIONERS | SPLIT_PARTS).items():
         found[f"splits/{name}.md"] = one(name, spec, by_name[name])
         if SHOWN[name]:
             found[f"images/splits/{name}.svg"] = picture(SHOWN[name])
@@ -111,7 +111,7 @@ def histogram(text: str) -> np.ndarray:
         favoured = rng.random(EXAMPLES) < 0.4
         targets = np.where(favoured, (groups * 2 + rng.integers(0, 3, EXAMPLES)) % CLASSES, targets)
     clients = None if text in ("natural", "centralised") else CLIENTS
-    split = partition(text, targets, CLASSES, clients, 0, groups=groups, coarse=targets // 2)
+    split = make_partition(text, targets, CLASSES, clients, 0, groups=groups, coarse=targets // 2)
     return split.histogram(targets, CLASSES)
 
 

@@ -14,20 +14,20 @@ from fedflat.data import Dataset, from_clients, from_flower
 from fedflat.data import load as load_data
 from fedflat.data.flower import is_partitioner
 from fedflat.data.per_client import Pair
-from fedflat.engines.task import OwnLoss, Task
+from fedflat.engines.problem.task import OwnLoss, Task
 from fedflat.errors import UserError, one_of
-from fedflat.experiment import compare as comparing
 from fedflat.experiment.callback import Callback
+from fedflat.experiment.campaign import compare as comparing
 from fedflat.experiment.config import SHORT as SHORT
 from fedflat.experiment.config import WHERE, Config, assign, config, read_yaml
-from fedflat.experiment.federation import custom
-from fedflat.experiment.folder import RunFolder
-from fedflat.experiment.observation.what import flatness_values
-from fedflat.experiment.own import as_callbacks, as_path, as_texts, called, check_jobs, check_own
+from fedflat.experiment.quantities import flatness_values
+from fedflat.experiment.rounds import Round
 from fedflat.experiment.run import Run
-from fedflat.experiment.stepwise import Round
+from fedflat.experiment.setup.problem import custom
 from fedflat.experiment.stopping import OVER
-from fedflat.report.result import Comparison, Result
+from fedflat.experiment.store.run_folder import RunFolder
+from fedflat.experiment.user_objects import as_callbacks, as_path, as_texts, called, check_jobs, check_own
+from fedflat.reporting.result import Comparison, Result
 
 
 def make_config(
@@ -245,8 +245,8 @@ def sweep(
     callbacks: Callback | Sequence[Callback] = (),
 ) -> Comparison:
     """Run every combination of a sweep, from its file or its values, each once; runs that are over in ``out`` are not run again."""
-    from fedflat.experiment.sweep import plan_sweep, run_sweep, slug
-    from fedflat.experiment.sweep_file import read_sweep
+    from fedflat.experiment.campaign.sweep import plan_sweep, run_sweep, slug
+    from fedflat.experiment.campaign.sweep_file import read_sweep
 
     check_jobs(jobs)
     if not isinstance(source, Mapping):

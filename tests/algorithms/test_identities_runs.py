@@ -11,9 +11,9 @@ import torch
 import fedflat
 from fedflat import data, models
 from fedflat.data.augment import Mixup
-from fedflat.engines.plan import Plan
-from fedflat.engines.problem import Batch, Problem
-from fedflat.engines.randomness import seed_torch
+from fedflat.engines.problem.problem import Batch, Problem
+from fedflat.engines.round.plan import Plan
+from fedflat.engines.round.randomness import seed_torch
 
 SMALL: dict[str, Any] = {
     "rounds": 2,
@@ -94,7 +94,7 @@ def test_29_one_client_is_centralised_sgd(split: str) -> None:
     with torch.random.fork_rng(devices=[]):
         seed_torch(0, "weights")
         model = models.build("mlp(hidden=4)", digits.input_shape, digits.num_classes).double()
-    indices = data.partition(split, digits.train.targets, digits.num_classes, 1, 0).clients[0]
+    indices = data.make_partition(split, digits.train.targets, digits.num_classes, 1, 0).clients[0]
     optimiser = torch.optim.SGD(model.parameters(), lr=0.2, weight_decay=0.01)
     for round in range(3):
         for positions in Plan(batch=8, steps=4).batches(0, round, 0, len(indices)):

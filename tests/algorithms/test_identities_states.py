@@ -12,7 +12,7 @@ import torch
 from fedflat.algorithms import algorithm
 from fedflat.algorithms.algorithm import Local, flat_state
 from fedflat.algorithms.descent import Descent
-from fedflat.algorithms.rate import Schedule
+from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.models.layout import Layout
 
 from ..quadratics import text_of, walk

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from fedflat.algorithms import algorithm, canonical
-from fedflat.algorithms.rate import LocalRate, Poly, Schedule
+from fedflat.algorithms.lr_schedule import LrSchedule, Poly, Schedule
 from fedflat.errors import UserError
 
 from ..quadratics import walk
 from ..reference import bed
 
 
-def rate_at(rate: LocalRate, schedule: Schedule, round: float, step: float, steps: float = 4.0) -> float:
+def rate_at(rate: LrSchedule, schedule: Schedule, round: float, step: float, steps: float = 4.0) -> float:
     return float(rate(schedule, *(torch.tensor(value, dtype=torch.float64) for value in (round, step, steps))))
 
 

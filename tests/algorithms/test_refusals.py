@@ -13,8 +13,8 @@ import pytest
 from fedflat.algorithms import Algorithm, algorithm, canonical
 from fedflat.algorithms.composition import PARTS
 from fedflat.algorithms.drift import Mo, Scaffold
+from fedflat.algorithms.lr_schedule import Linear
 from fedflat.algorithms.perturbation import Guided, Lesam
-from fedflat.algorithms.rate import Linear
 from fedflat.algorithms.server import Sgd
 from fedflat.algorithms.table import NAMED, RELEASED
 from fedflat.errors import UserError

@@ -18,7 +18,7 @@ from fedflat.bench.others import OTHERS
 from fedflat.bench.setting import Setting
 from fedflat.bench.stage import Contender, Done, Failed, Performer, _perform
 from fedflat.cli.application import app
-from fedflat.cli.bench import listed, numbers, print_benchmark
+from fedflat.cli.experiments.bench import listed, numbers, print_benchmark
 from fedflat.errors import UserError
 
 SMALL = Setting("mlp(hidden=4)", "random(size=60,side=4)", per_round=2, steps=2, batch=5, device="cpu", workers=1)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from fedflat.cli.compare import read_seeds
-from fedflat.cli.several_runs import print_comparison, verdict
+from fedflat.cli.experiments.compare import read_seeds
+from fedflat.cli.shared.several_runs import print_comparison, verdict
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
-from fedflat.experiment.record import Record
-from fedflat.report.result import Comparison
+from fedflat.experiment.store.record import Record
+from fedflat.reporting.result import Comparison
 
 COSTS = {"backward_passes": 1, "samples": 1, "bytes_down": 1, "bytes_up": 1}
 
@@ -56,7 +56,7 @@ def test_the_table_has_every_algorithm_and_a_verdict(fedflat, compared, small):
 
 
 def test_finished_runs_are_not_run_again(fedflat, compared, small, monkeypatch):
-    monkeypatch.setattr("fedflat.experiment.jobs.Run", None)
+    monkeypatch.setattr("fedflat.experiment.campaign.processes.Run", None)
     assert fedflat("compare", "fedavg", "fedsam", *small, "--seeds", "0,1", "--quiet", "--out", compared).exit_code == 0
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedflat.cli import doctor
 from fedflat.cli.application import app
+from fedflat.cli.lookup import doctor
 
 
 def test_a_healthy_machine(tmp_path: Path) -> None:

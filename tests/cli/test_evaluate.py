@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedflat.experiment.evaluation import PARTS
+from fedflat.experiment.analysis.evaluation import PARTS
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import pytest
 from fedflat import algorithm
 from fedflat.algorithms.composition import PARTS
 from fedflat.algorithms.table import NAMED, RELEASED
-from fedflat.cli.algorithm_card import cost_of, in_units_of_p
-from fedflat.data import DATASETS, SPLITS
+from fedflat.cli.lookup.algorithm_card import cost_of, in_units_of_p
+from fedflat.data import DATASETS, PARTITIONERS
 from fedflat.experiment.config import Config
 from fedflat.models import MODELS
 
@@ -106,7 +106,7 @@ def test_settings_are_those_of_the_config(fedflat):
 def test_data_is_listed_with_splits_and_augmentations(fedflat):
     document = json.loads(fedflat("data", "list", "--json").stdout)
     assert [line["name"] for line in document["data"]] == list(DATASETS)
-    assert [line["name"] for line in document["splits"]] == list(SPLITS)
+    assert [line["name"] for line in document["splits"]] == list(PARTITIONERS)
     assert document["data"][0]["files"] == "built in"
     shown = fedflat("data").stdout
     assert shown == fedflat("data", "list").stdout

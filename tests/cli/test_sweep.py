@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedflat.cli import sweep_time
 from fedflat.cli.application import app
-from fedflat.experiment.sweep import plan_sweep
-from fedflat.experiment.sweep_file import read_sweep
+from fedflat.cli.experiments import sweep_time
+from fedflat.experiment.campaign.sweep import plan_sweep
+from fedflat.experiment.campaign.sweep_file import read_sweep
 
 SWEEP = """
 base: {rounds: 2, steps: 2, per_round: 3, clients: 8, model: mlp(hidden=8), workers: 1, device: cpu, data.validation: 0.1}
@@ -59,7 +59,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(fedflat):
 def test_the_time_is_rounds_times_pace(swept, monkeypatch, tmp_path):
     file, out = swept
     monkeypatch.setattr(sweep_time, "_seconds_per_round", lambda kind: 2.0)
-    monkeypatch.setattr("fedflat.engines.pool.available_cores", lambda: 4)
+    monkeypatch.setattr("fedflat.engines.cpu.worker_pool.available_cores", lambda: 4)
     ahead = plan_sweep(read_sweep(file), tmp_path).runs
     fedavg, fedsam = 2 * 2 * 2.0, 4 * 2 * 2.0 * 2
     assert sweep_time.seconds_ahead(ahead, 1) == (fedavg + fedsam, ""), "fedsam takes two backward passes a step"

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from fedflat.algorithms.algorithm import flat_state
 from fedflat.api import make_config
-from fedflat.data import Split
-from fedflat.engines.contract import Engine
-from fedflat.engines.problem import Problem
+from fedflat.data import Partition
+from fedflat.engines.problem.problem import Problem
+from fedflat.engines.round.contract import Engine
+from fedflat.experiment.analysis.replay import Replay
 from fedflat.experiment.config import Config
-from fedflat.experiment.federation import federation
-from fedflat.experiment.ray_workers import ray_engine
-from fedflat.experiment.replay import Replay
+from fedflat.experiment.setup.problem import federation
+from fedflat.experiment.setup.ray_workers import ray_engine
 
 NO_OWN: dict[str, Any] = {"data": None, "model": None, "task": None}
 
@@ -44,7 +44,7 @@ def engine_of(config: Config, workers: int, model: nn.Module | None = None) -> A
 
 
 @cache
-def _made(text: str) -> tuple[Problem, Split]:
+def _made(text: str) -> tuple[Problem, Partition]:
     """The problem and split of a config, which do not depend on the algorithm."""
     return federation(Config.model_validate(yaml.safe_load(text)))
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from fedflat.engines import ray_engine
-from fedflat.engines.lanes import LaneEngine
-from fedflat.engines.ray_crew import Hand, Job
-from fedflat.engines.ray_engine import RayEngine
-from fedflat.engines.ray_states import Whereabouts
-from fedflat.engines.ray_work import Costs
-from fedflat.engines.ray_worker import Local, Source, Worker, facts
-from fedflat.experiment.federation import federation
+from fedflat.engines.gpu.engine import LaneEngine
+from fedflat.engines.ray import engine as ray_engine
+from fedflat.engines.ray.engine import RayEngine
+from fedflat.engines.ray.scheduling import Costs
+from fedflat.engines.ray.state_directory import StateDirectory
+from fedflat.engines.ray.worker import Local, Source, Worker, facts
+from fedflat.engines.ray.worker_pool import Job, WorkerHandle
+from fedflat.experiment.setup.problem import federation
 
 from .federations import small, walk
 
@@ -34,8 +34,8 @@ class OneWorker(RayEngine):
         self.worker = Worker()
         self.worker._local = Local(self.engine.problem, self.engine)
         self._source = Source("here", [], facts(self.problem))
-        self._trainings, self._stamp, self.states = None, 0, Whereabouts(lambda: self)  # type: ignore[arg-type, return-value]
-        self.present = [Hand(SimpleNamespace(give=SimpleNamespace(remote=self.worker.give)), None)]
+        self._trainings, self._stamp, self.states = None, 0, StateDirectory(lambda: self)  # type: ignore[arg-type, return-value]
+        self.present = [WorkerHandle(SimpleNamespace(give=SimpleNamespace(remote=self.worker.give)), None)]
         self.sizes: list[int] = []
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import fedflat
-from fedflat.engines.ray_crew import MOST_LOSSES
+from fedflat.engines.ray.worker_pool import MOST_LOSSES
 from fedflat.errors import UserError
 
 from .federations import engine_of, same, small, walk
@@ -74,7 +74,7 @@ def _ticks(process: int) -> int:
 DRIVER = """
 import sys
 import fedflat
-from fedflat.engines import ray_crew
+from fedflat.engines.ray import worker_pool as ray_crew
 config, address, out = sys.argv[1:]
 
 class Say(fedflat.Callback):

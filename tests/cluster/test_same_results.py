@@ -12,9 +12,9 @@ from torch import nn
 import fedflat
 from fedflat.algorithms.table import NAMED, RELEASED
 from fedflat.data import from_arrays
-from fedflat.engines.contract import ModelState
-from fedflat.engines.loop import LoopEngine
-from fedflat.experiment.federation import federation
+from fedflat.engines.cpu.engine import LoopEngine
+from fedflat.engines.round.contract import ModelState
+from fedflat.experiment.setup.problem import federation
 
 from .federations import engine_of, same, small, walk
 

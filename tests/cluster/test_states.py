@@ -14,14 +14,14 @@ import torch
 
 import fedflat
 from fedflat.algorithms.algorithm import nested_state
-from fedflat.engines.away import Away
-from fedflat.engines.ray_crew import Hand
-from fedflat.engines.ray_states import GUESSED
-from fedflat.engines.ray_work import Costs
-from fedflat.engines.ray_worker import Forgotten, Shelf
-from fedflat.experiment.federation import federation
-from fedflat.experiment.replay import Replay
+from fedflat.engines.ray.scheduling import Costs
+from fedflat.engines.ray.state_directory import GUESSED
+from fedflat.engines.ray.worker import CacheMiss, StateCache
+from fedflat.engines.ray.worker_pool import WorkerHandle
+from fedflat.engines.round.remote_state import RemoteState
+from fedflat.experiment.analysis.replay import Replay
 from fedflat.experiment.run import Run
+from fedflat.experiment.setup.problem import federation
 
 from .federations import NO_OWN, engine_of, same, small, walk
 
@@ -43,7 +43,7 @@ class Moved(fedflat.Callback):
 
 def never_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no worker take from another, as one does where a busy machine holds the other up."""
-    monkeypatch.setattr("fedflat.engines.ray_states.GUESSED", 1.0)
+    monkeypatch.setattr("fedflat.engines.ray.state_directory.GUESSED", 1.0)
 
 
 @pytest.mark.parametrize("algorithm", ["scaffold", "fedmoswa", "fedsmoo"])
@@ -133,12 +133,12 @@ def test_a_worker_is_killed_before_its_states_are_copied(
     again: list[str] = []
     trained, do_now = engine.states.trained, engine.crew.do_now
 
-    def killed_and_trained(hand: Hand, *others: Any) -> list[Away]:
+    def killed_and_trained(hand: WorkerHandle, *others: Any) -> list[RemoteState]:
         if run.server.rounds == 3 and not killed:
             assert hand.about is not None
             killed.append(hand.about.process)
             os.kill(hand.about.process, signal.SIGKILL)
-        found: list[Away] = trained(hand, *others)
+        found: list[RemoteState] = trained(hand, *others)
         return found
 
     monkeypatch.setattr(engine.states, "trained", killed_and_trained)
@@ -170,33 +170,33 @@ def test_workers_that_forget_are_told_again(ray: Any, monkeypatch: pytest.Monkey
     before = engine.states.traffic.states
     assert same(walk(config, engine, 2), once) and same(once, walk(config, rounds=2))
     engine.states.bring_all()
-    monkeypatch.setattr(engine.states, "_has", lambda hand, client: isinstance(client.state, Away))
+    monkeypatch.setattr(engine.states, "_has", lambda hand, client: isinstance(client.state, RemoteState))
     assert same(walk(config, engine, 2), once)
     assert engine.states.traffic.states >= before
 
 
 def test_a_shelf_keeps_what_was_used_last_and_all_of_the_last_round() -> None:
-    shelf = Shelf(most=100)
+    shelf = StateCache(most=100)
     for stamp in (1, 2):
         for client in range(3):
             shelf.put("t", 10 * stamp + client, stamp, {"c": np.zeros(5)})
     assert [_has(shelf, 10 + client, 1) for client in range(3)] == [False] * 3
     assert all(_has(shelf, 20 + client, 2) for client in range(3)), "more than it holds, but of the last round"
-    with pytest.raises(Forgotten):
+    with pytest.raises(CacheMiss):
         shelf.get("t", 20, 1)
 
 
-def _has(shelf: Shelf, client: int, stamp: int) -> bool:
+def _has(shelf: StateCache, client: int, stamp: int) -> bool:
     try:
         return len(shelf.get("t", client, stamp)["c"]) == 5
-    except Forgotten:
+    except CacheMiss:
         return False
 
 
 def test_a_state_that_is_away_comes_once_and_is_kept_by_whoever_asks() -> None:
     came: list[str] = []
     states = nested_state({"drift.c": torch.ones(2)})
-    away = Away(1, lambda: (came.append("now"), away.arrived(states))[0])
+    away = RemoteState(1, lambda: (came.append("now"), away.arrived(states))[0])
     assert not away.is_here
     assert torch.equal(away["drift"]["c"], torch.ones(2)) and len(away) == 3 and set(away) == set(states)
     assert came == ["now"] and away.is_here

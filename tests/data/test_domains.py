@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedflat.data import Dataset, describe, load, partition, registry, verify
+from fedflat.data import Dataset, describe, load, make_partition, registry, verify
 from fedflat.data.arrays import channel_statistics
 from fedflat.data.sources.domains import OFFICE_HOME, PACS
 from fedflat.errors import UserError
@@ -60,7 +60,7 @@ def test_one_domain_can_be_held_out(pacs: Path, domain: str, left_in_cache: Call
     assert set(dataset.test.groups.tolist()) == {number} and len(dataset.test) == 15
     assert set(dataset.train.groups.tolist()) == {0, 1, 2, 3} - {number} and len(dataset.train) == 45
     assert (dataset.mean, dataset.std) == channel_statistics(dataset.train.inputs), "of what is trained on"
-    assert len(partition("natural", dataset.train.targets, 2, None, 0, groups=dataset.train.groups).clients) == 3
+    assert len(make_partition("natural", dataset.train.targets, 2, None, 0, groups=dataset.train.groups).clients) == 3
     assert len(left_in_cache(pacs)) == 1 and describe(dataset)["groups"] == 3
 
 

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from fedflat.api import make_config
-from fedflat.data import Dataset, MappedTensor, load, partition, registry, verify
+from fedflat.data import Dataset, MappedTensor, load, make_partition, registry, verify
 from fedflat.data.cache import Room, _require
 from fedflat.data.download import fetch_source
 from fedflat.data.sources.landmarks import LANDMARKS
@@ -62,7 +62,7 @@ def test_landmarks(landmarks: Path, decoded_once: LoadTwice) -> None:
         and dataset.test.targets.tolist() == [1, 0]
     )
     assert len(verify("landmarks", landmarks)) == 2 and not registry.DATASETS["landmarks"].missing(landmarks)
-    split = partition("natural", dataset.train.targets, 2, None, 0, groups=dataset.train.groups)
+    split = make_partition("natural", dataset.train.targets, 2, None, 0, groups=dataset.train.groups)
     assert [client.tolist() for client in split.clients] == [[1], [0, 2], [3]]
     with Image.open(landmarks / "landmarks-user-160k/images/0a1b2c3d4e5f6071.jpg") as image:
         wanted = np.asarray(image.crop((100, 0, 700, 600)).resize((32, 32), Image.Resampling.BOX)).transpose(2, 0, 1)

@@ -261,7 +261,7 @@ def feature(kind: str, **attributes: object) -> object:
     return type(kind, (), attributes)()
 
 
-class Split(list[dict[str, Any]]):
+class Partition(list[dict[str, Any]]):
     features: Any
 
 
@@ -275,13 +275,13 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             calls.append((dataset, subset, shuffle))
             self.name = dataset
 
-        def load_split(self, name: str) -> Split:
+        def load_split(self, name: str) -> Partition:
             if self.name not in ("us/pets", "us/untested"):
                 raise FileNotFoundError("no such\nrepository")
             if name not in ("train", "test") or (name, self.name) == ("test", "us/untested"):
                 raise ValueError(f"The given split: '{name}' is not present")
             rows = range(15) if name == "train" else range(15, 20)
-            split = Split(
+            split = Partition(
                 {"picture": Pictures()[row][0], "kind": int(LABELS[row]), "owner": f"o{row % 3}", "text": "a"}
                 for row in rows
             )

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedflat.data import SPLITS, Split, canonical_split, partition
-from fedflat.data.dialects.dirichlet import log_dirichlet, softmax
+from fedflat.data import PARTITIONERS, Partition, canonical_split, make_partition
+from fedflat.data.partitioners.dirichlet import log_dirichlet, softmax
 from fedflat.errors import UserError
 
 ALPHAS = st.one_of(st.sampled_from([1e-320, 1e-9, 0.01, 0.1, 0.6, 1.0, 1e6, 1e308]), st.floats(1e-3, 1e3))
@@ -29,15 +29,15 @@ def labels(draw: st.DrawFn, classes: int | None = None) -> tuple[np.ndarray, int
     return order.permutation(np.repeat(np.arange(number), counts)), number
 
 
-def everyone(split: Split) -> np.ndarray:
+def everyone(split: Partition) -> np.ndarray:
     return np.concatenate([*split.clients, split.validation])
 
 
-def assert_true_partition(split: Split, count: int) -> None:
+def assert_true_partition(split: Partition, count: int) -> None:
     assert np.array_equal(np.sort(everyone(split)), np.arange(count))
 
 
-def assert_well_formed(split: Split, clients: int) -> None:
+def assert_well_formed(split: Partition, clients: int) -> None:
     assert len(split.clients) == clients
     for indices in split.clients:
         assert indices.dtype == np.int64 and len(indices) > 0 and (np.diff(indices) >= 0).all()
@@ -54,7 +54,7 @@ def assert_well_formed(split: Split, clients: int) -> None:
 def test_dialects_divide_anything_among_anyone(data: tuple, clients: int, alpha: float, seed: int, name: str) -> None:
     targets, classes = data
     clients = min(clients, len(targets))
-    split = partition(name if name == "iid" else f"{name}(alpha={alpha!r})", targets, classes, clients, seed)
+    split = make_partition(name if name == "iid" else f"{name}(alpha={alpha!r})", targets, classes, clients, seed)
     assert_well_formed(split, clients)
     if name != "dirichlet-reuse":
         assert_true_partition(split, len(targets))
@@ -69,7 +69,7 @@ def test_alpha_zero_is_one_class_each(data: tuple, clients: int, seed: int, name
     targets, classes = data
     present = len(np.unique(targets))
     clients = min(max(clients, present), len(targets))
-    split = partition(f"{name}(alpha=0)", targets, classes, clients, seed)
+    split = make_partition(f"{name}(alpha=0)", targets, classes, clients, seed)
     assert_true_partition(split, len(targets))
     histogram = split.histogram(targets, classes)
     assert (np.count_nonzero(histogram, axis=1) == 1).all()
@@ -84,7 +84,7 @@ def test_alpha_zero_is_one_class_each(data: tuple, clients: int, seed: int, name
 
 
 def test_alpha_zero_on_cifar_is_the_published_split() -> None:
-    described = partition("dirichlet(alpha=0)", CIFAR_LIKE, 10, 100, 0).describe(CIFAR_LIKE, 10)
+    described = make_partition("dirichlet(alpha=0)", CIFAR_LIKE, 10, 100, 0).describe(CIFAR_LIKE, 10)
     assert described["sizes"] == {"min": 500, "median": 500.0, "max": 500} and described["classes_per_client"] == 1
     assert described["heterogeneity"] == pytest.approx(0.9)
     assert (np.count_nonzero(described["histogram"], axis=0) == 10).all()
@@ -92,7 +92,7 @@ def test_alpha_zero_on_cifar_is_the_published_split() -> None:
 
 def test_alpha_zero_needs_a_client_per_class() -> None:
     with pytest.raises(UserError, match="10 classes need at least 10 clients, not 9"):
-        partition("dirichlet(alpha=0)", CIFAR_LIKE, 10, 9, 0)
+        make_partition("dirichlet(alpha=0)", CIFAR_LIKE, 10, 9, 0)
 
 
 @settings(max_examples=100, deadline=None)
@@ -102,7 +102,7 @@ def test_pathological_keeps_its_promises_or_says_so(data: st.DataObject, classes
     counts = data.draw(st.lists(st.integers(20, 60), min_size=classes, max_size=classes))
     targets = np.repeat(np.arange(classes), counts)
     try:
-        split = partition(f"pathological(classes={kept})", targets, classes, clients, seed)
+        split = make_partition(f"pathological(classes={kept})", targets, classes, clients, seed)
     except UserError:
         roomy = 2 <= kept < classes <= clients <= min(counts) and len(targets) // clients >= 2 * kept
         assert not roomy, "with clients for every class and examples for every client there is always a way"
@@ -119,7 +119,9 @@ def test_pathological_is_even_for_balanced_classes(classes: int, holders: int, s
     kept = min(2, classes)
     clients = classes * holders
     targets = np.repeat(np.arange(classes), holders * kept * share)
-    histogram = partition(f"pathological(classes={kept})", targets, classes, clients, seed).histogram(targets, classes)
+    histogram = make_partition(f"pathological(classes={kept})", targets, classes, clients, seed).histogram(
+        targets, classes
+    )
     assert set(histogram[histogram > 0].tolist()) == {share}
 
 
@@ -127,7 +129,7 @@ def test_pathological_is_even_for_balanced_classes(classes: int, holders: int, s
 def test_pathological_on_classes_as_uneven_as_those_of_mnist(clients: int) -> None:
     counts = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     targets = np.repeat(np.arange(10), counts)
-    histogram = partition("pathological(classes=2)", targets, 10, clients, 0).histogram(targets, 10)
+    histogram = make_partition("pathological(classes=2)", targets, 10, clients, 0).histogram(targets, 10)
     assert set(histogram.sum(1).tolist()) == {60_000 // clients} and set(
         np.count_nonzero(histogram, axis=1).tolist()
     ) == {2}
@@ -144,7 +146,7 @@ def test_pathological_on_classes_as_uneven_as_those_of_mnist(clients: int) -> No
 )
 def test_pathological_says_what_cannot_be(text: str, clients: int, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        partition(text, CIFAR_LIKE, 10, clients, 0)
+        make_partition(text, CIFAR_LIKE, 10, clients, 0)
 
 
 TEXTS = [
@@ -166,7 +168,7 @@ def test_a_split_is_a_function_of_the_seed(text: str) -> None:
     clients = 1 if text == "centralised" else 20
 
     def digest(seed: int, labels: object = targets) -> str:
-        return partition(text, labels, 10, clients, seed, groups=groups).digest()  # type: ignore[arg-type]
+        return make_partition(text, labels, 10, clients, seed, groups=groups).digest()  # type: ignore[arg-type]
 
     assert digest(3) == digest(3) == digest(3, torch.from_numpy(targets))
     assert (digest(3) != digest(4)) == (text not in ("natural", "centralised"))
@@ -176,7 +178,7 @@ def test_a_split_is_a_function_of_the_seed(text: str) -> None:
 def test_class_histograms_do_not_depend_on_the_order_of_the_examples(text: str) -> None:
     targets = np.arange(2000) % 10
     shuffled = np.random.default_rng(1).permutation(targets)
-    first, second = (partition(text, labels, 10, 20, 7).histogram(labels, 10) for labels in (targets, shuffled))
+    first, second = (make_partition(text, labels, 10, 20, 7).histogram(labels, 10) for labels in (targets, shuffled))
     assert np.array_equal(first, second)
 
 
@@ -190,7 +192,7 @@ def test_dirichlet_shares_have_the_moments_of_the_distribution() -> None:
 def test_clients_follow_their_prior_while_there_is_enough() -> None:
     targets = np.repeat(np.arange(4), 100_000)
     priors = softmax(log_dirichlet(0.5, (3, 4), np.random.default_rng(np.random.SeedSequence([9, 0x5911]))))
-    histogram = partition("dirichlet-reuse(alpha=0.5)", targets, 4, 3, 9).histogram(targets, 4)
+    histogram = make_partition("dirichlet-reuse(alpha=0.5)", targets, 4, 3, 9).histogram(targets, 4)
     assert histogram / histogram.sum(1, keepdims=True) == pytest.approx(priors, abs=0.01)
 
 
@@ -198,14 +200,16 @@ def test_dialect_b_serves_early_and_late_clients_alike() -> None:
     """If clients were served one after the other, the last would get what the others left: many more classes than the first."""
     halves = np.zeros(2)
     for seed in range(10):
-        used = np.count_nonzero(partition("dirichlet", CIFAR_LIKE, 10, 100, seed).histogram(CIFAR_LIKE, 10), axis=1)
+        used = np.count_nonzero(
+            make_partition("dirichlet", CIFAR_LIKE, 10, 100, seed).histogram(CIFAR_LIKE, 10), axis=1
+        )
         halves += used[:50].mean(), used[50:].mean()
     assert abs(halves[0] - halves[1]) / halves.sum() < 0.05
 
 
 def test_reuse_covers_as_much_as_was_measured() -> None:
     for seed in range(8):
-        split = partition("dirichlet-reuse(alpha=0.1)", CIFAR_LIKE, 10, 100, seed)
+        split = make_partition("dirichlet-reuse(alpha=0.1)", CIFAR_LIKE, 10, 100, seed)
         described = split.describe(CIFAR_LIKE, 10)
         assert 0.84 <= described["coverage"] <= 0.96
         assert described["duplicates"] == round((1 - described["coverage"]) * 50_000)
@@ -216,14 +220,14 @@ def test_reuse_covers_as_much_as_was_measured() -> None:
 
 def test_classwise_gives_an_empty_client_one_example() -> None:
     targets = np.repeat([0, 1], [30, 10])
-    split = partition("dirichlet-classwise(alpha=1e-9)", targets, 2, 6, 0)
+    split = make_partition("dirichlet-classwise(alpha=1e-9)", targets, 2, 6, 0)
     sizes = sorted(len(indices) for indices in split.clients)
     assert sizes[:4] == [1, 1, 1, 1] and sum(sizes) == 40
 
 
 def test_iid_is_nearly_homogeneous_and_dirichlet_in_between() -> None:
     scores = [
-        partition(text, CIFAR_LIKE, 10, 100, 0).describe(CIFAR_LIKE, 10)["heterogeneity"]
+        make_partition(text, CIFAR_LIKE, 10, 100, 0).describe(CIFAR_LIKE, 10)["heterogeneity"]
         for text in ("iid", "dirichlet(alpha=0.6)", "dirichlet(alpha=0.1)", "dirichlet(alpha=0)")
     ]
     assert scores == sorted(scores) and scores[0] < 0.08 and scores[3] == pytest.approx(0.9)
@@ -231,7 +235,7 @@ def test_iid_is_nearly_homogeneous_and_dirichlet_in_between() -> None:
 
 def test_a_description_by_hand() -> None:
     targets = np.array([0, 0, 1, 1, 1, 1])
-    split = Split((np.array([0, 1]), np.array([2, 2, 3])), np.array([5]), "by hand", 0)
+    split = Partition((np.array([0, 1]), np.array([2, 2, 3])), np.array([5]), "by hand", 0)
     described = split.describe(targets, 2)
     assert described["histogram"] == [[2, 0], [0, 3]] and described["sizes"] == {"min": 2, "median": 2.5, "max": 3}
     assert (
@@ -241,7 +245,7 @@ def test_a_description_by_hand() -> None:
     )
     assert described["heterogeneity"] == pytest.approx((2 / 3 + 1 / 3) / 2)
     assert json.loads(json.dumps(described)) == described
-    other = Split((np.array([0, 1, 2]), np.array([2, 3])), np.array([5]), "by hand", 0)
+    other = Partition((np.array([0, 1, 2]), np.array([2, 3])), np.array([5]), "by hand", 0)
     assert split.digest() != other.digest(), "where one client ends and the next begins is part of the split"
 
 
@@ -252,46 +256,48 @@ def test_validation_is_a_stratified_share_taken_first(data: tuple, seed: int, sh
     expected = [round(share * int(count)) for count in np.bincount(targets, minlength=classes)]
     if sum(expected) == len(targets):
         return
-    split = partition(text, targets, classes, 1, seed, validation=share)
+    split = make_partition(text, targets, classes, 1, seed, validation=share)
     assert_true_partition(split, len(targets))
     assert np.bincount(targets[split.validation], minlength=classes).tolist() == expected
-    other = partition("iid", targets, classes, 1, seed, validation=share)
+    other = make_partition("iid", targets, classes, 1, seed, validation=share)
     assert np.array_equal(split.validation, other.validation), "the same examples are held out whatever the split"
 
 
 def test_the_validation_set_is_a_function_of_the_seed() -> None:
-    held_out = [partition("iid", CIFAR_LIKE, 10, 10, seed, validation=0.1).validation for seed in (0, 0, 1)]
+    held_out = [make_partition("iid", CIFAR_LIKE, 10, 10, seed, validation=0.1).validation for seed in (0, 0, 1)]
     assert np.array_equal(held_out[0], held_out[1]) and not np.array_equal(held_out[0], held_out[2])
 
 
 def test_no_validation_by_default() -> None:
-    assert len(partition("iid", CIFAR_LIKE, 10, 10, 0).validation) == 0
+    assert len(make_partition("iid", CIFAR_LIKE, 10, 10, 0).validation) == 0
     for share in (-0.1, 1.0):
         with pytest.raises(UserError, match="at least 0 and below 1"):
-            partition("iid", CIFAR_LIKE, 10, 10, 0, validation=share)
+            make_partition("iid", CIFAR_LIKE, 10, 10, 0, validation=share)
 
 
 def test_natural_clients_are_the_groups() -> None:
     groups = np.array([30, 10, 30, 20, 10])
-    split = partition("natural", np.zeros(5, int), 1, None, 0, groups=groups)
+    split = make_partition("natural", np.zeros(5, int), 1, None, 0, groups=groups)
     assert [indices.tolist() for indices in split.clients] == [[1, 4], [3], [0, 2]]
-    assert partition("natural", np.zeros(5, int), 1, 3, 0, groups=torch.from_numpy(groups)).digest() == split.digest()
+    assert (
+        make_partition("natural", np.zeros(5, int), 1, 3, 0, groups=torch.from_numpy(groups)).digest() == split.digest()
+    )
     with pytest.raises(UserError, match="has 3 clients, but 4 were asked for"):
-        partition("natural", np.zeros(5, int), 1, 4, 0, groups=groups)
+        make_partition("natural", np.zeros(5, int), 1, 4, 0, groups=groups)
     with pytest.raises(UserError, match="has no natural split"):
-        partition("natural", np.zeros(5, int), 1, None, 0)
+        make_partition("natural", np.zeros(5, int), 1, None, 0)
     with pytest.raises(UserError, match="has all its examples in the validation set"):
-        partition("natural", np.zeros(5, int), 1, None, 0, validation=0.8, groups=groups)
+        make_partition("natural", np.zeros(5, int), 1, None, 0, validation=0.8, groups=groups)
 
 
 def test_centralised_is_one_client() -> None:
-    split = partition("centralised", CIFAR_LIKE, 10, None, 0)
+    split = make_partition("centralised", CIFAR_LIKE, 10, None, 0)
     assert (
         np.array_equal(split.clients[0], np.arange(50_000))
-        and split.digest() == partition("centralised", CIFAR_LIKE, 10, 1, 1).digest()
+        and split.digest() == make_partition("centralised", CIFAR_LIKE, 10, 1, 1).digest()
     )
     with pytest.raises(UserError, match="set clients to 1"):
-        partition("centralised", CIFAR_LIKE, 10, 100, 0)
+        make_partition("centralised", CIFAR_LIKE, 10, 100, 0)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +315,7 @@ def test_centralised_is_one_client() -> None:
 )
 def test_what_cannot_be_split_is_said_in_one_sentence(text: str, clients: int | None, seed: int, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        partition(text, CIFAR_LIKE, 10, clients, seed)
+        make_partition(text, CIFAR_LIKE, 10, clients, seed)
 
 
 def test_texts_are_canonical() -> None:
@@ -318,8 +324,8 @@ def test_texts_are_canonical() -> None:
         and canonical_split("dirichlet(alpha=0)") == "dirichlet(alpha=0.0)"
     )
     assert canonical_split("pathological( classes = 5 )") == "pathological(classes=5)"
-    assert partition("dirichlet(alpha=0.10)", CIFAR_LIKE, 10, 10, 0).text == "dirichlet"
-    assert all(canonical_split(name) == name for name in SPLITS)
+    assert make_partition("dirichlet(alpha=0.10)", CIFAR_LIKE, 10, 10, 0).text == "dirichlet"
+    assert all(canonical_split(name) == name for name in PARTITIONERS)
 
 
 @pytest.mark.parametrize(
@@ -329,5 +335,5 @@ def test_texts_are_canonical() -> None:
 def test_large_splits_take_less_than_a_second_or_so(text: str) -> None:
     hundred_classes = np.arange(50_000) % 100
     start = time.process_time()
-    partition(text, hundred_classes, 100, 1000, 0)
+    make_partition(text, hundred_classes, 100, 1000, 0)
     assert time.process_time() - start < 3

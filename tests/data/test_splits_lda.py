@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedflat.data import partition
-from fedflat.data.dialects.dirichlet import log_dirichlet, softmax
+from fedflat.data import make_partition
+from fedflat.data.partitioners.dirichlet import log_dirichlet, softmax
 
 
 @settings(max_examples=80, deadline=None)
@@ -21,7 +21,7 @@ from fedflat.data.dialects.dirichlet import log_dirichlet, softmax
 def test_it_divides_anything_among_anyone(counts: list, clients: int, alpha: float, seed: int) -> None:
     targets = np.repeat(np.arange(len(counts)), counts)
     clients = min(clients, len(targets))
-    split = partition(f"dirichlet-lda(alpha={alpha!r})", targets, len(counts), clients, seed)
+    split = make_partition(f"dirichlet-lda(alpha={alpha!r})", targets, len(counts), clients, seed)
     assert np.array_equal(np.sort(np.concatenate(split.clients)), np.arange(len(targets)))
     size, larger = divmod(len(targets), clients)
     assert [len(indices) for indices in split.clients] == [size + 1] * larger + [size] * (clients - larger)
@@ -34,7 +34,7 @@ def test_it_divides_anything_among_anyone(counts: list, clients: int, alpha: flo
 def test_classes_per_client_are_those_of_the_published_files(classes: int, alpha: float, published: float) -> None:
     targets = np.arange(50_000) % classes
     means = [
-        partition(f"dirichlet-lda(alpha={alpha})", targets, classes, 100, seed).describe(targets, classes)[
+        make_partition(f"dirichlet-lda(alpha={alpha})", targets, classes, 100, seed).describe(targets, classes)[
             "classes_per_client"
         ]
         for seed in range(6)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedflat.data import partition
+from fedflat.data import make_partition
 from fedflat.errors import UserError
 
 BY_CLASS = [
@@ -43,7 +43,7 @@ def test_class_counts_do_not_depend_on_the_order(text: str, seed: int, validatio
 
     def counts(labels: np.ndarray) -> list:
         clients = 1 if text == "centralised" else 12
-        split = partition(text, labels, 6, clients, seed, validation, coarse=labels // 2)
+        split = make_partition(text, labels, 6, clients, seed, validation, coarse=labels // 2)
         others = (*split.unseen, split.validation, split.thinned)
         return [
             split.histogram(labels, 6).tolist(),
@@ -64,7 +64,7 @@ def test_class_counts_do_not_depend_on_the_order(text: str, seed: int, validatio
 def test_natural_clients_follow_their_examples(groups: list, random) -> None:
     order = np.array(random.sample(range(len(groups)), len(groups)))
     first, second = (
-        partition("natural", np.zeros(len(groups), int), 1, None, 0, groups=np.array(groups)[o])
+        make_partition("natural", np.zeros(len(groups), int), 1, None, 0, groups=np.array(groups)[o])
         for o in (slice(None), order)
     )
     assert [indices.tolist() for indices in first.clients] == [
@@ -79,7 +79,7 @@ def test_every_example_of_a_class_is_as_likely_as_any_other(text: str) -> None:
     targets = np.arange(40) % 2
     received = np.zeros(40)
     for seed in range(600):
-        np.add.at(received, partition(text, targets, 2, 4, seed).clients[0], 1)
+        np.add.at(received, make_partition(text, targets, 2, 4, seed).clients[0], 1)
     for label in (0, 1):
         of_class = received[targets == label]
         chi_square = ((of_class - of_class.mean()) ** 2 / of_class.mean()).sum()
@@ -107,7 +107,7 @@ def test_no_split_hangs(name: str, clients: int, classes: int, alpha: float, ske
     }
     start = time.process_time()
     try:
-        partition(
+        make_partition(
             f"{name}({inside.get(name, f'alpha={alpha!r}')})", targets, classes, clients, seed, coarse=targets // 7
         )
     except UserError:
@@ -119,7 +119,7 @@ def test_the_reuse_dialect_covers_what_was_measured() -> None:
     for classes in (10, 100):
         targets = np.arange(50_000) % classes
         used = [
-            len(np.unique(np.concatenate(partition("dirichlet-reuse", targets, classes, 100, seed).clients)))
+            len(np.unique(np.concatenate(make_partition("dirichlet-reuse", targets, classes, 100, seed).clients)))
             for seed in range(8)
         ]
         assert min(used) >= 0.84 * 50_000 and max(used) <= 0.96 * 50_000

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedflat.data import partition
+from fedflat.data import make_partition
 from fedflat.errors import UserError
 
 FINE = np.arange(50_000) % 100
@@ -16,7 +16,7 @@ COARSE = FINE // 5
 
 
 def test_it_makes_the_published_500_clients_of_100() -> None:
-    split = partition("pachinko", FINE, 100, 500, 0, coarse=COARSE)
+    split = make_partition("pachinko", FINE, 100, 500, 0, coarse=COARSE)
     assert np.array_equal(np.sort(np.concatenate(split.clients)), np.arange(50_000))
     assert {len(indices) for indices in split.clients} == {100}
     by_coarse = split.histogram(FINE, 100).reshape(500, 20, 5)
@@ -27,7 +27,7 @@ def test_it_makes_the_published_500_clients_of_100() -> None:
 
 def test_shares_have_the_moments_of_the_two_distributions() -> None:
     plenty = np.arange(100_000) % 6
-    split = partition("pachinko(alpha=0.5,beta=2)", plenty, 6, 5000, 0, coarse=plenty // 3)
+    split = make_partition("pachinko(alpha=0.5,beta=2)", plenty, 6, 5000, 0, coarse=plenty // 3)
     shares = split.histogram(plenty, 6).reshape(5000, 2, 3) / 20
     early = shares.sum(2)[:, 0]
     assert early.mean() == pytest.approx(0.5, abs=0.02)
@@ -51,7 +51,7 @@ def test_it_divides_anything_among_anyone(
 ) -> None:
     targets = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
     clients = min(clients, len(targets))
-    split = partition(
+    split = make_partition(
         f"pachinko(alpha={alpha!r},beta={beta!r})", targets, len(counts), clients, seed, coarse=targets % parents
     )
     assert np.array_equal(np.sort(np.concatenate(split.clients)), np.arange(len(targets)))
@@ -62,14 +62,14 @@ def test_it_divides_anything_among_anyone(
 def test_a_fine_label_that_runs_out_is_made_up_by_its_siblings() -> None:
     # Class 0 is rare, its coarse label is not: those who want that one get class 1 instead, and nothing of the other coarse label.
     targets = np.repeat([0, 1, 2, 3], [5, 1995, 500, 500])
-    histogram = partition("pachinko(alpha=1e-9)", targets, 4, 20, 3, coarse=targets // 2).histogram(targets, 4)
+    histogram = make_partition("pachinko(alpha=1e-9)", targets, 4, 20, 3, coarse=targets // 2).histogram(targets, 4)
     content = histogram[histogram[:, 2:].sum(1) == 0]
     assert 5 <= len(content) <= 13 and content[:, 1].min() >= 145
 
 
 def test_the_names_and_the_type_of_coarse_labels_do_not_matter() -> None:
     digests = {
-        partition("pachinko", FINE, 100, 50, 2, coarse=coarse).digest()
+        make_partition("pachinko", FINE, 100, 50, 2, coarse=coarse).digest()
         for coarse in (COARSE, 7 * COARSE - 3, torch.from_numpy(COARSE))
     }
     assert len(digests) == 1
@@ -77,8 +77,8 @@ def test_the_names_and_the_type_of_coarse_labels_do_not_matter() -> None:
 
 def test_what_is_missing_is_said_in_one_sentence() -> None:
     with pytest.raises(UserError, match="pachinko needs coarse labels, which this data set does not have"):
-        partition("pachinko", FINE, 100, 500, 0)
+        make_partition("pachinko", FINE, 100, 500, 0)
     with pytest.raises(UserError, match="class 0 has examples of two coarse labels"):
-        partition("pachinko", FINE, 100, 500, 0, coarse=np.arange(50_000) // 100)
+        make_partition("pachinko", FINE, 100, 500, 0, coarse=np.arange(50_000) // 100)
     with pytest.raises(UserError, match="cannot be divided among 50001 clients"):
-        partition("pachinko", FINE, 100, 50_001, 0, coarse=COARSE)
+        make_partition("pachinko", FINE, 100, 50_001, 0, coarse=COARSE)

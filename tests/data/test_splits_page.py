@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedflat.data import SPLIT_PARTS, SPLITS, partition
+from fedflat.data import PARTITIONERS, SPLIT_PARTS, make_partition
 from fedflat.text import parameters
 
 PAGE = Path(__file__).parents[2] / "docs" / "splits.md"
@@ -30,7 +30,7 @@ DIALECTS, PARTS, TEN, HUNDRED = tables()
 
 
 def test_every_split_and_every_parameter_is_on_the_page() -> None:
-    for rows, known in ((DIALECTS, SPLITS), (PARTS, SPLIT_PARTS)):
+    for rows, known in ((DIALECTS, PARTITIONERS), (PARTS, SPLIT_PARTS)):
         said = {row[0].lstrip("+").partition("(")[0]: re.findall(r"\w+", row[0].partition("(")[2]) for row in rows}
         assert said == {name: [field.name for field in parameters(spec)] for name, spec in known.items()}
 
@@ -42,7 +42,7 @@ def test_the_measured_tables(classes: int, row: list[str]) -> None:
     text, clients, *said = row
     targets = np.arange(50_000) % classes
     asked = 100 if "held-out" in text else int(clients)
-    described = partition(text, targets, classes, asked, 0, coarse=targets // 5).describe(targets, classes)
+    described = make_partition(text, targets, classes, asked, 0, coarse=targets // 5).describe(targets, classes)
     sizes = described["sizes"]
     assert described["clients"] == int(clients)
     assert said == [
@@ -56,7 +56,7 @@ def test_the_measured_tables(classes: int, row: list[str]) -> None:
 
 def test_what_is_promised_is_measured() -> None:
     promised = {row[0].partition("(")[0]: row[2] == "yes" for row in DIALECTS}
-    assert promised == {name: spec.disjoint for name, spec in SPLITS.items()}
+    assert promised == {name: spec.disjoint for name, spec in PARTITIONERS.items()}
     for row in TEN:
         if promised[re.match(r"[\w-]+", row[0])[0]]:  # type: ignore[index]
             assert row[3] == "100.0 %" and row[4] == "0"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedflat.data import SPLIT_PARTS, SPLITS, canonical_split, fixes_clients, full_split, partition
+from fedflat.data import PARTITIONERS, SPLIT_PARTS, canonical_split, fixes_clients, full_split, make_partition
 from fedflat.errors import UserError
 
 CIFAR_LIKE = np.arange(50_000) % 10
@@ -27,11 +27,11 @@ PARTITIONS = [
 
 def divided(text: str, seed: int = 0, validation: float = 0.0, clients: int = 20):
     targets = np.arange(4000) % 10
-    return targets, partition(text, targets, 10, clients, seed, validation, np.arange(4000) // 200, targets // 2)
+    return targets, make_partition(text, targets, 10, clients, seed, validation, np.arange(4000) // 200, targets // 2)
 
 
 def test_the_long_tail_of_cifar10_is_the_published_one() -> None:
-    split = partition("iid+longtail(factor=100)", CIFAR_LIKE, 10, 10, 0)
+    split = make_partition("iid+longtail(factor=100)", CIFAR_LIKE, 10, 10, 0)
     assert split.histogram(CIFAR_LIKE, 10).sum(0).tolist() == [5000, 2997, 1796, 1077, 645, 387, 232, 139, 83, 50]
     described = split.describe(CIFAR_LIKE, 10)
     assert described["thinned"] == 50_000 - 12_406 and described["coverage"] == 1
@@ -56,7 +56,7 @@ def test_a_long_tail_goes_with_everything(text: str) -> None:
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=12).filter(any), st.floats(1, 1e9), st.integers(0, 2**40))
 def test_a_long_tail_never_adds_and_never_empties_a_class(counts: list, factor: float, seed: int) -> None:
     targets = np.repeat(np.arange(len(counts)), counts)
-    split = partition(f"iid+longtail(factor={factor!r})", targets, len(counts), 1, seed)
+    split = make_partition(f"iid+longtail(factor={factor!r})", targets, len(counts), 1, seed)
     left = split.histogram(targets, len(counts))[0]
     assert (left <= counts).all() and ((left > 0) == (np.array(counts) > 0)).all()
     assert len(split.thinned) + left.sum() == len(targets)
@@ -64,13 +64,13 @@ def test_a_long_tail_never_adds_and_never_empties_a_class(counts: list, factor: 
 
 def test_a_tail_of_factor_one_is_no_tail() -> None:
     digests = [
-        partition(text, CIFAR_LIKE, 10, 10, 0).digest() for text in ("dirichlet", "dirichlet+longtail(factor=1)")
+        make_partition(text, CIFAR_LIKE, 10, 10, 0).digest() for text in ("dirichlet", "dirichlet+longtail(factor=1)")
     ]
     assert digests[0] == digests[1]
 
 
 def test_which_examples_stay_is_a_function_of_the_seed() -> None:
-    thinned = [partition("iid+longtail", CIFAR_LIKE, 10, 10, seed).thinned for seed in (0, 0, 1)]
+    thinned = [make_partition("iid+longtail", CIFAR_LIKE, 10, 10, seed).thinned for seed in (0, 0, 1)]
     assert np.array_equal(thinned[0], thinned[1]) and not np.array_equal(thinned[0], thinned[2])
 
 
@@ -113,7 +113,7 @@ def test_both_parts_and_a_validation_set_share_out_everything() -> None:
 def test_sequences_can_be_split_without_labels_only() -> None:
     characters = np.random.default_rng(0).integers(0, 90, (300, 80))
     for text in ("iid", "natural", "iid(sigma=0.5)+held-out"):
-        split = partition(text, characters, 90, 10, 0, 0.1, groups=np.arange(300) % 10)
+        split = make_partition(text, characters, 90, 10, 0, 0.1, groups=np.arange(300) % 10)
         assert len(split.clients) + len(split.unseen) == 10 and len(split.validation) == 30
         described = split.describe(characters, 90)
         assert np.sum(described["histogram"]) == 80 * sum(map(len, split.clients)) and described["sizes"]["max"] < 300
@@ -121,18 +121,20 @@ def test_sequences_can_be_split_without_labels_only() -> None:
         with pytest.raises(
             UserError, match="needs one label per example, but here each has 80; choose iid, natural or centralised"
         ):
-            partition(text, characters, 90, 10, 0)
+            make_partition(text, characters, 90, 10, 0)
 
 
 def test_texts() -> None:
     assert canonical_split("iid + held-out( share=0.20 ) + longtail") == "iid+longtail+held-out"
     assert full_split("virtual(size=20)") == "virtual(clients=none,size=20,alpha=0.1)"
-    for name in SPLITS:
+    for name in PARTITIONERS:
         for text in (name, *(f"{name}+{part}" for part in SPLIT_PARTS if part == "longtail" or name in PARTITIONS)):
             assert canonical_split(full_split(text)) == text == canonical_split(text)
-    assert [name for name in SPLITS if fixes_clients(name)] == ["natural", "listed", "centralised"] and fixes_clients(
-        "virtual(clients=3)+longtail"
-    )
+    assert [name for name in PARTITIONERS if fixes_clients(name)] == [
+        "natural",
+        "listed",
+        "centralised",
+    ] and fixes_clients("virtual(clients=3)+longtail")
 
 
 @pytest.mark.parametrize(
@@ -157,17 +159,17 @@ def test_texts() -> None:
 )
 def test_what_cannot_be_read_is_said_in_one_sentence(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
-        partition(text, CIFAR_LIKE, 10, 10, 0)
+        make_partition(text, CIFAR_LIKE, 10, 10, 0)
     assert "\n" not in str(caught.value)
 
 
 def test_what_cannot_be_done_is_said_in_one_sentence() -> None:
     with pytest.raises(UserError, match="this split has only one; choose a split with at least 2"):
-        partition("centralised+held-out", CIFAR_LIKE, 10, 1, 0)
+        make_partition("centralised+held-out", CIFAR_LIKE, 10, 1, 0)
     with pytest.raises(
         UserError, match="natural client 1 has all its examples in the validation set or beyond the long tail"
     ):
-        partition(
+        make_partition(
             "natural+longtail(factor=1000)",
             CIFAR_LIKE,
             10,

@@ -7,13 +7,13 @@ import io
 import numpy as np
 import pytest
 
-from fedflat.data import partition
-from fedflat.report.split_picture import MOST_CLIENTS, split_picture, split_pictures
+from fedflat.data import make_partition
+from fedflat.reporting.figures.partition import MOST_CLIENTS, split_picture, split_pictures
 
 
 def histogram(text: str, classes: int, clients: int) -> np.ndarray:
     targets = np.arange(4000) % classes
-    return partition(text, targets, classes, clients, 0).histogram(targets, classes)
+    return make_partition(text, targets, classes, clients, 0).histogram(targets, classes)
 
 
 def names(classes: int) -> list[str]:

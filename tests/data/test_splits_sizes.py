@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedflat.data import partition
-from fedflat.data.dialects.sizes import client_sizes, equal_sizes
+from fedflat.data import make_partition
+from fedflat.data.partitioners.sizes import client_sizes, equal_sizes
 from fedflat.errors import UserError
 
 CIFAR_LIKE = np.arange(50_000) % 10
@@ -33,8 +33,8 @@ def test_sizes_are_lognormal() -> None:
 @pytest.mark.parametrize("text", ["iid", "dirichlet", "dirichlet(alpha=0)", "dirichlet-reuse"])
 def test_sigma_is_composed_with_the_dialect(text: str) -> None:
     inside = text.removesuffix(")") + ("," if "(" in text else "(")
-    split = partition(f"{inside}sigma=0.5)", CIFAR_LIKE, 10, 100, 0)
-    plain = partition(text, CIFAR_LIKE, 10, 100, 0).describe(CIFAR_LIKE, 10)
+    split = make_partition(f"{inside}sigma=0.5)", CIFAR_LIKE, 10, 100, 0)
+    plain = make_partition(text, CIFAR_LIKE, 10, 100, 0).describe(CIFAR_LIKE, 10)
     described = split.describe(CIFAR_LIKE, 10)
     sizes = np.array([len(indices) for indices in split.clients])
     assert sizes.sum() == 50_000 and 0.4 < np.log(sizes).std() < 0.6
@@ -49,10 +49,10 @@ def test_sigma_is_composed_with_the_dialect(text: str) -> None:
 
 def test_sigma_zero_is_what_it_was_without() -> None:
     for text, other in (("iid", "iid(sigma=0)"), ("dirichlet(alpha=0.3)", "dirichlet(alpha=0.3,sigma=0.0)")):
-        first, second = (partition(each, CIFAR_LIKE, 10, 30, 1) for each in (text, other))
+        first, second = (make_partition(each, CIFAR_LIKE, 10, 30, 1) for each in (text, other))
         assert first.digest() == second.digest() and first.text == second.text
 
 
 def test_sizes_out_of_range_are_refused() -> None:
     with pytest.raises(UserError, match="sigma=11 is out of range; expected a number at least 0 and at most 10"):
-        partition("iid(sigma=11)", CIFAR_LIKE, 10, 10, 0)
+        make_partition("iid(sigma=11)", CIFAR_LIKE, 10, 10, 0)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedflat.data import partition
+from fedflat.data import make_partition
 from fedflat.errors import UserError
 
 CIFAR_LIKE = np.arange(50_000) % 10
@@ -30,7 +30,7 @@ def test_every_client_has_its_size(
     counts: list, clients: int, size: int, alpha: float, seed: int, data: st.DataObject
 ) -> None:
     targets = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
-    split = partition(f"virtual(clients={clients},size={size},alpha={alpha!r})", targets, len(counts), None, seed)
+    split = make_partition(f"virtual(clients={clients},size={size},alpha={alpha!r})", targets, len(counts), None, seed)
     assert len(split.clients) == clients
     number = data.draw(st.integers(0, clients - 1))
     indices = split.clients[number]
@@ -48,15 +48,15 @@ def test_every_client_has_its_size(
 
 def test_a_client_depends_on_the_seed_and_its_number_alone() -> None:
     def of(seed: int, clients: int = 1000) -> np.ndarray:
-        return partition("virtual", CIFAR_LIKE, 10, clients, seed).clients[123]
+        return make_partition("virtual", CIFAR_LIKE, 10, clients, seed).clients[123]
 
     assert np.array_equal(of(3), of(3)) and np.array_equal(of(3), of(3, 10**12)) and not np.array_equal(of(3), of(4))
-    split = partition("virtual", CIFAR_LIKE, 10, 1000, 3)
+    split = make_partition("virtual", CIFAR_LIKE, 10, 1000, 3)
     assert not np.array_equal(split.clients[1], split.clients[2])
 
 
 def test_it_is_a_sequence() -> None:
-    clients = partition("virtual(size=5)", CIFAR_LIKE, 10, 10, 0).clients
+    clients = make_partition("virtual(size=5)", CIFAR_LIKE, 10, 10, 0).clients
     assert len(list(clients)) == 10 and np.array_equal(clients[2:4][1], clients[3]) and len(clients[2:]) == 8
     with pytest.raises(IndexError):
         clients[10]
@@ -66,7 +66,7 @@ def test_a_billion_clients_cost_what_ten_cost() -> None:
     def cost(clients: int) -> tuple[float, int, int]:
         tracemalloc.start()
         start = time.process_time()
-        split = partition("virtual", CIFAR_LIKE, 10, clients, 0)
+        split = make_partition("virtual", CIFAR_LIKE, 10, clients, 0)
         for number in range(0, clients, max(1, clients // 10)):
             split.clients[number]
         seconds, memory = time.process_time() - start, tracemalloc.get_traced_memory()[1]
@@ -78,7 +78,7 @@ def test_a_billion_clients_cost_what_ten_cost() -> None:
 
 
 def test_classes_are_drawn_by_the_dirichlet_distribution() -> None:
-    histogram = partition("virtual(size=100,alpha=0.5)", CIFAR_LIKE, 10, 10**6, 0).histogram(CIFAR_LIKE, 10)
+    histogram = make_partition("virtual(size=100,alpha=0.5)", CIFAR_LIKE, 10, 10**6, 0).histogram(CIFAR_LIKE, 10)
     assert histogram.shape == (1000, 10)
     variance = 0.1 * 0.9 / (10 * 0.5 + 1)
     assert (histogram / 100).var(0).mean() == pytest.approx(variance + (0.09 - variance) / 100, rel=0.05)
@@ -86,24 +86,24 @@ def test_classes_are_drawn_by_the_dirichlet_distribution() -> None:
 
 
 def test_hash_and_description_look_at_a_stated_sample() -> None:
-    split = partition("virtual(size=50)", CIFAR_LIKE, 10, 10**6, 0)
+    split = make_partition("virtual(size=50)", CIFAR_LIKE, 10, 10**6, 0)
     described = split.describe(CIFAR_LIKE, 10)
     assert (described["clients"], described["looked_at"], len(described["histogram"])) == (10**6, 1000, 1000)
     assert described["duplicates"] == 50_000 - round(described["coverage"] * 50_000)
-    assert split.digest() == partition("virtual", CIFAR_LIKE, 10, 10**6, 0).digest()
-    assert split.digest() != partition("virtual", CIFAR_LIKE, 10, 10**6 + 1, 0).digest()
-    assert partition("iid", CIFAR_LIKE, 10, 2000, 0).describe(CIFAR_LIKE, 10)["looked_at"] == 2000
+    assert split.digest() == make_partition("virtual", CIFAR_LIKE, 10, 10**6, 0).digest()
+    assert split.digest() != make_partition("virtual", CIFAR_LIKE, 10, 10**6 + 1, 0).digest()
+    assert make_partition("iid", CIFAR_LIKE, 10, 2000, 0).describe(CIFAR_LIKE, 10)["looked_at"] == 2000
 
 
 def test_validation_examples_are_never_drawn() -> None:
-    split = partition("virtual", CIFAR_LIKE, 10, 10**6, 0, validation=0.2)
+    split = make_partition("virtual", CIFAR_LIKE, 10, 10**6, 0, validation=0.2)
     assert len(split.validation) == 10_000
     assert not np.intersect1d(np.concatenate(list(split.clients[:500])), split.validation).size
 
 
 def test_the_number_of_clients_is_said_once() -> None:
-    assert len(partition("virtual(clients=7)", CIFAR_LIKE, 10, 7, 0).clients) == 7
+    assert len(make_partition("virtual(clients=7)", CIFAR_LIKE, 10, 7, 0).clients) == 7
     with pytest.raises(UserError, match=r"the split virtual\(clients=7\) cannot have 8 clients; name one number only"):
-        partition("virtual(clients=7)", CIFAR_LIKE, 10, 8, 0)
+        make_partition("virtual(clients=7)", CIFAR_LIKE, 10, 8, 0)
     with pytest.raises(UserError, match="a number of clients of at least 1, not None"):
-        partition("virtual", CIFAR_LIKE, 10, None, 0)
+        make_partition("virtual", CIFAR_LIKE, 10, None, 0)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from fedflat.api import make_config
 from fedflat.data import load, registry
-from fedflat.data.pictures import PictureOptions
+from fedflat.data.images import PictureOptions
 from fedflat.data.sources.landmarks import LANDMARKS
 from fedflat.data.streamed import PictureCache, StreamedTensor
 from fedflat.data.tree import FolderTree

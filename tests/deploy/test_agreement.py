@@ -12,10 +12,10 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[
 
 from fedflat.algorithms import algorithm
 from fedflat.algorithms.table import NAMED
-from fedflat.deploy.server import serve
-from fedflat.deploy.settings import experiment_of
-from fedflat.experiment.record import Record
+from fedflat.deploy.server.app import serve
+from fedflat.deploy.server.settings import experiment_of
 from fedflat.experiment.run import Run
+from fedflat.experiment.store.record import Record
 
 from .direct import SMALL, DirectGrid, federation_of
 

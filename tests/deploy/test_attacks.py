@@ -17,8 +17,8 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[
 
 from flwr.app import Array, ArrayRecord, Message
 
-from fedflat.deploy.server import serve
-from fedflat.experiment.record import Record
+from fedflat.deploy.server.app import serve
+from fedflat.experiment.store.record import Record
 
 from .direct import SMALL, federation_of
 

@@ -15,7 +15,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[
 
 from fedflat.data import Dataset, Examples
 from fedflat.deploy import client_app
-from fedflat.deploy.server import serve
+from fedflat.deploy.server.app import serve
 
 from .direct import SMALL, DirectGrid, node
 

@@ -12,8 +12,8 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[
 
 from flwr.app import Message
 
-from fedflat.deploy.server import serve
-from fedflat.deploy.settings import experiment_of
+from fedflat.deploy.server.app import serve
+from fedflat.deploy.server.settings import experiment_of
 from fedflat.errors import UserError
 from fedflat.experiment.run import Run
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fedflat.deploy.site import MODEL, Site
-from fedflat.engines.client import common_gradient
+from fedflat.deploy.site.site import MODEL, Site
+from fedflat.engines.round.client import common_gradient
 from fedflat.experiment.config import config
 
 

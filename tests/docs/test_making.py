@@ -13,7 +13,7 @@ import pytest
 
 from fedflat.algorithms.cards import CARDS
 from fedflat.algorithms.composition import PARTS
-from fedflat.data import DATASETS, SPLIT_PARTS, SPLITS
+from fedflat.data import DATASETS, PARTITIONERS, SPLIT_PARTS
 from fedflat.models import MODELS
 from tests.docs.blocks import ROOT
 
@@ -50,7 +50,7 @@ def test_there_is_a_page_for_everything() -> None:
     for folder, names in (
         ("algorithms", CARDS),
         ("data", DATASETS),
-        ("splits", SPLITS | SPLIT_PARTS),
+        ("splits", PARTITIONERS | SPLIT_PARTS),
         ("models", MODELS),
     ):
         assert {name for name in names if not (DOCS / folder / f"{name}.md").exists()} == set()

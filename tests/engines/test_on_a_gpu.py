@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from fedflat.bench.setting import RandomImages
 from fedflat.data import Dataset, Examples
-from fedflat.engines.contract import Training
-from fedflat.engines.lanes import LaneEngine
-from fedflat.engines.problem import Problem
-from fedflat.engines.steps import Advance, compiled, in_place
+from fedflat.engines.gpu.engine import LaneEngine
+from fedflat.engines.gpu.step import Advance, compiled, in_place
+from fedflat.engines.problem.problem import Problem
+from fedflat.engines.round.contract import Training
 from fedflat.experiment.config import Config, config
 from fedflat.experiment.run import Run
 from fedflat.flatness import Objective

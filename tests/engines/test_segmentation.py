@@ -15,18 +15,18 @@ from torch import nn
 
 import fedflat
 from fedflat.data import IGNORED, Dataset, Examples, from_arrays
-from fedflat.engines.contract import ModelState
-from fedflat.engines.lanes import LaneEngine
-from fedflat.engines.loop import LoopEngine
-from fedflat.engines.segmentation import Segmentation
-from fedflat.engines.steps import compiled
-from fedflat.engines.task import Classification, Pooling, Task, task_for
-from fedflat.engines.totals import Totals
-from fedflat.experiment import federation as federating
+from fedflat.engines.cpu.engine import LoopEngine
+from fedflat.engines.gpu.engine import LaneEngine
+from fedflat.engines.gpu.step import compiled
+from fedflat.engines.problem.segmentation import Segmentation
+from fedflat.engines.problem.task import Classification, Pooling, Task, task_for
+from fedflat.engines.problem.totals import Totals
+from fedflat.engines.round.contract import ModelState
+from fedflat.experiment.analysis.scoring import Scorer
 from fedflat.experiment.config import config
-from fedflat.experiment.record import client_statistics
 from fedflat.experiment.run import Run
-from fedflat.experiment.scoring import Scorer
+from fedflat.experiment.setup import problem as federating
+from fedflat.experiment.store.record import client_statistics
 from fedflat.models.layout import Layout
 from fedflat.models.norms import BatchNorm
 

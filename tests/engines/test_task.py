@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 import fedflat
 from fedflat.data import Dataset, Examples
-from fedflat.engines.lanes import LaneEngine
-from fedflat.engines.loop import LoopEngine
-from fedflat.engines.steps import compiled
-from fedflat.engines.task import Classification, NextCharacter, Task, task_for
+from fedflat.engines.cpu.engine import LoopEngine
+from fedflat.engines.gpu.engine import LaneEngine
+from fedflat.engines.gpu.step import compiled
+from fedflat.engines.problem.task import Classification, NextCharacter, Task, task_for
 from fedflat.experiment.config import config
 from fedflat.experiment.run import Run
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import fedflat
 from fedflat.bench.setting import RandomImages
-from fedflat.engines.pool import pool_of, travelling
+from fedflat.engines.cpu.worker_pool import pool_of, travelling
 from fedflat.errors import UserError
 
 SETTINGS = {"rounds": 3, "clients": 10, "per_round": 5, "steps": 3, "model": "mlp(hidden=8)"}

@@ -11,8 +11,8 @@ from torch import nn
 
 import fedflat
 from fedflat.errors import UserError
-from fedflat.experiment.observation.afterwards import afterwards
-from fedflat.experiment.record import load_record
+from fedflat.experiment.analysis.post_hoc import afterwards
+from fedflat.experiment.store.record import load_record
 
 SETTINGS = {
     "rounds": 4,
@@ -89,7 +89,7 @@ def test_a_run_that_started_from_given_weights_starts_from_them_again(folder: Pa
     first = fedflat.run("scaffold", out=tmp_path / "b", init=folder / "model.safetensors", **settings)
     look = afterwards(load_record(tmp_path / "b"))
     assert torch.equal(look.first.weights, fedflat.load(folder).look().model(4).weights)
-    from fedflat.experiment.replay import Replay
+    from fedflat.experiment.analysis.replay import Replay
 
     replay = Replay(look.config, look.problem, look.split, look.moments()[0][0], workers=1)
     replay.advance(), replay.advance()

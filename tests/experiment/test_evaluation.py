@@ -13,12 +13,12 @@ from torch import nn
 
 import fedflat
 from fedflat.data import Dataset, Examples, from_arrays
-from fedflat.engines.task import Classification
+from fedflat.engines.problem.task import Classification
+from fedflat.experiment.analysis.evaluation import PARTS
+from fedflat.experiment.analysis.fine_tuning import FineTuning
+from fedflat.experiment.analysis.scoring import spread_over
 from fedflat.experiment.config import config
-from fedflat.experiment.evaluation import PARTS
-from fedflat.experiment.federation import federation
-from fedflat.experiment.fine_tuning import FineTuning
-from fedflat.experiment.scoring import spread_over
+from fedflat.experiment.setup.problem import federation
 
 WRITERS = {"ada": [0] * 8, "bob": [0] * 4 + [1] * 4, "cy": [1] * 4 + [2] * 4, "dee": [2] * 2 + [0] * 6}
 RIGHT = {"ada": 1.0, "bob": 0.5, "cy": 0.0, "dee": 0.75}

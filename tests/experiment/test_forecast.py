@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from fedflat.bench.setting import RandomImages
-from fedflat.cli.progress import in_words
-from fedflat.experiment.checkpoint import SECONDS_BETWEEN, Pace
+from fedflat.cli.shared.progress import in_words
+from fedflat.experiment.campaign.estimate import Forecast, Foretell, disk_use, forecast
 from fedflat.experiment.config import config
-from fedflat.experiment.forecast import Forecast, Foretell, disk_use, forecast
 from fedflat.experiment.run import Run
+from fedflat.experiment.store.checkpoint import SECONDS_BETWEEN, Pace
 
 SMALL = {
     "model": "mlp(hidden=8)",
@@ -93,19 +93,19 @@ def test_checkpoints_are_no_more_frequent_than_a_disk_likes(tmp_path: Path, monk
     monkeypatch.setattr(Run, "_checkpoint", lambda run: (saved.append(run.server.rounds), real(run))[1])
     told("fedavg", tmp_path / "fast")
     assert saved == [40]
-    monkeypatch.setattr("fedflat.experiment.checkpoint.SECONDS_BETWEEN", 0.0)
-    monkeypatch.setattr("fedflat.experiment.checkpoint.MOST_OF_THE_TIME", float("inf"))
+    monkeypatch.setattr("fedflat.experiment.store.checkpoint.SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr("fedflat.experiment.store.checkpoint.MOST_OF_THE_TIME", float("inf"))
     told("fedavg", tmp_path / "slow")
     assert saved[1:] == [10, 20, 30, 40]
     saved.clear()
-    monkeypatch.setattr("fedflat.experiment.checkpoint.MOST_OF_THE_TIME", 1e-6)
+    monkeypatch.setattr("fedflat.experiment.store.checkpoint.MOST_OF_THE_TIME", 1e-6)
     told("fedavg", tmp_path / "dear")
     assert saved == [10, 40]
 
 
 def test_checkpoints_that_take_long_are_further_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("fedflat.experiment.checkpoint.time.monotonic", lambda: now)
+    monkeypatch.setattr("fedflat.experiment.store.checkpoint.time.monotonic", lambda: now)
     open_, asked = Pace(None), Pace(7)
     assert not open_.is_due(10)
     now += SECONDS_BETWEEN

@@ -12,7 +12,7 @@ from torch import nn
 import fedflat
 from fedflat.errors import UserError
 from fedflat.experiment.config import config
-from fedflat.experiment.observation.what import WHAT, flatness_values, wanted_names
+from fedflat.experiment.quantities import WHAT, flatness_values, wanted_names
 
 SETTINGS = {
     "rounds": 4,

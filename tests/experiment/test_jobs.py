@@ -19,11 +19,11 @@ from fedflat.algorithms.drift.scaffold import Scaffold
 from fedflat.algorithms.table import NAMED
 from fedflat.data import from_arrays
 from fedflat.errors import UserError
-from fedflat.experiment import compare as comparing
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.compare import SomeFailed, compare
+from fedflat.experiment.campaign import compare as comparing
+from fedflat.experiment.campaign.compare import SomeFailed, compare
+from fedflat.experiment.campaign.processes import Job, _warnings_sent, side_by_side
 from fedflat.experiment.config import Config, config
-from fedflat.experiment.jobs import Job, _warnings_sent, side_by_side
 from fedflat.models import MODELS, ImageModelSpec
 
 BASE = config(

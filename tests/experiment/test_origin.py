@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 import fedflat
 from fedflat.data import Dataset, load
-from fedflat.engines.task import Classification
+from fedflat.engines.problem.task import Classification
 from fedflat.errors import UserError
-from fedflat.experiment.folder import RunFolder
-from fedflat.experiment.origin import brought, described
+from fedflat.experiment.store.provenance import brought, described
+from fedflat.experiment.store.run_folder import RunFolder
 
 SETTINGS: dict[str, Any] = {"rounds": 3, "clients": 4, "per_round": 2, "steps": 1, "workers": 1}
 
@@ -124,5 +124,5 @@ def test_words_for_what_is_brought_stay_the_same() -> None:
 
 
 def test_large_data_are_known_by_some_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedflat.experiment.origin.MOST_BYTES", 1000)
+    monkeypatch.setattr("fedflat.experiment.store.provenance.MOST_BYTES", 1000)
     assert brought({"data": digits()}) == brought({"data": digits()}) != brought({"data": dimmed()})

@@ -12,12 +12,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedflat
+from fedflat.experiment.analysis.batchnorm import with_statistics
+from fedflat.experiment.analysis.fixed_sample import Look
+from fedflat.experiment.analysis.measured import Measured, measured
 from fedflat.experiment.config import Flatness
-from fedflat.experiment.measured import Measured, measured
-from fedflat.experiment.observation.look import Look
-from fedflat.experiment.record import Record, client_statistics
-from fedflat.experiment.statistics import with_statistics
-from fedflat.report.result import Result
+from fedflat.experiment.store.record import Record, client_statistics
+from fedflat.reporting.result import Result
 
 OWN = {"training__statistics": "own"}
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 import fedflat
 from fedflat.api import make_config
-from fedflat.engines.lanes import LaneEngine
-from fedflat.engines.loop import LoopEngine
-from fedflat.engines.problem import Problem
-from fedflat.engines.steps import compiled
+from fedflat.engines.cpu.engine import LoopEngine
+from fedflat.engines.gpu.engine import LaneEngine
+from fedflat.engines.gpu.step import compiled
+from fedflat.engines.problem.problem import Problem
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.run import Run
 from fedflat.models import build

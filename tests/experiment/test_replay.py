@@ -12,9 +12,9 @@ from torch import nn
 import fedflat
 from fedflat.algorithms import algorithm
 from fedflat.errors import UserError
-from fedflat.experiment.observation.afterwards import afterwards
-from fedflat.experiment.record import load_record
-from fedflat.experiment.replay import Replay, needs_vectors
+from fedflat.experiment.analysis.post_hoc import afterwards
+from fedflat.experiment.analysis.replay import Replay, needs_vectors
+from fedflat.experiment.store.record import load_record
 
 SETTINGS = {"clients": 12, "per_round": 4, "steps": 2, "workers": 1, "device": "cpu", "model": "mlp(hidden=8)"}
 

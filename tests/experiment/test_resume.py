@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fedflat
-from fedflat.experiment.folder import RunFolder
+from fedflat.experiment.store.run_folder import RunFolder
 
 ALGORITHM = "scaffold+wima(window=4)+swa(start=0.3,every=2)+ema"
 SETTINGS = {

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 import fedflat
 from fedflat.errors import UserError
-from fedflat.experiment.checkpoint import CHECKPOINT
-from fedflat.experiment.folder import RunFolder
+from fedflat.experiment.store.checkpoint import CHECKPOINT
+from fedflat.experiment.store.run_folder import RunFolder
 
 SETTINGS = {
     "rounds": 6,

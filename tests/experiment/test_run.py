@@ -15,11 +15,11 @@ from torch import nn
 import fedflat
 from fedflat.api import make_config
 from fedflat.data import from_arrays, load
-from fedflat.engines.loop import LoopEngine
+from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.errors import UserError
 from fedflat.experiment.config import config
-from fedflat.experiment.rows import CachedRows, FileRows
 from fedflat.experiment.run import Run
+from fedflat.experiment.store.row_store import CachedRows, FileRows
 
 SMALL = {"rounds": 6, "clients": 12, "per_round": 4, "steps": 3, "workers": 1, "model": "mlp(hidden=8)"}
 
@@ -170,7 +170,7 @@ def test_statistics_are_averaged_estimated_or_kept() -> None:
 def test_no_more_workers_than_have_something_to_do(
     monkeypatch: pytest.MonkeyPatch, cores: int, per_round: int, workers: int
 ) -> None:
-    monkeypatch.setattr("fedflat.experiment.engine.available_cores", lambda: cores)
+    monkeypatch.setattr("fedflat.experiment.setup.engine.available_cores", lambda: cores)
     engine = Run(config({"federation": {"per_round": per_round}, "engine": {"device": "cpu"}})).engine
     assert isinstance(engine, LoopEngine) and engine.workers == workers
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 import fedflat
 from fedflat.errors import UserError
+from fedflat.experiment.analysis.measured import Reference, measured, reference
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.measured import Reference, measured, reference
-from fedflat.experiment.snapshots import kept_rounds
+from fedflat.experiment.store.snapshots import kept_rounds
 
 SETTINGS = {
     "rounds": 7,

@@ -10,14 +10,14 @@ import torch
 
 import fedflat
 from fedflat.errors import UserError
-from fedflat.experiment.branch import start, there_rounds
+from fedflat.experiment.analysis.reopen import written_tensors
 from fedflat.experiment.callback import Callback
+from fedflat.experiment.campaign.branch import start, there_rounds
+from fedflat.experiment.campaign.sweep import Sweep, plan_sweep, run_sweep
+from fedflat.experiment.campaign.sweep_file import read_sweep
 from fedflat.experiment.config import Config
-from fedflat.experiment.folder import RunFolder
-from fedflat.experiment.record import load_record
-from fedflat.experiment.reopening import written_tensors
-from fedflat.experiment.sweep import Sweep, plan_sweep, run_sweep
-from fedflat.experiment.sweep_file import read_sweep
+from fedflat.experiment.store.record import load_record
+from fedflat.experiment.store.run_folder import RunFolder
 
 SMALL = {
     "steps": 2,

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedflat.errors import UserError
-from fedflat.experiment.sweep import LONGEST, Planned, plan_sweep
-from fedflat.experiment.sweep_file import SweepFile, combinations, read_sweep
+from fedflat.experiment.campaign.sweep import LONGEST, Planned, plan_sweep
+from fedflat.experiment.campaign.sweep_file import SweepFile, combinations, read_sweep
 
 OUT = Path("out")
 

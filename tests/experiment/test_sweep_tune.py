@@ -12,10 +12,10 @@ import pytest
 
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.folder import RunFolder
-from fedflat.experiment.sweep_file import read_sweep
-from fedflat.experiment.tune import Search, choose, plan_search, run_search
-from fedflat.experiment.tune_jobs import run_search_side_by_side
+from fedflat.experiment.campaign.sweep_file import read_sweep
+from fedflat.experiment.campaign.tune import Search, choose, plan_search, run_search
+from fedflat.experiment.campaign.tune_jobs import run_search_side_by_side
+from fedflat.experiment.store.run_folder import RunFolder
 
 BASE = {
     "rounds": 2,
@@ -72,7 +72,7 @@ def test_the_best_is_chosen_by_validation_and_evaluated_once(
     assert chosen["trial"] == best.number and chosen["validation"] == best.score and chosen["settings"] == best.values
     last = RunFolder(made.folder(best.number) / "seed-0").metrics()[-1]
     assert chosen["test"] == [pytest.approx(last["test"]["server"]["accuracy"])]
-    monkeypatch.setattr("fedflat.experiment.evaluation.evaluate", None)
+    monkeypatch.setattr("fedflat.experiment.analysis.evaluation.evaluate", None)
     assert choose(made) == chosen == json.loads((made.out / "best.json").read_text())
 
 
@@ -149,8 +149,8 @@ def test_more_trials_go_on_from_those_there(finished: tuple[Search, list[Any]]) 
 
 
 QUICK: dict[str, Any] = {**BASE, "rounds": 1, "steps": 1, "algorithm": "fedsam(rho={rho})", "rho": 0.1}
-RATES: dict[str, Any] = {"rate": {"low": 0.01, "high": 1, "log": True}}
-ONE_TRIAL: dict[str, Any] = {"trials": 1, "space": RATES, "seeds": [0]}
+LR_SCHEDULES: dict[str, Any] = {"rate": {"low": 0.01, "high": 1, "log": True}}
+ONE_TRIAL: dict[str, Any] = {"trials": 1, "space": LR_SCHEDULES, "seeds": [0]}
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({}, {"seeds": [0, 1]}, "tune.seeds=[0] instead of [0, 1]"),
         ({}, {"prune": True}, "tune.prune=false instead of true"),
         ({}, {"space": {"rate": [0.1]}}, "tune.space.training.rate={low: 0.01, high: 1.0, log: true} instead of [0.1]"),
-        ({}, {"space": {**RATES, "batch": [5, 9]}}, "tune.space.training.batch=none instead of [5, 9]"),
+        ({}, {"space": {**LR_SCHEDULES, "batch": [5, 9]}}, "tune.space.training.batch=none instead of [5, 9]"),
     ],
 )
 def test_another_search_in_the_same_folder_is_refused(
@@ -217,7 +217,7 @@ def test_the_best_of_a_copied_folder_names_the_copy(
 ) -> None:
     chosen = choose(search(small, base=QUICK, tune=ONE_TRIAL))
     shutil.copytree(small, tmp_path / "copy")
-    monkeypatch.setattr("fedflat.experiment.evaluation.evaluate", None)
+    monkeypatch.setattr("fedflat.experiment.analysis.evaluation.evaluate", None)
     copied = choose(search(tmp_path / "copy", base=QUICK, tune=ONE_TRIAL))
     assert copied == {**chosen, "folders": [str(tmp_path / "copy" / "trial-0000" / "seed-0")]}
     assert copied == json.loads((tmp_path / "copy" / "best.json").read_text())

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import fedflat
-from fedflat.experiment.weights import fill, first_mismatch, load_weights
+from fedflat.experiment.setup.weights import fill, first_mismatch, load_weights
 
 SMALL = {"rounds": 2, "steps": 2, "workers": 1, "device": "cpu", "split": "iid"}
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedflat.errors import UserError
+from fedflat.experiment.analysis.theory import conditions, rates_of, theory
 from fedflat.experiment.config import config
-from fedflat.experiment.observation.theory import conditions, rates_of, theory
-from fedflat.flatness.bounds import ALGORITHMS, Bound, Rates, Setting, as_run, largest_rate, theorem
-from fedflat.flatness.noise import Constants, largest
+from fedflat.flatness.theory.bounds import ALGORITHMS, Bound, Rates, Setting, as_run, largest_rate, theorem
+from fedflat.flatness.theory.noise import Constants, largest
 
 CONSTANTS = Constants(lipschitz=2.0, smoothness=4.0, noise=0.5, heterogeneity=1.5)
 SETTING = Setting(clients=10, examples=50, steps=3, rounds=20)
@@ -154,7 +154,7 @@ def test_the_theory_of_a_run_says_what_went_into_it(digits_split) -> None:
 
 @pytest.fixture
 def digits_split():
-    from fedflat.experiment.federation import federation
+    from fedflat.experiment.setup.problem import federation
 
     return federation(config({}))[1]
 

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 import fedflat
 from fedflat.errors import UserError
+from fedflat.experiment.analysis.landscapes import landscapes, load_landscapes, path, plane, save_landscapes
+from fedflat.experiment.analysis.local_models import local_models, measured_point, replay_at
+from fedflat.experiment.analysis.loss_and_error import LossAndError
+from fedflat.experiment.analysis.measured import Measured, measured
 from fedflat.experiment.config import config
-from fedflat.experiment.federation import federation
-from fedflat.experiment.landscapes import landscapes, load_landscapes, path, plane, save_landscapes
-from fedflat.experiment.local_models import local_models, measured_point, replay_at
-from fedflat.experiment.loss_and_error import LossAndError
-from fedflat.experiment.measured import Measured, measured
-from fedflat.flatness.survey import Model
+from fedflat.experiment.setup.problem import federation
+from fedflat.flatness.landscapes.grid import Model
 
 SMALL = {"rounds": 3, "steps": 3, "workers": 1, "device": "cpu", "per_round": 4}
 

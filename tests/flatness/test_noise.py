@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedflat.data import Augmentation, Dataset, Examples, Split
-from fedflat.engines.contract import Client, ModelState
-from fedflat.engines.problem import Problem
+from fedflat.data import Augmentation, Dataset, Examples, Partition
+from fedflat.engines.problem.problem import Problem
+from fedflat.engines.round.contract import Client, ModelState
+from fedflat.experiment.analysis.fixed_sample import Look
 from fedflat.experiment.config import Flatness
-from fedflat.experiment.observation.look import Look
-from fedflat.flatness.noise import Constants, Spread, heterogeneity
+from fedflat.flatness.theory.noise import Constants, Spread, heterogeneity
 
 from ..quadratics import Bowl, Value
 
@@ -30,7 +30,7 @@ def look() -> Look:
     train, held = (Examples(torch.tensor(some), torch.zeros(len(some), dtype=torch.int64)) for some in (rows, test))
     data = Dataset("quadratics", train, held, ("value",), kind="vector")
     problem = Problem(Bowl(X), Value(), data, Augmentation(), torch.float64, held_out={"test": held})
-    split = Split(
+    split = Partition(
         tuple(np.arange(i * EACH, (i + 1) * EACH) for i in range(CLIENTS)), np.zeros(0, np.int64), "by hand", 0
     )
     return Look(problem, split, Flatness())

@@ -8,11 +8,11 @@ import torch
 
 from fedflat.data import Dataset, Examples
 from fedflat.errors import UserError
+from fedflat.experiment.analysis.stability import Twins
+from fedflat.experiment.analysis.theory import rates_of
 from fedflat.experiment.config import config
-from fedflat.experiment.observation.stability import Twins
-from fedflat.experiment.observation.theory import rates_of
-from fedflat.flatness.bounds import Setting, as_run
-from fedflat.flatness.noise import Constants
+from fedflat.flatness.theory.bounds import Setting, as_run
+from fedflat.flatness.theory.noise import Constants
 
 from ..quadratics import Bowl, Value
 

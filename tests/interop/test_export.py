@@ -16,7 +16,7 @@ import fedflat
 from fedflat.cli.application import app
 from fedflat.data import from_arrays, load
 from fedflat.errors import UserError
-from fedflat.experiment.export import write_onnx
+from fedflat.experiment.store.export import write_onnx
 from fedflat.models import build
 
 SETTINGS = {"model": "mlp(hidden=8)", "rounds": 3, "clients": 12, "per_round": 4, "steps": 3, "workers": 1}

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fedflat
-from fedflat.data import from_flower, listed, load, partition
+from fedflat.data import from_flower, listed, load, make_partition
 from fedflat.errors import UserError
 
 SETTINGS: dict[str, Any] = {"model": "mlp(hidden=8)", "rounds": 2, "per_round": 3, "steps": 2, "workers": 1}
@@ -28,7 +28,7 @@ def lists(text: str) -> dict[str, Any]:
 
 def test_a_listed_split_is_what_the_file_says(tmp_path: Path) -> None:
     text = listed([np.array([5, 1]), np.array([7, 2, 30])], 40, "mine", tmp_path)
-    split = partition(text, TARGETS, 4, None, seed=3)
+    split = make_partition(text, TARGETS, 4, None, seed=3)
     assert [positions.tolist() for positions in split.clients] == [[1, 5], [2, 7, 30]] and split.text == text
     assert split.describe(TARGETS, 4)["coverage"] == pytest.approx(5 / 40)
     assert lists(text)["made_by"] == {"name": "mine"}
@@ -36,11 +36,11 @@ def test_a_listed_split_is_what_the_file_says(tmp_path: Path) -> None:
 
 def test_what_is_held_out_is_taken_from_the_lists(tmp_path: Path) -> None:
     text = listed(np.split(np.random.default_rng(0).permutation(40), 4), 40, "mine", tmp_path)
-    whole = partition(text, TARGETS, 4, 4, seed=0).clients
-    validated = partition(text, TARGETS, 4, 4, seed=0, validation=0.25)
+    whole = make_partition(text, TARGETS, 4, 4, seed=0).clients
+    validated = make_partition(text, TARGETS, 4, 4, seed=0, validation=0.25)
     assert len(validated.validation) == 8  # round(2.5) of each of 4 classes
     assert [set(mine) for mine in validated.clients] == [set(mine) - set(validated.validation) for mine in whole]
-    unseen = partition(f"{text}+held-out(share=0.5)", TARGETS, 4, None, seed=0)
+    unseen = make_partition(f"{text}+held-out(share=0.5)", TARGETS, 4, None, seed=0)
     assert len(unseen.clients) == len(unseen.unseen) == 2
 
 
@@ -62,7 +62,7 @@ def test_files_that_are_no_split_of_these_data(content: object, message: str, tm
     path = tmp_path / "split.json"
     path.write_text(json.dumps(content))
     with pytest.raises(UserError, match=message):
-        partition(f"listed(path={path})", TARGETS, 4, None, 0)
+        make_partition(f"listed(path={path})", TARGETS, 4, None, 0)
 
 
 def test_a_file_that_is_gone_changed_or_not_named(tmp_path: Path) -> None:
@@ -70,18 +70,18 @@ def test_a_file_that_is_gone_changed_or_not_named(tmp_path: Path) -> None:
     path = Path(text.partition("path=")[2].partition(",")[0])
     path.write_text(path.read_text().replace("[0, 1,", "[1, 0,"))
     with pytest.raises(UserError, match="has changed: its hash is sha256-"):
-        partition(text, TARGETS, 4, None, 0)
+        make_partition(text, TARGETS, 4, None, 0)
     path.unlink()
     with pytest.raises(UserError, match="cannot be read: no such file"):
-        partition(text, TARGETS, 4, None, 0)
+        make_partition(text, TARGETS, 4, None, 0)
     with pytest.raises(UserError, match="write listed"):
-        partition("listed", TARGETS, 4, None, 0)
+        make_partition("listed", TARGETS, 4, None, 0)
     with pytest.raises(UserError, match="lists 1 clients, but 5"):
-        partition(listed([np.arange(40)], 40, "mine", tmp_path), TARGETS, 4, 5, 0)
+        make_partition(listed([np.arange(40)], 40, "mine", tmp_path), TARGETS, 4, 5, 0)
     with pytest.raises(UserError, match="a comma or a bracket"):
         listed([np.arange(40)], 40, "mine", tmp_path / "a,b")
     with pytest.raises(UserError, match=r"client 1 of .* beyond the long tail"):
-        partition(
+        make_partition(
             f"{listed([np.arange(4, 40), np.array([3])], 40, 'mine', tmp_path)}+longtail(factor=10)",
             TARGETS,
             4,

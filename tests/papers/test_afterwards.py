@@ -11,12 +11,12 @@ import torch
 
 import fedflat
 from fedflat.data import Examples, load
-from fedflat.experiment.measured import measured
-from fedflat.experiment.record import Record, load_record
+from fedflat.experiment.analysis.measured import measured
+from fedflat.experiment.store.record import Record, load_record
 from fedflat.flatness import Operator
-from fedflat.papers import afterwards
-from fedflat.papers.afterwards import FILE, Asked, measure
+from fedflat.papers import post_hoc as afterwards
 from fedflat.papers.numbers import ClientEigenvalue, Corrupted, Domains, Eigenvalue, Features, OnClients, form
+from fedflat.papers.post_hoc import FILE, Asked, measure
 from fedflat.papers.small import EXAMPLES, corrupted
 
 SETTINGS = {"model": "mlp(hidden=2)", "rounds": 3, "steps": 4, "clients": 12, "per_round": 3, "workers": 1}

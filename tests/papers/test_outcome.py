@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedflat.papers import find_table
-from fedflat.papers.afterwards import Asked
 from fedflat.papers.document import outcome_rows
 from fedflat.papers.numbers import Best, Eigenvalue, Last, Mean, RoundsTo, read
 from fedflat.papers.outcome import Measured, Outcome, formed, outcomes, tolerance
 from fedflat.papers.plan import Plan, Scale, make_plan
+from fedflat.papers.post_hoc import Asked
 
 OUT = Path("nowhere")
 

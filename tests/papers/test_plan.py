@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from fedflat.experiment.compare import run_each
+from fedflat.experiment.campaign.compare import run_each
 from fedflat.papers import find_table, papers
-from fedflat.papers.afterwards import measure
 from fedflat.papers.cost import Pace, cost_of, probe
 from fedflat.papers.outcome import Measured, outcomes
 from fedflat.papers.plan import Plan, Scale, make_plan
+from fedflat.papers.post_hoc import measure
 from fedflat.papers.small import at_hand, small
 
 SMALL = Scale(small=True)

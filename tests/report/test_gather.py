@@ -9,8 +9,8 @@ import pytest
 
 import fedflat
 from fedflat.errors import UserError
-from fedflat.report.document import report_document
-from fedflat.report.gather import gather, grouped
+from fedflat.reporting.page.document import report_document
+from fedflat.reporting.page.gather import gather, grouped
 
 
 def test_all_runs_below_a_folder_once(compared):

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedflat.flatness.survey import Landscape, Mark
-from fedflat.report.document import report_document
-from fedflat.report.gather import gather
-from fedflat.report.page import report_page
+from fedflat.flatness.landscapes.grid import Landscape, Mark
+from fedflat.reporting.page.document import report_document
+from fedflat.reporting.page.gather import gather
+from fedflat.reporting.page.page import report_page
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 

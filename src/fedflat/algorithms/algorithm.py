@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.drift import Drift
+from fedflat.algorithms.lr_schedule import LrSchedule, Schedule
 from fedflat.algorithms.perturbation import Perturbation
-from fedflat.algorithms.rate import LocalRate, Schedule
 from fedflat.algorithms.server import Sgd
 from fedflat.algorithms.slot import At, Field, Fields, Gradient, Returned, Slot, State, new_state
 from fedflat.averaging import Average
@@ -49,7 +49,7 @@ class Algorithm:
 
     drift: Drift = field(default_factory=Drift)
     perturbation: Perturbation = field(default_factory=Perturbation)
-    rate: LocalRate = field(default_factory=LocalRate)
+    rate: LrSchedule = field(default_factory=LrSchedule)
     server: Sgd = field(default_factory=Sgd)
     averages: tuple[Average, ...] = ()
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from fedflat.algorithms.algorithm import Algorithm
 from fedflat.algorithms.drift import DRIFTS, Acg, Dyn, Wmsam
+from fedflat.algorithms.lr_schedule import LR_SCHEDULES
 from fedflat.algorithms.perturbation import PERTURBATIONS, Guided, Sam, Smoo
-from fedflat.algorithms.rate import RATES
 from fedflat.algorithms.server import SERVERS, Sgd
 from fedflat.algorithms.table import NAMED, RELEASED
 from fedflat.averaging import AVERAGES, Average
@@ -19,7 +19,7 @@ SLOTS = ("drift", "perturbation", "rate", "server")
 PARTS: dict[str, tuple[str, type[Any]]] = {
     **{name: ("drift", spec) for name, spec in DRIFTS.items()},
     **{name: ("perturbation", spec) for name, spec in PERTURBATIONS.items()},
-    **{name: ("rate", spec) for name, spec in RATES.items()},
+    **{name: ("rate", spec) for name, spec in LR_SCHEDULES.items()},
     **{name: ("server", spec) for name, spec in SERVERS.items()},
     **{name: ("averages", spec) for name, spec in AVERAGES.items()},
 }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fedflat.algorithms.algorithm import Algorithm
 from fedflat.algorithms.drift import Acg, AdaBest, Cm, Dyn, Mime, MimeLite, Mo, Prox, Scaffold, Wmsam
+from fedflat.algorithms.lr_schedule import Linear
 from fedflat.algorithms.perturbation import Asam, Guided, Lesam, Sam, Smoo
-from fedflat.algorithms.rate import Linear
 from fedflat.algorithms.server import Adagrad, Adam, Momentum, Sgd, Yogi
 from fedflat.text import Value
 

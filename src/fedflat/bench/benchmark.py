@@ -15,10 +15,10 @@ from fedflat.bench.machine import Load, hardware, versions
 from fedflat.bench.others import OTHERS, Other
 from fedflat.bench.setting import Setting, plan_of, sampler_of
 from fedflat.bench.stage import Contender, Done, Failed, Performer
-from fedflat.data import fixes_clients, partition
-from fedflat.engines.pool import available_cores
+from fedflat.data import fixes_clients, make_partition
+from fedflat.engines.cpu.worker_pool import available_cores
 from fedflat.errors import UserError, one_of
-from fedflat.experiment.federation import federation
+from fedflat.experiment.setup.problem import federation
 from fedflat.text import parse
 
 FORMAT = 1
@@ -159,7 +159,7 @@ def samples_per_round(setting: Setting, clients: int) -> float:
     data, config = setting.dataset(), setting.config(clients=clients)
     number = None if fixes_clients(setting.split) else clients
     train = data.train
-    split = partition(
+    split = make_partition(
         setting.split, train.targets, data.num_classes, number, config.seed, 0.0, train.groups, train.coarse
     ).clients
     plan, sampler = plan_of(config), sampler_of(config, len(split))

@@ -14,12 +14,12 @@ from torch.func import functional_call
 
 from fedflat.bench.plain import PlainLoop
 from fedflat.bench.stage import Contender, Stage
-from fedflat.engines.gpu_layers import with_gpu_layers
+from fedflat.engines.gpu.layers import with_gpu_layers
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
-from fedflat.experiment.federation import federation
 from fedflat.experiment.run import Run
+from fedflat.experiment.setup.problem import federation
 
 WARM_UPS = 3
 """Steps before a step is captured as a CUDA graph."""

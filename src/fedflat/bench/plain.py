@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from fedflat import models
 from fedflat.bench.setting import plan_of, sampler_of
 from fedflat.data import Dataset
-from fedflat.engines.problem import moved
-from fedflat.engines.randomness import generator
+from fedflat.engines.problem.problem import moved
+from fedflat.engines.round.randomness import generator
 from fedflat.experiment.config import Config
-from fedflat.experiment.federation import federation
+from fedflat.experiment.setup.problem import federation
 
 StateDict = dict[str, Tensor]
 

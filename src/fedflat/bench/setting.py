@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedflat.data import Dataset, Examples, load
-from fedflat.engines.plan import Plan, Sampler
+from fedflat.engines.round.plan import Plan, Sampler
 from fedflat.experiment.config import Config, config
 from fedflat.text import make, param, parse_one
 

@@ -16,7 +16,7 @@ import torch.multiprocessing as multiprocessing
 
 from fedflat.bench.machine import host_memory, rest
 from fedflat.bench.setting import Setting
-from fedflat.engines.pool import start_without_main
+from fedflat.engines.cpu.worker_pool import start_without_main
 from fedflat.errors import UserError
 
 PATIENCE = 20.0

@@ -2,11 +2,20 @@
 
 from fedflat.data.arrays import from_arrays
 from fedflat.data.augment import AUGMENTATIONS, Augmentation, augmentation, normalise
+from fedflat.data.data_dir import data_folder
 from fedflat.data.dataset import IGNORED, Dataset, Examples, describe
-from fedflat.data.dialects.listed import listed
 from fedflat.data.flower import from_flower
-from fedflat.data.folder import data_folder
 from fedflat.data.mapped import MappedTensor, open_mapped
+from fedflat.data.partition import (
+    PARTITIONERS,
+    SPLIT_PARTS,
+    Partition,
+    canonical_split,
+    fixes_clients,
+    full_split,
+    make_partition,
+)
+from fedflat.data.partitioners.listed import listed
 from fedflat.data.per_client import from_clients
 from fedflat.data.registry import (
     DATASETS,
@@ -20,7 +29,6 @@ from fedflat.data.registry import (
     verify,
 )
 from fedflat.data.sources.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, SEVERITIES
-from fedflat.data.split import SPLIT_PARTS, SPLITS, Split, canonical_split, fixes_clients, full_split, partition
 from fedflat.data.torch_dataset import from_torch
 
 __all__ = [
@@ -31,13 +39,13 @@ __all__ = [
     "IGNORED",
     "OWN",
     "SEVERITIES",
-    "SPLITS",
+    "PARTITIONERS",
     "SPLIT_PARTS",
     "Augmentation",
     "Dataset",
     "Examples",
     "MappedTensor",
-    "Split",
+    "Partition",
     "augmentation",
     "canonical_dataset",
     "canonical_split",
@@ -57,6 +65,6 @@ __all__ = [
     "names",
     "normalise",
     "open_mapped",
-    "partition",
+    "make_partition",
     "verify",
 ]

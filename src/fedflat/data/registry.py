@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from fedflat.data.data_dir import data_folder
 from fedflat.data.dataset import Dataset, Examples
 from fedflat.data.download import Progress, fetch_source
-from fedflat.data.folder import data_folder
 from fedflat.data.sources.array_files import ARRAYS
 from fedflat.data.sources.camvid import CAMVID
 from fedflat.data.sources.cifar import CIFAR10, CIFAR100

@@ -20,8 +20,8 @@ from fedflat.cores import usable_cores
 from fedflat.data.arrays import statistics_of_sums
 from fedflat.data.cache import entry, fingerprint, open_kept
 from fedflat.data.dataset import Dataset
+from fedflat.data.images import Listing, PictureOptions, Pixels, channel_sums, decode_picture, labelled
 from fedflat.data.mapped import ArrayWriter, MappedTensor
-from fedflat.data.pictures import Listing, PictureOptions, Pixels, channel_sums, decode_picture, labelled
 from fedflat.data.tree import Tree
 
 SAMPLE = 1000

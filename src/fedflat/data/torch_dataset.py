@@ -12,8 +12,8 @@ import torch
 
 from fedflat.data.arrays import from_arrays
 from fedflat.data.dataset import Dataset
+from fedflat.data.images import channels_first, in_bytes
 from fedflat.data.mapped import ArrayWriter, MappedTensor, open_mapped
-from fedflat.data.pictures import channels_first, in_bytes
 from fedflat.errors import UserError
 
 AT_ONCE = 256

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.absolute import absolute, with_absolute_paths
-from fedflat.experiment.observation.what import DEFAULT, WHAT, flatness_values, wanted_names
+from fedflat.experiment.quantities import DEFAULT, WHAT, flatness_values, wanted_names
 from fedflat.text import underscored
 
 FORMAT: Literal[1] = 1

@@ -16,28 +16,28 @@ from torch import Tensor, nn
 
 from fedflat.algorithms import algorithm
 from fedflat.algorithms.algorithm import States, flat_state, nested_state
-from fedflat.averaging import Scene, average_name
+from fedflat.averaging import RunInfo, average_name
 from fedflat.data import Dataset
-from fedflat.engines.contract import Client, Cost, Engine, ModelState
-from fedflat.engines.randomness import drawn_apart
-from fedflat.engines.task import Task
+from fedflat.engines.problem.task import Task
+from fedflat.engines.round.contract import Client, Cost, Engine, ModelState
+from fedflat.engines.round.randomness import drawn_apart
 from fedflat.errors import UserError
+from fedflat.experiment.analysis.batchnorm import estimated_on
+from fedflat.experiment.analysis.observer import Observer
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.checkpoint import CHECKPOINT, Pace, last_checkpoint, require_rows, under
 from fedflat.experiment.config import Config
-from fedflat.experiment.engine import engine_for, shortage_told
-from fedflat.experiment.federation import federation
-from fedflat.experiment.files import create_folder
-from fedflat.experiment.folder import RunFolder
-from fedflat.experiment.keeping import Keeping
-from fedflat.experiment.observation.observer import Observer
-from fedflat.experiment.origin import brought, origin_of, require_same_origin
-from fedflat.experiment.record import STATISTICS_FILE, Record, model_file
-from fedflat.experiment.rows import CachedRows, Rows, cache_size
-from fedflat.experiment.snapshots import FOLDER, cut_snapshots, snapshot_file
-from fedflat.experiment.statistics import estimated_on
+from fedflat.experiment.setup.engine import engine_for, explain_out_of_memory
+from fedflat.experiment.setup.problem import federation
+from fedflat.experiment.setup.training import sampler_of, training_of
 from fedflat.experiment.stopping import Verdict, check_target, diverged, stop_early
-from fedflat.experiment.training import sampler_of, training_of
+from fedflat.experiment.store.atomic_files import create_folder
+from fedflat.experiment.store.checkpoint import CHECKPOINT, Pace, last_checkpoint, require_rows, under
+from fedflat.experiment.store.client_states import ClientStateStore
+from fedflat.experiment.store.provenance import brought, origin_of, require_same_origin
+from fedflat.experiment.store.record import STATISTICS_FILE, Record, model_file
+from fedflat.experiment.store.row_store import CachedRows, Rows, cache_size
+from fedflat.experiment.store.run_folder import RunFolder
+from fedflat.experiment.store.snapshots import FOLDER, cut_snapshots, snapshot_file
 from fedflat.models import classifier_parameters
 
 LOOKS_EVERY = 10
@@ -71,7 +71,7 @@ class Run:
     ) -> None:
         self.config, self.callbacks, self._resume = config, callbacks, resume
         self._own = {"data": data, "model": model, "task": task}
-        with shortage_told(config):
+        with explain_out_of_memory(config):
             self.problem, self.split = federation(config, data, model, task)
         if config.stop.target is not None and not resume:
             check_target(config.stop.target, self.problem.task.metric)
@@ -112,7 +112,7 @@ class Run:
             self._session = time.monotonic()
             self._begun = self._session - earlier
             self._tell("began")
-            with shortage_told(self.config):
+            with explain_out_of_memory(self.config):
                 verdict = self._first()
                 while verdict is None:
                     self._round()
@@ -292,14 +292,14 @@ class Run:
         if self.folder and self._resume and self._has_the_data:
             require_same_origin(self.folder, brought(self._own), self.split.digest())
         own_statistics = self.training.own_statistics
-        self._keeping = Keeping(
+        self._keeping = ClientStateStore(
             self.algorithm, self.server.model, own_statistics, lambda width: self._rows("clients", width)
         )
         whole = self._whole(self.server.model)
         parts = any(getattr(average, "part", "all") != "all" for average in self.algorithm.averages)
         names = classifier_parameters(self.problem.model) if parts else set()
         classifier = self.problem.whole_layout.indicator(names.__contains__, whole)
-        scene = Scene(
+        scene = RunInfo(
             self.config.training.rounds,
             self.algorithm.rate.cycle,
             classifier,

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fedflat.algorithms import algorithm
-from fedflat.engines.pool import available_cores
+from fedflat.engines.cpu.worker_pool import available_cores
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
-from fedflat.experiment.federation import device_of
 from fedflat.experiment.run import Run
+from fedflat.experiment.setup.problem import device_of
 from fedflat.papers.plan import Planned
 from fedflat.papers.small import at_hand
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from fedflat.experiment.compare import folder_name
+from fedflat.experiment.campaign.compare import folder_name
 from fedflat.experiment.config import Config
-from fedflat.experiment.folder import Awaited
-from fedflat.papers.afterwards import Asked
+from fedflat.experiment.store.run_folder import Awaited
 from fedflat.papers.cells import Cell
 from fedflat.papers.library import Paper, Table
 from fedflat.papers.numbers import Corrupted, Gain, Last, OfModels
+from fedflat.papers.post_hoc import Asked
 from fedflat.papers.small import CORRUPTIONS, at_hand, small
 
 SMALL_SCALE = "small scale"

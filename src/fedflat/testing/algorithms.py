@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedflat.algorithms import Algorithm, algorithm, canonical
 from fedflat.algorithms.algorithm import flat_fields, flat_state
-from fedflat.engines.lanes import LaneEngine
+from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.errors import one_of
 from fedflat.testing.bowls import Bowls, walk
 from fedflat.testing.broken import Broken

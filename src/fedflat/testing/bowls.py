@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from fedflat.algorithms import Algorithm
 from fedflat.algorithms.descent import Descent
-from fedflat.algorithms.rate import Schedule
+from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.algorithms.slot import State
 from fedflat.data import Augmentation, Dataset, Examples
-from fedflat.engines.aggregation import Aggregation
-from fedflat.engines.contract import Client, Engine, ModelState, Outcome, Training
-from fedflat.engines.loop import LoopEngine
-from fedflat.engines.plan import Plan
-from fedflat.engines.problem import Problem
+from fedflat.engines.cpu.engine import LoopEngine
+from fedflat.engines.problem.problem import Problem
+from fedflat.engines.round.aggregation import Aggregation
+from fedflat.engines.round.contract import Client, Engine, ModelState, Outcome, Training
+from fedflat.engines.round.plan import Plan
 
 
 class Bowl(nn.Module):

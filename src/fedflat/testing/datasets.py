@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedflat.data import IGNORED, Dataset, Examples, normalise, partition
+from fedflat.data import IGNORED, Dataset, Examples, make_partition, normalise
 from fedflat.data.arrays import channel_statistics
 from fedflat.testing.broken import Broken
 
@@ -98,7 +98,7 @@ def _divided(data: Dataset) -> str:
     train = data.train
     for text in ["iid", *(["natural"] if train.groups is not None else [])]:
         clients = None if text == "natural" else min(10, len(train))
-        split = partition(text, train.targets, data.num_classes, clients, 0, groups=train.groups)
+        split = make_partition(text, train.targets, data.num_classes, clients, 0, groups=train.groups)
         given = sum(map(len, split.clients))
         if given != len(train):
             return f"{text} gives out {given} of {len(train)} examples"

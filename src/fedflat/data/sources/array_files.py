@@ -21,8 +21,8 @@ import torch
 from fedflat.data.arrays import from_arrays, native
 from fedflat.data.cache import entry, fingerprint, fits_in_memory, rows_of
 from fedflat.data.dataset import Dataset
+from fedflat.data.images import TEST_EVERY
 from fedflat.data.mapped import open_mapped
-from fedflat.data.pictures import TEST_EVERY
 from fedflat.data.sources.source import Source
 from fedflat.errors import UserError
 from fedflat.text import param

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedflat.data.dataset import IGNORED, Dataset
+from fedflat.data.images import is_picture
 from fedflat.data.masks import MaskOptions, Pairs, mask_dataset
-from fedflat.data.pictures import is_picture
 from fedflat.data.sources.source import FileReport, Source
 from fedflat.data.tree import open_tree
 from fedflat.errors import UserError

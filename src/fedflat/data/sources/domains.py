@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedflat.data.dataset import Dataset
-from fedflat.data.pictures import Listing, PictureOptions, is_picture, picture_dataset
+from fedflat.data.images import Listing, PictureOptions, is_picture, picture_dataset
 from fedflat.data.sources.source import FileReport, Source
 from fedflat.data.tree import Tree, open_tree
 from fedflat.errors import UserError, one_of

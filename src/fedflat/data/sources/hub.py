@@ -20,8 +20,8 @@ import torch
 from fedflat.data.arrays import channel_statistics
 from fedflat.data.cache import entry, fingerprint, open_kept
 from fedflat.data.dataset import Dataset
+from fedflat.data.images import PictureOptions, to_pixels
 from fedflat.data.mapped import open_mapped
-from fedflat.data.pictures import PictureOptions, to_pixels
 from fedflat.data.sources.array_files import dataset_of_arrays
 from fedflat.data.sources.source import Source
 from fedflat.data.torch_dataset import collected

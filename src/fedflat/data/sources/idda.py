@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedflat.data.dataset import IGNORED, Dataset
+from fedflat.data.images import TEST_EVERY, is_picture
 from fedflat.data.masks import MaskOptions, Pairs, mask_dataset
-from fedflat.data.pictures import TEST_EVERY, is_picture
 from fedflat.data.sources.source import FileReport, Source
 from fedflat.data.tree import open_tree
 from fedflat.errors import UserError, one_of

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedflat.data.dataset import Dataset
-from fedflat.data.pictures import Listing, PictureOptions, picture_dataset
+from fedflat.data.images import Listing, PictureOptions, picture_dataset
 from fedflat.data.sources.source import Download, FileReport, FileSource
 from fedflat.data.streamed import streamed_dataset
 from fedflat.data.tree import FolderTree
