@@ -45,13 +45,13 @@ def two_clients() -> Bowls:
     return bowls
 
 
-def walks(method: str, bowls: Bowls, rounds: int, steps: int, rate: float) -> tuple[np.ndarray, list[list[np.ndarray]]]:
+def walks(method: str, bowls: Bowls, rounds: int, steps: int, lr: float) -> tuple[np.ndarray, list[list[np.ndarray]]]:
     """The server's path, and every client's path within every round, through the engine that runs experiments."""
     algorithm, problem = fedflat.algorithm(method), bowls.problem()
     engine = LoopEngine(problem, workers=1)
 
     def training(k: int) -> Training:
-        return Training(algorithm, Descent(), Schedule(rate, 1.0, rounds), Plan(1, steps=k), 0, 2, Aggregation("uniform"))
+        return Training(algorithm, Descent(), Schedule(lr, 1.0, rounds), Plan(1, steps=k), 0, 2, Aggregation("uniform"))
 
     weights, buffers, integers = problem.initial()
     model, server = ModelState(weights, buffers, integers), algorithm.new_server(weights)
@@ -136,7 +136,7 @@ def _ground(axes: Any, bowls: Bowls) -> None:
 # --- flat minima -----------------------------------------------------------------------------------------------------------------
 
 LARGEST = r"$\lambda_{\max}$"
-DIGITS: dict[str, Any] = {"rounds": 80, "every": 5, "split": "dirichlet(alpha=0.1)", "workers": 1, "device": "cpu"}
+DIGITS: dict[str, Any] = {"rounds": 80, "eval_every": 5, "partition": "dirichlet(alpha=0.1)", "workers": 1, "device": "cpu"}
 
 
 def flat() -> Figure:
@@ -198,7 +198,7 @@ def averaging() -> Figure:
     import tempfile
 
     window, rounds = 20, 60
-    settings = DIGITS | {"rounds": rounds, "every": 1, "split": "dirichlet(alpha=0)", "keep_every": 1}
+    settings = DIGITS | {"rounds": rounds, "eval_every": 1, "partition": "dirichlet(alpha=0)", "save_every": 1}
     with tempfile.TemporaryDirectory() as folder:
         result = fedflat.run(f"fedavg+wima(window={window})", out=folder, **settings)
         named = {f"x{t}": result.flatness("server", rounds=t) for t in (rounds - 18, rounds - 9, rounds)}

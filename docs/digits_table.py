@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 GRID = (0.01, 0.05, 0.1, 0.5)
 RETUNED = ("fedlesam", "fedlesam-s", "fedlesam-d", "fedwmsam")
 TARGET = 0.9
-SETTINGS: dict[str, Any] = {"rounds": 60, "every": 2}
+SETTINGS: dict[str, Any] = {"rounds": 60, "eval_every": 2}
 CURVES = HERE / "measured" / "digits_curves.json"
 """The curves of the algorithms' own pages, which docs/generate.py draws."""
 

@@ -42,8 +42,8 @@ class Watch(fedflat.Callback):
 
 with tempfile.TemporaryDirectory() as folder:
     watch = Watch()
-    result = fedflat.run(algorithm, data="digits", model="mlp", split=f"virtual(clients={clients},size=50,alpha=0.1)", clients=None,
-        per_round=cohort, rounds=rounds, steps=5, every=rounds, engine="loop", workers=1, out=Path(folder) / "run", callbacks=[watch])
+    result = fedflat.run(algorithm, data="digits", model="mlp", partition=f"virtual(clients={clients},size=50,alpha=0.1)", clients=None,
+        clients_per_round=cohort, rounds=rounds, steps=5, every=rounds, engine="loop", workers=1, out=Path(folder) / "run", callbacks=[watch])
     kept = sum(f.stat().st_blocks * 512 for f in (Path(folder) / "run").rglob("*") if f.is_file() and "clients" in str(f.relative_to(folder)))
 size = len(result.record.models["server"].weights)
 print(json.dumps({"clients": clients, "algorithm": algorithm, "parameters": size, "milliseconds": round(1000 * watch.seconds / (rounds - 10), 1),

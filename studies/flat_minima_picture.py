@@ -69,6 +69,6 @@ def _bar(figure: Figure, scale: Scale, line: float, height: float) -> None:
 
 
 def _caption(about: dict[str, Any], radius: float, line: float, scale: Scale) -> str:
-    where = f"{about['data']}, {about['model']}, {about['split']}, {about['rounds']} rounds, seed {about['seed']}"
+    where = f"{about['data']}, {about['model']}, {about['partition']}, {about['rounds']} rounds, seed {about['seed']}"
     how = f"filter-normalised random directions to ±{radius:g}; the dark line is loss {line:g} in every panel"
     return f"{where}; {how}{f'; {scale.notes}' if scale.not_finite else ''}."

@@ -145,7 +145,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sites", type=int, default=2)
     parser.add_argument("--turns", type=int, default=3, help="how often each is measured (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=6, help="rounds of a turn (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=10, help="local steps of a client (default: %(default)s)")
+    parser.add_argument("--local-steps", type=int, default=10, help="local steps of a client (default: %(default)s)")
     return parser.parse_args(given)
 
 

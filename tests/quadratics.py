@@ -1,4 +1,4 @@
-"""The quadratic problems of the numpy reference, run through the real pipeline: a torch model, a data set, the loop engine."""
+"""The quadratic problems of the numpy reference, run through the real pipeline: a torch model, a dataset, the loop engine."""
 
 from __future__ import annotations
 

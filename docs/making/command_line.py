@@ -88,7 +88,7 @@ def settings() -> str:
         "# Settings",
         "",
         "Everything that can be said of an experiment. The same names stand in a YAML file (`--config`), behind `--set NAME=VALUE`, and in Python,",
-        "where `training.decay` is written `training__decay`; common ones have a flag and, in Python, its name. `fedflat settings` lists them too.",
+        "where `training.lr_decay` is written `training__lr_decay`; common ones have a flag and, in Python, its name. `fedflat settings` lists them too.",
         "",
     ]
     for section, rows in sections.items():

@@ -52,11 +52,11 @@ def one(name: str, spec: type[ModelSpec], rows: dict[str, list[str]]) -> str:
     _, _, shape, classes, *_ = rows[name]
     lines += _layers(name, tuple(map(int, shape.split("x"))), int(classes.replace(",", "")))
     data = DATA.get(name, "cifar10")
-    split = "--split natural --set data.clients=null " if name in NATURAL else ""
+    partition = "--partition natural --set data.clients=null " if name in NATURAL else ""
     lines += [
         "## Use it",
         "",
-        *block([f"fedflat models {name}", f"fedflat run fedavg --data {data} --model {name} {split}--rounds 50"], "bash"),
+        *block([f"fedflat models {name}", f"fedflat run fedavg --dataset {data} --model {name} {partition}--rounds 50"], "bash"),
     ]
     return joined(lines, [f"Choices of init, normalisation and stem, and weights of others: [models](../{PAGE}).", ""])
 

@@ -25,7 +25,7 @@ class Page(NamedTuple):
 PAGES = {
     "python": Page(
         "fedflat",
-        "What `import fedflat` gives. Settings have short names (`rounds=50`) or full ones (`training__decay=0.998`); [all of them](settings.md).",
+        "What `import fedflat` gives. Settings have short names (`rounds=50`) or full ones (`training__lr_decay=0.998`); [all of them](settings.md).",
         ("fedflat",),
     ),
     "results": Page(
@@ -62,7 +62,7 @@ PAGES = {
         ),
     ),
     "averaging": Page("Averages", "Averages of the server's models over rounds: evaluated, never fed back.", ("fedflat.averaging",)),
-    "data": Page("Data and splits", "Data sets by name, your own arrays, their division among clients, augmentation.", ("fedflat.data",)),
+    "data": Page("Data and partitions", "Datasets by name, your own arrays, their division among clients, augmentation.", ("fedflat.data",)),
     "models": Page("Models", "Networks by name, and training a part of one.", ("fedflat.models", "fedflat.models.layout:Layout")),
     "tasks": Page(
         "Tasks and callbacks",

@@ -127,7 +127,14 @@ def test_swa_says_where_it_averages_nothing(average: Swa, rounds: int, captures:
 
 
 def test_a_run_whose_swa_averages_nothing_says_so() -> None:
-    small = {"rounds": 2, "clients": 6, "per_round": 2, "steps": 1, "model": "mlp(hidden=4)", "workers": 1}
+    small = {
+        "rounds": 2,
+        "clients": 6,
+        "clients_per_round": 2,
+        "local_steps": 1,
+        "model": "mlp(hidden=4)",
+        "workers": 1,
+    }
     with pytest.warns(UserWarning, match="it begins after 1 of them and captures a model every 20"):
         fedflat.run("fedavg+cyclic+swa", **small)
 
@@ -177,7 +184,15 @@ class Watching(Callback):
 
 def test_28_46_47_48_in_a_run() -> None:
     """Averages of a real run, all at once: each is the reference's of the run's own models, and none is fed back."""
-    small = {"rounds": 8, "clients": 6, "per_round": 2, "steps": 2, "model": "mlp(hidden=4)", "workers": 1, "every": 8}
+    small = {
+        "rounds": 8,
+        "clients": 6,
+        "clients_per_round": 2,
+        "local_steps": 2,
+        "model": "mlp(hidden=4)",
+        "workers": 1,
+        "eval_every": 8,
+    }
     small["engine__precision"] = "float64"
     cyclic = "fedavg+cyclic(low=0.01,length=2,start=0.25)"
     watching, alone = Watching(), Watching()

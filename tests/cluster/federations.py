@@ -27,10 +27,10 @@ def small(**settings: Any) -> Config:
     usual = {
         "model": "mlp(hidden=8)",
         "clients": 12,
-        "per_round": 5,
+        "clients_per_round": 5,
         "rounds": 5,
-        "steps": 2,
-        "batch": 8,
+        "local_steps": 2,
+        "batch_size": 8,
         "device": "cpu",
         "seed": 3,
     }
@@ -45,7 +45,7 @@ def engine_of(config: Config, workers: int, model: nn.Module | None = None) -> A
 
 @cache
 def _made(text: str) -> tuple[Problem, Partition]:
-    """The problem and split of a config, which do not depend on the algorithm."""
+    """The problem and partition of a config, which do not depend on the algorithm."""
     return federation(Config.model_validate(yaml.safe_load(text)))
 
 
@@ -53,12 +53,12 @@ def walk(
     config: Config, engine: Engine | None = None, rounds: int = 5, model: nn.Module | None = None
 ) -> dict[str, Tensor]:
     """All that server and clients hold after some rounds; without an engine, trained one client after another in this process."""
-    problem, split = (
+    problem, partition = (
         _made(config.model_copy(update={"algorithm": "fedavg"}).to_yaml())
         if model is None
         else federation(config, model=model)
     )
-    replay = Replay(config, problem, split, workers=1)
+    replay = Replay(config, problem, partition, workers=1)
     if engine is not None:
         replay.engine = engine
     loss = torch.zeros(())

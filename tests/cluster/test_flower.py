@@ -24,15 +24,15 @@ pytestmark = pytest.mark.slow
 SETTINGS: dict[str, Any] = {
     "algorithm": "scaffold",
     "data.clients": 3,
-    "federation.per_round": 3,
+    "federation.clients_per_round": 3,
     "training.rounds": 2,
     "seed": 0,
 }
 FIXED = {
-    "data.split": "dirichlet(alpha=0.5)",
-    "training.epochs": 1,
-    "training.batch": 10,
-    "training.rate": 0.05,
+    "data.partition": "dirichlet(alpha=0.5)",
+    "training.local_epochs": 1,
+    "training.batch_size": 10,
+    "training.lr": 0.05,
     "model": "mlp",
 }
 

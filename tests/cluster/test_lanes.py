@@ -68,7 +68,7 @@ def test_lanes_in_a_worker_give_what_the_loop_gives(
 ) -> None:
     """With the sums of what a worker trains at once, and with rows where somebody looks at them."""
     monkeypatch.setattr(ray_engine, "MOST_LANES", at_once)
-    config = small(algorithm=algorithm, per_round=9, rounds=3)
+    config = small(algorithm=algorithm, clients_per_round=9, rounds=3)
     engine = OneWorker(config, shows_rows)
     found, expected = walk(config, engine, 3), walk(config, rounds=3)
     assert max(engine.sizes) == largest
@@ -80,7 +80,7 @@ def test_lanes_in_a_worker_give_what_the_loop_gives(
 
 
 def test_a_state_that_is_kept_keeps_no_others_in_memory() -> None:
-    engine = OneWorker(small(algorithm="scaffold", per_round=4, rounds=1), shows_rows=False)
-    walk(small(algorithm="scaffold", per_round=4, rounds=1), engine, 1)
+    engine = OneWorker(small(algorithm="scaffold", clients_per_round=4, rounds=1), shows_rows=False)
+    walk(small(algorithm="scaffold", clients_per_round=4, rounds=1), engine, 1)
     kept = [array for _, state in engine.worker._shelf._kept.values() for array in state.values()]
     assert len(kept) == 4 and all(array.base is None for array in kept)

@@ -25,7 +25,7 @@ from fedflat.experiment.setup.problem import federation
 
 from .federations import NO_OWN, engine_of, same, small, walk
 
-EVERYONE: dict[str, Any] = {"clients": 6, "per_round": 6, "rounds": 6, "split": "iid"}
+EVERYONE: dict[str, Any] = {"clients": 6, "clients_per_round": 6, "rounds": 6, "partition": "iid"}
 """A cohort that is the same in every round, of clients that cost the same."""
 
 
@@ -55,8 +55,8 @@ def test_a_cohort_that_stays_moves_no_state(
     fedflat.run(base=config, engine="ray", workers=2, callbacks=[moved], out=tmp_path / "ray")
     fedflat.run(base=config, engine="loop", workers=1, out=tmp_path / "loop")
     assert moved.states == [0] * 6, "what clients start with goes with the broadcast, and the rest stays where it is"
-    per_round = np.diff(moved.copied)
-    assert moved.copied[0] == 0 and len(set(per_round)) == 1 and per_round[0] > 0, (
+    clients_per_round = np.diff(moved.copied)
+    assert moved.copied[0] == 0 and len(set(clients_per_round)) == 1 and clients_per_round[0] > 0, (
         "copies of a round follow in the next"
     )
     assert (tmp_path / "ray" / "model.safetensors").read_bytes() == (
@@ -94,8 +94,8 @@ def test_a_state_is_handed_over_by_the_worker_that_has_it(ray: Any) -> None:
     """A cohort that lies with one worker alone is divided all the same, since states so small are soon moved."""
     config = small(algorithm="scaffold", **EVERYONE)
     engine = engine_of(config, 2)
-    problem, split = federation(config)
-    both = [Replay(config, problem, split, workers=1) for _ in range(2)]
+    problem, partition = federation(config)
+    both = [Replay(config, problem, partition, workers=1) for _ in range(2)]
     both[0].engine = engine
     for replay in both:
         replay.advance()

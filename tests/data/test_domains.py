@@ -103,7 +103,7 @@ def test_unknown_and_missing_domains(pacs: Path, tmp_path: Path) -> None:
         match=r"pacs is not all there; expected PACS/art_painting.*https://drive.google.com/\S+ .*renamed PACS",
     ):
         load("pacs", tmp_path / "nothing")
-    with pytest.raises(UserError, match="there is no parameter of data set pacs 'domain'"):
+    with pytest.raises(UserError, match="there is no parameter of dataset pacs 'domain'"):
         load("pacs(domain=photo)", pacs)
     assert [report.file for report in verify("pacs", pacs)] == [f"PACS/{domain}" for domain in PACS.sizes]
 

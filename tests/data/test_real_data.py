@@ -1,4 +1,4 @@
-"""The published data sets themselves, where ``FEDFLAT_DATA`` has them."""
+"""The published datasets themselves, where ``FEDFLAT_DATA`` has them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 import pytest
 import torch
 
-from fedflat.data import DATASETS, data_folder, load, make_partition, verify
+from fedflat.data import DATASETS, data_dir, load, make_partition, verify
 from fedflat.data.arrays import channel_statistics
 
 
 def is_here(name: str) -> bool:
-    return "FEDFLAT_DATA" in os.environ and not DATASETS[name].missing(data_folder())
+    return "FEDFLAT_DATA" in os.environ and not DATASETS[name].missing(data_dir())
 
 
 @pytest.mark.parametrize(

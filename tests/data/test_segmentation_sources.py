@@ -176,11 +176,11 @@ def test_uniform_clients_and_splits_that_need_labels(cityscapes: Path) -> None:
     assert uniform["sizes"] == {"min": 2, "median": 2.0, "max": 3} and uniform["coverage"] == 1
     assert np.array(uniform["histogram"]).sum() == int((data.train.targets != IGNORED).sum()), "pixels that count"
     assert 0 <= uniform["heterogeneity"] < 1
-    for split in ("dirichlet", "pathological", "iid+longtail"):
+    for partition in ("dirichlet", "pathological", "iid+longtail"):
         with pytest.raises(
             UserError, match="needs one label per example, but here each has 48; choose iid, natural or centralised"
         ):
-            make_partition(split, data.train.targets, 19, 3, 0)
+            make_partition(partition, data.train.targets, 19, 3, 0)
 
 
 def test_cityscapes_that_are_not_whole(cityscapes: Path) -> None:

@@ -60,9 +60,9 @@ def test_rounds_are_not_trained_again_with_vectors_that_lie_at_sites(
 ) -> None:
     interrupted(tmp_path, algorithm=algorithm)
     record = load_record(tmp_path / "run")
-    problem, split = reopen(record)
+    problem, partition = reopen(record)
     moment = at_checkpoint(RunFolder(tmp_path / "run"), fedflat.algorithm(algorithm), problem, record.config)
-    replay = Replay(record.config, problem, split, moment, workers=1)
+    replay = Replay(record.config, problem, partition, moment, workers=1)
     if not kept:
         assert len(replay.members()) == 4
         return

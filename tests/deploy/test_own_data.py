@@ -47,7 +47,7 @@ def test_a_site_whose_classes_are_numbered_otherwise_is_refused(
     settings: dict[str, Any] = {
         **SMALL,
         "data.clients": 3,
-        "data.split": "iid",
+        "data.partition": "iid",
         "deploy.out": str(tmp_path / "run"),
         "training.rounds": 1,
     }
@@ -66,7 +66,7 @@ def test_sites_train_on_their_own_data(tmp_path: Path) -> None:
         **SMALL,
         "algorithm": "scaffold",
         "data.clients": 3,
-        "data.split": "iid",
+        "data.partition": "iid",
         "deploy.out": str(tmp_path / "run"),
         "deploy.score": True,
         "training.rounds": 4,

@@ -38,7 +38,7 @@ SETTINGS: dict[str, Any] = {
     "algorithm": "fedsam",
     "model": "mlp(hidden=32)",
     "data.clients": SITES,
-    "federation.per_round": SITES,
+    "federation.clients_per_round": SITES,
     "federation.weighting": "uniform",
     "training.rounds": 1,
 }

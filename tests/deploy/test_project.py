@@ -39,7 +39,12 @@ def test_a_project_is_complete_and_its_config_is_an_experiment(tmp_path: Path) -
     assert done.exit_code == 0, done.output
     settings = flat(tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"])
     config = experiment_of(settings)
-    assert (config.algorithm, config.data.clients, config.federation.per_round, config.engine.checkpoint_every) == (
+    assert (
+        config.algorithm,
+        config.data.clients,
+        config.federation.clients_per_round,
+        config.engine.checkpoint_every,
+    ) == (
         "fedgamma",
         3,
         3,

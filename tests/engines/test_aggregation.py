@@ -79,9 +79,9 @@ def test_a_cohort_of_one_is_its_own_centre(text: str, centre: str) -> None:
                 {
                     "algorithm": text,
                     "model": "mlp(hidden=4)",
-                    "data": {"clients": 1, "split": "iid"},
-                    "federation": {"per_round": 1, **more},
-                    "training": {"rounds": 2, "steps": 2, "rate": 0.05},
+                    "data": {"clients": 1, "partition": "iid"},
+                    "federation": {"clients_per_round": 1, **more},
+                    "training": {"rounds": 2, "local_steps": 2, "lr": 0.05},
                     "engine": {"workers": 1, "device": "cpu"},
                 }
             )

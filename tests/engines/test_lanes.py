@@ -36,9 +36,9 @@ def a_run(rounds: int = 2) -> Run:
     values = {
         "algorithm": "scaffold",
         "model": "mlp(hidden=8)",
-        "data": {"clients": 8, "split": "dirichlet(alpha=0.5)"},
-        "federation": {"per_round": 5},
-        "training": {"rounds": rounds, "epochs": 2, "batch": 10},
+        "data": {"clients": 8, "partition": "dirichlet(alpha=0.5)"},
+        "federation": {"clients_per_round": 5},
+        "training": {"rounds": rounds, "local_epochs": 2, "batch_size": 10},
         "evaluation": {"every": rounds},
         "engine": {"name": "lanes", "device": "cpu"},
     }
@@ -94,9 +94,9 @@ def test_a_cohort_of_one_trains_as_in_the_loop() -> None:
     values = {
         "algorithm": "scaffold",
         "model": "mlp(hidden=8)",
-        "data": {"clients": 8, "split": "iid"},
-        "federation": {"per_round": 1},
-        "training": {"rounds": 2, "steps": 3},
+        "data": {"clients": 8, "partition": "iid"},
+        "federation": {"clients_per_round": 1},
+        "training": {"rounds": 2, "local_steps": 3},
     }
     data = RandomImages(size=300, side=8).dataset()
     loop, lanes = (
@@ -121,9 +121,9 @@ def test_what_batch_norm_counts_is_what_the_loop_counts(
     )  # a momentum that hangs on a count cannot be compiled
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 4), norm, nn.Linear(4, 10))
     values = {
-        "data": {"clients": 8, "split": "iid"},
-        "federation": {"per_round": 5},
-        "training": {"rounds": 3, "steps": 2, "batch": 10},
+        "data": {"clients": 8, "partition": "iid"},
+        "federation": {"clients_per_round": 5},
+        "training": {"rounds": 3, "local_steps": 2, "batch_size": 10},
         "evaluation": {"every": 3},
     }
     data = RandomImages(size=300, side=8).dataset()
@@ -282,9 +282,9 @@ def test_dropout_is_the_same_again_and_that_of_the_loop_with_one_lane() -> None:
     values = {
         "algorithm": "mime",
         "model": "femnist-cnn",
-        "data": {"clients": 4, "split": "iid"},
-        "federation": {"per_round": 2},
-        "training": {"rounds": 1, "steps": 2, "batch": 4},
+        "data": {"clients": 4, "partition": "iid"},
+        "federation": {"clients_per_round": 2},
+        "training": {"rounds": 1, "local_steps": 2, "batch_size": 4},
     }
     data = RandomImages(size=40, side=8).dataset()
     found = []
@@ -338,9 +338,9 @@ def test_compiled_steps_have_layers_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -
         nn.Conv2d(3, 4, 5, padding=2), nn.GroupNorm(2, 4), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(64, 10)
     )
     values = {
-        "data": {"clients": 2, "split": "iid"},
-        "federation": {"per_round": 2},
-        "training": {"rounds": 1, "steps": 2, "batch": 10},
+        "data": {"clients": 2, "partition": "iid"},
+        "federation": {"clients_per_round": 2},
+        "training": {"rounds": 1, "local_steps": 2, "batch_size": 10},
     }
     weights = []
     for engine in ({"name": "loop", "workers": 1}, {"name": "lanes", "compile": "on"}):

@@ -16,9 +16,9 @@ from fedflat.experiment.store.checkpoint import SECONDS_BETWEEN, Pace
 
 SMALL = {
     "model": "mlp(hidden=8)",
-    "data": {"clients": 12, "split": "iid"},
-    "federation": {"per_round": 4},
-    "training": {"rounds": 40, "steps": 1},
+    "data": {"clients": 12, "partition": "iid"},
+    "federation": {"clients_per_round": 4},
+    "training": {"rounds": 40, "local_steps": 1},
     "evaluation": {"every": 40},
     "engine": {"workers": 1},
 }
@@ -53,7 +53,7 @@ def test_stateless_runs_without_a_folder_need_no_disk() -> None:
 
 
 def test_only_clients_that_can_take_part_are_counted() -> None:
-    many = {**SMALL, "algorithm": "scaffold", "data": {"clients": 10**6, "split": "virtual"}}
+    many = {**SMALL, "algorithm": "scaffold", "data": {"clients": 10**6, "partition": "virtual"}}
     run = Run(config(many))
     found = forecast(run, 1.0)
     assert found.clients == 4 * 40 and found.states == 4 * 40 * 4 * run.problem.layout.size
@@ -73,7 +73,7 @@ def test_statistics_that_clients_keep_count() -> None:
     own = {
         **SMALL,
         "model": "resnet20(norm=batch)",
-        "training": {"rounds": 3, "steps": 1, "batch": 4, "statistics": "own"},
+        "training": {"rounds": 3, "local_steps": 1, "batch_size": 4, "statistics": "own"},
     }
     run = Run(config(own), data=RandomImages(size=48, side=8).dataset())
     run._open()

@@ -17,8 +17,8 @@ from fedflat.experiment.quantities import WHAT, flatness_values, wanted_names
 SETTINGS = {
     "rounds": 4,
     "clients": 8,
-    "per_round": 3,
-    "steps": 2,
+    "clients_per_round": 3,
+    "local_steps": 2,
     "workers": 1,
     "device": "cpu",
     "model": "mlp(hidden=8)",
@@ -156,7 +156,7 @@ def test_the_text_of_the_short_form() -> None:
     assert config({"flatness": "every=5"}).flatness.every == 5
     assert wanted_names("all") == list(WHAT)
     made = fedflat.api.make_config(config({"flatness": {"every": 5, "seed": 3}}), {"flatness": "what=drift"})
-    assert made.flatness.model_dump() == {"every": 5, "what": "drift", "examples": 500, "clients": 10, "seed": 3}
+    assert made.flatness.model_dump() == {"eval_every": 5, "what": "drift", "examples": 500, "clients": 10, "seed": 3}
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,15 @@ from fedflat.experiment.store.cleanup import Keep
 from fedflat.experiment.store.lock import claimed, is_free
 from fedflat.experiment.store.run_folder import Lock, RunFolder
 
-BASE = {"rounds": 2, "steps": 2, "per_round": 3, "clients": 8, "model": "mlp(hidden=8)", "workers": 1, "device": "cpu"}
+BASE = {
+    "rounds": 2,
+    "local_steps": 2,
+    "clients_per_round": 3,
+    "clients": 8,
+    "model": "mlp(hidden=8)",
+    "workers": 1,
+    "device": "cpu",
+}
 VALUES = {"base": BASE, "grid": {"algorithm": ["fedavg", "scaffold"], "seed": [0, 1]}}
 
 
@@ -135,14 +143,14 @@ def test_an_interrupted_run_is_gone_on_with(finished: Sweep, tmp_path: Path) -> 
 
 def test_what_is_kept(finished: Sweep, tmp_path: Path) -> None:
     keep = {"checkpoint": False, "snapshots": False}
-    made = plan(tmp_path, keep=keep, base={**BASE, "keep_every": 1})
+    made = plan(tmp_path, keep=keep, base={**BASE, "save_every": 1})
     list(run_sweep(made))
     for run in made.runs:
         left = {str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file()}
         assert left == {
             "config.yaml",
             "status.json",
-            "split.json",
+            "partition.json",
             "metrics.jsonl",
             "timing.jsonl",
             "model.safetensors",
@@ -150,7 +158,7 @@ def test_what_is_kept(finished: Sweep, tmp_path: Path) -> None:
     assert [done.by for done in run_sweep(made)] == ["before"] * 4, (
         "what is gone is not needed to know that they are over"
     )
-    nothing = plan(tmp_path, keep={**keep, "models": False}, base={**BASE, "keep_every": 1})
+    nothing = plan(tmp_path, keep={**keep, "models": False}, base={**BASE, "save_every": 1})
     list(run_sweep(nothing))
     assert not list(tmp_path.rglob("*.safetensors"))
 

@@ -22,7 +22,7 @@ TABLES = [
 
 @pytest.fixture(scope="module")
 def without_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder without any data set."""
+    """A folder without any dataset."""
     return tmp_path_factory.mktemp("data")
 
 
@@ -104,11 +104,11 @@ def test_small_keeps_what_makes_the_table(tmp_path):
 
 def test_full_participation_stays_full(tmp_path):
     made, _ = small(find_table("fedswa/table5").cells["fedavg/accuracy"].configs[0], tmp_path)
-    assert made.federation.per_round == made.data.clients == 10
+    assert made.federation.clients_per_round == made.data.clients == 10
     some, _ = small(find_table("fedswa/table6").cells["fedavg/accuracy"].configs[0], tmp_path)
-    assert some.federation.per_round < some.data.clients
+    assert some.federation.clients_per_round < some.data.clients
     alone, _ = small(find_table("eccv/table5").cells["sam/accuracy-centr"].configs[0], tmp_path)
-    assert (alone.data.clients, alone.federation.per_round, alone.data.split) == (1, 1, "centralised")
+    assert (alone.data.clients, alone.federation.clients_per_round, alone.data.partition) == (1, 1, "centralised")
 
 
 def test_data_at_hand_are_used(tmp_path):

@@ -194,7 +194,7 @@ def test_figures_are_vector_graphics(section, tmp_path):
         *(f"curves-{axis}" for axis in ("round", "backward_passes", "bytes", "seconds")),
         "differences",
         "ranks",
-        "split",
+        "partition",
     }
     figures["differences"].savefig(tmp_path / "figure.pdf")
     assert (tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")

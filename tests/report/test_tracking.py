@@ -12,7 +12,7 @@ from fedflat.errors import UserError
 from fedflat.reporting import tracking
 from fedflat.reporting.tracking import Tracker
 
-SMALL = {"rounds": 2, "steps": 1, "workers": 1, "device": "cpu"}
+SMALL = {"rounds": 2, "local_steps": 1, "workers": 1, "device": "cpu"}
 
 
 class Remembers:

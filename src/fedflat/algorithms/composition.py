@@ -147,7 +147,7 @@ def _words(slot: str) -> str:
 def _refuse_what_has_no_meaning(a: Algorithm, text: str) -> None:
     if isinstance(a.drift, Acg) and a.server != Sgd():
         raise UserError(
-            f"'{text}' applies momentum twice: FedACG is its own server optimiser and goes only with sgd(server_rate=1)"
+            f"'{text}' applies momentum twice: FedACG is its own server optimiser and goes only with sgd(server_lr=1)"
         )
     if isinstance(a.perturbation, Guided) and not isinstance(a.drift, Wmsam):
         raise UserError(

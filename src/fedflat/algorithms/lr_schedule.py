@@ -15,7 +15,7 @@ from fedflat.text import param
 class Schedule(NamedTuple):
     """The experiment's own part of the learning rate: its value, its decay per round, and the number of rounds."""
 
-    rate: float
+    lr: float
     decay: float = 1.0
     rounds: int = 1
 
@@ -26,7 +26,7 @@ class LrSchedule:
 
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
         """The rate of a step."""
-        return schedule.rate * schedule.decay**round
+        return schedule.lr * schedule.decay**round
 
     @property
     def cycle(self) -> int:
@@ -36,14 +36,14 @@ class LrSchedule:
 
 @dataclass(frozen=True)
 class Linear(LrSchedule):
-    """Falls within a round: eta_k = eta_t (1 - k/K) + (k/K) final_rate eta_t (FedSWA; Liu et al. 2025, eq. 3)."""
+    """Falls within a round: eta_k = eta_t (1 - k/K) + (k/K) final_lr eta_t (FedSWA; Liu et al. 2025, eq. 3)."""
 
-    final_rate: float = param(0.1, "share of the rate towards which a round falls (the paper's rho)", low=0, high=1)
+    final_lr: float = param(0.1, "share of the rate towards which a round falls (the paper's rho)", low=0, high=1)
     early_decay: bool = param(False, "whether the decay already applies to round 0, as in the released code")
 
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
-        first = schedule.rate * schedule.decay ** (round + int(self.early_decay))
-        return first * (1 - (1 - self.final_rate) * step / steps)
+        first = schedule.lr * schedule.decay ** (round + int(self.early_decay))
+        return first * (1 - (1 - self.final_lr) * step / steps)
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Cyclic(LrSchedule):
 
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
         q = (round % self.length + 1) / self.length
-        cyclic = (1 - q) * schedule.rate + q * self.low
+        cyclic = (1 - q) * schedule.lr + q * self.low
         cycling = (round >= rounds_before(self.start, schedule.rounds)) & (self.length > 1)
-        return torch.where(cycling, cyclic, torch.full_like(cyclic, schedule.rate)) * schedule.decay**round
+        return torch.where(cycling, cyclic, torch.full_like(cyclic, schedule.lr)) * schedule.decay**round
 
     @property
     def cycle(self) -> int:
@@ -80,7 +80,7 @@ class Poly(LrSchedule):
         done = step / steps
         if self.span == "run":
             done = (round + done) / schedule.rounds
-        return schedule.rate * schedule.decay**round * (1 - done).clamp(min=0) ** self.power
+        return schedule.lr * schedule.decay**round * (1 - done).clamp(min=0) ** self.power
 
 
 LR_SCHEDULES: dict[str, type[LrSchedule]] = {"linear": Linear, "cyclic": Cyclic, "poly": Poly}

@@ -1,18 +1,18 @@
-"""Data sets by name, their division among clients, and their augmentation."""
+"""Datasets by name, their division among clients, and their augmentation."""
 
 from fedflat.data.arrays import from_arrays
 from fedflat.data.augment import AUGMENTATIONS, Augmentation, augmentation, normalise
-from fedflat.data.data_dir import data_folder
+from fedflat.data.data_dir import data_dir
 from fedflat.data.dataset import IGNORED, Dataset, Examples, describe
 from fedflat.data.flower import from_flower
 from fedflat.data.mapped import MappedTensor, open_mapped
 from fedflat.data.partition import (
+    PARTITION_MODIFIERS,
     PARTITIONERS,
-    SPLIT_PARTS,
     Partition,
-    canonical_split,
+    canonical_partition,
     fixes_clients,
-    full_split,
+    full_partition,
     make_partition,
 )
 from fedflat.data.partitioners.listed import listed
@@ -40,7 +40,7 @@ __all__ = [
     "OWN",
     "SEVERITIES",
     "PARTITIONERS",
-    "SPLIT_PARTS",
+    "PARTITION_MODIFIERS",
     "Augmentation",
     "Dataset",
     "Examples",
@@ -48,8 +48,8 @@ __all__ = [
     "Partition",
     "augmentation",
     "canonical_dataset",
-    "canonical_split",
-    "data_folder",
+    "canonical_partition",
+    "data_dir",
     "dataset_source",
     "describe",
     "fetch",
@@ -58,7 +58,7 @@ __all__ = [
     "from_clients",
     "from_flower",
     "from_torch",
-    "full_split",
+    "full_partition",
     "listed",
     "load",
     "load_corruptions",

@@ -1,4 +1,4 @@
-"""Where data sets lie on this machine."""
+"""Where datasets lie on this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 VARIABLE = "FEDFLAT_DATA"
 
 
-def data_folder(explicit: str | Path | None = None) -> Path:
+def data_dir(explicit: str | Path | None = None) -> Path:
     """The data folder: the one asked for, else ``$FEDFLAT_DATA``, else ``fedflat/data`` in the user's cache."""
     if explicit is not None:
         return Path(explicit).expanduser()

@@ -1,7 +1,7 @@
-"""Flower's dataset partitioners as splits.
+"""Flower's dataset partitioners as partitions.
 
-A partitioner divides a table with the columns ``position``, ``label`` and, where the data set has them, ``group`` and ``coarse_label``.
-What it did is kept in a file, and the split is ``listed(path=FILE)``: so a run can be repeated from its config without Flower.
+A partitioner divides a table with the columns ``position``, ``label`` and, where the dataset has them, ``group`` and ``coarse_label``.
+What it did is kept in a file, and the partition is ``listed(path=FILE)``: so a run can be repeated from its config without Flower.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class FlowerPartitioner(Protocol):
 
 
 def is_partitioner(value: object) -> TypeGuard[FlowerPartitioner]:
-    """Whether a value is a partitioner; its data set is not asked for, since a fresh one has none."""
+    """Whether a value is a partitioner; its dataset is not asked for, since a fresh one has none."""
     return hasattr(type(value), "load_partition")
 
 
 def from_flower(partitioner: FlowerPartitioner, data: str | Dataset, folder: str | Path | None = None) -> str:
-    """The text of a split by a partitioner of Flower, for ``split=`` and ``--split``; its lists go to a file in ``folder``.
+    """The text of a partition by a partitioner of Flower, for ``partition=`` and ``--partition``; its lists go to a file in ``folder``.
 
     Partitioners name a column: ``label`` is the class of an example, ``group`` its natural client, ``coarse_label`` its superclass. Their
-    seed is their own: the split is the same for every seed of a run. The file goes to ``splits`` in the data folder unless said otherwise.
+    seed is their own: the partition is the same for every seed of a run. The file goes to ``partitions`` in the data folder unless said otherwise.
     """
     dataset = load(data) if isinstance(data, str) else data
     made_by = _described(partitioner)
@@ -75,7 +75,7 @@ def _divided(partitioner: FlowerPartitioner, data: Dataset) -> list[IntArray]:
         known = ", ".join(name for name in columns if name != POSITION)
         raise UserError(
             f"{type(partitioner).__name__} cannot divide {data.name} ({why}); "
-            f"the columns that it may name are {known}, and each partitioner divides one data set once"
+            f"the columns that it may name are {known}, and each partitioner divides one dataset once"
         ) from error
 
 

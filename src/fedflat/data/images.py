@@ -1,4 +1,4 @@
-"""Data sets of pictures in files: listed, decoded once to one size, and from then on read through a memory map."""
+"""Datasets of pictures in files: listed, decoded once to one size, and from then on read through a memory map."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PictureOptions:
 
 @dataclass
 class Listing:
-    """Which pictures a data set is made of: the file of each, its class, where it comes from, and whether it is for testing."""
+    """Which pictures a dataset is made of: the file of each, its class, where it comes from, and whether it is for testing."""
 
     names: list[str] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)
@@ -71,7 +71,7 @@ def picture_dataset(
     options: PictureOptions,
     group_names: Sequence[str] = (),
 ) -> Dataset:
-    """The data set of a listing: decoded into the cache below ``folder`` unless that was done before."""
+    """The dataset of a listing: decoded into the cache below ``folder`` unless that was done before."""
     stamps = [f"{file} {tree.stamps[file]}" for file in listing.names]
     short = name.partition("(")[0]
     kept = entry(

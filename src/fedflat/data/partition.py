@@ -1,6 +1,6 @@
-"""Dividing a training set among clients: the split that a text names, and what it did to the data.
+"""Dividing a training set among clients: the partition that a text names, and what it did to the data.
 
-A split is a function of its text, the seed and the labels. It names its dialect, hashes its index lists, and says what it did to the
+A partition is a function of its text, the seed and the labels. It names its partitioner, hashes its index lists, and says what it did to the
 data: how large and how different the clients are, which share of the examples is used, and how many are used twice.
 """
 
@@ -16,22 +16,22 @@ import torch
 
 from fedflat.data.partitioners.labels import class_counter, coarse_of_class, held_out_share, one_label_each
 from fedflat.data.partitioners.partitioner import IntArray, Partitioner, Pool
-from fedflat.data.partitioners.recipe import PARTITIONERS, SPLIT_PARTS, read_recipe
+from fedflat.data.partitioners.recipe import PARTITION_MODIFIERS, PARTITIONERS, read_recipe
 from fedflat.data.partitioners.virtual import VirtualClients
 from fedflat.errors import UserError
 
 __all__ = [
     "PARTITIONERS",
-    "SPLIT_PARTS",
+    "PARTITION_MODIFIERS",
     "Partition",
-    "canonical_split",
+    "canonical_partition",
     "fixes_clients",
-    "full_split",
+    "full_partition",
     "make_partition",
-    "read_split",
+    "read_partition",
 ]
 
-# The purposes for which a split draws numbers: each has its own stream, so that none disturbs another.
+# The purposes for which a partition draws numbers: each has its own stream, so that none disturbs another.
 _DIVIDE, _HOLD_OUT, _LONG_TAIL, _UNSEEN = 0x5911, 0x401D, 0x7A11, 0x0B5E
 
 Labels = torch.Tensor | IntArray
@@ -86,11 +86,11 @@ class Partition:
         return np.stack([count(indices) for indices in self.looked_at])
 
     def describe(self, targets: Labels, num_classes: int) -> dict[str, Any]:
-        """The split as plain values, as ``split.json`` keeps it.
+        """The partition as plain values, as ``partition.json`` keeps it.
 
         ``coverage`` is the share of the examples that clients could train on which some client has. ``heterogeneity`` is the mean over
         clients of the total variation distance between the class distribution of the client and that of all training examples (without
-        what a long tail left out): near 0 for an i.i.d. split, (C - 1) / C when every client has one of C equally frequent classes.
+        what a long tail left out): near 0 for an i.i.d. partition, (C - 1) / C when every client has one of C equally frequent classes.
         """
         clients, count = self.looked_at, class_counter(targets, num_classes)
         histogram = np.stack([count(indices) for indices in clients])
@@ -99,7 +99,7 @@ class Partition:
         sizes, used = np.array([len(indices) for indices in clients]), len(np.unique(np.concatenate(clients)))
         offered = len(targets) - len(self.validation) - len(self.thinned) - sum(map(len, self.unseen))
         return {
-            "dialect": self.text,
+            "partitioner": self.text,
             "seed": self.seed,
             "hash": self.digest(),
             "clients": len(self.clients),
@@ -118,37 +118,37 @@ class Partition:
         }
 
 
-def read_split(text: str) -> tuple[str, Partitioner]:
-    """The name and the checked dialect of a text such as ``dirichlet(alpha=0.1)``, without what is added to it."""
+def read_partition(text: str) -> tuple[str, Partitioner]:
+    """The name and the checked partitioner of a text such as ``dirichlet(alpha=0.1)``, without what is added to it."""
     recipe = read_recipe(text)
-    return recipe.name, recipe.dialect
+    return recipe.name, recipe.partitioner
 
 
-def canonical_split(text: str) -> str:
-    """The shortest text of a split.
+def canonical_partition(text: str) -> str:
+    """The shortest text of a partition.
 
-    >>> canonical_split(" dirichlet( alpha = 0.10 )"), canonical_split("dirichlet(alpha=1)+held-out+longtail(factor=50)")
+    >>> canonical_partition(" dirichlet( alpha = 0.10 )"), canonical_partition("dirichlet(alpha=1)+held-out+longtail(factor=50)")
     ('dirichlet', 'dirichlet(alpha=1.0)+longtail(factor=50.0)+held-out')
     """
     return read_recipe(text).text
 
 
-def full_split(text: str) -> str:
-    """The text of a split with every parameter.
+def full_partition(text: str) -> str:
+    """The text of a partition with every parameter.
 
-    >>> full_split("iid+held-out")
+    >>> full_partition("iid+held-out")
     'iid(sigma=0.0)+held-out(share=0.2)'
     """
     return read_recipe(text).full_text
 
 
 def fixes_clients(text: str) -> bool:
-    """Whether a split says itself how many clients there are, so that ``partition`` is best given none.
+    """Whether a partition says itself how many clients there are, so that ``partition`` is best given none.
 
     >>> fixes_clients("natural+held-out"), fixes_clients("virtual(clients=100000)"), fixes_clients("iid")
     (True, True, False)
     """
-    return read_recipe(text).dialect.fixes_clients
+    return read_recipe(text).partitioner.fixes_clients
 
 
 def make_partition(
@@ -167,7 +167,7 @@ def make_partition(
     """
     recipe = read_recipe(text)
     if seed < 0:
-        raise UserError(f"the seed of a split must be at least 0, not {seed}")
+        raise UserError(f"the seed of a partition must be at least 0, not {seed}")
     labels, num_classes = one_label_each(np.asarray(targets), num_classes, recipe)
     held_out = held_out_share(labels, validation, _stream(seed, _HOLD_OUT))
     rest = np.flatnonzero(~np.isin(np.arange(len(labels)), held_out))
@@ -179,7 +179,7 @@ def make_partition(
     if groups is not None:
         names, numbers = np.unique(np.asarray(groups), return_inverse=True)
         pool = replace(pool, groups=numbers[kept], num_groups=len(names))
-    parts = recipe.dialect.divide(pool, clients, _stream(seed, _DIVIDE))
+    parts = recipe.partitioner.divide(pool, clients, _stream(seed, _DIVIDE))
     if isinstance(parts, VirtualClients):
         return Partition(parts.renumbered(kept), held_out, recipe.text, seed, thinned=np.setdiff1d(rest, kept))
     seen, unseen = tuple(kept[part] for part in parts), tuple[IntArray]()

@@ -1,6 +1,6 @@
 """Pictures decoded when they are asked for, with those asked for last kept in memory up to a number of bytes.
 
-For data sets whose decoded pictures fit neither in memory nor on the disk. What is asked for is decoded exactly as it would be
+For datasets whose decoded pictures fit neither in memory nor on the disk. What is asked for is decoded exactly as it would be
 beforehand, so that results are the same; only the time differs.
 """
 
@@ -136,7 +136,7 @@ def streamed_dataset(
     group_names: Sequence[str],
     limit: int,
 ) -> Dataset:
-    """The data set of a listing, training pictures first, without decoding it; ``limit`` is in bytes, for each process."""
+    """The dataset of a listing, training pictures first, without decoding it; ``limit`` is in bytes, for each process."""
     train = listing.is_test.count(False)
     assert not any(listing.is_test[:train]), "training pictures stand first"
     inputs = StreamedTensor.over(PictureCache(tree, listing.names, options, limit), 0, len(listing.names))

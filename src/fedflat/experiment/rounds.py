@@ -60,7 +60,7 @@ class Round:
     def module(self, name: str = "server") -> nn.Module:
         """One of the run's models, for example ``wima``, as a module to keep."""
         problem = self.run.problem
-        state = with_statistics(problem, self._state(name), self.run.split.trained_on)
+        state = with_statistics(problem, self._state(name), self.run.partition.trained_on)
         built = copy.deepcopy(problem.model)
         built.load_state_dict(problem.named(*state), strict=False)  # what is no tensor is not there
         return built.eval()
@@ -76,8 +76,10 @@ class Round:
     def client_state(self, number: int) -> dict[str, Tensor]:
         """What one client keeps, by slot and name; what it starts with, where it has not taken part yet."""
         self._be_now(f"the state of client {number}")
-        if not 0 <= number < len(self.run.split.clients):
-            raise UserError(f"there is no client {number}; this run has {len(self.run.split.clients)}, counted from 0")
+        if not 0 <= number < len(self.run.partition.clients):
+            raise UserError(
+                f"there is no client {number}; this run has {len(self.run.partition.clients)}, counted from 0"
+            )
         return flat_state(self.run.client(number).state)
 
     def _state(self, name: str) -> ModelState:

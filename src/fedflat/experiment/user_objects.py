@@ -16,10 +16,10 @@ from fedflat.experiment.callback import Callback
 
 
 def check_own(data: Any = None, model: Any = None, task: Any = None) -> None:
-    """Refuse what is no data set, no model or no task."""
+    """Refuse what is no dataset, no model or no task."""
     if not isinstance(data, Dataset | None):
         raise UserError(
-            f"data is {called(data)}; expected the name of a data set (all of them: fedflat data), or one that fedflat.data.from_arrays, "
+            f"data is {called(data)}; expected the name of a dataset (all of them: fedflat data), or one that fedflat.data.from_arrays, "
             "from_clients or from_torch makes"
         )
     if not isinstance(model, nn.Module | None):

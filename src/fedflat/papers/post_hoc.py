@@ -117,14 +117,14 @@ class _Models:
         server = self._measured("server")
         replay = replay_at(server)
         members = replay.members(None)
-        return Look(server.problem, server.split, Flatness()).local_curvature(
+        return Look(server.problem, server.partition, Flatness()).local_curvature(
             replay.local_models(members, replay.train(members)), members
         )
 
     def _features(self, model: str) -> dict[str, Any]:
         """The mean of ||f(x)|| over each client's data."""
         found = self._measured(model)
-        return Look(found.problem, found.split, Flatness(clients=EVERY_CLIENT)).features(found.state)
+        return Look(found.problem, found.partition, Flatness(clients=EVERY_CLIENT)).features(found.state)
 
     def _on(self, part: str, model: str, **options: Any) -> dict[str, Any]:
         found: Evaluation = evaluate(self.record, model, (part,), **options)
@@ -136,7 +136,7 @@ class _Models:
             test = self._measured(model).problem.data.test
             images = corrupted(test.take(torch.arange(min(EXAMPLES, len(test)))), severity)
         else:
-            images = {name: of[severity] for name, of in load_corruptions(data.name, data.folder).items()}
+            images = {name: of[severity] for name, of in load_corruptions(data.dataset, data.dir).items()}
         with_severity: dict[str, dict[int, Examples]] = {
             name: {severity: examples} for name, examples in images.items()
         }

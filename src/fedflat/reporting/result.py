@@ -138,7 +138,7 @@ class Result:
         kind = format_of(path, format)
         model = require_model(self.record, model)
         about = {"model": self.config.model, "name": model, "rounds": self._rounds(model) if rounds is None else rounds}
-        about |= {"algorithm": self.config.algorithm, "data": self.config.data.name}
+        about |= {"algorithm": self.config.algorithm, "data": self.config.data.dataset}
         if kind == "onnx":
             write_onnx(path, self.model(model, rounds=rounds, data=data, network=network), self._data(data), about)
         else:
@@ -151,8 +151,10 @@ class Result:
         """The tensors of a model for use elsewhere: with statistics of the training data where clients kept theirs, as flatness has it."""
         if self.config.training.statistics == "averaged":
             return self.state_dict(name, rounds=rounds)
-        problem, split = reopen(self.record, data=data, network=network, call="export")
-        return problem.named(*with_statistics(problem, state_of(self.record, name, problem, rounds), split.trained_on))
+        problem, partition = reopen(self.record, data=data, network=network, call="export")
+        return problem.named(
+            *with_statistics(problem, state_of(self.record, name, problem, rounds), partition.trained_on)
+        )
 
     def _rounds(self, model: str) -> int:
         """After how many rounds a model is the last one, which need not have been evaluated."""
@@ -160,11 +162,11 @@ class Result:
         return self.record.rounds if written is None else written
 
     def _data(self, data: Dataset | None) -> Dataset:
-        """The run's data set: the user's own, or the one that the config names."""
+        """The run's dataset: the user's own, or the one that the config names."""
         data = data or self.record.own.get("data")
-        if data is None and self.config.data.name.partition(":")[0] == CUSTOM:
-            raise UserError(f"this run used data of your own ({self.config.data.name}); pass it again: data=...")
-        return data or load(self.config.data.name, self.config.data.folder)
+        if data is None and self.config.data.dataset.partition(":")[0] == CUSTOM:
+            raise UserError(f"this run used data of your own ({self.config.data.dataset}); pass it again: data=...")
+        return data or load(self.config.data.dataset, self.config.data.dir)
 
     def evaluate(self, model: str = "server", on: str | Iterable[str] | None = None, **more: Any) -> Evaluation:
         """How good one of the run's models is, and for whom: test set, classes, clients, domains, corruptions, after fine-tuning.

@@ -106,7 +106,7 @@ def walk(
     cohorts: Sequence[Sequence[int]],
     *,
     steps: int = 3,
-    rate: float = 0.05,
+    lr: float = 0.05,
     engine: Callable[[Problem], Engine] = lambda problem: LoopEngine(problem, workers=1),
 ) -> Walk:
     """Rounds of an algorithm with given cohorts, through a real engine, as an experiment does them."""
@@ -115,7 +115,7 @@ def walk(
     training = Training(
         method,
         Descent(),
-        Schedule(rate, 1.0, len(cohorts)),
+        Schedule(lr, 1.0, len(cohorts)),
         Plan(1, steps=steps),
         0,
         bowls.clients,

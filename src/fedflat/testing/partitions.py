@@ -1,4 +1,4 @@
-"""What every division of a data set among clients keeps."""
+"""What every division of a dataset among clients keeps."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Splitting = Callable[[npt.NDArray[np.int64], int, int], Sequence[npt.NDArray[np.
 """(labels, clients, seed) to the positions of each client's examples."""
 
 
-def check_split(
+def check_partition(
     divide: Splitting, *, examples: int = 600, classes: int = 10, clients: int = 12, covers: bool = True
 ) -> list[str]:
-    """Check a split of your own, and return the names of what it keeps; with ``covers=False`` it may leave examples out.
+    """Check a partition of your own, and return the names of what it keeps; with ``covers=False`` it may leave examples out.
 
     >>> def stripes(labels, clients, seed):
     ...     order = np.random.default_rng(seed).permutation(len(labels))
@@ -25,7 +25,7 @@ def check_split(
     'as many clients as asked for'
     """
     labels = np.arange(examples, dtype=np.int64) % classes
-    name = getattr(divide, "__name__", "the split")
+    name = getattr(divide, "__name__", "the partition")
     before = labels.copy()
     found, again, other = (list(divide(labels, clients, seed)) for seed in (0, 0, 1))
     kept: list[str] = []
@@ -53,8 +53,8 @@ def check_split(
             f"{examples - len(np.unique(every))} of {examples} are not",
         )
     same = all(np.array_equal(one, two) for one, two in zip(found, again, strict=True))
-    hold("the same seed gives the same split", same, "two calls with seed 0 differ")
+    hold("the same seed gives the same partition", same, "two calls with seed 0 differ")
     differs = any(not np.array_equal(np.sort(one), np.sort(two)) for one, two in zip(found, other, strict=False))
-    hold("another seed gives another split", differs, "seeds 0 and 1 give the same")
+    hold("another seed gives another partition", differs, "seeds 0 and 1 give the same")
     hold("labels are left as they are", np.array_equal(labels, before), "they were changed in place")
     return kept

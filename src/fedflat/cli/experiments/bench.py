@@ -24,25 +24,27 @@ def bench(
     model: str = typer.Option("cnn", "--model", help="model, as name(parameter=value)", rich_help_panel=FEDERATION),
     data: str = typer.Option(
         "random",
-        "--data",
-        help="random (images of CIFAR's shape, no download), or a data set by name",
+        "--dataset",
+        help="random (images of CIFAR's shape, no download), or a dataset by name",
         rich_help_panel=FEDERATION,
     ),
-    data_folder: Path | None = typer.Option(
-        None, "--data-folder", help="where its files are", show_default=False, rich_help_panel=FEDERATION
+    data_dir: Path | None = typer.Option(
+        None, "--data-dir", help="where its files are", show_default=False, rich_help_panel=FEDERATION
     ),
-    split: str = typer.Option(
-        "iid", "--split", help="how examples are spread over clients", rich_help_panel=FEDERATION
+    partition: str = typer.Option(
+        "iid", "--partition", help="how examples are spread over clients", rich_help_panel=FEDERATION
     ),
     clients: str = typer.Option(
         "100", "--clients", metavar="N,...", help="how many clients there are", rich_help_panel=FEDERATION
     ),
-    per_round: int = typer.Option(
+    clients_per_round: int = typer.Option(
         10, "--clients-per-round", min=1, help="clients that train in a round", rich_help_panel=FEDERATION
     ),
-    steps: int = typer.Option(50, "--steps", min=1, help="local steps of each of them", rich_help_panel=FEDERATION),
-    batch: int = typer.Option(50, "--batch", min=1, help="batch size", rich_help_panel=FEDERATION),
-    rate: float = typer.Option(0.01, "--rate", help="local learning rate", rich_help_panel=FEDERATION),
+    steps: int = typer.Option(
+        50, "--local-steps", min=1, help="local steps of each of them", rich_help_panel=FEDERATION
+    ),
+    batch: int = typer.Option(50, "--batch-size", min=1, help="batch size", rich_help_panel=FEDERATION),
+    lr: float = typer.Option(0.01, "--lr", help="local learning rate", rich_help_panel=FEDERATION),
     augmentation: str = typer.Option(
         "none", "--augmentation", help="for example crop-flip", rich_help_panel=FEDERATION
     ),
@@ -108,14 +110,14 @@ def bench(
 ) -> None:
     """Measure how long a round takes, against the bound, a plain PyTorch loop, and other simulators that are installed.
 
-    Example: fedflat bench --model lenet5 --steps 10 --algorithms fedavg,fedsam --json bench.json
+    Example: fedflat bench --model lenet5 --local-steps 10 --algorithms fedavg,fedsam --json bench.json
     """
     from fedflat.bench.benchmark import Request, benchmark
     from fedflat.bench.setting import Setting
     from fedflat.experiment.store.atomic_files import create_folder, write_whole
 
     setting = Setting(
-        model, data, data_folder, split, per_round, steps, batch, rate, augmentation, device, compiling, workers
+        model, data, data_dir, partition, clients_per_round, steps, batch, lr, augmentation, device, compiling, workers
     )
     request = Request(
         setting,
@@ -198,7 +200,7 @@ def print_benchmark(found: dict[str, Any]) -> None:
 
 def _title(found: dict[str, Any]) -> str:
     s = found["setting"]
-    return f"{s['model']} on {s['data']}, {s['per_round']} clients x {s['steps']} steps x batch {s['batch']}, augmentation {s['augmentation']}"
+    return f"{s['model']} on {s['data']}, {s['clients_per_round']} clients x {s['steps']} steps x batch {s['batch']}, augmentation {s['augmentation']}"
 
 
 def _table(found: dict[str, Any]) -> Table:

@@ -65,7 +65,7 @@ def compare(
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """Compare algorithms on the same splits, cohorts and batches, over several seeds.
+    """Compare algorithms on the same partitions, cohorts and batches, over several seeds.
 
     Example: fedflat compare fedavg fedsam fedmoswa --rounds 50 --target 0.9
     """

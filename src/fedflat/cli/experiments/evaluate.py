@@ -50,9 +50,7 @@ def evaluate(
         help="share of a client's examples to fine-tune on; the rest is for scoring",
         rich_help_panel=FINE_TUNING,
     ),
-    rate: float | None = optional(
-        "--tune-rate", "learning rate of fine-tuning", "the run's", rich_help_panel=FINE_TUNING
-    ),
+    lr: float | None = optional("--tune-lr", "learning rate of fine-tuning", "the run's", rich_help_panel=FINE_TUNING),
     as_json: bool = JSON,
 ) -> None:
     """Evaluate a model of a run: test set, classes, clients, unseen clients, domains, corruptions, before and after fine-tuning.
@@ -67,7 +65,7 @@ def evaluate(
     wanted = tuple(PARTS) if on is None else [name.strip() for name in on.split(",") if name.strip()]
     if not wanted:
         raise UserError(f"--on is empty; expected some of {', '.join(PARTS)}, joined by commas")
-    tuning = FineTuning(clients, epochs, share, rate)
+    tuning = FineTuning(clients, epochs, share, lr)
     fetch_if_missing(record.config, as_json)
     with _told(as_json) as tell:
         found = evaluate(record, model, wanted, fine_tuning=tuning, tell=tell)
@@ -81,7 +79,7 @@ def evaluate(
         )
     else:
         _print(
-            found, f"{record.config.algorithm}   {record.config.data.name}, seed {record.config.seed}, model {model}"
+            found, f"{record.config.algorithm}   {record.config.data.dataset}, seed {record.config.seed}, model {model}"
         )
 
 

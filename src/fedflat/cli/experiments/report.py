@@ -33,7 +33,7 @@ def report(
         "mean_last", "--by", metavar="FIGURE", help="differences and ranks by mean_last, last or best"
     ),
     apart: bool = typer.Option(
-        False, "--apart", help="runs of different splits: a section for each, nothing compared across"
+        False, "--apart", help="runs of different partitions: a section for each, nothing compared across"
     ),
     figures: bool = typer.Option(True, "--figures/--no-figures", help="also draw the figures as PDF"),
     as_json: bool = JSON,
@@ -41,7 +41,7 @@ def report(
 ) -> None:
     """Write a report on runs: one page that opens without a network, tables as CSV, Markdown and LaTeX, figures as PDF.
 
-    Runs of the same seed are compared as pairs, so that all must have the same data and split.
+    Runs of the same seed are compared as pairs, so that all must have the same data and partition.
 
     Example: fedflat report runs/first --target 0.9 --baseline fedavg
     """

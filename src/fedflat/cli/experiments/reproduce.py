@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fedflat.papers.plan import Plan, Scale
 
 SCALES = ("paper", "small")
-HARMLESS = ("engine.", "data.folder", "init")
+HARMLESS = ("engine.", "data.dir", "init")
 """Settings that change no result, and the weights that some tables start from."""
 ASK_FROM = 3600.0
 """Seconds from which on, at a terminal, the user is asked before anything starts."""
@@ -55,7 +55,7 @@ def reproduce(
     out: Path | None = typer.Option(
         None, "--out", metavar="FOLDER", help="where the runs go; finished ones there are not run again"
     ),
-    data_folder: Path | None = typer.Option(None, "--data-folder", metavar="FOLDER", help="where the data sets lie"),
+    data_dir: Path | None = typer.Option(None, "--data-dir", metavar="FOLDER", help="where the datasets lie"),
     assignments: list[str] = SET,
     jobs: int | None = typer.Option(None, "--jobs", min=1, metavar="N", help="runs at the same time"),
     dry_run: bool = typer.Option(False, "--dry-run", help="show what would be run and what it costs, and stop"),
@@ -82,7 +82,7 @@ def reproduce(
     for file in filter(None, (markdown, as_csv)):
         if not file.absolute().parent.is_dir():
             raise UserError(f"{file} cannot be written: there is no folder {file.parent}; make it first")
-    wanted = _scale(scale, rounds, data_folder, assignments)
+    wanted = _scale(scale, rounds, data_dir, assignments)
     documents: list[dict[str, Any]] = []
     result: list[Outcome] = []
     failed: UserError | None = None
@@ -182,7 +182,7 @@ def _run(plan: Plan, out: Path, jobs: int | None, silent: bool) -> tuple[dict[Pa
     from fedflat.papers.post_hoc import measure
 
     if not plan.scale.small:
-        for data in {run.config.data.name: run.config for run in plan.runs if not run.done}.values():
+        for data in {run.config.data.dataset: run.config for run in plan.runs if not run.done}.values():
             fetch_if_missing(data, silent)
     measured: dict[Path, Measured] = {}
     runs = {run.folder: run for run in plan.runs}
@@ -238,11 +238,16 @@ def _show_plan(plan: Plan, cost: Cost, as_json: bool) -> dict[str, Any]:
         _print_cost(plan, cost)
         first = [run.config for run in plan.runs if run.config.seed == plan.seeds[0]]
         rows = [
-            [c.algorithm, c.model, c.data.name, c.data.split, c.federation.per_round, c.training.rounds] for c in first
+            [c.algorithm, c.model, c.data.dataset, c.data.partition, c.federation.clients_per_round, c.training.rounds]
+            for c in first
         ]
         screen().print()
         screen().print(
-            table(("algorithm", "model", "data", "split", "per round", "rounds"), rows, numbers=("per round", "rounds"))
+            table(
+                ("algorithm", "model", "data", "partition", "per round", "rounds"),
+                rows,
+                numbers=("per round", "rounds"),
+            )
         )
         return {}
     runs = [

@@ -47,7 +47,7 @@ def run(
 ) -> None:
     """Run one experiment and keep it in a folder.
 
-    Example: fedflat run fedmoswa+wima --rounds 50 --split 'dirichlet(alpha=0.1)'
+    Example: fedflat run fedmoswa+wima --rounds 50 --partition 'dirichlet(alpha=0.1)'
     """
     from fedflat.api import make_config
 
@@ -129,8 +129,8 @@ def trackers(place: str | None) -> tuple[Callback, ...]:
 
 
 def data_slug(config: Config) -> str:
-    """The name of a config's data set as a part of a folder's name."""
-    name = re.sub(r"\bpath=/[^,)]*/", "path=", config.data.name)  # the last part of a path tells it well enough
+    """The name of a config's dataset as a part of a folder's name."""
+    name = re.sub(r"\bpath=/[^,)]*/", "path=", config.data.dataset)  # the last part of a path tells it well enough
     return re.sub(r"[^\w.]+", "-", name).strip("-")
 
 

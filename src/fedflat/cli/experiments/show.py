@@ -25,7 +25,7 @@ def show(
     ),
     as_json: bool = JSON,
 ) -> None:
-    """Show a run with its settings and its split, or compare all runs below a folder.
+    """Show a run with its settings and its partition, or compare all runs below a folder.
 
     Example: fedflat show runs
     """
@@ -35,8 +35,8 @@ def show(
     if RunFolder(folder).exists:
         record = load_record(folder)
         if as_json:
-            split = RunFolder(folder).split()
-            print_json(run_document(record) | {"split": split})
+            partition = RunFolder(folder).partition()
+            print_json(run_document(record) | {"partition": partition})
         else:
             print_run(record, settings=True)
         return

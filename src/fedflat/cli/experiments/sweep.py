@@ -77,7 +77,7 @@ def do(plan: Sweep, jobs: int | None, dry_run: bool, probe: bool, as_json: bool,
         _show(plan, jobs, probe, as_json)
         return
     silent = quiet or as_json
-    for data in {run.config.data.name: run.config for run in plan.runs}.values():
+    for data in {run.config.data.dataset: run.config for run in plan.runs}.values():
         fetch_if_missing(data, silent)
     if not silent:
         screen(stderr=True).print(facts(_cost(plan, jobs, probe)))
@@ -146,7 +146,7 @@ def _disk(plan: Sweep, jobs: int | None) -> tuple[dict[str, int] | None, str]:
     from fedflat.papers.small import at_hand
 
     missing = sorted(
-        {run.config.data.name for run in plan.runs if not at_hand(run.config.data.name, run.config.data.folder)}
+        {run.config.data.dataset for run in plan.runs if not at_hand(run.config.data.dataset, run.config.data.dir)}
     )
     if missing:
         return None, f"unknown ({missing[0]} is not here yet)"

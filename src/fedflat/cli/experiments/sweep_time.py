@@ -33,8 +33,8 @@ def seconds_ahead(runs: Sequence[Planned], at_once: int) -> tuple[float | None, 
         rounds = run.rounds_left
         if not rounds:
             continue
-        if not at_hand(run.config.data.name, run.config.data.folder):
-            return None, f"{run.config.data.name} is not here yet"
+        if not at_hand(run.config.data.dataset, run.config.data.dir):
+            return None, f"{run.config.data.dataset} is not here yet"
         kind = _kind(run.config, at_once)
         if kind not in paces:
             if time.monotonic() - begun > PATIENCE:
@@ -49,8 +49,8 @@ def seconds_ahead(runs: Sequence[Planned], at_once: int) -> tuple[float | None, 
 
 def _kind(config: Config, at_once: int) -> Config:
     """What the pace depends on: the config with plain SGD, whatever its seed, its rate and its last round."""
-    training = config.training.model_copy(update={"rounds": 3, "rate": 0.01, "decay": 1.0})
-    evaluation = config.evaluation.model_copy(update={"final": 0, "keep_every": None})
+    training = config.training.model_copy(update={"rounds": 3, "lr": 0.01, "lr_decay": 1.0})
+    evaluation = config.evaluation.model_copy(update={"final": 0, "save_every": None})
     engine = config.engine.model_copy(update={"compile": "off", "workers": 1 if at_once > 1 else config.engine.workers})
     fresh = {"algorithm": "fedavg", "seed": 0, "init": None, "init_head": "given", "init_rounds": 0}
     return config.model_copy(update={**fresh, "training": training, "evaluation": evaluation, "engine": engine})

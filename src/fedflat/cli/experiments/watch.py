@@ -52,7 +52,7 @@ def watch(
     runs: list[Path] = typer.Argument(
         metavar="RUNS...", help="runs, or folders in which runs lie; those that begin later are found too"
     ),
-    every: float = typer.Option(2.0, "--every", min=0.1, metavar="SECONDS", help="how often to look"),
+    every: float = typer.Option(2.0, "--eval-every", min=0.1, metavar="SECONDS", help="how often to look"),
     once: bool = typer.Option(False, "--once", help="one look, then stop"),
     as_json: bool = JSON,
 ) -> None:

@@ -43,7 +43,7 @@ def looked_at(run: Path, silent: bool, tell: Any, **wanted: Any) -> Afterwards:
 
 def heading_of(look: Afterwards) -> str:
     """A run in a few words."""
-    return f"{look.config.algorithm}   {look.config.data.name}, seed {look.config.seed}"
+    return f"{look.config.algorithm}   {look.config.data.dataset}, seed {look.config.seed}"
 
 
 def write(folder: Path, name: str, document: dict[str, Any], picture: Figure) -> dict[str, Path]:
@@ -83,7 +83,7 @@ def clients(
 ) -> None:
     """Where clients go and how sharp their models are, by training kept rounds again; accuracies and features of the server's model.
 
-    A round can be trained again from the start, from the last checkpoint, and from models kept on the way (run --keep-every N) where an
+    A round can be trained again from the start, from the last checkpoint, and from models kept on the way (run --save-every N) where an
     algorithm keeps no vectors. What a run logged itself (run --flatness every=N) is shown beside it.
 
     Example: fedflat flatness clients runs/fedavg-digits-seed0

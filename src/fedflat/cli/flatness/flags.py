@@ -29,7 +29,7 @@ SUBSETS = optional("--subsets", "with --examples: how many subsets, for the erro
 OUT = optional("--out", "where numbers and pictures go", "a folder in the first run", metavar="FOLDER")
 SEED = typer.Option(0, "--seed", min=0, help="seed of everything drawn at random")
 BATCH = optional(
-    "--batch", "examples in memory at a time", "by their size; of CIFAR's images 97 on a CPU, 488 on a GPU", min=1
+    "--batch-size", "examples in memory at a time", "by their size; of CIFAR's images 97 on a CPU, 488 on a GPU", min=1
 )
 DEVICE = typer.Option("auto", "--device", metavar="NAME", help="auto, cpu or cuda")
 PRECISION = optional("--precision", "float32, tf32 or float64", "float32, or as the run", metavar="NAME")

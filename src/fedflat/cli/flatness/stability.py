@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedflat.experiment.config import Config
 
 
-@with_settings("every", "flatness", "keep_every", "workers")
+@with_settings("every", "flatness", "save_every", "workers")
 def stability(
     settings: dict[str, Any],
     algorithm: str | None = typer.Argument(
@@ -65,7 +65,7 @@ def stability(
         "rounds": looks,
         "config": made.model_dump(mode="json"),
     }
-    title = f"{made.algorithm}   {made.data.name}, seed {made.seed}, {twins} twins that differ in one example"
+    title = f"{made.algorithm}   {made.data.dataset}, seed {made.seed}, {twins} twins that differ in one example"
     files = write(_folder(made) if out is None else out, "stability", document, twins_picture(looks, title))
     if as_json:
         print_json({"files": files, **document})

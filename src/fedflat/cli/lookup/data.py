@@ -1,4 +1,4 @@
-"""fedflat data: the data sets, their files, and their division among clients."""
+"""fedflat data: the datasets, their files, and their division among clients."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import typer
 
 from fedflat.cli.shared.downloads import Downloads
 from fedflat.cli.shared.flags import JSON, optional
-from fedflat.cli.shared.one_run import print_split
+from fedflat.cli.shared.one_run import print_partition
 from fedflat.cli.shared.screen import facts, print_json, screen, shown_count, table
 
 data = typer.Typer()
 
-NAME = typer.Argument(metavar="NAME", help="a data set (see fedflat data list)")
-FOLDER = optional("--folder", "where data sets lie", "$FEDFLAT_DATA, or the user's cache", metavar="DIR")
+NAME = typer.Argument(metavar="NAME", help="a dataset (see fedflat data list)")
+FOLDER = optional("--data-dir", "where datasets lie", "$FEDFLAT_DATA, or the user's cache", metavar="DIR")
 
 
 TITLES = {
-    "splits": "Splits, for --split",
-    "split_parts": "To be added to a split with +",
+    "partitions": "Partitions, for --partition",
+    "split_parts": "To be added to a partition with +",
     "augmentations": "Augmentations, for --augmentation, joined by +",
 }
 
 
 @data.callback(invoke_without_command=True)
 def about(context: typer.Context) -> None:
-    """Data sets: list (when nothing else is said), get, verify, describe.
+    """Datasets: list (when nothing else is said), get, verify, describe.
 
-    Example: fedflat data describe digits --split 'dirichlet(alpha=0.1)'
+    Example: fedflat data describe digits --partition 'dirichlet(alpha=0.1)'
     """
     if context.invoked_subcommand is None:
         list_all(folder=None, as_json=False)
@@ -38,27 +38,27 @@ def about(context: typer.Context) -> None:
 
 @data.command("list")
 def list_all(folder: Path | None = FOLDER, as_json: bool = JSON) -> None:
-    """List the data sets, the ways to split them, and the augmentations.
+    """List the datasets, the ways to partition them, and the augmentations.
 
     Example: fedflat data list
     """
-    from fedflat.data import AUGMENTATIONS, DATASETS, PARTITIONERS, SPLIT_PARTS, data_folder
+    from fedflat.data import AUGMENTATIONS, DATASETS, PARTITION_MODIFIERS, PARTITIONERS, data_dir
 
-    where = data_folder(folder)
+    where = data_dir(folder)
     sets = [
         {"name": name, "title": source.title, "files": _presence(len(source.files), len(source.missing(where)))}
         for name, source in DATASETS.items()
     ]
     more = {
-        "splits": _described(PARTITIONERS),
-        "split_parts": _described(SPLIT_PARTS),
+        "partitions": _described(PARTITIONERS),
+        "split_parts": _described(PARTITION_MODIFIERS),
         "augmentations": _described(AUGMENTATIONS),
     }
     if as_json:
         print_json({"folder": where, "data": sets, **more})
         return
     console = screen()
-    console.print(table(("data set", "what it is", "files"), (line.values() for line in sets)))
+    console.print(table(("dataset", "what it is", "files"), (line.values() for line in sets)))
     console.print(f"in {where}", style="dim")
     for key, title in TITLES.items():
         console.print()
@@ -68,26 +68,26 @@ def list_all(folder: Path | None = FOLDER, as_json: bool = JSON) -> None:
 
 @data.command()
 def get(name: str = NAME, folder: Path | None = FOLDER, as_json: bool = JSON) -> None:
-    """Fetch what is missing or damaged of a data set from its publisher; a download that was cut off goes on.
+    """Fetch what is missing or damaged of a dataset from its publisher; a download that was cut off goes on.
 
     Example: fedflat data get cifar10
     """
-    from fedflat.data import data_folder, fetch, names
+    from fedflat.data import data_dir, fetch, names
     from fedflat.errors import one_of
 
     if name not in names():
-        raise one_of("data set", name, names(), "fedflat data list")
+        raise one_of("dataset", name, names(), "fedflat data list")
     with Downloads(silent=as_json) as downloads:
         fetch(name, folder, downloads.arrived)
     if as_json:
-        print_json({"name": name, "folder": data_folder(folder)})
+        print_json({"name": name, "folder": data_dir(folder)})
     else:
-        print(f"{name} is complete in {data_folder(folder)}")
+        print(f"{name} is complete in {data_dir(folder)}")
 
 
 @data.command()
 def verify(name: str = NAME, folder: Path | None = FOLDER, as_json: bool = JSON) -> None:
-    """Check every file of a data set against the hashes that are known.
+    """Check every file of a dataset against the hashes that are known.
 
     Example: fedflat data verify cifar10
     """
@@ -111,17 +111,17 @@ def verify(name: str = NAME, folder: Path | None = FOLDER, as_json: bool = JSON)
 @data.command()
 def describe(
     name: str = NAME,
-    split: str | None = typer.Option(
-        None, "--split", help="also divide it, for example by dirichlet(alpha=0.1)", show_default=False
+    partition: str | None = typer.Option(
+        None, "--partition", help="also divide it, for example by dirichlet(alpha=0.1)", show_default=False
     ),
     clients: int = typer.Option(50, "--clients", min=1, help="among how many clients"),
-    seed: int = typer.Option(0, "--seed", min=0, help="seed of the split"),
+    seed: int = typer.Option(0, "--seed", min=0, help="seed of the partition"),
     folder: Path | None = FOLDER,
     as_json: bool = JSON,
 ) -> None:
-    """Say what a data set holds and, with --split, how different its clients are.
+    """Say what a dataset holds and, with --partition, how different its clients are.
 
-    Example: fedflat data describe digits --split 'dirichlet(alpha=0.1)'
+    Example: fedflat data describe digits --partition 'dirichlet(alpha=0.1)'
     """
     from fedflat.data import describe as description_of
     from fedflat.data import fixes_clients, load, make_partition
@@ -130,18 +130,18 @@ def describe(
         loaded = load(name, folder, progress=downloads.arrived)
     about = description_of(loaded)
     divided: dict[str, Any] | None = None
-    if split is not None:
-        number, train = None if fixes_clients(split) else clients, loaded.train
+    if partition is not None:
+        number, train = None if fixes_clients(partition) else clients, loaded.train
         made = make_partition(
-            split, train.targets, loaded.num_classes, number, seed, groups=train.groups, coarse=train.coarse
+            partition, train.targets, loaded.num_classes, number, seed, groups=train.groups, coarse=train.coarse
         )
         divided = made.describe(loaded.train.targets, loaded.num_classes)
     if as_json:
-        print_json(about | ({"split": divided} if divided is not None else {}))
+        print_json(about | ({"partition": divided} if divided is not None else {}))
         return
     _print(about)
     if divided is not None:
-        print_split(divided)
+        print_partition(divided)
         _print_histogram(divided["histogram"], about["classes"], _counted(about["kind"]))
 
 
@@ -155,7 +155,7 @@ def _print(about: dict[str, Any]) -> None:
     screen().print(
         facts(
             {
-                "data set": about["name"],
+                "dataset": about["name"],
                 "examples": f"{shown_count(about['train'])} for training, {shown_count(about['test'])} for testing",
                 "shape": f"{'x'.join(map(str, about['input_shape']))} ({about['kind']})",
                 "classes": f"{len(classes)}: {', '.join(classes[:10])}{', ...' if len(classes) > 10 else ''}",

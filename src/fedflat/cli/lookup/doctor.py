@@ -26,13 +26,13 @@ EXTRAS = {
 }
 """The packages behind each extra."""
 SMALL: dict[str, Any] = {
-    **{"model": "mlp(hidden=16)", "clients": 10, "per_round": 4, "steps": 3, "rounds": 4},
-    **{"every": 2, "device": "cpu", "workers": 1},
+    **{"model": "mlp(hidden=16)", "clients": 10, "clients_per_round": 4, "local_steps": 3, "rounds": 4},
+    **{"eval_every": 2, "device": "cpu", "workers": 1},
 }
 
 
 def doctor(
-    folder: Path | None = typer.Option(None, "--data-folder", help="where data sets lie", show_default=False),
+    folder: Path | None = typer.Option(None, "--data-dir", help="where datasets lie", show_default=False),
     self_test: bool = typer.Option(
         True, "--self-test/--no-self-test", help="also train, stop, go on and compare, for some seconds"
     ),
@@ -95,9 +95,9 @@ def _environment() -> dict[str, str]:
 
 
 def _data(folder: Path | None) -> dict[str, Any]:
-    from fedflat.data import DATASETS, data_folder
+    from fedflat.data import DATASETS, data_dir
 
-    where, sets = data_folder(folder), {}
+    where, sets = data_dir(folder), {}
     for name, source in DATASETS.items():
         missing = len(source.missing(where))
         if not source.files:

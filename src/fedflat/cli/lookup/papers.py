@@ -145,12 +145,12 @@ def _print_cells(found: Table) -> None:
             cell.number.text,
             cell.evaluated,
             " | ".join(config.algorithm for config in cell.configs),
-            cell.configs[0].data.split if cell.configs else None,
+            cell.configs[0].data.partition if cell.configs else None,
             cell.needs,
         ]
         for cell in found.cells.values()
     ]
-    heads = ("cell", "published", "number", "of model", "algorithm", "split", "needs")
+    heads = ("cell", "published", "number", "of model", "algorithm", "partition", "needs")
     told = [place for place in range(len(heads)) if any(row[place] for row in rows)]
     made = table(
         [heads[place] for place in told], [[row[place] for place in told] for row in rows], numbers=("published",)

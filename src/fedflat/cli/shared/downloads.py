@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def fetch_if_missing(config: Config, silent: bool) -> None:
-    """Fetch an experiment's data set beforehand, where it is not here, so that the download can be seen."""
-    from fedflat.data import DATASETS, data_folder, fetch
+    """Fetch an experiment's dataset beforehand, where it is not here, so that the download can be seen."""
+    from fedflat.data import DATASETS, data_dir, fetch
 
-    name, folder = config.data.name, config.data.folder
-    if name in DATASETS and DATASETS[name].missing(data_folder(folder)):
+    name, folder = config.data.dataset, config.data.dir
+    if name in DATASETS and DATASETS[name].missing(data_dir(folder)):
         with Downloads(silent) as downloads:
             fetch(name, folder, downloads.arrived)
 

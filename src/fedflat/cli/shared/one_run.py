@@ -61,7 +61,7 @@ def run_document(record: Record) -> dict[str, Any]:
 
 
 def print_run(record: Record, settings: bool = False) -> None:
-    """A run's figures, its costs, and where it lies; with ``settings`` also what was asked for and how the data were split."""
+    """A run's figures, its costs, and where it lies; with ``settings`` also what was asked for and how the data were partition."""
     from rich.text import Text
 
     document, console = run_document(record), screen()
@@ -75,7 +75,7 @@ def print_run(record: Record, settings: bool = False) -> None:
             shown_metric(summary[key], metric) if summary else None for key in ("last", "mean_last", "best")
         )
         rows.append((name, last, f"{late} (n={summary['mean_count']})" if summary and len(counts) > 1 else late, best))
-    about = f"   {record.config.data.name}, seed {record.config.seed}   "
+    about = f"   {record.config.data.dataset}, seed {record.config.seed}   "
     console.print()
     console.print(Text.assemble((record.config.algorithm, "bold"), about, (f"test {with_unit(metric)}", "dim")))
     console.print()
@@ -104,7 +104,7 @@ def print_run(record: Record, settings: bool = False) -> None:
         console.print("Settings that differ from the defaults", style="bold")
         console.print(table(("setting", "value", "default"), different_from_defaults(record.config)))
         if record.folder is not None:
-            print_split(record.folder.split())
+            print_partition(record.folder.partition())
 
 
 def _time(document: dict[str, Any]) -> str:
@@ -118,36 +118,36 @@ def _time(document: dict[str, Any]) -> str:
     return f"{shown_seconds(seconds)}{share}"
 
 
-def print_split(split: dict[str, Any]) -> None:
-    """What a split did to the data."""
-    from fedflat.data import full_split
+def print_partition(partition: dict[str, Any]) -> None:
+    """What a partition did to the data."""
+    from fedflat.data import full_partition
 
     console = screen()
     console.print()
-    console.print(f"Split by {full_split(split['dialect'])}", style="bold")
-    console.print(facts(split_facts(split)))
+    console.print(f"Partition by {full_partition(partition['partitioner'])}", style="bold")
+    console.print(facts(partition_facts(partition)))
 
 
-def split_facts(split: dict[str, Any]) -> dict[str, object]:
-    """The facts of a split, in words."""
-    sizes, looked_at = split["sizes"], split.get("looked_at", split["clients"])
-    some = f" (figures are of the first {shown_count(looked_at)})" if looked_at < split["clients"] else ""
+def partition_facts(partition: dict[str, Any]) -> dict[str, object]:
+    """The facts of a partition, in words."""
+    sizes, looked_at = partition["sizes"], partition.get("looked_at", partition["clients"])
+    some = f" (figures are of the first {shown_count(looked_at)})" if looked_at < partition["clients"] else ""
     found: dict[str, object] = {
-        "seed": split["seed"],
-        "clients": f"{shown_count(split['clients'])}{some}",
+        "seed": partition["seed"],
+        "clients": f"{shown_count(partition['clients'])}{some}",
         "examples per client": f"{sizes['min']} to {sizes['max']}, median {sizes['median']:g}",
-        "classes per client": f"{split['classes_per_client']:.2f} on average",
-        "heterogeneity": f"{split['heterogeneity']:.3f} (mean total variation distance from the whole; 0 is i.i.d.)",
-        "coverage": f"{100 * split['coverage']:.1f} % of the training examples are used",
-        "duplicates": f"{shown_count(split['duplicates'])} examples are used more than once",
+        "classes per client": f"{partition['classes_per_client']:.2f} on average",
+        "heterogeneity": f"{partition['heterogeneity']:.3f} (mean total variation distance from the whole; 0 is i.i.d.)",
+        "coverage": f"{100 * partition['coverage']:.1f} % of the training examples are used",
+        "duplicates": f"{shown_count(partition['duplicates'])} examples are used more than once",
     }
     seldom = {
         "unseen": "clients never train",
         "thinned": "examples left out by the long tail",
         "validation": "examples held out for validation",
     }
-    found |= {name: f"{shown_count(split[name])} {words}" for name, words in seldom.items() if split.get(name)}
-    return found | {"hash": split["hash"]}
+    found |= {name: f"{shown_count(partition[name])} {words}" for name, words in seldom.items() if partition.get(name)}
+    return found | {"hash": partition["hash"]}
 
 
 def folder_of(record: Record) -> str | None:

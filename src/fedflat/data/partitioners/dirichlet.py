@@ -1,4 +1,4 @@
-"""Label skew by the Dirichlet distribution, in the three dialects that the literature calls by one name.
+"""Label skew by the Dirichlet distribution, in the three partitioners that the literature calls by one name.
 
 In all of them alpha = 0 stands for the limit in which every client has one class (as in Caldarola et al. 2022).
 """

@@ -27,7 +27,7 @@ class HeldOut:
         total = len(clients)
         if total < 2:
             raise UserError(
-                "held-out takes some of the clients away, but this split has only one; choose a split with at least 2"
+                "held-out takes some of the clients away, but this partition has only one; choose a partition with at least 2"
             )
         unseen = np.zeros(total, dtype=bool)
         unseen[rng.permutation(total)[: min(max(round(self.share * total), 1), total - 1)]] = True

@@ -16,9 +16,9 @@ def one_label_each(targets: IntArray, num_classes: int, recipe: Recipe) -> tuple
     """One label per example and how many classes there are; sequences of labels count as one class, where no label is looked at."""
     if targets.ndim == 1:
         return targets.astype(np.int64), num_classes
-    if recipe.dialect.by_label or recipe.longtail:
+    if recipe.partitioner.by_label or recipe.longtail:
         raise UserError(
-            f"split {recipe.text} needs one label per example, but here each has {targets[0].size}; choose iid, natural or centralised"
+            f"partition {recipe.text} needs one label per example, but here each has {targets[0].size}; choose iid, natural or centralised"
         )
     return np.zeros(len(targets), dtype=np.int64), 1
 

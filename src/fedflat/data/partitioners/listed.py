@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedflat.data.data_dir import data_folder
+from fedflat.data.data_dir import data_dir
 from fedflat.data.partitioners.partitioner import IntArray, Partitioner, Pool
 from fedflat.errors import UserError
 from fedflat.text import param, show
@@ -58,7 +58,7 @@ class Listed(Partitioner):
 
     def _lists(self, examples: int) -> list[IntArray]:
         if self.path is None:
-            raise UserError("listed needs to know the file of the split; write listed(path=FILE.json)")
+            raise UserError("listed needs to know the file of the partition; write listed(path=FILE.json)")
         content = self._content(Path(self.path).expanduser())
         try:
             document = json.loads(content)
@@ -67,10 +67,10 @@ class Listed(Partitioner):
                 [np.array([*map(index, some)], dtype=np.int64) for some in document["clients"]],
             )
         except (ValueError, TypeError, KeyError, OverflowError):
-            raise UserError(f"{self.path} is not the file of a split; {EXPECTED}") from None
+            raise UserError(f"{self.path} is not the file of a partition; {EXPECTED}") from None
         if meant != examples:
             raise UserError(
-                f"{self.path} divides {meant} training examples, but this data set has {examples}; it was made for another one"
+                f"{self.path} divides {meant} training examples, but this dataset has {examples}; it was made for another one"
             )
         return _checked(lists, examples, self.path)
 
@@ -79,11 +79,11 @@ class Listed(Partitioner):
             content = path.read_bytes()
         except OSError as error:
             raise UserError(
-                f"the split in {path} cannot be read: {(error.strerror or str(error)).lower()}; make it again there"
+                f"the partition in {path} cannot be read: {(error.strerror or str(error)).lower()}; make it again there"
             ) from None
         if self.hash not in (None, content_hash(content)):
             raise UserError(
-                f"{path} has changed: its hash is {content_hash(content)}, expected {self.hash}; make the same split again"
+                f"{path} has changed: its hash is {content_hash(content)}, expected {self.hash}; make the same partition again"
             )
         return content
 
@@ -95,18 +95,18 @@ def listed(
     folder: str | Path | None = None,
     made_by: dict[str, Any] | None = None,
 ) -> str:
-    """The text of a split that is given as positions for each client; they are kept in a file called by its name and content."""
+    """The text of a partition that is given as positions for each client; they are kept in a file called by its name and content."""
     document = {
         "made_by": made_by or {"name": name},
         "examples": examples,
         "clients": [np.sort(some).tolist() for some in clients],
     }
     content = (json.dumps(document) + "\n").encode()
-    where = (data_folder(None) / "splits" if folder is None else Path(folder)).expanduser().absolute()
+    where = (data_dir(None) / "partitions" if folder is None else Path(folder)).expanduser().absolute()
     path = where / f"{name}-{content_hash(content).removeprefix('sha256-')}.json"
     if any(sign in str(path) for sign in UNWRITABLE):
         raise UserError(
-            f"{path} has a comma or a bracket in it, which the text of a split cannot hold; choose another folder="
+            f"{path} has a comma or a bracket in it, which the text of a partition cannot hold; choose another folder="
         )
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -115,13 +115,13 @@ def listed(
         aside.replace(path)
     except OSError as error:
         raise UserError(
-            f"the split cannot be written to {path}: {(error.strerror or str(error)).lower()}; choose another folder="
+            f"the partition cannot be written to {path}: {(error.strerror or str(error)).lower()}; choose another folder="
         ) from None
     return show("listed", {"path": str(path), "hash": content_hash(content)})
 
 
 def content_hash(content: bytes) -> str:
-    """The hash of a split's file, written as a word."""
+    """The hash of a partition's file, written as a word."""
     return f"sha256-{hashlib.sha256(content).hexdigest()[:16]}"
 
 

@@ -1,4 +1,4 @@
-"""Long-tailed classes, before any split."""
+"""Long-tailed classes, before any partition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class LongTail:
-    """Class c of C keeps n_max * factor^(-c / (C - 1)) examples, the others are left out before the split (Cao et al. 2019).
+    """Class c of C keeps n_max * factor^(-c / (C - 1)) examples, the others are left out before the partition (Cao et al. 2019).
 
     n_max is the size of the largest class. Numbers are rounded down as there, but a class keeps one example at least.
     """

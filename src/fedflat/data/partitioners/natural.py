@@ -14,7 +14,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Natural(Partitioner):
-    """Every writer, character, city or domain of the data set is a client, or several where it has more than ``largest`` examples."""
+    """Every writer, character, city or domain of the dataset is a client, or several where it has more than ``largest`` examples."""
 
     by_label: ClassVar[bool] = False
     largest: int | None = param(
@@ -30,13 +30,13 @@ class Natural(Partitioner):
         """The examples of each group."""
         if pool.groups is None:
             raise UserError(
-                "this data set does not say whose examples are whose, so that it has no natural split; choose another split"
+                "this dataset does not say whose examples are whose, so that it has no natural partition; choose another partition"
             )
         sizes = np.bincount(pool.groups, minlength=pool.num_groups)
         pieces = np.ones_like(sizes) if self.largest is None else -(-sizes // self.largest)
         if clients not in (None, int(pieces.sum())):
             raise UserError(
-                f"the natural split of this data set has {pieces.sum()} clients, but {clients} were asked for"
+                f"the natural partition of this dataset has {pieces.sum()} clients, but {clients} were asked for"
             )
         if not sizes.all():
             raise UserError(

@@ -28,7 +28,7 @@ class Pachinko(Partitioner):
         """The examples dealt out by what rationing leaves of everyone's wishes."""
         if pool.coarse is None:
             raise UserError(
-                "pachinko needs coarse labels, which this data set does not have; choose cifar100, or the split dirichlet"
+                "pachinko needs coarse labels, which this dataset does not have; choose cifar100, or the partition dirichlet"
             )
         number, coarse = checked_clients(clients, len(pool.targets)), pool.coarse
         log_coarse = log_dirichlet(self.alpha, (number, int(coarse.max()) + 1), rng)

@@ -1,6 +1,6 @@
-"""What the dialects have in common.
+"""What the partitioners have in common.
 
-Most dialects only say how many examples of each class every client gets, a matrix of counts; which examples those are is then left
+Most partitioners only say how many examples of each class every client gets, a matrix of counts; which examples those are is then left
 to chance, in one place (``deal``). So the class histograms depend on the seed and the class counts alone, never on the order in
 which the examples happen to lie.
 """
@@ -46,7 +46,7 @@ class Partitioner(ABC):
 
     @property
     def fixes_clients(self) -> bool:
-        """Whether the split says itself how many clients there are."""
+        """Whether the partition says itself how many clients there are."""
         return False
 
     @abstractmethod
@@ -55,7 +55,7 @@ class Partitioner(ABC):
 
 
 class ByClass(Partitioner):
-    """A dialect that is a matrix of counts."""
+    """A partitioner that is a matrix of counts."""
 
     @abstractmethod
     def counts(self, available: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
@@ -71,7 +71,7 @@ class ByClass(Partitioner):
 def checked_clients(clients: int | None, examples: int) -> int:
     """The number of clients, refused where there is none or where there are too few examples for it."""
     if clients is None or clients < 1:
-        raise UserError(f"this split needs a number of clients of at least 1, not {clients}")
+        raise UserError(f"this partition needs a number of clients of at least 1, not {clients}")
     if clients > examples:
         raise UserError(
             f"{examples} training examples cannot be divided among {clients} clients; expected at most one client each"

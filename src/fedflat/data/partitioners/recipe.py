@@ -1,4 +1,4 @@
-"""The text of a split: a dialect, and what is added to it by ``+``."""
+"""The text of a partition: a partitioner, and what is added to it by ``+``."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ PARTITIONERS: dict[str, type[Partitioner]] = {
     "listed": Listed,
     "centralised": Centralised,
 }
-"""Splits, by name."""
-SPLIT_PARTS: dict[str, type[LongTail] | type[HeldOut]] = {"longtail": LongTail, "held-out": HeldOut}
+"""Partitions, by name."""
+PARTITION_MODIFIERS: dict[str, type[LongTail] | type[HeldOut]] = {"longtail": LongTail, "held-out": HeldOut}
 """What can be added to any of them, in the order in which it takes effect."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A dialect by its name, and what is added to it."""
+    """A partitioner by its name, and what is added to it."""
 
     name: str
-    dialect: Partitioner
+    partitioner: Partitioner
     longtail: LongTail | None = None
     held_out: HeldOut | None = None
 
@@ -56,39 +56,39 @@ class Recipe:
         return "+".join(show(name, _values(spec)) for name, spec in self._specs())
 
     def _specs(self) -> list[tuple[str, object]]:
-        added = zip(SPLIT_PARTS, (self.longtail, self.held_out), strict=True)
-        return [(self.name, self.dialect), *((name, spec) for name, spec in added if spec is not None)]
+        added = zip(PARTITION_MODIFIERS, (self.longtail, self.held_out), strict=True)
+        return [(self.name, self.partitioner), *((name, spec) for name, spec in added if spec is not None)]
 
 
 def read_recipe(text: str) -> Recipe:
     """The recipe of a text such as ``dirichlet(alpha=0.1)+longtail(factor=100)``, with everything checked."""
     first, *added = parse(text)
-    if first.name in SPLIT_PARTS:
+    if first.name in PARTITION_MODIFIERS:
         raise UserError(
-            f"{first.name} is added to a split and is none itself; write for example dirichlet+{first.name}"
+            f"{first.name} is added to a partition and is none itself; write for example dirichlet+{first.name}"
         )
     if first.name not in PARTITIONERS:
-        raise one_of("split", first.name, PARTITIONERS, "fedflat data")
+        raise one_of("partition", first.name, PARTITIONERS, "fedflat data")
     longtail, held_out = None, None
     for call in added:
         if call.name in PARTITIONERS:
             raise UserError(
-                f"'{text}' has {len(added) + 1} parts, but only {' and '.join(SPLIT_PARTS)} can be added to a split"
+                f"'{text}' has {len(added) + 1} parts, but only {' and '.join(PARTITION_MODIFIERS)} can be added to a partition"
             )
-        if call.name not in SPLIT_PARTS:
-            raise one_of("part of a split", call.name, SPLIT_PARTS, "fedflat data")
+        if call.name not in PARTITION_MODIFIERS:
+            raise one_of("part of a partition", call.name, PARTITION_MODIFIERS, "fedflat data")
         if [other.name for other in added].count(call.name) > 1:
             raise UserError(f"'{text}' has {call.name} more than once; expected each part once")
         if call.name == "longtail":
-            longtail = make(LongTail, call, "split part")
+            longtail = make(LongTail, call, "partition part")
         else:
-            held_out = make(HeldOut, call, "split part")
-    dialect = make(PARTITIONERS[first.name], first, "split")
-    if held_out and not dialect.disjoint:
+            held_out = make(HeldOut, call, "partition part")
+    partitioner = make(PARTITIONERS[first.name], first, "partition")
+    if held_out and not partitioner.disjoint:
         raise UserError(
             f"{first.name} gives the same examples to several clients, so that none could be unseen; held-out cannot be added"
         )
-    return Recipe(first.name, dialect, longtail, held_out)
+    return Recipe(first.name, partitioner, longtail, held_out)
 
 
 def _values(spec: object) -> dict[str, Value]:

@@ -1,4 +1,4 @@
-"""How many examples each client gets, where the dialect leaves that open."""
+"""How many examples each client gets, where the partitioner leaves that open."""
 
 from __future__ import annotations
 

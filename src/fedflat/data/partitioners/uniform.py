@@ -1,4 +1,4 @@
-"""Splits without heterogeneity: everything at random, or everything in one place."""
+"""Partitions without heterogeneity: everything at random, or everything in one place."""
 
 from __future__ import annotations
 
@@ -42,5 +42,5 @@ class Centralised(Partitioner):
     def divide(self, pool: Pool, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
         """All examples."""
         if clients not in (None, 1):
-            raise UserError(f"a centralised split has 1 client, but {clients} were asked for; set clients to 1")
+            raise UserError(f"a centralised partition has 1 client, but {clients} were asked for; set clients to 1")
         return [np.arange(len(pool.targets))]

@@ -37,11 +37,11 @@ class Virtual(Partitioner):
         """Clients that draw their examples when they are asked for."""
         if self.clients is not None and clients not in (None, self.clients):
             raise UserError(
-                f"the split {show('virtual', {'clients': self.clients})} cannot have {clients} clients; name one number only"
+                f"the partition {show('virtual', {'clients': self.clients})} cannot have {clients} clients; name one number only"
             )
         number = self.clients or clients
         if number is None or number < 1:
-            raise UserError(f"this split needs a number of clients of at least 1, not {number}")
+            raise UserError(f"this partition needs a number of clients of at least 1, not {number}")
         by_class = np.argsort(pool.targets, kind="stable")
         available = np.bincount(pool.targets, minlength=pool.num_classes)
         available = available[available > 0]

@@ -48,7 +48,7 @@ class CamVid(Source):
         return tuple(FileReport(file, tree.hash(file.partition("/")[2]), None) for file in self.files)
 
     def read(self, folder: Path) -> Dataset:
-        """The data set, from the cache after the first time."""
+        """The dataset, from the cache after the first time."""
         tree = open_tree(folder / "CamVid")
         names: list[tuple[str, str]] = []
         for part in PARTS:

@@ -80,7 +80,7 @@ class Landmarks(FileSource[Rows]):
         return tuple(self._report(folder, file) for file in (TRAIN, TEST))
 
     def read(self, folder: Path) -> Dataset:
-        """The data set, from the cache after the first time."""
+        """The dataset, from the cache after the first time."""
         lists = [self.open(folder, file) for file in (TRAIN, TEST)]
         if self.sizes is not None and tuple(map(len, lists)) != self.sizes:
             raise UserError(

@@ -46,7 +46,7 @@ class TinyImageNet(Source):
         )
 
     def read(self, folder: Path) -> Dataset:
-        """The data set, from the cache after the first time."""
+        """The dataset, from the cache after the first time."""
         tree = open_tree(self._place(folder))
         ids = sorted(set(tree.text("wnids.txt").split()))
         if len(ids) != self.num_classes:

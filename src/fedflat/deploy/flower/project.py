@@ -41,11 +41,11 @@ seed = 0
 
 [tool.flwr.app.config.data]
 name = "digits"
-split = "dirichlet(alpha=0.5)"
+partition = "dirichlet(alpha=0.5)"
 clients = {clients}
 
 [tool.flwr.app.config.federation]
-per_round = {clients}
+clients_per_round = {clients}
 
 [tool.flwr.app.config.training]
 rounds = 5
@@ -83,7 +83,7 @@ app = client_app(plug.site_data, plug.model)
 '''
 
 PLUG = '''\
-"""Where to plug in your own data and your own model. As it is, every site takes its part of the data set that pyproject.toml names."""
+"""Where to plug in your own data and your own model. As it is, every site takes its part of the dataset that pyproject.toml names."""
 
 # Your own data: a function from the number of a site (its partition-id) to a fedflat.data.Dataset. Its training examples are what the
 # site trains on, its test examples what it holds out.

@@ -43,7 +43,7 @@ def server_app(
     model: Callable[[], nn.Module] | None = None,
     task: Callable[[], Task] | None = None,
 ) -> ServerApp:
-    """The server's side of a federation. ``data`` gives what the server evaluates on; without it, the config's data set does."""
+    """The server's side of a federation. ``data`` gives what the server evaluates on; without it, the config's dataset does."""
     app = ServerApp()
 
     @app.main()
@@ -69,7 +69,7 @@ def serve(
 
     def engine(run: Run) -> SitesEngine:
         refuse_noise(wanted, run.problem, run.training)
-        nodes = Nodes(grid, identity_of(run.problem, run.training), len(run.split.clients))
+        nodes = Nodes(grid, identity_of(run.problem, run.training), len(run.partition.clients))
         return SitesEngine(run.problem, nodes, Ledger(folder.path / LEDGER), wanted)
 
     begun = _goes_on(folder, config, wanted)
@@ -77,7 +77,7 @@ def serve(
     _require_cohorts(run, wanted.minimum)
     sites = run.engine
     assert isinstance(sites, SitesEngine)
-    clients = len(run.split.clients)
+    clients = len(run.partition.clients)
     sites.nodes.gather(lambda: len(sites.nodes.present) >= clients, wanted.wait, wanted.timeout)
     if len(sites.nodes.present) < wanted.minimum:
         raise too_few(len(sites.nodes.present), wanted.minimum, "too few sites have joined")
@@ -110,7 +110,7 @@ def _require_cohorts(run: Run, minimum: int) -> None:
     if count < minimum:
         raise UserError(
             f"deploy.minimum={minimum} is more than the clients that take part in round {smallest}, which are {count}; "
-            "lower it, or raise federation.per_round"
+            "lower it, or raise federation.clients_per_round"
         )
 
 

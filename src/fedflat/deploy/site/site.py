@@ -42,15 +42,15 @@ class Site:
         task: Task | None = None,
     ) -> None:
         self.client, self.folder = client, folder
-        self.problem, split = federation(_alone(config) if data is not None else config, data, model, task)
-        clients = (config.data.clients or 1) if data is not None else len(split.clients)
+        self.problem, partition = federation(_alone(config) if data is not None else config, data, model, task)
+        clients = (config.data.clients or 1) if data is not None else len(partition.clients)
         if not 0 <= client < clients:
             raise UserError(
                 f"this node says that it is client {client}, but the federation has clients 0 to {clients - 1}; "
                 "start its SuperNode with --node-config 'partition-id=N'"
             )
         self.indices: np.ndarray = (
-            np.arange(len(self.problem.data.train)) if data is not None else split.clients[client]
+            np.arange(len(self.problem.data.train)) if data is not None else partition.clients[client]
         )
         self.training: Training = training_of(config, algorithm(config.algorithm), clients)
 
@@ -132,8 +132,10 @@ class Site:
 
 def _alone(config: Config) -> Config:
     """The config of a site with data of its own: all of its training examples are one client's."""
-    data = config.data.model_copy(update={"split": "iid", "clients": 1, "validation": 0.0})
-    return config.model_copy(update={"data": data, "federation": config.federation.model_copy(update={"per_round": 1})})
+    data = config.data.model_copy(update={"partition": "iid", "clients": 1, "validation": 0.0})
+    return config.model_copy(
+        update={"data": data, "federation": config.federation.model_copy(update={"clients_per_round": 1})}
+    )
 
 
 def own_device(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:

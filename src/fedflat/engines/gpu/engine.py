@@ -109,7 +109,7 @@ class LaneEngine:
             )
             raise UserError(
                 f"the GPU is too small for one client at a time: a step needs {needed} are free; "
-                f"lower training.batch (now {training.plan.batch}), use engine.precision=bf16, or choose a smaller model"
+                f"lower training.batch_size (now {training.plan.batch}), use engine.precision=bf16, or choose a smaller model"
             )
         self.lanes = self.lanes[: max(1, fitting)]
         torch.cuda.empty_cache()

@@ -284,7 +284,7 @@ def moved(examples: Examples, device: torch.device) -> Examples:
     except torch.OutOfMemoryError:
         size = examples.inputs.numel() * examples.inputs.element_size() / 1e9
         raise UserError(
-            f"the data set does not fit on the GPU, where its {len(examples):,} inputs take {size:.1f} GB; "
+            f"the dataset does not fit on the GPU, where its {len(examples):,} inputs take {size:.1f} GB; "
             "take a smaller size, for example landmarks(size=64), or engine.device=cpu, which reads it from its file"
         ) from None
 

@@ -132,7 +132,7 @@ def check_metric(task: Task) -> None:
 
 
 def task_for(kind: str) -> Task:
-    """The task of a kind of data set: text is predicted character by character, masks pixel by pixel, everything else is classified."""
+    """The task of a kind of dataset: text is predicted character by character, masks pixel by pixel, everything else is classified."""
     if kind == "segmentation":
         from fedflat.engines.problem.segmentation import Segmentation
 

@@ -26,9 +26,9 @@ class Costs:
 
     def measured(self, clients: Sequence[int], samples: Sequence[int], seconds: float) -> None:
         """Take note that some clients took so long together."""
-        rate = seconds / max(1, sum(samples))
-        self._per_sample = 0.9 * self._per_sample + 0.1 * rate if self.known else rate
-        ratio = rate / self._per_sample
+        lr = seconds / max(1, sum(samples))
+        self._per_sample = 0.9 * self._per_sample + 0.1 * lr if self.known else lr
+        ratio = lr / self._per_sample
         for client in clients:
             self._ratios[client] = (self._ratios.get(client, ratio) + ratio) / 2
             self._ratios.move_to_end(client)

@@ -35,7 +35,7 @@ class StepGradient:
                 raise
             raise UserError(
                 f"BatchNorm cannot normalise a batch of {len(self.batch.targets)}, on which an epoch of some client ends; choose "
-                "another training.batch or another normalisation"
+                "another training.batch_size or another normalisation"
             ) from None
         if self.passes == 0:
             self.loss = loss

@@ -15,7 +15,7 @@ class Sampler:
     """Draws the cohort of a round."""
 
     clients: int
-    per_round: int
+    clients_per_round: int
     kind: Literal["fixed", "bernoulli"] = "fixed"
     dropout: float = 0.0
     """The probability that a sampled client never answers."""
@@ -25,9 +25,9 @@ class Sampler:
         rng = generator(seed, "cohort", round)
         # A binomial number of clients drawn without replacement is each client on its own with the same probability, at the cohort's cost.
         count = (
-            self.per_round
+            self.clients_per_round
             if self.kind == "fixed"
-            else max(1, int(rng.binomial(self.clients, self.per_round / self.clients)))
+            else max(1, int(rng.binomial(self.clients, self.clients_per_round / self.clients)))
         )
         chosen = rng.choice(self.clients, count, replace=False)
         answers = [int(i) for i in sorted(chosen) if generator(seed, "dropout", round, int(i)).random() >= self.dropout]

@@ -21,8 +21,8 @@ from fedflat.data import (
     Dataset,
     Examples,
     Partition,
-    canonical_split,
-    data_folder,
+    canonical_partition,
+    data_dir,
     load_corruptions,
 )
 from fedflat.engines.problem.problem import Problem
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 PARTS = {
     "test": "the whole test set",
     "classes": "each class of the test set",
-    "longtail": "classes at the head, in the middle and at the tail, where the split is long-tailed",
+    "longtail": "classes at the head, in the middle and at the tail, where the partition is long-tailed",
     "clients": "each training client, on the data it trained on",
     "unseen": "each client that never trained, and the participation gap",
     "domains": "each domain, writer or other group of the test set",
@@ -106,7 +106,7 @@ def evaluate(
     task: Task | None = None,
     tell: Callable[[str], None] = lambda part: None,
 ) -> Evaluation:
-    """Evaluate a model of a run on everything that its data and its split offer, or ``on`` some of it; each part stands under its own name.
+    """Evaluate a model of a run on everything that its data and its partition offer, or ``on`` some of it; each part stands under its own name.
 
     A run on data, with a model or for a task of the user's own needs them again here (``network`` is the model), unless it was run
     in this process. ``tell`` is called with the name of each part before it is computed.
@@ -116,10 +116,10 @@ def evaluate(
         if name not in PARTS:
             raise one_of("part to evaluate on", name, PARTS)
     model = require_model(record, model)
-    problem, split = reopen(record, data=data, network=network, task=task)
+    problem, partition = reopen(record, data=data, network=network, task=task)
     state = state_of(record, model, problem)
     evaluator = _Evaluator(
-        record.config, problem, split, state, fine_tuning or FineTuning(), corruptions, client_statistics(record)
+        record.config, problem, partition, state, fine_tuning or FineTuning(), corruptions, client_statistics(record)
     )
     parts, missing = {}, {}
     with torch.random.fork_rng(devices=[]):  # fine-tuning seeds it, and it is the caller's
@@ -139,13 +139,13 @@ class _Evaluator:
         self,
         config: Config,
         problem: Problem,
-        split: Partition,
+        partition: Partition,
         model: ModelState,
         fine_tuning: FineTuning,
         corruptions: Corruptions | None,
         statistics: Mapping[int, Tensor],
     ) -> None:
-        self.config, self.problem, self.split, self.model = config, problem, split, model
+        self.config, self.problem, self.partition, self.model = config, problem, partition, model
         self.wanted, self.corrupted = fine_tuning, corruptions
         self.metric = problem.task.metric
         self.scorer = Scorer(problem, model)
@@ -168,10 +168,12 @@ class _Evaluator:
 
     def longtail(self) -> Part:
         """A third of the classes at the head, a third at the tail, by how many training examples the clients have of them."""
-        if not len(self.split.thinned):
-            raise NotAvailable(f"the split {self.split.text} has no long tail; add +longtail to it")
+        if not len(self.partition.thinned):
+            raise NotAvailable(f"the partition {self.partition.text} has no long tail; add +longtail to it")
         labels = np.asarray(self.data.train.targets.cpu())
-        counts = np.bincount(labels[np.unique(np.concatenate(self.split.looked_at))], minlength=self.data.num_classes)
+        counts = np.bincount(
+            labels[np.unique(np.concatenate(self.partition.looked_at))], minlength=self.data.num_classes
+        )
         order = [self.data.classes[label] for label in np.argsort(-counts, kind="stable")]
         third = max(len(order) // 3, 1)
         each = {}
@@ -213,7 +215,7 @@ class _Evaluator:
             for number in self.statistics:
                 groups = torch.unique(
                     self.data.train.groups[
-                        torch.from_numpy(self.split.clients[number]).to(self.data.train.groups.device)
+                        torch.from_numpy(self.partition.clients[number]).to(self.data.train.groups.device)
                     ]
                 )
                 if len(groups) == 1:
@@ -243,24 +245,24 @@ class _Evaluator:
         if self.corrupted is not None:
             return self.corrupted
         known = {of: source for source in DATASETS.values() if (of := getattr(source, "of", None))}
-        source = known.get(self.config.data.name)
+        source = known.get(self.config.data.dataset)
         if source is None:
             raise NotAvailable(f"{self.data.name} has no corrupted test images; {' and '.join(sorted(known))} have")
-        folder = data_folder(self.config.data.folder)
+        folder = data_dir(self.config.data.dir)
         if source.missing(folder):
             raise NotAvailable(f"{source.name} is not in {folder}; get it with fedflat data get {source.name}")
-        return load_corruptions(self.config.data.name, folder, download=False)
+        return load_corruptions(self.config.data.dataset, folder, download=False)
 
     # --- clients -----------------------------------------------------------------------------------------------------------------
 
     def clients(self) -> Part:
         """Each training client on its own data, or each of the first 1000 where clients are drawn only when asked for."""
-        return {"of": len(self.split.clients), **self._spread(self._clients)}
+        return {"of": len(self.partition.clients), **self._spread(self._clients)}
 
     @cached_property
     def _clients(self) -> dict[str, Scores]:
         each = {}
-        for number, indices in enumerate(self.split.looked_at):
+        for number, indices in enumerate(self.partition.looked_at):
             scorer = self._with(self.statistics[number]) if number in self.statistics else self.scorer
             each[self._name(number, indices)] = scorer.of(self.data.train, indices)
         return each
@@ -268,17 +270,17 @@ class _Evaluator:
     def unseen(self) -> Part:
         """Each unseen client on its own data; the gap is by how much training clients, on theirs, are better on average."""
         self._require_unseen()
-        found = self._spread(self._each_client(self.split.unseen))
+        found = self._spread(self._each_client(self.partition.unseen))
         return {"participation_gap": spread_over(self._clients, self.metric)["mean"] - found["mean"], **found}
 
     def fine_tuned(self) -> Part:
         """Training clients before and after fine-tuning."""
-        return self._fine_tuned(self.split.looked_at, 0)
+        return self._fine_tuned(self.partition.looked_at, 0)
 
     def fine_tuned_unseen(self) -> Part:
         """Unseen clients before and after fine-tuning."""
         self._require_unseen()
-        return self._fine_tuned(self.split.unseen, len(self.split.clients))
+        return self._fine_tuned(self.partition.unseen, len(self.partition.clients))
 
     def _fine_tuned(self, clients: Sequence[np.ndarray], first: int) -> Part:
         """``first`` is the number of the first of these clients, by which their random numbers differ from other clients'."""
@@ -309,16 +311,16 @@ class _Evaluator:
             "of": len(clients),
             "epochs": wanted.epochs,
             "share": wanted.share,
-            "rate": tuner.rate,
-            "batch": tuner.batch,
+            "lr": tuner.lr,
+            "batch_size": tuner.batch_size,
             "each": each,
         }
 
     # --- small things ------------------------------------------------------------------------------------------------------------
 
     def _require_unseen(self) -> None:
-        if not self.split.unseen:
-            raise NotAvailable(f"in the split {self.split.text} every client trains; add +held-out to it")
+        if not self.partition.unseen:
+            raise NotAvailable(f"in the partition {self.partition.text} every client trains; add +held-out to it")
 
     def _each_client(self, clients: Sequence[np.ndarray]) -> dict[str, Scores]:
         return {
@@ -328,7 +330,7 @@ class _Evaluator:
 
     def _name(self, number: int, indices: np.ndarray) -> str:
         """A natural client by its name, any other by its number."""
-        text = canonical_split(self.split.text)
+        text = canonical_partition(self.partition.text)
         if self.data.train.groups is None or not text.startswith("natural"):
             return str(number)
         name = self._group(int(self.data.train.groups[int(indices[0])]))

@@ -28,13 +28,13 @@ class FineTuning:
     epochs: int = 1
     share: float = 0.8
     """The share of a client's examples that it trains on; the rest is for scoring, at least one example each."""
-    rate: float | None = None
+    lr: float | None = None
     """The learning rate; the run's own, before any decay, where none is given."""
-    batch: int | None = None
+    batch_size: int | None = None
     """The batch size; the run's own where none is given."""
 
     def __post_init__(self) -> None:
-        for name in ("clients", "epochs", "batch"):
+        for name in ("clients", "epochs", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"fine-tuning with {name}={value} is not possible; expected at least 1")
@@ -42,8 +42,8 @@ class FineTuning:
             raise UserError(
                 f"fine-tuning on a share of {self.share:g} is not possible; expected a number between 0 and 1"
             )
-        if self.rate is not None and not self.rate > 0:
-            raise UserError(f"fine-tuning with rate={self.rate:g} is not possible; expected a number above 0")
+        if self.lr is not None and not self.lr > 0:
+            raise UserError(f"fine-tuning with lr={self.lr:g} is not possible; expected a number above 0")
 
     def among(self, sizes: list[int], seed: int) -> list[int]:
         """Which clients fine-tune, of clients with so many examples."""
@@ -63,15 +63,15 @@ class FineTuner:
 
     def __init__(self, problem: Problem, config: Config, wanted: FineTuning) -> None:
         own = config.training
-        self.rate = own.rate if wanted.rate is None else wanted.rate
-        self.batch = own.batch if wanted.batch is None else wanted.batch
+        self.lr = own.lr if wanted.lr is None else wanted.lr
+        self.batch_size = own.batch_size if wanted.batch_size is None else wanted.batch_size
         self._algorithm = algorithm("fedavg")
         self._engine = LoopEngine(problem, workers=1)
         self._training = Training(
             self._algorithm,
             Descent(own.weight_decay, own.momentum, own.clip, own.clip_mode),
-            Schedule(self.rate),
-            Plan(self.batch, wanted.epochs),
+            Schedule(self.lr),
+            Plan(self.batch_size, wanted.epochs),
             config.seed,
             clients=1,
             aggregation=Aggregation(),

@@ -44,8 +44,8 @@ SINGLE = 10
 class Look:
     """What is seen of a model: on ``wanted.examples`` training examples, and on the data of ``wanted.clients`` clients."""
 
-    def __init__(self, problem: Problem, split: Partition, wanted: Flatness) -> None:
-        self.problem, self.split, self.wanted = problem, split, wanted
+    def __init__(self, problem: Problem, partition: Partition, wanted: Flatness) -> None:
+        self.problem, self.partition, self.wanted = problem, partition, wanted
         self.gap_examples = GAP_EXAMPLES
 
     # --- what is looked at -------------------------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ class Look:
     @cached_property
     def clients(self) -> list[int]:
         """The clients whose data are looked at: all, or as many as wanted, drawn by the seed."""
-        count = len(self.split.looked_at)
+        count = len(self.partition.looked_at)
         chosen = generator(self.wanted.seed, "observed clients").permutation(count)[: self.wanted.clients]
         return [int(client) for client in np.sort(chosen)]
 
@@ -63,7 +63,7 @@ class Look:
         return self._drawn(self.wanted.examples)
 
     def _drawn(self, most: int) -> np.ndarray:
-        every = np.unique(np.concatenate(self.split.looked_at))
+        every = np.unique(np.concatenate(self.partition.looked_at))
         order = generator(self.wanted.seed, "observed examples").permutation(len(every))
         return np.sort(every[order[:most]])
 
@@ -115,7 +115,9 @@ class Look:
         """The task's metric on each class of the test set, and on the data of each client that is looked at."""
         scorer, metric = Scorer(self.problem, model), self.problem.task.metric
         names, found = self.problem.data.classes, scorer.by_class(self.problem.held_out["test"])
-        each = {str(client): scorer.of(self.problem.data.train, self.split.clients[client]) for client in self.clients}
+        each = {
+            str(client): scorer.of(self.problem.data.train, self.partition.clients[client]) for client in self.clients
+        }
         return {
             "classes": {names[label]: number(scores[metric]) for label, scores in found.items()},
             "clients": {client: number(scores[metric]) for client, scores in each.items()},
@@ -128,7 +130,7 @@ class Look:
         for client in self.clients:
             norms = [
                 self.problem.predicted(model.weights, buffers, batch).float().reshape(len(batch), -1).norm(dim=1)
-                for batch in self._inputs(self.split.clients[client])
+                for batch in self._inputs(self.partition.clients[client])
             ]
             found[str(client)] = number(torch.cat(norms).mean())
         return found
@@ -141,7 +143,9 @@ class Look:
     def constants(self, model: ModelState) -> tuple[Constants, Figures]:
         """L, beta, sigma and sigma_g as this model shows them, and how far the clients' gradients disagree."""
         model = self._still(model)
-        rows = torch.stack([self.objective(model, self.split.clients[client]).gradient() for client in self.clients])
+        rows = torch.stack(
+            [self.objective(model, self.partition.clients[client]).gradient() for client in self.clients]
+        )
         noise = longest = 0.0
         for client, gradient in zip(self.clients, rows, strict=True):
             spread = self._spread(model, client, gradient)
@@ -152,7 +156,7 @@ class Look:
         return Constants(longest, max(beta, 0.0), noise, heterogeneity(rows)), figures
 
     def _spread(self, model: ModelState, client: int, gradient: Tensor) -> Spread:
-        positions = self.split.clients[client]
+        positions = self.partition.clients[client]
         drawn = generator(self.wanted.seed, "observed gradients", 0, client).permutation(len(positions))[:SINGLE]
         spread = Spread(gradient)
         for one in np.sort(drawn):

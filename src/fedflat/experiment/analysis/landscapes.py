@@ -36,7 +36,7 @@ def landscapes(
     _one_data_set(models, chosen)
     total, found = len(models) * points**dimensions, {}
     for number, (name, model) in enumerate(zip(chosen, models, strict=True)):
-        measure = LossAndError(model.problem, model.split, model.state.integers, examples=examples, seed=seed)
+        measure = LossAndError(model.problem, model.partition, model.state.integers, examples=examples, seed=seed)
         found[name] = landscape_around(
             model.problem.layout,
             _flat(model),
@@ -129,7 +129,7 @@ def _common(
     _one_data_set(models, names)
     first = models[0]
     measure = LossAndError(
-        first.problem, first.split, first.state.integers, examples=examples, seed=seed, statistics=statistics
+        first.problem, first.partition, first.state.integers, examples=examples, seed=seed, statistics=statistics
     )
     return measure, {name: _flat(model) for name, model in zip(names, models, strict=True)}
 
@@ -143,9 +143,9 @@ def _names(models: Sequence[Measured], names: Sequence[str]) -> list[str]:
 
 
 def _one_data_set(models: Sequence[Measured], names: Sequence[str]) -> None:
-    """Refuse models of different data sets, whose losses cannot share a scale."""
+    """Refuse models of different datasets, whose losses cannot share a scale."""
     for name, model in zip(names, models, strict=True):
-        mine, first = model.record.config.data.name, models[0].record.config.data.name
+        mine, first = model.record.config.data.dataset, models[0].record.config.data.dataset
         if mine != first:
             raise UserError(
                 f"{names[0]} was trained on {first} and {name} on {mine}; their losses cannot be compared on one scale"
@@ -159,7 +159,7 @@ def _flat(model: Measured) -> Model:
 def _about(model: Measured, measure: LossAndError) -> dict[str, Any]:
     config = model.record.config
     return {
-        "data": config.data.name,
+        "data": config.data.dataset,
         "architecture": config.model,
         "examples": measure.counts,
         "precision": str(model.problem.dtype)[6:],

@@ -64,10 +64,10 @@ def replay_at(server: Measured, rounds: int | None = None) -> Replay:
     config = record.config.model_copy(update={"engine": engine})
     # Vectors that clients start with come from a model as it was before any weights were read into it.
     usable = _same_precision(server, engine.precision) and not needs_vectors(algorithm(config.algorithm), config)
-    problem, split = (
-        (server.problem, server.split) if usable else reopen(record, config=config, call="flatness", as_begun=True)
+    problem, partition = (
+        (server.problem, server.partition) if usable else reopen(record, config=config, call="flatness", as_begun=True)
     )
-    return Replay(config, problem, split, moment_at(server, problem, rounds))
+    return Replay(config, problem, partition, moment_at(server, problem, rounds))
 
 
 def moment_at(server: Measured, problem: Problem, rounds: int | None = None) -> Moment:

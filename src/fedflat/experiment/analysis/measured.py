@@ -69,7 +69,7 @@ class Measured:
     rounds: int | None
     """After which round it was kept; none for the model at the end."""
     problem: Problem = field(repr=False)
-    split: Partition = field(repr=False)
+    partition: Partition = field(repr=False)
     state: ModelState = field(repr=False)
     tf32: bool = False
     """Whether products on a GPU may be rounded."""
@@ -83,19 +83,21 @@ class Measured:
     @cached_property
     def training_positions(self) -> np.ndarray:
         """The training examples that clients have, in order; one that several clients have counts as often."""
-        return np.sort(np.concatenate([np.asarray(indices) for indices in self.split.looked_at]))
+        return np.sort(np.concatenate([np.asarray(indices) for indices in self.partition.looked_at]))
 
     def objective(
         self, on: str = "train", *, client: int | None = None, batch: int | None = None, state: ModelState | None = None
     ) -> Objective:
         """The loss on the training set (what all clients have), on the test set, or on what one client has, of this or another model."""
         if client is not None:
-            if not 0 <= client < len(self.split.clients):
-                raise UserError(f"there is no client {client}; this run has {len(self.split.clients)}, counted from 0")
+            if not 0 <= client < len(self.partition.clients):
+                raise UserError(
+                    f"there is no client {client}; this run has {len(self.partition.clients)}, counted from 0"
+                )
             if on != "train":
                 raise UserError(f"clients have training data alone, so that on={on} and a client do not go together")
             own = state or self._of_client(client)
-            return self.on_examples(self.problem.data.train, np.asarray(self.split.clients[client]), batch, own)
+            return self.on_examples(self.problem.data.train, np.asarray(self.partition.clients[client]), batch, own)
         if on == "train":
             return self.on_examples(self.problem.data.train, self.training_positions, batch, state)
         if on == "test":
@@ -180,7 +182,7 @@ class Measured:
         return sharpness_of(objective, kind, seed=seed, **options)
 
     def sibling(self, name: str | None = None, rounds: int | None = None) -> Measured:
-        """Another model of the same run, on the same problem and split."""
+        """Another model of the same run, on the same problem and partition."""
         name = require_model(self.record, name or self.name)
         return replace(self, name=name, rounds=rounds, state=state_of(self.record, name, self.problem, rounds))
 
@@ -209,9 +211,9 @@ def measured(
         raise UserError(f"{where} has no models to measure yet: it has evaluated none; go on with it (fedflat resume)")
     name = require_model(record, name or primary_model(record))
     config = _config(record.config, device, precision)
-    problem, split = reopen(record, config=config, call="flatness", **own)
+    problem, partition = reopen(record, config=config, call="flatness", **own)
     state = state_of(record, name, problem, rounds)
-    return Measured(record, name, rounds, problem, split, state, config.engine.precision == "tf32")
+    return Measured(record, name, rounds, problem, partition, state, config.engine.precision == "tf32")
 
 
 def _batch(problem: Problem) -> int:

@@ -25,12 +25,14 @@ from fedflat.experiment.quantities import wanted_names
 class Observer:
     """Looks at a run every so many rounds, and after the last; says how long it took."""
 
-    def __init__(self, wanted: Flatness, problem: Problem, split: Partition, algorithm: Algorithm, last: int) -> None:
+    def __init__(
+        self, wanted: Flatness, problem: Problem, partition: Partition, algorithm: Algorithm, last: int
+    ) -> None:
         self.what = wanted_names(wanted.what)
         self.seconds = 0.0
         """How long the looks of the current round took."""
         self._every, self._last, self._algorithm = wanted.every, last, algorithm
-        self._look, self._problem = Look(problem, split, wanted), problem
+        self._look, self._problem = Look(problem, partition, wanted), problem
         self._cohort: Figures = {}
 
     def due(self, rounds: int) -> bool:

@@ -41,9 +41,11 @@ class Afterwards:
 
     def __post_init__(self) -> None:
         self.config = _here(self.record.config)
-        self.problem, self.split = reopen(self.record, config=self.config, call="flatness", as_begun=True, **self.own)
+        self.problem, self.partition = reopen(
+            self.record, config=self.config, call="flatness", as_begun=True, **self.own
+        )
         self.first = ModelState(*self.problem.initial())
-        self.look = Look(self.problem, self.split, self.wanted)
+        self.look = Look(self.problem, self.partition, self.wanted)
         self.algorithm = algorithm(self.config.algorithm)
 
     # --- models ------------------------------------------------------------------------------------------------------------------
@@ -116,7 +118,7 @@ class Afterwards:
         """Theorem 5.1 with the constants that the run's models showed; ``seen`` are those of ``constants`` where they are known."""
         looks = [*self.constants(), *self.logged_constants()] if seen is None else seen
         return theory(
-            self.config, self.split, self.problem.data.num_classes, [Constants(**one["constants"]) for one in looks]
+            self.config, self.partition, self.problem.data.num_classes, [Constants(**one["constants"]) for one in looks]
         )
 
     # --- rounds trained again ----------------------------------------------------------------------------------------------------
@@ -142,7 +144,11 @@ class Afterwards:
         found = []
         for moment in moments:
             replay = Replay(
-                self.config, self.problem, self.split, moment, workers=1 if self.problem.device.type == "cpu" else None
+                self.config,
+                self.problem,
+                self.partition,
+                moment,
+                workers=1 if self.problem.device.type == "cpu" else None,
             )
             members = replay.members(numbers)
             self.tell(f"training round {moment.rounds + 1} again, with {len(members)} clients")
@@ -185,7 +191,7 @@ class Afterwards:
         ):
             return
         raise UserError(
-            f"{self._where} has kept nothing to look at: no checkpoint (yet), no models on the way (run --keep-every N), no log "
+            f"{self._where} has kept nothing to look at: no checkpoint (yet), no models on the way (run --save-every N), no log "
             "(run --flatness every=N)"
         )
 

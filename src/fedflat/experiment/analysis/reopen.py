@@ -1,4 +1,4 @@
-"""A run taken up again to be looked at: the problem and the split it was about, and any of its models."""
+"""A run taken up again to be looked at: the problem and the partition it was about, and any of its models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def reopen(
     call: str = "evaluate",
     as_begun: bool = False,
 ) -> tuple[Problem, Partition]:
-    """The problem and the split of a run; its network holds what is frozen, and ``as_begun`` all that the run started from.
+    """The problem and the partition of a run; its network holds what is frozen, and ``as_begun`` all that the run started from.
 
     Where data, model or task were the user's own they are needed again, unless the run was made in this process; ``call`` is the method of
     a result that a sentence names for it. ``config`` stands in for the run's own, for example to use another device.
@@ -39,17 +39,17 @@ def reopen(
     config = config or record.config
     given = {"data": data, "model": network, "task": task}
     own: dict[str, Any] = {what: record.own.get(what) if value is None else value for what, value in given.items()}
-    for what, name, argument in (("data", config.data.name, "data"), ("model", config.model, "network")):
+    for what, name, argument in (("data", config.data.dataset, "data"), ("model", config.model, "network")):
         if own[what] is None and name.partition(":")[0] == CUSTOM:
             raise UserError(
                 f"this run used {what} of your own ({name}); pass it again in Python: fedflat.load(folder).{call}({argument}=...)"
             )
-    problem, split = federation(config if as_begun else _without_the_start(record, config, own["model"]), **own)
+    problem, partition = federation(config if as_begun else _without_the_start(record, config, own["model"]), **own)
     if record.history and not all(problem.task.metric in scores for scores in record.history[-1]["test"].values()):
         raise UserError(
             f"this run was not scored by {problem.task.metric} but for a task of your own; pass it again in Python: task=..."
         )
-    return problem, split
+    return problem, partition
 
 
 def _without_the_start(record: Record, config: Config, network: nn.Module | None) -> Config:
@@ -120,5 +120,5 @@ def _not_kept(record: Record, name: str, rounds: int) -> str:
     kept = kept_rounds(record.folder.path, name)
     start = f"{record.folder.path} has not kept {name} after round {rounds}; "
     if not kept:
-        return start + "runs keep models on the way with --keep-every N (evaluation.keep_every)"
+        return start + "runs keep models on the way with --save-every N (evaluation.save_every)"
     return start + f"it has rounds {', '.join(map(str, kept[:8]))}{', ...' if len(kept) > 8 else ''}"

@@ -50,16 +50,16 @@ class Replay:
         self,
         config: Config,
         problem: Problem,
-        split: Partition,
+        partition: Partition,
         moment: Moment | None = None,
         workers: int | None = None,
     ) -> None:
-        self.config, self.problem, self.split = config, problem, split
+        self.config, self.problem, self.partition = config, problem, partition
         self.algorithm: Algorithm = algorithm(config.algorithm)
         self.moment = start_of(self.algorithm, ModelState(*problem.initial()), config) if moment is None else moment
         self.engine: Engine = engine_for(config, problem) if workers is None else LoopEngine(problem, workers)
-        self._training = training_of(config, self.algorithm, len(split.clients))
-        self._sampler = sampler_of(config, len(split.clients))
+        self._training = training_of(config, self.algorithm, len(partition.clients))
+        self._sampler = sampler_of(config, len(partition.clients))
         self._changed: dict[int, Kept] = {}
 
     @property
@@ -85,9 +85,9 @@ class Replay:
                 "look at the cohort, without naming clients"
             )
         for number in chosen:
-            check_client(number, len(self.split.clients))
+            check_client(number, len(self.partition.clients))
         kept = [self._changed.get(number) or self.moment.kept(number) for number in chosen]
-        return [Client(number, self.split.clients[number], *one) for number, one in zip(chosen, kept, strict=True)]
+        return [Client(number, self.partition.clients[number], *one) for number, one in zip(chosen, kept, strict=True)]
 
     def train(self, members: list[Client]) -> Outcome:
         """Train clients for the next round, and change nothing by it."""

@@ -1,7 +1,7 @@
 """Empirical uniform stability: twins of a run that differ from it in a single training example, side by side (Hardt et al. 2016).
 
 Twins share everything that is random, so that whatever sets them apart comes from that example. The example that replaces another is drawn
-from the test set, of the same class, and is not scored on; the split is that of the original.
+from the test set, of the same class, and is not scored on; the partition is that of the original.
 """
 
 from __future__ import annotations
@@ -62,23 +62,23 @@ class Twins:
         if twins < 1:
             raise UserError(f"{twins} twins are not possible; expected at least 1")
         self.config = config
-        self.data = load(config.data.name, config.data.folder) if data is None else data
-        problem, split = federation(config, self.data, model, task)
+        self.data = load(config.data.dataset, config.data.dir) if data is None else data
+        problem, partition = federation(config, self.data, model, task)
         workers = 1 if problem.device.type == "cpu" else None  # engines that take turns would share one pool of workers
-        self.original = Replay(config, problem, split, workers=workers)
+        self.original = Replay(config, problem, partition, workers=workers)
         if client is not None:
-            check_client(client, len(split.clients))
+            check_client(client, len(partition.clients))
         self.swaps = [self._swap(seed, number, client) for number in range(twins)]
         others = [federation(config, swap.applied(self.data), model, task)[0] for swap in self.swaps]
-        self.twins = [Replay(config, other, split, workers=workers) for other in others]
+        self.twins = [Replay(config, other, partition, workers=workers) for other in others]
         self._scored = self._kept_apart(examples, seed)
 
     def _swap(self, seed: int, number: int, client: int | None) -> Swap:
         rng = generator(seed, "twins", number)
-        split = self.original.split
+        partition = self.original.partition
         cohort = self.original.cohort
         chosen = int(rng.choice(cohort)) if client is None else client
-        position = int(rng.choice(split.clients[chosen]))
+        position = int(rng.choice(partition.clients[chosen]))
         target = self.data.train.targets[position]
         same = torch.arange(len(self.data.test))
         if target.ndim == 0:
@@ -123,7 +123,7 @@ class Twins:
         losses = losses_of(self.original.problem, model, self._scored)
         if not bool(model.weights.isfinite().all()):
             raise UserError(
-                f"the run diverged in round {self.original.moment.rounds}; lower the rate ({self.config.training.rate:g})"
+                f"the run diverged in round {self.original.moment.rounds}; lower the rate ({self.config.training.lr:g})"
             )
         distances, mean, most = [], [], []
         for twin in self.twins:

@@ -14,7 +14,7 @@ from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.data import Partition
 from fedflat.experiment.analysis.cohort import Figures
 from fedflat.experiment.config import Config
-from fedflat.flatness.theory.bounds import ALGORITHMS, Bound, Rates, Setting, as_run, largest_rate, theorem
+from fedflat.flatness.theory.bounds import ALGORITHMS, Bound, Rates, Setting, as_run, largest_lr, theorem
 from fedflat.flatness.theory.noise import Constants, largest
 
 TITLES = {"fedsam": "FedSAM", "fedswa": "FedSWA", "fedmoswa": "FedMoSWA"}
@@ -54,7 +54,7 @@ class Theory:
         return {
             "constants": self.constants.plain(),
             "setting": vars(self.setting),
-            "largest_rate": largest_rate(self.constants, self.setting),
+            "largest_rate": largest_lr(self.constants, self.setting),
             "trivial": self.trivial,
             "as_printed": plain(self.printed),
             "tightened": plain(self.tight),
@@ -63,10 +63,10 @@ class Theory:
         }
 
 
-def theory(config: Config, split: Partition, classes: int, seen: Sequence[Constants]) -> Theory:
+def theory(config: Config, partition: Partition, classes: int, seen: Sequence[Constants]) -> Theory:
     """The bounds of a run from the constants that its models showed, the largest of each."""
     constants = largest(seen)
-    setting = setting_of(config, split)
+    setting = setting_of(config, partition)
     steps = round(setting.steps)
     return Theory(
         constants,
@@ -79,23 +79,27 @@ def theory(config: Config, split: Partition, classes: int, seen: Sequence[Consta
     )
 
 
-def setting_of(config: Config, split: Partition) -> Setting:
+def setting_of(config: Config, partition: Partition) -> Setting:
     """m, n, K and T of a run; n and K are means over clients, which the theorem takes to be alike."""
-    sizes = np.array([len(indices) for indices in split.looked_at])
+    sizes = np.array([len(indices) for indices in partition.looked_at])
     own = config.training
-    steps = float(own.steps) if own.steps is not None else float((own.epochs * np.ceil(sizes / own.batch)).mean())
-    return Setting(len(split.clients), float(sizes.mean()), steps, own.rounds)
+    steps = (
+        float(own.local_steps)
+        if own.local_steps is not None
+        else float((own.local_epochs * np.ceil(sizes / own.batch_size)).mean())
+    )
+    return Setting(len(partition.clients), float(sizes.mean()), steps, own.rounds)
 
 
 def rates_of(config: Config, steps: int, name: str = "") -> list[Rates]:
     """The local rates of every round of a run, for a client with so many steps; or those another algorithm would have in its place."""
     other = name and name != _base(config.algorithm)
-    rate, own = algorithm(name if other else config.algorithm).rate, config.training
-    schedule = Schedule(own.rate, own.decay, own.rounds)
+    lr, own = algorithm(name if other else config.algorithm).lr, config.training
+    schedule = Schedule(own.lr, own.lr_decay, own.rounds)
     number, many = torch.arange(steps, dtype=torch.float64), torch.tensor(float(steps), dtype=torch.float64)
     found = []
     for one in range(own.rounds):
-        values = rate(schedule, torch.tensor(float(one), dtype=torch.float64), number, many) + torch.zeros_like(number)
+        values = lr(schedule, torch.tensor(float(one), dtype=torch.float64), number, many) + torch.zeros_like(number)
         found.append(Rates(float(values.sum()), float(values.max())))
     return found
 
@@ -106,15 +110,15 @@ def conditions(
     """What the theorem asks for, and what a run does."""
     built, federation = algorithm(config.algorithm), config.federation
     name = _base(config.algorithm)
-    allowed, used = largest_rate(constants, setting), max(one.highest for one in rates)
-    per_round = min(federation.per_round, setting.clients)
-    full = per_round == setting.clients and federation.sampling == "fixed" and not federation.dropout
+    allowed, used = largest_lr(constants, setting), max(one.highest for one in rates)
+    clients_per_round = min(federation.clients_per_round, setting.clients)
+    full = clients_per_round == setting.clients and federation.sampling == "fixed" and not federation.dropout
     option = getattr(built.drift, "option", None)
     asked = [
         ("one of FedSAM, FedSWA, FedMoSWA", name in ALGORITHMS, config.algorithm),
-        ("every client in every round", full, f"{per_round} of {setting.clients} clients per round"),
+        ("every client in every round", full, f"{clients_per_round} of {setting.clients} clients per round"),
         ("local rates of at most 1/(beta K T)", used <= allowed, f"{used:.3g}, where {allowed:.3g} is allowed"),
-        ("server rate 1", built.server.server_rate == 1, f"{built.server.server_rate:g}"),
+        ("server rate 1", built.server.server_lr == 1, f"{built.server.server_lr:g}"),
     ]
     if option is not None:
         asked.append(("option I of the control variates", option == "I", f"option {option}"))

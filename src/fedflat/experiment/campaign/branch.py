@@ -1,7 +1,7 @@
 """Several algorithms from one moment of a run: ``RUN@ROUND`` names its model after so many rounds, from which others go on.
 
 Carried over: the server's weights, BatchNorm statistics and counters, the number of rounds behind them, and every setting of the run that
-is not set anew. So the split, cohorts, batches and learning rates of the rounds to come are those the run itself had. Not carried over:
+is not set anew. So the partition, cohorts, batches and learning rates of the rounds to come are those the run itself had. Not carried over:
 what the run's algorithm keeps on the server and on clients, clients' own statistics, averages, costs and metrics; they start fresh.
 """
 
@@ -96,7 +96,7 @@ def start(text: str) -> Start:
     if at and not (rounds.isdigit() and int(rounds) in there):
         known = ", ".join(map(str, there[:8])) + (", ..." if len(there) > 8 else "")
         raise UserError(
-            f"{run} has no model after round '{rounds}'; it has those after {known} (runs keep more of them with --keep-every N)"
+            f"{run} has no model after round '{rounds}'; it has those after {known} (runs keep more of them with --save-every N)"
         )
     return Start(record, run, int(rounds) if at else there[-1])
 

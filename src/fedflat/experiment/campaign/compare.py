@@ -1,4 +1,4 @@
-"""Several algorithms on several seeds, each pair on the same split, cohorts and batches."""
+"""Several algorithms on several seeds, each pair on the same partition, cohorts and batches."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _are_small(base: Config, runs: int, own: dict[str, Any]) -> bool:
     """Whether runs are too small to keep all cores busy, and together long enough that starting processes pays."""
     if available_cores() < 2 or base.engine.name in ("lanes", "ray") or device_of(base).type != "cpu":
         return False
-    data = own.get("data") or load(base.data.name, base.data.folder)
+    data = own.get("data") or load(base.data.dataset, base.data.dir)
     model = own.get("model")
     count = (
         parameter_count(base.model, data.input_shape, data.num_classes)
@@ -157,8 +157,8 @@ def _are_small(base: Config, runs: int, own: dict[str, Any]) -> bool:
         else sum(p.numel() for p in model.parameters())
     )
     t = base.training
-    per_epoch = math.ceil(len(data.train) / (base.data.clients or base.federation.per_round) / t.batch)
-    steps = runs * t.rounds * base.federation.per_round * (t.steps or t.epochs * per_epoch)
+    per_epoch = math.ceil(len(data.train) / (base.data.clients or base.federation.clients_per_round) / t.batch_size)
+    steps = runs * t.rounds * base.federation.clients_per_round * (t.local_steps or t.local_epochs * per_epoch)
     return count <= SMALL and steps >= WORTH_STARTING
 
 

@@ -68,7 +68,7 @@ def disk_use(config: Config, size: int, buffers: int, clients: int) -> Disk:
     kept += buffers if config.training.statistics == "own" else 0
     server = sum(field.scalars(size) for field in flat_fields(built.server_fields()).values())
     whole, models = size + buffers, 1 + len(built.averages)
-    rounds, every = config.training.rounds, config.evaluation.keep_every
+    rounds, every = config.training.rounds, config.evaluation.save_every
     rings = sum(min(length, rounds) for length in _rings(built, rounds))
     snapshots = 0 if every is None else rounds // every - (config.init_rounds - 1) // every
     return Disk(
@@ -80,7 +80,7 @@ def disk_use(config: Config, size: int, buffers: int, clients: int) -> Disk:
 
 def taking_part(config: Config, clients: int) -> int:
     """How many of the clients take part in a run at all, at most: none comes twice; with Bernoulli sampling about so many."""
-    return min(clients, config.federation.per_round * (config.training.rounds - config.init_rounds))
+    return min(clients, config.federation.clients_per_round * (config.training.rounds - config.init_rounds))
 
 
 def _rings(built: Algorithm, rounds: int) -> list[int]:
@@ -93,7 +93,7 @@ def _rings(built: Algorithm, rounds: int) -> list[int]:
 
     nothing = torch.zeros(0)
     for average in built.averages:
-        average.begin(RunInfo(rounds, built.rate.cycle, nothing.bool(), ring), nothing)
+        average.begin(RunInfo(rounds, built.lr.cycle, nothing.bool(), ring), nothing)
     return lengths
 
 
@@ -106,7 +106,7 @@ def forecast(run: Run, seconds_per_round: float) -> Forecast:
     kept = sum(field.scalars(size) for field in flat_fields(built.client_fields()).values())
     kept += problem.buffers.size if config.training.statistics == "own" else 0
     sent = sum(field.scalars(size) for field in flat_fields(built.message_fields()).values())
-    everyone = len(run.split.clients)
+    everyone = len(run.partition.clients)
     disk = disk_use(config, size, problem.buffers.size, everyone)
     whole = size + problem.buffers.size
     clients = taking_part(config, everyone)
@@ -115,7 +115,7 @@ def forecast(run: Run, seconds_per_round: float) -> Forecast:
     return Forecast(
         data=sum(tensor.nbytes for some in examples for tensor in some.tensors().values()),
         model=whole * item,
-        cohort=min(config.federation.per_round, everyone) * (whole + kept + sent) * item,
+        cohort=min(config.federation.clients_per_round, everyone) * (whole + kept + sent) * item,
         states=clients * kept * item,
         clients=clients,
         disk=disk.checkpoint + disk.snapshots + disk.models if run.folder else 0,

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedflat.data.data_dir import VARIABLE, data_folder
+from fedflat.data.data_dir import VARIABLE, data_dir
 from fedflat.engines.cpu.worker_pool import keep_memory, use_cores
 from fedflat.engines.ray.cluster import connect, device_for, first_line
 from fedflat.engines.ray.worker import other_version, own_version
@@ -60,14 +60,14 @@ class Place(NamedTuple):
     """A file of the shared folder."""
     content: bytes
     data: Path
-    """Where data sets lie, unless a run says otherwise."""
+    """Where datasets lie, unless a run says otherwise."""
     folder: Path
     """From which relative paths are read."""
 
     @classmethod
     def here(cls, marker: Path) -> Place:
         """As this process sees it."""
-        return cls(marker.absolute(), marker.read_bytes(), data_folder().absolute(), Path.cwd())
+        return cls(marker.absolute(), marker.read_bytes(), data_dir().absolute(), Path.cwd())
 
     def enter(self) -> None:
         """Be there, on the node of this process; refused where that sees another folder or none."""

@@ -125,18 +125,18 @@ def config_of(values: Values, varied: Values) -> Config:
         inside[last] = value
     try:
         made = config(nested)
-        _check_texts(made.model, made.data.name, made.data.split, made.data.augmentation)
+        _check_texts(made.model, made.data.dataset, made.data.partition, made.data.augmentation)
         return made
     except UserError as mistake:
         raise UserError(f"the combination {told(varied)} is not possible: {mistake}") from None
 
 
 @lru_cache(maxsize=1024)
-def _check_texts(model: str, data: str, split: str, augmentation: str) -> None:
+def _check_texts(model: str, data: str, partition: str, augmentation: str) -> None:
     """Refuse names that a run would only find wrong once its turn has come."""
     model_spec(model)
     datasets.dataset_source(data)
-    datasets.canonical_split(split)
+    datasets.canonical_partition(partition)
     datasets.augmentation(augmentation)
 
 
@@ -156,7 +156,7 @@ def _names(varied: Sequence[Values], base: Values) -> list[str]:
 def _name(one: Values, base: Values) -> str:
     """What sets a run apart, as a folder's name.
 
-    >>> _name({"data.split": "dirichlet(alpha={a})", "algorithm": "fedavg", "a": 0.1, "seed": 0}, {})
+    >>> _name({"data.partition": "dirichlet(alpha={a})", "algorithm": "fedavg", "a": 0.1, "seed": 0}, {})
     'fedavg--split-dirichlet_alpha_0.1--seed-0'
     """
     short = {full: name for name, full in SHORT.items()}

@@ -39,13 +39,13 @@ def sweep_disk(configs: Sequence[Config], keep: Keep, at_once: int) -> DiskUse:
 def _kind(config: Config) -> tuple[str, ...]:
     """What sizes depend on."""
     d = config.data
-    split = (d.split, str(d.split_seed), str(config.seed)) if datasets.fixes_clients(d.split) else ()
-    return (config.model, config.training.train, d.name, str(d.folder), str(d.clients), *split)
+    partition = (d.partition, str(d.partition_seed), str(config.seed)) if datasets.fixes_clients(d.partition) else ()
+    return (config.model, config.training.train, d.dataset, str(d.dir), str(d.clients), *partition)
 
 
 def _sizes(config: Config) -> tuple[int, int, int]:
     """Trained numbers, statistics, and clients."""
-    data = datasets.load(config.data.name, config.data.folder)
+    data = datasets.load(config.data.dataset, config.data.dir)
     network = network_of(
         config.model_copy(update={"init": None, "init_head": "given"}), data.input_shape, data.num_classes
     )
@@ -56,12 +56,12 @@ def _sizes(config: Config) -> tuple[int, int, int]:
 
 def _clients(config: Config, data: datasets.Dataset) -> int:
     d = config.data
-    if d.clients is not None and not datasets.fixes_clients(d.split):
+    if d.clients is not None and not datasets.fixes_clients(d.partition):
         return d.clients
-    seed = config.seed if d.split_seed is None else d.split_seed
+    seed = config.seed if d.partition_seed is None else d.partition_seed
     train = data.train
     return len(
         datasets.make_partition(
-            d.split, train.targets, data.num_classes, None, seed, d.validation, train.groups, train.coarse
+            d.partition, train.targets, data.num_classes, None, seed, d.validation, train.groups, train.coarse
         ).clients
     )

@@ -113,8 +113,8 @@ def _keys(part: Any) -> list[str]:
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Nested settings by full name; what is short is written out.
 
-    >>> dict(flat({"rounds": 3, "data": {"name": "digits"}, "training.rate": 0.1}))
-    {'training.rounds': 3, 'data.name': 'digits', 'training.rate': 0.1}
+    >>> dict(flat({"rounds": 3, "data": {"name": "digits"}, "training.lr": 0.1}))
+    {'training.rounds': 3, 'data.dataset': 'digits', 'training.lr': 0.1}
     """
     for key, value in values.items():
         name = f"{prefix}{key}"

@@ -49,9 +49,9 @@ def engine_for(config: Config, problem: Problem, own: Own | None = None) -> Engi
         )
     if wanted.name == "loop" or (wanted.name in ("auto", "ray") and (streamed or not on_gpu)):
         if wanted.compile == "on" and not on_gpu:
-            problem.compile(config.training.batch)
+            problem.compile(config.training.batch_size)
         return LoopEngine(
-            problem, wanted.workers or min(available_cores(), max(EVALUATING, config.federation.per_round))
+            problem, wanted.workers or min(available_cores(), max(EVALUATING, config.federation.clients_per_round))
         )
     long = config.training.rounds >= WORTH_COMPILING and on_gpu
     compiling = wanted.compile == "on" or (wanted.compile == "auto" and long)
@@ -66,12 +66,12 @@ def explain_out_of_memory(config: Config) -> Iterator[None]:
     except torch.OutOfMemoryError:
         if config.engine.name == "ray":
             raise UserError(
-                f"the memory of a Ray worker's GPU is full; lower training.batch (now {config.training.batch}) or "
+                f"the memory of a Ray worker's GPU is full; lower training.batch_size (now {config.training.batch_size}) or "
                 f"engine.lanes (now {config.engine.lanes}), or use engine.precision=bf16"
             ) from None
         free, whole = (size / 2**30 for size in torch.cuda.mem_get_info())
         t, e = config.training, config.engine
         raise UserError(
-            f"the GPU's memory is full: {whole - free:.1f} of {whole:.1f} GB are in use; lower training.batch (now {t.batch}), "
-            f"engine.lanes (now {e.lanes}) or evaluation.batch (now {config.evaluation.batch}), or use engine.precision=bf16"
+            f"the GPU's memory is full: {whole - free:.1f} of {whole:.1f} GB are in use; lower training.batch_size (now {t.batch_size}), "
+            f"engine.lanes (now {e.lanes}) or evaluation.batch_size (now {config.evaluation.batch_size}), or use engine.precision=bf16"
         ) from None

@@ -1,4 +1,4 @@
-"""From a config to the problem and the split it names."""
+"""From a config to the problem and the partition it names."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ CUSTOM = "custom"
 def federation(
     config: Config, data: Dataset | None = None, model: nn.Module | None = None, task: Task | None = None
 ) -> tuple[Problem, Partition]:
-    """The problem and the split of a config; data, model and task may be the user's own."""
-    for own, name, what in ((data, config.data.name, "data"), (model, config.model, "model")):
+    """The problem and the partition of a config; data, model and task may be the user's own."""
+    for own, name, what in ((data, config.data.dataset, "data"), (model, config.model, "model")):
         if own is None and name.partition(":")[0] == CUSTOM:
             raise UserError(
                 f"this run used {what} of your own ({name}); pass it again in Python: fedflat.resume(folder, {what}=...)"
@@ -38,30 +38,30 @@ def federation(
     if task is not None:
         check_metric(task)
     device = device_of(config)  # first, so that nobody waits for data to hear that there is no GPU
-    data = datasets.load(config.data.name, config.data.folder) if data is None else data
-    seed = config.seed if config.data.split_seed is None else config.data.split_seed
-    split = datasets.make_partition(
-        config.data.split,
+    data = datasets.load(config.data.dataset, config.data.dir) if data is None else data
+    seed = config.seed if config.data.partition_seed is None else config.data.partition_seed
+    partition = datasets.make_partition(
+        config.data.partition,
         data.train.targets,
         data.num_classes,
-        None if datasets.fixes_clients(config.data.split) else config.data.clients,
+        None if datasets.fixes_clients(config.data.partition) else config.data.clients,
         seed,
         config.data.validation,
         data.train.groups,
         data.train.coarse,
     )
-    if config.federation.per_round > len(split.clients) > 1:
+    if config.federation.clients_per_round > len(partition.clients) > 1:
         raise UserError(
-            f"federation.per_round={config.federation.per_round} is more than the {len(split.clients)} clients of the split"
+            f"federation.clients_per_round={config.federation.clients_per_round} is more than the {len(partition.clients)} clients of the partition"
         )
     network = network_of(config, data.input_shape, data.num_classes, model)
     augmentation = datasets.augmentation(config.data.augmentation)
     augmentation.check(data)
     held_out = {"test": data.test}
-    if len(split.validation):
-        held_out["validation"] = data.train.take(torch.from_numpy(split.validation))
-    if split.unseen:
-        held_out["unseen"] = data.train.take(torch.from_numpy(np.concatenate(split.unseen)))
+    if len(partition.validation):
+        held_out["validation"] = data.train.take(torch.from_numpy(partition.validation))
+    if partition.unseen:
+        held_out["unseen"] = data.train.take(torch.from_numpy(np.concatenate(partition.unseen)))
     problem = Problem(
         network,
         task or task_for(data.kind),
@@ -70,7 +70,7 @@ def federation(
         dtype=torch.float64 if config.engine.precision == "float64" else torch.float32,
         arithmetic=torch.bfloat16 if config.engine.precision == "bf16" else None,
         device=device,
-        evaluation_batch=_evaluation_batch(config.evaluation.batch, data),
+        evaluation_batch=_evaluation_batch(config.evaluation.batch_size, data),
         held_out={name: _some(examples, config.evaluation.examples) for name, examples in held_out.items()},
         batch_statistics=config.training.statistics == "own",
     )
@@ -80,7 +80,7 @@ def federation(
             stacklevel=2,
         )
     _try_out(problem, config.model)
-    return problem, split
+    return problem, partition
 
 
 def _evaluation_batch(wanted: int, data: Dataset) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from fedflat.data.data_dir import data_folder
+from fedflat.data.data_dir import data_dir
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.ray.cluster import Device
 from fedflat.engines.ray.engine import RayEngine
@@ -30,9 +30,9 @@ def ray_engine(config: Config, problem: Problem, own: dict[str, Any]) -> RayEngi
 
 
 def builder(config: Config, own: dict[str, Any], device: Device) -> Callable[[], Local]:
-    """What a worker calls. Data sets that the config names are read from each node's own files, and only what the user brought travels."""
+    """What a worker calls. Datasets that the config names are read from each node's own files, and only what the user brought travels."""
     here = config.engine.model_copy(update={"name": "auto", "device": device, "workers": 1, "ray_address": None})
-    folder = data_folder(config.data.folder).absolute()
+    folder = data_dir(config.data.dir).absolute()
     data = config.data.model_copy(update={"folder": folder})
     return partial(local, config.model_copy(update={"engine": here, "data": data}), own)
 

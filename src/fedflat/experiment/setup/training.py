@@ -24,8 +24,8 @@ def training_of(config: Config, algorithm: Algorithm, clients: int) -> Training:
     return Training(
         algorithm,
         Descent(t.weight_decay, t.momentum, t.clip, t.clip_mode),
-        Schedule(t.rate, t.decay, t.rounds),
-        Plan(t.batch, t.epochs, t.steps, f.partial),
+        Schedule(t.lr, t.lr_decay, t.rounds),
+        Plan(t.batch_size, t.local_epochs, t.local_steps, f.partial),
         config.seed,
         clients,
         Aggregation(f.weighting, f.aggregation, f.trim, f.longest),
@@ -36,4 +36,4 @@ def training_of(config: Config, algorithm: Algorithm, clients: int) -> Training:
 def sampler_of(config: Config, clients: int) -> Sampler:
     """Who takes part in which round."""
     f = config.federation
-    return Sampler(clients, min(f.per_round, clients), f.sampling, f.dropout)
+    return Sampler(clients, min(f.clients_per_round, clients), f.sampling, f.dropout)

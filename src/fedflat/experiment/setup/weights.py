@@ -105,7 +105,7 @@ def fill(
         of = f" ({origin})" if origin and origin != name else ""
         hint = "" if fresh_head else _about_the_head(network, tensors)
         raise UserError(
-            f"{where} holds weights of another architecture{of}: {mismatch}; expected those of {name} for this data set{hint}"
+            f"{where} holds weights of another architecture{of}: {mismatch}; expected those of {name} for this dataset{hint}"
         )
     broken = next((key for key, tensor in tensors.items() if not bool(tensor.isfinite().all())), None)
     if broken is not None:

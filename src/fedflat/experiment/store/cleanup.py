@@ -29,7 +29,7 @@ class Keep(Section):
     """What stays on disk of a run that is over; its config and metrics always do."""
 
     checkpoint: bool = Field(True, description="the checkpoint, with the states of server and clients")
-    snapshots: bool = Field(True, description="models kept on the way (evaluation.keep_every)")
+    snapshots: bool = Field(True, description="models kept on the way (evaluation.save_every)")
     models: bool = Field(
         True, description="the models at the end, without which a run can only be looked at in tables and curves"
     )

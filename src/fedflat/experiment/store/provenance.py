@@ -1,4 +1,4 @@
-"""What a run was begun with that its config does not tell: which split came of it, and what the user brought in Python."""
+"""What a run was begun with that its config does not tell: which partition came of it, and what the user brought in Python."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fedflat.errors import UserError
 from fedflat.experiment.store.run_folder import RunFolder
 
 OWN = "own"
-"""Where ``split.json`` tells of what the user brought."""
+"""Where ``partition.json`` tells of what the user brought."""
 MOST_BYTES, SAMPLED = 2**26, 1000
 """Of inputs larger than this, so many examples stand for all."""
 
 
-def origin_of(split: Partition, data: Dataset, own: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``split.json`` keeps."""
-    return {**split.describe(data.train.targets.cpu(), data.num_classes), OWN: brought(own)}
+def origin_of(partition: Partition, data: Dataset, own: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``partition.json`` keeps."""
+    return {**partition.describe(data.train.targets.cpu(), data.num_classes), OWN: brought(own)}
 
 
 def brought(own: Mapping[str, Any]) -> dict[str, str]:
@@ -32,12 +32,12 @@ def brought(own: Mapping[str, Any]) -> dict[str, str]:
     return {name: words[name](what) for name, what in own.items() if what is not None}
 
 
-def require_same_origin(folder: RunFolder, now: Mapping[str, str], split: str | None = None) -> None:
-    """Refuse a run that was begun with something else than is brought ``now``; ``split`` is the hash of the split, where one goes on.
+def require_same_origin(folder: RunFolder, now: Mapping[str, str], partition: str | None = None) -> None:
+    """Refuse a run that was begun with something else than is brought ``now``; ``partition`` is the hash of the partition, where one goes on.
 
     Runs of earlier versions did not tell.
     """
-    begun = folder.split()
+    begun = folder.partition()
     before = begun.get(OWN, now)
     for name in (*before, *now):
         if before.get(name) != now.get(name):
@@ -45,11 +45,11 @@ def require_same_origin(folder: RunFolder, now: Mapping[str, str], split: str | 
                 f"the run in {folder.path} was begun with {_named(name, before)}, and this is {_named(name, now)}; "
                 f"pass the same again ({name}=... in Python), or choose another folder"
             )
-    if split is not None and folder.is_of_sites:
+    if partition is not None and folder.is_of_sites:
         raise UserError(
             f"the run in {folder.path} is trained by real sites, where its clients' data and vectors lie; go on with {folder.goes_on}"
         )
-    if split is not None and begun.get("hash", split) != split:
+    if partition is not None and begun.get("hash", partition) != partition:
         raise UserError(
             f"clients of the run in {folder.path} had other examples when it began: its data have changed since; "
             f"put them back as they were, {folder.anew}"

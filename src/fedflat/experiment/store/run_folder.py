@@ -1,4 +1,4 @@
-"""A run on disk: its config, metrics, checkpoint, models and split."""
+"""A run on disk: its config, metrics, checkpoint, models and partition."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from fedflat.experiment.store.atomic_files import create_folder, explain_os_erro
 from fedflat.experiment.store.lock import Lock, claimed
 from fedflat.experiment.store.row_store import FileRows
 
-BEGINNINGS = {name for whole in ("split.json", "status.json", "config.yaml") for name in (whole, f"{whole}.part")} | {
+BEGINNINGS = {
+    name for whole in ("partition.json", "status.json", "config.yaml") for name in (whole, f"{whole}.part")
+} | {
     "checkpoint",
     "state",
 }
@@ -70,14 +72,14 @@ class RunFolder:
         """What can always be done where something of the run is lost, to end a sentence."""
         return f"or run it anew (fedflat run --config {self.path / 'config.yaml'} with another --out)"
 
-    def create(self, config: Config, split: Mapping[str, Any]) -> None:
+    def create(self, config: Config, partition: Mapping[str, Any]) -> None:
         """Make the folder with what describes the run; ``Lock`` while another process does the same."""
         self._be_new()
         # The folder itself may be claimed already, by the sweep that this run belongs to.
         with claimed(self.path / "checkpoint", run=self.path):
             self._be_new()  # another process may have been first
             create_folder(self.path / "state")
-            write_whole(self.path / "split.json", json.dumps(split) + "\n")
+            write_whole(self.path / "partition.json", json.dumps(partition) + "\n")
             self.write_status("running")
             write_whole(self.path / "config.yaml", config.to_yaml())
 
@@ -145,9 +147,9 @@ class RunFolder:
             )
         return found
 
-    def split(self) -> dict[str, Any]:
+    def partition(self) -> dict[str, Any]:
         """What is known of the partition."""
-        return self._json(self.path / "split.json")
+        return self._json(self.path / "partition.json")
 
     def metrics(self) -> list[dict[str, Any]]:
         """The evaluations, one record each; a last line cut off by a kill does not count."""

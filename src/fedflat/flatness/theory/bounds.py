@@ -69,7 +69,7 @@ class Rates(NamedTuple):
     highest: float
 
 
-def largest_rate(constants: Constants, setting: Setting) -> float:
+def largest_lr(constants: Constants, setting: Setting) -> float:
     """1 / (beta K T), the largest local rate of which the theorem speaks."""
     return 1 / (constants.smoothness * setting.steps * setting.rounds)
 

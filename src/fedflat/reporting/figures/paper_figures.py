@@ -1,4 +1,4 @@
-"""The pictures of a report for a paper: vector graphics of the curves, the paired differences, the ranks and the split."""
+"""The pictures of a report for a paper: vector graphics of the curves, the paired differences, the ranks and the partition."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ Values = Mapping[str, Any]
 
 def figures_of(section: Values, by: str) -> dict[str, Figure]:
     """Every figure of a section by its name."""
-    from fedflat.reporting.figures.partition import split_picture
+    from fedflat.reporting.figures.partition import partition_picture
 
     found = {f"curves-{axis}": curve_figure(section, axis) for axis in AXES if _lines(section)}
     if any(one["pair"] for one in section["differences"]):
         found["differences"] = difference_figure(section, by)
     if section["ranks"]:
         found["ranks"] = rank_figure(section["ranks"])
-    shown = section["split"]["shown"]
-    found["split"] = split_picture(shown, [str(label) for label in range(len(shown[0]))], section["name"])
+    shown = section["partition"]["shown"]
+    found["partition"] = partition_picture(shown, [str(label) for label in range(len(shown[0]))], section["name"])
     return found
 
 

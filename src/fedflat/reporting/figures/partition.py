@@ -26,13 +26,13 @@ LETTERS = 120
 """How many letters fit in a line of the legend."""
 
 
-def split_picture(histogram: IntArray | Sequence[Sequence[int]], classes: Sequence[str], title: str) -> Figure:
+def partition_picture(histogram: IntArray | Sequence[Sequence[int]], classes: Sequence[str], title: str) -> Figure:
     """The class counts of every client, [clients, classes], as one picture."""
-    return split_pictures({title: histogram}, classes)
+    return partition_pictures({title: histogram}, classes)
 
 
-def split_pictures(histograms: Mapping[str, IntArray | Sequence[Sequence[int]]], classes: Sequence[str]) -> Figure:
-    """Several splits of the same data below one another, each under its title."""
+def partition_pictures(histograms: Mapping[str, IntArray | Sequence[Sequence[int]]], classes: Sequence[str]) -> Figure:
+    """Several partitions of the same data below one another, each under its title."""
     rows = len(histograms)
     few = len(classes) <= MOST_COLOURS
     height = 3.4 if rows == 1 else 1.75 * rows + 0.9

@@ -31,7 +31,7 @@ AXES = {
 COSTS = ("backward_passes", "samples", "bytes_up", "bytes_down")
 MOST_POINTS, FEWEST_POINTS, POINTS_OF_A_PAGE = 240, 40, 24_000
 MOST_CLIENTS = 120
-"""Clients in the picture of a split; of more, evenly spaced ones."""
+"""Clients in the picture of a partition; of more, evenly spaced ones."""
 
 Values = dict[str, Any]
 
@@ -43,7 +43,7 @@ def report_document(
     by: str = "mean_last",
     apart: bool = False,
 ) -> Values:
-    """What a report says of these runs: a section for every split, with its rows, differences, ranks, curves, views and notes."""
+    """What a report says of these runs: a section for every partition, with its rows, differences, ranks, curves, views and notes."""
     if by not in FIGURES:
         raise one_of("figure", by, FIGURES)
     groups = grouped(gathered.records, apart)
@@ -76,8 +76,8 @@ def _section(group: Group, targets: Sequence[float], baseline: str | None, by: s
         "share": is_share(metric),
         "rows": rows,
         "baseline": chosen,
-        "seeds": sorted(group.splits),
-        "split": split_values(group.splits),
+        "seeds": sorted(group.partitions),
+        "partition": partition_values(group.partitions),
         "differences": _differences(rows, chosen, by),
         "ranks": _ranks(rows, by),
         "curves": [_curve(row, points) for _, row, _ in group.rows],
@@ -250,24 +250,24 @@ def _short(values: Any) -> list[float | None]:
     return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
 
 
-# --- the split, the runs, how to repeat it ---------------------------------------------------------------------------------------
+# --- the partition, the runs, how to repeat it ---------------------------------------------------------------------------------------
 
 
-def split_values(splits: Mapping[int, Values]) -> Values:
-    """The split of the first seed as it is drawn and told, with the hashes of all."""
-    seed, split = next(iter(splits.items()))
-    counts = np.asarray(split["histogram"])
+def partition_values(partitions: Mapping[int, Values]) -> Values:
+    """The partition of the first seed as it is drawn and told, with the hashes of all."""
+    seed, partition = next(iter(partitions.items()))
+    counts = np.asarray(partition["histogram"])
     share = counts.max(1) / np.maximum(counts.sum(1), 1)
     ordered = counts[np.lexsort((-share, counts.argmax(1)))]
     shown = ordered[np.linspace(0, len(ordered) - 1, min(len(ordered), MOST_CLIENTS)).round().astype(int)]
     facts = {
-        name: split[name]
+        name: partition[name]
         for name in ("clients", "unseen", "sizes", "coverage", "duplicates", "classes_per_client", "heterogeneity")
     }
     return facts | {
         "seed": seed,
         "shown": shown.tolist(),
-        "hashes": {number: one["hash"] for number, one in splits.items()},
+        "hashes": {number: one["hash"] for number, one in partitions.items()},
     }
 
 

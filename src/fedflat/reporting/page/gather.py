@@ -1,4 +1,4 @@
-"""Run folders brought together for a report: read, checked for being whole, and grouped by the data and split that they share."""
+"""Run folders brought together for a report: read, checked for being whole, and grouped by the data and partition that they share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedflat.data import full_split
+from fedflat.data import full_partition
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.stopping import OVER
@@ -18,10 +18,10 @@ from fedflat.experiment.store.run_folder import RunFolder
 from fedflat.reporting.result import Result, Row
 from fedflat.text import write_value
 
-OF_THE_SPLIT = ("name", "split", "split_seed", "clients", "validation")
+OF_THE_SPLIT = ("name", "partition", "partition_seed", "clients", "validation")
 """The settings of ``data`` that, with a seed, fix who has what."""
 NO_MATTER = frozenset(
-    {"algorithm", "seed", "data.folder", "evaluation.keep_every", "flatness"}
+    {"algorithm", "seed", "data.dir", "evaluation.save_every", "flatness"}
     | {f"engine.{name}" for name in ("name", "lanes", "compile", "workers", "device", "checkpoint_every")}
 )
 """Settings that change no result, beside the two that are compared."""
@@ -68,9 +68,9 @@ def gather(paths: Iterable[Path]) -> Gathered:
 def whole_record(path: Path) -> Record:
     """The record of a run folder, refused where part of it is missing."""
     record, folder = load_record(path), RunFolder(path)
-    status, split = folder.status(), folder.split()
-    if "hash" not in split or "histogram" not in split:
-        raise UserError(f"{path / 'split.json'} is incomplete; copy the run again")
+    status, partition = folder.status(), folder.partition()
+    if "hash" not in partition or "histogram" not in partition:
+        raise UserError(f"{path / 'partition.json'} is incomplete; copy the run again")
     said, there = int(status.get("rounds", 0)), int(record.history[-1]["round"]) if record.history else 0
     due = said - 1 if record.status == "diverged" else said  # the round in which a run diverged is not evaluated
     if record.status in OVER and due - there >= record.config.evaluation.every:
@@ -99,12 +99,12 @@ def _once(records: list[Record], left_out: list[tuple[str, str]]) -> list[Record
 
 @dataclass(frozen=True)
 class Group:
-    """Runs on the same data, split in the same way: those with the same seed can be compared as pairs."""
+    """Runs on the same data, partition in the same way: those with the same seed can be compared as pairs."""
 
     name: str
     records: list[Record]
-    splits: Mapping[int, dict[str, Any]]
-    """What is known of the split, by seed."""
+    partitions: Mapping[int, dict[str, Any]]
+    """What is known of the partition, by seed."""
 
     @cached_property
     def rows(self) -> list[tuple[str, Row, dict[str, str]]]:
@@ -135,7 +135,7 @@ class Group:
 
 
 def grouped(records: Sequence[Record], apart: bool = False) -> list[Group]:
-    """Runs by their data and split; more than one of these is refused, unless they are to be reported apart."""
+    """Runs by their data and partition; more than one of these is refused, unless they are to be reported apart."""
     found: dict[tuple[object, ...], list[Record]] = {}
     for record in records:
         found.setdefault(tuple(getattr(record.config.data, name) for name in OF_THE_SPLIT), []).append(record)
@@ -143,26 +143,26 @@ def grouped(records: Sequence[Record], apart: bool = False) -> list[Group]:
         some = "; ".join(_in_words(group[0].config) for group in list(found.values())[:3])
         more = "; ..." if len(found) > 3 else ""
         raise UserError(
-            f"these runs have {len(found)} different splits ({some}{more}), so that those of the same seed are no pairs: a difference "
-            "would be one of splits as well as of algorithms; give runs of one split, or report each split apart (--apart)"
+            f"these runs have {len(found)} different partitions ({some}{more}), so that those of the same seed are no pairs: a difference "
+            "would be one of partitions as well as of algorithms; give runs of one partition, or report each partition apart (--apart)"
         )
-    return [Group(_in_words(group[0].config), group, _splits(group)) for group in found.values()]
+    return [Group(_in_words(group[0].config), group, _partitions(group)) for group in found.values()]
 
 
-def _splits(records: Iterable[Record]) -> dict[int, dict[str, Any]]:
-    """The split of each seed, refused where two runs of one seed were split differently after all."""
-    splits: dict[int, tuple[dict[str, Any], Record]] = {}
+def _partitions(records: Iterable[Record]) -> dict[int, dict[str, Any]]:
+    """The partition of each seed, refused where two runs of one seed were partition differently after all."""
+    partitions: dict[int, tuple[dict[str, Any], Record]] = {}
     for record in records:
         assert record.folder is not None
-        split = record.folder.split()
-        other, first = splits.setdefault(record.config.seed, (split, record))
-        if other["hash"] != split["hash"]:
-            hashes = f"{other['hash'][:8]} and {split['hash'][:8]}"
+        partition = record.folder.partition()
+        other, first = partitions.setdefault(record.config.seed, (partition, record))
+        if other["hash"] != partition["hash"]:
+            hashes = f"{other['hash'][:8]} and {partition['hash'][:8]}"
             raise UserError(
-                f"{where(first)} and {where(record)} both have seed {record.config.seed}, but different splits (hash {hashes}), so they "
+                f"{where(first)} and {where(record)} both have seed {record.config.seed}, but different partitions (hash {hashes}), so they "
                 "cannot be paired; run one of them anew on the same data"
             )
-    return {seed: split for seed, (split, _) in sorted(splits.items())}
+    return {seed: partition for seed, (partition, _) in sorted(partitions.items())}
 
 
 def settings_of(config: Config) -> dict[str, str]:
@@ -190,16 +190,16 @@ def where(record: Record) -> str:
 
 def _in_words(config: Config) -> str:
     data = config.data
-    extras = [f"seed {data.split_seed}"] if data.split_seed is not None else []
+    extras = [f"seed {data.partition_seed}"] if data.partition_seed is not None else []
     extras += [f"{data.clients} clients"] if data.clients is not None else []
     extras += [f"{100 * data.validation:g} % held out"] if data.validation else []
-    return ", ".join([f"{data.name}, {split_in_words(data.split)}", *extras])
+    return ", ".join([f"{data.dataset}, {partition_in_words(data.partition)}", *extras])
 
 
-def split_in_words(text: str) -> str:
-    """A split with every parameter but that of unequal sizes where there are none.
+def partition_in_words(text: str) -> str:
+    """A partition with every parameter but that of unequal sizes where there are none.
 
-    >>> split_in_words("dirichlet"), split_in_words("iid(sigma=0.5)")
+    >>> partition_in_words("dirichlet"), partition_in_words("iid(sigma=0.5)")
     ('dirichlet(alpha=0.1)', 'iid(sigma=0.5)')
     """
-    return re.sub(r"\(sigma=0\.0\)|,sigma=0\.0\b", "", full_split(text)).replace(",", ", ")
+    return re.sub(r"\(sigma=0\.0\)|,sigma=0\.0\b", "", full_partition(text)).replace(",", ", ")

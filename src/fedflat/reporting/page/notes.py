@@ -120,7 +120,7 @@ def _pairs(section: Mapping[str, Any]) -> list[tuple[str, str]]:
         found.append(
             (
                 "info",
-                f"Differences are paired by seed: the same split, cohorts and batches. Test: {which}{family}, two-sided.",
+                f"Differences are paired by seed: the same partition, cohorts and batches. Test: {which}{family}, two-sided.",
             )
         )
     if len(section["rows"]) > 1 and section["ranks"] is None and not section["uneven"]:

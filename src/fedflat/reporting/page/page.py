@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedflat.flatness.landscapes.grid import Landscape
 
 Values = Mapping[str, Any]
-IN_SCRIPTS = ("metric", "rows", "curves", "differences", "ranks", "split", "views")
+IN_SCRIPTS = ("metric", "rows", "curves", "differences", "ranks", "partition", "views")
 """What the page's own script draws from."""
 
 
@@ -47,7 +47,7 @@ def report_page(
         made=made,
         parts=lambda section: _parts(section, turned[sections.index(section)] is not None),
         facts=_facts,
-        split_facts=_split_facts,
+        partition_facts=_partition_facts,
         result_heads=lambda section: _result_heads(section, document["targets"]),
         top=_top,
         evaluations=evaluations,
@@ -83,7 +83,7 @@ def _for_scripts(document: Values) -> str:
         {name: section[name] for name in IN_SCRIPTS}
         | {"rows": [{"number": row["number"], "label": row["label"]} for row in section["rows"]]}
         | {
-            "split": {"shown": section["split"]["shown"]},
+            "partition": {"shown": section["partition"]["shown"]},
             "shares": [name for name in section["metrics"] if is_share(name)],
         }
         for section in document["sections"]
@@ -129,7 +129,7 @@ def breakable(label: str) -> Markup:
 def _title(sections: Sequence[Values]) -> str:
     names = [section["name"] for section in sections]
     if len(names) > 1:
-        return f"Comparison on {len(names)} splits"
+        return f"Comparison on {len(names)} partitions"
     labels = [row["label"] for row in sections[0]["rows"]]
     return f"{labels[0]} on {names[0]}" if len(labels) == 1 else f"{len(labels)} models compared on {names[0]}"
 
@@ -147,7 +147,7 @@ def _parts(section: Values, landscapes: bool) -> list[tuple[str, str]]:
         "differences": ("Differences", section["differences"]),
         "ranks": ("Ranks", section["ranks"]),
         "curves": ("Over rounds and cost", section["metrics"]),
-        "split": ("The split", True),
+        "partition": ("The partition", True),
         "log": ("Flatness over rounds", section["views"]["log"]),
         "spectra": ("Spectra", section["views"]["spectra"]),
         "landscapes": ("Landscapes", landscapes),
@@ -170,18 +170,21 @@ def _facts(section: Values) -> list[tuple[str, str]]:
     return [*found, ("metric", f"test {section['metric']}")]
 
 
-def _split_facts(split: Values) -> list[tuple[str, str]]:
-    sizes = split["sizes"]
-    hashes = ", ".join(f"seed {seed}: {digest[:12]}" for seed, digest in list(split["hashes"].items())[:10])
+def _partition_facts(partition: Values) -> list[tuple[str, str]]:
+    sizes = partition["sizes"]
+    hashes = ", ".join(f"seed {seed}: {digest[:12]}" for seed, digest in list(partition["hashes"].items())[:10])
     return [
         ("examples per client", f"{sizes['min']} to {sizes['max']}, median {sizes['median']:g}"),
-        ("classes per client", f"{split['classes_per_client']:.2f} on average"),
-        ("heterogeneity", f"{split['heterogeneity']:.3f} (mean total variation distance from the whole; 0 is i.i.d.)"),
+        ("classes per client", f"{partition['classes_per_client']:.2f} on average"),
+        (
+            "heterogeneity",
+            f"{partition['heterogeneity']:.3f} (mean total variation distance from the whole; 0 is i.i.d.)",
+        ),
         (
             "coverage",
-            f"{100 * split['coverage']:.1f} % of the training examples, {shown_count(split['duplicates'])} used more than once",
+            f"{100 * partition['coverage']:.1f} % of the training examples, {shown_count(partition['duplicates'])} used more than once",
         ),
-        *([("unseen clients", shown_count(split["unseen"]))] if split["unseen"] else []),
+        *([("unseen clients", shown_count(partition["unseen"]))] if partition["unseen"] else []),
         ("hash", hashes),
     ]
 

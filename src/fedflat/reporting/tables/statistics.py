@@ -1,6 +1,6 @@
 """Honest statistics of few seeds: paired differences, their interval, a paired test, Holm's correction, ranks, censored rounds.
 
-Two algorithms that ran with the same seed saw the same split, cohorts and batches, so that their difference is freed of all of these.
+Two algorithms that ran with the same seed saw the same partition, cohorts and batches, so that their difference is freed of all of these.
 
 >>> pair = compare_paired({0: 0.91, 1: 0.93, 2: 0.92}, {0: 0.90, 1: 0.91, 2: 0.89})
 >>> round(pair.mean, 3), pair.seeds, pair.test

@@ -1,4 +1,4 @@
-"""Clients of unequal size, on top of the dialects that otherwise make them equal."""
+"""Clients of unequal size, on top of the partitioners that otherwise make them equal."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def test_sizes_are_lognormal() -> None:
 @pytest.mark.parametrize("text", ["iid", "dirichlet", "dirichlet(alpha=0)", "dirichlet-reuse"])
 def test_sigma_is_composed_with_the_dialect(text: str) -> None:
     inside = text.removesuffix(")") + ("," if "(" in text else "(")
-    split = make_partition(f"{inside}sigma=0.5)", CIFAR_LIKE, 10, 100, 0)
+    partition = make_partition(f"{inside}sigma=0.5)", CIFAR_LIKE, 10, 100, 0)
     plain = make_partition(text, CIFAR_LIKE, 10, 100, 0).describe(CIFAR_LIKE, 10)
-    described = split.describe(CIFAR_LIKE, 10)
-    sizes = np.array([len(indices) for indices in split.clients])
+    described = partition.describe(CIFAR_LIKE, 10)
+    sizes = np.array([len(indices) for indices in partition.clients])
     assert sizes.sum() == 50_000 and 0.4 < np.log(sizes).std() < 0.6
     assert described["heterogeneity"] == pytest.approx(plain["heterogeneity"], abs=0.05), (
         "sizes leave the class mixtures alone"

@@ -1,4 +1,4 @@
-"""Every dialect keeps what it promises, for any number of clients, classes and any alpha."""
+"""Every partitioner keeps what it promises, for any number of clients, classes and any alpha."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedflat.data import PARTITIONERS, Partition, canonical_split, make_partition
+from fedflat.data import PARTITIONERS, Partition, canonical_partition, make_partition
 from fedflat.data.partitioners.dirichlet import log_dirichlet, softmax
 from fedflat.errors import UserError
 
@@ -29,17 +29,17 @@ def labels(draw: st.DrawFn, classes: int | None = None) -> tuple[np.ndarray, int
     return order.permutation(np.repeat(np.arange(number), counts)), number
 
 
-def everyone(split: Partition) -> np.ndarray:
-    return np.concatenate([*split.clients, split.validation])
+def everyone(partition: Partition) -> np.ndarray:
+    return np.concatenate([*partition.clients, partition.validation])
 
 
-def assert_true_partition(split: Partition, count: int) -> None:
-    assert np.array_equal(np.sort(everyone(split)), np.arange(count))
+def assert_true_partition(partition: Partition, count: int) -> None:
+    assert np.array_equal(np.sort(everyone(partition)), np.arange(count))
 
 
-def assert_well_formed(split: Partition, clients: int) -> None:
-    assert len(split.clients) == clients
-    for indices in split.clients:
+def assert_well_formed(partition: Partition, clients: int) -> None:
+    assert len(partition.clients) == clients
+    for indices in partition.clients:
         assert indices.dtype == np.int64 and len(indices) > 0 and (np.diff(indices) >= 0).all()
 
 
@@ -54,13 +54,13 @@ def assert_well_formed(split: Partition, clients: int) -> None:
 def test_dialects_divide_anything_among_anyone(data: tuple, clients: int, alpha: float, seed: int, name: str) -> None:
     targets, classes = data
     clients = min(clients, len(targets))
-    split = make_partition(name if name == "iid" else f"{name}(alpha={alpha!r})", targets, classes, clients, seed)
-    assert_well_formed(split, clients)
+    partition = make_partition(name if name == "iid" else f"{name}(alpha={alpha!r})", targets, classes, clients, seed)
+    assert_well_formed(partition, clients)
     if name != "dirichlet-reuse":
-        assert_true_partition(split, len(targets))
+        assert_true_partition(partition, len(targets))
     if name != "dirichlet-classwise":
         size, larger = divmod(len(targets), clients)
-        assert [len(indices) for indices in split.clients] == [size + 1] * larger + [size] * (clients - larger)
+        assert [len(indices) for indices in partition.clients] == [size + 1] * larger + [size] * (clients - larger)
 
 
 @settings(max_examples=100, deadline=None)
@@ -69,9 +69,9 @@ def test_alpha_zero_is_one_class_each(data: tuple, clients: int, seed: int, name
     targets, classes = data
     present = len(np.unique(targets))
     clients = min(max(clients, present), len(targets))
-    split = make_partition(f"{name}(alpha=0)", targets, classes, clients, seed)
-    assert_true_partition(split, len(targets))
-    histogram = split.histogram(targets, classes)
+    partition = make_partition(f"{name}(alpha=0)", targets, classes, clients, seed)
+    assert_true_partition(partition, len(targets))
+    histogram = partition.histogram(targets, classes)
     assert (np.count_nonzero(histogram, axis=1) == 1).all()
     clients_per_class, examples = np.count_nonzero(histogram, axis=0), np.bincount(targets, minlength=classes)
     roomy = clients_per_class[clients_per_class < examples]
@@ -102,14 +102,14 @@ def test_pathological_keeps_its_promises_or_says_so(data: st.DataObject, classes
     counts = data.draw(st.lists(st.integers(20, 60), min_size=classes, max_size=classes))
     targets = np.repeat(np.arange(classes), counts)
     try:
-        split = make_partition(f"pathological(classes={kept})", targets, classes, clients, seed)
+        partition = make_partition(f"pathological(classes={kept})", targets, classes, clients, seed)
     except UserError:
         roomy = 2 <= kept < classes <= clients <= min(counts) and len(targets) // clients >= 2 * kept
         assert not roomy, "with clients for every class and examples for every client there is always a way"
         return
-    assert_true_partition(split, len(targets))
-    assert (np.count_nonzero(split.histogram(targets, classes), axis=1) == kept).all()
-    sizes = [len(indices) for indices in split.clients]
+    assert_true_partition(partition, len(targets))
+    assert (np.count_nonzero(partition.histogram(targets, classes), axis=1) == kept).all()
+    sizes = [len(indices) for indices in partition.clients]
     assert max(sizes) - min(sizes) <= 1
 
 
@@ -209,19 +209,19 @@ def test_dialect_b_serves_early_and_late_clients_alike() -> None:
 
 def test_reuse_covers_as_much_as_was_measured() -> None:
     for seed in range(8):
-        split = make_partition("dirichlet-reuse(alpha=0.1)", CIFAR_LIKE, 10, 100, seed)
-        described = split.describe(CIFAR_LIKE, 10)
+        partition = make_partition("dirichlet-reuse(alpha=0.1)", CIFAR_LIKE, 10, 100, seed)
+        described = partition.describe(CIFAR_LIKE, 10)
         assert 0.84 <= described["coverage"] <= 0.96
         assert described["duplicates"] == round((1 - described["coverage"]) * 50_000)
-        assert all(len(np.unique(indices)) == 500 for indices in split.clients), (
+        assert all(len(np.unique(indices)) == 500 for indices in partition.clients), (
             "an example comes back only when its class has been dealt out"
         )
 
 
 def test_classwise_gives_an_empty_client_one_example() -> None:
     targets = np.repeat([0, 1], [30, 10])
-    split = make_partition("dirichlet-classwise(alpha=1e-9)", targets, 2, 6, 0)
-    sizes = sorted(len(indices) for indices in split.clients)
+    partition = make_partition("dirichlet-classwise(alpha=1e-9)", targets, 2, 6, 0)
+    sizes = sorted(len(indices) for indices in partition.clients)
     assert sizes[:4] == [1, 1, 1, 1] and sum(sizes) == 40
 
 
@@ -235,8 +235,8 @@ def test_iid_is_nearly_homogeneous_and_dirichlet_in_between() -> None:
 
 def test_a_description_by_hand() -> None:
     targets = np.array([0, 0, 1, 1, 1, 1])
-    split = Partition((np.array([0, 1]), np.array([2, 2, 3])), np.array([5]), "by hand", 0)
-    described = split.describe(targets, 2)
+    partition = Partition((np.array([0, 1]), np.array([2, 2, 3])), np.array([5]), "by hand", 0)
+    described = partition.describe(targets, 2)
     assert described["histogram"] == [[2, 0], [0, 3]] and described["sizes"] == {"min": 2, "median": 2.5, "max": 3}
     assert (
         described["coverage"] == pytest.approx(4 / 5)
@@ -246,7 +246,7 @@ def test_a_description_by_hand() -> None:
     assert described["heterogeneity"] == pytest.approx((2 / 3 + 1 / 3) / 2)
     assert json.loads(json.dumps(described)) == described
     other = Partition((np.array([0, 1, 2]), np.array([2, 3])), np.array([5]), "by hand", 0)
-    assert split.digest() != other.digest(), "where one client ends and the next begins is part of the split"
+    assert partition.digest() != other.digest(), "where one client ends and the next begins is part of the partition"
 
 
 @settings(max_examples=50, deadline=None)
@@ -256,11 +256,13 @@ def test_validation_is_a_stratified_share_taken_first(data: tuple, seed: int, sh
     expected = [round(share * int(count)) for count in np.bincount(targets, minlength=classes)]
     if sum(expected) == len(targets):
         return
-    split = make_partition(text, targets, classes, 1, seed, validation=share)
-    assert_true_partition(split, len(targets))
-    assert np.bincount(targets[split.validation], minlength=classes).tolist() == expected
+    partition = make_partition(text, targets, classes, 1, seed, validation=share)
+    assert_true_partition(partition, len(targets))
+    assert np.bincount(targets[partition.validation], minlength=classes).tolist() == expected
     other = make_partition("iid", targets, classes, 1, seed, validation=share)
-    assert np.array_equal(split.validation, other.validation), "the same examples are held out whatever the split"
+    assert np.array_equal(partition.validation, other.validation), (
+        "the same examples are held out whatever the partition"
+    )
 
 
 def test_the_validation_set_is_a_function_of_the_seed() -> None:
@@ -277,24 +279,25 @@ def test_no_validation_by_default() -> None:
 
 def test_natural_clients_are_the_groups() -> None:
     groups = np.array([30, 10, 30, 20, 10])
-    split = make_partition("natural", np.zeros(5, int), 1, None, 0, groups=groups)
-    assert [indices.tolist() for indices in split.clients] == [[1, 4], [3], [0, 2]]
+    partition = make_partition("natural", np.zeros(5, int), 1, None, 0, groups=groups)
+    assert [indices.tolist() for indices in partition.clients] == [[1, 4], [3], [0, 2]]
     assert (
-        make_partition("natural", np.zeros(5, int), 1, 3, 0, groups=torch.from_numpy(groups)).digest() == split.digest()
+        make_partition("natural", np.zeros(5, int), 1, 3, 0, groups=torch.from_numpy(groups)).digest()
+        == partition.digest()
     )
     with pytest.raises(UserError, match="has 3 clients, but 4 were asked for"):
         make_partition("natural", np.zeros(5, int), 1, 4, 0, groups=groups)
-    with pytest.raises(UserError, match="has no natural split"):
+    with pytest.raises(UserError, match="has no natural partition"):
         make_partition("natural", np.zeros(5, int), 1, None, 0)
     with pytest.raises(UserError, match="has all its examples in the validation set"):
         make_partition("natural", np.zeros(5, int), 1, None, 0, validation=0.8, groups=groups)
 
 
 def test_centralised_is_one_client() -> None:
-    split = make_partition("centralised", CIFAR_LIKE, 10, None, 0)
+    partition = make_partition("centralised", CIFAR_LIKE, 10, None, 0)
     assert (
-        np.array_equal(split.clients[0], np.arange(50_000))
-        and split.digest() == make_partition("centralised", CIFAR_LIKE, 10, 1, 1).digest()
+        np.array_equal(partition.clients[0], np.arange(50_000))
+        and partition.digest() == make_partition("centralised", CIFAR_LIKE, 10, 1, 1).digest()
     )
     with pytest.raises(UserError, match="set clients to 1"):
         make_partition("centralised", CIFAR_LIKE, 10, 100, 0)
@@ -308,7 +311,7 @@ def test_centralised_is_one_client() -> None:
         ("iid", None, 0, "a number of clients of at least 1, not None"),
         ("iid", 10, -1, "must be at least 0, not -1"),
         ("dirichlet(alpha=-0.1)", 10, 0, "out of range; expected a number at least 0"),
-        ("dirichlet(beta=1)", 10, 0, "there is no parameter of split dirichlet 'beta'"),
+        ("dirichlet(beta=1)", 10, 0, "there is no parameter of partition dirichlet 'beta'"),
         ("dirichlett", 10, 0, "there is no split 'dirichlett'; did you mean dirichlet"),
         ("iid+dirichlet", 10, 0, "has 2 parts"),
     ],
@@ -320,12 +323,12 @@ def test_what_cannot_be_split_is_said_in_one_sentence(text: str, clients: int | 
 
 def test_texts_are_canonical() -> None:
     assert (
-        canonical_split("dirichlet(alpha=0.1)") == "dirichlet"
-        and canonical_split("dirichlet(alpha=0)") == "dirichlet(alpha=0.0)"
+        canonical_partition("dirichlet(alpha=0.1)") == "dirichlet"
+        and canonical_partition("dirichlet(alpha=0)") == "dirichlet(alpha=0.0)"
     )
-    assert canonical_split("pathological( classes = 5 )") == "pathological(classes=5)"
+    assert canonical_partition("pathological( classes = 5 )") == "pathological(classes=5)"
     assert make_partition("dirichlet(alpha=0.10)", CIFAR_LIKE, 10, 10, 0).text == "dirichlet"
-    assert all(canonical_split(name) == name for name in PARTITIONERS)
+    assert all(canonical_partition(name) == name for name in PARTITIONERS)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A split does not depend on the order of the files, and never takes long.
+"""A partition does not depend on the order of the files, and never takes long.
 
 What is meant: the examples have no names, so that under another order other examples may be drawn; but how many examples of each class
 every client, the validation set and the long tail get is exactly the same, and within a class every example is as likely as any other to
@@ -43,10 +43,10 @@ def test_class_counts_do_not_depend_on_the_order(text: str, seed: int, validatio
 
     def counts(labels: np.ndarray) -> list:
         clients = 1 if text == "centralised" else 12
-        split = make_partition(text, labels, 6, clients, seed, validation, coarse=labels // 2)
-        others = (*split.unseen, split.validation, split.thinned)
+        partition = make_partition(text, labels, 6, clients, seed, validation, coarse=labels // 2)
+        others = (*partition.unseen, partition.validation, partition.thinned)
         return [
-            split.histogram(labels, 6).tolist(),
+            partition.histogram(labels, 6).tolist(),
             *(np.bincount(labels[part], minlength=6).tolist() for part in others),
         ]
 

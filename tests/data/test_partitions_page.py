@@ -1,4 +1,4 @@
-"""The tables of docs/splits.md say what the code does; the labels alone decide them, so that no images are needed."""
+"""The tables of docs/partitions.md say what the code does; the labels alone decide them, so that no images are needed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedflat.data import PARTITIONERS, SPLIT_PARTS, make_partition
+from fedflat.data import PARTITION_MODIFIERS, PARTITIONERS, make_partition
 from fedflat.text import parameters
 
-PAGE = Path(__file__).parents[2] / "docs" / "splits.md"
+PAGE = Path(__file__).parents[2] / "docs" / "partitions.md"
 
 
 def tables() -> list[list[list[str]]]:
@@ -30,7 +30,7 @@ DIALECTS, PARTS, TEN, HUNDRED = tables()
 
 
 def test_every_split_and_every_parameter_is_on_the_page() -> None:
-    for rows, known in ((DIALECTS, PARTITIONERS), (PARTS, SPLIT_PARTS)):
+    for rows, known in ((DIALECTS, PARTITIONERS), (PARTS, PARTITION_MODIFIERS)):
         said = {row[0].lstrip("+").partition("(")[0]: re.findall(r"\w+", row[0].partition("(")[2]) for row in rows}
         assert said == {name: [field.name for field in parameters(spec)] for name, spec in known.items()}
 
@@ -63,4 +63,4 @@ def test_what_is_promised_is_measured() -> None:
 
 
 def test_the_picture_is_there() -> None:
-    assert (PAGE.parent / "images" / "splits.png").read_bytes().startswith(b"\x89PNG")
+    assert (PAGE.parent / "images" / "partitions.png").read_bytes().startswith(b"\x89PNG")

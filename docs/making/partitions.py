@@ -1,4 +1,4 @@
-"""A page for each split: definition, parameters, what it measures, and its picture."""
+"""A page for each partition: definition, parameters, what it measures, and its picture."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import inspect
 import numpy as np
 
 from fedflat.cli.lookup.algorithm_card import parameter_rows
-from fedflat.data import PARTITIONERS, SPLIT_PARTS, make_partition
+from fedflat.data import PARTITION_MODIFIERS, PARTITIONERS, make_partition
 from fedflat.reporting.figures.partition import COLOURS
 from making.markdown import block, code, joined, rows_of, table
 from making.svg import FAINT, INK, boxes, drawing, rule, words
@@ -30,24 +30,24 @@ SHOWN = {
 """What is drawn for each: 5,000 examples of ten equally frequent classes over 50 clients."""
 CLIENTS, EXAMPLES, CLASSES = 50, 5000, 10
 WIDTH, PANEL, TOP, LEFT = 720, 132, 30, 46
-PAGE = "splits.md"
+PAGE = "partitions.md"
 
 
 def pages() -> dict[str, str]:
-    """A page and a picture for each split, and for each part that can be added to one."""
+    """A page and a picture for each partition, and for each part that can be added to one."""
     rows = rows_of(PAGE, "## What there is")
     by_name = {key.lstrip("+").partition("(")[0]: cells for key, cells in rows.items()}
     by_name |= {key.lstrip("+").partition("(")[0]: cells for key, cells in rows_of(PAGE, "Added to any of them:").items()}
     found = {}
-    for name, spec in (PARTITIONERS | SPLIT_PARTS).items():
-        found[f"splits/{name}.md"] = one(name, spec, by_name[name])
+    for name, spec in (PARTITIONERS | PARTITION_MODIFIERS).items():
+        found[f"partitions/{name}.md"] = one(name, spec, by_name[name])
         if SHOWN[name]:
-            found[f"images/splits/{name}.svg"] = picture(SHOWN[name])
+            found[f"images/partitions/{name}.svg"] = picture(SHOWN[name])
     return found
 
 
 def one(name: str, spec: type, cells: list[str]) -> str:
-    """The page of a split."""
+    """The page of a partition."""
     about = " ".join((inspect.getdoc(spec) or "").replace("``", "`").split())
     lines = [f"# {name}", "", about, ""]
     facts = [("source", cells[-1])]
@@ -60,13 +60,13 @@ def one(name: str, spec: type, cells: list[str]) -> str:
         lines += [
             "## What it looks like",
             "",
-            f"![Class counts per client under {name}](../images/splits/{name}.svg)",
+            f"![Class counts per client under {name}](../images/partitions/{name}.svg)",
             "",
             _caption(name),
             "",
         ]
     lines += ["## Use it", "", *block(_commands(name), "bash")]
-    return joined(lines, [f"All splits, measured, and what papers mean by their names: [splits](../{PAGE}).", ""])
+    return joined(lines, [f"All partitions, measured, and what papers mean by their names: [partitions](../{PAGE}).", ""])
 
 
 def _caption(name: str) -> str:
@@ -77,16 +77,16 @@ def _caption(name: str) -> str:
 
 def _commands(name: str) -> list[str]:
     if name == "listed":
-        return ["fedflat run fedavg --split 'listed(path=split.json)' --set data.clients=null --rounds 20"]
+        return ["fedflat run fedavg --partition 'listed(path=partition.json)' --set data.clients=null --rounds 20"]
     text = SHOWN[name][-1]
     if name == "natural":
-        return ["fedflat run fedavg --data femnist --model femnist-cnn --split natural --set data.clients=null"]
+        return ["fedflat run fedavg --dataset femnist --model femnist-cnn --partition natural --set data.clients=null"]
     if name == "pachinko":
-        return [f"fedflat run fedavg --data cifar100 --model resnet18 --split '{text}' --clients 500"]
+        return [f"fedflat run fedavg --dataset cifar100 --model resnet18 --partition '{text}' --clients 500"]
     clients = "--set data.clients=null" if name == "centralised" else f"--clients {CLIENTS}"
-    rounds = " --per-round 1" if name == "centralised" else ""
-    return ([] if name == "centralised" else [f"fedflat data describe digits --split '{text}' --clients {CLIENTS}"]) + [
-        f"fedflat run fedavg --split '{text}' {clients}{rounds} --rounds 20"
+    rounds = " --clients-per-round 1" if name == "centralised" else ""
+    return ([] if name == "centralised" else [f"fedflat data describe digits --partition '{text}' --clients {CLIENTS}"]) + [
+        f"fedflat run fedavg --partition '{text}' {clients}{rounds} --rounds 20"
     ]
 
 
@@ -94,7 +94,7 @@ def _commands(name: str) -> list[str]:
 
 
 def picture(texts: tuple[str, ...]) -> str:
-    """Class counts per client of some splits, one below the other."""
+    """Class counts per client of some partitions, one below the other."""
     parts: list[str] = []
     for number, text in enumerate(texts):
         counts = histogram(text)
@@ -111,8 +111,8 @@ def histogram(text: str) -> np.ndarray:
         favoured = rng.random(EXAMPLES) < 0.4
         targets = np.where(favoured, (groups * 2 + rng.integers(0, 3, EXAMPLES)) % CLASSES, targets)
     clients = None if text in ("natural", "centralised") else CLIENTS
-    split = make_partition(text, targets, CLASSES, clients, 0, groups=groups, coarse=targets // 2)
-    return split.histogram(targets, CLASSES)
+    partition = make_partition(text, targets, CLASSES, clients, 0, groups=groups, coarse=targets // 2)
+    return partition.histogram(targets, CLASSES)
 
 
 def _panel(text: str, counts: np.ndarray, top: float) -> list[str]:

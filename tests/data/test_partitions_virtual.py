@@ -30,13 +30,17 @@ def test_every_client_has_its_size(
     counts: list, clients: int, size: int, alpha: float, seed: int, data: st.DataObject
 ) -> None:
     targets = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
-    split = make_partition(f"virtual(clients={clients},size={size},alpha={alpha!r})", targets, len(counts), None, seed)
-    assert len(split.clients) == clients
+    partition = make_partition(
+        f"virtual(clients={clients},size={size},alpha={alpha!r})", targets, len(counts), None, seed
+    )
+    assert len(partition.clients) == clients
     number = data.draw(st.integers(0, clients - 1))
-    indices = split.clients[number]
+    indices = partition.clients[number]
     assert indices.dtype == np.int64 and len(indices) == size and (np.diff(indices) >= 0).all()
     assert indices[0] >= 0 and indices[-1] < len(targets)
-    assert np.array_equal(indices, split.clients[number - clients]), "also counted from the end, and the same each time"
+    assert np.array_equal(indices, partition.clients[number - clients]), (
+        "also counted from the end, and the same each time"
+    )
     held = np.bincount(targets[indices], minlength=len(counts))
     uses = np.bincount(indices, minlength=len(targets))
     for label in np.flatnonzero(held):
@@ -51,8 +55,8 @@ def test_a_client_depends_on_the_seed_and_its_number_alone() -> None:
         return make_partition("virtual", CIFAR_LIKE, 10, clients, seed).clients[123]
 
     assert np.array_equal(of(3), of(3)) and np.array_equal(of(3), of(3, 10**12)) and not np.array_equal(of(3), of(4))
-    split = make_partition("virtual", CIFAR_LIKE, 10, 1000, 3)
-    assert not np.array_equal(split.clients[1], split.clients[2])
+    partition = make_partition("virtual", CIFAR_LIKE, 10, 1000, 3)
+    assert not np.array_equal(partition.clients[1], partition.clients[2])
 
 
 def test_it_is_a_sequence() -> None:
@@ -66,12 +70,12 @@ def test_a_billion_clients_cost_what_ten_cost() -> None:
     def cost(clients: int) -> tuple[float, int, int]:
         tracemalloc.start()
         start = time.process_time()
-        split = make_partition("virtual", CIFAR_LIKE, 10, clients, 0)
+        partition = make_partition("virtual", CIFAR_LIKE, 10, clients, 0)
         for number in range(0, clients, max(1, clients // 10)):
-            split.clients[number]
+            partition.clients[number]
         seconds, memory = time.process_time() - start, tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        return seconds, memory, len(pickle.dumps(split))
+        return seconds, memory, len(pickle.dumps(partition))
 
     ten, billion = cost(10), cost(10**9)
     assert billion[0] < ten[0] + 0.5 and billion[1] < 1.1 * ten[1] and billion[2] < ten[2] + 50
@@ -86,24 +90,26 @@ def test_classes_are_drawn_by_the_dirichlet_distribution() -> None:
 
 
 def test_hash_and_description_look_at_a_stated_sample() -> None:
-    split = make_partition("virtual(size=50)", CIFAR_LIKE, 10, 10**6, 0)
-    described = split.describe(CIFAR_LIKE, 10)
+    partition = make_partition("virtual(size=50)", CIFAR_LIKE, 10, 10**6, 0)
+    described = partition.describe(CIFAR_LIKE, 10)
     assert (described["clients"], described["looked_at"], len(described["histogram"])) == (10**6, 1000, 1000)
     assert described["duplicates"] == 50_000 - round(described["coverage"] * 50_000)
-    assert split.digest() == make_partition("virtual", CIFAR_LIKE, 10, 10**6, 0).digest()
-    assert split.digest() != make_partition("virtual", CIFAR_LIKE, 10, 10**6 + 1, 0).digest()
+    assert partition.digest() == make_partition("virtual", CIFAR_LIKE, 10, 10**6, 0).digest()
+    assert partition.digest() != make_partition("virtual", CIFAR_LIKE, 10, 10**6 + 1, 0).digest()
     assert make_partition("iid", CIFAR_LIKE, 10, 2000, 0).describe(CIFAR_LIKE, 10)["looked_at"] == 2000
 
 
 def test_validation_examples_are_never_drawn() -> None:
-    split = make_partition("virtual", CIFAR_LIKE, 10, 10**6, 0, validation=0.2)
-    assert len(split.validation) == 10_000
-    assert not np.intersect1d(np.concatenate(list(split.clients[:500])), split.validation).size
+    partition = make_partition("virtual", CIFAR_LIKE, 10, 10**6, 0, validation=0.2)
+    assert len(partition.validation) == 10_000
+    assert not np.intersect1d(np.concatenate(list(partition.clients[:500])), partition.validation).size
 
 
 def test_the_number_of_clients_is_said_once() -> None:
     assert len(make_partition("virtual(clients=7)", CIFAR_LIKE, 10, 7, 0).clients) == 7
-    with pytest.raises(UserError, match=r"the split virtual\(clients=7\) cannot have 8 clients; name one number only"):
+    with pytest.raises(
+        UserError, match=r"the partition virtual\(clients=7\) cannot have 8 clients; name one number only"
+    ):
         make_partition("virtual(clients=7)", CIFAR_LIKE, 10, 8, 0)
     with pytest.raises(UserError, match="a number of clients of at least 1, not None"):
         make_partition("virtual", CIFAR_LIKE, 10, None, 0)

@@ -1,4 +1,4 @@
-"""The dialect of the published federated CIFAR files."""
+"""The partitioner of the published federated CIFAR files."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from fedflat.data.partitioners.dirichlet import log_dirichlet, softmax
 def test_it_divides_anything_among_anyone(counts: list, clients: int, alpha: float, seed: int) -> None:
     targets = np.repeat(np.arange(len(counts)), counts)
     clients = min(clients, len(targets))
-    split = make_partition(f"dirichlet-lda(alpha={alpha!r})", targets, len(counts), clients, seed)
-    assert np.array_equal(np.sort(np.concatenate(split.clients)), np.arange(len(targets)))
+    partition = make_partition(f"dirichlet-lda(alpha={alpha!r})", targets, len(counts), clients, seed)
+    assert np.array_equal(np.sort(np.concatenate(partition.clients)), np.arange(len(targets)))
     size, larger = divmod(len(targets), clients)
-    assert [len(indices) for indices in split.clients] == [size + 1] * larger + [size] * (clients - larger)
+    assert [len(indices) for indices in partition.clients] == [size + 1] * larger + [size] * (clients - larger)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The picture of a split shows every client and every class, whatever their number."""
+"""The picture of a partition shows every client and every class, whatever their number."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedflat.data import make_partition
-from fedflat.reporting.figures.partition import MOST_CLIENTS, split_picture, split_pictures
+from fedflat.reporting.figures.partition import MOST_CLIENTS, partition_picture, partition_pictures
 
 
 def histogram(text: str, classes: int, clients: int) -> np.ndarray:
@@ -22,7 +22,7 @@ def names(classes: int) -> list[str]:
 
 def test_a_column_is_a_client_and_a_colour_a_class() -> None:
     counts = np.array([[0, 30, 10], [20, 0, 0], [0, 5, 45]])
-    axes = split_picture(counts, names(3), "by hand").axes[0]
+    axes = partition_picture(counts, names(3), "by hand").axes[0]
     first, *stacked = axes.containers
     assert [bar.get_height() for bar in first] == [20, 30, 45], "sorted by the most frequent class, which lies below"
     tops = np.sum([[bar.get_height() for bar in bars] for bars in axes.containers], axis=0)
@@ -37,7 +37,7 @@ def test_a_column_is_a_client_and_a_colour_a_class() -> None:
 
 @pytest.mark.parametrize(("classes", "clients"), [(1, 1), (2, 100), (20, 7), (21, 30), (100, 400)])
 def test_any_number_of_clients_and_classes_can_be_drawn(classes: int, clients: int) -> None:
-    figure = split_picture(
+    figure = partition_picture(
         histogram("iid", classes, clients),
         names(classes),
         "dirichlet(alpha=0.1)+longtail(factor=100)+held-out(share=0.2)",
@@ -51,6 +51,6 @@ def test_any_number_of_clients_and_classes_can_be_drawn(classes: int, clients: i
 
 def test_several_splits_share_one_legend() -> None:
     texts = ["iid", "dirichlet", "dirichlet(alpha=0)"]
-    figure = split_pictures({text: histogram(text, 10, 20).tolist() for text in texts}, names(10))
+    figure = partition_pictures({text: histogram(text, 10, 20).tolist() for text in texts}, names(10))
     assert [axes.get_title("left") for axes in figure.axes] == texts
     assert [text.get_text() for text in figure.legends[0].get_texts()] == names(10)

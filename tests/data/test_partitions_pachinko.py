@@ -16,10 +16,10 @@ COARSE = FINE // 5
 
 
 def test_it_makes_the_published_500_clients_of_100() -> None:
-    split = make_partition("pachinko", FINE, 100, 500, 0, coarse=COARSE)
-    assert np.array_equal(np.sort(np.concatenate(split.clients)), np.arange(50_000))
-    assert {len(indices) for indices in split.clients} == {100}
-    by_coarse = split.histogram(FINE, 100).reshape(500, 20, 5)
+    partition = make_partition("pachinko", FINE, 100, 500, 0, coarse=COARSE)
+    assert np.array_equal(np.sort(np.concatenate(partition.clients)), np.arange(50_000))
+    assert {len(indices) for indices in partition.clients} == {100}
+    by_coarse = partition.histogram(FINE, 100).reshape(500, 20, 5)
     assert 5 < np.count_nonzero(by_coarse.sum(2), axis=1).mean() < 9, "few coarse labels each (alpha = 0.1)"
     large = by_coarse[by_coarse.sum(2) >= 50]
     assert np.count_nonzero(large, axis=1).mean() > 4.8, "and of those nearly all the fine ones (beta = 10)"
@@ -27,8 +27,8 @@ def test_it_makes_the_published_500_clients_of_100() -> None:
 
 def test_shares_have_the_moments_of_the_two_distributions() -> None:
     plenty = np.arange(100_000) % 6
-    split = make_partition("pachinko(alpha=0.5,beta=2)", plenty, 6, 5000, 0, coarse=plenty // 3)
-    shares = split.histogram(plenty, 6).reshape(5000, 2, 3) / 20
+    partition = make_partition("pachinko(alpha=0.5,beta=2)", plenty, 6, 5000, 0, coarse=plenty // 3)
+    shares = partition.histogram(plenty, 6).reshape(5000, 2, 3) / 20
     early = shares.sum(2)[:, 0]
     assert early.mean() == pytest.approx(0.5, abs=0.02)
     dirichlet = 0.25 / (2 * 0.5 + 1)
@@ -51,11 +51,11 @@ def test_it_divides_anything_among_anyone(
 ) -> None:
     targets = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
     clients = min(clients, len(targets))
-    split = make_partition(
+    partition = make_partition(
         f"pachinko(alpha={alpha!r},beta={beta!r})", targets, len(counts), clients, seed, coarse=targets % parents
     )
-    assert np.array_equal(np.sort(np.concatenate(split.clients)), np.arange(len(targets)))
-    sizes = [len(indices) for indices in split.clients]
+    assert np.array_equal(np.sort(np.concatenate(partition.clients)), np.arange(len(targets)))
+    sizes = [len(indices) for indices in partition.clients]
     assert len(sizes) == clients and max(sizes) - min(sizes) <= 1
 
 
@@ -76,7 +76,7 @@ def test_the_names_and_the_type_of_coarse_labels_do_not_matter() -> None:
 
 
 def test_what_is_missing_is_said_in_one_sentence() -> None:
-    with pytest.raises(UserError, match="pachinko needs coarse labels, which this data set does not have"):
+    with pytest.raises(UserError, match="pachinko needs coarse labels, which this dataset does not have"):
         make_partition("pachinko", FINE, 100, 500, 0)
     with pytest.raises(UserError, match="class 0 has examples of two coarse labels"):
         make_partition("pachinko", FINE, 100, 500, 0, coarse=np.arange(50_000) // 100)

@@ -1,4 +1,4 @@
-"""A page for each data set: what the code knows of it, and what stands in the tables of docs/data.md."""
+"""A page for each dataset: what the code knows of it, and what stands in the tables of docs/data.md."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ PAGE = "data.md"
 
 
 def pages() -> dict[str, str]:
-    """A page for each published data set, and one for each kind of own data."""
+    """A page for each published dataset, and one for each kind of own data."""
     facts = rows_of(PAGE, "## What there is")
     checked = rows_of(PAGE, "### What is checked")
     made = {f"data/{name}.md": one(source, facts[name], _checked(name, checked)) for name, source in DATASETS.items()}
@@ -61,7 +61,7 @@ def pages() -> dict[str, str]:
 
 
 def one(source: Source, facts: list[str], checked: str) -> str:
-    """The page of a published data set."""
+    """The page of a published dataset."""
     name = source.name
     _, sizes, shape, classes, clients, publisher, get = facts
     lines = [f"# {name}", "", f"{_sentence(source.title)} {_about(source)}".strip(), ""]
@@ -72,7 +72,7 @@ def one(source: Source, facts: list[str], checked: str) -> str:
         ("natural clients", "none" if clients == "-" else clients),
         ("publisher", publisher),
         ("licence", f"{LICENCES[name]} (the publisher's word counts)"),
-        ("how to get it", get.replace(", see below", f", see [data sets](../{PAGE})")),
+        ("how to get it", get.replace(", see below", f", see [datasets](../{PAGE})")),
         ("checked", checked),
     ]
     lines += table(("", ""), rows)
@@ -96,7 +96,7 @@ def one(source: Source, facts: list[str], checked: str) -> str:
     if source.instructions:
         lines += ["## By hand", "", _linked(_sentence(source.instructions)), ""]
     return joined(
-        lines, [f"More, and every other data set: [data sets](../{PAGE}). How it is spread over clients: [splits](../splits.md).", ""]
+        lines, [f"More, and every other dataset: [datasets](../{PAGE}). How it is spread over clients: [partitions](../partitions.md).", ""]
     )
 
 
@@ -107,13 +107,13 @@ def own(name: str, source: Source) -> str:
         "",
         f"{_sentence(source.title)} {_about(source)}".strip(),
         "",
-        f"Named like any data set, `{OWN_TEXTS[name]}`:",
+        f"Named like any dataset, `{OWN_TEXTS[name]}`:",
         "",
     ]
     lines += block(
         [
             f"fedflat data describe '{OWN_TEXTS[name]}'",
-            f"fedflat run fedavg --data '{OWN_TEXTS[name]}' --model mlp --clients 10 --rounds 20",
+            f"fedflat run fedavg --dataset '{OWN_TEXTS[name]}' --model mlp --clients 10 --rounds 20",
         ],
         "bash",
     )
@@ -131,8 +131,8 @@ def _commands(name: str) -> list[str]:
     get = [] if name in BUILT_IN else [f"fedflat data get {name}"]
     if name.endswith("_c"):
         return [*get, f"fedflat evaluate runs/fedavg-{name.removesuffix('_c')}-seed0 --on corruptions"]
-    split = "--split natural --set data.clients=null" if name in NATURAL else "--split 'dirichlet(alpha=0.1)' --clients 50"
-    return [*get, f"fedflat data describe {name}", f"fedflat run fedavg --data {name} --model {MODELS.get(name, 'cnn')} {split}"]
+    partition = "--partition natural --set data.clients=null" if name in NATURAL else "--partition 'dirichlet(alpha=0.1)' --clients 50"
+    return [*get, f"fedflat data describe {name}", f"fedflat run fedavg --dataset {name} --model {MODELS.get(name, 'cnn')} {partition}"]
 
 
 def _options(source: Source) -> list[str]:
