@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from making import algorithms, command_line, data_sets, models, partitions, python_api
+from making import algorithms, command_line, datasets, models, partitions, python_api
 
 HERE = Path(__file__).parent
 FOLDERS = ("algorithms", "data", "partitions", "models", "reference", "images/curves", "images/partitions")
@@ -19,7 +19,7 @@ FOLDERS = ("algorithms", "data", "partitions", "models", "reference", "images/cu
 def pages() -> dict[str, str]:
     """Every page and drawing, by its path below docs/."""
     return {
-        path: text for module in (algorithms, data_sets, partitions, models, python_api, command_line) for path, text in module.pages().items()
+        path: text for module in (algorithms, datasets, partitions, models, python_api, command_line) for path, text in module.pages().items()
     }
 
 

@@ -39,7 +39,7 @@ def contestants(lr: float, rounds: int) -> dict[str, dict[str, Any]]:
 
     Fifty rounds are few for an average: it takes in a model at the end of each of the second half's five cycles.
     """
-    swa = f"fedavg+cyclic(low={rate / 100:g},length={max(rounds // 10, 1)},start=0.5)+swa(start=0.5,capture_phase=cycle_end)"
+    swa = f"fedavg+cyclic(low={lr / 100:g},length={max(rounds // 10, 1)},start=0.5)+swa(start=0.5,capture_phase=cycle_end)"
     return {
         "FedAvg": {"algorithm": "fedavg+poly", "model": "server", "settings": {}},
         "FedASAM": {"algorithm": "fedasam(rho=0.1,eta=0.2)+poly", "model": "server", "settings": {}},
@@ -183,7 +183,7 @@ def section(numbers: dict[str, Any], picture: str) -> str:
     seconds = sum(one["seconds"] for one in numbers["runs"].values())
     how = (
         f"`{s['model']}` on `{s['data']}`, {s['clients']} clients of equal size, {s['clients_per_round']} of them in each of {s['rounds']} rounds, "
-        f"{s['epochs']} epochs of batches of {s['batch']}, rate {s['rate']:g}, momentum {s['training__momentum']:g}, weight decay "
+        f"{s['local_epochs']} epochs of batches of {s['batch_size']}, rate {s['lr']:g}, momentum {s['training__momentum']:g}, weight decay "
         f"{s['weight_decay']:g}, clip {s['clip']:g}, `{s['augmentation']}`, seed {s['seed']}, {numbers['precision']}: "
         f"{seconds:.0f} s for all of them, three of them side by side. "
         "IoU in per cent on the 233 test frames, after the last round."

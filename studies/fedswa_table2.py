@@ -119,9 +119,7 @@ class Study:
     def full(self, algorithm: str, lr: float) -> list[Numbers]:
         """The full runs of an algorithm at a rate, one per seed that is there."""
         return [
-            one
-            for one in self.runs().values()
-            if (one["kind"], one["algorithm"], one["rate"]) == ("full", algorithm, lr)
+            one for one in self.runs().values() if (one["kind"], one["algorithm"], one["lr"]) == ("full", algorithm, lr)
         ]
 
     def train(self, kind: str, algorithm: str, lr: float, seed: int) -> None:
@@ -140,7 +138,7 @@ class Study:
             "about": self.about,
             "kind": kind,
             "algorithm": algorithm,
-            "rate": lr,
+            "lr": lr,
             "seed": seed,
             "status": record.status,
             part: None if record.status == "diverged" else curve[-1][1],
@@ -221,7 +219,7 @@ def to_tune(study: Study) -> list[str]:
 def chosen_rate(study: Study, algorithm: str) -> float | None:
     """The rate of the grid with the highest validation accuracy; None while runs are missing, the protocol's where all diverged."""
     runs = [one for one in study.runs().values() if one["kind"] == "tune" and one["algorithm"] == algorithm]
-    scores = {one["rate"]: -1.0 if one["validation"] is None else one["validation"] for one in runs}
+    scores = {one["lr"]: -1.0 if one["validation"] is None else one["validation"] for one in runs}
     if not set(study.wanted.grid) <= set(scores):
         return None
     best = max(scores, key=lambda lr: scores[lr])
@@ -268,7 +266,7 @@ def lines(study: Study) -> Iterator[tuple[str, float, list[Numbers]]]:
 def table(study: Study) -> str:
     """Published, measured and difference in Markdown, with how rates were chosen and the gaps that need a reading."""
     wanted = study.wanted
-    heads = ("algorithm", "rate", "published", "measured", "difference", "rounds to 78 %, published", "measured")
+    heads = ("algorithm", "lr", "published", "measured", "difference", "rounds to 78 %, published", "measured")
     rows = [heads, ("---",) * len(heads)]
     wide = []
     for algorithm, lr, runs in lines(study):
@@ -294,7 +292,7 @@ def searched(study: Study, algorithm: str) -> str:
         return ""
     runs = [one for one in study.runs().values() if one["kind"] == "tune" and one["algorithm"] == algorithm]
     scores = ", ".join(
-        f"{one['rate']:g}: {percent(one['validation'])}" for one in sorted(runs, key=lambda one: float(one["rate"]))
+        f"{one['lr']:g}: {percent(one['validation'])}" for one in sorted(runs, key=lambda one: float(one["lr"]))
     )
     wanted = study.wanted
     held_out = f"{100 * wanted.validation:g} % of the training data"

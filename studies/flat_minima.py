@@ -69,7 +69,7 @@ def algorithms(rounds: int, lr: float) -> dict[str, str]:
     return {
         "FedAvg": "fedavg",
         "FedSAM": "fedsam(rho=0.1)",
-        "FedASAM + SWA": f"fedasam(rho=0.7)+cyclic(low={rate / 100:g},length={cycle})+swa",
+        "FedASAM + SWA": f"fedasam(rho=0.7)+cyclic(low={lr / 100:g},length={cycle})+swa",
         "FedMoSWA": "fedmoswa",
     }
 
@@ -77,7 +77,7 @@ def algorithms(rounds: int, lr: float) -> dict[str, str]:
 def study(arguments: argparse.Namespace) -> Path:
     """Train, measure, and write the numbers; returns where they are."""
     settings = {**SETTINGS[arguments.data], **common_settings(arguments), "every": max(arguments.rounds // 10, 1)}
-    methods = algorithms(arguments.rounds, settings["rate"])
+    methods = algorithms(arguments.rounds, settings["lr"])
     asked = ("data", "rounds", "seed", "examples", "precision", "points", "radius")
     about = {name: getattr(arguments, name) for name in asked} | {
         "model": settings["model"],

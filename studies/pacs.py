@@ -142,7 +142,7 @@ def main(given: Sequence[str] | None = None) -> str:
     about = {
         name: value
         for name, value in vars(wanted).items()
-        if name in ("dataset", "model", "size", "rounds", "steps", "batch", "rate", "precision")
+        if name in ("dataset", "model", "size", "rounds", "steps", "batch", "lr", "precision")
     }
     numbers = done_before(wanted.out / "numbers.json", about)
     known = load(fold(wanted, None), wanted.data).group_names

@@ -193,7 +193,7 @@ def test_settings_make_whole_configs_for_every_data_set(name: str, data: str) ->
 def test_the_methods_of_the_picture_are_what_they_are_called() -> None:
     found = study("flat_minima").algorithms(100, 0.1)
     assert [canonical(algorithm(text)) for text in found.values()] == list(found.values())
-    assert algorithm(found["FedASAM + SWA"]).lr.cycle == 5
+    assert algorithm(found["FedASAM + SWA"]).lr_schedule.cycle == 5
 
 
 # --- a column of a table -----------------------------------------------------------------------------------------------------------
@@ -228,13 +228,13 @@ def test_the_column_of_fedswa_table_2_from_end_to_end(tmp_path: Path, capsys: py
 
     runs = json.loads((tmp_path / "numbers.json").read_text())["runs"]
     first = {
-        name.split("-")[1]: one["test"] for name, one in runs.items() if name.startswith("full") and one["rate"] == 0.1
+        name.split("-")[1]: one["test"] for name, one in runs.items() if name.startswith("full") and one["lr"] == 0.1
     }
     short = sorted(first, key=lambda name: 100 * first[name] - column.published(name))[:2]
     searched = {one["algorithm"]: one for one in runs.values() if one["kind"] == "tune"}
     assert set(searched) == set(short)
     assert all("test" not in one for one in searched.values())
-    assert {one["rate"] for one in runs.values() if one["kind"] == "full"} == {0.1, 0.5}
+    assert {one["lr"] for one in runs.values() if one["kind"] == "full"} == {0.1, 0.5}
     assert len(runs) == 5 + 4 + 2
     assert table == (tmp_path / "table.md").read_text()
     assert (
@@ -261,7 +261,7 @@ def test_the_rate_is_chosen_by_validation_and_never_among_runs_that_diverged(tmp
             "about": found.about,
             "kind": "tune",
             "algorithm": "fedswa",
-            "rate": lr,
+            "lr": lr,
             "seed": 0,
             "validation": score,
         }

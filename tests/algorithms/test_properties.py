@@ -70,7 +70,7 @@ CHOICES: dict[str, Values] = {
 }
 BY_SLOT = {
     slot: [name for name, (where, _) in PARTS.items() if where == slot]
-    for slot in ("drift", "perturbation", "rate", "server", "averages")
+    for slot in ("drift", "perturbation", "lr_schedule", "server", "averages")
 }
 
 
@@ -97,7 +97,7 @@ def compositions(draw: st.DrawFn) -> dict[str, tuple[str, Values]]:
     if draw(st.booleans()):
         chosen["perturbation"] = draw(part("perturbation", among))
     if draw(st.booleans()):
-        chosen["rate"] = draw(part("rate"))
+        chosen["lr_schedule"] = draw(part("lr_schedule"))
     if drift != "acg" and draw(st.booleans()):
         chosen["server"] = draw(part("server"))
     return chosen
@@ -125,7 +125,7 @@ def texts(draw: st.DrawFn) -> str:
     if base in RELEASED and draw(st.booleans()):
         values["variant"] = "released"
     free = []
-    for slot in ("drift", "perturbation", "rate", "server"):
+    for slot in ("drift", "perturbation", "lr_schedule", "server"):
         spec = getattr(NAMED[base], slot)
         name = next((name for name in BY_SLOT[slot] if PARTS[name][1] is type(spec)), None)
         if spec == getattr(NAMED["fedavg"], slot):

@@ -50,7 +50,7 @@ def test_json_is_one_document(fedflat, held_out):
     assert result.stderr == "" and document["folder"] == str(held_out)
     assert (document["model"], document["metric"], document["algorithm"]) == ("wima", "accuracy", "fedavg+wima")
     assert set(document["on"]) | set(document["missing"]) == set(PARTS)
-    assert document["on"]["fine-tuned"]["count"] == 3 and document["on"]["fine-tuned"]["rate"] == 0.01
+    assert document["on"]["fine-tuned"]["count"] == 3 and document["on"]["fine-tuned"]["lr"] == 0.01
     assert len(document["on"]["clients"]["each"]) == 8
 
 

@@ -55,7 +55,7 @@ def test_a_dry_run_reads_back_as_the_same_config(fedflat):
         "run", "scaffold+sam(rho=0.1)+wima", "--rounds", "7", "--clip", "10", "--set", "training.lr=1e-3", "--dry-run"
     )
     Path("again.yaml").write_text(first.stdout)
-    assert yaml.safe_load(first.stdout)["training"]["rate"] == 0.001
+    assert yaml.safe_load(first.stdout)["training"]["lr"] == 0.001
     assert fedflat("run", "--config", "again.yaml", "--dry-run").stdout == first.stdout
     assert json.loads(fedflat("run", "--config", "again.yaml", "--dry-run", "--json").stdout) == yaml.safe_load(
         first.stdout
@@ -109,7 +109,7 @@ def test_a_run_is_resumed_where_else_it_is_wanted_but_as_what_it_is(fedflat, sma
     assert absent.exit_code != 0 and "torch sees no GPU here" in absent.stderr
     assert "No such option" in fedflat("resume", "r", "--lr", "0.5").stderr
     with pytest.raises(
-        UserError, match="setting that may change when a run is resumed 'rate'; expected one of data_folder, device"
+        UserError, match="setting that may change when a run is resumed 'lr'; expected one of data_dir, device"
     ):
         library.resume("r", lr=0.5)
     assert library.resume("r", engine="loop", workers=1).status in ("paused", "finished")

@@ -178,7 +178,7 @@ def test_fine_tuning_helps_those_of_another_class():
     assert [(one["before"], one["after"]) for one in found["each"].values()] == [(1, 1), (0, 1), (0, 1), (0, 1)]
     assert [(one["trained_on"], one["examples"]) for one in found["each"].values()] == [(7, 3)] * 4
     assert (found["before"], found["after"], found["gain"], found["improved"]) == (0.25, 1, 0.75, 0.75)
-    assert (found["rate"], found["batch"], found["count"], found["of"]) == (1.0, 10, 4, 4)
+    assert (found["lr"], found["batch"], found["count"], found["of"]) == (1.0, 10, 4, 4)
     assert torch.equal(weights, result.record.models["server"].weights), "the run's own model stays as it was"
 
 
@@ -310,7 +310,7 @@ def test_models_that_normalise_by_their_batch():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"clients": 0}, {"epochs": 0}, {"share": 0.0}, {"share": 1.0}, {"rate": -1.0}, {"rate": math.nan}, {"batch": 0}],
+    [{"clients": 0}, {"epochs": 0}, {"share": 0.0}, {"share": 1.0}, {"lr": -1.0}, {"lr": math.nan}, {"batch": 0}],
 )
 def test_fine_tuning_that_cannot_be(wrong):
     with pytest.raises(fedflat.UserError, match=f"fine-tuning .*{next(iter(wrong))}.* is not possible"):

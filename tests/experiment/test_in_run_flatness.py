@@ -137,7 +137,7 @@ def test_a_resumed_run_ends_with_the_same_log(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["fedavg", "scaffold"])
 def test_a_run_that_diverges_says_so_and_nothing_else(text: str) -> None:
     """Looks at weights that are no longer finite have no figures; the run ends as it would without them."""
-    settings = {"rate": 1e25, "model": "mlp(hidden=8,layers=2)", "steps": 4}
+    settings = {"lr": 1e25, "model": "mlp(hidden=8,layers=2)", "steps": 4}
     without, beside = (
         run(text, **settings),
         run(text, **settings, flatness="every=1,what=all", flatness__examples=20, flatness__clients=2),

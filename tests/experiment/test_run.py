@@ -365,7 +365,7 @@ def test_tf32_without_a_gpu_is_told_of() -> None:
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("weighting", "federation__weighting"), ("learning_rate", "rate"), ("batch_size", "batch"), ("ruonds", "rounds")],
+    [("weighting", "federation__weighting"), ("learning_rate", "lr"), ("batch_size", "batch"), ("ruonds", "rounds")],
 )
 def test_a_setting_that_is_called_otherwise_is_named(name: str, meant: str) -> None:
     with pytest.raises(UserError, match=rf"there is no setting '{name}'; did you mean {meant}\b"):

@@ -37,7 +37,7 @@ def test_a_grid_is_every_value_with_every_other() -> None:
 
 def test_every_entry_of_a_list_goes_with_the_whole_grid() -> None:
     runs = planned(
-        list=[{"algorithm": "fedavg", "rate": 0.1}, {"algorithm": "fedsam", "training.lr": 0.2}],
+        list=[{"algorithm": "fedavg", "lr": 0.1}, {"algorithm": "fedsam", "training.lr": 0.2}],
         grid={"seed": [3, 4]},
     )
     assert [(run.config.algorithm, run.config.training.lr, run.config.seed) for run in runs] == [
@@ -84,11 +84,11 @@ def test_braces_stand_for_what_varies() -> None:
 
 
 def test_exclusions() -> None:
-    grid = {"algorithm": ["fedavg", "fedsam(rho=0.05)"], "seed": [0, 1], "rate": [0.1, 0.2]}
-    assert len(planned(grid=grid, exclude=[{"algorithm": "fedsam", "rate": "2e-1"}])) == 6, (
+    grid = {"algorithm": ["fedavg", "fedsam(rho=0.05)"], "seed": [0, 1], "lr": [0.1, 0.2]}
+    assert len(planned(grid=grid, exclude=[{"algorithm": "fedsam", "lr": "2e-1"}])) == 6, (
         "fedsam is fedsam(rho=0.05), 2e-1 is 0.2"
     )
-    assert len(planned(grid=grid, exclude=[{"seed": [0, 1], "rate": 0.1}])) == 4
+    assert len(planned(grid=grid, exclude=[{"seed": [0, 1], "lr": 0.1}])) == 4
     possible = planned(
         grid={"clients": [5, 50], "clients_per_round": [5, 10]}, exclude=[{"clients": 5, "clients_per_round": 10}]
     )
@@ -96,7 +96,7 @@ def test_exclusions() -> None:
 
 
 def test_names_do_not_change_when_values_are_added() -> None:
-    few, more = names(grid={"rate": [0.1], "seed": [0]}), names(grid={"rate": [0.05, 0.1], "seed": [0, 1]})
+    few, more = names(grid={"lr": [0.1], "seed": [0]}), names(grid={"lr": [0.05, 0.1], "seed": [0, 1]})
     assert few == ["rate-0.1--seed-0"] and set(few) < set(more)
 
 
@@ -167,8 +167,8 @@ SEED = {"grid": {"seed": [0]}}
         ({"grid": {"seed": 3}}, "grid gives seed 3; expected a list"),
         ({"grid": [1]}, "grid: input should be a valid dictionary"),
         ({"grid": {"seed": [1, 1]}}, "grid lists 1 twice for seed"),
-        ({"grid": {"rate": [0.1, "1e-1"]}}, "training.lr=0.1 and training.lr=1e-1 are the same run"),
-        ({"grid": {"rate": ["fast"]}}, "the combination training.lr=fast is not possible: "),
+        ({"grid": {"lr": [0.1, "1e-1"]}}, "training.lr=0.1 and training.lr=1e-1 are the same run"),
+        ({"grid": {"lr": ["fast"]}}, "the combination training.lr=fast is not possible: "),
         (
             {"base": {"clients_per_round": 10}, "grid": {"clients": [50, 5]}},
             "the combination data.clients=5 is not possible: federation.clients_per_round=10 is more",

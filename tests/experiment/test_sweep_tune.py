@@ -27,7 +27,7 @@ BASE = {
     "device": "cpu",
     "data.validation": 0.2,
 }
-SPACE: dict[str, Any] = {"rate": {"low": 0.001, "high": 1, "log": True}, "rho": [0.01, 0.1]}
+SPACE: dict[str, Any] = {"lr": {"low": 0.001, "high": 1, "log": True}, "rho": [0.01, 0.1]}
 VALUES = {"base": {**BASE, "algorithm": "fedsam(rho={rho})"}, "tune": {"trials": 6, "space": SPACE}}
 
 
@@ -149,8 +149,8 @@ def test_more_trials_go_on_from_those_there(finished: tuple[Search, list[Any]]) 
 
 
 QUICK: dict[str, Any] = {**BASE, "rounds": 1, "steps": 1, "algorithm": "fedsam(rho={rho})", "rho": 0.1}
-LR_SCHEDULES: dict[str, Any] = {"rate": {"low": 0.01, "high": 1, "log": True}}
-ONE_TRIAL: dict[str, Any] = {"trials": 1, "space": LR_SCHEDULES, "seeds": [0]}
+LR_SPACE: dict[str, Any] = {"lr": {"low": 0.01, "high": 1, "log": True}}
+ONE_TRIAL: dict[str, Any] = {"trials": 1, "space": LR_SPACE, "seeds": [0]}
 
 
 @pytest.fixture(scope="module")
@@ -171,8 +171,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"stop.patience": 2}, {}, "stop.patience=none instead of 2"),
         ({}, {"seeds": [0, 1]}, "tune.seeds=[0] instead of [0, 1]"),
         ({}, {"prune": True}, "tune.prune=false instead of true"),
-        ({}, {"space": {"rate": [0.1]}}, "tune.space.training.lr={low: 0.01, high: 1.0, log: true} instead of [0.1]"),
-        ({}, {"space": {**LR_SCHEDULES, "batch": [5, 9]}}, "tune.space.training.batch_size=none instead of [5, 9]"),
+        ({}, {"space": {"lr": [0.1]}}, "tune.space.training.lr={low: 0.01, high: 1.0, log: true} instead of [0.1]"),
+        ({}, {"space": {**LR_SPACE, "batch": [5, 9]}}, "tune.space.training.batch_size=none instead of [5, 9]"),
     ],
 )
 def test_another_search_in_the_same_folder_is_refused(
@@ -253,9 +253,9 @@ def test_seeds_are_averaged_and_hopeless_trials_end_early(tmp_path: Path) -> Non
         ({"base": {**VALUES["base"], "stop.target": 0.9}}, "stop.target looks at the test set"),
         ({"tune": {"space": {}}}, "tune.space is empty"),
         ({"tune": {"space": {"rat": [1]}}}, "no setting (tune.space) 'rat'; did you mean rate"),
-        ({"tune": {"space": {**SPACE, "rate": {"low": 2, "high": 1}}}}, "low must be below high"),
-        ({"tune": {"space": {**SPACE, "rate": {"low": 0, "high": 1, "log": True}}}}, "needs low above 0"),
-        ({"tune": {"space": {**SPACE, "rate": []}}}, "expected a list of numbers"),
+        ({"tune": {"space": {**SPACE, "lr": {"low": 2, "high": 1}}}}, "low must be below high"),
+        ({"tune": {"space": {**SPACE, "lr": {"low": 0, "high": 1, "log": True}}}}, "needs low above 0"),
+        ({"tune": {"space": {**SPACE, "lr": []}}}, "expected a list of numbers"),
         ({"tune": {"space": {**SPACE, "seed": [0, 1]}}}, "seed is nothing to search over"),
         (
             {"tune": {"space": {**SPACE, "clients_per_round": {"low": 2, "high": 9, "whole": True}}}},

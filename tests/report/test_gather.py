@@ -100,7 +100,7 @@ def test_the_same_settings_with_another_hash_are_no_pairs(clone, compared, apart
 
 
 def test_rows_tell_their_settings_apart(clone, compared):
-    clone("fedavg", 0, [0.1, 0.5, 0.6, 0.7], name="slow", training={"rate": 0.01})
+    clone("fedavg", 0, [0.1, 0.5, 0.6, 0.7], name="slow", training={"lr": 0.01})
     (group,) = grouped(gather([compared]).records)
     assert {label for label, _, _ in group.rows} == {
         "fedavg, rate=0.1",

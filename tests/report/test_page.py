@@ -210,8 +210,8 @@ def test_many_runs_stay_usable(browser, clone, tmp_path):
     for lr in range(30):
         for seed in range(2):
             values = [0.1, 0.5, 0.7 + 0.001 * lr]
-            clone("fedavg", seed, values, name=f"a{lr}", training={"rate": 0.1 + 0.01 * lr})
-            clone("fedsam", seed, values, name=f"b{lr}", training={"rate": 0.1 + 0.01 * lr})
+            clone("fedavg", seed, values, name=f"a{lr}", training={"lr": 0.1 + 0.01 * lr})
+            clone("fedsam", seed, values, name=f"b{lr}", training={"lr": 0.1 + 0.01 * lr})
     page = tmp_path / "report.html"
     page.write_text(report_page(report_document(gather([tmp_path / "runs"]))), encoding="utf-8")
     assert page.stat().st_size < 300_000

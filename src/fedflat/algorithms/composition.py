@@ -15,11 +15,11 @@ from fedflat.averaging import AVERAGES, Average
 from fedflat.errors import UserError, one_of
 from fedflat.text import Call, Value, changed, make, parameters, parse, revise, show
 
-SLOTS = ("drift", "perturbation", "rate", "server")
+SLOTS = ("drift", "perturbation", "lr_schedule", "server")
 PARTS: dict[str, tuple[str, type[Any]]] = {
     **{name: ("drift", spec) for name, spec in DRIFTS.items()},
     **{name: ("perturbation", spec) for name, spec in PERTURBATIONS.items()},
-    **{name: ("rate", spec) for name, spec in LR_SCHEDULES.items()},
+    **{name: ("lr_schedule", spec) for name, spec in LR_SCHEDULES.items()},
     **{name: ("server", spec) for name, spec in SERVERS.items()},
     **{name: ("averages", spec) for name, spec in AVERAGES.items()},
 }
@@ -141,7 +141,9 @@ def _refuse_settings(name: str) -> None:
 
 
 def _words(slot: str) -> str:
-    return {"drift": "drift correction", "rate": "local rate", "server": "server optimiser"}.get(slot, slot)
+    return {"drift": "drift correction", "lr_schedule": "learning-rate schedule", "server": "server optimiser"}.get(
+        slot, slot
+    )
 
 
 def _refuse_what_has_no_meaning(a: Algorithm, text: str) -> None:

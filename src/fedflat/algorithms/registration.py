@@ -22,7 +22,7 @@ GROUP = "fedflat.algorithms"
 KINDS: dict[type[Any], str] = {
     Drift: "drift",
     Perturbation: "perturbation",
-    LrSchedule: "rate",
+    LrSchedule: "lr_schedule",
     Sgd: "server",
     Average: "averages",
 }

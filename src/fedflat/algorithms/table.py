@@ -34,9 +34,9 @@ NAMED: dict[str, Algorithm] = {
     "fedlesam": Algorithm(perturbation=Lesam(0.1)),
     "fedlesam-s": Algorithm(Scaffold(), Lesam(0.1)),
     "fedlesam-d": Algorithm(Dyn(alpha=0.1), Lesam(0.1)),
-    "fedswa": Algorithm(lr=Linear(0.1), server=Sgd(1.5)),
+    "fedswa": Algorithm(lr_schedule=Linear(0.1), server=Sgd(1.5)),
     "fedmo": Algorithm(Mo()),
-    "fedmoswa": Algorithm(Mo(), lr=Linear(0.1), server=Sgd(1.5)),
+    "fedmoswa": Algorithm(Mo(), lr_schedule=Linear(0.1), server=Sgd(1.5)),
     "fedwmsam": Algorithm(Wmsam(), Guided(0.01)),
 }
 

@@ -301,7 +301,7 @@ class Run:
         classifier = self.problem.whole_layout.indicator(names.__contains__, whole)
         scene = RunInfo(
             self.config.training.rounds,
-            self.algorithm.lr.cycle,
+            self.algorithm.lr_schedule.cycle,
             classifier,
             lambda name, _: self._rows(name, len(whole)),
             self.config.init_rounds,

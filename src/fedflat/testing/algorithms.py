@@ -232,7 +232,7 @@ def _limit(name: str, method: Algorithm, limits: Mapping[str, float], other: Alg
 
 
 def _revised(method: Algorithm, limits: Mapping[str, float]) -> Algorithm:
-    slots = {slot: getattr(method, slot) for slot in ("drift", "perturbation", "rate", "server")}
+    slots = {slot: getattr(method, slot) for slot in ("drift", "perturbation", "lr_schedule", "server")}
     for key, value in limits.items():
         owners = [slot for slot, one in slots.items() if key in {field.name for field in fields(one)}]
         if not owners:

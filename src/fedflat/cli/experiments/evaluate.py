@@ -128,7 +128,7 @@ def _summary(part: str, figures: dict[str, Any], metric: str) -> Iterator[tuple[
         whose = (
             f"{figures['count']} of {shown_count(figures['of'])} {'unseen ' if part.endswith('unseen') else ''}clients"
         )
-        epochs = f"{figures['epochs']} epoch{'s' if figures['epochs'] > 1 else ''}, rate {figures['rate']:g}"
+        epochs = f"{figures['epochs']} epoch{'s' if figures['epochs'] > 1 else ''}, lr {figures['lr']:g}"
         yield (
             "before fine-tuning",
             f"{whose}, on {100 * (1 - figures['share']):.0f} % of their data",

@@ -196,7 +196,10 @@ class _Round:
         """H, the sum of the learning rates over so many steps."""
         training = self.training
         steps_, round = torch.tensor(float(steps)), torch.tensor(float(self.round))
-        rates = [training.algorithm.lr(training.schedule, round, torch.tensor(float(k)), steps_) for k in range(steps)]
+        rates = [
+            training.algorithm.lr_schedule(training.schedule, round, torch.tensor(float(k)), steps_)
+            for k in range(steps)
+        ]
         return float(sum(float(lr) for lr in rates))
 
     def _common_gradient(self, down: Mapping[str, Tensor]) -> Tensor | None:

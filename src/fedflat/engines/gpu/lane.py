@@ -266,7 +266,7 @@ def _settled(local: Local) -> Local:
     What drift and perturbation see as the same tensor under the same name, the iterate above all, is one tensor in the copy too.
     """
     copies: dict[Any, Tensor] = {}
-    made_anew = ("y", "local", "drift", "step", "rates", "first_rate", "final_lr")
+    made_anew = ("y", "local", "drift", "step", "rates", "first_lr", "final_lr")
 
     def settle(path: Any, leaf: Any) -> Any:
         if not isinstance(leaf, Tensor) or (len(path) > 1 and path[1].name not in made_anew):

@@ -94,7 +94,7 @@ def setting_of(config: Config, partition: Partition) -> Setting:
 def rates_of(config: Config, steps: int, name: str = "") -> list[Rates]:
     """The local rates of every round of a run, for a client with so many steps; or those another algorithm would have in its place."""
     other = name and name != _base(config.algorithm)
-    lr, own = algorithm(name if other else config.algorithm).lr, config.training
+    lr, own = algorithm(name if other else config.algorithm).lr_schedule, config.training
     schedule = Schedule(own.lr, own.lr_decay, own.rounds)
     number, many = torch.arange(steps, dtype=torch.float64), torch.tensor(float(steps), dtype=torch.float64)
     found = []

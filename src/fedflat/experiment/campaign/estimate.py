@@ -93,7 +93,7 @@ def _rings(built: Algorithm, rounds: int) -> list[int]:
 
     nothing = torch.zeros(0)
     for average in built.averages:
-        average.begin(RunInfo(rounds, built.lr.cycle, nothing.bool(), ring), nothing)
+        average.begin(RunInfo(rounds, built.lr_schedule.cycle, nothing.bool(), ring), nothing)
     return lengths
 
 
