@@ -17,16 +17,16 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 import fedflat
 from fedflat.algorithms.descent import Descent
-from fedflat.algorithms.rate import Schedule
-from fedflat.engines.aggregation import Aggregation
-from fedflat.engines.contract import Client, ModelState, Training
-from fedflat.engines.loop import LoopEngine
-from fedflat.engines.plan import Plan
-from fedflat.experiment.landscapes import landscapes, plane
-from fedflat.experiment.measured import Measured
+from fedflat.algorithms.lr_schedule import Schedule
+from fedflat.engines.cpu.engine import LoopEngine
+from fedflat.engines.round.aggregation import Aggregation
+from fedflat.engines.round.contract import Client, ModelState, Training
+from fedflat.engines.round.plan import Plan
+from fedflat.experiment.analysis.landscapes import landscapes, plane
+from fedflat.experiment.analysis.measured import Measured
 from fedflat.flatness import Ends, Operator, lanczos
-from fedflat.report.landscape_pictures import COLOUR_MAP, FAINT, INK, draw_contours
-from fedflat.report.landscape_scale import Scale, common_line, shown_tick
+from fedflat.reporting.figures.landscape_scale import Scale, common_line, shown_tick
+from fedflat.reporting.figures.landscapes import COLOUR_MAP, FAINT, INK, draw_contours
 from fedflat.testing.bowls import Bowls
 
 IMAGES = Path(__file__).parent / "images" / "concepts"

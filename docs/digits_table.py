@@ -14,7 +14,7 @@ import numpy as np
 
 import fedflat
 from fedflat.algorithms.table import NAMED
-from fedflat.report.result import Comparison
+from fedflat.reporting.result import Comparison
 
 HERE = Path(__file__).parent
 GRID = (0.01, 0.05, 0.1, 0.5)

@@ -1,4 +1,4 @@
-"""Write the pages of the documentation that are made from the code: algorithms, data sets, splits, models, reference.
+"""Write the pages of the documentation that are made from the code: algorithms, datasets, partitions, models, reference.
 
 python docs/generate.py          write them
 python docs/generate.py --check  fail if they are not up to date
@@ -9,17 +9,17 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from making import algorithms, command_line, data_sets, models, python_api, splits
+from making import algorithms, command_line, datasets, models, partitions, python_api
 
 HERE = Path(__file__).parent
-FOLDERS = ("algorithms", "data", "splits", "models", "reference", "images/curves", "images/splits")
+FOLDERS = ("algorithms", "data", "partitions", "models", "reference", "images/curves", "images/partitions")
 """Folders in which every file is made here."""
 
 
 def pages() -> dict[str, str]:
     """Every page and drawing, by its path below docs/."""
     return {
-        path: text for module in (algorithms, data_sets, splits, models, python_api, command_line) for path, text in module.pages().items()
+        path: text for module in (algorithms, datasets, partitions, models, python_api, command_line) for path, text in module.pages().items()
     }
 
 

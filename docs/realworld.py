@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 
 from fedflat.api import load
 from fedflat.data import load as load_data
-from fedflat.report.curves import COLOURS
-from fedflat.report.summary import series
+from fedflat.reporting.figures.curves import COLOURS
+from fedflat.reporting.tables.summary import series
 
 HERE = Path(__file__).parent
 PANELS = {

@@ -1,6 +1,6 @@
 """CamVid among ten clients: FedAvg, FedASAM, FedAvg with SWA, and SiLoBN, with IoU per class and a picture of what they see.
 
-python studies/camvid.py --data-folder DATA --out results/camvid --device cuda --precision bf16
+python studies/camvid.py --data-dir DATA --out results/camvid --device cuda --precision bf16
 python studies/camvid.py --out results/camvid --draw docs/images/camvid.png --page docs/segmentation.md    from what was saved
 
 ``numbers.json`` grows by one entry after each run; what it has already is not run again, unless settings differ. Predictions are kept
@@ -21,8 +21,8 @@ import torch
 
 import fedflat
 from fedflat.data import IGNORED, load
-from fedflat.experiment.federation import federation
-from fedflat.experiment.files import write_whole
+from fedflat.experiment.setup.problem import federation
+from fedflat.experiment.store.atomic_files import write_whole
 
 BEGIN, END = "<!-- camvid: made by studies/camvid.py -->", "<!-- camvid: end -->"
 """Between these lines of a page stands what ``--page`` writes."""
@@ -34,12 +34,12 @@ COLOURS = (
 """Of sky, building, pole, road, pavement, tree, sign, fence, car, pedestrian, bicyclist; what does not count is black."""
 
 
-def contestants(rate: float, rounds: int) -> dict[str, dict[str, Any]]:
+def contestants(lr: float, rounds: int) -> dict[str, dict[str, Any]]:
     """What is run, by name: the algorithm, other settings, and which of its models is meant (Caldarola et al. 2022, tables 8, 11, 12).
 
     Fifty rounds are few for an average: it takes in a model at the end of each of the second half's five cycles.
     """
-    swa = f"fedavg+cyclic(low={rate / 100:g},length={max(rounds // 10, 1)},start=0.5)+swa(start=0.5,capture_phase=cycle_end)"
+    swa = f"fedavg+cyclic(low={lr / 100:g},length={max(rounds // 10, 1)},start=0.5)+swa(start=0.5,capture_phase=cycle_end)"
     return {
         "FedAvg": {"algorithm": "fedavg+poly", "model": "server", "settings": {}},
         "FedASAM": {"algorithm": "fedasam(rho=0.1,eta=0.2)+poly", "model": "server", "settings": {}},
@@ -52,22 +52,22 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
     """What all runs have in common."""
     size = "" if options.size is None else f"(size={options.size})"
     return {
-        "data": f"camvid{size}",
+        "dataset": f"camvid{size}",
         "model": f"bisenetv2(width={options.width:g})" if options.width != 1 else "bisenetv2",
-        "split": "iid",
+        "partition": "iid",
         "clients": options.clients,
-        "per_round": options.per_round,
+        "clients_per_round": options.clients_per_round,
         "rounds": options.rounds,
-        "epochs": options.epochs,
-        "batch": options.batch,
-        "rate": options.rate,
+        "local_epochs": options.epochs,
+        "batch_size": options.batch,
+        "lr": options.lr,
         "clip": 10.0,  # without it a rate of 0.05 diverges within twenty rounds
         "seed": options.seed,
         "augmentation": f"scale-crop(low={options.low:g},high=1.5)+flip",
         "weight_decay": 5e-4,
         "training__momentum": 0.9,
-        "every": max(1, options.rounds // 5),
-        "evaluation__batch": options.evaluation_batch,
+        "eval_every": max(1, options.rounds // 5),
+        "evaluation__batch_size": options.evaluation_batch,
     }
 
 
@@ -75,7 +75,7 @@ def where(options: argparse.Namespace) -> dict[str, Any]:
     """What changes nothing but the time that runs take."""
     workers = {} if options.workers is None else {"workers": options.workers}
     return {
-        "data_folder": options.data_folder,
+        "data_folder": options.data_dir,
         "device": options.device,
         "engine__precision": options.precision,
         **workers,
@@ -182,8 +182,8 @@ def section(numbers: dict[str, Any], picture: str) -> str:
     s = numbers["settings"]
     seconds = sum(one["seconds"] for one in numbers["runs"].values())
     how = (
-        f"`{s['model']}` on `{s['data']}`, {s['clients']} clients of equal size, {s['per_round']} of them in each of {s['rounds']} rounds, "
-        f"{s['epochs']} epochs of batches of {s['batch']}, rate {s['rate']:g}, momentum {s['training__momentum']:g}, weight decay "
+        f"`{s['model']}` on `{s['data']}`, {s['clients']} clients of equal size, {s['clients_per_round']} of them in each of {s['rounds']} rounds, "
+        f"{s['local_epochs']} epochs of batches of {s['batch_size']}, rate {s['lr']:g}, momentum {s['training__momentum']:g}, weight decay "
         f"{s['weight_decay']:g}, clip {s['clip']:g}, `{s['augmentation']}`, seed {s['seed']}, {numbers['precision']}: "
         f"{seconds:.0f} s for all of them, three of them side by side. "
         "IoU in per cent on the 233 test frames, after the last round."
@@ -214,11 +214,11 @@ def main(arguments: list[str] | None = None) -> None:
         shared, here = settings_of(options), where(options)
         numbers = json.loads(numbers_file.read_text()) if numbers_file.exists() else {}
         if (numbers.get("settings"), numbers.get("precision")) != (shared, options.precision):
-            data = load(shared["data"], options.data_folder)
+            data = load(shared["data"], options.data_dir)
             numbers = {"settings": shared, "precision": options.precision, "classes": list(data.classes), "runs": {}}
             for name, array in zip(("images", "truth"), frames(data, options.evaluation_batch), strict=True):
                 np.save(out / f"{name}.npy", array)
-        for name, what in contestants(options.rate, options.rounds).items():
+        for name, what in contestants(options.lr, options.rounds).items():
             if name not in numbers["runs"] and (not options.only or name in options.only):
                 numbers["runs"][name] = run(name, what, shared, here, out)
                 write_whole(numbers_file, json.dumps(numbers, indent=1) + "\n")
@@ -238,13 +238,13 @@ def main(arguments: list[str] | None = None) -> None:
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("results/camvid"))
-    parser.add_argument("--data-folder", type=Path)
+    parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--per-round", type=int, default=5)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--rate", type=float, default=0.02)
+    parser.add_argument("--clients-per-round", type=int, default=5)
+    parser.add_argument("--local-epochs", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--size", type=int, help="height of frames in pixels; default: as they are")
     parser.add_argument("--width", type=float, default=1.0, help="factor on the network's channels")

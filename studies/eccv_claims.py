@@ -1,13 +1,13 @@
-"""What Caldarola et al. (ECCV 2022) say of flatness, measured: FedAvg, FedSAM and FedASAM at one class per client and at a milder split.
+"""What Caldarola et al. (ECCV 2022) say of flatness, measured: FedAvg, FedSAM and FedASAM at one class per client and at a milder partition.
 
 Three claims (their section 3.2, Table 1 and Fig. 4, there on CIFAR-100 after 20,000 rounds):
 
 1. lambda_max of the global model is highest for FedAvg, lower for FedSAM, lowest for FedASAM;
 2. with one class per client, clients' local models are flat on their own data, but their average is sharp;
-3. with a milder split, lambda_max of the global model falls as rounds pass, and clients' are higher than with one class each.
+3. with a milder partition, lambda_max of the global model falls as rounds pass, and clients' are higher than with one class each.
 
-    python studies/eccv_claims.py --data-folder ~/data --rounds 1000 --device cuda --precision tf32
-    python studies/eccv_claims.py --data digits --rounds 5 --device cpu
+    python studies/eccv_claims.py --data-dir ~/data --rounds 1000 --device cuda --precision tf32
+    python studies/eccv_claims.py --dataset digits --rounds 5 --device cpu
 
 Settings are theirs for CIFAR-10: 100 clients, 5 per round, one epoch of batch 64, rate 0.01, weight decay 0.0004.
 """
@@ -33,66 +33,71 @@ from study import (
 )
 
 import fedflat
-from fedflat.engines.contract import ModelState
-from fedflat.experiment.files import write_whole
-from fedflat.experiment.local_models import moment_at, replay_at
-from fedflat.experiment.measured import Measured, measured
-from fedflat.experiment.record import Record
-from fedflat.experiment.replay import Replay
+from fedflat.engines.round.contract import ModelState
+from fedflat.experiment.analysis.local_models import moment_at, replay_at
+from fedflat.experiment.analysis.measured import Measured, measured
+from fedflat.experiment.analysis.replay import Replay
+from fedflat.experiment.store.atomic_files import write_whole
+from fedflat.experiment.store.record import Record
 
 METHODS = {"FedAvg": "fedavg", "FedSAM": "fedsam(rho=0.1)", "FedASAM": "fedasam(rho=0.7)"}
 IMAGES: dict[str, Any] = {
     "clients": 100,
-    "per_round": 5,
-    "epochs": 1,
-    "batch": 64,
+    "clients_per_round": 5,
+    "local_epochs": 1,
+    "batch_size": 64,
     "weight_decay": 4e-4,
     "augmentation": "crop-flip",
 }
-DIGITS: dict[str, Any] = {"clients": 20, "per_round": 5, "epochs": 1, "batch": 16}
+DIGITS: dict[str, Any] = {"clients": 20, "clients_per_round": 5, "local_epochs": 1, "batch_size": 16}
 SETTINGS = {"cifar10": IMAGES, "fashion_mnist": {**IMAGES, "augmentation": "none"}, "digits": DIGITS}
-RATES = {"cifar10": 0.01, "fashion_mnist": 0.01, "digits": 0.05}
+LR_SCHEDULES = {"cifar10": 0.01, "fashion_mnist": 0.01, "digits": 0.05}
 
 
 def study(arguments: argparse.Namespace) -> Path:
     """Train, measure, and write the numbers; returns where they are."""
-    splits = {"one class per client": "dirichlet(alpha=0)", "mild": arguments.mild}
-    rate = arguments.rate or RATES[arguments.data]
+    partitions = {"one class per client": "dirichlet(alpha=0)", "mild": arguments.mild}
+    lr = arguments.lr or LR_SCHEDULES[arguments.data]
     every = max(arguments.rounds // arguments.moments, 1)
     settings = {
         **SETTINGS[arguments.data],
         **common_settings(arguments),
-        "rate": rate,
-        "every": every,
-        "keep_every": every,
+        "lr": lr,
+        "eval_every": every,
+        "save_every": every,
     }
     about = {
         name: getattr(arguments, name)
         for name in ("data", "rounds", "seed", "examples", "precision", "moments", "mild")
     }
-    numbers = Numbers(arguments.out / "numbers.json", **about, model=settings["model"], rate=rate)
-    for split_name, split in splits.items():
+    numbers = Numbers(arguments.out / "numbers.json", **about, model=settings["model"], lr=lr)
+    for split_name, partition in partitions.items():
         for name, text in METHODS.items():
             if not _waiting(numbers, split_name, name, every, arguments.rounds):
                 continue
             with stage(f"training {name}, {split_name}"):
-                record = trained(text, arguments.out / "runs" / split_name.replace(" ", "-"), split=split, **settings)
+                record = trained(
+                    text, arguments.out / "runs" / split_name.replace(" ", "-"), partition=partition, **settings
+                )
             with stage(f"curvature of {name}, {split_name}"):
                 _moments(numbers, split_name, name, record, every, arguments)
     return numbers.path
 
 
-def _waiting(numbers: Numbers, split: str, name: str, every: int, rounds: int) -> list[int]:
+def _waiting(numbers: Numbers, partition: str, name: str, every: int, rounds: int) -> list[int]:
     """The rounds at which a method is still to be measured."""
-    found = numbers.part("measured", split, name)
+    found = numbers.part("measured", partition, name)
     return [at for at in range(every, rounds + 1, every) if str(at) not in found]
 
 
 def _moments(
-    numbers: Numbers, split: str, name: str, record: Record, every: int, arguments: argparse.Namespace
+    numbers: Numbers, partition: str, name: str, record: Record, every: int, arguments: argparse.Namespace
 ) -> None:
     """Measure a run at each round that it kept a model of."""
-    found, waiting = numbers.part("measured", split, name), _waiting(numbers, split, name, every, arguments.rounds)
+    found, waiting = (
+        numbers.part("measured", partition, name),
+        _waiting(numbers, partition, name, every, arguments.rounds),
+    )
     server = measured(
         record, name="server", device=arguments.device, precision=measuring_precision(arguments.precision)
     )
@@ -155,8 +160,8 @@ def draw(path: Path) -> str:
 def main(words: list[str] | None = None) -> None:
     """Run the study."""
     parser = common_arguments(str(__doc__).split("\n\n")[0], 1000, "studies/out/eccv_claims")
-    parser.add_argument("--rate", type=float, default=None, help="local learning rate; that of the paper unless given")
-    parser.add_argument("--mild", default="dirichlet-lda(alpha=100)", help="the milder split")
+    parser.add_argument("--lr", type=float, default=None, help="local learning rate; that of the paper unless given")
+    parser.add_argument("--mild", default="dirichlet-lda(alpha=100)", help="the milder partition")
     parser.add_argument("--moments", type=int, default=4, help="rounds at which curvature is measured, evenly spaced")
     arguments = parser.parse_args(words)
     path = arguments.out / "numbers.json" if arguments.draw_only else study(arguments)

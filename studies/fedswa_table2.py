@@ -1,6 +1,6 @@
 """The CIFAR-10 column of LeNet-5 in Table 2 of the FedSWA paper, published beside measured.
 
-python studies/fedswa_table2.py OUT --data-folder FOLDER --device cuda --precision bf16   all three stages
+python studies/fedswa_table2.py OUT --data-dir FOLDER --device cuda --precision bf16   all three stages
 python studies/fedswa_table2.py OUT ... --only-stage 1 --only fedavg scaffold             a part, while other processes do the rest
 
 Stage 1 runs every algorithm at the rate of the protocol, 0.1. The paper searched the rate per method and prints no winner, so stage 2
@@ -24,7 +24,7 @@ from typing import Any
 from study import plain, trained
 
 from fedflat.errors import UserError
-from fedflat.experiment.files import create_folder, write_whole
+from fedflat.experiment.store.atomic_files import create_folder, write_whole
 from fedflat.papers import find_table
 from fedflat.papers.cells import Cell
 
@@ -50,7 +50,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
         "--tune", nargs="+", choices=ALGORITHMS, help="whose rate is searched (default: the two that fall short most)"
     )
     parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--every", type=int, default=10, help="rounds between evaluations (default: %(default)s)")
+    parser.add_argument("--eval-every", type=int, default=10, help="rounds between evaluations (default: %(default)s)")
     parser.add_argument("--seeds", type=int, nargs="+", default=(0,))
     parser.add_argument(
         "--tune-rounds", type=int, default=200, help="rounds of a run of the search (default: %(default)s)"
@@ -66,9 +66,9 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
         "--validation", type=float, default=0.1, help="share of the training data held out in the search"
     )
     parser.add_argument(
-        "--data", default="cifar10", help="another data set, to try the study out (default: %(default)s)"
+        "--dataset", default="cifar10", help="another dataset, to try the study out (default: %(default)s)"
     )
-    parser.add_argument("--data-folder", type=Path, help="where its files are (default: as everywhere in fedflat)")
+    parser.add_argument("--data-dir", type=Path, help="where its files are (default: as everywhere in fedflat)")
     parser.add_argument("--model", default="cnn", help="the paper's LeNet-5 is cnn (default: %(default)s)")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--precision", default="tf32", choices=("float32", "tf32", "bf16"))
@@ -92,7 +92,7 @@ def published(algorithm: str) -> float:
 
 def protocol_rate() -> float:
     """The rate of stage 1."""
-    return cell(ALGORITHMS[0]).configs[0].training.rate
+    return cell(ALGORITHMS[0]).configs[0].training.lr
 
 
 class Study:
@@ -116,31 +116,29 @@ class Study:
                 )
         return found
 
-    def full(self, algorithm: str, rate: float) -> list[Numbers]:
+    def full(self, algorithm: str, lr: float) -> list[Numbers]:
         """The full runs of an algorithm at a rate, one per seed that is there."""
         return [
-            one
-            for one in self.runs().values()
-            if (one["kind"], one["algorithm"], one["rate"]) == ("full", algorithm, rate)
+            one for one in self.runs().values() if (one["kind"], one["algorithm"], one["lr"]) == ("full", algorithm, lr)
         ]
 
-    def train(self, kind: str, algorithm: str, rate: float, seed: int) -> None:
+    def train(self, kind: str, algorithm: str, lr: float, seed: int) -> None:
         """One run, unless it is there, and its numbers on disk."""
-        name, wanted = f"{kind}-{algorithm}-{rate:g}-{seed}", self.wanted
+        name, wanted = f"{kind}-{algorithm}-{lr:g}-{seed}", self.wanted
         path = wanted.out / "numbers" / f"{name}.json"
         if name in self.runs():
             return
         print(f"{name} ...", flush=True)
         begun = time.monotonic()
-        out, base = wanted.out / "runs" / f"{kind}-{rate:g}", cell(algorithm).configs[0]
-        record = trained(algorithm, out, base=base, **self.settings(kind, rate, seed))
+        out, base = wanted.out / "runs" / f"{kind}-{lr:g}", cell(algorithm).configs[0]
+        record = trained(algorithm, out, base=base, **self.settings(kind, lr, seed))
         part = "validation" if kind == "tune" else "test"
         curve = [(line["round"], line[part]["server"].get("accuracy")) for line in record.history]
         one = {
             "about": self.about,
             "kind": kind,
             "algorithm": algorithm,
-            "rate": rate,
+            "lr": lr,
             "seed": seed,
             "status": record.status,
             part: None if record.status == "diverged" else curve[-1][1],
@@ -151,18 +149,18 @@ class Study:
         self.write()
         print(f"{name}: {part} {percent(one[part])} after {time.monotonic() - begun:.0f} s", flush=True)
 
-    def settings(self, kind: str, rate: float, seed: int) -> Numbers:
+    def settings(self, kind: str, lr: float, seed: int) -> Numbers:
         """What a run has besides the protocol of the paper."""
         wanted = self.wanted
         return {
-            "data": wanted.data,
-            "data_folder": None if wanted.data_folder is None else str(wanted.data_folder),
+            "dataset": wanted.data,
+            "data_dir": None if wanted.data_dir is None else str(wanted.data_dir),
             "model": wanted.model,
             "data__augmentation": "crop-flip" if wanted.data == "cifar10" else "none",
             "data__validation": wanted.validation if kind == "tune" else 0.0,
             "rounds": wanted.tune_rounds if kind == "tune" else wanted.rounds,
-            "every": wanted.every,
-            "rate": rate,
+            "eval_every": wanted.every,
+            "lr": lr,
             "seed": seed,
             "device": wanted.device,
             "workers": 1 if wanted.data == "digits" else None,  # so small that starting processes would take longer
@@ -191,18 +189,18 @@ def first_stage(study: Study) -> None:
 def second_stage(study: Study) -> None:
     """Short runs over the grid, for those that fall short most."""
     for algorithm in to_tune(study):
-        for rate in study.wanted.grid if algorithm in study.wanted.only else ():
-            study.train("tune", algorithm, rate, study.wanted.seeds[0])
+        for lr in study.wanted.grid if algorithm in study.wanted.only else ():
+            study.train("tune", algorithm, lr, study.wanted.seeds[0])
 
 
 def third_stage(study: Study) -> None:
     """Full runs at the chosen rates."""
     for algorithm in to_tune(study):
-        rate = chosen_rate(study, algorithm)
-        if rate is None:
+        lr = chosen_rate(study, algorithm)
+        if lr is None:
             raise UserError(f"the search for the rate of {algorithm} is not over; run stage 2 first")
         for seed in study.wanted.seeds if algorithm in study.wanted.only else ():
-            study.train("full", algorithm, rate, seed)
+            study.train("full", algorithm, lr, seed)
 
 
 def to_tune(study: Study) -> list[str]:
@@ -221,10 +219,10 @@ def to_tune(study: Study) -> list[str]:
 def chosen_rate(study: Study, algorithm: str) -> float | None:
     """The rate of the grid with the highest validation accuracy; None while runs are missing, the protocol's where all diverged."""
     runs = [one for one in study.runs().values() if one["kind"] == "tune" and one["algorithm"] == algorithm]
-    scores = {one["rate"]: -1.0 if one["validation"] is None else one["validation"] for one in runs}
+    scores = {one["lr"]: -1.0 if one["validation"] is None else one["validation"] for one in runs}
     if not set(study.wanted.grid) <= set(scores):
         return None
-    best = max(scores, key=lambda rate: scores[rate])
+    best = max(scores, key=lambda lr: scores[lr])
     return protocol_rate() if scores[best] < 0 else best
 
 
@@ -260,25 +258,25 @@ def reached(algorithm: str, runs: Sequence[Numbers], rounds: int) -> str:
 def lines(study: Study) -> Iterator[tuple[str, float, list[Numbers]]]:
     """Algorithm, rate and runs of every line of the table."""
     for algorithm in ALGORITHMS:
-        for rate in dict.fromkeys((protocol_rate(), chosen_rate(study, algorithm))):
-            if rate is not None and (runs := study.full(algorithm, rate)):
-                yield algorithm, rate, runs
+        for lr in dict.fromkeys((protocol_rate(), chosen_rate(study, algorithm))):
+            if lr is not None and (runs := study.full(algorithm, lr)):
+                yield algorithm, lr, runs
 
 
 def table(study: Study) -> str:
     """Published, measured and difference in Markdown, with how rates were chosen and the gaps that need a reading."""
     wanted = study.wanted
-    heads = ("algorithm", "rate", "published", "measured", "difference", "rounds to 78 %, published", "measured")
+    heads = ("algorithm", "lr", "published", "measured", "difference", "rounds to 78 %, published", "measured")
     rows = [heads, ("---",) * len(heads)]
     wide = []
-    for algorithm, rate, runs in lines(study):
+    for algorithm, lr, runs in lines(study):
         accuracy, rounds, off = cell(algorithm).published, cell(algorithm, "rounds").published, gap(algorithm, runs)
         assert accuracy is not None
         assert rounds is not None
         assert off is not None
         to_target = reached(algorithm, runs, wanted.rounds)
-        rows.append((f"`{algorithm}`", f"{rate:g}", accuracy.text, shown(runs), f"{off:+.1f}", rounds.text, to_target))
-        wide += [f"`{algorithm}` at {rate:g} ({off:+.1f})"] * (abs(off) > GAP)
+        rows.append((f"`{algorithm}`", f"{lr:g}", accuracy.text, shown(runs), f"{off:+.1f}", rounds.text, to_target))
+        wide += [f"`{algorithm}` at {lr:g} ({off:+.1f})"] * (abs(off) > GAP)
     notes = [
         f"{wanted.data}, `{wanted.model}`, {wanted.precision}; accuracy after {wanted.rounds} rounds, evaluated every {wanted.every}.",
         *(searched(study, algorithm) for algorithm in ALGORITHMS),
@@ -289,27 +287,26 @@ def table(study: Study) -> str:
 
 def searched(study: Study, algorithm: str) -> str:
     """How an algorithm's rate was chosen; empty where it was not."""
-    rate = chosen_rate(study, algorithm)
-    if rate is None:
+    lr = chosen_rate(study, algorithm)
+    if lr is None:
         return ""
     runs = [one for one in study.runs().values() if one["kind"] == "tune" and one["algorithm"] == algorithm]
     scores = ", ".join(
-        f"{one['rate']:g}: {percent(one['validation'])}" for one in sorted(runs, key=lambda one: float(one["rate"]))
+        f"{one['lr']:g}: {percent(one['validation'])}" for one in sorted(runs, key=lambda one: float(one["lr"]))
     )
     wanted = study.wanted
     held_out = f"{100 * wanted.validation:g} % of the training data"
-    return f"Rate of `{algorithm}`: {rate:g}, by accuracy on {held_out} after {wanted.tune_rounds} rounds ({scores})."
+    return f"Rate of `{algorithm}`: {lr:g}, by accuracy on {held_out} after {wanted.tune_rounds} rounds ({scores})."
 
 
 def draw(study: Study, path: Path) -> None:
     """The curves of the full runs."""
     import io
 
-    from fedflat.report.curves import curves
+    from fedflat.reporting.figures.curves import curves
 
     drawn = [
-        (f"{algorithm}, rate {rate:g}", [history(one) for one in runs], "server")
-        for algorithm, rate, runs in lines(study)
+        (f"{algorithm}, rate {lr:g}", [history(one) for one in runs], "server") for algorithm, lr, runs in lines(study)
     ]
     if not drawn:
         raise UserError("there is no run to draw yet; run stage 1 first")

@@ -1,11 +1,11 @@
-"""Which of four methods finds the flattest minimum: FedAvg, FedSAM, FedASAM with SWA and FedMoSWA on the same split.
+"""Which of four methods finds the flattest minimum: FedAvg, FedSAM, FedASAM with SWA and FedMoSWA on the same partition.
 
 Each is trained for the same rounds on the same clients; then the training loss is looked at around each model, along directions from the
 same random numbers, normalised filter by filter, on one scale; and its Hessian's largest eigenvalues and trace are taken on the same
 examples.
 
-    python studies/flat_minima.py --data cifar10 --data-folder ~/data --rounds 100 --device cuda --precision tf32
-    python studies/flat_minima.py --data digits --rounds 5 --device cpu
+    python studies/flat_minima.py --dataset cifar10 --data-dir ~/data --rounds 100 --device cuda --precision tf32
+    python studies/flat_minima.py --dataset digits --rounds 5 --device cpu
 
 Runs that are finished are not made again, and `--draw-only` draws the picture from the numbers.
 """
@@ -31,45 +31,45 @@ from study import (
 )
 
 import fedflat
-from fedflat.experiment.files import write_whole
-from fedflat.experiment.landscapes import landscapes, plane
-from fedflat.experiment.measured import Measured, measured
-from fedflat.flatness.survey import Landscape
-from fedflat.report.landscape_pictures import plane_picture
+from fedflat.experiment.analysis.landscapes import landscapes, plane
+from fedflat.experiment.analysis.measured import Measured, measured
+from fedflat.experiment.store.atomic_files import write_whole
+from fedflat.flatness.landscapes.grid import Landscape
+from fedflat.reporting.figures.landscapes import plane_picture
 
 # As in docs/cifar10.md: Dirichlet 0.1, 100 clients, 10 per round, 5 epochs of batch 50.
 IMAGES: dict[str, Any] = {
-    "split": "dirichlet(alpha=0.1)",
+    "partition": "dirichlet(alpha=0.1)",
     "clients": 100,
-    "per_round": 10,
-    "epochs": 5,
-    "batch": 50,
-    "rate": 0.1,
-    "decay": 0.998,
+    "clients_per_round": 10,
+    "local_epochs": 5,
+    "batch_size": 50,
+    "lr": 0.1,
+    "lr_decay": 0.998,
     "weight_decay": 0.001,
     "clip": 10.0,
     "training__clip_mode": "grad",
     "federation__weighting": "uniform",
 }
 DIGITS: dict[str, Any] = {
-    "split": "dirichlet(alpha=0.1)",
+    "partition": "dirichlet(alpha=0.1)",
     "clients": 50,
-    "per_round": 10,
-    "epochs": 5,
-    "batch": 10,
-    "rate": 0.1,
-    "decay": 0.998,
+    "clients_per_round": 10,
+    "local_epochs": 5,
+    "batch_size": 10,
+    "lr": 0.1,
+    "lr_decay": 0.998,
 }
 SETTINGS = {"cifar10": {**IMAGES, "augmentation": "crop-flip"}, "fashion_mnist": IMAGES, "digits": DIGITS}
 
 
-def algorithms(rounds: int, rate: float) -> dict[str, str]:
+def algorithms(rounds: int, lr: float) -> dict[str, str]:
     """The four methods: perturbations of Caldarola et al. (2022) for CIFAR-10, their cycle shortened to a twentieth of the rounds."""
     cycle = max(rounds // 20, 1)
     return {
         "FedAvg": "fedavg",
         "FedSAM": "fedsam(rho=0.1)",
-        "FedASAM + SWA": f"fedasam(rho=0.7)+cyclic(low={rate / 100:g},length={cycle})+swa",
+        "FedASAM + SWA": f"fedasam(rho=0.7)+cyclic(low={lr / 100:g},length={cycle})+swa",
         "FedMoSWA": "fedmoswa",
     }
 
@@ -77,11 +77,11 @@ def algorithms(rounds: int, rate: float) -> dict[str, str]:
 def study(arguments: argparse.Namespace) -> Path:
     """Train, measure, and write the numbers; returns where they are."""
     settings = {**SETTINGS[arguments.data], **common_settings(arguments), "every": max(arguments.rounds // 10, 1)}
-    methods = algorithms(arguments.rounds, settings["rate"])
+    methods = algorithms(arguments.rounds, settings["lr"])
     asked = ("data", "rounds", "seed", "examples", "precision", "points", "radius")
     about = {name: getattr(arguments, name) for name in asked} | {
         "model": settings["model"],
-        "split": settings["split"],
+        "partition": settings["partition"],
     }
     numbers = Numbers(arguments.out / "numbers.json", **about)
     models: dict[str, Measured] = {}

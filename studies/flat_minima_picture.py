@@ -9,9 +9,9 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from fedflat.flatness.survey import Landscape
-from fedflat.report.landscape_pictures import COLOUR_MAP, FAINT, INK, draw_contours, draw_marks, draw_surface
-from fedflat.report.landscape_scale import Scale, common_line, shown_tick
+from fedflat.flatness.landscapes.grid import Landscape
+from fedflat.reporting.figures.landscape_scale import Scale, common_line, shown_tick
+from fedflat.reporting.figures.landscapes import COLOUR_MAP, FAINT, INK, draw_contours, draw_marks, draw_surface
 
 VALUE = "train_loss"
 
@@ -69,6 +69,6 @@ def _bar(figure: Figure, scale: Scale, line: float, height: float) -> None:
 
 
 def _caption(about: dict[str, Any], radius: float, line: float, scale: Scale) -> str:
-    where = f"{about['data']}, {about['model']}, {about['split']}, {about['rounds']} rounds, seed {about['seed']}"
+    where = f"{about['data']}, {about['model']}, {about['partition']}, {about['rounds']} rounds, seed {about['seed']}"
     how = f"filter-normalised random directions to ±{radius:g}; the dark line is loss {line:g} in every panel"
     return f"{where}; {how}{f'; {scale.notes}' if scale.not_finite else ''}."

@@ -24,10 +24,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fedflat.deploy.project import write_project
-from fedflat.deploy.reach import reach
+from fedflat.deploy.flower.project import write_project
+from fedflat.deploy.flower.reach import reach
 from fedflat.errors import UserError
-from fedflat.experiment.files import create_folder, write_whole
+from fedflat.experiment.store.atomic_files import create_folder, write_whole
 
 BIN = Path(sys.executable).parent
 PLAIN = {
@@ -145,7 +145,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sites", type=int, default=2)
     parser.add_argument("--turns", type=int, default=3, help="how often each is measured (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=6, help="rounds of a turn (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=10, help="local steps of a client (default: %(default)s)")
+    parser.add_argument("--local-steps", type=int, default=10, help="local steps of a client (default: %(default)s)")
     return parser.parse_args(given)
 
 

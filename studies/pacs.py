@@ -1,7 +1,7 @@
 """Leave one domain out: each domain is a client, all but one train, and the one left out is what models are tested on.
 
-python studies/pacs.py OUT --data FOLDER                        PACS, which lies in FOLDER/PACS
-python studies/pacs.py OUT --dataset office_home --data FOLDER  any other data set with domains
+python studies/pacs.py OUT --dataset FOLDER                        PACS, which lies in FOLDER/PACS
+python studies/pacs.py OUT --dataset office_home --dataset FOLDER  any other dataset with domains
 
 Every fold, algorithm and seed is one run. OUT/numbers.json has each of them as soon as it is over, and a study that was interrupted
 goes on where it was; OUT/table.md is the table. The figure of a run is the mean test accuracy over the evaluations of its last quarter,
@@ -23,8 +23,8 @@ import torch
 from fedflat.api import make_config
 from fedflat.data import Dataset, load
 from fedflat.errors import UserError
-from fedflat.experiment.files import create_folder, write_whole
 from fedflat.experiment.run import Run
+from fedflat.experiment.store.atomic_files import create_folder, write_whole
 from fedflat.text import parse_one, show
 
 ALGORITHMS = ("fedavg", "fedsam", "fedmoswa")
@@ -35,8 +35,8 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     """What the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="where the numbers and the table go")
-    parser.add_argument("--dataset", default="pacs", help="a data set with domains (default: %(default)s)")
-    parser.add_argument("--data", type=Path, help="the data folder (default: as everywhere in fedflat)")
+    parser.add_argument("--dataset", default="pacs", help="a dataset with domains (default: %(default)s)")
+    parser.add_argument("--dataset", type=Path, help="the data folder (default: as everywhere in fedflat)")
     parser.add_argument("--algorithms", nargs="+", default=ALGORITHMS)
     parser.add_argument("--domains", nargs="+", help="the domains to leave out (default: each)")
     parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2))
@@ -45,15 +45,15 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", default="cnn")
     parser.add_argument("--size", type=int, default=64, help="height and width of the pictures (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--steps", type=int, default=15)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--rate", type=float, default=0.05)
-    parser.add_argument("--every", type=int, default=5, help="rounds between evaluations (default: %(default)s)")
+    parser.add_argument("--local-steps", type=int, default=15)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--eval-every", type=int, default=5, help="rounds between evaluations (default: %(default)s)")
     return parser.parse_args(given)
 
 
 def fold(wanted: argparse.Namespace, domain: str | None) -> str:
-    """The data set with one domain left out, as text."""
+    """The dataset with one domain left out, as text."""
     call = parse_one(wanted.dataset)
     left_out = {} if domain is None else {"test_domain": domain}
     return show(call.name, {**call.values, "size": wanted.size, **left_out})
@@ -63,25 +63,25 @@ def settings(wanted: argparse.Namespace) -> dict[str, Any]:
     """What all runs have in common."""
     return {
         "model": wanted.model,
-        "split": "natural",
+        "partition": "natural",
         "augmentation": "crop-flip",
         "rounds": wanted.rounds,
-        "steps": wanted.steps,
-        "batch": wanted.batch,
-        "rate": wanted.rate,
-        "decay": 0.998,
+        "local_steps": wanted.steps,
+        "batch_size": wanted.batch,
+        "lr": wanted.lr,
+        "lr_decay": 0.998,
         "weight_decay": 1e-3,
-        "every": wanted.every,
+        "eval_every": wanted.every,
         "device": wanted.device,
         "engine__precision": wanted.precision,
-        "data_folder": None if wanted.data is None else str(wanted.data),
+        "data_dir": None if wanted.data is None else str(wanted.data),
     }
 
 
 def one_run(wanted: argparse.Namespace, data: Dataset, domain: str, algorithm: str, seed: int) -> Numbers:
     """One algorithm on one fold with one seed."""
     clients = len(torch.unique(data.train.groups)) if data.train.groups is not None else 1
-    own = {"algorithm": algorithm, "seed": seed, "data": fold(wanted, domain), "per_round": clients}
+    own = {"algorithm": algorithm, "seed": seed, "data": fold(wanted, domain), "clients_per_round": clients}
     begun = time.monotonic()
     record = Run(make_config(None, settings(wanted) | own), data=data).go()
     curve = [(line["round"], line["test"]["server"]["accuracy"]) for line in record.history]
@@ -142,7 +142,7 @@ def main(given: Sequence[str] | None = None) -> str:
     about = {
         name: value
         for name, value in vars(wanted).items()
-        if name in ("dataset", "model", "size", "rounds", "steps", "batch", "rate", "precision")
+        if name in ("dataset", "model", "size", "rounds", "steps", "batch", "lr", "precision")
     }
     numbers = done_before(wanted.out / "numbers.json", about)
     known = load(fold(wanted, None), wanted.data).group_names

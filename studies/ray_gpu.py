@@ -1,7 +1,7 @@
 """Ray workers that hold a GPU, alone and two to one, against one process on the same GPU: the same models to rounding, and seconds a round.
 
 python studies/ray_gpu.py OUT                                  random images, cnn, FedAvg and FedMoSWA, 30 rounds: about a minute
-python studies/ray_gpu.py OUT --data FOLDER                    CIFAR-10 from a folder
+python studies/ray_gpu.py OUT --dataset FOLDER                    CIFAR-10 from a folder
 python studies/ray_gpu.py OUT --device cpu --rounds 5 --model lenet5     what can be tried without a GPU
 
 What rounding comes to is measured, too: by the engine itself with another number of clients side by side, which sums in another order.
@@ -26,8 +26,8 @@ import torch
 import fedflat
 from fedflat.bench.machine import hardware, versions
 from fedflat.bench.setting import RandomImages
-from fedflat.experiment.files import create_folder, write_whole
 from fedflat.experiment.run import Run
+from fedflat.experiment.store.atomic_files import create_folder, write_whole
 
 ALGORITHMS = ("fedavg", "fedmoswa")
 WARM_UP = 3
@@ -70,7 +70,7 @@ class Study:
         self.options = options
         self.rows: list[dict[str, Any]] = []
         own: dict[str, Any] = {"data": RandomImages(size=IMAGES).dataset()}
-        self.data = {"data": "cifar10", "data__folder": options.data} if options.data else own
+        self.data = {"data": "cifar10", "data__dir": options.data} if options.data else own
         self.first: dict[str, torch.Tensor] = {}
         self.allowed: dict[str, float] = {}
 
@@ -86,14 +86,14 @@ class Study:
         result = fedflat.run(
             algorithm,
             model=o.model,
-            split="iid",
+            partition="iid",
             clients=100,
-            per_round=o.per_round,
+            clients_per_round=o.clients_per_round,
             rounds=o.rounds,
-            every=o.rounds,
-            steps=o.steps,
-            batch=50,
-            rate=0.05,
+            eval_every=o.rounds,
+            local_steps=o.steps,
+            batch_size=50,
+            lr=0.05,
             device=o.device,
             engine=engine,
             evaluation__examples=500,
@@ -156,12 +156,12 @@ class Study:
 def main() -> None:
     reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     reader.add_argument("out", type=Path, help="folder for the figures")
-    reader.add_argument("--data", type=Path, help="folder with CIFAR-10; default: random images")
+    reader.add_argument("--dataset", type=Path, help="folder with CIFAR-10; default: random images")
     reader.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     reader.add_argument("--model", default="cnn")
     reader.add_argument("--rounds", type=int, default=30)
-    reader.add_argument("--steps", type=int, default=20)
-    reader.add_argument("--per-round", type=int, default=10)
+    reader.add_argument("--local-steps", type=int, default=20)
+    reader.add_argument("--clients-per-round", type=int, default=10)
     options = reader.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("torch sees no GPU here, and this compares Ray workers that hold one; try --device cpu")
@@ -193,7 +193,9 @@ def main() -> None:
     gpus = hardware()["gpus"] or ["none"]
     print(f"\na Ray without a GPU says: {told}")
     print(f"GPUs: {', '.join(gpus)}; torch {torch.__version__}; {time.perf_counter() - begun:.0f} s in all")
-    print(f"{options.model}, {options.per_round} clients x {options.steps} steps x batch 50, {options.rounds} rounds")
+    print(
+        f"{options.model}, {options.clients_per_round} clients x {options.steps} steps x batch 50, {options.rounds} rounds"
+    )
     print(study.table(), flush=True)
     sys.exit("; ".join(wrong) if wrong else 0)
 

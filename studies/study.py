@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 import fedflat
-from fedflat.cli.progress import Lines
-from fedflat.cli.screen import shown_seconds
-from fedflat.experiment.files import create_folder, write_whole
-from fedflat.experiment.record import Record
+from fedflat.cli.shared.progress import Lines
+from fedflat.cli.shared.screen import shown_seconds
+from fedflat.experiment.store.atomic_files import create_folder, write_whole
+from fedflat.experiment.store.record import Record
 from fedflat.flatness import Ends, Objective, Operator, lanczos
-from fedflat.flatness.hutchinson import hutchinson
+from fedflat.flatness.curvature.trace import hutchinson
 
 TOLERANCE = 0.005
 """How well eigenvalues are known, relative to their size."""
@@ -103,13 +103,13 @@ def common_arguments(description: str, rounds: int, out: str) -> argparse.Argume
     """The arguments that every study takes."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument(
-        "--data",
+        "--dataset",
         default="cifar10",
         type=lambda name: name.replace("-", "_"),
         choices=["cifar10", "fashion_mnist", "digits"],
-        help="data set",
+        help="dataset",
     )
-    parser.add_argument("--data-folder", type=Path, default=None, help="where its files are")
+    parser.add_argument("--data-dir", type=Path, default=None, help="where its files are")
     parser.add_argument("--model", default=None, help="model; cnn unless the data are digits, which take mlp")
     parser.add_argument("--rounds", type=int, default=rounds, help="communication rounds")
     parser.add_argument("--seed", type=int, default=0, help="seed of everything random")
@@ -136,8 +136,8 @@ def common_arguments(description: str, rounds: int, out: str) -> argparse.Argume
 def common_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The settings of every run that follow from the arguments."""
     return {
-        "data": arguments.data,
-        "data_folder": arguments.data_folder,
+        "dataset": arguments.data,
+        "data_dir": arguments.data_dir,
         "model": arguments.model or ("mlp" if arguments.data == "digits" else "cnn"),
         "rounds": arguments.rounds,
         "seed": arguments.seed,

@@ -1,6 +1,6 @@
 """A small vision transformer trained from nothing on CIFAR-10 by FedAvg and FedMoSWA.
 
-python studies/vit_curves.py OUT --data-folder DATA --device cuda --precision bf16
+python studies/vit_curves.py OUT --data-dir DATA --device cuda --precision bf16
 python studies/vit_curves.py OUT --draw docs/images/vit_curves.png       from what was saved
 
 OUT/numbers.json has both curves; finished runs are not made again.
@@ -16,7 +16,7 @@ from typing import Any
 from study import Numbers, saved_numbers, stage, trained, write_picture
 
 import fedflat
-from fedflat.report.curves import curves
+from fedflat.reporting.figures.curves import curves
 
 ALGORITHMS = ("fedavg", "fedmoswa")
 
@@ -25,12 +25,12 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     """What the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="where runs, numbers and the picture go")
-    parser.add_argument("--data", default="cifar10")
-    parser.add_argument("--data-folder", type=Path)
+    parser.add_argument("--dataset", default="cifar10")
+    parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--model", default="vit-tiny(depth=6)")
     parser.add_argument("--rounds", type=int, default=300)
-    parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--batch", type=int, default=50)
+    parser.add_argument("--local-steps", type=int, default=50)
+    parser.add_argument("--batch-size", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--precision", default="bf16", choices=("float32", "tf32", "bf16"))
@@ -43,19 +43,19 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
 def settings(wanted: argparse.Namespace) -> dict[str, Any]:
     """What both runs have in common, and what decides their results."""
     return {
-        "data": wanted.data,
+        "dataset": wanted.data,
         "model": wanted.model,
-        "split": "dirichlet(alpha=0.6)",
+        "partition": "dirichlet(alpha=0.6)",
         "clients": 100,
-        "per_round": 10,
+        "clients_per_round": 10,
         "rounds": wanted.rounds,
-        "steps": wanted.steps,
-        "batch": wanted.batch,
-        "rate": 0.1,
-        "decay": 0.998,
+        "local_steps": wanted.steps,
+        "batch_size": wanted.batch,
+        "lr": 0.1,
+        "lr_decay": 0.998,
         "clip": 1.0,
         "augmentation": "crop-flip",
-        "every": max(wanted.rounds // 20, 1),
+        "eval_every": max(wanted.rounds // 20, 1),
         "seed": wanted.seed,
     }
 
@@ -66,7 +66,7 @@ def study(wanted: argparse.Namespace) -> Path:
     numbers = Numbers(wanted.out / "numbers.json", **shared, precision=wanted.precision)
     found = numbers.part("runs")
     where = {
-        "data_folder": wanted.data_folder,
+        "data_folder": wanted.data_dir,
         "device": wanted.device,
         "engine__precision": wanted.precision,
         "engine__compile": "off",

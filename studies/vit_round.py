@@ -1,7 +1,7 @@
 """What a round of a vision transformer costs, by the part that is trained: time, memory, bytes sent, what a client keeps.
 
 python studies/vit_round.py OUT                                                    ViT-B/16 at 224 pixels, 10 clients
-python studies/vit_round.py OUT --model "vit-tiny(depth=2)" --size 16 --batch 4    quickly, on a CPU
+python studies/vit_round.py OUT --model "vit-tiny(depth=2)" --size 16 --batch-size 4    quickly, on a CPU
 
 The pictures are random, since nothing here depends on them. OUT/vit_round.json has the figures, OUT/vit_round.md the table.
 """
@@ -20,8 +20,8 @@ import torch
 from fedflat.api import make_config
 from fedflat.data import Dataset, Examples
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.files import create_folder, write_whole
 from fedflat.experiment.run import Run
+from fedflat.experiment.store.atomic_files import create_folder, write_whole
 
 PARTS = ("all", "lora(rank=8)", "head")
 
@@ -39,8 +39,8 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--lanes", type=int, default=16, help="clients trained at the same time on a GPU (default: %(default)s)"
     )
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--local-steps", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=2, help="the last of them is timed (default: %(default)s)")
     parser.add_argument("--precision", default="bf16", choices=("float32", "tf32", "bf16"))
     return parser.parse_args(given)
@@ -81,14 +81,14 @@ def cost_of(wanted: argparse.Namespace, data: Dataset, algorithm: str, part: str
         "algorithm": algorithm,
         "model": wanted.model,
         "train": part,
-        "split": "iid",
+        "partition": "iid",
         "clients": wanted.clients,
-        "per_round": wanted.clients,
+        "clients_per_round": wanted.clients,
         "rounds": wanted.rounds,
-        "steps": wanted.steps,
-        "batch": wanted.batch,
-        "rate": 0.001,
-        "every": wanted.rounds,
+        "local_steps": wanted.steps,
+        "batch_size": wanted.batch,
+        "lr": 0.001,
+        "eval_every": wanted.rounds,
         "engine__lanes": wanted.lanes,
         "engine__precision": wanted.precision if on_gpu else "float32",
     }

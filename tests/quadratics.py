@@ -1,4 +1,4 @@
-"""The quadratic problems of the numpy reference, run through the real pipeline: a torch model, a data set, the loop engine."""
+"""The quadratic problems of the numpy reference, run through the real pipeline: a torch model, a dataset, the loop engine."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from fedflat.algorithms import Algorithm, algorithm
 from fedflat.algorithms.algorithm import States
 from fedflat.algorithms.descent import Descent
-from fedflat.algorithms.rate import Schedule
+from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.data import Augmentation, Dataset, Examples
-from fedflat.engines.aggregation import Aggregation
-from fedflat.engines.contract import Client, Engine, ModelState, Outcome, Training
-from fedflat.engines.loop import LoopEngine
-from fedflat.engines.plan import Plan
-from fedflat.engines.problem import Batch, Problem
+from fedflat.engines.cpu.engine import LoopEngine
+from fedflat.engines.problem.problem import Batch, Problem
+from fedflat.engines.round.aggregation import Aggregation
+from fedflat.engines.round.contract import Client, Engine, ModelState, Outcome, Training
+from fedflat.engines.round.plan import Plan
 from fedflat.text import show
 
 from .reference.problem import Linear

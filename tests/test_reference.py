@@ -102,14 +102,14 @@ def test_feddyn_paper_form_is_the_displacement_form(setting: Setting) -> None:  
 
 
 def test_server_optimisers() -> None:
-    same(run(PARTIAL, "fedadagrad", server_rate=2e7, tau=1e7).x, run(PARTIAL, "fedavg").x, atol=1e-6)  # 20
+    same(run(PARTIAL, "fedadagrad", server_lr=2e7, tau=1e7).x, run(PARTIAL, "fedavg").x, atol=1e-6)  # 20
     q = run(FULL, "fedavg").x[0] - FULL.x0
     trace = run(FULL, "fedyogi", v_init=2 * q**2, beta1=0.0)  # 21
     same(trace.x[0], run(FULL, "fedadam", v_init=2 * q**2, beta1=0.0).x[0])
     one = FULL.but(cohorts=FULL.cohorts[:1])
     same(abs(run(one, "fedyogi", v_init=0.3).server[0]["v"] - 0.3), 0.01 * q**2)
     same(
-        run(one, "fedadam", v_init=0.0, bias_correction=True, server_rate=0.2, tau=0.1).x[0],
+        run(one, "fedadam", v_init=0.0, bias_correction=True, server_lr=0.2, tau=0.1).x[0],
         FULL.x0 + 0.2 * q / (abs(q) + 0.1),
     )
     same(run(one, "fedadam", second_moment_of="momentum", v_init=0.0).server[0]["v"], 0.01 * (0.1 * q) ** 2)
@@ -180,7 +180,7 @@ def test_order_of_clients_and_scale_of_sample_counts_do_not_matter(name: str) ->
 
 def test_sample_counts_weigh_displacements() -> None:
     A, b = FULL.problem.A, FULL.problem.b
-    split = FULL.but(problem=Quadratics(A[[0, 0, 1]], b[[0, 0, 1]]), cohorts=[[0, 1, 2]] * 5)
+    partition = FULL.but(problem=Quadratics(A[[0, 0, 1]], b[[0, 0, 1]]), cohorts=[[0, 1, 2]] * 5)
     weighted = FULL.but(problem=Quadratics(A[:2], b[:2], [2, 1]), cohorts=[[0, 1]] * 5)
     for name in (
         "fedavg",
@@ -194,7 +194,7 @@ def test_sample_counts_weigh_displacements() -> None:
         "fedsam",
         "fedasam",
     ):
-        same(run(split, name).x, run(weighted, name).x)
+        same(run(partition, name).x, run(weighted, name).x)
 
 
 def test_rates_and_local_closed_forms() -> None:
@@ -204,8 +204,8 @@ def test_rates_and_local_closed_forms() -> None:
     alone = FULL.but(cohorts=[[2]])
     A, b = problem.A[2], problem.b[2]
     same(run(alone, "fedavg").x[0], b + np.linalg.matrix_power(eye - 0.05 * A, 7) @ (x - b))  # 32
-    product = reduce(np.matmul, [eye - rate * A for rate in linear_rates(0.05, 7, 0.1)])
-    same(run(alone, "fedswa", server_rate=1.0).x[0], b + product @ (x - b))
+    product = reduce(np.matmul, [eye - lr * A for lr in linear_rates(0.05, 7, 0.1)])
+    same(run(alone, "fedswa", server_lr=1.0).x[0], b + product @ (x - b))
     M = A + 0.4 * eye
     D = -(eye - np.linalg.matrix_power(eye - 0.05 * M, 7)) @ np.linalg.solve(M, A @ (x - b))
     same(run(alone, "fedprox", mu=0.4).x[0], x + D)
@@ -218,8 +218,8 @@ def test_server_optimisers_keep_fedavgs_fixed_point() -> None:
     same(end(FULL, "fedavg", 150), target)
     same(end(FULL, "fedavgm", 600, beta=0.9), target)  # 34
     same(end(FULL, "fedacg", 600, lam=0.85, beta=0.0), target)
-    same(end(FULL, "fedswa", 150, final_rate=1.0, server_rate=1.5), target)
-    same(end(FULL, "fedadam", 900, server_rate=0.01, tau=0.01), target, atol=1e-4)
+    same(end(FULL, "fedswa", 150, final_lr=1.0, server_lr=1.5), target)
+    same(end(FULL, "fedadam", 900, server_lr=0.01, tau=0.01), target, atol=1e-4)
     same(end(FULL, "fedcm", 400, alpha=0.1), FULL.problem.fedavg_limit(0.005, 7), atol=1e-7)  # 35
 
 
@@ -281,7 +281,7 @@ def test_variates_are_mean_local_gradients(setting: Setting) -> None:  # 44, 45
     setting = uneven(setting)
     runs = [("scaffold", {}, 1.0, 1), ("fedmo", {}, 1.0, 1), ("fedmoswa", {}, 0.1, 1), ("fedgamma", {"rho": 0.3}, 1.0, 2),
             ("fedcm", {"alpha": 0.3}, 1.0, 1), ("fedwmsam", {"rho": 0.2, "lam": 0.3}, 1.0, 1)]  # fmt: skip
-    for name, parameters, final_rate, passes in runs:
+    for name, parameters, final_lr, passes in runs:
         trace, calls = recorded(setting, name, **parameters)
         gradients = iter([g for _, _, g in calls[passes - 1 :: passes]])
         zero = np.zeros(6)
@@ -289,8 +289,8 @@ def test_variates_are_mean_local_gradients(setting: Setting) -> None:  # 44, 45
         for t, cohort in enumerate(setting.cohorts):
             gbar = {}
             for i in cohort:
-                rates = np.array(linear_rates(setting.eta[t], setting.steps[i], final_rate))
-                gbar[i] = sum(rate * next(gradients) for rate in rates) / rates.sum()
+                rates = np.array(linear_rates(setting.eta[t], setting.steps[i], final_lr))
+                gbar[i] = sum(lr * next(gradients) for lr in rates) / rates.sum()
             for i in cohort if name != "fedcm" else []:
                 expected = gbar[i]
                 if name == "fedwmsam":

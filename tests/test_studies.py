@@ -16,7 +16,7 @@ from fedflat.api import make_config
 from fedflat.errors import UserError
 
 STUDIES = Path(__file__).parents[1] / "studies"
-SMALL = ("--data", "digits", "--model", "mlp(hidden=8)", "--rounds", "5", "--device", "cpu", "--examples", "60")
+SMALL = ("--dataset", "digits", "--model", "mlp(hidden=8)", "--rounds", "5", "--device", "cpu", "--examples", "60")
 
 
 def study(name: str) -> ModuleType:
@@ -89,15 +89,15 @@ def test_vit_curves_are_trained_once_and_drawn_from_their_numbers(
 ) -> None:
     vit_curves = study("vit_curves")
     small = [
-        "--data",
+        "--dataset",
         "digits",
         "--model",
         "vit-tiny(depth=1,patch=4)",
         "--rounds",
         "1",
-        "--steps",
+        "--local-steps",
         "1",
-        "--batch",
+        "--batch-size",
         "4",
     ]
     arguments = [str(tmp_path), *small, "--device", "cpu", "--precision", "float32"]
@@ -146,7 +146,7 @@ def test_claims_hold_on_the_papers_numbers_and_not_on_their_opposite() -> None:
     opposite = shown.verdicts(made_up(30.11, 70.29, 93.46, 500.0))
     assert "- does not hold: lambda_max falls from FedAvg over FedSAM to FedASAM, one class per client" in opposite
     assert (
-        "- does not hold: FedAvg's clients are flatter with one class each than with the mild split (500 against 4)"
+        "- does not hold: FedAvg's clients are flatter with one class each than with the mild partition (500 against 4)"
         in opposite
     )
     assert "| one class per client | FedAvg | 5 | 50.00 | 93.5 | 93.5 | 3 | 93.5 |" in shown.table(
@@ -183,7 +183,7 @@ def test_settings_make_whole_configs_for_every_data_set(name: str, data: str) ->
     """What is run on a GPU for minutes should not end in a wrong setting."""
     module, shared = study(name), study("study")
     arguments = shared.common_arguments("", 100, "out").parse_args(
-        ["--data", data.replace("_", "-"), "--precision", "tf32"]
+        ["--dataset", data.replace("_", "-"), "--precision", "tf32"]
     )
     found = make_config(settings={**module.SETTINGS[data], **shared.common_settings(arguments)})
     assert (found.data.name, found.training.rounds, found.engine.precision) == (data, 100, "tf32")
@@ -193,13 +193,13 @@ def test_settings_make_whole_configs_for_every_data_set(name: str, data: str) ->
 def test_the_methods_of_the_picture_are_what_they_are_called() -> None:
     found = study("flat_minima").algorithms(100, 0.1)
     assert [canonical(algorithm(text)) for text in found.values()] == list(found.values())
-    assert algorithm(found["FedASAM + SWA"]).rate.cycle == 5
+    assert algorithm(found["FedASAM + SWA"]).lr_schedule.cycle == 5
 
 
 # --- a column of a table -----------------------------------------------------------------------------------------------------------
 
 TINY = (
-    "--data",
+    "--dataset",
     "digits",
     "--model",
     "mlp(hidden=8)",
@@ -209,7 +209,7 @@ TINY = (
     "float32",
     "--rounds",
     "4",
-    "--every",
+    "--eval-every",
     "2",
 )
 
@@ -228,13 +228,13 @@ def test_the_column_of_fedswa_table_2_from_end_to_end(tmp_path: Path, capsys: py
 
     runs = json.loads((tmp_path / "numbers.json").read_text())["runs"]
     first = {
-        name.split("-")[1]: one["test"] for name, one in runs.items() if name.startswith("full") and one["rate"] == 0.1
+        name.split("-")[1]: one["test"] for name, one in runs.items() if name.startswith("full") and one["lr"] == 0.1
     }
     short = sorted(first, key=lambda name: 100 * first[name] - column.published(name))[:2]
     searched = {one["algorithm"]: one for one in runs.values() if one["kind"] == "tune"}
     assert set(searched) == set(short)
     assert all("test" not in one for one in searched.values())
-    assert {one["rate"] for one in runs.values() if one["kind"] == "full"} == {0.1, 0.5}
+    assert {one["lr"] for one in runs.values() if one["kind"] == "full"} == {0.1, 0.5}
     assert len(runs) == 5 + 4 + 2
     assert table == (tmp_path / "table.md").read_text()
     assert (
@@ -255,17 +255,17 @@ def test_the_rate_is_chosen_by_validation_and_never_among_runs_that_diverged(tmp
     column = study("fedswa_table2")
     found = column.Study(column.arguments([str(tmp_path), "--grid", "0.03", "0.1", "0.3"]))
     scores: dict[float, float | None] = {0.03: 0.7, 0.1: 0.6}
-    for rate, score in {**scores, 0.3: None}.items():
+    for lr, score in {**scores, 0.3: None}.items():
         assert column.chosen_rate(found, "fedswa") is None
         one = {
             "about": found.about,
             "kind": "tune",
             "algorithm": "fedswa",
-            "rate": rate,
+            "lr": lr,
             "seed": 0,
             "validation": score,
         }
-        (tmp_path / "numbers" / f"tune-fedswa-{rate:g}-0.json").write_text(json.dumps(one))
+        (tmp_path / "numbers" / f"tune-fedswa-{lr:g}-0.json").write_text(json.dumps(one))
     assert column.chosen_rate(found, "fedswa") == 0.03
 
 
@@ -275,13 +275,13 @@ def test_the_column_is_run_as_the_protocol_says(tmp_path: Path) -> None:
     found = column.Study(column.arguments([str(tmp_path), "--device", "cuda", "--precision", "bf16"]))
     settings = found.settings("tune", 0.3, 1)
     made = make_config(column.cell("fedmoswa").configs[0], settings)
-    assert (made.model, made.data.name, made.data.split, made.data.validation) == (
+    assert (made.model, made.data.name, made.data.partition, made.data.validation) == (
         "cnn",
         "cifar10",
         "dirichlet-reuse(alpha=0.6)",
         0.1,
     )
-    assert (made.training.rounds, made.training.rate, made.evaluation.every, made.engine.precision) == (
+    assert (made.training.rounds, made.training.lr, made.evaluation.every, made.engine.precision) == (
         200,
         0.3,
         10,

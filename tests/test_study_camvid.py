@@ -43,7 +43,7 @@ def test_it_runs_what_is_missing_and_draws_what_was_saved(
     flags = [
         "--out",
         str(out),
-        "--data-folder",
+        "--data-dir",
         str(frames / "data"),
         "--device",
         "cpu",
@@ -54,7 +54,18 @@ def test_it_runs_what_is_missing_and_draws_what_was_saved(
         "--width",
         "0.1",
     ]
-    flags += ["--clients", "2", "--per-round", "2", "--epochs", "1", "--batch", "2", "--evaluation-batch", "6"]
+    flags += [
+        "--clients",
+        "2",
+        "--clients-per-round",
+        "2",
+        "--local-epochs",
+        "1",
+        "--batch-size",
+        "2",
+        "--evaluation-batch",
+        "6",
+    ]
     study.main([*flags, "--only", "FedAvg"])
     first = json.loads((out / "numbers.json").read_text())
     assert list(first["runs"]) == ["FedAvg"] and first["runs"]["FedAvg"]["status"] == "finished"

@@ -34,11 +34,11 @@ def test_a_choice_is_taken():
 
 def test_data_sets_may_be_written_with_hyphens():
     assert canonical_dataset("fashion-mnist") == canonical_dataset("fashion_mnist") == "fashion_mnist"
-    assert config({"data": {"name": "tiny-imagenet"}}) == config({"data": {"name": "tiny_imagenet"}})
-    assert config({"data": {"name": "custom:my-own"}}).data.name == "custom:my-own"
-    assert config({"data": {"name": "arrays(path=/my-file.npz)"}}).data.name == "arrays(path=/my-file.npz)"
+    assert config({"data": {"dataset": "tiny-imagenet"}}) == config({"data": {"dataset": "tiny_imagenet"}})
+    assert config({"data": {"dataset": "custom:my-own"}}).data.name == "custom:my-own"
+    assert config({"data": {"dataset": "arrays(path=/my-file.npz)"}}).data.name == "arrays(path=/my-file.npz)"
 
 
 def test_a_mistyped_name_with_hyphens_is_told_the_nearest():
     with pytest.raises(UserError, match="did you mean fashion_mnist"):
-        fedflat.run("fedavg", data="fashion-mnits", rounds=1)
+        fedflat.run("fedavg", dataset="fashion-mnits", rounds=1)

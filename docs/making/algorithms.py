@@ -8,14 +8,14 @@ from fedflat.algorithms import Algorithm
 from fedflat.algorithms.cards import CARDS, DIFFERENCES
 from fedflat.algorithms.composition import PARTS, SLOTS, part_name
 from fedflat.algorithms.table import NAMED, RELEASED
-from fedflat.cli.algorithm_card import cost_of, parameter_rows, slot_texts, specs_of
+from fedflat.cli.lookup.algorithm_card import cost_of, parameter_rows, slot_texts, specs_of
 from fedflat.text import show
 from making.curve import curve, measured
 from making.equations import SYMBOLS, said_of
 from making.markdown import block, code, joined, table
 from making.papers_cited import in_full
 
-WORDS = {"drift": "Drift correction", "perturbation": "Perturbation", "rate": "Local rate", "server": "Server", "averages": "Average"}
+WORDS = {"drift": "Drift correction", "perturbation": "Perturbation", "lr_schedule": "Learning-rate schedule", "server": "Server", "averages": "Average"}
 WHOLE = {
     "own": ", and one over all of the client's data in every round",
     "common": ", and one over all of the client's data before every round",
@@ -103,7 +103,7 @@ def one(name: str) -> str:
     lines += _curve(name)
     lines += ["## Equations", "", "The letters are explained [here](../algorithms.md#what-the-letters-mean).", ""]
     lines += ["### Local step", ""]
-    for slot in ("perturbation", "drift", "rate"):
+    for slot in ("perturbation", "drift", "lr_schedule"):
         lines += _slot(made, slot)
     lines += ["### Server step", "", *_slot(made, "server")]
     filled = _parameters(specs_of(made))

@@ -9,8 +9,8 @@ from typing import Any
 import typer
 
 from fedflat.cli.application import app
-from fedflat.cli.flags import FLAGS, field_of
-from fedflat.cli.settings import kind_of
+from fedflat.cli.lookup.settings import kind_of
+from fedflat.cli.shared.flags import FLAGS, field_of
 from fedflat.experiment.config import Config, setting_names
 from fedflat.text import write_value
 from making.markdown import block, code, joined, table
@@ -88,7 +88,7 @@ def settings() -> str:
         "# Settings",
         "",
         "Everything that can be said of an experiment. The same names stand in a YAML file (`--config`), behind `--set NAME=VALUE`, and in Python,",
-        "where `training.decay` is written `training__decay`; common ones have a flag and, in Python, its name. `fedflat settings` lists them too.",
+        "where `training.lr_decay` is written `training__lr_decay`; common ones have a flag and, in Python, its name. `fedflat settings` lists them too.",
         "",
     ]
     for section, rows in sections.items():

@@ -6,8 +6,8 @@ import inspect
 
 import torch
 
-from fedflat.cli.algorithm_card import parameter_rows
-from fedflat.cli.models import SHAPES, count_for
+from fedflat.cli.lookup.algorithm_card import parameter_rows
+from fedflat.cli.lookup.models import SHAPES, count_for
 from fedflat.models import MODELS, ImageModelSpec, ModelSpec, build, model_spec
 from making.markdown import block, code, joined, rows_of, table
 
@@ -52,11 +52,11 @@ def one(name: str, spec: type[ModelSpec], rows: dict[str, list[str]]) -> str:
     _, _, shape, classes, *_ = rows[name]
     lines += _layers(name, tuple(map(int, shape.split("x"))), int(classes.replace(",", "")))
     data = DATA.get(name, "cifar10")
-    split = "--split natural --set data.clients=null " if name in NATURAL else ""
+    partition = "--partition natural --set data.clients=null " if name in NATURAL else ""
     lines += [
         "## Use it",
         "",
-        *block([f"fedflat models {name}", f"fedflat run fedavg --data {data} --model {name} {split}--rounds 50"], "bash"),
+        *block([f"fedflat models {name}", f"fedflat run fedavg --dataset {data} --model {name} {partition}--rounds 50"], "bash"),
     ]
     return joined(lines, [f"Choices of init, normalisation and stem, and weights of others: [models](../{PAGE}).", ""])
 

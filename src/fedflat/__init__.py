@@ -15,11 +15,11 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from fedflat.algorithms import Algorithm, algorithm, canonical, register
     from fedflat.api import Rounds, compare, load, resume, rounds, run, sweep
-    from fedflat.engines.task import Classification, Task
+    from fedflat.engines.problem.task import Classification, Task
     from fedflat.errors import UserError
     from fedflat.experiment.callback import Callback
-    from fedflat.experiment.stepwise import Round
-    from fedflat.report.result import Comparison, Result
+    from fedflat.experiment.rounds import Round
+    from fedflat.reporting.result import Comparison, Result
 
 # Imported when first used, so that importing fedflat costs no more than importing torch.
 _WHERE = {
@@ -30,17 +30,17 @@ _WHERE = {
     "load": "fedflat.api",
     "register": "fedflat.algorithms",
     "resume": "fedflat.api",
-    "Round": "fedflat.experiment.stepwise",
+    "Round": "fedflat.experiment.rounds",
     "Rounds": "fedflat.api",
     "rounds": "fedflat.api",
     "run": "fedflat.api",
     "sweep": "fedflat.api",
     "UserError": "fedflat.errors",
     "Callback": "fedflat.experiment.callback",
-    "Classification": "fedflat.engines.task",
-    "Task": "fedflat.engines.task",
-    "Comparison": "fedflat.report.result",
-    "Result": "fedflat.report.result",
+    "Classification": "fedflat.engines.problem.task",
+    "Task": "fedflat.engines.problem.task",
+    "Comparison": "fedflat.reporting.result",
+    "Result": "fedflat.reporting.result",
 }
 __all__ = [
     "Algorithm",

@@ -14,20 +14,20 @@ from fedflat.data import Dataset, from_clients, from_flower
 from fedflat.data import load as load_data
 from fedflat.data.flower import is_partitioner
 from fedflat.data.per_client import Pair
-from fedflat.engines.task import OwnLoss, Task
+from fedflat.engines.problem.task import OwnLoss, Task
 from fedflat.errors import UserError, one_of
-from fedflat.experiment import compare as comparing
 from fedflat.experiment.callback import Callback
+from fedflat.experiment.campaign import compare as comparing
 from fedflat.experiment.config import SHORT as SHORT
 from fedflat.experiment.config import WHERE, Config, assign, config, read_yaml
-from fedflat.experiment.federation import custom
-from fedflat.experiment.folder import RunFolder
-from fedflat.experiment.observation.what import flatness_values
-from fedflat.experiment.own import as_callbacks, as_path, as_texts, called, check_jobs, check_own
+from fedflat.experiment.quantities import flatness_values
+from fedflat.experiment.rounds import Round
 from fedflat.experiment.run import Run
-from fedflat.experiment.stepwise import Round
+from fedflat.experiment.setup.problem import custom
 from fedflat.experiment.stopping import OVER
-from fedflat.report.result import Comparison, Result
+from fedflat.experiment.store.run_folder import RunFolder
+from fedflat.experiment.user_objects import as_callbacks, as_path, as_texts, called, check_jobs, check_own
+from fedflat.reporting.result import Comparison, Result
 
 
 def make_config(
@@ -97,21 +97,21 @@ def run(
     *,
     base: str | Path | Config | None = None,
     out: str | Path | None = None,
-    data: str | Dataset | None = None,
+    dataset: str | Dataset | None = None,
     model: str | nn.Module | None = None,
     task: Task | None = None,
     callbacks: Callback | Sequence[Callback] = (),
     **settings: Any,
 ) -> Result:
-    """Run one experiment. Settings have short names (``rounds=50``) or full ones (``training__decay=0.998``).
+    """Run one experiment. Settings have short names (``rounds=50``) or full ones (``training__lr_decay=0.998``).
 
     ``algorithm`` is a text such as ``scaffold+sam(rho=0.1)``, ``base`` a YAML file or a config to start from, ``out`` a new folder for the
-    run, without which nothing is kept on disk. ``data`` and ``model`` are names or objects of your own, ``task`` is a loss and metrics of
+    run, without which nothing is kept on disk. ``dataset`` and ``model`` are names or objects of your own, ``task`` is a loss and metrics of
     your own, and ``callbacks`` are told of every round.
     """
     if algorithm is not None:
         settings["algorithm"] = algorithm
-    made, own = _prepared(base, data, model, task, settings)
+    made, own = _prepared(base, dataset, model, task, settings)
     return Result(Run(made, _folder(out), task=task, callbacks=as_callbacks(callbacks), **own).go())
 
 
@@ -170,15 +170,15 @@ def rounds(
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     base: str | Path | Config | None = None,
     out: str | Path | None = None,
-    data: str | Dataset | None = None,
+    dataset: str | Dataset | None = None,
     task: Task | None = None,
     callbacks: Callback | Sequence[Callback] = (),
     **settings: Any,
 ) -> Rounds:
     """One experiment, a round at a time, for a loop of your own: ``for round in fedflat.rounds("fedmoswa", module, clients, test)``.
 
-    ``clients_data`` is a pair (inputs, targets) for each client, which keeps it unless ``split`` is another than ``natural``, and
-    ``test_data`` one for all; instead of them ``data`` and ``split`` name a data set, as in ``run``. ``loss`` is a function of outputs and
+    ``clients_data`` is a pair (inputs, targets) for each client, which keeps it unless ``partition`` is another than ``natural``, and
+    ``test_data`` one for all; instead of them ``dataset`` and ``partition`` name a dataset, as in ``run``. ``loss`` is a function of outputs and
     targets that gives the mean over a batch. It is the same run, so that the same settings give the same model.
 
     >>> import torch
@@ -192,15 +192,15 @@ def rounds(
     if algorithm is not None:
         settings["algorithm"] = algorithm
     if clients_data is not None:
-        if data is not None:
-            raise UserError("clients_data and data are two data sets; pass one of them")
-        data = from_clients(clients_data, test_data)
-        settings = {"split": "natural", "clients": len(clients_data), **settings}
+        if dataset is not None:
+            raise UserError("clients_data and dataset are two datasets; pass one of them")
+        dataset = from_clients(clients_data, test_data)
+        settings = {"partition": "natural", "clients": len(clients_data), **settings}
         if base is None:
-            settings.setdefault("per_round", min(Config().federation.per_round, len(clients_data)))
+            settings.setdefault("clients_per_round", min(Config().federation.clients_per_round, len(clients_data)))
     elif test_data is not None:
         raise UserError(
-            "test_data belongs to clients_data, which is missing; a data set by name has a test set of its own"
+            "test_data belongs to clients_data, which is missing; a dataset by name has a test set of its own"
         )
     if loss is not None:
         if task is not None:
@@ -210,7 +210,7 @@ def rounds(
                 f"loss is {loss!r}; expected a function of outputs and targets, such as torch.nn.functional.cross_entropy"
             )
         task = OwnLoss(function=loss)
-    made, own = _prepared(base, data, model, task, settings)
+    made, own = _prepared(base, dataset, model, task, settings)
     return Rounds(Run(made, _folder(out), task=task, callbacks=as_callbacks(callbacks), **own))
 
 
@@ -220,16 +220,16 @@ def compare(
     seeds: int | Sequence[int] = 3,
     base: str | Path | Config | None = None,
     out: str | Path | None = None,
-    data: str | Dataset | None = None,
+    dataset: str | Dataset | None = None,
     model: str | nn.Module | None = None,
     task: Task | None = None,
     callbacks: Callback | Sequence[Callback] = (),
     jobs: int | None = None,
     **settings: Any,
 ) -> Comparison:
-    """Run several algorithms on the same splits, cohorts and batches, for several seeds; ``jobs`` of them at a time."""
+    """Run several algorithms on the same partitions, cohorts and batches, for several seeds; ``jobs`` of them at a time."""
     check_jobs(jobs)
-    made, own = _prepared(base, data, model, task, settings)
+    made, own = _prepared(base, dataset, model, task, settings)
     texts, told = as_texts(algorithms), as_callbacks(callbacks)
     folder = (
         None if out is None else as_path("out", out).absolute()
@@ -245,8 +245,8 @@ def sweep(
     callbacks: Callback | Sequence[Callback] = (),
 ) -> Comparison:
     """Run every combination of a sweep, from its file or its values, each once; runs that are over in ``out`` are not run again."""
-    from fedflat.experiment.sweep import plan_sweep, run_sweep, slug
-    from fedflat.experiment.sweep_file import read_sweep
+    from fedflat.experiment.campaign.sweep import plan_sweep, run_sweep, slug
+    from fedflat.experiment.campaign.sweep_file import read_sweep
 
     check_jobs(jobs)
     if not isinstance(source, Mapping):
@@ -268,7 +268,7 @@ def sweep(
 def resume(
     folder: str | Path,
     *,
-    data: Dataset | None = None,
+    dataset: Dataset | None = None,
     model: nn.Module | None = None,
     task: Task | None = None,
     callbacks: Callback | Sequence[Callback] = (),
@@ -281,13 +281,13 @@ def resume(
     for name in where:
         if name not in WHERE:
             raise one_of("setting that may change when a run is resumed", name, WHERE)
-    check_own(data, model, task)
+    check_own(dataset, model, task)
     path = as_path("folder", folder)
     found = make_config(RunFolder(path).config(), where)
     if RunFolder(path).is_over:
         return load(path)
     return Result(
-        Run(found, path, data=data, model=model, task=task, callbacks=as_callbacks(callbacks), resume=True).go()
+        Run(found, path, data=dataset, model=model, task=task, callbacks=as_callbacks(callbacks), resume=True).go()
     )
 
 
@@ -302,16 +302,16 @@ def _folder(out: str | Path | None) -> Path | None:
 
 def _prepared(
     base: str | Path | Config | None,
-    data: str | Dataset | None,
+    dataset: str | Dataset | None,
     model: str | nn.Module | None,
     task: Task | None,
     settings: dict[str, Any],
 ) -> tuple[Config, dict[str, Any]]:
-    """The config, and the user's own objects; names go to the settings, and a partitioner of Flower becomes the text of a split."""
-    settings |= {name: value for name, value in (("data", data), ("model", model)) if isinstance(value, str)}
-    own_data, own_model = None if isinstance(data, str) else data, None if isinstance(model, str) else model
+    """The config, and the user's own objects; names go to the settings, and a partitioner of Flower becomes the text of a partition."""
+    settings |= {name: value for name, value in (("dataset", dataset), ("model", model)) if isinstance(value, str)}
+    own_data, own_model = None if isinstance(dataset, str) else dataset, None if isinstance(model, str) else model
     check_own(own_data, own_model, task)
-    if is_partitioner(settings.get("split")):
-        meant = make_config(base, {**settings, "split": "centralised"}).data
-        settings["split"] = from_flower(settings["split"], own_data or load_data(meant.name, meant.folder))
+    if is_partitioner(settings.get("partition")):
+        meant = make_config(base, {**settings, "partition": "centralised"}).data
+        settings["partition"] = from_flower(settings["partition"], own_data or load_data(meant.dataset, meant.dir))
     return custom(make_config(base, settings), own_data, own_model), {"data": own_data, "model": own_model}

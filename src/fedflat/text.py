@@ -1,4 +1,4 @@
-"""The text in which algorithms, splits, models and augmentations are named: ``name(parameter=value)+part(parameter=value)``.
+"""The text in which algorithms, partitions, models and augmentations are named: ``name(parameter=value)+part(parameter=value)``.
 
 Whatever has a name is a frozen dataclass, a *spec*; its fields are the parameters of the text. ``parse`` reads a text into calls,
 ``make`` turns a call into a spec with every parameter checked, ``show`` writes a spec back with only what differs from its defaults.

@@ -5,4 +5,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def unseeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedflat.engines.client.seed_torch", lambda *_: None, raising=False)
+    monkeypatch.setattr("fedflat.engines.round.client.seed_torch", lambda *_: None, raising=False)

@@ -83,15 +83,15 @@ def test_the_scalars_of_fedwmsam_are_counted() -> None:
 def test_measured_cost(text: str) -> None:
     """Clients with n_i samples take n_i steps of one sample: backward passes are counted where they happen."""
     setting = SETTINGS["uneven-partial"]
-    built, (_, _, per_step, per_round) = algorithm(text), OVERVIEW[text]
+    built, (_, _, per_step, clients_per_round) = algorithm(text), OVERVIEW[text]
     assert built.backward_passes == per_step
     walked = walk(text, setting, names=("weight",), quick=True, record=True)
     assert len(walked.gradients) == sum(
-        sum(per_step * STEPS[i] + per_round for i in cohort) for cohort in setting.cohorts
+        sum(per_step * STEPS[i] + clients_per_round for i in cohort) for cohort in setting.cohorts
     )  # a pass over all data is one call
     for cohort, outcome in zip(setting.cohorts, walked.outcomes, strict=True):
         steps = sum(STEPS[i] for i in cohort)
-        assert outcome.cost.backward_passes == (per_step + per_round) * steps
-        assert outcome.cost.samples == (per_step + per_round) * steps
+        assert outcome.cost.backward_passes == (per_step + clients_per_round) * steps
+        assert outcome.cost.samples == (per_step + clients_per_round) * steps
         assert outcome.cost.floats_down == len(cohort) * built.floats_down(6)
         assert outcome.cost.floats_up == len(cohort) * built.floats_up(6)

@@ -17,28 +17,28 @@ from ..reference import METHODS, Trace, cyclic_rates, golden
 from .settings import BY_SAMPLES, DECAY, FULL, PARTIAL, SETTINGS, STEPS, by_samples, library, reference, same, uneven
 
 SWITCHES: dict[str, list[dict[str, Any]]] = {
-    "fedavg": [{}, {"server_rate": 1.5}],
-    "fedavgm": [{}, {"beta": 0.5, "server_rate": 0.7}],
+    "fedavg": [{}, {"server_lr": 1.5}],
+    "fedavgm": [{}, {"beta": 0.5, "server_lr": 0.7}],
     "fedprox": [{}, {"mu": 0.5}],
     "fedadam": [
-        {}, {"server_rate": 0.05, "beta1": 0.5, "beta2": 0.9, "tau": 0.01}, {"v_init": 0.3}, {"bias_correction": True, "v_init": 0.0},
+        {}, {"server_lr": 0.05, "beta1": 0.5, "beta2": 0.9, "tau": 0.01}, {"v_init": 0.3}, {"bias_correction": True, "v_init": 0.0},
         {"second_moment_of": "momentum", "tau": 0.1},
     ],
-    "fedyogi": [{}, {"server_rate": 0.05, "beta1": 0.5, "beta2": 0.9, "tau": 0.01}, {"v_init": 0.3}, {"bias_correction": True, "tau": 0.1},
+    "fedyogi": [{}, {"server_lr": 0.05, "beta1": 0.5, "beta2": 0.9, "tau": 0.01}, {"v_init": 0.3}, {"bias_correction": True, "tau": 0.1},
                 {"second_moment_of": "momentum", "tau": 0.1}],
-    "fedadagrad": [{}, {"server_rate": 0.05, "beta1": 0.5, "tau": 0.01}, {"v_init": 0.3, "second_moment_of": "momentum", "beta1": 0.3},
+    "fedadagrad": [{}, {"server_lr": 0.05, "beta1": 0.5, "tau": 0.01}, {"v_init": 0.3, "second_moment_of": "momentum", "beta1": 0.3},
                    {"bias_correction": True, "beta1": 0.5, "tau": 0.1}],
     "fedacg": [{}, {"lam": 0.6, "beta": 0.3}],
-    "fedcm": [{}, {"alpha": 0.5}, {"alpha": 0.3, "server_rate": 0.7}],
-    "mime": [{}, {"beta": 0.9}, {"beta": 0.9, "form": "ema"}, {"beta": 0.5, "server_rate": 0.7}],
-    "mimelite": [{}, {"beta": 0.9}, {"beta": 0.9, "form": "ema"}, {"beta": 0.5, "server_rate": 0.7}],
-    "fedswa": [{}, {"final_rate": 0.4, "server_rate": 0.8}],
-    "scaffold": [{}, {"option": "I"}, {"server_rate": 0.7}, {"cv_weight": 0.1}, {"option": "I", "cv_weight": 0.5, "server_rate": 1.2}],
+    "fedcm": [{}, {"alpha": 0.5}, {"alpha": 0.3, "server_lr": 0.7}],
+    "mime": [{}, {"beta": 0.9}, {"beta": 0.9, "form": "ema"}, {"beta": 0.5, "server_lr": 0.7}],
+    "mimelite": [{}, {"beta": 0.9}, {"beta": 0.9, "form": "ema"}, {"beta": 0.5, "server_lr": 0.7}],
+    "fedswa": [{}, {"final_lr": 0.4, "server_lr": 0.8}],
+    "scaffold": [{}, {"option": "I"}, {"server_lr": 0.7}, {"cv_weight": 0.1}, {"option": "I", "cv_weight": 0.5, "server_lr": 1.2}],
     "feddyn": [{}, {"alpha": 0.3}],
     "adabest": [{}, {"mu": 0.3, "beta": 0.5}],
     "fedmo": [{}, {"gamma": 0.7}, {"option": "I"}],
     "fedmoswa": [
-        {}, {"option": "I"}, {"gamma": 0.6, "final_rate": 0.4, "server_rate": 0.8}, {"normaliser": "trapezoid"}, {"gamma_first_round": 1.0},
+        {}, {"option": "I"}, {"gamma": 0.6, "final_lr": 0.4, "server_lr": 0.8}, {"normaliser": "trapezoid"}, {"gamma_first_round": 1.0},
         {"gamma": 0.1, "gamma_first_round": 1.0, "normaliser": "trapezoid"},
     ],
     "fedsam": [{}, {"rho": 0.5}],
@@ -53,7 +53,7 @@ SWITCHES: dict[str, list[dict[str, Any]]] = {
     "fedlesam_d": [{}, {"rho": 0.5, "alpha": 0.3}, {"rho": 0.5, "direction": "global"}],
     "fedwmsam": [
         {}, {"rho": 0.5, "alpha0": 0.4, "lam": 0.3}, {"personal": False, "rho": 0.3}, {"sign": -1, "rho": 0.5}, {"lam": 0.0},
-        {"signal": "agreement", "lam": 0.5}, {"rho": 0.0, "alpha0": 0.7, "lam": 1.0}, {"server_rate": 0.7, "rho": 0.2},
+        {"signal": "agreement", "lam": 0.5}, {"rho": 0.0, "alpha0": 0.7, "lam": 1.0}, {"server_lr": 0.7, "rho": 0.2},
     ],
 }  # fmt: skip
 
@@ -270,7 +270,7 @@ def test_cyclic_rate() -> None:
     T, high = len(PARTIAL.cohorts), 0.05
     for decay in (1.0, DECAY):
         rates = cyclic_rates(T, high=high, low=0.01, cycle=3, start=0.4)
-        trace = PARTIAL.but(eta=[rate * decay**t for t, rate in enumerate(rates)]).run(METHODS["scaffold"])
+        trace = PARTIAL.but(eta=[lr * decay**t for t, lr in enumerate(rates)]).run(METHODS["scaffold"])
         same(walk("scaffold+cyclic(low=0.01,length=3,start=0.4)", PARTIAL, decay=decay, quick=True).x, trace.x)
     same(walk("fedavg+cyclic(low=0.01,length=1,start=0.4)", PARTIAL, quick=True).x, reference("fedavg", "partial").x)
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import fedflat
-from fedflat.algorithms.rate import Cyclic, Schedule
-from fedflat.averaging import Average, Ema, Running, Scene, Swa, Wima
+from fedflat.algorithms.lr_schedule import Cyclic, Schedule
+from fedflat.averaging import Average, AverageState, Ema, RunInfo, Swa, Wima
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.rows import Rows
+from fedflat.experiment.store.row_store import Rows
 
 from ..reference import averages, bed
 from .settings import differ, same
@@ -26,8 +26,8 @@ CLASSIFIER = torch.tensor([False, False, False, False, True, True])
 
 def begin(
     average: Average, rounds: int = T, cycle: int = 1, x: Any = X0, dtype: torch.dtype = torch.float64
-) -> Running:
-    scene = Scene(rounds, cycle, CLASSIFIER[: len(x)], lambda name, count: Rows())
+) -> AverageState:
+    scene = RunInfo(rounds, cycle, CLASSIFIER[: len(x)], lambda name, count: Rows())
     return average.begin(scene, torch.as_tensor(x, dtype=dtype))
 
 
@@ -121,13 +121,20 @@ def test_swa_says_where_it_averages_nothing(average: Swa, rounds: int, captures:
         running.before(t, torch.zeros(6))
         running.after(t, torch.zeros(6))
     assert bool(running.tensors().get("captured", torch.tensor(0))) is captures
-    nothing = average.averages_nothing(Scene(rounds, 20, CLASSIFIER, lambda name, count: Rows()))
+    nothing = average.averages_nothing(RunInfo(rounds, 20, CLASSIFIER, lambda name, count: Rows()))
     assert (nothing == "") is captures
     assert captures or f"averages nothing in these {rounds} rounds" in nothing
 
 
 def test_a_run_whose_swa_averages_nothing_says_so() -> None:
-    small = {"rounds": 2, "clients": 6, "per_round": 2, "steps": 1, "model": "mlp(hidden=4)", "workers": 1}
+    small = {
+        "rounds": 2,
+        "clients": 6,
+        "clients_per_round": 2,
+        "local_steps": 1,
+        "model": "mlp(hidden=4)",
+        "workers": 1,
+    }
     with pytest.warns(UserWarning, match="it begins after 1 of them and captures a model every 20"):
         fedflat.run("fedavg+cyclic+swa", **small)
 
@@ -145,7 +152,7 @@ def test_a_start_that_is_a_whole_round_is_not_cut_by_floating_point() -> None:
 @pytest.mark.parametrize("stop", [1, 5, 13, 20, 33])
 def test_an_average_goes_on_where_it_was_left(average: Average, stop: int) -> None:
     rows = Rows()
-    scene = Scene(T, 4, CLASSIFIER, lambda name, count: rows)
+    scene = RunInfo(T, 4, CLASSIFIER, lambda name, count: rows)
     found = []
     running = average.begin(scene, torch.as_tensor(X0))
     for t in range(T):
@@ -177,7 +184,15 @@ class Watching(Callback):
 
 def test_28_46_47_48_in_a_run() -> None:
     """Averages of a real run, all at once: each is the reference's of the run's own models, and none is fed back."""
-    small = {"rounds": 8, "clients": 6, "per_round": 2, "steps": 2, "model": "mlp(hidden=4)", "workers": 1, "every": 8}
+    small = {
+        "rounds": 8,
+        "clients": 6,
+        "clients_per_round": 2,
+        "local_steps": 2,
+        "model": "mlp(hidden=4)",
+        "workers": 1,
+        "eval_every": 8,
+    }
     small["engine__precision"] = "float64"
     cyclic = "fedavg+cyclic(low=0.01,length=2,start=0.25)"
     watching, alone = Watching(), Watching()

@@ -30,8 +30,8 @@ def test_33_fedavg_ends_beside_the_optimum() -> None:
     [
         ("fedavgm(beta=0.6)", 90, 1e-9),
         ("fedacg(beta=0)", 50, 1e-9),
-        ("fedswa(final_rate=1,server_rate=1.5)", 20, 1e-9),
-        ("fedadam(server_rate=0.05,tau=0.05,beta1=0.5)", 180, 1e-4),
+        ("fedswa(final_lr=1,server_lr=1.5)", 20, 1e-9),
+        ("fedadam(server_lr=0.05,tau=0.05,beta1=0.5)", 180, 1e-4),
     ],
 )
 def test_34_server_optimisers_keep_the_fixed_point(text: str, rounds: int, tolerance: float) -> None:
@@ -52,7 +52,7 @@ def test_36_to_40_corrected_methods_reach_the_optimum(limit: Limit) -> None:
     )
 
 
-@pytest.mark.parametrize(("number", "text"), [(38, "fedmoswa"), (38, "fedmoswa(option=I,server_rate=1)"), (40, "mime")])
+@pytest.mark.parametrize(("number", "text"), [(38, "fedmoswa"), (38, "fedmoswa(option=I,server_lr=1)"), (40, "mime")])
 def test_38_40_others_hover_around_it_under_partial_participation(number: int, text: str) -> None:
     late = np.array(walk(text, LONG.but(cohorts=draw_cohorts(150, 3, 2)), quick=True).x[80:])
     distance = np.linalg.norm(late - OPTIMUM, axis=1)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from fedflat.algorithms import algorithm
 from fedflat.algorithms.descent import Descent
+from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.algorithms.perturbation.released import scalar_shift
-from fedflat.algorithms.rate import Schedule
 from fedflat.models.layout import Layout
 
 from ..quadratics import walk

@@ -22,8 +22,8 @@ EVERY_SETTING = pytest.mark.parametrize("setting", SETTINGS)
 WHOLE_OR_PART = pytest.mark.parametrize("setting", ["full", "partial"])
 REDUCTIONS = [
     *identities.REDUCTIONS,
-    Identity(2, "fedswa", {"final_rate": 1.0, "server_rate": 1.3}, "fedavgm", {"beta": 0.0, "server_rate": 1.3}),
-    Identity(5, "fedavgm", {"beta": 0.0, "server_rate": 1.0}, "fedavg", {}),
+    Identity(2, "fedswa", {"final_lr": 1.0, "server_lr": 1.3}, "fedavgm", {"beta": 0.0, "server_lr": 1.3}),
+    Identity(5, "fedavgm", {"beta": 0.0, "server_lr": 1.0}, "fedavg", {}),
     Identity(
         16, "feddyn", {"alpha": 0.3}, "feddyn", {"alpha": 0.3}
     ),  # the library's form by displacements, the reference's by gradients
@@ -117,7 +117,7 @@ def test_19_fedmoswa_with_frozen_zero_variates_is_fedswa(setting: str) -> None:
 
 @WHOLE_OR_PART
 def test_20_fedadagrad_with_a_large_tau_is_fedavg(setting: str) -> None:
-    same(library("fedadagrad(server_rate=2e7,tau=1e7)", setting).x, reference("fedavg", setting).x, atol=1e-6)
+    same(library("fedadagrad(server_lr=2e7,tau=1e7)", setting).x, reference("fedavg", setting).x, atol=1e-6)
 
 
 def test_21_fedyogi() -> None:
@@ -174,8 +174,8 @@ def test_25_adabest_without_client_terms_extrapolates_fedavg(setting: str) -> No
     for t, (cohort, walked) in enumerate(
         zip(chosen.cohorts, library("adabest(mu=0,beta=0.6)", setting).x, strict=True)
     ):
-        rate = chosen.eta if np.isscalar(chosen.eta) else chosen.eta[t]
-        a = chosen.but(x0=x, cohorts=[cohort], eta=rate).run(METHODS["fedavg"]).x[0]
+        lr = chosen.eta if np.isscalar(chosen.eta) else chosen.eta[t]
+        a = chosen.but(x0=x, cohorts=[cohort], eta=lr).run(METHODS["fedavg"]).x[0]
         x, previous = a + 0.6 * (a - previous), a
         same(walked, x)
 

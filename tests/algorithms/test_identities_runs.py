@@ -11,16 +11,16 @@ import torch
 import fedflat
 from fedflat import data, models
 from fedflat.data.augment import Mixup
-from fedflat.engines.plan import Plan
-from fedflat.engines.problem import Batch, Problem
-from fedflat.engines.randomness import seed_torch
+from fedflat.engines.problem.problem import Batch, Problem
+from fedflat.engines.round.plan import Plan
+from fedflat.engines.round.randomness import seed_torch
 
 SMALL: dict[str, Any] = {
     "rounds": 2,
     "clients": 6,
-    "per_round": 3,
-    "steps": 2,
-    "batch": 8,
+    "clients_per_round": 3,
+    "local_steps": 2,
+    "batch_size": 8,
     "workers": 1,
     "model": "mlp(hidden=4)",
 }
@@ -43,10 +43,10 @@ def test_29_silobn_with_batch_norm_is_not() -> None:
         "model": "resnet20(norm=batch)",
         "rounds": 2,
         "clients": 3,
-        "per_round": 2,
-        "steps": 1,
-        "batch": 4,
-        "every": 2,
+        "clients_per_round": 2,
+        "local_steps": 1,
+        "batch_size": 4,
+        "eval_every": 2,
     }
     first, second = (
         fedflat.run("fedavg", **(SMALL | one), training__statistics=kind).record for kind in ("averaged", "own")
@@ -76,16 +76,16 @@ def test_29_cutout_of_nothing_is_none() -> None:
     assert not torch.equal(base, weights(augmentation="cutout(size=3)"))
 
 
-@pytest.mark.parametrize("split", ["centralised", "iid"])
-def test_29_one_client_is_centralised_sgd(split: str) -> None:
+@pytest.mark.parametrize("partition", ["centralised", "iid"])
+def test_29_one_client_is_centralised_sgd(partition: str) -> None:
     """FedAvg with N = 1 against torch's own SGD over the same K T batches."""
     settings = {
         "rounds": 3,
         "clients": 1,
-        "per_round": 1,
-        "steps": 4,
-        "split": split,
-        "rate": 0.2,
+        "clients_per_round": 1,
+        "local_steps": 4,
+        "partition": partition,
+        "lr": 0.2,
         "weight_decay": 0.01,
     }
     settings["engine__precision"] = "float64"
@@ -94,7 +94,7 @@ def test_29_one_client_is_centralised_sgd(split: str) -> None:
     with torch.random.fork_rng(devices=[]):
         seed_torch(0, "weights")
         model = models.build("mlp(hidden=4)", digits.input_shape, digits.num_classes).double()
-    indices = data.partition(split, digits.train.targets, digits.num_classes, 1, 0).clients[0]
+    indices = data.make_partition(partition, digits.train.targets, digits.num_classes, 1, 0).clients[0]
     optimiser = torch.optim.SGD(model.parameters(), lr=0.2, weight_decay=0.01)
     for round in range(3):
         for positions in Plan(batch=8, steps=4).batches(0, round, 0, len(indices)):

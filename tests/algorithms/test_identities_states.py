@@ -12,7 +12,7 @@ import torch
 from fedflat.algorithms import algorithm
 from fedflat.algorithms.algorithm import Local, flat_state
 from fedflat.algorithms.descent import Descent
-from fedflat.algorithms.rate import Schedule
+from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.models.layout import Layout
 
 from ..quadratics import text_of, walk
@@ -27,10 +27,10 @@ QUICK: dict[str, Any] = {"names": ("weight",), "quick": True}
 # --- closed forms --------------------------------------------------------------------------------------------------------------------
 
 
-def _local_round(text: str, steps: int, rate: float, gradient: torch.Tensor) -> Local:
+def _local_round(text: str, steps: int, lr: float, gradient: torch.Tensor) -> Local:
     """One client's round over a constant gradient."""
     built, z = algorithm(text), torch.zeros(len(gradient), dtype=torch.float64)
-    count, schedule, descent = torch.tensor(float(steps), dtype=torch.float64), Schedule(rate), Descent()
+    count, schedule, descent = torch.tensor(float(steps), dtype=torch.float64), Schedule(lr), Descent()
     layout = Layout(("weight",), ((len(gradient),),))
     local = built.begin(
         z, built.new_server(z), built.new_client(z), layout, schedule, torch.zeros_like(count), count, descent
@@ -40,27 +40,27 @@ def _local_round(text: str, steps: int, rate: float, gradient: torch.Tensor) -> 
     return local
 
 
-@pytest.mark.parametrize(("steps", "final_rate"), [(50, 0.1), (50, 1.0), (7, 0.4), (1, 0.1)])
-def test_31_the_sum_of_falling_rates(steps: int, final_rate: float) -> None:
+@pytest.mark.parametrize(("steps", "final_lr"), [(50, 0.1), (50, 1.0), (7, 0.4), (1, 0.1)])
+def test_31_the_sum_of_falling_rates(steps: int, final_lr: float) -> None:
     gradient = torch.tensor([1.0, -2.0], dtype=torch.float64)
-    H = 0.3 * (steps - (1 - final_rate) * (steps - 1) / 2)
-    text = f"fedmoswa(final_rate={final_rate})"
+    H = 0.3 * (steps - (1 - final_lr) * (steps - 1) / 2)
+    text = f"fedmoswa(final_lr={final_lr})"
     local = _local_round(text, steps, 0.3, gradient)
     kept, message = algorithm(text).finish(local)
     assert float(message.rates) == pytest.approx(H, abs=1e-12)
-    assert pytest.approx(0.3 * 27.95) == H or (steps, final_rate) != (50, 0.1)
+    assert pytest.approx(0.3 * 27.95) == H or (steps, final_lr) != (50, 0.1)
     same(kept["drift"]["c"], gradient)
-    released = f"fedmoswa(final_rate={final_rate},normaliser=trapezoid)"
+    released = f"fedmoswa(final_lr={final_lr},normaliser=trapezoid)"
     kept, _ = algorithm(released).finish(_local_round(released, steps, 0.3, gradient))
-    same(kept["drift"]["c"], gradient * H / (0.3 * steps * (1 + final_rate) / 2))  # 27.95 / 27.5 at K = 50, rho = 0.1
+    same(kept["drift"]["c"], gradient * H / (0.3 * steps * (1 + final_lr) / 2))  # 27.95 / 27.5 at K = 50, rho = 0.1
 
 
 def test_32_local_closed_forms() -> None:
     x, eye, alone = FULL.x0, np.eye(6), FULL.but(cohorts=[[2]])
     A, b = FULL.problem.A[2], FULL.problem.b[2]
     same(walk("fedavg", alone, quick=True).x[0], b + np.linalg.matrix_power(eye - 0.05 * A, K) @ (x - b))
-    product = reduce(np.matmul, [eye - rate * A for rate in linear_rates(0.05, K, 0.1)])
-    same(walk("fedswa(server_rate=1)", alone, quick=True).x[0], b + product @ (x - b))
+    product = reduce(np.matmul, [eye - lr * A for lr in linear_rates(0.05, K, 0.1)])
+    same(walk("fedswa(server_lr=1)", alone, quick=True).x[0], b + product @ (x - b))
     M = A + 0.4 * eye
     D = -(eye - np.linalg.matrix_power(eye - 0.05 * M, K)) @ np.linalg.solve(M, A @ (x - b))
     same(walk("fedprox(mu=0.4)", alone, quick=True).x[0], x + D)
@@ -105,14 +105,14 @@ def test_43_feddyns_dual_is_the_gradient_after_exact_minimisation() -> None:
 
 
 RECORDED = [  # text, final rate, backward passes per step, of which the last is the gradient handed on
-    ("scaffold", 1.0, 1), ("scaffold(server_rate=0.5)", 1.0, 1), ("fedmo", 1.0, 1), ("fedmoswa", 0.1, 1), ("fedgamma(rho=0.3)", 1.0, 2),
-    ("fedcm(alpha=0.3)", 1.0, 1), ("fedcm(alpha=0.3)+linear(final_rate=0.2)+adam", 0.2, 1), ("fedwmsam(rho=0.2,lam=0.3)", 1.0, 1),
+    ("scaffold", 1.0, 1), ("scaffold(server_lr=0.5)", 1.0, 1), ("fedmo", 1.0, 1), ("fedmoswa", 0.1, 1), ("fedgamma(rho=0.3)", 1.0, 2),
+    ("fedcm(alpha=0.3)", 1.0, 1), ("fedcm(alpha=0.3)+linear(final_lr=0.2)+adam", 0.2, 1), ("fedwmsam(rho=0.2,lam=0.3)", 1.0, 1),
 ]  # fmt: skip
 
 
 @EVERY_SETTING
-@pytest.mark.parametrize(("text", "final_rate", "passes"), RECORDED, ids=[row[0] for row in RECORDED])
-def test_44_45_variates_are_mean_local_gradients(text: str, final_rate: float, passes: int, setting: str) -> None:
+@pytest.mark.parametrize(("text", "final_lr", "passes"), RECORDED, ids=[row[0] for row in RECORDED])
+def test_44_45_variates_are_mean_local_gradients(text: str, final_lr: float, passes: int, setting: str) -> None:
     """c_i+ = sum_k eta_k g_k / H; FedMoSWA's m+ = (1 - gamma) m + gamma mean c_i+; FedCM's and FedWMSAM's as in the specification."""
     weighting = (
         "samples" if setting.startswith("uneven") else "uniform"
@@ -125,8 +125,8 @@ def test_44_45_variates_are_mean_local_gradients(text: str, final_rate: float, p
     for t, cohort in enumerate(chosen.cohorts):
         gbar = {}
         for i in cohort:
-            rates = linear_rates(_at(chosen.eta, t), _at(chosen.steps, i), final_rate)
-            gbar[i] = sum(rate * next(gradients) for rate in rates) / sum(rates)
+            rates = linear_rates(_at(chosen.eta, t), _at(chosen.steps, i), final_lr)
+            gbar[i] = sum(lr * next(gradients) for lr in rates) / sum(rates)
         now = {name: value.numpy() for name, value in walked.server[t]["drift"].items()}
         kept = {
             i: {name: value.numpy() for name, value in state["drift"].items()} for i, state in walked.clients[t].items()
@@ -227,7 +227,7 @@ def test_54_equivariance(method: str) -> None:
 def test_55_scaling_the_loss_against_the_rate(method: str) -> None:
     """With the loss times s and all rates over s every iterate stays, where no slot mixes units; alpha, mu and beta go with s."""
     s, scale, flat = 3.0, identities.SCALES_WITH_LOSS.get(method, {}), SETTINGS["uneven-partial"]
-    steep = flat.but(eta=[rate / s for rate in flat.eta])
+    steep = flat.but(eta=[lr / s for lr in flat.eta])
     left = library(text_of(method, **scale), "uneven-partial").x
     right = walk(text_of(method, **{key: s * value for key, value in scale.items()}), steep, scale=s, **QUICK).x
     if method in identities.UNITS_MIXED:

@@ -49,14 +49,14 @@ CHOICES: dict[str, Values] = {
     "lesam": {"rho": [0.1, 0.4], "direction": ["client", "global"], "indexing": ["vector", "tensor"]},
     "smoo": {"rho": [0.1, 0.3], "s_source": ["paper", "dual"]},
     "guided": {"rho": [0.01, 0.3], "perturb_sign": [1, -1], "indexing": ["vector", "tensor"]},
-    "linear": {"final_rate": [0.1, 0.6], "early_decay": [False, True]},
+    "linear": {"final_lr": [0.1, 0.6], "early_decay": [False, True]},
     "cyclic": {"low": [0.0001, 0.01], "length": [20, 2], "start": [0.75, 0.3]},
     "poly": {"power": [0.9, 2.0], "span": ["run", "round"]},
-    "sgd": {"server_rate": [1.0, 0.5, 1.5]},
-    "momentum": {"beta": [0.9, 0.4], "server_rate": [1.0, 0.5]},
+    "sgd": {"server_lr": [1.0, 0.5, 1.5]},
+    "momentum": {"beta": [0.9, 0.4], "server_lr": [1.0, 0.5]},
     **{
         name: {
-            "server_rate": [0.1, 0.3],
+            "server_lr": [0.1, 0.3],
             "tau": [0.001, 0.3],
             "beta1": [0.9, 0.0],
             "bias_correction": [False, True],
@@ -70,7 +70,7 @@ CHOICES: dict[str, Values] = {
 }
 BY_SLOT = {
     slot: [name for name, (where, _) in PARTS.items() if where == slot]
-    for slot in ("drift", "perturbation", "rate", "server", "averages")
+    for slot in ("drift", "perturbation", "lr_schedule", "server", "averages")
 }
 
 
@@ -97,7 +97,7 @@ def compositions(draw: st.DrawFn) -> dict[str, tuple[str, Values]]:
     if draw(st.booleans()):
         chosen["perturbation"] = draw(part("perturbation", among))
     if draw(st.booleans()):
-        chosen["rate"] = draw(part("rate"))
+        chosen["lr_schedule"] = draw(part("lr_schedule"))
     if drift != "acg" and draw(st.booleans()):
         chosen["server"] = draw(part("server"))
     return chosen
@@ -125,7 +125,7 @@ def texts(draw: st.DrawFn) -> str:
     if base in RELEASED and draw(st.booleans()):
         values["variant"] = "released"
     free = []
-    for slot in ("drift", "perturbation", "rate", "server"):
+    for slot in ("drift", "perturbation", "lr_schedule", "server"):
         spec = getattr(NAMED[base], slot)
         name = next((name for name in BY_SLOT[slot] if PARTS[name][1] is type(spec)), None)
         if spec == getattr(NAMED["fedavg"], slot):
@@ -218,7 +218,7 @@ WITH_LOSS = {("prox", "mu"), ("dyn", "alpha"), ("adabest", "mu"), ("acg", "beta"
 def test_55_scale_of_the_loss(chosen: dict[str, tuple[str, Values]]) -> None:
     """Everything in gradient units goes with s, every rate against it; what mixes units is told apart."""
     s = 2.0
-    steep = TINY.but(eta=[rate / s for rate in TINY.eta])
+    steep = TINY.but(eta=[lr / s for lr in TINY.eta])
     scaled = changed(
         chosen,
         lambda name, key, v: s * v if (name, key) in WITH_LOSS else v / s if (name, key) == ("cyclic", "low") else v,
@@ -235,7 +235,7 @@ def test_55_scale_of_the_loss(chosen: dict[str, tuple[str, Values]]) -> None:
 )
 def test_55_fails_where_units_are_mixed_or_left_behind(mixing: str) -> None:
     s = 2.0
-    steep = TINY.but(eta=[rate / s for rate in TINY.eta])
+    steep = TINY.but(eta=[lr / s for lr in TINY.eta])
     left, right = (
         walk(mixing.format(a), TINY if a == 0.1 else steep, quick=True, scale=1.0 if a == 0.1 else s)
         for a in (0.1, 0.2)

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from fedflat.algorithms import algorithm, canonical
-from fedflat.algorithms.rate import LocalRate, Poly, Schedule
+from fedflat.algorithms.lr_schedule import LrSchedule, Poly, Schedule
 from fedflat.errors import UserError
 
 from ..quadratics import walk
 from ..reference import bed
 
 
-def rate_at(rate: LocalRate, schedule: Schedule, round: float, step: float, steps: float = 4.0) -> float:
-    return float(rate(schedule, *(torch.tensor(value, dtype=torch.float64) for value in (round, step, steps))))
+def rate_at(lr: LrSchedule, schedule: Schedule, round: float, step: float, steps: float = 4.0) -> float:
+    return float(lr(schedule, *(torch.tensor(value, dtype=torch.float64) for value in (round, step, steps))))
 
 
 def test_it_falls_over_the_run_step_by_step() -> None:
@@ -37,9 +37,9 @@ def test_it_falls_within_a_round_and_decays_over_rounds() -> None:
 
 
 def test_clients_walk_at_these_rates() -> None:
-    """A straight line to zero within each round is FedSWA's with final_rate=0."""
+    """A straight line to zero within each round is FedSWA's with final_lr=0."""
     setting = bed(rounds=2, size=3)
-    falling, plain = walk("fedavg+poly(power=1.0,span=round)", setting), walk("fedavg+linear(final_rate=0.0)", setting)
+    falling, plain = walk("fedavg+poly(power=1.0,span=round)", setting), walk("fedavg+linear(final_lr=0.0)", setting)
     assert np.abs(np.array(falling.x) - np.array(plain.x)).max() < 1e-12
 
 

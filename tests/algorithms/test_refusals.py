@@ -13,8 +13,8 @@ import pytest
 from fedflat.algorithms import Algorithm, algorithm, canonical
 from fedflat.algorithms.composition import PARTS
 from fedflat.algorithms.drift import Mo, Scaffold
+from fedflat.algorithms.lr_schedule import Linear
 from fedflat.algorithms.perturbation import Guided, Lesam
-from fedflat.algorithms.rate import Linear
 from fedflat.algorithms.server import Sgd
 from fedflat.algorithms.table import NAMED, RELEASED
 from fedflat.errors import UserError
@@ -33,8 +33,8 @@ def refused(text: str) -> str:
 
 NO_MEANING = {
     # FedACG is its own server optimiser
-    **{f"fedacg+{part}": "momentum twice" for part in ("momentum", "adam", "yogi", "adagrad", "sgd(server_rate=0.5)")},
-    "fedacg(server_rate=0.5)": "momentum twice",
+    **{f"fedacg+{part}": "momentum twice" for part in ("momentum", "adam", "yogi", "adagrad", "sgd(server_lr=0.5)")},
+    "fedacg(server_lr=0.5)": "momentum twice",
     "fedavgm+acg": "momentum twice",
     "fedswa+acg": "momentum twice",
     "fedavg+acg+momentum": "momentum twice",
@@ -56,9 +56,9 @@ NO_MEANING = {
     "fedswa+cyclic": "local rate is already linear",
     "fedavg+cyclic+linear": "local rate is already cyclic",
     "fedavgm+adam": "server optimiser is already momentum",
-    "fedswa+momentum": "server optimiser is already sgd(server_rate=1.5)",
+    "fedswa+momentum": "server optimiser is already sgd(server_lr=1.5)",
     "fedavg+sgd+momentum": "server optimiser is already sgd",
-    "fedavg+sgd+sgd(server_rate=2)": "server optimiser is already sgd",
+    "fedavg+sgd+sgd(server_lr=2)": "server optimiser is already sgd",
     "fedavg+swa+swa": "swa twice",
     "fedavg+wima(window=5)+ema+wima(window=5)": "wima twice",
     # words in the wrong place
@@ -80,9 +80,9 @@ def test_combinations_without_meaning(text: str) -> None:
     "text",
     [
         "fedacg+sgd", "fedacg+sam", "fedacg+wima+ema+swa", "fedavg+wmsam+sam", "fedavg+wmsam+lesam", "fedwmsam(alpha0=1,rho=0)",
-        "feddyn+smoo", "fedspeed(rho=0)+wima", "fedavg+swa(start=0.5)+swa+wima+wima(window=7)+ema", "fedswa(server_rate=1)+momentum",
+        "feddyn+smoo", "fedspeed(rho=0)+wima", "fedavg+swa(start=0.5)+swa+wima+wima(window=7)+ema", "fedswa(server_lr=1)+momentum",
         "mime+sam", "feddyn+adam", "adabest+momentum", "scaffold+linear+adagrad", "fedmoswa+asam", "fedavg+cyclic(length=20)+swa",
-        "feddyn+sgd(server_rate=0.5)",
+        "feddyn+sgd(server_lr=0.5)",
     ],
 )  # fmt: skip
 def test_combinations_nobody_reports_but_that_have_a_meaning(text: str) -> None:
@@ -100,7 +100,7 @@ MISTAKES = {
     "fedsam(ro=0.1)": "there is no parameter of fedsam 'ro'; did you mean rho",
     "fedmoswa(gama=0.1)": "did you mean gamma",
     "fedavg+wima(windw=3)": "there is no parameter of part wima 'windw'; did you mean window",
-    "fedprox(lambda=1)": "there is no parameter of fedprox 'lambda'; expected one of mu, server_rate, variant",
+    "fedprox(lambda=1)": "there is no parameter of fedprox 'lambda'; expected one of mu, server_lr, variant",
     "quantum": "for example",
     "fedsam(variant=released)": "fedsam has no variant 'released'; expected paper or released (which exists for fedlesam",
     "fedlesam(variant=published)": "fedlesam has no variant 'published'",
@@ -130,7 +130,7 @@ OUT_OF_RANGE = [
     "fedwmsam(alpha0=1.1)", "fedwmsam(lam=-0.1)", "fedmoswa(gamma=1.5)", "fedmoswa(gamma=-0.1)", "fedmo(gamma_first_round=2)",
     "fedmo(option_I_batches=-1)", "fedavg+wima(window=0)", "fedavg+swa(start=1.5)", "fedavg+swa(every=0)", "fedavg+ema(decay=1.1)",
     "feddyn(alpha=-0.1)", "feddyn(alpha=0)", "fedcm(alpha=1.1)", "fedprox(mu=-1)", "adabest(mu=-1)", "adabest(beta=1.5)", "fedacg(lam=1.2)",
-    "fedacg(beta=-1)", "mime(beta=-0.1)", "scaffold(cv_weight=-1)", "fedswa(final_rate=1.5)", "fedswa(server_rate=0)", "fedavgm(beta=1.2)",
+    "fedacg(beta=-1)", "mime(beta=-0.1)", "scaffold(cv_weight=-1)", "fedswa(final_lr=1.5)", "fedswa(server_lr=0)", "fedavgm(beta=1.2)",
     "fedadam(tau=0)", "fedadam(beta2=1.1)", "fedadam(v_init=-1)", "fedspeed(share=1.2)", "fedavg+cyclic(length=0)", "fedavg+cyclic(low=-1)",
     "fedavg+cyclic(start=-0.5)", "fedsam(rho=nan)", "fedsam(rho=inf)", "fedprox(mu=1e999)",
 ]  # fmt: skip
@@ -188,9 +188,9 @@ AS_PUBLISHED: dict[str, Algorithm] = {
     "fedwmsam": dataclasses.replace(NAMED["fedwmsam"], perturbation=Guided(0.01, perturb_sign=-1, indexing="tensor")),
     # D6: gamma 0.1, first round 1, trapezoid; 2.19: the decay precedes the first round
     "fedmoswa": Algorithm(
-        Mo(0.1, gamma_first_round=1.0, normaliser="trapezoid"), rate=Linear(0.1, early_decay=True), server=Sgd(1.5)
+        Mo(0.1, gamma_first_round=1.0, normaliser="trapezoid"), lr=Linear(0.1, early_decay=True), server=Sgd(1.5)
     ),
-    "fedswa": Algorithm(rate=Linear(0.1, early_decay=True), server=Sgd(1.5)),
+    "fedswa": Algorithm(lr_schedule=Linear(0.1, early_decay=True), server=Sgd(1.5)),
 }
 
 

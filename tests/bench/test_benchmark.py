@@ -18,10 +18,12 @@ from fedflat.bench.others import OTHERS
 from fedflat.bench.setting import Setting
 from fedflat.bench.stage import Contender, Done, Failed, Performer, _perform
 from fedflat.cli.application import app
-from fedflat.cli.bench import listed, numbers, print_benchmark
+from fedflat.cli.experiments.bench import listed, numbers, print_benchmark
 from fedflat.errors import UserError
 
-SMALL = Setting("mlp(hidden=4)", "random(size=60,side=4)", per_round=2, steps=2, batch=5, device="cpu", workers=1)
+SMALL = Setting(
+    "mlp(hidden=4)", "random(size=60,side=4)", clients_per_round=2, local_steps=2, batch_size=5, device="cpu", workers=1
+)
 ROW = {
     "contender": str,
     "algorithm": str | None,
@@ -45,17 +47,17 @@ def test_a_small_benchmark(tmp_path):
     flags = (
         "--model",
         "mlp(hidden=4)",
-        "--data",
+        "--dataset",
         "random(size=60,side=4)",
         "--clients",
         "6",
         "--clients-per-round",
         "2",
-        "--steps",
+        "--local-steps",
         "2",
     )
     more = (
-        "--batch",
+        "--batch-size",
         "5",
         "--rounds",
         "3",
@@ -107,8 +109,8 @@ def test_a_small_benchmark(tmp_path):
         (Request(replace(SMALL, augmentation="mixup")), "mixup"),
         (Request(replace(SMALL, model="cnn"), clients=(6,)), "at least 16x16 pixels"),
         (Request(replace(SMALL, device="cuda")), "sees no GPU"),
-        (Request(replace(SMALL, per_round=9), clients=(8,)), "more than data.clients=8"),
-        (Request(replace(SMALL, split="iod")), "there is no split 'iod'; did you mean iid"),
+        (Request(replace(SMALL, clients_per_round=9), clients=(8,)), "more than data.clients=8"),
+        (Request(replace(SMALL, partition="iod")), "there is no split 'iod'; did you mean iid"),
         (Request(replace(SMALL, augmentation="crop"), clients=(6,)), "there is no augmentation 'crop'"),
         (Request(SMALL, clients=(6, 100)), "60 training examples cannot be divided among 100 clients"),
     ],
@@ -145,7 +147,7 @@ def test_quotients_are_of_rounds_side_by_side(monkeypatch):
     bound = Measured(Bound(SMALL, ""), [1.0, 1.5, 2.0], 4.0, None, 10)
     line = row(ours, [ours, plain, bound], 100)
     assert line["times_plain"] == 2.0 and line["seconds_per_round"] == 2.0 and line["samples_per_second"] == 50
-    full = SMALL.per_round * SMALL.batch * SMALL.steps
+    full = SMALL.clients_per_round * SMALL.batch * SMALL.steps
     assert line["share_of_bound"] == 0.5 * 100 / full and line["set_up_seconds"] == 3.0, (
         "by samples: clients may have less than the bound"
     )
@@ -203,7 +205,7 @@ def test_a_processor_without_a_name_is_told_by_its_kind(tmp_path, monkeypatch):
 
 def test_samples_are_counted_without_second_passes():
     assert samples_per_round(SMALL, 6) == 20
-    assert samples_per_round(replace(SMALL, split="virtual(size=3)"), 10**6) == 12
+    assert samples_per_round(replace(SMALL, partition="virtual(size=3)"), 10**6) == 12
 
 
 @dataclass(frozen=True)
@@ -262,10 +264,10 @@ def test_the_table_of_a_gpu_has_its_memory(capsys):
     }
     document["setting"] = {
         "model": "cnn",
-        "data": "random",
-        "per_round": 10,
-        "steps": 50,
-        "batch": 50,
+        "dataset": "random",
+        "clients_per_round": 10,
+        "local_steps": 50,
+        "batch_size": 50,
         "augmentation": "none",
     }
     print_benchmark(document | {"hardware": {"gpus": ["H200"], "processor": "p", "cores": 16}})

@@ -14,7 +14,14 @@ from fedflat.experiment.callback import Callback
 from fedflat.experiment.run import Run
 
 SETTING = Setting(
-    "lenet5", "random(size=120,side=16)", per_round=3, steps=3, batch=8, rate=0.1, device="cpu", workers=1
+    "lenet5",
+    "random(size=120,side=16)",
+    clients_per_round=3,
+    local_steps=3,
+    batch_size=8,
+    lr=0.1,
+    device="cpu",
+    workers=1,
 )
 
 
@@ -39,7 +46,7 @@ class Until(Callback):
     [
         SETTING,
         replace(SETTING, augmentation="crop-flip+cutout(size=4)"),
-        replace(SETTING, model="mlp(hidden=8)", split="dirichlet(alpha=0.5)"),
+        replace(SETTING, model="mlp(hidden=8)", partition="dirichlet(alpha=0.5)"),
         replace(SETTING, steps=7, batch=5),
     ],
 )
@@ -58,12 +65,12 @@ def test_the_plain_loop_ends_at_the_same_model(setting):
 
 def test_the_plain_loop_is_in_the_usual_memory_format():
     loop = PlainLoop(SETTING.config(clients=8), SETTING.dataset())
-    inputs, _ = next(loop.batches(loop.split.clients[0], 0, 0))
+    inputs, _ = next(loop.batches(loop.partition.clients[0], 0, 0))
     assert inputs.is_contiguous() and not inputs.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_the_bound_trains():
-    setting = replace(SETTING, model="mlp(hidden=8)", rate=1.0)
+    setting = replace(SETTING, model="mlp(hidden=8)", lr=1.0)
     bound = Bound(setting, clients=8)
     step = bound.step(setting.config(clients=8))
     weights = next(cell.cell_contents for cell in step.__closure__ if isinstance(cell.cell_contents, list))

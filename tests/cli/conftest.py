@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from fedflat.cli.application import app
 
 Fedflat = Callable[..., Result]
-SMALL = ("--rounds", "3", "--steps", "2", "--workers", "1", "--device", "cpu")
+SMALL = ("--rounds", "3", "--local-steps", "2", "--workers", "1", "--device", "cpu")
 
 
 def call(*arguments: object) -> Result:

@@ -17,12 +17,15 @@ WRONG = {
     "two perturbations": (("run", "fedsam+asam"), "two values for one slot"),
     "unreadable text": (("run", "fedavg++sam"), "cannot read 'fedavg++sam'"),
     "negative alpha": (
-        ("run", "--split", "dirichlet(alpha=-1)"),
+        ("run", "--partition", "dirichlet(alpha=-1)"),
         "alpha=-1 is out of range; expected a number at least 0",
     ),
-    "unknown split": (("run", "--split", "dirichle"), "no split 'dirichle'; did you mean dirichlet"),
+    "unknown partition": (("run", "--partition", "dirichle"), "no split 'dirichle'; did you mean dirichlet"),
     "too many clients": (("run", "--clients", "5000"), "1442 training examples cannot be divided among 5000 clients"),
-    "cohort above clients": (("run", "--per-round", "51"), "federation.per_round=51 is more than data.clients=50"),
+    "cohort above clients": (
+        ("run", "--clients-per-round", "51"),
+        "federation.clients_per_round=51 is more than data.clients=50",
+    ),
     "unknown setting": (("run", "--set", "training.rouns=3"), "no setting in training 'rouns'; did you mean rounds"),
     "unknown group": (("run", "--set", "trainin.rounds=3"), "no setting 'trainin'; did you mean training"),
     "set without a value": (
@@ -33,8 +36,8 @@ WRONG = {
     "set a group to a value": (("run", "--set", "training=3"), "training=3 is not possible"),
     "set below a value": (("run", "--set", "seed.a=3", "--set", "seed.b.c=1"), "not possible"),
     "no rounds": (("run", "--rounds", "0"), "training.rounds=0 is not possible"),
-    "infinite rate": (("run", "--set", "training.rate=.inf"), "training.rate"),
-    "unknown data set": (("run", "--data", "cifr10"), "no data set 'cifr10'; did you mean cifar10"),
+    "infinite rate": (("run", "--set", "training.lr=.inf"), "training.lr"),
+    "unknown dataset": (("run", "--dataset", "cifr10"), "no dataset 'cifr10'; did you mean cifar10"),
     "unknown model": (("run", "--model", "resnet81"), "no model 'resnet81'; did you mean resnet18"),
     "model for larger images": (("run", "--model", "cnn"), "cnn needs images of at least 16x16 pixels"),
     "unknown augmentation": (("run", "--augmentation", "crop-flop"), "no augmentation 'crop-flop'"),
@@ -53,11 +56,11 @@ WRONG = {
         ("models", "resnet18(nrm=batch)"),
         "no parameter of model resnet18 'nrm'; did you mean norm",
     ),
-    "data get of an unknown": (("data", "get", "cifr10"), "no data set 'cifr10'; did you mean cifar10"),
-    "data verify of an unknown": (("data", "verify", "cifr10"), "no data set 'cifr10'"),
-    "data verify of what is not there": (("data", "verify", "cifar10", "--folder", "."), "is missing; get it again"),
-    "data describe of an unknown": (("data", "describe", "cifr10"), "no data set 'cifr10'"),
-    "no natural split": (("data", "describe", "digits", "--split", "natural"), "no natural split"),
+    "data get of an unknown": (("data", "get", "cifr10"), "no dataset 'cifr10'; did you mean cifar10"),
+    "data verify of an unknown": (("data", "verify", "cifr10"), "no dataset 'cifr10'"),
+    "data verify of what is not there": (("data", "verify", "cifar10", "--data-dir", "."), "is missing; get it again"),
+    "data describe of an unknown": (("data", "describe", "cifr10"), "no dataset 'cifr10'"),
+    "no natural partition": (("data", "describe", "digits", "--partition", "natural"), "no natural partition"),
 }
 USAGE = {
     "unknown command": (("rn",), "'rn'"),
@@ -76,7 +79,7 @@ def test_a_mistake_is_one_sentence(fedflat, arguments, sentence):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_without_a_gpu_nobody_waits_for_data_to_hear_of_it(fedflat):
-    result = fedflat("run", "--data", "cifar10", "--device", "cuda", "--set", "data.folder=nowhere")
+    result = fedflat("run", "--dataset", "cifar10", "--device", "cuda", "--set", "data.dir=nowhere")
     told(result, "torch sees no GPU here")
 
 
@@ -173,7 +176,7 @@ def test_what_is_only_worth_a_word_is_one_sentence_too(fedflat):
         "fedavg",
         "--rounds",
         "1",
-        "--steps",
+        "--local-steps",
         "1",
         "--model",
         "mlp",

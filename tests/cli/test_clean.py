@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-KEPT = {"config.yaml", "status.json", "split.json", "metrics.jsonl", "timing.jsonl", "curve.png"}
+KEPT = {"config.yaml", "status.json", "partition.json", "metrics.jsonl", "timing.jsonl", "curve.png"}
 
 
 @pytest.fixture

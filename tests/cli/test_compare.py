@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from fedflat.cli.compare import read_seeds
-from fedflat.cli.several_runs import print_comparison, verdict
+from fedflat.cli.experiments.compare import read_seeds
+from fedflat.cli.shared.several_runs import print_comparison, verdict
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
-from fedflat.experiment.record import Record
-from fedflat.report.result import Comparison
+from fedflat.experiment.store.record import Record
+from fedflat.reporting.result import Comparison
 
 COSTS = {"backward_passes": 1, "samples": 1, "bytes_down": 1, "bytes_up": 1}
 
@@ -56,13 +56,13 @@ def test_the_table_has_every_algorithm_and_a_verdict(fedflat, compared, small):
 
 
 def test_finished_runs_are_not_run_again(fedflat, compared, small, monkeypatch):
-    monkeypatch.setattr("fedflat.experiment.jobs.Run", None)
+    monkeypatch.setattr("fedflat.experiment.campaign.processes.Run", None)
     assert fedflat("compare", "fedavg", "fedsam", *small, "--seeds", "0,1", "--quiet", "--out", compared).exit_code == 0
 
 
 def test_other_settings_in_the_same_folder_are_refused(fedflat, compared, small):
-    result = fedflat("compare", "fedavg", *small, "--batch", "11", "--out", compared)
-    assert result.exit_code == 2 and "training.batch=10 instead of 11" in result.stderr
+    result = fedflat("compare", "fedavg", *small, "--batch-size", "11", "--out", compared)
+    assert result.exit_code == 2 and "training.batch_size=10 instead of 11" in result.stderr
 
 
 def test_json_has_rows_targets_and_runs(fedflat, compared, small):
@@ -94,14 +94,14 @@ def test_the_default_folder_is_found_again(fedflat, small):
     first = json.loads(fedflat(*flags).stdout)
     assert first["folder"].startswith("runs/compare-digits-")
     assert json.loads(fedflat(*flags).stdout)["folder"] == first["folder"]
-    assert json.loads(fedflat(*flags, "--batch", "12").stdout)["folder"] != first["folder"]
+    assert json.loads(fedflat(*flags, "--batch-size", "12").stdout)["folder"] != first["folder"]
 
 
 def test_a_diverged_run_does_not_stop_the_rest(fedflat, small):
-    result = fedflat("compare", "fedavg(server_rate=1e38)", "fedavg", *small, "--seeds", "2", "--quiet", "--out", "c")
+    result = fedflat("compare", "fedavg(server_lr=1e38)", "fedavg", *small, "--seeds", "2", "--quiet", "--out", "c")
     assert result.exit_code == 0
     assert "2 (2 diverged)" in result.stdout
-    assert "fedavg(server_rate=1e+38), seed 1: diverged, round" in result.stdout
+    assert "fedavg(server_lr=1e+38), seed 1: diverged, round" in result.stdout
     assert "fedavg is best" in result.stdout
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedflat.cli import doctor
 from fedflat.cli.application import app
+from fedflat.cli.lookup import doctor
 
 
 def test_a_healthy_machine(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["doctor", "--data-folder", str(tmp_path)])
+    result = CliRunner().invoke(app, ["doctor", "--data-dir", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert "a paused run ends as an undisturbed one: works" in result.output
     assert "digits: needs no download" in result.output

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedflat.experiment.evaluation import PARTS
+from fedflat.experiment.analysis.evaluation import PARTS
 
 
 @pytest.fixture(scope="module")
@@ -16,8 +16,8 @@ def held_out(tmp_path_factory):
     from .conftest import SMALL, call
 
     folder = tmp_path_factory.mktemp("held-out") / "run"
-    split = ("--split", "iid+longtail(factor=5)+held-out", "--clients", "10", "--per-round", "3")
-    assert call("run", "fedavg+wima", *SMALL, *split, "--quiet", "--out", folder).exit_code == 0
+    partition = ("--partition", "iid+longtail(factor=5)+held-out", "--clients", "10", "--clients-per-round", "3")
+    assert call("run", "fedavg+wima", *SMALL, *partition, "--quiet", "--out", folder).exit_code == 0
     return folder
 
 
@@ -45,12 +45,12 @@ def test_evaluation_on_nothing_is_refused(fedflat, held_out):
 
 
 def test_json_is_one_document(fedflat, held_out):
-    result = fedflat("evaluate", held_out, "--model", "wima", "--json", "--tune-clients", "3", "--tune-rate", "0.01")
+    result = fedflat("evaluate", held_out, "--model", "wima", "--json", "--tune-clients", "3", "--tune-lr", "0.01")
     document = json.loads(result.stdout)
     assert result.stderr == "" and document["folder"] == str(held_out)
     assert (document["model"], document["metric"], document["algorithm"]) == ("wima", "accuracy", "fedavg+wima")
     assert set(document["on"]) | set(document["missing"]) == set(PARTS)
-    assert document["on"]["fine-tuned"]["count"] == 3 and document["on"]["fine-tuned"]["rate"] == 0.01
+    assert document["on"]["fine-tuned"]["count"] == 3 and document["on"]["fine-tuned"]["lr"] == 0.01
     assert len(document["on"]["clients"]["each"]) == 8
 
 
@@ -69,7 +69,7 @@ def test_some_parts_only(fedflat, held_out):
         ),
         (("--model", "ema"), "no model of this run 'ema'"),
         (("--tune-share", "1"), "fine-tuning on a share of 1 is not possible"),
-        (("--tune-rate", "0"), "fine-tuning with rate=0 is not possible"),
+        (("--tune-lr", "0"), "fine-tuning with rate=0 is not possible"),
     ],
 )
 def test_mistakes(fedflat, held_out, arguments, sentence):
@@ -110,7 +110,7 @@ def test_a_data_set_with_parameters_has_a_plain_folder(fedflat, small):
         test_targets=np.arange(3),
     )
     data = f"arrays(path={Path('mine.npz').absolute()})"
-    assert fedflat("run", *small, "--data", data, "--split", "iid", "--quiet", "--clients", "10").exit_code == 0
+    assert fedflat("run", *small, "--dataset", data, "--partition", "iid", "--quiet", "--clients", "10").exit_code == 0
     (folder,) = Path("runs").iterdir()
     assert (folder / "config.yaml").exists() and folder.name.startswith("fedavg-arrays-path-")
 

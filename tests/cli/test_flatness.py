@@ -16,7 +16,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from .conftest import SMALL, call
 
     folder = tmp_path_factory.mktemp("kept") / "run"
-    flags = ("--model", "mlp(hidden=4)", "--keep-every", "2", "--clients", "10", "--per-round", "3")
+    flags = ("--model", "mlp(hidden=4)", "--save-every", "2", "--clients", "10", "--clients-per-round", "3")
     assert call("run", "fedavg+wima", *SMALL, *flags, "--quiet", "--out", folder).exit_code == 0
     return folder
 
@@ -127,7 +127,7 @@ def test_mistakes(fedflat, run, model, flags, sentence):
 
 def test_runs_without_models(fedflat, run, small):
     fedflat("run", *small, "--quiet", "--out", "r")
-    told(fedflat("flatness", "spectrum", "r@2"), "runs keep models on the way with --keep-every N")
+    told(fedflat("flatness", "spectrum", "r@2"), "runs keep models on the way with --save-every N")
     Path("r/model.safetensors").unlink()
     told(fedflat("flatness", "spectrum", "r"), "model.safetensors is missing")
     Path("r/metrics.jsonl").write_text("")

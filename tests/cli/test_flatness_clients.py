@@ -12,8 +12,8 @@ from PIL import Image
 from .conftest import call
 
 TINY = (
-    *("--rounds", "4", "--steps", "2", "--workers", "1", "--device", "cpu", "--quiet"),
-    *("--clients", "8", "--per-round", "3", "--model", "mlp(hidden=8)"),
+    *("--rounds", "4", "--local-steps", "2", "--workers", "1", "--device", "cpu", "--quiet"),
+    *("--clients", "8", "--clients-per-round", "3", "--model", "mlp(hidden=8)"),
 )
 LITTLE = ("--examples", "40", "--clients", "2")
 
@@ -22,14 +22,14 @@ LITTLE = ("--examples", "40", "--clients", "2")
 def looked_at(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that kept models on the way, logged its cohorts, and has clients that never trained."""
     folder = tmp_path_factory.mktemp("looked-at") / "run"
-    split = "dirichlet(alpha=0.1)+held-out"
+    partition = "dirichlet(alpha=0.1)+held-out"
     result = call(
         "run",
         "fedsam+wima",
         *TINY,
-        "--split",
-        split,
-        "--keep-every",
+        "--partition",
+        partition,
+        "--save-every",
         2,
         "--flatness",
         "every=2,what=drift",
@@ -43,7 +43,7 @@ def looked_at(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def with_variates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("variates") / "run"
-    assert call("run", "scaffold", *TINY, "--keep-every", 2, "--out", folder).exit_code == 0
+    assert call("run", "scaffold", *TINY, "--save-every", 2, "--out", folder).exit_code == 0
     return folder
 
 
@@ -141,7 +141,7 @@ def test_stability(tmp_path: Path) -> None:
         "fedmoswa",
         "--rounds",
         3,
-        "--steps",
+        "--local-steps",
         2,
         "--device",
         "cpu",

@@ -9,8 +9,8 @@ import pytest
 from fedflat import algorithm
 from fedflat.algorithms.composition import PARTS
 from fedflat.algorithms.table import NAMED, RELEASED
-from fedflat.cli.algorithm_card import cost_of, in_units_of_p
-from fedflat.data import DATASETS, SPLITS
+from fedflat.cli.lookup.algorithm_card import cost_of, in_units_of_p
+from fedflat.data import DATASETS, PARTITIONERS
 from fedflat.experiment.config import Config
 from fedflat.models import MODELS
 
@@ -106,7 +106,7 @@ def test_settings_are_those_of_the_config(fedflat):
 def test_data_is_listed_with_splits_and_augmentations(fedflat):
     document = json.loads(fedflat("data", "list", "--json").stdout)
     assert [line["name"] for line in document["data"]] == list(DATASETS)
-    assert [line["name"] for line in document["splits"]] == list(SPLITS)
+    assert [line["name"] for line in document["partitions"]] == list(PARTITIONERS)
     assert document["data"][0]["files"] == "built in"
     shown = fedflat("data").stdout
     assert shown == fedflat("data", "list").stdout
@@ -114,23 +114,36 @@ def test_data_is_listed_with_splits_and_augmentations(fedflat):
 
 
 def test_data_is_described(fedflat):
-    flags = ("data", "describe", "digits", "--split", "dirichlet-reuse(alpha=0.2)", "--clients", "12", "--seed", "3")
-    split = json.loads(fedflat(*flags, "--json").stdout)["split"]
+    flags = (
+        "data",
+        "describe",
+        "digits",
+        "--partition",
+        "dirichlet-reuse(alpha=0.2)",
+        "--clients",
+        "12",
+        "--seed",
+        "3",
+    )
+    partition = json.loads(fedflat(*flags, "--json").stdout)["partition"]
     assert (
-        split["clients"] == 12 and split["duplicates"] > 0 and split["coverage"] < 1 and 0 < split["heterogeneity"] < 1
+        partition["clients"] == 12
+        and partition["duplicates"] > 0
+        and partition["coverage"] < 1
+        and 0 < partition["heterogeneity"] < 1
     )
     shown = fedflat(*flags).stdout
     for word in (
         "1,442 for training, 355 for testing",
-        "Split by dirichlet-reuse(alpha=0.2",
+        "Partition by dirichlet-reuse(alpha=0.2",
         "heterogeneity",
         "the first 10 of 12 clients",
     ):
         assert word in shown
     assert "Examples of each class" in shown
-    assert "Pixels of each class" in fedflat("data", "describe", "digit_masks", "--split", "iid").stdout
-    assert "Split" not in fedflat("data", "describe", "digits").stdout
-    assert "1 on average" not in fedflat("data", "describe", "digits", "--split", "centralised").stdout
+    assert "Pixels of each class" in fedflat("data", "describe", "digit_masks", "--partition", "iid").stdout
+    assert "Partition" not in fedflat("data", "describe", "digits").stdout
+    assert "1 on average" not in fedflat("data", "describe", "digits", "--partition", "centralised").stdout
 
 
 def test_what_is_built_in_is_complete(fedflat):

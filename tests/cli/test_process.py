@@ -85,7 +85,7 @@ def test_a_limit_on_file_sizes_is_told_and_leaves_nothing_half_written(tmp_path,
     assert result.returncode == 2 and "Traceback" not in result.stderr
     assert "fedflat: cannot write run/checkpoint/state.safetensors: file too large" in result.stderr
     written = {path.name for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    assert written == {"config.yaml", "split.json", "status.json", "metrics.jsonl", "timing.jsonl"}
+    assert written == {"config.yaml", "partition.json", "status.json", "metrics.jsonl", "timing.jsonl"}
     in_this_process = request.getfixturevalue("fedflat")
     assert in_this_process("resume", "run").exit_code == 0
 
@@ -98,7 +98,7 @@ def endless_run(folder: Path, workers: int, *quiet: str) -> Iterator[subprocess.
         "fedavg",
         "--rounds",
         "100000",
-        "--steps",
+        "--local-steps",
         "1",
         "--workers",
         str(workers),

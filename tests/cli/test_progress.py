@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from fedflat.cli import progress as progress_module
-from fedflat.cli.progress import Bars, Lines, Progress, newest_figures, progress
+from fedflat.cli.shared import progress as progress_module
+from fedflat.cli.shared.progress import Bars, Lines, Progress, newest_figures, progress
 from fedflat.experiment.config import Config
 
 

@@ -68,10 +68,14 @@ def test_a_half_copied_run_is_named(fedflat, compared, tmp_path):
 
 
 def test_different_splits_are_refused_unless_apart(fedflat, compared, small, tmp_path):
-    assert fedflat("run", "fedavg", *small, "--split", "iid", "--quiet", "--out", "iid").exit_code == 0
+    assert fedflat("run", "fedavg", *small, "--partition", "iid", "--quiet", "--out", "iid").exit_code == 0
     refused = fedflat("report", compared, "iid")
     assert refused.exit_code != 0
-    assert "2 different splits" in refused.stderr and "no pairs" in refused.stderr and "Traceback" not in refused.stderr
+    assert (
+        "2 different partitions" in refused.stderr
+        and "no pairs" in refused.stderr
+        and "Traceback" not in refused.stderr
+    )
     assert not (tmp_path / "report").exists()
     assert fedflat("report", compared, "iid", "--apart", "--no-figures").exit_code == 0
     assert {"results-1.csv", "results-2.csv", "settings-2.yaml"} <= {

@@ -52,10 +52,10 @@ def test_json_is_one_document_and_silent(fedflat, small):
 
 def test_a_dry_run_reads_back_as_the_same_config(fedflat):
     first = fedflat(
-        "run", "scaffold+sam(rho=0.1)+wima", "--rounds", "7", "--clip", "10", "--set", "training.rate=1e-3", "--dry-run"
+        "run", "scaffold+sam(rho=0.1)+wima", "--rounds", "7", "--clip", "10", "--set", "training.lr=1e-3", "--dry-run"
     )
     Path("again.yaml").write_text(first.stdout)
-    assert yaml.safe_load(first.stdout)["training"]["rate"] == 0.001
+    assert yaml.safe_load(first.stdout)["training"]["lr"] == 0.001
     assert fedflat("run", "--config", "again.yaml", "--dry-run").stdout == first.stdout
     assert json.loads(fedflat("run", "--config", "again.yaml", "--dry-run", "--json").stdout) == yaml.safe_load(
         first.stdout
@@ -66,7 +66,7 @@ def test_a_dry_run_reads_back_as_the_same_config(fedflat):
 def test_flags_win_over_the_file_and_set_over_flags(fedflat):
     Path("base.yaml").write_text("algorithm: fedsam\ntraining:\n  rounds: 5\n  batch: 20\n")
     made = yaml.safe_load(
-        fedflat("run", "--config", "base.yaml", "--rounds", "6", "--set", "training.batch=30", "--dry-run").stdout
+        fedflat("run", "--config", "base.yaml", "--rounds", "6", "--set", "training.batch_size=30", "--dry-run").stdout
     )
     assert (made["algorithm"], made["training"]["rounds"], made["training"]["batch"]) == ("fedsam", 6, 30)
 
@@ -74,10 +74,16 @@ def test_flags_win_over_the_file_and_set_over_flags(fedflat):
 def test_show_tells_settings_and_split_of_a_run(fedflat, finished):
     shown = fedflat("show", finished)
     assert shown.exit_code == 0
-    for word in ("wima", "training.steps", "Split by dirichlet(alpha=0.1", "heterogeneity", "28 to 29, median 29"):
+    for word in (
+        "wima",
+        "training.local_steps",
+        "Partition by dirichlet(alpha=0.1",
+        "heterogeneity",
+        "28 to 29, median 29",
+    ):
         assert word in shown.stdout
     document = json.loads(fedflat("show", finished, "--json").stdout)
-    assert document["split"]["clients"] == 50 and document["algorithm"] == "fedmoswa+wima"
+    assert document["partition"]["clients"] == 50 and document["algorithm"] == "fedmoswa+wima"
 
 
 def test_resume_of_a_finished_run_says_so(fedflat, finished):
@@ -101,11 +107,11 @@ def test_a_run_is_resumed_where_else_it_is_wanted_but_as_what_it_is(fedflat, sma
     fedflat("run", "fedmo", *small, "--set", "stop.seconds=0.000001", "--quiet", "--out", "r")
     absent = fedflat("resume", "r", "--device", "cuda")
     assert absent.exit_code != 0 and "torch sees no GPU here" in absent.stderr
-    assert "No such option" in fedflat("resume", "r", "--rate", "0.5").stderr
+    assert "No such option" in fedflat("resume", "r", "--lr", "0.5").stderr
     with pytest.raises(
-        UserError, match="setting that may change when a run is resumed 'rate'; expected one of data_folder, device"
+        UserError, match="setting that may change when a run is resumed 'lr'; expected one of data_dir, device"
     ):
-        library.resume("r", rate=0.5)
+        library.resume("r", lr=0.5)
     assert library.resume("r", engine="loop", workers=1).status in ("paused", "finished")
 
 
@@ -116,7 +122,7 @@ def test_a_run_that_is_not_over_is_shown_with_how_to_go_on(fedflat, small):
 
 
 def test_a_diverged_run_is_a_result_with_a_reason(fedflat, small):
-    result = fedflat("run", "fedavg", *small, "--rate", "1e20", "--quiet")
+    result = fedflat("run", "fedavg", *small, "--lr", "1e20", "--quiet")
     assert result.exit_code == 0
     assert "diverged: round 1" in result.stdout and "learning rate" in result.stdout
 
@@ -127,7 +133,18 @@ def test_quiet_shows_the_table_but_no_progress(fedflat, small):
 
 
 @pytest.mark.parametrize(
-    "flag", ["--data", "--split", "--clients", "--per-round", "--rate", "--every", "--model", "--seed", "--device"]
+    "flag",
+    [
+        "--dataset",
+        "--partition",
+        "--clients",
+        "--clients-per-round",
+        "--lr",
+        "--eval-every",
+        "--model",
+        "--seed",
+        "--device",
+    ],
 )
 def test_flags_carry_the_help_of_the_config(fedflat, flag):
     shown = fedflat("run", "--help").stdout

@@ -33,18 +33,18 @@ def idda(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 FLAGS = (
     *(
-        "--data",
+        "--dataset",
         "idda(size=32)",
         "--model",
         "bisenetv2(width=0.1)",
-        "--split",
+        "--partition",
         "natural",
-        "--per-round",
+        "--clients-per-round",
         "2",
-        "--batch",
+        "--batch-size",
         "4",
     ),
-    *("--augmentation", "scale-crop(high=2.0)+flip", "--set", "training.momentum=0.9", "--rate", "0.05"),
+    *("--augmentation", "scale-crop(high=2.0)+flip", "--set", "training.momentum=0.9", "--lr", "0.05"),
 )
 
 
@@ -53,9 +53,7 @@ def silo(idda: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of SiLoBN with ASAM and SWA."""
     folder = tmp_path_factory.mktemp("silo") / "run"
     text = "fedasam+cyclic(low=0.0005,length=2,start=0.3)+swa(start=0.3)"
-    result = call(
-        "run", text, *SMALL, *FLAGS, "--data-folder", idda, "--set", "training.statistics=own", "--out", folder
-    )
+    result = call("run", text, *SMALL, *FLAGS, "--data-dir", idda, "--set", "training.statistics=own", "--out", folder)
     assert result.exit_code == 0 and "miou" in result.stdout
     return folder
 
@@ -87,12 +85,12 @@ def test_iou_per_class_and_domain(silo: Path) -> None:
 
 
 def test_what_a_data_set_of_masks_holds(idda: Path) -> None:
-    shown = call("data", "describe", "idda(size=32,unseen=none)", "--folder", idda, "--split", "natural").stdout
+    shown = call("data", "describe", "idda(size=32,unseen=none)", "--data-dir", idda, "--partition", "natural").stdout
     assert (
         "24 for training, 6 for testing" in shown and "3x32x48 (segmentation)" in shown and "natural clients" in shown
     )
     told = call(
-        "run", "fedavg", *SMALL, *FLAGS, "--data-folder", idda, "--split", "dirichlet(alpha=0.1)", "--clients", "2"
+        "run", "fedavg", *SMALL, *FLAGS, "--data-dir", idda, "--partition", "dirichlet(alpha=0.1)", "--clients", "2"
     )
     assert told.exit_code != 0 and "needs one label per example" in told.output
 
@@ -102,9 +100,9 @@ def test_what_a_data_set_of_masks_holds(idda: Path) -> None:
     [
         (("--augmentation", "mixup"), "mixup does not move masks along with their images"),
         (("--model", "lenet5"), "choose a model for segmentation (bisenetv2)"),
-        (("--data", "idda(unseen=snow)"), "there is no unseen part of idda 'snow'"),
+        (("--dataset", "idda(unseen=snow)"), "there is no unseen part of idda 'snow'"),
     ],
 )
 def test_mistakes(idda: Path, flags: tuple[str, ...], sentence: str) -> None:
-    result = call("run", "fedavg", *SMALL, *FLAGS, *flags, "--data-folder", idda)
+    result = call("run", "fedavg", *SMALL, *FLAGS, *flags, "--data-dir", idda)
     assert result.exit_code != 0 and sentence in " ".join(result.output.split()) and "Traceback" not in result.output

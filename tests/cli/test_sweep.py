@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedflat.cli import sweep_time
 from fedflat.cli.application import app
-from fedflat.experiment.sweep import plan_sweep
-from fedflat.experiment.sweep_file import read_sweep
+from fedflat.cli.experiments import sweep_time
+from fedflat.experiment.campaign.sweep import plan_sweep
+from fedflat.experiment.campaign.sweep_file import read_sweep
 
 SWEEP = """
-base: {rounds: 2, steps: 2, per_round: 3, clients: 8, model: mlp(hidden=8), workers: 1, device: cpu, data.validation: 0.1}
+base: {rounds: 2, steps: 2, clients_per_round: 3, clients: 8, model: mlp(hidden=8), workers: 1, device: cpu, data.validation: 0.1}
 grid:
   algorithm: [fedavg, "fedsam(rho={rho})"]
   rho: [0.05, 0.1]
@@ -22,7 +22,7 @@ grid:
 keep: {checkpoint: false}
 """
 TUNE = """
-base: {rounds: 1, steps: 1, per_round: 3, clients: 8, model: mlp(hidden=8), workers: 1, device: cpu, data.validation: 0.2}
+base: {rounds: 1, steps: 1, clients_per_round: 3, clients: 8, model: mlp(hidden=8), workers: 1, device: cpu, data.validation: 0.2}
 tune: {trials: 3, space: {rate: {low: 0.01, high: 1, log: true}}}
 """
 
@@ -59,7 +59,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(fedflat):
 def test_the_time_is_rounds_times_pace(swept, monkeypatch, tmp_path):
     file, out = swept
     monkeypatch.setattr(sweep_time, "_seconds_per_round", lambda kind: 2.0)
-    monkeypatch.setattr("fedflat.engines.pool.available_cores", lambda: 4)
+    monkeypatch.setattr("fedflat.engines.cpu.worker_pool.available_cores", lambda: 4)
     ahead = plan_sweep(read_sweep(file), tmp_path).runs
     fedavg, fedsam = 2 * 2 * 2.0, 4 * 2 * 2.0 * 2
     assert sweep_time.seconds_ahead(ahead, 1) == (fedavg + fedsam, ""), "fedsam takes two backward passes a step"
@@ -113,8 +113,8 @@ def test_json(fedflat, swept):
         ("grid: {algorithm: [fedsam(rhoo=1)]}", "did you mean rho?"),
         ("grid: {}", "grid and list are both empty"),
         (
-            "base: {per_round: 60}\ngrid: {seed: [0]}",
-            "the combination seed=0 is not possible: federation.per_round=60 is more than",
+            "base: {clients_per_round: 60}\ngrid: {seed: [0]}",
+            "the combination seed=0 is not possible: federation.clients_per_round=60 is more than",
         ),
         (TUNE, "use fedflat tune mine.yaml"),
         ("grid: {seed: [0", "is not readable YAML"),
@@ -157,14 +157,14 @@ def test_tune(fedflat):
     pytest.importorskip("optuna", minversion="4.0", reason="searches need Optuna (pip install 'fedflat[sweep]')")
     Path("mine.yaml").write_text(TUNE)
     shown = fedflat("tune", "mine.yaml", "--dry-run")
-    assert shown.exit_code == 0 and "training.rate" in shown.stdout and not Path("runs").exists()
+    assert shown.exit_code == 0 and "training.lr" in shown.stdout and not Path("runs").exists()
     result = fedflat("tune", "mine.yaml", "--out", "out")
     assert (
         result.exit_code == 0
         and "Best of 3 trials by validation accuracy" in result.stdout
         and "evaluated once" in result.stdout
     )
-    assert result.stderr.count("validation 0.") == 3 and "trial 2: training.rate=" in result.stderr
+    assert result.stderr.count("validation 0.") == 3 and "trial 2: training.lr=" in result.stderr
     document = json.loads(fedflat("tune", "mine.yaml", "--out", "out", "--json").stdout)
     assert document["trial"] in (0, 1, 2) and len(document["test"]) == 1
     assert fedflat("tune", "mine.yaml", "--out", "out", "--dry-run").exit_code == 0, "the same search goes on there"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedflat.engines.ray_cluster import LOCAL
+from fedflat.engines.ray.cluster import LOCAL
 
 from .nodes import Nodes, nodes
 
@@ -19,7 +19,7 @@ for name, value in LOCAL.items():  # before Ray is imported anywhere
 @pytest.fixture(scope="session")
 def ray() -> Iterator[Any]:
     ray = pytest.importorskip("ray", reason='Ray is not installed (pip install "fedflat[ray]")')
-    from fedflat.engines import ray_crew
+    from fedflat.engines.ray import worker_pool as ray_crew
 
     # A machine busy with other tests starts workers slowly, and these tests count on every one of them.
     ray_crew.ENOUGH = ray_crew.STARTING

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from fedflat.algorithms.algorithm import flat_state
 from fedflat.api import make_config
-from fedflat.data import Split
-from fedflat.engines.contract import Engine
-from fedflat.engines.problem import Problem
+from fedflat.data import Partition
+from fedflat.engines.problem.problem import Problem
+from fedflat.engines.round.contract import Engine
+from fedflat.experiment.analysis.replay import Replay
 from fedflat.experiment.config import Config
-from fedflat.experiment.federation import federation
-from fedflat.experiment.ray_workers import ray_engine
-from fedflat.experiment.replay import Replay
+from fedflat.experiment.setup.problem import federation
+from fedflat.experiment.setup.ray_workers import ray_engine
 
 NO_OWN: dict[str, Any] = {"data": None, "model": None, "task": None}
 
@@ -27,10 +27,10 @@ def small(**settings: Any) -> Config:
     usual = {
         "model": "mlp(hidden=8)",
         "clients": 12,
-        "per_round": 5,
+        "clients_per_round": 5,
         "rounds": 5,
-        "steps": 2,
-        "batch": 8,
+        "local_steps": 2,
+        "batch_size": 8,
         "device": "cpu",
         "seed": 3,
     }
@@ -44,8 +44,8 @@ def engine_of(config: Config, workers: int, model: nn.Module | None = None) -> A
 
 
 @cache
-def _made(text: str) -> tuple[Problem, Split]:
-    """The problem and split of a config, which do not depend on the algorithm."""
+def _made(text: str) -> tuple[Problem, Partition]:
+    """The problem and partition of a config, which do not depend on the algorithm."""
     return federation(Config.model_validate(yaml.safe_load(text)))
 
 
@@ -53,12 +53,12 @@ def walk(
     config: Config, engine: Engine | None = None, rounds: int = 5, model: nn.Module | None = None
 ) -> dict[str, Tensor]:
     """All that server and clients hold after some rounds; without an engine, trained one client after another in this process."""
-    problem, split = (
+    problem, partition = (
         _made(config.model_copy(update={"algorithm": "fedavg"}).to_yaml())
         if model is None
         else federation(config, model=model)
     )
-    replay = Replay(config, problem, split, workers=1)
+    replay = Replay(config, problem, partition, workers=1)
     if engine is not None:
         replay.engine = engine
     loss = torch.zeros(())

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 import fedflat
-from fedflat.engines import ray_cluster
-from fedflat.engines.ray_cluster import check_address, connect, device_for, gpus_each, ray_module, workers_for
-from fedflat.engines.ray_worker import check_facts, facts
+from fedflat.engines.ray import cluster as ray_cluster
+from fedflat.engines.ray.cluster import check_address, connect, device_for, gpus_each, ray_module, workers_for
+from fedflat.engines.ray.worker import check_facts, facts
 from fedflat.errors import UserError
-from fedflat.experiment.federation import federation
+from fedflat.experiment.setup.problem import federation
 
 from .federations import engine_of, small
 from .nodes import Nodes, python, said

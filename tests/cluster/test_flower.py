@@ -11,11 +11,11 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
 pytest.importorskip("ray", reason='Ray is not installed (pip install "fedflat[ray]")')
 
-from fedflat.deploy.project import write_project
-from fedflat.deploy.settings import experiment_of
-from fedflat.experiment.folder import RunFolder
-from fedflat.experiment.record import load_record
+from fedflat.deploy.flower.project import write_project
+from fedflat.deploy.server.settings import experiment_of
 from fedflat.experiment.run import Run
+from fedflat.experiment.store.record import load_record
+from fedflat.experiment.store.run_folder import RunFolder
 from tests.deploy.processes import RealFederation, toml
 
 from .nodes import Nodes
@@ -24,15 +24,15 @@ pytestmark = pytest.mark.slow
 SETTINGS: dict[str, Any] = {
     "algorithm": "scaffold",
     "data.clients": 3,
-    "federation.per_round": 3,
+    "federation.clients_per_round": 3,
     "training.rounds": 2,
     "seed": 0,
 }
 FIXED = {
-    "data.split": "dirichlet(alpha=0.5)",
-    "training.epochs": 1,
-    "training.batch": 10,
-    "training.rate": 0.05,
+    "data.partition": "dirichlet(alpha=0.5)",
+    "training.local_epochs": 1,
+    "training.batch_size": 10,
+    "training.lr": 0.05,
     "model": "mlp",
 }
 

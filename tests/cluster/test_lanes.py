@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from fedflat.engines import ray_engine
-from fedflat.engines.lanes import LaneEngine
-from fedflat.engines.ray_crew import Hand, Job
-from fedflat.engines.ray_engine import RayEngine
-from fedflat.engines.ray_states import Whereabouts
-from fedflat.engines.ray_work import Costs
-from fedflat.engines.ray_worker import Local, Source, Worker, facts
-from fedflat.experiment.federation import federation
+from fedflat.engines.gpu.engine import LaneEngine
+from fedflat.engines.ray import engine as ray_engine
+from fedflat.engines.ray.engine import RayEngine
+from fedflat.engines.ray.scheduling import Costs
+from fedflat.engines.ray.state_directory import StateDirectory
+from fedflat.engines.ray.worker import Local, Source, Worker, facts
+from fedflat.engines.ray.worker_pool import Job, WorkerHandle
+from fedflat.experiment.setup.problem import federation
 
 from .federations import small, walk
 
@@ -34,8 +34,8 @@ class OneWorker(RayEngine):
         self.worker = Worker()
         self.worker._local = Local(self.engine.problem, self.engine)
         self._source = Source("here", [], facts(self.problem))
-        self._trainings, self._stamp, self.states = None, 0, Whereabouts(lambda: self)  # type: ignore[arg-type, return-value]
-        self.present = [Hand(SimpleNamespace(give=SimpleNamespace(remote=self.worker.give)), None)]
+        self._trainings, self._stamp, self.states = None, 0, StateDirectory(lambda: self)  # type: ignore[arg-type, return-value]
+        self.present = [WorkerHandle(SimpleNamespace(give=SimpleNamespace(remote=self.worker.give)), None)]
         self.sizes: list[int] = []
 
     @property
@@ -68,7 +68,7 @@ def test_lanes_in_a_worker_give_what_the_loop_gives(
 ) -> None:
     """With the sums of what a worker trains at once, and with rows where somebody looks at them."""
     monkeypatch.setattr(ray_engine, "MOST_LANES", at_once)
-    config = small(algorithm=algorithm, per_round=9, rounds=3)
+    config = small(algorithm=algorithm, clients_per_round=9, rounds=3)
     engine = OneWorker(config, shows_rows)
     found, expected = walk(config, engine, 3), walk(config, rounds=3)
     assert max(engine.sizes) == largest
@@ -80,7 +80,7 @@ def test_lanes_in_a_worker_give_what_the_loop_gives(
 
 
 def test_a_state_that_is_kept_keeps_no_others_in_memory() -> None:
-    engine = OneWorker(small(algorithm="scaffold", per_round=4, rounds=1), shows_rows=False)
-    walk(small(algorithm="scaffold", per_round=4, rounds=1), engine, 1)
+    engine = OneWorker(small(algorithm="scaffold", clients_per_round=4, rounds=1), shows_rows=False)
+    walk(small(algorithm="scaffold", clients_per_round=4, rounds=1), engine, 1)
     kept = [array for _, state in engine.worker._shelf._kept.values() for array in state.values()]
     assert len(kept) == 4 and all(array.base is None for array in kept)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import fedflat
-from fedflat.engines.ray_crew import MOST_LOSSES
+from fedflat.engines.ray.worker_pool import MOST_LOSSES
 from fedflat.errors import UserError
 
 from .federations import engine_of, same, small, walk
@@ -74,7 +74,7 @@ def _ticks(process: int) -> int:
 DRIVER = """
 import sys
 import fedflat
-from fedflat.engines import ray_crew
+from fedflat.engines.ray import worker_pool as ray_crew
 config, address, out = sys.argv[1:]
 
 class Say(fedflat.Callback):
@@ -92,7 +92,7 @@ def weights(folder: Path) -> bytes:
 
 def test_a_whole_node_is_lost(cluster: Nodes, tmp_path: Path) -> None:
     """With the states of its clients, of which copies are still on their way."""
-    config = small(**LONGER | {"rounds": 4, "per_round": 6})
+    config = small(**LONGER | {"rounds": 4, "clients_per_round": 6})
     (tmp_path / "config.yaml").write_text(config.to_yaml())
     with (
         cluster.another(),
@@ -109,7 +109,7 @@ def test_a_whole_node_is_lost(cluster: Nodes, tmp_path: Path) -> None:
 
 
 def test_the_driver_is_killed_and_the_run_resumed(cluster: Nodes, tmp_path: Path) -> None:
-    settings = {"ray_address": cluster.address, "workers": 1, "engine__checkpoint_every": 2, "every": 3}
+    settings = {"ray_address": cluster.address, "workers": 1, "engine__checkpoint_every": 2, "eval_every": 3}
     config = small(algorithm="fedmoswa", rounds=30, engine="ray", **settings)
     (tmp_path / "config.yaml").write_text(config.to_yaml())
     folder = tmp_path / "ray"

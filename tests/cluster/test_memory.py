@@ -48,10 +48,10 @@ def test_memory_is_flat_over_a_thousand_rounds(ray: Any, tmp_path: Path) -> None
     settings = {
         "algorithm": "scaffold",
         "model": "mlp(hidden=200)",
-        "per_round": 2,
-        "steps": 1,
+        "clients_per_round": 2,
+        "local_steps": 1,
         "rounds": ROUNDS,
-        "every": ROUNDS,
+        "eval_every": ROUNDS,
     }
     fedflat.run(base=small(**settings), engine="ray", workers=2, out=tmp_path / "run", callbacks=[looks])
     assert len(looks.driver) == ROUNDS // EVERY

@@ -12,9 +12,9 @@ from torch import nn
 import fedflat
 from fedflat.algorithms.table import NAMED, RELEASED
 from fedflat.data import from_arrays
-from fedflat.engines.contract import ModelState
-from fedflat.engines.loop import LoopEngine
-from fedflat.experiment.federation import federation
+from fedflat.engines.cpu.engine import LoopEngine
+from fedflat.engines.round.contract import ModelState
+from fedflat.experiment.setup.problem import federation
 
 from .federations import engine_of, same, small, walk
 
@@ -44,7 +44,9 @@ def test_cohorts_of_many_blocks_and_normalisation(ray: Any, settings: dict[str, 
     """Seventy clients are nine blocks: enough for two workers to return sums instead of rows, unless rows are needed."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 10))
-    config = small(algorithm="fedmoswa", clients=80, per_round=70, steps=1, batch=4, split="iid", **settings)
+    config = small(
+        algorithm="fedmoswa", clients=80, clients_per_round=70, local_steps=1, batch_size=4, partition="iid", **settings
+    )
     engine = engine_of(config, 2, model)
     assert same(walk(config, engine, 2, model), walk(config, rounds=2, model=model))
     outcome_has_rows = engine.table is not None
@@ -56,7 +58,7 @@ def test_workers_that_sum_whatever_they_were_given(ray: Any, settings: dict[str,
     """As those with a GPU do: equal but for rounding, each client's own statistics in their place."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 10))
-    config = small(algorithm="fedmoswa", clients=12, per_round=7, **settings)
+    config = small(algorithm="fedmoswa", clients=12, clients_per_round=7, **settings)
     engine = engine_of(config, 2, model)
     engine.sums_shares = True
     found, expected = walk(config, engine, 3, model), walk(config, rounds=3, model=model)
@@ -77,7 +79,14 @@ def test_evaluation_is_the_same_and_divided(ray: Any) -> None:
 def test_a_run_with_data_and_a_model_of_ones_own(ray: Any, tmp_path: Path) -> None:
     x, y = torch.randn(120, 6, generator=torch.Generator().manual_seed(0)), torch.arange(120) % 3
     data = from_arrays(x[:90], y[:90], x[90:], y[90:], name="mine")
-    usual: dict[str, Any] = {"data": data, "clients": 6, "per_round": 3, "rounds": 3, "steps": 2, "device": "cpu"}
+    usual: dict[str, Any] = {
+        "dataset": data,
+        "clients": 6,
+        "clients_per_round": 3,
+        "rounds": 3,
+        "local_steps": 2,
+        "device": "cpu",
+    }
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.5), nn.Linear(5, 3))
     runs = [

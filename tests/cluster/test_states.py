@@ -14,18 +14,18 @@ import torch
 
 import fedflat
 from fedflat.algorithms.algorithm import nested_state
-from fedflat.engines.away import Away
-from fedflat.engines.ray_crew import Hand
-from fedflat.engines.ray_states import GUESSED
-from fedflat.engines.ray_work import Costs
-from fedflat.engines.ray_worker import Forgotten, Shelf
-from fedflat.experiment.federation import federation
-from fedflat.experiment.replay import Replay
+from fedflat.engines.ray.scheduling import Costs
+from fedflat.engines.ray.state_directory import GUESSED
+from fedflat.engines.ray.worker import CacheMiss, StateCache
+from fedflat.engines.ray.worker_pool import WorkerHandle
+from fedflat.engines.round.remote_state import RemoteState
+from fedflat.experiment.analysis.replay import Replay
 from fedflat.experiment.run import Run
+from fedflat.experiment.setup.problem import federation
 
 from .federations import NO_OWN, engine_of, same, small, walk
 
-EVERYONE: dict[str, Any] = {"clients": 6, "per_round": 6, "rounds": 6, "split": "iid"}
+EVERYONE: dict[str, Any] = {"clients": 6, "clients_per_round": 6, "rounds": 6, "partition": "iid"}
 """A cohort that is the same in every round, of clients that cost the same."""
 
 
@@ -43,7 +43,7 @@ class Moved(fedflat.Callback):
 
 def never_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no worker take from another, as one does where a busy machine holds the other up."""
-    monkeypatch.setattr("fedflat.engines.ray_states.GUESSED", 1.0)
+    monkeypatch.setattr("fedflat.engines.ray.state_directory.GUESSED", 1.0)
 
 
 @pytest.mark.parametrize("algorithm", ["scaffold", "fedmoswa", "fedsmoo"])
@@ -55,8 +55,8 @@ def test_a_cohort_that_stays_moves_no_state(
     fedflat.run(base=config, engine="ray", workers=2, callbacks=[moved], out=tmp_path / "ray")
     fedflat.run(base=config, engine="loop", workers=1, out=tmp_path / "loop")
     assert moved.states == [0] * 6, "what clients start with goes with the broadcast, and the rest stays where it is"
-    per_round = np.diff(moved.copied)
-    assert moved.copied[0] == 0 and len(set(per_round)) == 1 and per_round[0] > 0, (
+    clients_per_round = np.diff(moved.copied)
+    assert moved.copied[0] == 0 and len(set(clients_per_round)) == 1 and clients_per_round[0] > 0, (
         "copies of a round follow in the next"
     )
     assert (tmp_path / "ray" / "model.safetensors").read_bytes() == (
@@ -94,8 +94,8 @@ def test_a_state_is_handed_over_by_the_worker_that_has_it(ray: Any) -> None:
     """A cohort that lies with one worker alone is divided all the same, since states so small are soon moved."""
     config = small(algorithm="scaffold", **EVERYONE)
     engine = engine_of(config, 2)
-    problem, split = federation(config)
-    both = [Replay(config, problem, split, workers=1) for _ in range(2)]
+    problem, partition = federation(config)
+    both = [Replay(config, problem, partition, workers=1) for _ in range(2)]
     both[0].engine = engine
     for replay in both:
         replay.advance()
@@ -133,12 +133,12 @@ def test_a_worker_is_killed_before_its_states_are_copied(
     again: list[str] = []
     trained, do_now = engine.states.trained, engine.crew.do_now
 
-    def killed_and_trained(hand: Hand, *others: Any) -> list[Away]:
+    def killed_and_trained(hand: WorkerHandle, *others: Any) -> list[RemoteState]:
         if run.server.rounds == 3 and not killed:
             assert hand.about is not None
             killed.append(hand.about.process)
             os.kill(hand.about.process, signal.SIGKILL)
-        found: list[Away] = trained(hand, *others)
+        found: list[RemoteState] = trained(hand, *others)
         return found
 
     monkeypatch.setattr(engine.states, "trained", killed_and_trained)
@@ -170,33 +170,33 @@ def test_workers_that_forget_are_told_again(ray: Any, monkeypatch: pytest.Monkey
     before = engine.states.traffic.states
     assert same(walk(config, engine, 2), once) and same(once, walk(config, rounds=2))
     engine.states.bring_all()
-    monkeypatch.setattr(engine.states, "_has", lambda hand, client: isinstance(client.state, Away))
+    monkeypatch.setattr(engine.states, "_has", lambda hand, client: isinstance(client.state, RemoteState))
     assert same(walk(config, engine, 2), once)
     assert engine.states.traffic.states >= before
 
 
 def test_a_shelf_keeps_what_was_used_last_and_all_of_the_last_round() -> None:
-    shelf = Shelf(most=100)
+    shelf = StateCache(most=100)
     for stamp in (1, 2):
         for client in range(3):
             shelf.put("t", 10 * stamp + client, stamp, {"c": np.zeros(5)})
     assert [_has(shelf, 10 + client, 1) for client in range(3)] == [False] * 3
     assert all(_has(shelf, 20 + client, 2) for client in range(3)), "more than it holds, but of the last round"
-    with pytest.raises(Forgotten):
+    with pytest.raises(CacheMiss):
         shelf.get("t", 20, 1)
 
 
-def _has(shelf: Shelf, client: int, stamp: int) -> bool:
+def _has(shelf: StateCache, client: int, stamp: int) -> bool:
     try:
         return len(shelf.get("t", client, stamp)["c"]) == 5
-    except Forgotten:
+    except CacheMiss:
         return False
 
 
 def test_a_state_that_is_away_comes_once_and_is_kept_by_whoever_asks() -> None:
     came: list[str] = []
     states = nested_state({"drift.c": torch.ones(2)})
-    away = Away(1, lambda: (came.append("now"), away.arrived(states))[0])
+    away = RemoteState(1, lambda: (came.append("now"), away.arrived(states))[0])
     assert not away.is_here
     assert torch.equal(away["drift"]["c"], torch.ones(2)) and len(away) == 3 and set(away) == set(states)
     assert came == ["now"] and away.is_here

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 import fedflat
-from fedflat.engines.ray_crew import MOST_LOSSES
+from fedflat.engines.ray.worker_pool import MOST_LOSSES
 from fedflat.errors import UserError
-from fedflat.experiment.ray_sweep import Place, Spread, Unfit, spread
-from fedflat.experiment.sweep import Claimed, Sweep, plan_sweep, run_sweep
-from fedflat.experiment.sweep_file import read_sweep
+from fedflat.experiment.campaign.ray_sweep import Place, Spread, Unfit, spread
+from fedflat.experiment.campaign.sweep import Claimed, Sweep, plan_sweep, run_sweep
+from fedflat.experiment.campaign.sweep_file import read_sweep
 from tests.sweeps import FILE, RUNS
 
 from .federations import small

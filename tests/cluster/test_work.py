@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedflat.engines import ray_work
-from fedflat.engines.plan import Plan
-from fedflat.engines.ray_work import Costs, blocks_of, pieces_of, shares_of
+from fedflat.engines.ray import scheduling as ray_work
+from fedflat.engines.ray.scheduling import Costs, blocks_of, pieces_of, shares_of
+from fedflat.engines.round.plan import Plan
 
 SECONDS = st.lists(st.floats(0.001, 10), min_size=1, max_size=60)
 

@@ -139,7 +139,7 @@ def picture() -> Callable[..., np.ndarray]:
 
 @pytest.fixture
 def decoded_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Path], Dataset]:
-    """Loads a data set a second time, which must not open a picture."""
+    """Loads a dataset a second time, which must not open a picture."""
 
     def load_twice(text: str, folder: Path) -> Dataset:
         first = load(text, folder)

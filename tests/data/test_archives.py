@@ -1,4 +1,4 @@
-"""Data sets that come as archives of other kinds than CIFAR's, from addresses on this machine."""
+"""Datasets that come as archives of other kinds than CIFAR's, from addresses on this machine."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_they_are_for_evaluation_only(small: SimpleNamespace) -> None:
         match=r"cifar10_c holds test images only; train on cifar10 and evaluate on .*load_corruptions\('cifar10'\)",
     ):
         load("cifar10_c", small.folder)
-    with pytest.raises(UserError, match="there is no data set with corruptions 'mnist'; expected one of cifar10"):
+    with pytest.raises(UserError, match="there is no dataset with corruptions 'mnist'; expected one of cifar10"):
         load_corruptions("mnist", small.folder)
 
 

@@ -1,4 +1,4 @@
-"""The page on data sets says what the code does."""
+"""The page on datasets says what the code does."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedflat.data import Dataset, describe, load, partition, registry, verify
+from fedflat.data import Dataset, describe, load, make_partition, registry, verify
 from fedflat.data.arrays import channel_statistics
 from fedflat.data.sources.domains import OFFICE_HOME, PACS
 from fedflat.errors import UserError
@@ -60,7 +60,7 @@ def test_one_domain_can_be_held_out(pacs: Path, domain: str, left_in_cache: Call
     assert set(dataset.test.groups.tolist()) == {number} and len(dataset.test) == 15
     assert set(dataset.train.groups.tolist()) == {0, 1, 2, 3} - {number} and len(dataset.train) == 45
     assert (dataset.mean, dataset.std) == channel_statistics(dataset.train.inputs), "of what is trained on"
-    assert len(partition("natural", dataset.train.targets, 2, None, 0, groups=dataset.train.groups).clients) == 3
+    assert len(make_partition("natural", dataset.train.targets, 2, None, 0, groups=dataset.train.groups).clients) == 3
     assert len(left_in_cache(pacs)) == 1 and describe(dataset)["groups"] == 3
 
 
@@ -103,7 +103,7 @@ def test_unknown_and_missing_domains(pacs: Path, tmp_path: Path) -> None:
         match=r"pacs is not all there; expected PACS/art_painting.*https://drive.google.com/\S+ .*renamed PACS",
     ):
         load("pacs", tmp_path / "nothing")
-    with pytest.raises(UserError, match="there is no parameter of data set pacs 'domain'"):
+    with pytest.raises(UserError, match="there is no parameter of dataset pacs 'domain'"):
         load("pacs(domain=photo)", pacs)
     assert [report.file for report in verify("pacs", pacs)] == [f"PACS/{domain}" for domain in PACS.sizes]
 

@@ -1,4 +1,4 @@
-"""Fetching data sets from a real server on this machine that knows ranges and can be told to fail."""
+"""Fetching datasets from a real server on this machine that knows ranges and can be told to fail."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from fedflat.api import make_config
-from fedflat.data import Dataset, MappedTensor, load, partition, registry, verify
+from fedflat.data import Dataset, MappedTensor, load, make_partition, registry, verify
 from fedflat.data.cache import Room, _require
 from fedflat.data.download import fetch_source
 from fedflat.data.sources.landmarks import LANDMARKS
@@ -62,8 +62,8 @@ def test_landmarks(landmarks: Path, decoded_once: LoadTwice) -> None:
         and dataset.test.targets.tolist() == [1, 0]
     )
     assert len(verify("landmarks", landmarks)) == 2 and not registry.DATASETS["landmarks"].missing(landmarks)
-    split = partition("natural", dataset.train.targets, 2, None, 0, groups=dataset.train.groups)
-    assert [client.tolist() for client in split.clients] == [[1], [0, 2], [3]]
+    partition = make_partition("natural", dataset.train.targets, 2, None, 0, groups=dataset.train.groups)
+    assert [client.tolist() for client in partition.clients] == [[1], [0, 2], [3]]
     with Image.open(landmarks / "landmarks-user-160k/images/0a1b2c3d4e5f6071.jpg") as image:
         wanted = np.asarray(image.crop((100, 0, 700, 600)).resize((32, 32), Image.Resampling.BOX)).transpose(2, 0, 1)
     close = np.abs(dataset.train.inputs[0].numpy().astype(int) - wanted)
@@ -116,12 +116,20 @@ def test_landmarks_lie_in_a_file_of_the_stated_size_and_mobilenet_trains_on_them
     assert dataset.test.inputs.path == store and store.stat().st_size == 128 + 6 * 3 * 32 * 32, (
         "a byte per value, and a header"
     )
-    settings = {"split": "natural", "per_round": 3, "rounds": 2, "steps": 1, "batch": 2, "workers": 1, "device": "cpu"}
+    settings = {
+        "partition": "natural",
+        "clients_per_round": 3,
+        "rounds": 2,
+        "local_steps": 1,
+        "batch_size": 2,
+        "workers": 1,
+        "device": "cpu",
+    }
     model = "mobilenetv2(width=0.25)"
     run = Run(
         make_config(None, {"data": "landmarks(size=32)", "data_folder": str(landmarks), "model": model, **settings})
     )
-    assert isinstance(run.problem.data.train.inputs, MappedTensor) and len(run.split.clients) == 3
+    assert isinstance(run.problem.data.train.inputs, MappedTensor) and len(run.partition.clients) == 3
     assert run.go().status == "finished" and run.history[-1]["samples"] == 2 * (1 + 2 + 1)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedflat.data import MappedTensor, describe, load, normalise, partition, verify
+from fedflat.data import MappedTensor, describe, load, make_partition, normalise, verify
 from fedflat.data.sources.shakespeare import CHARACTERS
 from fedflat.errors import UserError
 
@@ -95,8 +95,8 @@ def test_changed_files_are_read_again(femnist: Path) -> None:
 
 def test_writers_are_natural_clients(femnist: Path) -> None:
     dataset = load("femnist", femnist)
-    split = partition("natural", dataset.train.targets, 62, None, 0, groups=dataset.train.groups)
-    assert [len(client) for client in split.clients] == [2, 4, 3]
+    partition = make_partition("natural", dataset.train.targets, 62, None, 0, groups=dataset.train.groups)
+    assert [len(client) for client in partition.clients] == [2, 4, 3]
     described = describe(dataset)
     assert (
         described["groups"] == 3
@@ -145,8 +145,8 @@ def test_shakespeare_s_last_character_alone(shakespeare: Path) -> None:
 
 def test_roles_are_natural_clients_and_examples_can_be_taken(shakespeare: Path) -> None:
     dataset = load("shakespeare", shakespeare)
-    split = partition("natural", dataset.train.targets, 80, None, 0, groups=dataset.train.groups)
-    hamlet = dataset.train.take(split.clients[1])
+    partition = make_partition("natural", dataset.train.targets, 80, None, 0, groups=dataset.train.groups)
+    hamlet = dataset.train.take(partition.clients[1])
     assert hamlet.inputs.shape == hamlet.targets.shape == (2, 80)
 
 

@@ -167,7 +167,7 @@ LARGER_THAN_MEMORY = """
     train, test = Examples(mapped, labels), Examples(mapped.part(0, 100), labels[:100])
     data = Dataset("large", train, test, tuple("0123456789"), (0.5,) * 3, (0.5,) * 3)
     result = fedflat.run(
-        "fedavg", data=data, model="lenet5", clients=100, per_round=4, rounds=1, steps=3, batch=50, split="iid",
+        "fedavg", data=data, model="lenet5", clients=100, clients_per_round=4, rounds=1, steps=3, batch=50, partition="iid",
         augmentation="crop-flip", workers=2
     )
     own = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("RssAnon"))
@@ -198,5 +198,5 @@ def test_a_data_set_larger_than_memory_trains_through_the_map(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout.splitlines()[-1])
     assert measured["mapped"] > 4.2e9 and measured["limited"], "the data are larger than the limit, and the limit holds"
-    assert measured["own"] < 500e6, "private memory is that of a small data set"
+    assert measured["own"] < 500e6, "private memory is that of a small dataset"
     assert measured["rounds"] == 2, "before and after"

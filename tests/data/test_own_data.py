@@ -1,4 +1,4 @@
-"""What users bring: arrays in files, torch data sets, data sets of the hub."""
+"""What users bring: arrays in files, torch datasets, datasets of the hub."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_parquet_of_lists_and_of_columns(tmp_path: Path) -> None:
 
 
 class Pictures:
-    """A torch data set as torchvision has them."""
+    """A torch dataset as torchvision has them."""
 
     classes: tuple[str, ...] = ("cat", "dog")
 
@@ -261,13 +261,13 @@ def feature(kind: str, **attributes: object) -> object:
     return type(kind, (), attributes)()
 
 
-class Split(list[dict[str, Any]]):
+class Partition(list[dict[str, Any]]):
     features: Any
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A stand-in for flwr_datasets with one data set; counts how often it is asked."""
+    """A stand-in for flwr_datasets with one dataset; counts how often it is asked."""
     calls = []
 
     class FederatedDataset:
@@ -275,27 +275,27 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             calls.append((dataset, subset, shuffle))
             self.name = dataset
 
-        def load_split(self, name: str) -> Split:
+        def load_split(self, name: str) -> Partition:
             if self.name not in ("us/pets", "us/untested"):
                 raise FileNotFoundError("no such\nrepository")
             if name not in ("train", "test") or (name, self.name) == ("test", "us/untested"):
-                raise ValueError(f"The given split: '{name}' is not present")
+                raise ValueError(f"The given partition: '{name}' is not present")
             rows = range(15) if name == "train" else range(15, 20)
-            split = Split(
+            partition = Partition(
                 {"picture": Pictures()[row][0], "kind": int(LABELS[row]), "owner": f"o{row % 3}", "text": "a"}
                 for row in rows
             )
-            for row, example in zip(rows, split, strict=True):
+            for row, example in zip(rows, partition, strict=True):
                 example["mixed"] = example["picture"] if row else example["picture"].convert("L")
             names = feature("ClassLabel", names=["cat", "dog"])
-            split.features = {
+            partition.features = {
                 "text": feature("Value"),
                 "picture": feature("Image"),
                 "kind": names,
                 "owner": feature("Value"),
                 "mixed": feature("Image"),
             }
-            return split
+            return partition
 
     module = ModuleType("flwr_datasets")
     module.FederatedDataset = FederatedDataset  # type: ignore[attr-defined]
@@ -348,7 +348,7 @@ def test_grey_pictures_among_coloured_ones_have_three_channels(hub: SimpleNamesp
             "hub(path=us/pets,test=validation)",
             "us/pets has no split validation to test on .*name another, or test=none",
         ),
-        ("hub(path=us/pets,train=all)", "cannot be had from the hub .*split: 'all' is not present"),
+        ("hub(path=us/pets,train=all)", "cannot be had from the hub .*partition: 'all' is not present"),
     ],
 )
 def test_what_cannot_be_had_from_the_hub(hub: SimpleNamespace, tmp_path: Path, text: str, message: str) -> None:

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from fedflat.data import Dataset, MappedTensor, load
-from fedflat.data.pictures import PictureOptions, to_pixels
+from fedflat.data.images import PictureOptions, to_pixels
 from fedflat.errors import UserError
 
 DrawPicture = Callable[..., np.ndarray]

@@ -1,4 +1,4 @@
-"""The published data sets themselves, where ``FEDFLAT_DATA`` has them."""
+"""The published datasets themselves, where ``FEDFLAT_DATA`` has them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 import pytest
 import torch
 
-from fedflat.data import DATASETS, data_folder, load, partition, verify
+from fedflat.data import DATASETS, data_dir, load, make_partition, verify
 from fedflat.data.arrays import channel_statistics
 
 
 def is_here(name: str) -> bool:
-    return "FEDFLAT_DATA" in os.environ and not DATASETS[name].missing(data_folder())
+    return "FEDFLAT_DATA" in os.environ and not DATASETS[name].missing(data_dir())
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_the_two_dialects_on_cifar10_are_as_measured() -> None:
     if not is_here("cifar10"):
         pytest.skip("cifar10 is not in FEDFLAT_DATA")
     targets = load("cifar10", download=False).train.targets
-    reused = partition("dirichlet-reuse(alpha=0.1)", targets, 10, 100, 0).describe(targets, 10)
-    exact = partition("dirichlet(alpha=0.1)", targets, 10, 100, 0).describe(targets, 10)
+    reused = make_partition("dirichlet-reuse(alpha=0.1)", targets, 10, 100, 0).describe(targets, 10)
+    exact = make_partition("dirichlet(alpha=0.1)", targets, 10, 100, 0).describe(targets, 10)
     assert 0.84 < reused["coverage"] < 0.96 and 4 < reused["classes_per_client"] < 6
     assert exact["coverage"] == 1 and exact["duplicates"] == 0 and exact["sizes"]["min"] == exact["sizes"]["max"] == 500

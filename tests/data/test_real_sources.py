@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedflat.data import DATASETS, IGNORED, MappedTensor, data_folder, load, partition
+from fedflat.data import DATASETS, IGNORED, MappedTensor, data_dir, load, make_partition
 from fedflat.data.arrays import channel_statistics
 
 
 def here(name: str) -> None:
-    if "FEDFLAT_DATA" not in os.environ or DATASETS[name].missing(data_folder()):
+    if "FEDFLAT_DATA" not in os.environ or DATASETS[name].missing(data_dir()):
         pytest.skip(f"{name} is not in FEDFLAT_DATA")
 
 
@@ -27,9 +27,9 @@ def test_femnist_by_writer() -> None:
         and dataset.input_shape == (1, 28, 28)
         and isinstance(dataset.train.inputs, MappedTensor)
     )
-    split = partition("natural", dataset.train.targets, 62, None, 0, groups=dataset.train.groups)
-    writers = [np.unique(np.asarray(dataset.train.groups)[indices]) for indices in split.clients]
-    assert all(len(writer) == 1 for writer in writers) and len(split.clients) >= 100
+    partition = make_partition("natural", dataset.train.targets, 62, None, 0, groups=dataset.train.groups)
+    writers = [np.unique(np.asarray(dataset.train.groups)[indices]) for indices in partition.clients]
+    assert all(len(writer) == 1 for writer in writers) and len(partition.clients) >= 100
     assert dataset.mean[0] == pytest.approx(0.96, abs=0.02), "dark on white"
     assert (dataset.mean, dataset.std) == channel_statistics(dataset.train.inputs)
 
@@ -40,8 +40,8 @@ def test_shakespeare_by_role() -> None:
     assert torch.equal(dataset.train.inputs[:, 1:], dataset.train.targets[:, :-1])
     spoken = "".join(dataset.classes[i] for i in dataset.train.inputs[0].tolist())
     assert len(spoken.split()) > 8, "English"
-    split = partition("natural", dataset.train.targets, 80, None, 0, groups=dataset.train.groups)
-    assert len(split.clients) == len(np.unique(dataset.train.groups)) and sum(map(len, split.clients)) == len(
+    partition = make_partition("natural", dataset.train.targets, 80, None, 0, groups=dataset.train.groups)
+    assert len(partition.clients) == len(np.unique(dataset.train.groups)) and sum(map(len, partition.clients)) == len(
         dataset.train
     )
 
@@ -62,11 +62,11 @@ def test_pacs(domain: str | None) -> None:
 
 def test_cifar10_is_loaded_and_split_by_reading_its_files_at_most_twice() -> None:
     here("cifar10")
-    files = [data_folder() / file for file in DATASETS["cifar10"].files]
+    files = [data_dir() / file for file in DATASETS["cifar10"].files]
     load("cifar10")
     before, start = bytes_read(), time.process_time()
     dataset = load("cifar10", download=False)
-    partition("dirichlet(alpha=0.1)", dataset.train.targets, 10, 100, 0)
+    make_partition("dirichlet(alpha=0.1)", dataset.train.targets, 10, 100, 0)
     assert bytes_read() - before <= 2 * sum(file.stat().st_size for file in files)
     assert time.process_time() - start < 10, "a few seconds"
 

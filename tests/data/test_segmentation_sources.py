@@ -19,8 +19,8 @@ from fedflat.data import (
     describe,
     from_arrays,
     load,
+    make_partition,
     masks,
-    partition,
     registry,
     verify,
 )
@@ -159,9 +159,9 @@ def test_cityscapes_ids_become_train_ids_and_cities_are_clients(
         expected[numbers == number] = label
     assert np.array_equal(data.train.targets[4].numpy(), expected), "the third picture of bochum"
     assert data.test.groups is not None and data.test.groups.tolist() == [2, 2, 2], "a city that training has not seen"
-    by_city = partition("natural", data.train.targets, 19, None, 0, groups=data.train.groups)
+    by_city = make_partition("natural", data.train.targets, 19, None, 0, groups=data.train.groups)
     assert [len(client) for client in by_city.clients] == [2, 5]
-    smaller = partition("natural(largest=2)", data.train.targets, 19, None, 0, groups=data.train.groups)
+    smaller = make_partition("natural(largest=2)", data.train.targets, 19, None, 0, groups=data.train.groups)
     assert [len(client) for client in smaller.clients] == [2, 2, 2, 1]
     assert data.train.groups is not None and all(
         len(set(data.train.groups[client].tolist())) == 1 for client in smaller.clients
@@ -172,15 +172,15 @@ def test_cityscapes_ids_become_train_ids_and_cities_are_clients(
 
 def test_uniform_clients_and_splits_that_need_labels(cityscapes: Path) -> None:
     data = load("cityscapes(size=none)", cityscapes)
-    uniform = partition("iid", data.train.targets, 19, 3, 0).describe(data.train.targets, 19)
+    uniform = make_partition("iid", data.train.targets, 19, 3, 0).describe(data.train.targets, 19)
     assert uniform["sizes"] == {"min": 2, "median": 2.0, "max": 3} and uniform["coverage"] == 1
     assert np.array(uniform["histogram"]).sum() == int((data.train.targets != IGNORED).sum()), "pixels that count"
     assert 0 <= uniform["heterogeneity"] < 1
-    for split in ("dirichlet", "pathological", "iid+longtail"):
+    for partition in ("dirichlet", "pathological", "iid+longtail"):
         with pytest.raises(
             UserError, match="needs one label per example, but here each has 48; choose iid, natural or centralised"
         ):
-            partition(split, data.train.targets, 19, 3, 0)
+            make_partition(partition, data.train.targets, 19, 3, 0)
 
 
 def test_cityscapes_that_are_not_whole(cityscapes: Path) -> None:

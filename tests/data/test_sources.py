@@ -1,4 +1,4 @@
-"""Reading data sets from their published formats, and refusing whatever is not them."""
+"""Reading datasets from their published formats, and refusing whatever is not them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedflat.data import DATASETS, data_folder, load, names, verify
+from fedflat.data import DATASETS, data_dir, load, names, verify
 from fedflat.data.sources.idx import FILES
 from fedflat.errors import UserError
 
@@ -267,17 +267,17 @@ def test_names_and_unknown_names() -> None:
     )
     grouped, masked = {"femnist", "shakespeare", "office_home", "pacs"}, {"camvid", "cityscapes", "idda", "digit_masks"}
     assert set(names()) == small | large | grouped | masked == set(DATASETS)
-    with pytest.raises(UserError, match=r"there is no data set 'cifar'; did you mean .*cifar10"):
+    with pytest.raises(UserError, match=r"there is no dataset 'cifar'; did you mean .*cifar10"):
         load("cifar")
 
 
 def test_where_the_data_folder_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FEDFLAT_DATA", str(tmp_path / "set"))
-    assert data_folder(tmp_path) == tmp_path
-    assert data_folder() == tmp_path / "set"
+    assert data_dir(tmp_path) == tmp_path
+    assert data_dir() == tmp_path / "set"
     monkeypatch.delenv("FEDFLAT_DATA")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert data_folder() == tmp_path / "fedflat" / "data"
+    assert data_dir() == tmp_path / "fedflat" / "data"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert data_folder() == tmp_path / ".cache" / "fedflat" / "data"
+    assert data_dir() == tmp_path / ".cache" / "fedflat" / "data"

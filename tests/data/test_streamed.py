@@ -14,7 +14,7 @@ from PIL import Image
 
 from fedflat.api import make_config
 from fedflat.data import load, registry
-from fedflat.data.pictures import PictureOptions
+from fedflat.data.images import PictureOptions
 from fedflat.data.sources.landmarks import LANDMARKS
 from fedflat.data.streamed import PictureCache, StreamedTensor
 from fedflat.data.tree import FolderTree
@@ -76,7 +76,15 @@ def test_the_same_pictures_labels_and_statistics_as_decoded_once(landmarks: Path
 
 
 def test_a_run_is_the_same_to_the_bit(landmarks: Path) -> None:
-    settings = {"split": "natural", "per_round": 2, "rounds": 2, "epochs": 1, "batch": 3, "workers": 1, "device": "cpu"}
+    settings = {
+        "partition": "natural",
+        "clients_per_round": 2,
+        "rounds": 2,
+        "local_epochs": 1,
+        "batch_size": 3,
+        "workers": 1,
+        "device": "cpu",
+    }
     settings |= {
         "model": "mobilenetv2(stem=small,width=0.25)",
         "augmentation": "crop-flip(padding=2)",
@@ -147,10 +155,10 @@ def test_what_needs_values_is_refused_instead_of_being_wrong(landmarks: Path) ->
 
 def test_the_lanes_engine_says_what_it_needs(landmarks: Path) -> None:
     settings = {
-        "data": "landmarks(size=16,decode=streamed)",
-        "data_folder": str(landmarks),
-        "split": "natural",
-        "per_round": 2,
+        "dataset": "landmarks(size=16,decode=streamed)",
+        "data_dir": str(landmarks),
+        "partition": "natural",
+        "clients_per_round": 2,
     }
     with pytest.raises(
         UserError, match=r"engine.name=lanes needs all data on its device, and landmarks\(.*\) is decoded on demand"

@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fedflat.deploy.certificates import write_certificates
-from fedflat.experiment.folder import RunFolder
+from fedflat.deploy.trust.certificates import write_certificates
 from fedflat.experiment.stopping import OVER
+from fedflat.experiment.store.run_folder import RunFolder
 
 from .proxy import Proxy
 
@@ -87,7 +87,7 @@ class RealFederation:
         """What works on messages, started once."""
         link, nodes = f"127.0.0.1:{self.port}", [f"127.0.0.1:{port}" for port in self.node_ports]
         link_too = ["--tls", link, str(self.certificates / "ca.crt")] if self.certificates else [link]
-        self._start(name, [sys.executable, "-m", "fedflat.deploy.warm", *nodes, *link_too])
+        self._start(name, [sys.executable, "-m", "fedflat.deploy.flower.warm", *nodes, *link_too])
 
     def start_node(self, number: int, name: str = "", trust: list[str] | None = None, port: int | None = None) -> None:
         """A node for a client; under another name, with other certificates and keys, a stranger."""

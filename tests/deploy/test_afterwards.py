@@ -12,12 +12,12 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[
 
 import fedflat
 from fedflat.cli.application import app
-from fedflat.deploy.server import serve
+from fedflat.deploy.server.app import serve
 from fedflat.errors import UserError
-from fedflat.experiment.folder import RunFolder
-from fedflat.experiment.record import load_record
-from fedflat.experiment.reopening import reopen
-from fedflat.experiment.replay import Replay, at_checkpoint
+from fedflat.experiment.analysis.reopen import reopen
+from fedflat.experiment.analysis.replay import Replay, at_checkpoint
+from fedflat.experiment.store.record import load_record
+from fedflat.experiment.store.run_folder import RunFolder
 
 from .direct import federation_of
 from .test_rounds import settings_of
@@ -60,9 +60,9 @@ def test_rounds_are_not_trained_again_with_vectors_that_lie_at_sites(
 ) -> None:
     interrupted(tmp_path, algorithm=algorithm)
     record = load_record(tmp_path / "run")
-    problem, split = reopen(record)
+    problem, partition = reopen(record)
     moment = at_checkpoint(RunFolder(tmp_path / "run"), fedflat.algorithm(algorithm), problem, record.config)
-    replay = Replay(record.config, problem, split, moment, workers=1)
+    replay = Replay(record.config, problem, partition, moment, workers=1)
     if not kept:
         assert len(replay.members()) == 4
         return

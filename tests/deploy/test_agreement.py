@@ -12,10 +12,10 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[
 
 from fedflat.algorithms import algorithm
 from fedflat.algorithms.table import NAMED
-from fedflat.deploy.server import serve
-from fedflat.deploy.settings import experiment_of
-from fedflat.experiment.record import Record
+from fedflat.deploy.server.app import serve
+from fedflat.deploy.server.settings import experiment_of
 from fedflat.experiment.run import Run
+from fedflat.experiment.store.record import Record
 
 from .direct import SMALL, DirectGrid, federation_of
 
@@ -50,7 +50,7 @@ def test_normalisation_statistics_are_averaged_or_stay(statistics: str, tmp_path
         "model": "resnet20(norm=batch)",
         "training.statistics": statistics,
         "training.rounds": 2,
-        "training.steps": 1,
+        "training.local_steps": 1,
     }
     record, grid = deployed("fedavg", tmp_path, **more)
     expected = simulated("fedavg", **more)
@@ -68,7 +68,7 @@ def test_normalisation_statistics_are_averaged_or_stay(statistics: str, tmp_path
 def test_messages_hold_exactly_the_bytes_of_the_card(text: str, tmp_path: Path) -> None:
     record, grid = deployed(text, tmp_path)
     size, chosen = len(record.models["server"].weights), algorithm(text)
-    tasks = SMALL["training.rounds"] * SMALL["federation.per_round"]
+    tasks = SMALL["training.rounds"] * SMALL["federation.clients_per_round"]
     assert _numbers(grid.sent) == tasks * chosen.floats_down(size)
     assert _numbers(grid.came) == tasks * chosen.floats_up(size)
     assert record.history[-1]["bytes_up"] == 4 * tasks * chosen.floats_up(size)

@@ -17,8 +17,8 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[
 
 from flwr.app import Array, ArrayRecord, Message
 
-from fedflat.deploy.server import serve
-from fedflat.experiment.record import Record
+from fedflat.deploy.server.app import serve
+from fedflat.experiment.store.record import Record
 
 from .direct import SMALL, federation_of
 
@@ -28,11 +28,11 @@ SETTINGS: dict[str, Any] = {
     "algorithm": "fedmoswa",
     "model": "mlp(hidden=32)",
     "data.clients": SITES,
-    "data.split": "iid",
-    "federation.per_round": SITES,
+    "data.partition": "iid",
+    "federation.clients_per_round": SITES,
     "training.rounds": 4,
-    "training.steps": 25,
-    "training.rate": 0.2,
+    "training.local_steps": 25,
+    "training.lr": 0.2,
     "evaluation.every": 99,
     "deploy.timeout": 5.0,
 }
@@ -117,7 +117,7 @@ def accuracy(record: Record) -> float:
 
 def test_what_is_refused_does_no_harm(tmp_path: Path) -> None:
     """In every round another attack; in the end all is, to the bit, as if the attacker had not been there."""
-    more = {"training.rounds": len(REFUSED), "training.steps": 8}
+    more = {"training.rounds": len(REFUSED), "training.local_steps": 8}
     record, lines = federated(tmp_path / "with", [attack for attack, _ in REFUSED.values()], **more)
     without, noted = federated(tmp_path / "without", [], SITES - 1, **more)
     for line, (name, (_, why)) in zip(lines, REFUSED.items(), strict=True):

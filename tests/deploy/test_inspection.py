@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fedflat.deploy.inspection import Expected, Form, Update, inspect_updates
+from fedflat.deploy.trust.inspection import Expected, Form, Update, inspect_updates
 
 SIZE, CLIENTS = 6, 5
 REAL = np.dtype(np.float32)

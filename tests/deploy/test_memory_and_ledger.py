@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedflat.deploy.ledger import Ledger
-from fedflat.deploy.memory import FRESH, Memory
+from fedflat.deploy.server.ledger import Ledger
+from fedflat.deploy.site.client_memory import FRESH, Memory
 from fedflat.errors import UserError
 
 

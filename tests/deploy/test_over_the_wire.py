@@ -14,12 +14,12 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[
 
 from fedflat.algorithms import algorithm
 from fedflat.deploy import client_app
-from fedflat.deploy.certificates import write_certificates
-from fedflat.deploy.project import write_project
-from fedflat.deploy.server import serve
-from fedflat.experiment.checkpoint import CHECKPOINT
-from fedflat.experiment.folder import RunFolder
-from fedflat.experiment.record import load_record
+from fedflat.deploy.flower.project import write_project
+from fedflat.deploy.server.app import serve
+from fedflat.deploy.trust.certificates import write_certificates
+from fedflat.experiment.store.checkpoint import CHECKPOINT
+from fedflat.experiment.store.record import load_record
+from fedflat.experiment.store.run_folder import RunFolder
 
 from .direct import DirectGrid, node
 from .processes import RealFederation, free_port, real_federation, rounds_done
@@ -48,11 +48,11 @@ SETTINGS: dict[str, Any] = {
     "model": "cnn",
     "seed": 0,
     "data.clients": SITES,
-    "data.split": "iid",
-    "federation.per_round": SITES,
-    "training.epochs": 1,
-    "training.batch": 4,
-    "training.rate": 0.01,
+    "data.partition": "iid",
+    "federation.clients_per_round": SITES,
+    "training.local_epochs": 1,
+    "training.batch_size": 4,
+    "training.lr": 0.01,
     "deploy.minimum": SITES,
     "deploy.wait": 60.0,
     "deploy.timeout": 40.0,

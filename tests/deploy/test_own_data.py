@@ -15,7 +15,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[
 
 from fedflat.data import Dataset, Examples
 from fedflat.deploy import client_app
-from fedflat.deploy.server import serve
+from fedflat.deploy.server.app import serve
 
 from .direct import SMALL, DirectGrid, node
 
@@ -47,7 +47,7 @@ def test_a_site_whose_classes_are_numbered_otherwise_is_refused(
     settings: dict[str, Any] = {
         **SMALL,
         "data.clients": 3,
-        "data.split": "iid",
+        "data.partition": "iid",
         "deploy.out": str(tmp_path / "run"),
         "training.rounds": 1,
     }
@@ -66,7 +66,7 @@ def test_sites_train_on_their_own_data(tmp_path: Path) -> None:
         **SMALL,
         "algorithm": "scaffold",
         "data.clients": 3,
-        "data.split": "iid",
+        "data.partition": "iid",
         "deploy.out": str(tmp_path / "run"),
         "deploy.score": True,
         "training.rounds": 4,

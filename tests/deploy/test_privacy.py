@@ -22,13 +22,13 @@ from fedflat.algorithms import algorithm
 from fedflat.algorithms.table import NAMED
 from fedflat.data import Dataset, load
 from fedflat.deploy import client_app
-from fedflat.deploy.privacy import Mod, shows_more
-from fedflat.deploy.server import serve
-from fedflat.deploy.settings import experiment_of
+from fedflat.deploy.server.app import serve
+from fedflat.deploy.server.settings import experiment_of
+from fedflat.deploy.trust.privacy import Mod, shows_more
 from fedflat.errors import UserError
-from fedflat.experiment.federation import federation
-from fedflat.experiment.record import Record
-from fedflat.experiment.training import training_of
+from fedflat.experiment.setup.problem import federation
+from fedflat.experiment.setup.training import training_of
+from fedflat.experiment.store.record import Record
 
 from .direct import SMALL, DirectGrid, node
 
@@ -38,7 +38,7 @@ SETTINGS: dict[str, Any] = {
     "algorithm": "fedsam",
     "model": "mlp(hidden=32)",
     "data.clients": SITES,
-    "federation.per_round": SITES,
+    "federation.clients_per_round": SITES,
     "federation.weighting": "uniform",
     "training.rounds": 1,
 }

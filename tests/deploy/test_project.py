@@ -14,11 +14,10 @@ from typer.testing import CliRunner
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
 
 from fedflat.cli.application import app
-from fedflat.deploy import warm
-from fedflat.deploy.commands import secure_federation
-from fedflat.deploy.flower import check_version, require_flower
-from fedflat.deploy.project import write_project
-from fedflat.deploy.settings import PREFIX, Deployment, deployment_of, experiment_of
+from fedflat.deploy.flower.commands import secure_federation
+from fedflat.deploy.flower.project import write_project
+from fedflat.deploy.flower.version import check_version, require_flower, warm
+from fedflat.deploy.server.settings import PREFIX, Deployment, deployment_of, experiment_of
 from fedflat.errors import UserError
 
 from .follow_page import commands
@@ -40,7 +39,12 @@ def test_a_project_is_complete_and_its_config_is_an_experiment(tmp_path: Path) -
     assert done.exit_code == 0, done.output
     settings = flat(tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"])
     config = experiment_of(settings)
-    assert (config.algorithm, config.data.clients, config.federation.per_round, config.engine.checkpoint_every) == (
+    assert (
+        config.algorithm,
+        config.data.clients,
+        config.federation.clients_per_round,
+        config.engine.checkpoint_every,
+    ) == (
         "fedgamma",
         3,
         3,
@@ -83,7 +87,7 @@ def test_flower_that_is_missing_or_too_old_is_said_with_the_command(monkeypatch:
     def missing(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("fedflat.deploy.flower.version", missing)
+    monkeypatch.setattr("fedflat.deploy.flower.version.version", missing)
     with pytest.raises(UserError, match=r"not installed; install it with: pip install 'fedflat\[flower\]'"):
         require_flower()
 

@@ -13,11 +13,11 @@ import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
 
-from fedflat.deploy.project import write_project
-from fedflat.deploy.settings import experiment_of
-from fedflat.experiment.folder import RunFolder
-from fedflat.experiment.record import load_record
+from fedflat.deploy.flower.project import write_project
+from fedflat.deploy.server.settings import experiment_of
 from fedflat.experiment.run import Run
+from fedflat.experiment.store.record import load_record
+from fedflat.experiment.store.run_folder import RunFolder
 
 from .processes import RealFederation, real_federation, rounds_done
 
@@ -27,12 +27,12 @@ SITES, ROUNDS = 4, 5
 ALGORITHMS = ["fedavg", "scaffold", "feddyn", "fedsam", "fedmoswa", "fedwmsam"]
 SETTINGS: dict[str, Any] = {
     "data.clients": SITES,
-    "data.split": "dirichlet(alpha=0.5)",
-    "federation.per_round": 2,
+    "data.partition": "dirichlet(alpha=0.5)",
+    "federation.clients_per_round": 2,
     "training.rounds": ROUNDS,
-    "training.epochs": 1,
-    "training.batch": 20,
-    "training.rate": 0.05,
+    "training.local_epochs": 1,
+    "training.batch_size": 20,
+    "training.lr": 0.05,
     "seed": 0,
     "model": "mlp",
     "deploy.score": False,
@@ -127,7 +127,12 @@ def test_a_server_killed_between_rounds_goes_on_to_the_same_end(runs: dict[str, 
 
 def test_a_node_killed_in_the_middle_of_a_round_comes_back_with_its_state(federation: RealFederation) -> None:
     project, out = federation.folder.parent / "sites", federation.folder / "killed-node"
-    more = {"algorithm": "scaffold", "federation.per_round": SITES, "training.rounds": 4, "deploy.timeout": 15.0}
+    more = {
+        "algorithm": "scaffold",
+        "federation.clients_per_round": SITES,
+        "training.rounds": 4,
+        "deploy.timeout": 15.0,
+    }
     federation.start_run(project, {**SETTINGS, **more, "deploy.out": str(out)})
     federation.until(lambda: rounds_done(out) >= 1, 60)
     federation.kill("node-3")

@@ -16,9 +16,9 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from fedflat.deploy import server
-from fedflat.deploy.server import serve
-from fedflat.deploy.settings import deployment_of, experiment_of
+from fedflat.deploy.server.app import app as server
+from fedflat.deploy.server.app import serve
+from fedflat.deploy.server.settings import deployment_of, experiment_of
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.run import Run
@@ -30,7 +30,7 @@ def settings_of(folder: Path, **more: Any) -> dict[str, Any]:
     return {
         **SMALL,
         "algorithm": "scaffold",
-        "federation.per_round": 4,
+        "federation.clients_per_round": 4,
         "deploy.out": str(folder / "run"),
         "deploy.timeout": 0.05,
         **more,
@@ -173,7 +173,7 @@ def test_lost_memory_is_said(tmp_path: Path) -> None:
     [
         ({"algorithm": "fedavg"}, r"algorithm is fedavg \(\w+\) at the node but scaffold \(\w+\) at the server"),
         ({"model": "mlp(hidden=9)"}, r"model is \w+ at the node but \w+ at the server"),
-        ({"training.rate": 0.06}, r"training is \w+ at the node but \w+ at the server"),
+        ({"training.lr": 0.06}, r"training is \w+ at the node but \w+ at the server"),
     ],
 )
 def test_a_node_with_another_experiment_is_refused_at_hello(change: dict[str, Any], why: str, tmp_path: Path) -> None:

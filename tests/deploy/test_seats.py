@@ -12,8 +12,8 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[
 
 from flwr.app import Message
 
-from fedflat.deploy.server import serve
-from fedflat.deploy.settings import experiment_of
+from fedflat.deploy.server.app import serve
+from fedflat.deploy.server.settings import experiment_of
 from fedflat.errors import UserError
 from fedflat.experiment.run import Run
 
@@ -35,7 +35,7 @@ def changed(grid: DirectGrid, group: str, change: Any) -> None:
 def test_two_nodes_with_one_number_are_told_of_and_the_first_has_its_place_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = settings_of(tmp_path, algorithm="fedavg", **{"federation.per_round": 3, "data.clients": 3})
+    settings = settings_of(tmp_path, algorithm="fedavg", **{"federation.clients_per_round": 3, "data.clients": 3})
     grid = federation_of(tmp_path, settings, nodes=3)
     grid.contexts[103] = node(tmp_path, settings, 0)
     changed(grid, "1", lambda: grid.contexts.pop(103))
@@ -89,7 +89,8 @@ def test_a_node_that_cannot_remember_is_refused_before_it_trains(
 
 
 @pytest.mark.parametrize(
-    "more", [{"federation.per_round": 3}, {"federation.per_round": 1, "federation.sampling": "bernoulli"}]
+    "more",
+    [{"federation.clients_per_round": 3}, {"federation.clients_per_round": 1, "federation.sampling": "bernoulli"}],
 )
 def test_a_minimum_that_no_cohort_can_reach_is_refused_before_anybody_waits(
     more: dict[str, Any], tmp_path: Path

@@ -7,15 +7,20 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fedflat.deploy.site import MODEL, Site
-from fedflat.engines.client import common_gradient
+from fedflat.deploy.site.site import MODEL, Site
+from fedflat.engines.round.client import common_gradient
 from fedflat.experiment.config import config
 
 
 def test_dropout_of_a_whole_gradient_is_that_of_the_simulation(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
-    values = {"algorithm": "mime", "model": "custom:Sequential", "data": {"clients": 4}, "federation": {"per_round": 2}}
+    values = {
+        "algorithm": "mime",
+        "model": "custom:Sequential",
+        "data": {"clients": 4},
+        "federation": {"clients_per_round": 2},
+    }
     site = Site(config(values), 1, tmp_path, model=model)
     received = {MODEL: site.problem.initial()[0]}
     torch.manual_seed(1)  # whatever else was drawn in its process

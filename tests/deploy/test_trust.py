@@ -21,9 +21,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from fedflat.cli.application import app
-from fedflat.deploy import certificates
-from fedflat.deploy.certificates import write_certificates
-from fedflat.deploy.reach import reach
+from fedflat.deploy.flower.reach import reach
+from fedflat.deploy.trust import certificates
+from fedflat.deploy.trust.certificates import write_certificates
 from fedflat.errors import UserError
 
 from .processes import free_port

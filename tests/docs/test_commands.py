@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from fedflat.algorithms import algorithm
 from fedflat.cli.application import app
-from fedflat.data import canonical_dataset, canonical_split
+from fedflat.data import canonical_dataset, canonical_partition
 from fedflat.models import canonical_model
 from tests.docs.blocks import PAGES, blocks, calls, name
 
 COMMAND: Any = typer.main.get_command(app)
-CHECKS = {"split": canonical_split, "model": canonical_model, "data": canonical_dataset}
+CHECKS = {"partition": canonical_partition, "model": canonical_model, "data": canonical_dataset}
 """Texts behind flags, each of which must be readable."""
 
 
@@ -84,8 +84,8 @@ def test_a_wrong_flag_or_command_or_text_is_noticed() -> None:
             understood(wrong)
     for wrong in (
         ["run", "fedavgg"],
-        ["run", "fedavg", "--split", "dirichlet(beta=1)"],
-        ["run", "fedavg", "--data", "cifar11"],
+        ["run", "fedavg", "--partition", "dirichlet(beta=1)"],
+        ["run", "fedavg", "--dataset", "cifar11"],
     ):
         with pytest.raises(Exception, match=r"did you mean|expected|no parameter"):
             understood(wrong)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedflat.experiment.sweep_file import combinations, read_sweep
+from fedflat.experiment.campaign.sweep_file import combinations, read_sweep
 from tests.docs.blocks import PAGES, ROOT, blocks, name
 
 SWEEPS = blocks(ROOT / "docs" / "sweeps.md", "yaml")

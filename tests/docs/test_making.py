@@ -13,7 +13,7 @@ import pytest
 
 from fedflat.algorithms.cards import CARDS
 from fedflat.algorithms.composition import PARTS
-from fedflat.data import DATASETS, SPLIT_PARTS, SPLITS
+from fedflat.data import DATASETS, PARTITION_MODIFIERS, PARTITIONERS
 from fedflat.models import MODELS
 from tests.docs.blocks import ROOT
 
@@ -50,7 +50,7 @@ def test_there_is_a_page_for_everything() -> None:
     for folder, names in (
         ("algorithms", CARDS),
         ("data", DATASETS),
-        ("splits", SPLITS | SPLIT_PARTS),
+        ("partitions", PARTITIONERS | PARTITION_MODIFIERS),
         ("models", MODELS),
     ):
         assert {name for name in names if not (DOCS / folder / f"{name}.md").exists()} == set()
@@ -67,7 +67,7 @@ def test_curves_are_those_of_the_table() -> None:
 
 
 def test_columns_of_a_split_add_up() -> None:
-    from making.splits import EXAMPLES, histogram, picture
+    from making.partitions import EXAMPLES, histogram, picture
 
     counts = histogram("dirichlet(alpha=0.1)")
     assert counts.sum() == EXAMPLES and len(counts) == 50

@@ -14,7 +14,7 @@ from tests.docs.blocks import ROOT
 
 CONFIG = ROOT / "mkdocs.yml"
 SECTIONS = [
-    *("Start here", "Concepts", "How-to", "Algorithms", "Data and splits", "Models"),
+    *("Start here", "Concepts", "How-to", "Algorithms", "Data and partitions", "Models"),
     *("Flatness", "Papers", "Deployment", "Reference", "Project"),
 ]
 

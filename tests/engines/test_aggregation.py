@@ -9,11 +9,11 @@ import torch
 
 from fedflat.algorithms import algorithm
 from fedflat.algorithms.table import NAMED
-from fedflat.engines.aggregation import Aggregation, uniform
+from fedflat.engines.round.aggregation import Aggregation, uniform
 from fedflat.errors import UserError
 from fedflat.experiment.config import config
 from fedflat.experiment.run import Run
-from fedflat.experiment.training import training_of
+from fedflat.experiment.setup.training import training_of
 
 ROWS = torch.tensor([[1.0, 5.0], [2.0, -4.0], [3.0, 0.0], [1e6, 1.0]])
 REFUSED = {
@@ -79,9 +79,9 @@ def test_a_cohort_of_one_is_its_own_centre(text: str, centre: str) -> None:
                 {
                     "algorithm": text,
                     "model": "mlp(hidden=4)",
-                    "data": {"clients": 1, "split": "iid"},
-                    "federation": {"per_round": 1, **more},
-                    "training": {"rounds": 2, "steps": 2, "rate": 0.05},
+                    "data": {"clients": 1, "partition": "iid"},
+                    "federation": {"clients_per_round": 1, **more},
+                    "training": {"rounds": 2, "local_steps": 2, "lr": 0.05},
                     "engine": {"workers": 1, "device": "cpu"},
                 }
             )

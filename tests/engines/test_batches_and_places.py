@@ -11,10 +11,10 @@ from torch.func import functional_call
 
 from fedflat import models
 from fedflat.data import Dataset, Examples, augmentation
-from fedflat.engines import feed
-from fedflat.engines.places import Places
-from fedflat.engines.problem import Batch, Problem
-from fedflat.engines.task import Classification
+from fedflat.engines.problem.functional_call import FunctionalCall
+from fedflat.engines.problem.problem import Batch, Problem
+from fedflat.engines.problem.problem import batches as feed
+from fedflat.engines.problem.task import Classification
 
 
 def problem_of(model: str, text: str = "none", dtype: torch.dtype = torch.float32) -> Problem:
@@ -97,11 +97,12 @@ def test_places_are_a_functional_call():
     tensors = {"one.weight": torch.randn(3, 3), "one.bias": torch.randn(3)}
     calls = torch.zeros(())
     assert torch.equal(
-        Places(model).call({**tensors, "calls": calls}, x), functional_call(model, tensors, (x,), tie_weights=True)
+        FunctionalCall(model).call({**tensors, "calls": calls}, x),
+        functional_call(model, tensors, (x,), tie_weights=True),
     )
     assert calls == 1 and model.calls == 1, "a buffer that is put in place moves instead of the model's own"
     with pytest.raises(ValueError):
-        Places(model).call({**tensors, "calls": torch.full((), 8.0)}, x)
+        FunctionalCall(model).call({**tensors, "calls": torch.full((), 8.0)}, x)
     assert (
         all(model.get_parameter(name) is tensor for name, tensor in own.items())
         and model.other.weight is model.one.weight

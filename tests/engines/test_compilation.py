@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fedflat.bench.setting import RandomImages, Setting
-from fedflat.engines.compilation import CompiledGradient
-from fedflat.engines.problem import Problem
+from fedflat.engines.problem.compiled import CompiledGradient
+from fedflat.engines.problem.problem import Problem
 from fedflat.experiment.run import Run
 
 

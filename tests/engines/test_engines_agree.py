@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedflat.algorithms.table import NAMED, RELEASED
-from fedflat.engines.lane import Lane
-from fedflat.engines.lanes import LaneEngine
-from fedflat.engines.loop import LoopEngine
-from fedflat.engines.problem import Problem
-from fedflat.engines.steps import Moved, agree, compiled
+from fedflat.engines.cpu.engine import LoopEngine
+from fedflat.engines.gpu.engine import LaneEngine
+from fedflat.engines.gpu.lane import Lane
+from fedflat.engines.gpu.step import Moved, agree, compiled
+from fedflat.engines.problem.problem import Problem
 
 from ..quadratics import problem_of, walk
 from ..reference import bed

@@ -9,7 +9,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedflat import models
-from fedflat.engines.gpu_layers import MOST_PATCHES, GroupNorm, PatchConvolution, with_gpu_layers
+from fedflat.engines.gpu.layers import MOST_PATCHES, GroupNorm, PatchConvolution, with_gpu_layers
 
 CONVOLUTIONS = [
     nn.Conv2d(3, 6, 5),
@@ -68,7 +68,7 @@ def test_patches_of_large_images_are_not_laid_out(monkeypatch: pytest.MonkeyPatc
     model = nn.Sequential(nn.Conv2d(3, 2, 5))
     changed, images = with_gpu_layers(model), torch.randn(2, 3, 8, 8)
     assert MOST_PATCHES > 2 * 4 * 4 * 75
-    monkeypatch.setattr("fedflat.engines.gpu_layers.MOST_PATCHES", 2 * 4 * 4 * 75 - 1)
+    monkeypatch.setattr("fedflat.engines.gpu.layers.MOST_PATCHES", 2 * 4 * 4 * 75 - 1)
     monkeypatch.setattr(torch, "bmm", None)
     assert torch.equal(changed(images), model(images))
 

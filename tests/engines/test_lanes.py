@@ -17,13 +17,13 @@ from fedflat.algorithms.perturbation import Perturbation
 from fedflat.algorithms.slot import At, Gradient, State
 from fedflat.bench.setting import RandomImages
 from fedflat.data import Examples
-from fedflat.engines import gpu_layers
-from fedflat.engines.contract import Engine, Training
-from fedflat.engines.lane import SELDOM, DoesNotFit, Lane, memory_needed
-from fedflat.engines.lanes import BATCHES_AT_ONCE, LaneEngine
-from fedflat.engines.loop import LoopEngine
-from fedflat.engines.problem import Problem
-from fedflat.engines.steps import Advance, compiled, in_place
+from fedflat.engines.cpu.engine import LoopEngine
+from fedflat.engines.gpu import layers as gpu_layers
+from fedflat.engines.gpu.engine import BATCHES_AT_ONCE, LaneEngine
+from fedflat.engines.gpu.lane import SELDOM, DoesNotFit, Lane, memory_needed
+from fedflat.engines.gpu.step import Advance, compiled, in_place
+from fedflat.engines.problem.problem import Problem
+from fedflat.engines.round.contract import Engine, Training
 from fedflat.errors import UserError
 from fedflat.experiment.config import config
 from fedflat.experiment.run import Run
@@ -36,9 +36,9 @@ def a_run(rounds: int = 2) -> Run:
     values = {
         "algorithm": "scaffold",
         "model": "mlp(hidden=8)",
-        "data": {"clients": 8, "split": "dirichlet(alpha=0.5)"},
-        "federation": {"per_round": 5},
-        "training": {"rounds": rounds, "epochs": 2, "batch": 10},
+        "data": {"clients": 8, "partition": "dirichlet(alpha=0.5)"},
+        "federation": {"clients_per_round": 5},
+        "training": {"rounds": rounds, "local_epochs": 2, "batch_size": 10},
         "evaluation": {"every": rounds},
         "engine": {"name": "lanes", "device": "cpu"},
     }
@@ -86,7 +86,7 @@ def test_batches_that_are_seldom_are_not_captured(monkeypatch: pytest.MonkeyPatc
     used = [lane._uses for lane in captured.engine.lanes]  # type: ignore[attr-defined]
     assert all(size == 10 or uses[size] > SELDOM for some, uses in zip(sizes, used, strict=True) for size in some)
     assert any(set(uses) - some for some, uses in zip(sizes, used, strict=True))
-    monkeypatch.setattr("fedflat.engines.lane.SELDOM", 0)
+    monkeypatch.setattr("fedflat.engines.gpu.lane.SELDOM", 0)
     assert torch.equal(trained(SELDOM + 4).server.model.weights, captured.server.model.weights)
 
 
@@ -94,9 +94,9 @@ def test_a_cohort_of_one_trains_as_in_the_loop() -> None:
     values = {
         "algorithm": "scaffold",
         "model": "mlp(hidden=8)",
-        "data": {"clients": 8, "split": "iid"},
-        "federation": {"per_round": 1},
-        "training": {"rounds": 2, "steps": 3},
+        "data": {"clients": 8, "partition": "iid"},
+        "federation": {"clients_per_round": 1},
+        "training": {"rounds": 2, "local_steps": 3},
     }
     data = RandomImages(size=300, side=8).dataset()
     loop, lanes = (
@@ -114,16 +114,16 @@ TRACED = partial(compiled, backend="eager", strict=True)
 def test_what_batch_norm_counts_is_what_the_loop_counts(
     lanes: int, compile: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedflat.experiment.engine.compiled", TRACED)
+    monkeypatch.setattr("fedflat.experiment.setup.engine.compiled", TRACED)
     torch.manual_seed(0)
     norm = nn.BatchNorm1d(
         4, momentum=None if compile == "off" else 0.1
     )  # a momentum that hangs on a count cannot be compiled
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 4), norm, nn.Linear(4, 10))
     values = {
-        "data": {"clients": 8, "split": "iid"},
-        "federation": {"per_round": 5},
-        "training": {"rounds": 3, "steps": 2, "batch": 10},
+        "data": {"clients": 8, "partition": "iid"},
+        "federation": {"clients_per_round": 5},
+        "training": {"rounds": 3, "local_steps": 2, "batch_size": 10},
         "evaluation": {"every": 3},
     }
     data = RandomImages(size=300, side=8).dataset()
@@ -246,7 +246,7 @@ def test_a_first_lane_that_needs_the_room_of_others_gets_it(monkeypatch: pytest.
         return work
 
     monkeypatch.setattr(Lane, "_captured", captured)
-    monkeypatch.setattr("fedflat.engines.lane.SELDOM", 10**9)
+    monkeypatch.setattr("fedflat.engines.gpu.lane.SELDOM", 10**9)
     run = a_run(3)
     steps = run.steps()
     next(steps)
@@ -282,9 +282,9 @@ def test_dropout_is_the_same_again_and_that_of_the_loop_with_one_lane() -> None:
     values = {
         "algorithm": "mime",
         "model": "femnist-cnn",
-        "data": {"clients": 4, "split": "iid"},
-        "federation": {"per_round": 2},
-        "training": {"rounds": 1, "steps": 2, "batch": 4},
+        "data": {"clients": 4, "partition": "iid"},
+        "federation": {"clients_per_round": 2},
+        "training": {"rounds": 1, "local_steps": 2, "batch_size": 4},
     }
     data = RandomImages(size=40, side=8).dataset()
     found = []
@@ -332,15 +332,15 @@ def test_compiled_steps_have_layers_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(
             layer, "forward", lambda self, input, real=real: used.append(type(self).__name__) or real(self, input)
         )
-    monkeypatch.setattr("fedflat.experiment.engine.compiled", TRACED)
+    monkeypatch.setattr("fedflat.experiment.setup.engine.compiled", TRACED)
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 4, 5, padding=2), nn.GroupNorm(2, 4), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(64, 10)
     )
     values = {
-        "data": {"clients": 2, "split": "iid"},
-        "federation": {"per_round": 2},
-        "training": {"rounds": 1, "steps": 2, "batch": 10},
+        "data": {"clients": 2, "partition": "iid"},
+        "federation": {"clients_per_round": 2},
+        "training": {"rounds": 1, "local_steps": 2, "batch_size": 10},
     }
     weights = []
     for engine in ({"name": "loop", "workers": 1}, {"name": "lanes", "compile": "on"}):

@@ -12,10 +12,10 @@ from torch import nn
 from fedflat import models
 from fedflat.bench.setting import RandomImages, Setting
 from fedflat.data import augmentation
-from fedflat.engines.compilation import CompiledGradient
-from fedflat.engines.narrow import Convolution, Pooling, Rectifier, is_narrow, narrowed
-from fedflat.engines.problem import Problem
-from fedflat.engines.task import Classification
+from fedflat.engines.cpu.narrow_networks import Convolution, Pooling, Rectifier, is_narrow, narrowed
+from fedflat.engines.problem.compiled import CompiledGradient
+from fedflat.engines.problem.problem import Problem
+from fedflat.engines.problem.task import Classification
 from fedflat.experiment.run import Run
 
 needs_compiler = pytest.mark.skipif(

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from fedflat.bench.setting import RandomImages
 from fedflat.data import Dataset, Examples
-from fedflat.engines.contract import Training
-from fedflat.engines.lanes import LaneEngine
-from fedflat.engines.problem import Problem
-from fedflat.engines.steps import Advance, compiled, in_place
+from fedflat.engines.gpu.engine import LaneEngine
+from fedflat.engines.gpu.step import Advance, compiled, in_place
+from fedflat.engines.problem.problem import Problem
+from fedflat.engines.round.contract import Training
 from fedflat.experiment.config import Config, config
 from fedflat.experiment.run import Run
 from fedflat.flatness import Objective
@@ -42,14 +42,16 @@ def test_golden(name: str, step: Callable[[Problem, Training], Advance]) -> None
     assert np.abs(np.array(found) - np.array(expected)).max() < 1e-9
 
 
-def experiment(algorithm: str, engine: dict[str, str | int], steps: int = 5, split: str = "iid", **more: str) -> Config:
+def experiment(
+    algorithm: str, engine: dict[str, str | int], steps: int = 5, partition: str = "iid", **more: str
+) -> Config:
     """Two rounds of four clients; at larger rates, rounding alone comes to more."""
     return config(
         {
             "algorithm": algorithm,
-            "data": {"clients": 10, "split": split, "augmentation": "crop-flip"},
-            "federation": {"per_round": 4},
-            "training": {"rounds": 2, "steps": steps, "batch": 20, "rate": 0.02},
+            "data": {"clients": 10, "partition": partition, "augmentation": "crop-flip"},
+            "federation": {"clients_per_round": 4},
+            "training": {"rounds": 2, "local_steps": steps, "batch_size": 20, "lr": 0.02},
             "evaluation": {"every": 2},
             "engine": {"precision": "float32", **engine},
             **more,
@@ -66,7 +68,7 @@ def test_float32_is_that_of_the_loop(text: str) -> None:
     data = RandomImages(size=1000).dataset()
     engines = (LOOP, {"name": "lanes", "device": "cuda", "compile": "off"})
     runs = [
-        Run(experiment(text, engine, split="dirichlet(alpha=0.5)", model="lenet5"), data=data) for engine in engines
+        Run(experiment(text, engine, partition="dirichlet(alpha=0.5)", model="lenet5"), data=data) for engine in engines
     ]
     loop, lanes = (run.go().models["server"].weights.cpu() for run in runs)
     assert (loop - lanes).norm() < 1e-3 * loop.norm()

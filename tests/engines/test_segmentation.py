@@ -15,18 +15,18 @@ from torch import nn
 
 import fedflat
 from fedflat.data import IGNORED, Dataset, Examples, from_arrays
-from fedflat.engines.contract import ModelState
-from fedflat.engines.lanes import LaneEngine
-from fedflat.engines.loop import LoopEngine
-from fedflat.engines.segmentation import Segmentation
-from fedflat.engines.steps import compiled
-from fedflat.engines.task import Classification, Pooling, Task, task_for
-from fedflat.engines.totals import Totals
-from fedflat.experiment import federation as federating
+from fedflat.engines.cpu.engine import LoopEngine
+from fedflat.engines.gpu.engine import LaneEngine
+from fedflat.engines.gpu.step import compiled
+from fedflat.engines.problem.segmentation import Segmentation
+from fedflat.engines.problem.task import Classification, Pooling, Task, task_for
+from fedflat.engines.problem.totals import Totals
+from fedflat.engines.round.contract import ModelState
+from fedflat.experiment.analysis.scoring import Scorer
 from fedflat.experiment.config import config
-from fedflat.experiment.record import client_statistics
 from fedflat.experiment.run import Run
-from fedflat.experiment.scoring import Scorer
+from fedflat.experiment.setup import problem as federating
+from fedflat.experiment.store.record import client_statistics
 from fedflat.models.layout import Layout
 from fedflat.models.norms import BatchNorm
 
@@ -77,12 +77,12 @@ class Dense(nn.Module):
 
 def settings(**more: Any) -> dict[str, Any]:
     quick = {
-        "per_round": 2,
-        "split": "natural",
-        "batch": 4,
+        "clients_per_round": 2,
+        "partition": "natural",
+        "batch_size": 4,
         "workers": 1,
         "device": "cpu",
-        "rate": 0.1,
+        "lr": 0.1,
         "augmentation": "scale-crop+flip",
     }
     return quick | more
@@ -201,10 +201,10 @@ def run_of(algorithm: str, engine: Any, model: str | nn.Module = "bisenetv2(widt
     values = {
         "algorithm": algorithm,
         "model": model if isinstance(model, str) else "custom:Dense",
-        "data": {"name": "custom:scenes", "split": "natural", "augmentation": "scale-crop+flip"},
-        "federation": {"per_round": 2},
-        "training": {"rounds": 2, "steps": 2, "batch": 3, "rate": 0.05, "momentum": 0.9} | training,
-        "evaluation": {"batch": 4},
+        "data": {"dataset": "custom:scenes", "partition": "natural", "augmentation": "scale-crop+flip"},
+        "federation": {"clients_per_round": 2},
+        "training": {"rounds": 2, "local_steps": 2, "batch_size": 3, "lr": 0.05, "momentum": 0.9} | training,
+        "evaluation": {"batch_size": 4},
         "engine": {"precision": "float64", "device": "cpu", "workers": 1},
     }
     run = Run(
@@ -253,7 +253,7 @@ def test_sam_moves_statistics_once_per_step(network: str, engine: str) -> None:
     """Weights stand still, so that FedAvg and SAM see the same batches at the same point: equal, unless the perturbed pass left a trace."""
     torch.manual_seed(0)
     model: Any = Dense() if network == "dense" else network
-    still = {"rate": 1e-12, "rounds": 1, "batch": 4}
+    still = {"lr": 1e-12, "rounds": 1, "batch_size": 4}
     plain, sam = (
         run_of(text, ({"loop": LOOP} | OTHERS)[engine], model, **still, steps=3).server.model
         for text in ("fedavg", "fedsam(rho=5.0)")
@@ -286,16 +286,18 @@ def rough_settings() -> dict[str, Any]:
     return {
         "algorithm": "fedavg",
         "model": "custom:Dense",
-        "data": {"name": "custom:scenes", "split": "natural", "augmentation": "scale-crop+flip"},
-        "federation": {"per_round": 2},
-        "training": {"rounds": 2, "steps": 2, "batch": 3, "rate": 0.01},
+        "data": {"dataset": "custom:scenes", "partition": "natural", "augmentation": "scale-crop+flip"},
+        "federation": {"clients_per_round": 2},
+        "training": {"rounds": 2, "local_steps": 2, "batch_size": 3, "lr": 0.01},
         "engine": {"device": "cpu", "workers": 1},
     }
 
 
 def test_a_network_learns_to_segment() -> None:
     torch.manual_seed(0)
-    result = fedflat.run("fedavg", data=made(24), model=Dense(), rounds=6, epochs=3, evaluation__every=6, **settings())
+    result = fedflat.run(
+        "fedavg", dataset=made(24), model=Dense(), rounds=6, local_epochs=3, evaluation__every=6, **settings()
+    )
     first, last = (record["test"]["server"] for record in (result.history[0], result.history[-1]))
     assert first["miou"] < 0.5 < 0.7 < last["miou"] <= 1 and last["loss"] < first["loss"]
     assert result.metric == "miou"
@@ -306,14 +308,18 @@ def test_models_for_something_else_are_refused() -> None:
         fedflat.UserError,
         match=r"lenet5 gives an output of shape \(3,\) .* at each of 32x32 pixels: choose a model for segm",
     ):
-        fedflat.run("fedavg", data=made(), model="lenet5", rounds=1, **settings())
+        fedflat.run("fedavg", dataset=made(), model="lenet5", rounds=1, **settings())
     pixels = np.zeros((12, 3, SIDE, SIDE), np.uint8)
     images = from_arrays(pixels, [0, 1, 2] * 4, pixels, [0, 1, 2] * 4)
     with pytest.raises(
         fedflat.UserError, match=r"custom:Dense gives an output of shape \(3, 32, 32\) for each example"
     ):
         fedflat.run(
-            "fedavg", data=images, model=Dense(), rounds=1, **settings(split="iid", clients=3, augmentation="none")
+            "fedavg",
+            dataset=images,
+            model=Dense(),
+            rounds=1,
+            **settings(partition="iid", clients=3, augmentation="none"),
         )
 
 
@@ -340,10 +346,10 @@ def test_silobn_tests_seen_domains_by_their_client_s_statistics_and_others_by_th
     network, data = Dense(), made()
     result = fedflat.run(
         "fedavg",
-        data=data,
+        dataset=data,
         model=network,
         rounds=3,
-        epochs=1,
+        local_epochs=1,
         training__statistics="own",
         out=tmp_path / "run",
         **settings(evaluation__batch=50),
@@ -385,7 +391,9 @@ def test_silobn_trains_the_weights_of_fedavg() -> None:
     torch.manual_seed(0)
     model = Dense()
     plain, silo = (
-        fedflat.run("fedasam", data=made(), model=model, rounds=2, epochs=1, training__statistics=kept, **settings())
+        fedflat.run(
+            "fedasam", dataset=made(), model=model, rounds=2, local_epochs=1, training__statistics=kept, **settings()
+        )
         for kept in ("averaged", "own")
     )
     assert torch.equal(plain.record.models["server"].weights, silo.record.models["server"].weights)
@@ -416,7 +424,7 @@ def test_batches_that_normalise_themselves_are_spread_over_the_set() -> None:
 
 def test_evaluation_by_class_and_domain() -> None:
     torch.manual_seed(0)
-    result = fedflat.run("fedavg", data=made(), model=Dense(), rounds=2, epochs=1, **settings())
+    result = fedflat.run("fedavg", dataset=made(), model=Dense(), rounds=2, local_epochs=1, **settings())
     found = result.evaluate(on=("test", "classes", "domains", "clients"))
     assert set(found["classes"]["each"]) == set(NAMES)
     assert found["classes"]["mean"] == pytest.approx(found["test"]["miou"]) and math.isfinite(found["classes"]["loss"])

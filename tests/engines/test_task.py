@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 import fedflat
 from fedflat.data import Dataset, Examples
-from fedflat.engines.lanes import LaneEngine
-from fedflat.engines.loop import LoopEngine
-from fedflat.engines.steps import compiled
-from fedflat.engines.task import Classification, NextCharacter, Task, task_for
+from fedflat.engines.cpu.engine import LoopEngine
+from fedflat.engines.gpu.engine import LaneEngine
+from fedflat.engines.gpu.step import compiled
+from fedflat.engines.problem.task import Classification, NextCharacter, Task, task_for
 from fedflat.experiment.config import config
 from fedflat.experiment.run import Run
 
@@ -36,9 +36,9 @@ def alphabet() -> Dataset:
 
 SMALL = {
     "model": "char-lstm(hidden=8,layers=1)",
-    "split": "natural",
-    "per_round": 3,
-    "batch": 4,
+    "partition": "natural",
+    "clients_per_round": 3,
+    "batch_size": 4,
     "workers": 1,
     "device": "cpu",
 }
@@ -78,7 +78,7 @@ def test_one_target_per_text_means_the_last_character():
 
 
 def test_text_is_learnt_character_by_character():
-    result = fedflat.run("fedavg", data=alphabet(), rounds=12, epochs=4, rate=1.0, evaluation__every=12, **SMALL)
+    result = fedflat.run("fedavg", dataset=alphabet(), rounds=12, local_epochs=4, lr=1.0, evaluation__every=12, **SMALL)
     first, last = (record["test"]["server"] for record in (result.history[0], result.history[-1]))
     assert first["loss"] == pytest.approx(math.log(3), abs=0.3)
     assert last["accuracy"] == 1 and last["loss"] < 0.1
@@ -105,9 +105,9 @@ def test_engines_agree_on_text(other):
 def settings() -> dict[str, object]:
     return {
         "model": "char-lstm(hidden=4,layers=1)",
-        "data": {"name": "custom:alphabet", "split": "natural"},
-        "federation": {"per_round": 3},
-        "training": {"rounds": 2, "steps": 2, "batch": 6},
+        "data": {"dataset": "custom:alphabet", "partition": "natural"},
+        "federation": {"clients_per_round": 3},
+        "training": {"rounds": 2, "local_steps": 2, "batch_size": 6},
     }
 
 
@@ -119,8 +119,8 @@ def test_texts_of_one_label_can_be_classified():
         tuple(CHARACTERS), kind="text",
     )  # fmt: skip
     model = nn.Sequential(nn.Embedding(3, 4), nn.Flatten(), nn.Linear(4 * LENGTH, 3))
-    more = {"clients": 4, "per_round": 4, "batch": 4, "workers": 1, "device": "cpu", "split": "iid"}
-    result = fedflat.run("fedavg", data=data, model=model, rounds=8, epochs=3, rate=0.5, **more)
+    more = {"clients": 4, "clients_per_round": 4, "batch_size": 4, "workers": 1, "device": "cpu", "partition": "iid"}
+    result = fedflat.run("fedavg", dataset=data, model=model, rounds=8, local_epochs=3, lr=0.5, **more)
     assert result.summary().last == 1
 
 
@@ -133,7 +133,7 @@ def test_texts_of_one_label_can_be_classified():
 )
 def test_a_model_for_something_else_is_refused(model: str, sentence: str):
     with pytest.raises(fedflat.UserError, match=sentence):
-        fedflat.run("fedavg", data=alphabet(), rounds=1, **(SMALL | {"model": model}))
+        fedflat.run("fedavg", dataset=alphabet(), rounds=1, **(SMALL | {"model": model}))
 
 
 @pytest.mark.parametrize("token", [-1, len(CHARACTERS)])
@@ -145,7 +145,7 @@ def test_a_token_that_the_model_does_not_know_is_told_of_before_it_comes_up(part
         fedflat.UserError,
         match=rf"alphabet has the token {token}, and char-lstm.* knows those from 0 to 2, one for each",
     ):
-        fedflat.run("fedavg", data=data, rounds=1, **SMALL)
+        fedflat.run("fedavg", dataset=data, rounds=1, **SMALL)
 
 
 class Several(nn.Module):

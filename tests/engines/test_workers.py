@@ -13,10 +13,10 @@ from torch import nn
 
 import fedflat
 from fedflat.bench.setting import RandomImages
-from fedflat.engines.pool import pool_of, travelling
+from fedflat.engines.cpu.worker_pool import pool_of, travelling
 from fedflat.errors import UserError
 
-SETTINGS = {"rounds": 3, "clients": 10, "per_round": 5, "steps": 3, "model": "mlp(hidden=8)"}
+SETTINGS = {"rounds": 3, "clients": 10, "clients_per_round": 5, "local_steps": 3, "model": "mlp(hidden=8)"}
 
 
 @pytest.mark.parametrize(
@@ -35,10 +35,10 @@ def test_batch_norm_statistics_agree_too() -> None:
         **SETTINGS,
         "model": "resnet20(norm=batch)",
         "clients": 4,
-        "per_round": 3,
+        "clients_per_round": 3,
         "rounds": 1,
-        "steps": 1,
-        "batch": 4,
+        "local_steps": 1,
+        "batch_size": 4,
     }
     one, four = (fedflat.run("fedsam", workers=workers, **small).record.models["server"] for workers in (1, 4))
     assert torch.equal(one.buffers, four.buffers)
@@ -93,9 +93,24 @@ def test_counting_normalisations_take_no_file_for_each_client() -> None:
         def round_done(self, run: object) -> None:
             found.append(len(list(Path("/proc/self/fd").iterdir())))
 
-    for per_round in (5, 30):
-        few: dict[str, Any] = {"clients": 30, "rounds": 1, "steps": 1, "batch": 5, "split": "iid", "device": "cpu"}
-        fedflat.run("fedavg", data=data, model=model, workers=2, callbacks=[Watch()], per_round=per_round, **few)
+    for clients_per_round in (5, 30):
+        few: dict[str, Any] = {
+            "clients": 30,
+            "rounds": 1,
+            "local_steps": 1,
+            "batch_size": 5,
+            "partition": "iid",
+            "device": "cpu",
+        }
+        fedflat.run(
+            "fedavg",
+            dataset=data,
+            model=model,
+            workers=2,
+            callbacks=[Watch()],
+            clients_per_round=clients_per_round,
+            **few,
+        )
     assert found[1] - found[0] < 20
 
 
@@ -106,7 +121,17 @@ def test_a_batch_of_one_that_cannot_be_normalised_is_told_of() -> None:
         UserError,
         match="BatchNorm cannot normalise a batch of 1, on which an epoch of some client ends; choose another",
     ):
-        fedflat.run("fedavg", data=data, model=model, clients=3, per_round=3, rounds=1, batch=5, split="iid", workers=1)
+        fedflat.run(
+            "fedavg",
+            dataset=data,
+            model=model,
+            clients=3,
+            clients_per_round=3,
+            rounds=1,
+            batch_size=5,
+            partition="iid",
+            workers=1,
+        )
 
 
 def test_shared_memory_that_is_full_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:

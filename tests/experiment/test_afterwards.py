@@ -11,14 +11,14 @@ from torch import nn
 
 import fedflat
 from fedflat.errors import UserError
-from fedflat.experiment.observation.afterwards import afterwards
-from fedflat.experiment.record import load_record
+from fedflat.experiment.analysis.post_hoc import afterwards
+from fedflat.experiment.store.record import load_record
 
 SETTINGS = {
     "rounds": 4,
     "clients": 8,
-    "per_round": 3,
-    "steps": 2,
+    "clients_per_round": 3,
+    "local_steps": 2,
     "workers": 1,
     "device": "cpu",
     "model": "mlp(hidden=8)",
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fedflat.run(
         "fedavg+wima",
         out=path,
-        keep_every=2,
+        save_every=2,
         flatness="every=1,what=gap+noise+classes+features",
         flatness__clients=3,
         **SETTINGS,
@@ -89,9 +89,9 @@ def test_a_run_that_started_from_given_weights_starts_from_them_again(folder: Pa
     first = fedflat.run("scaffold", out=tmp_path / "b", init=folder / "model.safetensors", **settings)
     look = afterwards(load_record(tmp_path / "b"))
     assert torch.equal(look.first.weights, fedflat.load(folder).look().model(4).weights)
-    from fedflat.experiment.replay import Replay
+    from fedflat.experiment.analysis.replay import Replay
 
-    replay = Replay(look.config, look.problem, look.split, look.moments()[0][0], workers=1)
+    replay = Replay(look.config, look.problem, look.partition, look.moments()[0][0], workers=1)
     replay.advance(), replay.advance()
     assert torch.equal(replay.moment.model.weights, first.record.models["server"].weights)
 

@@ -24,11 +24,11 @@ TINY = [
     "8",
     "--rounds",
     "4",
-    "--steps",
+    "--local-steps",
     "2",
-    "--batch",
+    "--batch-size",
     "4",
-    "--every",
+    "--eval-every",
     "1",
     "--device",
     "cpu",
@@ -62,7 +62,7 @@ def pictures(tmp_path: Path) -> str:
 def test_every_fold_algorithm_and_seed(
     study: ModuleType, pictures: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = [str(tmp_path / "out"), "--dataset", pictures, "--data", str(tmp_path), "--seeds", "0", "1", *TINY]
+    given = [str(tmp_path / "out"), "--dataset", pictures, "--dataset", str(tmp_path), "--seeds", "0", "1", *TINY]
     text = study.main(given)
     document = json.loads((tmp_path / "out" / "numbers.json").read_text())
     runs = document["runs"]
@@ -79,36 +79,34 @@ def test_every_fold_algorithm_and_seed(
 
 
 def test_a_study_that_was_interrupted_goes_on(study: ModuleType, pictures: str, tmp_path: Path) -> None:
-    given = ["--dataset", pictures, "--data", str(tmp_path), "--seeds", "0", "--algorithms", "fedavg", *TINY]
+    given = ["--dataset", pictures, "--dataset", str(tmp_path), "--seeds", "0", "--algorithms", "fedavg", *TINY]
     whole = study.main([str(tmp_path / "whole"), *given])
     document = json.loads((tmp_path / "whole" / "numbers.json").read_text())
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "numbers.json").write_text(json.dumps(document | {"runs": document["runs"][:1]}))
     assert study.main([str(tmp_path / "cut"), *given]) == whole
     with pytest.raises(UserError, match="is of a study with other settings; choose another folder"):
-        study.main([str(tmp_path / "cut"), *given, "--rate", "0.1"])
+        study.main([str(tmp_path / "cut"), *given, "--lr", "0.1"])
 
 
 def test_a_domain_that_does_not_exist(study: ModuleType, pictures: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no domain of domains 'sketches'; did you mean sketch"):
         study.main(
-            [str(tmp_path / "out"), "--dataset", pictures, "--data", str(tmp_path), "--domains", "sketches", *TINY]
+            [str(tmp_path / "out"), "--dataset", pictures, "--dataset", str(tmp_path), "--domains", "sketches", *TINY]
         )
 
 
 def test_domains_as_clients_and_by_domain(pictures: str, tmp_path: Path) -> None:
     """Without a domain left out each domain is a client, and the evaluation tells them apart by name."""
     settings = {
-        "data": f"{pictures[:-1]},size=8)",
-        "split": "natural",
-        "per_round": 3,
+        "dataset": f"{pictures[:-1]},size=8)",
+        "partition": "natural",
+        "clients_per_round": 3,
         "rounds": 2,
-        "steps": 2,
-        "batch": 4,
+        "local_steps": 2,
+        "batch_size": 4,
     }
-    result = fedflat.run(
-        "fedavg", data_folder=str(tmp_path), model="mlp(hidden=8)", workers=1, device="cpu", **settings
-    )
+    result = fedflat.run("fedavg", data_dir=str(tmp_path), model="mlp(hidden=8)", workers=1, device="cpu", **settings)
     found = result.evaluate(on=("domains", "clients"))
     assert set(found["domains"]["each"]) == set(found["clients"]["each"]) == set(DOMAINS)
     assert found["clients"]["count"] == 3 and {scores["examples"] for scores in found["clients"]["each"].values()} == {

@@ -13,17 +13,25 @@ from torch import nn
 
 import fedflat
 from fedflat.data import Dataset, Examples, from_arrays
-from fedflat.engines.task import Classification
+from fedflat.engines.problem.task import Classification
+from fedflat.experiment.analysis.evaluation import PARTS
+from fedflat.experiment.analysis.fine_tuning import FineTuning
+from fedflat.experiment.analysis.scoring import spread_over
 from fedflat.experiment.config import config
-from fedflat.experiment.evaluation import PARTS
-from fedflat.experiment.federation import federation
-from fedflat.experiment.fine_tuning import FineTuning
-from fedflat.experiment.scoring import spread_over
+from fedflat.experiment.setup.problem import federation
 
 WRITERS = {"ada": [0] * 8, "bob": [0] * 4 + [1] * 4, "cy": [1] * 4 + [2] * 4, "dee": [2] * 2 + [0] * 6}
 RIGHT = {"ada": 1.0, "bob": 0.5, "cy": 0.0, "dee": 0.75}
 """What a model that always says 0 gets right of each."""
-STILL = {"rate": 1e-12, "rounds": 1, "steps": 1, "per_round": 2, "workers": 1, "device": "cpu", "split": "natural"}
+STILL = {
+    "lr": 1e-12,
+    "rounds": 1,
+    "local_steps": 1,
+    "clients_per_round": 2,
+    "workers": 1,
+    "device": "cpu",
+    "partition": "natural",
+}
 
 
 def always_zero(margin: float = 5.0) -> nn.Linear:
@@ -45,7 +53,7 @@ def writers() -> Dataset:
 
 @pytest.fixture(scope="module")
 def result() -> fedflat.api.Result:
-    return fedflat.run("fedavg", data=writers(), model=always_zero(), **STILL)
+    return fedflat.run("fedavg", dataset=writers(), model=always_zero(), **STILL)
 
 
 def test_the_test_set_and_its_classes(result):
@@ -64,7 +72,7 @@ def test_the_test_set_and_its_classes(result):
 
 
 def test_batches_do_not_matter(result):
-    small = fedflat.run("fedavg", data=writers(), model=always_zero(), evaluation__batch=2, **STILL)
+    small = fedflat.run("fedavg", dataset=writers(), model=always_zero(), evaluation__batch=2, **STILL)
     one, other = (r.evaluate(on=("test", "classes", "clients", "domains")).frame() for r in (result, small))
     assert one[["on", "name", "figure"]].equals(other[["on", "name", "figure"]])
     assert np.allclose(one["value"], other["value"])
@@ -88,7 +96,7 @@ def test_domains_are_the_groups_of_the_test_set(result):
 
 def test_the_participation_gap():
     result = fedflat.run(
-        "fedavg", data=writers(), model=always_zero(), **(STILL | {"split": "natural+held-out(share=0.5)"})
+        "fedavg", dataset=writers(), model=always_zero(), **(STILL | {"partition": "natural+held-out(share=0.5)"})
     )
     found = result.evaluate(on=["unseen", "clients"])
     unseen, seen = (set(found[part]["each"]) for part in ("unseen", "clients"))
@@ -111,8 +119,8 @@ def test_the_long_tail_has_a_head_and_a_tail():
     with torch.no_grad():
         model.bias.zero_()
         model.weight.copy_(torch.diag(torch.tensor([1.0, 1, 1, -1, -1, -1])))
-    more = {"split": "iid+longtail(factor=20)", "clients": 4}
-    found = fedflat.run("fedavg", data=data, model=model, **(STILL | more)).evaluate(on=("longtail", "classes"))
+    more = {"partition": "iid+longtail(factor=20)", "clients": 4}
+    found = fedflat.run("fedavg", dataset=data, model=model, **(STILL | more)).evaluate(on=("longtail", "classes"))
     assert {name: part["accuracy"] for name, part in found["longtail"]["each"].items()} == {
         "head": 1.0,
         "middle": 0.5,
@@ -144,13 +152,13 @@ def test_corruptions_are_averaged_over_severities(result):
 
 
 def test_corruptions_of_a_published_data_set(monkeypatch, tmp_path):
-    """Found by the name of the data set; where the files are not there, it is said how to get them."""
+    """Found by the name of the dataset; where the files are not there, it is said how to get them."""
     labels = torch.arange(20) % 10
     images = Examples(torch.zeros(20, 3, 32, 32, dtype=torch.uint8), labels)
     data = Dataset("cifar10", images, images, tuple("0123456789"), (0.5,) * 3, (0.5,) * 3)
     monkeypatch.setattr("fedflat.data.load", lambda *_: data)
-    more = STILL | {"split": "iid", "clients": 2, "data_folder": tmp_path}
-    result = fedflat.run("fedavg", data="cifar10", model="mlp(hidden=2)", **more)
+    more = STILL | {"partition": "iid", "clients": 2, "data_dir": tmp_path}
+    result = fedflat.run("fedavg", dataset="cifar10", model="mlp(hidden=2)", **more)
     assert "get it with fedflat data get cifar10_c" in result.evaluate(on=["corruptions"]).missing["corruptions"]
     source = type(fedflat.data.DATASETS["cifar10_c"])
     monkeypatch.setattr(source, "missing", lambda *_: ())
@@ -163,14 +171,14 @@ def test_fine_tuning_helps_those_of_another_class():
     labels = np.repeat([0, 1, 2, 1], 10)
     inputs = torch.zeros(len(labels), 2)
     data = from_arrays(inputs, labels, inputs, labels, name="ones", train_groups=np.repeat(range(4), 10))
-    result = fedflat.run("fedavg", data=data, model=always_zero(0.1), **STILL)
+    result = fedflat.run("fedavg", dataset=data, model=always_zero(0.1), **STILL)
     weights = result.record.models["server"].weights.clone()
-    tuning = FineTuning(clients=4, epochs=3, rate=1.0, share=0.7)
+    tuning = FineTuning(clients=4, local_epochs=3, lr=1.0, share=0.7)
     found = result.evaluate(on=["fine-tuned"], fine_tuning=tuning)["fine-tuned"]
     assert [(one["before"], one["after"]) for one in found["each"].values()] == [(1, 1), (0, 1), (0, 1), (0, 1)]
     assert [(one["trained_on"], one["examples"]) for one in found["each"].values()] == [(7, 3)] * 4
     assert (found["before"], found["after"], found["gain"], found["improved"]) == (0.25, 1, 0.75, 0.75)
-    assert (found["rate"], found["batch"], found["count"], found["of"]) == (1.0, 10, 4, 4)
+    assert (found["lr"], found["batch"], found["count"], found["of"]) == (1.0, 10, 4, 4)
     assert torch.equal(weights, result.record.models["server"].weights), "the run's own model stays as it was"
 
 
@@ -187,8 +195,8 @@ def test_who_fine_tunes_is_drawn_by_the_seed():
 
 
 def test_fine_tuning_of_unseen_clients():
-    split = {"split": "natural+held-out(share=0.5)"}
-    found = fedflat.run("fedavg", data=writers(), model=always_zero(), **(STILL | split)).evaluate(
+    partition = {"partition": "natural+held-out(share=0.5)"}
+    found = fedflat.run("fedavg", dataset=writers(), model=always_zero(), **(STILL | partition)).evaluate(
         on=["fine-tuned-unseen", "unseen"]
     )
     assert set(found["fine-tuned-unseen"]["each"]) == set(found["unseen"]["each"])
@@ -198,12 +206,14 @@ def test_what_there_is_not_is_said(result):
     found = result.evaluate()
     assert list(found.parts) == ["test", "classes", "clients", "domains", "fine-tuned"]
     assert found.missing == {
-        "longtail": "the split natural has no long tail; add +longtail to it",
-        "unseen": "in the split natural every client trains; add +held-out to it",
+        "longtail": "the partition natural has no long tail; add +longtail to it",
+        "unseen": "in the partition natural every client trains; add +held-out to it",
         "corruptions": "letters has no corrupted test images; cifar10 and cifar100 have",
-        "fine-tuned-unseen": "in the split natural every client trains; add +held-out to it",
+        "fine-tuned-unseen": "in the partition natural every client trains; add +held-out to it",
     }
-    with pytest.raises(fedflat.UserError, match="no evaluation on unseen: in the split natural every client trains"):
+    with pytest.raises(
+        fedflat.UserError, match="no evaluation on unseen: in the partition natural every client trains"
+    ):
         found["unseen"]
     with pytest.raises(fedflat.UserError, match="no part to evaluate on 'clases'; did you mean classes"):
         result.evaluate(on=["clases"])
@@ -221,7 +231,13 @@ def test_plain_values_and_a_frame(result):
 
 
 def test_a_model_from_its_folder_is_the_model_in_memory(tmp_path):
-    more = STILL | {"rate": 0.1, "steps": 3, "rounds": 2, "split": "dirichlet(alpha=0.3)+held-out", "clients": 10}
+    more = STILL | {
+        "lr": 0.1,
+        "local_steps": 3,
+        "rounds": 2,
+        "partition": "dirichlet(alpha=0.3)+held-out",
+        "clients": 10,
+    }
     result = fedflat.run("fedmoswa+wima", out=tmp_path / "run", **more)
     for name in ("server", "wima"):
         assert fedflat.load(tmp_path / "run").evaluate(name).document() == result.evaluate(name).document()
@@ -238,7 +254,7 @@ def test_what_was_the_users_own_is_asked_for_again(tmp_path):
             return {"loss": sums["loss"], "errors": len(target) - sums["accuracy"]}
 
     data, model, task = writers(), always_zero(), Upside(metric="errors")
-    here = fedflat.run("fedavg", data=data, model=model, task=task, out=tmp_path / "run", **STILL)
+    here = fedflat.run("fedavg", dataset=data, model=model, task=task, out=tmp_path / "run", **STILL)
     loaded = fedflat.load(tmp_path / "run")
     with pytest.raises(
         fedflat.UserError, match=r"data of your own \(custom:letters\); pass it again .*evaluate\(data="
@@ -267,9 +283,9 @@ def test_each_character_has_its_class():
         def forward(self, characters: torch.Tensor) -> torch.Tensor:
             return self.head(characters[..., None].float())
 
-    found = fedflat.run("fedavg", data=data, model=AlwaysB(), **(STILL | {"split": "iid", "clients": 2})).evaluate(
-        on=("test", "classes")
-    )
+    found = fedflat.run(
+        "fedavg", dataset=data, model=AlwaysB(), **(STILL | {"partition": "iid", "clients": 2})
+    ).evaluate(on=("test", "classes"))
     assert found["test"]["accuracy"] == pytest.approx(0.75) and found["test"]["examples"] == 2
     assert {name: (one["accuracy"], one["examples"]) for name, one in found["classes"]["each"].items()} == {
         "a": (0, 2),
@@ -278,14 +294,14 @@ def test_each_character_has_its_class():
 
 
 def test_more_clients_than_can_be_looked_at():
-    more = STILL | {"split": "virtual(clients=100000,size=2)", "model": "mlp(hidden=2)"}
+    more = STILL | {"partition": "virtual(clients=100000,size=2)", "model": "mlp(hidden=2)"}
     found = fedflat.run("fedavg", **more).evaluate(on=["clients"])["clients"]
     assert (found["count"], found["of"]) == (1000, 100_000)
 
 
 def test_models_that_normalise_by_their_batch():
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))
-    more = STILL | {"split": "iid", "clients": 5, "training__statistics": "own"}
+    more = STILL | {"partition": "iid", "clients": 5, "training__statistics": "own"}
     found = fedflat.run("fedavg", model=model, **more).evaluate(on=("test", "classes", "clients"))
     tests = found["classes"]["each"].values()
     whole = sum(one["accuracy"] * one["examples"] for one in tests) / sum(one["examples"] for one in tests)
@@ -294,7 +310,7 @@ def test_models_that_normalise_by_their_batch():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"clients": 0}, {"epochs": 0}, {"share": 0.0}, {"share": 1.0}, {"rate": -1.0}, {"rate": math.nan}, {"batch": 0}],
+    [{"clients": 0}, {"epochs": 0}, {"share": 0.0}, {"share": 1.0}, {"lr": -1.0}, {"lr": math.nan}, {"batch": 0}],
 )
 def test_fine_tuning_that_cannot_be(wrong):
     with pytest.raises(fedflat.UserError, match=f"fine-tuning .*{next(iter(wrong))}.* is not possible"):
@@ -311,7 +327,7 @@ def test_a_run_may_look_at_a_sample_of_the_test_set():
     made = config({"evaluation": {"examples": 50}, "engine": {"device": "cpu"}})
     one, other = (federation(made.model_copy(update={"seed": seed}))[0].held_out["test"] for seed in (0, 1))
     assert len(one) == 50 and torch.equal(one.inputs, other.inputs), "the same sample for every seed"
-    result = fedflat.run("fedavg", evaluation__examples=50, **(STILL | {"split": "iid"}))
+    result = fedflat.run("fedavg", evaluation__examples=50, **(STILL | {"partition": "iid"}))
     assert result.evaluate(on="test")["test"]["examples"] > 300, "the evaluation afterwards is on the whole"
     assert (
         len(
@@ -324,7 +340,7 @@ def test_a_run_may_look_at_a_sample_of_the_test_set():
 
 
 def test_nothing_is_written_by_an_evaluation(tmp_path):
-    result = fedflat.run("fedavg", out=tmp_path / "run", **(STILL | {"split": "iid"}))
+    result = fedflat.run("fedavg", out=tmp_path / "run", **(STILL | {"partition": "iid"}))
     before = {path: path.stat().st_mtime_ns for path in Path(tmp_path).rglob("*")}
     result.evaluate()
     assert {path: path.stat().st_mtime_ns for path in Path(tmp_path).rglob("*")} == before

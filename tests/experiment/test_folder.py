@@ -10,11 +10,11 @@ import pytest
 
 import fedflat
 from fedflat.errors import UserError
-from fedflat.experiment.claims import Held
 from fedflat.experiment.config import Config, config
-from fedflat.experiment.folder import RunFolder
+from fedflat.experiment.store.lock import Lock
+from fedflat.experiment.store.run_folder import RunFolder
 
-SMALL = {"rounds": 2, "clients": 12, "per_round": 4, "steps": 2, "workers": 1, "model": "mlp(hidden=4)"}
+SMALL = {"rounds": 2, "clients": 12, "clients_per_round": 4, "local_steps": 2, "workers": 1, "model": "mlp(hidden=4)"}
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_run_goes_on_where_it_began(elsewhere: Path) -> None:
-    loop = fedflat.rounds("scaffold", out="run", keep_every=1, **SMALL)
+    loop = fedflat.rounds("scaffold", out="run", save_every=1, **SMALL)
     next(loop)
     os.chdir(elsewhere)
     assert next(loop).number == 2
@@ -48,7 +48,7 @@ def test_a_path_is_shown_as_it_was_given_while_it_holds(elsewhere: Path) -> None
 def test_a_run_of_a_relative_file_can_be_resumed_from_elsewhere(elsewhere: Path) -> None:
     labels = np.arange(60) % 3
     np.savez("mine.npz", inputs=np.eye(3)[labels], targets=labels)
-    loop = fedflat.rounds("fedavg", data="arrays(path=mine.npz)", split="iid", out="run", **SMALL)
+    loop = fedflat.rounds("fedavg", dataset="arrays(path=mine.npz)", partition="iid", out="run", **SMALL)
     next(loop)
     loop.close()
     os.chdir(elsewhere)
@@ -59,12 +59,15 @@ def test_a_run_of_a_relative_file_can_be_resumed_from_elsewhere(elsewhere: Path)
 def test_paths_of_data_are_kept_in_full(elsewhere: Path) -> None:
     here = elsewhere.parent
     found = config(
-        {"data": {"name": "images( size=8, path = pets )", "split": "listed(path=a.json,hash=x)", "folder": "sets"}}
+        {"data": {"dataset": "images( size=8, path = pets )", "partition": "listed(path=a.json,hash=x)", "dir": "sets"}}
     ).data
-    assert (found.name, found.split) == (f"images( size=8, path = {here}/pets )", f"listed(path={here}/a.json,hash=x)")
+    assert (found.name, found.partition) == (
+        f"images( size=8, path = {here}/pets )",
+        f"listed(path={here}/a.json,hash=x)",
+    )
     assert found.folder == here / "sets"
     for as_it_is in ("hub(path=ylecun/mnist)", "digits", "custom:arrays(path=mine)", "arrays(path=/mine.npz)"):
-        assert config({"data": {"name": as_it_is}}).data.name == as_it_is
+        assert config({"data": {"dataset": as_it_is}}).data.name == as_it_is
 
 
 def test_a_folder_in_which_a_run_is_being_begun_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +76,7 @@ def test_a_folder_in_which_a_run_is_being_begun_is_held(tmp_path: Path, monkeypa
     refusals: list[UserError] = []
 
     def write_status(status: str) -> None:
-        with pytest.raises(Held, match=f"another process is working on {tmp_path / 'run'};") as refused:
+        with pytest.raises(Lock, match=f"another process is working on {tmp_path / 'run'};") as refused:
             second.create(Config(), {})
         refusals.append(refused.value)
 

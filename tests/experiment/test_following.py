@@ -7,10 +7,10 @@ from typing import Any
 
 import fedflat
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.following import Followed
-from fedflat.experiment.record import load_record
+from fedflat.experiment.campaign.following import Followed
+from fedflat.experiment.store.record import load_record
 
-SMALL = {"model": "mlp(hidden=4)", "clients": 4, "per_round": 2, "rounds": 3, "steps": 2, "workers": 1}
+SMALL = {"model": "mlp(hidden=4)", "clients": 4, "clients_per_round": 2, "rounds": 3, "local_steps": 2, "workers": 1}
 
 
 class Told(Callback):

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from fedflat.bench.setting import RandomImages
-from fedflat.cli.progress import in_words
-from fedflat.experiment.checkpoint import SECONDS_BETWEEN, Pace
+from fedflat.cli.shared.progress import in_words
+from fedflat.experiment.campaign.estimate import Forecast, Foretell, disk_use, forecast
 from fedflat.experiment.config import config
-from fedflat.experiment.forecast import Forecast, Foretell, disk_use, forecast
 from fedflat.experiment.run import Run
+from fedflat.experiment.store.checkpoint import SECONDS_BETWEEN, Pace
 
 SMALL = {
     "model": "mlp(hidden=8)",
-    "data": {"clients": 12, "split": "iid"},
-    "federation": {"per_round": 4},
-    "training": {"rounds": 40, "steps": 1},
+    "data": {"clients": 12, "partition": "iid"},
+    "federation": {"clients_per_round": 4},
+    "training": {"rounds": 40, "local_steps": 1},
     "evaluation": {"every": 40},
     "engine": {"workers": 1},
 }
@@ -53,7 +53,7 @@ def test_stateless_runs_without_a_folder_need_no_disk() -> None:
 
 
 def test_only_clients_that_can_take_part_are_counted() -> None:
-    many = {**SMALL, "algorithm": "scaffold", "data": {"clients": 10**6, "split": "virtual"}}
+    many = {**SMALL, "algorithm": "scaffold", "data": {"clients": 10**6, "partition": "virtual"}}
     run = Run(config(many))
     found = forecast(run, 1.0)
     assert found.clients == 4 * 40 and found.states == 4 * 40 * 4 * run.problem.layout.size
@@ -73,7 +73,7 @@ def test_statistics_that_clients_keep_count() -> None:
     own = {
         **SMALL,
         "model": "resnet20(norm=batch)",
-        "training": {"rounds": 3, "steps": 1, "batch": 4, "statistics": "own"},
+        "training": {"rounds": 3, "local_steps": 1, "batch_size": 4, "statistics": "own"},
     }
     run = Run(config(own), data=RandomImages(size=48, side=8).dataset())
     run._open()
@@ -93,19 +93,19 @@ def test_checkpoints_are_no_more_frequent_than_a_disk_likes(tmp_path: Path, monk
     monkeypatch.setattr(Run, "_checkpoint", lambda run: (saved.append(run.server.rounds), real(run))[1])
     told("fedavg", tmp_path / "fast")
     assert saved == [40]
-    monkeypatch.setattr("fedflat.experiment.checkpoint.SECONDS_BETWEEN", 0.0)
-    monkeypatch.setattr("fedflat.experiment.checkpoint.MOST_OF_THE_TIME", float("inf"))
+    monkeypatch.setattr("fedflat.experiment.store.checkpoint.SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr("fedflat.experiment.store.checkpoint.MOST_OF_THE_TIME", float("inf"))
     told("fedavg", tmp_path / "slow")
     assert saved[1:] == [10, 20, 30, 40]
     saved.clear()
-    monkeypatch.setattr("fedflat.experiment.checkpoint.MOST_OF_THE_TIME", 1e-6)
+    monkeypatch.setattr("fedflat.experiment.store.checkpoint.MOST_OF_THE_TIME", 1e-6)
     told("fedavg", tmp_path / "dear")
     assert saved == [10, 40]
 
 
 def test_checkpoints_that_take_long_are_further_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("fedflat.experiment.checkpoint.time.monotonic", lambda: now)
+    monkeypatch.setattr("fedflat.experiment.store.checkpoint.time.monotonic", lambda: now)
     open_, asked = Pace(None), Pace(7)
     assert not open_.is_due(10)
     now += SECONDS_BETWEEN

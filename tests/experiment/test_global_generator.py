@@ -12,11 +12,18 @@ from torch import nn
 
 import fedflat
 from fedflat.data import from_clients
-from fedflat.experiment.local_models import measured_point
+from fedflat.experiment.analysis.local_models import measured_point
 from fedflat.testing import check_model
 from fedflat.testing.bowls import Bowls, walk
 
-SETTINGS: dict[str, Any] = {"split": "natural", "clients": 3, "per_round": 2, "rounds": 2, "steps": 2, "batch": 5}
+SETTINGS: dict[str, Any] = {
+    "partition": "natural",
+    "clients": 3,
+    "clients_per_round": 2,
+    "rounds": 2,
+    "local_steps": 2,
+    "batch_size": 5,
+}
 ESTIMATED: dict[str, Any] = {"algorithm": "fedavg+wima(window=2)", "evaluation__statistics": "estimated"}
 """Statistics are estimated in training mode, so that dropout draws outside of training too."""
 
@@ -34,7 +41,7 @@ def module() -> nn.Module:
 
 def run(**more: Any) -> fedflat.Result:
     return fedflat.run(
-        data=from_clients(clients()), model=module(), **(SETTINGS | {"algorithm": "fedavg", "workers": 1} | more)
+        dataset=from_clients(clients()), model=module(), **(SETTINGS | {"algorithm": "fedavg", "workers": 1} | more)
     )
 
 
@@ -56,7 +63,7 @@ def test_fresh_modules_between_runs_differ() -> None:
     drawn = []
     for _ in range(3):
         drawn.append(float(nn.Linear(4, 2).weight.sum().detach()))
-        for _ in fedflat.rounds("fedavg", module(), clients(), rounds=1, steps=1, batch=5, workers=1):
+        for _ in fedflat.rounds("fedavg", module(), clients(), rounds=1, local_steps=1, batch_size=5, workers=1):
             drawn.append(float(torch.rand(())))
     assert len(set(drawn)) == len(drawn) == 6
 
@@ -65,7 +72,7 @@ def test_draws_of_the_user_change_no_round() -> None:
     def history(draws: int) -> list[dict[str, Any]]:
         torch.manual_seed(0)
         loop = fedflat.rounds(
-            model=module(), clients_data=clients(), workers=1, rounds=3, steps=2, batch=5, **ESTIMATED
+            model=module(), clients_data=clients(), workers=1, rounds=3, local_steps=2, batch_size=5, **ESTIMATED
         )
         for _ in loop:
             torch.rand(draws)
@@ -77,7 +84,7 @@ def test_draws_of_the_user_change_no_round() -> None:
 def test_leaving_a_loop_leaves_the_generator_as_it_was(tmp_path: Path) -> None:
     def left() -> None:
         loop = fedflat.rounds(
-            model=module(), clients_data=clients(), workers=1, rounds=3, batch=5, out=tmp_path / "run", **ESTIMATED
+            model=module(), clients_data=clients(), workers=1, rounds=3, batch_size=5, out=tmp_path / "run", **ESTIMATED
         )
         next(loop)
         loop.close()
@@ -87,7 +94,14 @@ def test_leaving_a_loop_leaves_the_generator_as_it_was(tmp_path: Path) -> None:
 
 def test_looking_at_a_run_leaves_the_generator_as_it_was(tmp_path: Path) -> None:
     result = fedflat.run(
-        "fedavg", rounds=1, clients=20, per_round=2, steps=1, model="mlp(hidden=4)", workers=1, out=tmp_path / "run"
+        "fedavg",
+        rounds=1,
+        clients=20,
+        clients_per_round=2,
+        local_steps=1,
+        model="mlp(hidden=4)",
+        workers=1,
+        out=tmp_path / "run",
     )
     assert is_kept(lambda: result.evaluate(on=("test", "fine-tuned")))
     assert is_kept(lambda: measured_point(f"{tmp_path / 'run'}:client3"))

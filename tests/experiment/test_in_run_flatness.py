@@ -12,13 +12,13 @@ from torch import nn
 import fedflat
 from fedflat.errors import UserError
 from fedflat.experiment.config import config
-from fedflat.experiment.observation.what import WHAT, flatness_values, wanted_names
+from fedflat.experiment.quantities import WHAT, flatness_values, wanted_names
 
 SETTINGS = {
     "rounds": 4,
     "clients": 8,
-    "per_round": 3,
-    "steps": 2,
+    "clients_per_round": 3,
+    "local_steps": 2,
     "workers": 1,
     "device": "cpu",
     "model": "mlp(hidden=8)",
@@ -137,7 +137,7 @@ def test_a_resumed_run_ends_with_the_same_log(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["fedavg", "scaffold"])
 def test_a_run_that_diverges_says_so_and_nothing_else(text: str) -> None:
     """Looks at weights that are no longer finite have no figures; the run ends as it would without them."""
-    settings = {"rate": 1e25, "model": "mlp(hidden=8,layers=2)", "steps": 4}
+    settings = {"lr": 1e25, "model": "mlp(hidden=8,layers=2)", "steps": 4}
     without, beside = (
         run(text, **settings),
         run(text, **settings, flatness="every=1,what=all", flatness__examples=20, flatness__clients=2),
@@ -156,7 +156,7 @@ def test_the_text_of_the_short_form() -> None:
     assert config({"flatness": "every=5"}).flatness.every == 5
     assert wanted_names("all") == list(WHAT)
     made = fedflat.api.make_config(config({"flatness": {"every": 5, "seed": 3}}), {"flatness": "what=drift"})
-    assert made.flatness.model_dump() == {"every": 5, "what": "drift", "examples": 500, "clients": 10, "seed": 3}
+    assert made.flatness.model_dump() == {"eval_every": 5, "what": "drift", "examples": 500, "clients": 10, "seed": 3}
 
 
 @pytest.mark.parametrize(

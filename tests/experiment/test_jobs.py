@@ -19,19 +19,19 @@ from fedflat.algorithms.drift.scaffold import Scaffold
 from fedflat.algorithms.table import NAMED
 from fedflat.data import from_arrays
 from fedflat.errors import UserError
-from fedflat.experiment import compare as comparing
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.compare import SomeFailed, compare
+from fedflat.experiment.campaign import compare as comparing
+from fedflat.experiment.campaign.compare import SomeFailed, compare
+from fedflat.experiment.campaign.processes import Job, _warnings_sent, side_by_side
 from fedflat.experiment.config import Config, config
-from fedflat.experiment.jobs import Job, _warnings_sent, side_by_side
 from fedflat.models import MODELS, ImageModelSpec
 
 BASE = config(
     {
         "model": "mlp(hidden=4)",
         "data": {"clients": 10},
-        "federation": {"per_round": 3},
-        "training": {"rounds": 4, "steps": 2},
+        "federation": {"clients_per_round": 3},
+        "training": {"rounds": 4, "local_steps": 2},
         "engine": {"device": "cpu", "checkpoint_every": 2, "workers": 1},
     }
 )
@@ -178,7 +178,15 @@ def test_own_data_travels() -> None:
     rng = torch.Generator().manual_seed(0)
     inputs, targets = torch.randn(40, 3, generator=rng), torch.arange(40) % 2
     own = from_arrays(inputs, targets, inputs, targets, name="own")
-    settings = {"data": own, "clients": 4, "per_round": 2, "rounds": 2, "steps": 1, "device": "cpu", "seeds": 2}
+    settings = {
+        "dataset": own,
+        "clients": 4,
+        "clients_per_round": 2,
+        "rounds": 2,
+        "local_steps": 1,
+        "device": "cpu",
+        "seeds": 2,
+    }
     one, two = (fedflat.compare(["fedavg"], jobs=jobs, **settings) for jobs in (1, 2))
     assert [r.history for r in one.records] == [r.history for r in two.records]
     assert two.records[0].own["data"] is own

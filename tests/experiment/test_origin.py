@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 import fedflat
 from fedflat.data import Dataset, load
-from fedflat.engines.task import Classification
+from fedflat.engines.problem.task import Classification
 from fedflat.errors import UserError
-from fedflat.experiment.folder import RunFolder
-from fedflat.experiment.origin import brought, described
+from fedflat.experiment.store.provenance import brought, described
+from fedflat.experiment.store.run_folder import RunFolder
 
-SETTINGS: dict[str, Any] = {"rounds": 3, "clients": 4, "per_round": 2, "steps": 1, "workers": 1}
+SETTINGS: dict[str, Any] = {"rounds": 3, "clients": 4, "clients_per_round": 2, "local_steps": 1, "workers": 1}
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def test_a_file_of_data_that_was_changed_is_noticed(tmp_path: Path) -> None:
     inputs, targets = rng.normal(size=(60, 3)).astype(np.float32), rng.integers(0, 3, 60)
     where = tmp_path / "own.npz"
     np.savez(where, inputs=inputs, targets=targets)
-    folder = paused(tmp_path / "run", data=f"arrays(path={where})", split="dirichlet(alpha=0.1)", model="mlp")
+    folder = paused(tmp_path / "run", data=f"arrays(path={where})", partition="dirichlet(alpha=0.1)", model="mlp")
     shutil.copytree(folder, tmp_path / "copy")
     order = rng.permutation(60)
     np.savez(where, inputs=inputs[order], targets=targets[order])
@@ -124,5 +124,5 @@ def test_words_for_what_is_brought_stay_the_same() -> None:
 
 
 def test_large_data_are_known_by_some_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedflat.experiment.origin.MOST_BYTES", 1000)
+    monkeypatch.setattr("fedflat.experiment.store.provenance.MOST_BYTES", 1000)
     assert brought({"data": digits()}) == brought({"data": digits()}) != brought({"data": dimmed()})

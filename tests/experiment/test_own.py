@@ -14,7 +14,7 @@ from torch import nn
 import fedflat
 from fedflat.errors import UserError
 
-SMALL = {"rounds": 1, "clients": 12, "per_round": 2, "steps": 1, "workers": 1}
+SMALL = {"rounds": 1, "clients": 12, "clients_per_round": 2, "local_steps": 1, "workers": 1}
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ SMALL = {"rounds": 1, "clients": 12, "per_round": 2, "steps": 1, "workers": 1}
     [
         ({"task": fedflat.Classification}, "task is the class Classification and not one of it"),
         ({"task": "accuracy"}, "task is a str; expected an object with metric"),
-        ({"data": 123}, "data is an int; expected the name of a data set"),
+        ({"data": 123}, "data is an int; expected the name of a dataset"),
         ({"base": {"seed": 1}}, "base is a dict; expected a YAML file or a config"),
         ({"callbacks": fedflat.Callback}, "this is <class"),
         ({"callbacks": None}, "this is None"),

@@ -12,12 +12,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedflat
+from fedflat.experiment.analysis.batchnorm import with_statistics
+from fedflat.experiment.analysis.fixed_sample import Look
+from fedflat.experiment.analysis.measured import Measured, measured
 from fedflat.experiment.config import Flatness
-from fedflat.experiment.measured import Measured, measured
-from fedflat.experiment.observation.look import Look
-from fedflat.experiment.record import Record, client_statistics
-from fedflat.experiment.statistics import with_statistics
-from fedflat.report.result import Result
+from fedflat.experiment.store.record import Record, client_statistics
+from fedflat.reporting.result import Result
 
 OWN = {"training__statistics": "own"}
 
@@ -31,10 +31,10 @@ def run(**more: Any) -> tuple[Record, Measured]:
     """A short run, and its model to be measured."""
     settings = {
         "clients": 4,
-        "per_round": 2,
+        "clients_per_round": 2,
         "rounds": 2,
-        "steps": 2,
-        "batch": 10,
+        "local_steps": 2,
+        "batch_size": 10,
         "device": "cpu",
         "algorithm": "fedavg",
         **more,
@@ -103,17 +103,17 @@ def test_a_model_for_use_elsewhere_has_the_statistics_of_the_training_set(
 def test_a_round_gives_a_module_with_the_statistics_of_the_training_set() -> None:
     settings = {
         "clients": 4,
-        "per_round": 2,
+        "clients_per_round": 2,
         "rounds": 1,
-        "steps": 2,
-        "batch": 10,
+        "local_steps": 2,
+        "batch_size": 10,
         "device": "cpu",
         "workers": 1,
         **OWN,
     }
     (only,) = fedflat.rounds("fedavg", network(), **settings)
     expected = only.run.problem.buffers.views(
-        with_statistics(only.run.problem, only.server.model, only.run.split.trained_on).buffers
+        with_statistics(only.run.problem, only.server.model, only.run.partition.trained_on).buffers
     )
     assert all(torch.equal(only.model.state_dict()[name], statistics) for name, statistics in expected.items())
 
@@ -138,7 +138,7 @@ def test_looks_while_a_run_trains_agree_with_looks_afterwards() -> None:
     record, found = run(
         **OWN, rounds=1, flatness__every=1, flatness__what="lambda_max,sharpness", flatness__examples=60
     )
-    look = Look(found.problem, found.split, Flatness(examples=60))
+    look = Look(found.problem, found.partition, Flatness(examples=60))
     seen = record.history[-1]["flatness"]["models"]["server"]
     assert seen["lambda_max"] == pytest.approx(look.lambda_max(found.state), rel=1e-4)
     assert seen["sharpness"] == pytest.approx(look.sharpness(found.state), rel=1e-4)

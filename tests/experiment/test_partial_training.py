@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 import fedflat
 from fedflat.api import make_config
-from fedflat.engines.lanes import LaneEngine
-from fedflat.engines.loop import LoopEngine
-from fedflat.engines.problem import Problem
-from fedflat.engines.steps import compiled
+from fedflat.engines.cpu.engine import LoopEngine
+from fedflat.engines.gpu.engine import LaneEngine
+from fedflat.engines.gpu.step import compiled
+from fedflat.engines.problem.problem import Problem
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.run import Run
 from fedflat.models import build
@@ -29,10 +29,10 @@ LORA = "lora(rank=2)"
 SETTINGS: dict[str, Any] = {
     "model": VIT,
     "rounds": 3,
-    "steps": 2,
+    "local_steps": 2,
     "clients": 6,
-    "per_round": 3,
-    "split": "iid",
+    "clients_per_round": 3,
+    "partition": "iid",
     "workers": 1,
     "device": "cpu",
 }
@@ -360,9 +360,9 @@ def test_the_study_of_a_round(tmp_path: Path) -> None:
         "10",
         "--clients",
         "2",
-        "--batch",
+        "--batch-size",
         "2",
-        "--steps",
+        "--local-steps",
         "1",
         "--algorithms",
         "fedmoswa",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedflat.data.folder import VARIABLE
-from fedflat.experiment.ray_sweep import Needs, Place, Unfit, do_run
+from fedflat.data.data_dir import VARIABLE
+from fedflat.experiment.campaign.ray_sweep import Needs, Place, Unfit, do_run
 
 
 @pytest.mark.parametrize(

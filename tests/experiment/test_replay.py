@@ -12,11 +12,18 @@ from torch import nn
 import fedflat
 from fedflat.algorithms import algorithm
 from fedflat.errors import UserError
-from fedflat.experiment.observation.afterwards import afterwards
-from fedflat.experiment.record import load_record
-from fedflat.experiment.replay import Replay, needs_vectors
+from fedflat.experiment.analysis.post_hoc import afterwards
+from fedflat.experiment.analysis.replay import Replay, needs_vectors
+from fedflat.experiment.store.record import load_record
 
-SETTINGS = {"clients": 12, "per_round": 4, "steps": 2, "workers": 1, "device": "cpu", "model": "mlp(hidden=8)"}
+SETTINGS = {
+    "clients": 12,
+    "clients_per_round": 4,
+    "local_steps": 2,
+    "workers": 1,
+    "device": "cpu",
+    "model": "mlp(hidden=8)",
+}
 
 
 def run(folder: Path, text: str, rounds: int = 3, **more):
@@ -37,7 +44,7 @@ def test_the_next_round_from_a_checkpoint_is_the_one_that_a_longer_run_takes(tmp
     assert [moment.rounds for moment in moments] == [0, 3]
     assert not why
     for moment in moments:
-        replay = Replay(look.config, look.problem, look.split, moment, workers=1)
+        replay = Replay(look.config, look.problem, look.partition, moment, workers=1)
         while replay.moment.rounds < 5:
             replay.advance()
         assert torch.equal(replay.moment.model.weights, longer.record.models["server"].weights)
@@ -55,7 +62,7 @@ def test_no_round_is_trained_again_with_clients_whose_rows_are_lost(tmp_path: Pa
 def test_training_again_changes_nothing_until_it_is_taken(tmp_path: Path) -> None:
     run(tmp_path / "a", "scaffold")
     look = afterwards(load_record(tmp_path / "a"))
-    replay = Replay(look.config, look.problem, look.split, look.moments()[0][-1], workers=1)
+    replay = Replay(look.config, look.problem, look.partition, look.moments()[0][-1], workers=1)
     members = replay.members()
     first, second = replay.train(members), replay.train(members)
     assert torch.equal(first.returned.displacement, second.returned.displacement)
@@ -63,7 +70,7 @@ def test_training_again_changes_nothing_until_it_is_taken(tmp_path: Path) -> Non
 
 
 def test_every_kept_model_can_be_taken_up_where_an_algorithm_keeps_nothing(tmp_path: Path) -> None:
-    run(tmp_path / "a", "fedsam", 4, keep_every=2, flatness="every=1,what=drift")
+    run(tmp_path / "a", "fedsam", 4, save_every=2, flatness="every=1,what=drift")
     look = afterwards(load_record(tmp_path / "a"))
     again, why = look.clients(curvature=False)
     assert [one["round"] for one in again] == [1, 3, 5]
@@ -76,7 +83,7 @@ def test_every_kept_model_can_be_taken_up_where_an_algorithm_keeps_nothing(tmp_p
 
 
 def test_vectors_that_were_not_kept_are_said_not_guessed(tmp_path: Path) -> None:
-    run(tmp_path / "a", "scaffold", 4, keep_every=2)
+    run(tmp_path / "a", "scaffold", 4, save_every=2)
     again, why = afterwards(load_record(tmp_path / "a")).clients(curvature=False)
     assert [one["round"] for one in again] == [1, 5]
     assert why == (
@@ -102,7 +109,7 @@ def test_rows_written_after_a_checkpoint_are_not_seen(tmp_path: Path) -> None:
         run(tmp_path / "killed", "scaffold", 8, engine__checkpoint_every=4, callbacks=[Kill()])
     for name in ("short", "killed"):
         look = afterwards(load_record(tmp_path / name))
-        replay = Replay(look.config, look.problem, look.split, look.moments()[0][-1], workers=1)
+        replay = Replay(look.config, look.problem, look.partition, look.moments()[0][-1], workers=1)
         assert replay.moment.rounds == 4
         seen.append([replay.members([client])[0].state["drift"]["c"] for client in range(12)])
     assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
@@ -115,7 +122,7 @@ def test_local_models_have_the_statistics_that_they_ended_with(statistics: str) 
     own = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, 10))
     settings = {**SETTINGS, "model": own, "training__statistics": statistics, "federation__weighting": "uniform"}
     look = fedflat.run("fedavg", rounds=1, **settings).look()
-    replay = Replay(look.config, look.problem, look.split, look.moments()[0][0], workers=1)
+    replay = Replay(look.config, look.problem, look.partition, look.moments()[0][0], workers=1)
     members = replay.members()
     outcome = replay.train(members)
     models = replay.local_models(members, outcome)
@@ -129,7 +136,7 @@ def test_local_models_have_the_statistics_that_they_ended_with(statistics: str) 
 def test_models_taken_one_by_one_are_those_taken_together(tmp_path: Path) -> None:
     run(tmp_path / "a", "fedspeed", 2)
     look = afterwards(load_record(tmp_path / "a"))
-    replay = Replay(look.config, look.problem, look.split, look.moments()[0][-1], workers=1)
+    replay = Replay(look.config, look.problem, look.partition, look.moments()[0][-1], workers=1)
     together = replay.members([1, 7])
     models = replay.local_models(together, replay.train(together))
     for number, model in zip((1, 7), models, strict=True):

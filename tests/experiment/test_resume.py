@@ -13,17 +13,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fedflat
-from fedflat.experiment.folder import RunFolder
+from fedflat.experiment.store.run_folder import RunFolder
 
 ALGORITHM = "scaffold+wima(window=4)+swa(start=0.3,every=2)+ema"
 SETTINGS = {
     "rounds": 9,
     "clients": 12,
-    "per_round": 4,
-    "steps": 2,
+    "clients_per_round": 4,
+    "local_steps": 2,
     "workers": 1,
     "model": "mlp(hidden=8)",
-    "keep_every": 3,
+    "save_every": 3,
     "engine__checkpoint_every": 2,
 }
 TOUCHING_FILES = ("pwrite", "replace", "fsync", "truncate", "ftruncate", "open", "mkdir")

@@ -12,14 +12,14 @@ from safetensors.torch import load_file, save_file
 
 import fedflat
 from fedflat.errors import UserError
-from fedflat.experiment.checkpoint import CHECKPOINT
-from fedflat.experiment.folder import RunFolder
+from fedflat.experiment.store.checkpoint import CHECKPOINT
+from fedflat.experiment.store.run_folder import RunFolder
 
 SETTINGS = {
     "rounds": 6,
     "clients": 12,
-    "per_round": 4,
-    "steps": 2,
+    "clients_per_round": 4,
+    "local_steps": 2,
     "workers": 1,
     "model": "mlp(hidden=8)",
     "engine__checkpoint_every": 2,
@@ -102,7 +102,7 @@ def test_a_run_with_lost_or_changed_files_is_refused(run: Path, harm: Harm, told
 
 def test_where_a_run_goes_on_and_when_it_stops_may_change(run: Path, whole: dict[str, bytes], tmp_path: Path) -> None:
     changed("target: null", "target: 2.0")(run)
-    fedflat.resume(run, engine="loop", data_folder=tmp_path)
+    fedflat.resume(run, engine="loop", data_dir=tmp_path)
     assert contents(run) == whole
 
 

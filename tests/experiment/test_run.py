@@ -15,13 +15,13 @@ from torch import nn
 import fedflat
 from fedflat.api import make_config
 from fedflat.data import from_arrays, load
-from fedflat.engines.loop import LoopEngine
+from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.errors import UserError
 from fedflat.experiment.config import config
-from fedflat.experiment.rows import CachedRows, FileRows
 from fedflat.experiment.run import Run
+from fedflat.experiment.store.row_store import CachedRows, FileRows
 
-SMALL = {"rounds": 6, "clients": 12, "per_round": 4, "steps": 3, "workers": 1, "model": "mlp(hidden=8)"}
+SMALL = {"rounds": 6, "clients": 12, "clients_per_round": 4, "local_steps": 3, "workers": 1, "model": "mlp(hidden=8)"}
 
 
 class Normalised(nn.Module):
@@ -47,7 +47,7 @@ def test_a_target_stops_the_run_and_is_named() -> None:
 
 
 def test_patience_looks_at_the_validation_split() -> None:
-    settings = SMALL | {"rounds": 60, "rate": 1e-6}
+    settings = SMALL | {"rounds": 60, "lr": 1e-6}
     result = fedflat.run("fedavg", data__validation=0.2, stop__patience=3, **settings)
     assert result.status == "stopped" and result.history[-1]["round"] < 60
     with pytest.raises(fedflat.UserError, match="validation"):
@@ -71,22 +71,22 @@ def test_a_time_budget_pauses_a_run_that_then_goes_on(tmp_path: Path) -> None:
     ("algorithm", "cause"),
     [
         ("fedavg", "learning rate"),
-        ("fedavgm(beta=0.99,server_rate=1e20)", "server momentum"),
+        ("fedavgm(beta=0.99,server_lr=1e20)", "server momentum"),
         ("feddyn(alpha=0.5)", "dual"),
         ("adabest(mu=5)", "AdaBest"),
-        ("fedavg(server_rate=1e20)", "server_rate"),
+        ("fedavg(server_lr=1e20)", "server_lr"),
         ("fedsam(rho=1e30)", "rho=1e+30 takes gradients far from the model"),
     ],
 )
 def test_a_diverging_run_ends_with_its_cause(algorithm: str, cause: str) -> None:
-    result = fedflat.run(algorithm, **(SMALL | {"rounds": 60, "rate": 1e4 if algorithm == "fedavg" else 30.0}))
+    result = fedflat.run(algorithm, **(SMALL | {"rounds": 60, "lr": 1e4 if algorithm == "fedavg" else 30.0}))
     assert result.status == "diverged"
     assert cause in result.record.reason and "round" in result.record.reason
     json.dumps(result.history, allow_nan=False)
 
 
 def test_the_rest_of_a_comparison_goes_on_after_a_divergence() -> None:
-    comparison = fedflat.compare(["fedavg(server_rate=1e30)", "fedavg"], seeds=1, **SMALL)
+    comparison = fedflat.compare(["fedavg(server_lr=1e30)", "fedavg"], seeds=1, **SMALL)
     first, second = comparison.table()
     assert (first["diverged"], second["diverged"]) == (1, 0) and "mean_last" not in first and second["last"].mean > 0.1
 
@@ -140,8 +140,8 @@ def test_compared_algorithms_start_from_the_same_model_and_split(tmp_path: Path)
         for key in ("round", "train_loss", "test", "samples"):
             assert [record[key] for record in fedavg[:2]] == [record[key] for record in scaffold[:2]]
         assert fedavg[2]["test"] != scaffold[2]["test"]
-    splits = [json.loads(path.read_text()) for path in tmp_path.glob("*/*/split.json")]
-    assert len(splits) == 4 and len({split["hash"] for split in splits}) == 2
+    partitions = [json.loads(path.read_text()) for path in tmp_path.glob("*/*/partition.json")]
+    assert len(partitions) == 4 and len({partition["hash"] for partition in partitions}) == 2
     assert compared() == histories
 
 
@@ -166,18 +166,20 @@ def test_statistics_are_averaged_estimated_or_kept() -> None:
     assert server.integers["layers.2.num_batches_tracked"] == 3 * 6
 
 
-@pytest.mark.parametrize(("cores", "per_round", "workers"), [(2, 1, 2), (4, 20, 4), (64, 3, 8), (64, 20, 20)])
+@pytest.mark.parametrize(("cores", "clients_per_round", "workers"), [(2, 1, 2), (4, 20, 4), (64, 3, 8), (64, 20, 20)])
 def test_no_more_workers_than_have_something_to_do(
-    monkeypatch: pytest.MonkeyPatch, cores: int, per_round: int, workers: int
+    monkeypatch: pytest.MonkeyPatch, cores: int, clients_per_round: int, workers: int
 ) -> None:
-    monkeypatch.setattr("fedflat.experiment.engine.available_cores", lambda: cores)
-    engine = Run(config({"federation": {"per_round": per_round}, "engine": {"device": "cpu"}})).engine
+    monkeypatch.setattr("fedflat.experiment.setup.engine.available_cores", lambda: cores)
+    engine = Run(config({"federation": {"clients_per_round": clients_per_round}, "engine": {"device": "cpu"}})).engine
     assert isinstance(engine, LoopEngine) and engine.workers == workers
 
 
 def test_estimated_statistics_are_those_of_the_training_data() -> None:
     model = Normalised()
-    run = Run(config({"data": {"clients": 4}, "federation": {"per_round": 2}, "engine": {"workers": 1}}), model=model)
+    run = Run(
+        config({"data": {"clients": 4}, "federation": {"clients_per_round": 2}, "engine": {"workers": 1}}), model=model
+    )
     weights, _, integers = run.problem.initial()
     buffers = run.problem.buffers.views(run.problem.estimated_buffers(weights, integers))
     train = run.problem.data.train.inputs
@@ -203,7 +205,7 @@ def test_keeping_statistics_of_a_model_without_any_is_warned_of() -> None:
 
 
 def test_sam_moves_statistics_once_per_step() -> None:
-    settings = SMALL | {"model": Normalised(), "rounds": 1, "steps": 1, "batch": 64}
+    settings = SMALL | {"model": Normalised(), "rounds": 1, "local_steps": 1, "batch_size": 64}
     plain, sam = (fedflat.run(text, **settings).record.models["server"] for text in ("fedavg", "fedsam(rho=1e-9)"))
     assert torch.allclose(plain.buffers, sam.buffers, atol=1e-6)
     assert sam.integers["layers.2.num_batches_tracked"] == 1
@@ -218,7 +220,15 @@ def test_own_data_model_and_task() -> None:
     y = (x[:, 0] > 0).astype(np.int64)
     data = from_arrays(x[:200], y[:200], x[200:], y[200:], name="mine")
     result = fedflat.run(
-        "fedavg", data=data, model=nn.Linear(5, 2), clients=4, per_round=4, rounds=15, workers=1, split="iid", rate=0.5
+        "fedavg",
+        dataset=data,
+        model=nn.Linear(5, 2),
+        clients=4,
+        clients_per_round=4,
+        rounds=15,
+        workers=1,
+        partition="iid",
+        lr=0.5,
     )
     assert result.summary().last > 0.9 and result.config.model == "custom:Linear"
 
@@ -236,7 +246,7 @@ def test_callbacks_see_every_round() -> None:
         def ended(self, run: Run, record: object) -> None:
             seen.append(("ended", run.server.rounds))
 
-    fedflat.run("fedavg", callbacks=[Watcher()], every=3, **SMALL)
+    fedflat.run("fedavg", callbacks=[Watcher()], eval_every=3, **SMALL)
     assert seen == [("began", 0), *(("round", n) for n in range(1, 7)), ("ended", 6)]
 
 
@@ -328,10 +338,10 @@ def test_a_metric_that_the_task_does_not_report_is_refused() -> None:
 
 
 def test_a_group_of_settings_adds_to_what_is_there() -> None:
-    for settings in ({"rounds": 2, "training": {"epochs": 3}}, {"training": {"epochs": 3}, "rounds": 2}):
+    for settings in ({"rounds": 2, "training": {"local_epochs": 3}}, {"training": {"local_epochs": 3}, "rounds": 2}):
         assert (make_config(None, settings).training.rounds, make_config(None, settings).training.epochs) == (2, 3)
-    kept = make_config(make_config(None, {"rounds": 2, "rate": 0.5}), {"training": {"epochs": 3}}).training
-    assert (kept.rounds, kept.rate, kept.epochs) == (2, 0.5, 3)
+    kept = make_config(make_config(None, {"rounds": 2, "lr": 0.5}), {"training": {"local_epochs": 3}}).training
+    assert (kept.rounds, kept.lr, kept.epochs) == (2, 0.5, 3)
 
 
 def test_one_setting_under_two_names_is_refused() -> None:
@@ -342,8 +352,10 @@ def test_one_setting_under_two_names_is_refused() -> None:
     with pytest.raises(
         UserError, match=r"training\.rounds is given twice, as rounds=2 and as training\.rounds=3; give it once"
     ):
-        make_config(None, {"rounds": 2}, ["training.epochs=1", "training.rounds=3"])
-    assert make_config(make_config(None, {"rounds": 2}), {"rounds": 3}, ["training.epochs=1"]).training.rounds == 3
+        make_config(None, {"rounds": 2}, ["training.local_epochs=1", "training.rounds=3"])
+    assert (
+        make_config(make_config(None, {"rounds": 2}), {"rounds": 3}, ["training.local_epochs=1"]).training.rounds == 3
+    )
 
 
 def test_tf32_without_a_gpu_is_told_of() -> None:
@@ -353,7 +365,7 @@ def test_tf32_without_a_gpu_is_told_of() -> None:
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("weighting", "federation__weighting"), ("learning_rate", "rate"), ("batch_size", "batch"), ("ruonds", "rounds")],
+    [("weighting", "federation__weighting"), ("learning_rate", "lr"), ("batch_size", "batch"), ("ruonds", "rounds")],
 )
 def test_a_setting_that_is_called_otherwise_is_named(name: str, meant: str) -> None:
     with pytest.raises(UserError, match=rf"there is no setting '{name}'; did you mean {meant}\b"):
@@ -373,14 +385,14 @@ def test_statistics_estimated_anew_see_no_validation_example() -> None:
     values = {
         "algorithm": "fedavg+wima",
         "model": "custom:Sequential",
-        "data": {"clients": 6, "validation": 0.2, "split": "iid+held-out(share=0.3)"},
-        "federation": {"per_round": 3},
-        "training": {"rounds": 2, "steps": 1},
-        "evaluation": {"statistics": "estimated", "batch": 7},
+        "data": {"clients": 6, "validation": 0.2, "partition": "iid+held-out(share=0.3)"},
+        "federation": {"clients_per_round": 3},
+        "training": {"rounds": 2, "local_steps": 1},
+        "evaluation": {"statistics": "estimated", "batch_size": 7},
         "engine": {"workers": 1, "device": "cpu"},
     }
     unseen = torch.ones(len(data.train), 1, 1, 1, dtype=torch.bool)
-    unseen[torch.from_numpy(Run(config(values), data=data, model=network).split.trained_on)] = False
+    unseen[torch.from_numpy(Run(config(values), data=data, model=network).partition.trained_on)] = False
     assert 0.2 < unseen.double().mean() < 0.7
     found = []
     for inputs in (data.train.inputs, torch.where(unseen, 255 - data.train.inputs, data.train.inputs)):
@@ -398,7 +410,7 @@ def test_a_model_without_linear_layers_trains() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.flatten(1) @ self.w
 
-    settings: dict[str, Any] = {"rounds": 1, "clients": 4, "per_round": 2, "steps": 1, "workers": 1}
+    settings: dict[str, Any] = {"rounds": 1, "clients": 4, "clients_per_round": 2, "local_steps": 1, "workers": 1}
     assert fedflat.run("fedavg+wima", model=Product(), **settings).status == "finished"
     with pytest.raises(UserError, match="no linear layer"):
         fedflat.run("fedavg+wima(part=classifier)", model=Product(), **settings)

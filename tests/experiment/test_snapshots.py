@@ -12,20 +12,20 @@ from safetensors.torch import load_file
 
 import fedflat
 from fedflat.errors import UserError
+from fedflat.experiment.analysis.measured import Reference, measured, reference
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.measured import Reference, measured, reference
-from fedflat.experiment.snapshots import kept_rounds
+from fedflat.experiment.store.snapshots import kept_rounds
 
 SETTINGS = {
     "rounds": 7,
     "clients": 10,
-    "per_round": 3,
-    "steps": 2,
+    "clients_per_round": 3,
+    "local_steps": 2,
     "workers": 1,
     "model": "mlp(hidden=4)",
-    "keep_every": 2,
+    "save_every": 2,
     "engine__checkpoint_every": 3,
-    "every": 3,
+    "eval_every": 3,
     "device": "cpu",
 }
 
@@ -78,7 +78,7 @@ def test_a_killed_run_ends_with_the_same_files(undisturbed: Path, tmp_path: Path
 
 
 def test_nothing_is_kept_unless_asked_for(tmp_path: Path) -> None:
-    fedflat.run("fedavg", out=tmp_path / "run", **{**SETTINGS, "keep_every": None, "rounds": 2})
+    fedflat.run("fedavg", out=tmp_path / "run", **{**SETTINGS, "save_every": None, "rounds": 2})
     assert not (tmp_path / "run/models").exists() and kept_rounds(tmp_path / "run") == []
 
 
@@ -138,7 +138,7 @@ def test_from_python(undisturbed: Path) -> None:
     assert len(spectrum.eigenvalues) == 3 and spectrum.examples == 100
     assert spectrum.eigenvalues == found.spectrum(3, examples=100, seed=1, trace_draws=0).eigenvalues
     assert found.sharpness("asam", rho=0.5, client=0).value > 0
-    in_memory = fedflat.run("fedavg", **{**SETTINGS, "keep_every": None, "rounds": 1})
+    in_memory = fedflat.run("fedavg", **{**SETTINGS, "save_every": None, "rounds": 1})
     assert in_memory.flatness().objective().loss().isfinite()
     with pytest.raises(UserError, match="made without a folder, so that no models were kept on the way"):
         in_memory.flatness(rounds=1)

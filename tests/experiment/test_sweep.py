@@ -11,18 +11,26 @@ import pytest
 
 import fedflat
 from fedflat.errors import UserError
-from fedflat.experiment import sweep as sweeping
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.claims import claimed, is_free
-from fedflat.experiment.clean import Keep
-from fedflat.experiment.compare import SomeFailed
-from fedflat.experiment.folder import Held, RunFolder
-from fedflat.experiment.sweep import Sweep, plan_sweep, run_sweep
-from fedflat.experiment.sweep_cost import sweep_disk
-from fedflat.experiment.sweep_file import read_sweep
-from fedflat.experiment.sweep_scores import ranking
+from fedflat.experiment.campaign import sweep as sweeping
+from fedflat.experiment.campaign.compare import SomeFailed
+from fedflat.experiment.campaign.ranking import ranking
+from fedflat.experiment.campaign.sweep import Sweep, plan_sweep, run_sweep
+from fedflat.experiment.campaign.sweep_cost import sweep_disk
+from fedflat.experiment.campaign.sweep_file import read_sweep
+from fedflat.experiment.store.cleanup import Keep
+from fedflat.experiment.store.lock import claimed, is_free
+from fedflat.experiment.store.run_folder import Lock, RunFolder
 
-BASE = {"rounds": 2, "steps": 2, "per_round": 3, "clients": 8, "model": "mlp(hidden=8)", "workers": 1, "device": "cpu"}
+BASE = {
+    "rounds": 2,
+    "local_steps": 2,
+    "clients_per_round": 3,
+    "clients": 8,
+    "model": "mlp(hidden=8)",
+    "workers": 1,
+    "device": "cpu",
+}
 VALUES = {"base": BASE, "grid": {"algorithm": ["fedavg", "scaffold"], "seed": [0, 1]}}
 
 
@@ -79,7 +87,7 @@ def test_a_run_done_by_another_process_meanwhile_is_taken_from_it(tmp_path: Path
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     holder = _holder(tmp_path / "run")
     assert not is_free(tmp_path / "run")
-    with pytest.raises(Held, match="another process is working on"), claimed(tmp_path / "run"):
+    with pytest.raises(Lock, match="another process is working on"), claimed(tmp_path / "run"):
         pass
     holder.kill()
     holder.wait()
@@ -135,14 +143,14 @@ def test_an_interrupted_run_is_gone_on_with(finished: Sweep, tmp_path: Path) -> 
 
 def test_what_is_kept(finished: Sweep, tmp_path: Path) -> None:
     keep = {"checkpoint": False, "snapshots": False}
-    made = plan(tmp_path, keep=keep, base={**BASE, "keep_every": 1})
+    made = plan(tmp_path, keep=keep, base={**BASE, "save_every": 1})
     list(run_sweep(made))
     for run in made.runs:
         left = {str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file()}
         assert left == {
             "config.yaml",
             "status.json",
-            "split.json",
+            "partition.json",
             "metrics.jsonl",
             "timing.jsonl",
             "model.safetensors",
@@ -150,7 +158,7 @@ def test_what_is_kept(finished: Sweep, tmp_path: Path) -> None:
     assert [done.by for done in run_sweep(made)] == ["before"] * 4, (
         "what is gone is not needed to know that they are over"
     )
-    nothing = plan(tmp_path, keep={**keep, "models": False}, base={**BASE, "keep_every": 1})
+    nothing = plan(tmp_path, keep={**keep, "models": False}, base={**BASE, "save_every": 1})
     list(run_sweep(nothing))
     assert not list(tmp_path.rglob("*.safetensors"))
 
@@ -184,7 +192,7 @@ def test_from_python(finished: Sweep) -> None:
 def test_every_process_sees_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
-    from fedflat.experiment import jobs
+    from fedflat.experiment.campaign import processes as jobs
 
     seen: list[str | None] = []
     monkeypatch.setattr(jobs, "start_without_main", lambda process: seen.append(os.environ.get("CUDA_VISIBLE_DEVICES")))

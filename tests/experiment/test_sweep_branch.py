@@ -10,30 +10,30 @@ import torch
 
 import fedflat
 from fedflat.errors import UserError
-from fedflat.experiment.branch import start, there_rounds
+from fedflat.experiment.analysis.reopen import written_tensors
 from fedflat.experiment.callback import Callback
+from fedflat.experiment.campaign.branch import start, there_rounds
+from fedflat.experiment.campaign.sweep import Sweep, plan_sweep, run_sweep
+from fedflat.experiment.campaign.sweep_file import read_sweep
 from fedflat.experiment.config import Config
-from fedflat.experiment.folder import RunFolder
-from fedflat.experiment.record import load_record
-from fedflat.experiment.reopening import written_tensors
-from fedflat.experiment.sweep import Sweep, plan_sweep, run_sweep
-from fedflat.experiment.sweep_file import read_sweep
+from fedflat.experiment.store.record import load_record
+from fedflat.experiment.store.run_folder import RunFolder
 
 SMALL = {
-    "steps": 2,
-    "per_round": 3,
+    "local_steps": 2,
+    "clients_per_round": 3,
     "clients": 8,
     "model": "mlp(hidden=8)",
     "workers": 1,
     "device": "cpu",
-    "decay": 0.5,
+    "lr_decay": 0.5,
 }
 
 
 @pytest.fixture(scope="module")
 def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("origin") / "run"
-    fedflat.run("fedavg", rounds=6, keep_every=2, out=folder, **SMALL)
+    fedflat.run("fedavg", rounds=6, save_every=2, out=folder, **SMALL)
     return folder
 
 
@@ -109,7 +109,7 @@ def test_a_branch_needs_its_origin_no_more_and_can_be_interrupted(origin: Path, 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("other") / "run"
-    fedflat.run("scaffold", rounds=2, keep_every=2, rate=0.01, out=folder, **SMALL)
+    fedflat.run("scaffold", rounds=2, save_every=2, lr=0.01, out=folder, **SMALL)
     return folder
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedflat.errors import UserError
-from fedflat.experiment.sweep import LONGEST, Planned, plan_sweep
-from fedflat.experiment.sweep_file import SweepFile, combinations, read_sweep
+from fedflat.experiment.campaign.sweep import LONGEST, Planned, plan_sweep
+from fedflat.experiment.campaign.sweep_file import SweepFile, combinations, read_sweep
 
 OUT = Path("out")
 
@@ -27,20 +27,20 @@ def names(**values: object) -> list[str]:
 def test_a_grid_is_every_value_with_every_other() -> None:
     runs = planned(
         base={"rounds": 7},
-        grid={"algorithm": ["fedavg", "fedsam"], "split": ["iid", "dirichlet(alpha=0.3)"], "seed": [0, 1]},
+        grid={"algorithm": ["fedavg", "fedsam"], "partition": ["iid", "dirichlet(alpha=0.3)"], "seed": [0, 1]},
     )
     assert len(runs) == len({run.config for run in runs}) == 8
     assert runs[0].name == "fedavg--split-iid--seed-0" and runs[-1].name == "fedsam--split-dirichlet_alpha_0.3--seed-1"
-    assert {run.config.data.split for run in runs} == {"iid", "dirichlet(alpha=0.3)"}
+    assert {run.config.data.partition for run in runs} == {"iid", "dirichlet(alpha=0.3)"}
     assert all(run.config.training.rounds == 7 and run.folder == OUT / run.name for run in runs)
 
 
 def test_every_entry_of_a_list_goes_with_the_whole_grid() -> None:
     runs = planned(
-        list=[{"algorithm": "fedavg", "rate": 0.1}, {"algorithm": "fedsam", "training.rate": 0.2}],
+        list=[{"algorithm": "fedavg", "lr": 0.1}, {"algorithm": "fedsam", "training.lr": 0.2}],
         grid={"seed": [3, 4]},
     )
-    assert [(run.config.algorithm, run.config.training.rate, run.config.seed) for run in runs] == [
+    assert [(run.config.algorithm, run.config.training.lr, run.config.seed) for run in runs] == [
         ("fedavg", 0.1, 3),
         ("fedavg", 0.1, 4),
         ("fedsam", 0.2, 3),
@@ -50,11 +50,11 @@ def test_every_entry_of_a_list_goes_with_the_whole_grid() -> None:
 
 def test_base_takes_sections_full_names_and_short_ones() -> None:
     (run,) = planned(
-        base={"data": {"clients": 20}, "training.rate": 0.3, "per_round": 4, "flatness": "every=5"},
+        base={"data": {"clients": 20}, "training.lr": 0.3, "clients_per_round": 4, "flatness": "every=5"},
         grid={"data": ["digits"]},
     )
     found = run.config
-    assert (found.data.name, found.data.clients, found.training.rate, found.federation.per_round) == (
+    assert (found.data.name, found.data.clients, found.training.lr, found.federation.clients_per_round) == (
         "digits",
         20,
         0.3,
@@ -70,8 +70,8 @@ def test_braces_stand_for_what_varies() -> None:
     )
     assert [run.name for run in runs] == ["fedavg", "fedsam_rho_0.2", "fedsam_rho_0.3"]
     assert runs[1].varied == {"algorithm": "fedsam(rho=0.2)", "rho": 0.2}
-    in_base = planned(base={"split": "dirichlet(alpha={alpha})"}, grid={"alpha": [0.1, 1]})
-    assert [(run.name, run.config.data.split) for run in in_base] == [
+    in_base = planned(base={"partition": "dirichlet(alpha={alpha})"}, grid={"alpha": [0.1, 1]})
+    assert [(run.name, run.config.data.partition) for run in in_base] == [
         ("alpha-0.1", "dirichlet(alpha=0.1)"),
         ("alpha-1", "dirichlet(alpha=1)"),
     ]
@@ -84,17 +84,19 @@ def test_braces_stand_for_what_varies() -> None:
 
 
 def test_exclusions() -> None:
-    grid = {"algorithm": ["fedavg", "fedsam(rho=0.05)"], "seed": [0, 1], "rate": [0.1, 0.2]}
-    assert len(planned(grid=grid, exclude=[{"algorithm": "fedsam", "rate": "2e-1"}])) == 6, (
+    grid = {"algorithm": ["fedavg", "fedsam(rho=0.05)"], "seed": [0, 1], "lr": [0.1, 0.2]}
+    assert len(planned(grid=grid, exclude=[{"algorithm": "fedsam", "lr": "2e-1"}])) == 6, (
         "fedsam is fedsam(rho=0.05), 2e-1 is 0.2"
     )
-    assert len(planned(grid=grid, exclude=[{"seed": [0, 1], "rate": 0.1}])) == 4
-    possible = planned(grid={"clients": [5, 50], "per_round": [5, 10]}, exclude=[{"clients": 5, "per_round": 10}])
+    assert len(planned(grid=grid, exclude=[{"seed": [0, 1], "lr": 0.1}])) == 4
+    possible = planned(
+        grid={"clients": [5, 50], "clients_per_round": [5, 10]}, exclude=[{"clients": 5, "clients_per_round": 10}]
+    )
     assert len(possible) == 3, "what is impossible may be left out"
 
 
 def test_names_do_not_change_when_values_are_added() -> None:
-    few, more = names(grid={"rate": [0.1], "seed": [0]}), names(grid={"rate": [0.05, 0.1], "seed": [0, 1]})
+    few, more = names(grid={"lr": [0.1], "seed": [0]}), names(grid={"lr": [0.05, 0.1], "seed": [0, 1]})
     assert few == ["rate-0.1--seed-0"] and set(few) < set(more)
 
 
@@ -125,13 +127,13 @@ def test_long_names_and_names_that_meet_have_a_hash() -> None:
     ),
     st.lists(st.floats(0.01, 1).map(lambda x: round(x, 3)), min_size=1, max_size=3, unique=True),
 )
-def test_as_many_runs_as_the_product_and_never_one_folder_for_two(seeds, splits, rates) -> None:
-    runs = planned(grid={"seed": seeds, "split": splits, "rate": rates})
+def test_as_many_runs_as_the_product_and_never_one_folder_for_two(seeds, partitions, rates) -> None:
+    runs = planned(grid={"seed": seeds, "partition": partitions, "lr": rates})
     assert (
         len(runs)
         == len({run.folder for run in runs})
         == len({run.config for run in runs})
-        == len(seeds) * len(splits) * len(rates)
+        == len(seeds) * len(partitions) * len(rates)
     )
 
 
@@ -143,7 +145,7 @@ SEED = {"grid": {"seed": [0]}}
     [
         ({"gird": {"seed": [0]}}, "no part of a sweep (the sweep) 'gird'; did you mean grid?"),
         ({"grid": {"sed": [0]}}, "no setting (grid) 'sed'; did you mean seed?"),
-        ({"grid": {"training.rat": [0]}}, "no setting (grid) 'training.rat'; did you mean training.rate"),
+        ({"grid": {"training.rat": [0]}}, "no setting (grid) 'training.rat'; did you mean training.lr"),
         (
             {**SEED, "base": {"training": {"ruonds": 3}}},
             "no setting (base) 'training.ruonds'; did you mean training.rounds",
@@ -157,7 +159,7 @@ SEED = {"grid": {"seed": [0]}}
         ({"grid": {"algorithm": ["fedsam(rhoo=1)"]}}, "no parameter of fedsam 'rhoo'; did you mean rho?"),
         ({"grid": {"model": ["mlpp"]}}, "there is no model 'mlpp'; did you mean mlp?"),
         ({"grid": {"data": ["digit"]}}, "'digit'; did you mean digits"),
-        ({"grid": {"split": ["dirichlet(alpa=1)"]}}, "'alpa'; did you mean alpha?"),
+        ({"grid": {"partition": ["dirichlet(alpa=1)"]}}, "'alpa'; did you mean alpha?"),
         ({}, "the sweep varies nothing"),
         ({"grid": {}}, "grid and list are both empty"),
         ({"grid": {"seed": []}}, "grid gives seed no values; expected a list"),
@@ -165,11 +167,11 @@ SEED = {"grid": {"seed": [0]}}
         ({"grid": {"seed": 3}}, "grid gives seed 3; expected a list"),
         ({"grid": [1]}, "grid: input should be a valid dictionary"),
         ({"grid": {"seed": [1, 1]}}, "grid lists 1 twice for seed"),
-        ({"grid": {"rate": [0.1, "1e-1"]}}, "training.rate=0.1 and training.rate=1e-1 are the same run"),
-        ({"grid": {"rate": ["fast"]}}, "the combination training.rate=fast is not possible: "),
+        ({"grid": {"lr": [0.1, "1e-1"]}}, "training.lr=0.1 and training.lr=1e-1 are the same run"),
+        ({"grid": {"lr": ["fast"]}}, "the combination training.lr=fast is not possible: "),
         (
-            {"base": {"per_round": 10}, "grid": {"clients": [50, 5]}},
-            "the combination data.clients=5 is not possible: federation.per_round=10 is more",
+            {"base": {"clients_per_round": 10}, "grid": {"clients": [50, 5]}},
+            "the combination data.clients=5 is not possible: federation.clients_per_round=10 is more",
         ),
         ({**SEED, "list": [{"seed": 1}]}, "seed stands both in grid and in list"),
         ({**SEED, "exclude": [{"seed": 1}]}, "exclude: no combination has seed=1"),

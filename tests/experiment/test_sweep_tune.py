@@ -12,22 +12,22 @@ import pytest
 
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.folder import RunFolder
-from fedflat.experiment.sweep_file import read_sweep
-from fedflat.experiment.tune import Search, choose, plan_search, run_search
-from fedflat.experiment.tune_jobs import run_search_side_by_side
+from fedflat.experiment.campaign.sweep_file import read_sweep
+from fedflat.experiment.campaign.tune import Search, choose, plan_search, run_search
+from fedflat.experiment.campaign.tune_jobs import run_search_side_by_side
+from fedflat.experiment.store.run_folder import RunFolder
 
 BASE = {
     "rounds": 2,
-    "steps": 2,
-    "per_round": 3,
+    "local_steps": 2,
+    "clients_per_round": 3,
     "clients": 8,
     "model": "mlp(hidden=8)",
     "workers": 1,
     "device": "cpu",
     "data.validation": 0.2,
 }
-SPACE: dict[str, Any] = {"rate": {"low": 0.001, "high": 1, "log": True}, "rho": [0.01, 0.1]}
+SPACE: dict[str, Any] = {"lr": {"low": 0.001, "high": 1, "log": True}, "rho": [0.01, 0.1]}
 VALUES = {"base": {**BASE, "algorithm": "fedsam(rho={rho})"}, "tune": {"trials": 6, "space": SPACE}}
 
 
@@ -51,9 +51,9 @@ def test_every_trial_is_a_run_with_what_it_drew(finished: tuple[Search, list[Any
     assert [one.number for one in tried] == list(range(6)) and {one.state for one in tried} == {"complete"}
     for one in tried:
         config = RunFolder(made.folder(one.number) / "seed-0").config()
-        assert config.training.rate == one.values["training.rate"] and 0.001 <= config.training.rate <= 1
+        assert config.training.lr == one.values["training.lr"] and 0.001 <= config.training.lr <= 1
         assert config.algorithm in ("fedsam(rho=0.01)", "fedsam(rho=0.1)")
-    assert len({one.values["training.rate"] for one in tried}) == 6
+    assert len({one.values["training.lr"] for one in tried}) == 6
 
 
 def test_the_score_is_the_last_validation_metric(finished: tuple[Search, list[Any]]) -> None:
@@ -72,7 +72,7 @@ def test_the_best_is_chosen_by_validation_and_evaluated_once(
     assert chosen["trial"] == best.number and chosen["validation"] == best.score and chosen["settings"] == best.values
     last = RunFolder(made.folder(best.number) / "seed-0").metrics()[-1]
     assert chosen["test"] == [pytest.approx(last["test"]["server"]["accuracy"])]
-    monkeypatch.setattr("fedflat.experiment.evaluation.evaluate", None)
+    monkeypatch.setattr("fedflat.experiment.analysis.evaluation.evaluate", None)
     assert choose(made) == chosen == json.loads((made.out / "best.json").read_text())
 
 
@@ -82,7 +82,7 @@ def test_the_test_set_does_not_matter(tmp_path: Path, finished: tuple[Search, li
     for folder in sorted(made.out.glob("trial-*/seed-0")):
         copy = tmp_path / folder.parent.name / "seed-0"
         copy.mkdir(parents=True)
-        for name in ("config.yaml", "status.json", "split.json"):
+        for name in ("config.yaml", "status.json", "partition.json"):
             (copy / name).write_bytes((folder / name).read_bytes())
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         for line in lines:
@@ -113,7 +113,7 @@ def test_an_interrupted_search_ends_as_one_that_was_not(finished: tuple[Search, 
     list(run_search(made))
     assert len(list(tmp_path.glob("trial-*"))) == 6
     for one in finished[1]:
-        assert RunFolder(made.folder(one.number) / "seed-0").config().training.rate == one.values["training.rate"]
+        assert RunFolder(made.folder(one.number) / "seed-0").config().training.lr == one.values["training.lr"]
     assert choose(made)["trial"] == choose(finished[0])["trial"]
 
 
@@ -149,8 +149,8 @@ def test_more_trials_go_on_from_those_there(finished: tuple[Search, list[Any]]) 
 
 
 QUICK: dict[str, Any] = {**BASE, "rounds": 1, "steps": 1, "algorithm": "fedsam(rho={rho})", "rho": 0.1}
-RATES: dict[str, Any] = {"rate": {"low": 0.01, "high": 1, "log": True}}
-ONE_TRIAL: dict[str, Any] = {"trials": 1, "space": RATES, "seeds": [0]}
+LR_SPACE: dict[str, Any] = {"lr": {"low": 0.01, "high": 1, "log": True}}
+ONE_TRIAL: dict[str, Any] = {"trials": 1, "space": LR_SPACE, "seeds": [0]}
 
 
 @pytest.fixture(scope="module")
@@ -171,8 +171,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"stop.patience": 2}, {}, "stop.patience=none instead of 2"),
         ({}, {"seeds": [0, 1]}, "tune.seeds=[0] instead of [0, 1]"),
         ({}, {"prune": True}, "tune.prune=false instead of true"),
-        ({}, {"space": {"rate": [0.1]}}, "tune.space.training.rate={low: 0.01, high: 1.0, log: true} instead of [0.1]"),
-        ({}, {"space": {**RATES, "batch": [5, 9]}}, "tune.space.training.batch=none instead of [5, 9]"),
+        ({}, {"space": {"lr": [0.1]}}, "tune.space.training.lr={low: 0.01, high: 1.0, log: true} instead of [0.1]"),
+        ({}, {"space": {**LR_SPACE, "batch": [5, 9]}}, "tune.space.training.batch_size=none instead of [5, 9]"),
     ],
 )
 def test_another_search_in_the_same_folder_is_refused(
@@ -217,7 +217,7 @@ def test_the_best_of_a_copied_folder_names_the_copy(
 ) -> None:
     chosen = choose(search(small, base=QUICK, tune=ONE_TRIAL))
     shutil.copytree(small, tmp_path / "copy")
-    monkeypatch.setattr("fedflat.experiment.evaluation.evaluate", None)
+    monkeypatch.setattr("fedflat.experiment.analysis.evaluation.evaluate", None)
     copied = choose(search(tmp_path / "copy", base=QUICK, tune=ONE_TRIAL))
     assert copied == {**chosen, "folders": [str(tmp_path / "copy" / "trial-0000" / "seed-0")]}
     assert copied == json.loads((tmp_path / "copy" / "best.json").read_text())
@@ -225,7 +225,7 @@ def test_the_best_of_a_copied_folder_names_the_copy(
 
 def test_seeds_are_averaged_and_hopeless_trials_end_early(tmp_path: Path) -> None:
     needs_optuna()
-    space = {"rate": [1e-6, 0.3], "batch": {"low": 5, "high": 9, "whole": True}}
+    space = {"lr": [1e-6, 0.3], "batch_size": {"low": 5, "high": 9, "whole": True}}
     made = search(
         tmp_path,
         base={**BASE, "rounds": 4},
@@ -240,7 +240,7 @@ def test_seeds_are_averaged_and_hopeless_trials_end_early(tmp_path: Path) -> Non
         for seed in (0, 1)
     ]
     assert one.score == pytest.approx(sum(scores) / 2)
-    assert len(choose(made)["test"]) == 2 and choose(made)["settings"]["training.rate"] == 0.3
+    assert len(choose(made)["test"]) == 2 and choose(made)["settings"]["training.lr"] == 0.3
 
 
 @pytest.mark.parametrize(
@@ -253,12 +253,12 @@ def test_seeds_are_averaged_and_hopeless_trials_end_early(tmp_path: Path) -> Non
         ({"base": {**VALUES["base"], "stop.target": 0.9}}, "stop.target looks at the test set"),
         ({"tune": {"space": {}}}, "tune.space is empty"),
         ({"tune": {"space": {"rat": [1]}}}, "no setting (tune.space) 'rat'; did you mean rate"),
-        ({"tune": {"space": {**SPACE, "rate": {"low": 2, "high": 1}}}}, "low must be below high"),
-        ({"tune": {"space": {**SPACE, "rate": {"low": 0, "high": 1, "log": True}}}}, "needs low above 0"),
-        ({"tune": {"space": {**SPACE, "rate": []}}}, "expected a list of numbers"),
+        ({"tune": {"space": {**SPACE, "lr": {"low": 2, "high": 1}}}}, "low must be below high"),
+        ({"tune": {"space": {**SPACE, "lr": {"low": 0, "high": 1, "log": True}}}}, "needs low above 0"),
+        ({"tune": {"space": {**SPACE, "lr": []}}}, "expected a list of numbers"),
         ({"tune": {"space": {**SPACE, "seed": [0, 1]}}}, "seed is nothing to search over"),
         (
-            {"tune": {"space": {**SPACE, "per_round": {"low": 2, "high": 9, "whole": True}}}},
+            {"tune": {"space": {**SPACE, "clients_per_round": {"low": 2, "high": 9, "whole": True}}}},
             "is more than data.clients=8",
         ),
         (

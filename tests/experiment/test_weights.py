@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 import fedflat
-from fedflat.experiment.weights import fill, first_mismatch, load_weights
+from fedflat.experiment.setup.weights import fill, first_mismatch, load_weights
 
-SMALL = {"rounds": 2, "steps": 2, "workers": 1, "device": "cpu", "split": "iid"}
+SMALL = {"rounds": 2, "local_steps": 2, "workers": 1, "device": "cpu", "partition": "iid"}
 
 
 def test_a_run_starts_where_another_ended(tmp_path):
@@ -73,7 +73,7 @@ def test_the_sentence_names_the_file_and_both_models(tmp_path):
         fedflat.run("fedavg", init=saved, model="mlp(hidden=3)", **SMALL)
     assert str(told.value) == (
         f"{saved} holds weights of another architecture (mlp): 1.weight is 64x64 there but 3x64 in the model; "
-        "expected those of mlp(hidden=3) for this data set"
+        "expected those of mlp(hidden=3) for this dataset"
     )
 
 

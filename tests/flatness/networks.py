@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedflat import models
-from fedflat.engines.task import NextCharacter
+from fedflat.engines.problem.task import NextCharacter
 from fedflat.flatness import Objective
 
 

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedflat.errors import UserError
+from fedflat.experiment.analysis.theory import conditions, rates_of, theory
 from fedflat.experiment.config import config
-from fedflat.experiment.observation.theory import conditions, rates_of, theory
-from fedflat.flatness.bounds import ALGORITHMS, Bound, Rates, Setting, as_run, largest_rate, theorem
-from fedflat.flatness.noise import Constants, largest
+from fedflat.flatness.theory.bounds import ALGORITHMS, Bound, Rates, Setting, as_run, largest_lr, theorem
+from fedflat.flatness.theory.noise import Constants, largest
 
 CONSTANTS = Constants(lipschitz=2.0, smoothness=4.0, noise=0.5, heterogeneity=1.5)
-SETTING = Setting(clients=10, examples=50, steps=3, rounds=20)
+SETTING = Setting(clients=10, examples=50, local_steps=3, rounds=20)
 
 constants = st.builds(Constants, *[st.floats(1e-2, 1e3)] * 4)
 sizes = st.builds(Setting, st.integers(1, 1000), st.floats(1, 1e4), st.integers(1, 200), st.integers(1, 100))
@@ -56,8 +56,8 @@ def test_the_order_of_the_algorithms_and_the_step_that_can_be_spared(some, setti
 @given(constants, sizes)
 def test_at_the_theorems_own_rates_the_recursion_stays_below_the_theorem(some, setting) -> None:
     """Putting 1/(beta K T) into eq. 31 gives at most what is printed: sum_t e^(..) h_t <= e / beta, up to the printed e^(1/T)."""
-    rate = largest_rate(some, setting)
-    rounds = [Rates(rate * setting.steps, rate)] * setting.rounds
+    lr = largest_lr(some, setting)
+    rounds = [Rates(lr * setting.steps, lr)] * setting.rounds
     for name in ALGORITHMS:
         for tight in (False, True):
             assert as_run(name, some, setting, rounds, tight).log10 <= theorem(name, some, setting, tight).log10 + 1e-6
@@ -84,11 +84,11 @@ def test_a_rate_that_falls_within_a_round_lowers_the_bound() -> None:
 
 
 def test_rates_follow_the_decay_over_rounds_and_the_cycle() -> None:
-    decayed = rates_of(config({"algorithm": "fedavg", "training": {"rounds": 3, "rate": 0.4, "decay": 0.5}}), 4)
+    decayed = rates_of(config({"algorithm": "fedavg", "training": {"rounds": 3, "lr": 0.4, "lr_decay": 0.5}}), 4)
     assert [one.highest for one in decayed] == pytest.approx([0.4, 0.2, 0.1])
     assert [one.total for one in decayed] == pytest.approx([1.6, 0.8, 0.4])
     cyclic = rates_of(
-        config({"algorithm": "fedavg+cyclic(low=0,length=2,start=0)", "training": {"rounds": 2, "rate": 0.4}}), 1
+        config({"algorithm": "fedavg+cyclic(low=0,length=2,start=0)", "training": {"rounds": 2, "lr": 0.4}}), 1
     )
     assert [one.total for one in cyclic] == pytest.approx([0.2, 0.0])
 
@@ -101,7 +101,7 @@ def test_rounds_without_a_rate_change_nothing() -> None:
 
 
 def test_another_algorithm_has_its_own_rates_in_the_same_run() -> None:
-    made = config({"algorithm": "fedswa(final_rate=0.5)+wima", "training": {"rounds": 1}})
+    made = config({"algorithm": "fedswa(final_lr=0.5)+wima", "training": {"rounds": 1}})
     assert rates_of(made, 10, "fedswa") == rates_of(made, 10)
     assert (
         rates_of(made, 10, "fedmoswa")[0].total
@@ -120,7 +120,7 @@ def test_numbers_beyond_any_float_are_told_by_their_logarithm() -> None:
 
 
 def test_what_a_run_does_of_what_the_theorem_asks_for() -> None:
-    made = config({"algorithm": "fedmoswa", "federation": {"per_round": 5}, "data": {"clients": 10}})
+    made = config({"algorithm": "fedmoswa", "federation": {"clients_per_round": 5}, "data": {"clients": 10}})
     found = {text: met for text, met, _ in conditions(made, CONSTANTS, SETTING, [Rates(0.3, 0.1)])}
     assert found == {
         "one of FedSAM, FedSWA, FedMoSWA": True,
@@ -139,13 +139,13 @@ def test_the_largest_of_what_was_seen_goes_in() -> None:
 
 
 def test_the_theory_of_a_run_says_what_went_into_it(digits_split) -> None:
-    made = config({"algorithm": "fedswa", "training": {"epochs": 2, "rounds": 7}})
+    made = config({"algorithm": "fedswa", "training": {"local_epochs": 2, "rounds": 7}})
     found = theory(made, digits_split, 10, [CONSTANTS]).document()
     sizes = [len(indices) for indices in digits_split.clients]
     assert found["setting"] == {
         "clients": 50,
         "examples": pytest.approx(sum(sizes) / 50),
-        "steps": pytest.approx(sum(2 * -(-size // 10) for size in sizes) / 50),
+        "local_steps": pytest.approx(sum(2 * -(-size // 10) for size in sizes) / 50),
         "rounds": 7,
     }
     assert found["trivial"] == pytest.approx(math.log(10))
@@ -154,7 +154,7 @@ def test_the_theory_of_a_run_says_what_went_into_it(digits_split) -> None:
 
 @pytest.fixture
 def digits_split():
-    from fedflat.experiment.federation import federation
+    from fedflat.experiment.setup.problem import federation
 
     return federation(config({}))[1]
 

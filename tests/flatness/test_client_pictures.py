@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from fedflat.report.client_pictures import clients_picture, constants_picture, gap_picture, twins_picture
+from fedflat.reporting.figures.clients import clients_picture, constants_picture, gap_picture, twins_picture
 
 
 def cohort(rounds: int, clients: list[int], cosines: list[float | None], **more) -> dict:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedflat.errors import UserError
-from fedflat.flatness.directions import directions_around, filter_normalised, random_direction
+from fedflat.flatness.landscapes.directions import directions_around, filter_normalised, random_direction
 from fedflat.models.layout import Layout
 
 

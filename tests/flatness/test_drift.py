@@ -11,15 +11,15 @@ from hypothesis.extra.numpy import arrays
 
 from fedflat.algorithms import algorithm
 from fedflat.algorithms.descent import Descent
-from fedflat.algorithms.rate import Schedule
-from fedflat.engines.aggregation import Aggregation
-from fedflat.engines.contract import Client, ModelState, Training
-from fedflat.engines.lanes import LaneEngine
-from fedflat.engines.loop import LoopEngine
-from fedflat.engines.plan import Plan
-from fedflat.experiment.observation.cohort import cohort_figures, momentum_of
-from fedflat.experiment.replay import local_models
-from fedflat.flatness.drift import disagreement, update_drift
+from fedflat.algorithms.lr_schedule import Schedule
+from fedflat.engines.cpu.engine import LoopEngine
+from fedflat.engines.gpu.engine import LaneEngine
+from fedflat.engines.round.aggregation import Aggregation
+from fedflat.engines.round.contract import Client, ModelState, Training
+from fedflat.engines.round.plan import Plan
+from fedflat.experiment.analysis.cohort import cohort_figures, momentum_of
+from fedflat.experiment.analysis.replay import local_models
+from fedflat.flatness.clients.drift import disagreement, update_drift
 
 from ..quadratics import problem_of, walk
 from ..reference.problem import Quadratics, Setting

@@ -6,8 +6,8 @@ import pytest
 
 from fedflat.errors import UserError
 from fedflat.experiment.config import config
-from fedflat.experiment.record import Record
-from fedflat.report.flatness_log import QUANTITIES, log_picture, logged
+from fedflat.experiment.store.record import Record
+from fedflat.reporting.figures.flatness_log import QUANTITIES, log_picture, logged
 
 
 def record(*looks: tuple[int, dict]) -> Record:

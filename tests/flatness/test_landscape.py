@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from fedflat.errors import UserError
-from fedflat.flatness.directions import directions_around
-from fedflat.flatness.landscape import landscape_around, landscape_of, symmetric_axis
+from fedflat.flatness.landscapes.directions import directions_around
+from fedflat.flatness.landscapes.grid import Landscape, Mark, Model, survey
+from fedflat.flatness.landscapes.landscape import landscape_around, landscape_of, symmetric_axis
+from fedflat.flatness.landscapes.path import path_of
 from fedflat.flatness.objective import Objective
-from fedflat.flatness.path import path_of
-from fedflat.flatness.survey import Landscape, Mark, Model, survey
 from fedflat.models.layout import Layout
 
 LAYOUT = Layout(("a.weight", "a.bias", "b.weight"), ((3, 2), (3,), (1, 3)))

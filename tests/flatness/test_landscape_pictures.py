@@ -13,10 +13,18 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from fedflat.errors import UserError
-from fedflat.flatness.survey import Landscape, Mark
-from fedflat.report.landscape_page import landscape_page
-from fedflat.report.landscape_pictures import COLOUR_MAP, Panel, contours, lines, path_picture, plane_picture, surfaces
-from fedflat.report.landscape_scale import BASIN, Scale, common_line, shown_tick
+from fedflat.flatness.landscapes.grid import Landscape, Mark
+from fedflat.reporting.figures.landscape_page import landscape_page
+from fedflat.reporting.figures.landscape_scale import BASIN, Scale, common_line, shown_tick
+from fedflat.reporting.figures.landscapes import (
+    COLOUR_MAP,
+    Panel,
+    contours,
+    lines,
+    path_picture,
+    plane_picture,
+    surfaces,
+)
 
 AXIS = tuple(np.linspace(-1, 1, 11).tolist())
 

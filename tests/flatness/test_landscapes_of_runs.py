@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 import fedflat
 from fedflat.errors import UserError
+from fedflat.experiment.analysis.landscapes import landscapes, load_landscapes, path, plane, save_landscapes
+from fedflat.experiment.analysis.local_models import local_models, measured_point, replay_at
+from fedflat.experiment.analysis.loss_and_error import LossAndError
+from fedflat.experiment.analysis.measured import Measured, measured
 from fedflat.experiment.config import config
-from fedflat.experiment.federation import federation
-from fedflat.experiment.landscapes import landscapes, load_landscapes, path, plane, save_landscapes
-from fedflat.experiment.local_models import local_models, measured_point, replay_at
-from fedflat.experiment.loss_and_error import LossAndError
-from fedflat.experiment.measured import Measured, measured
-from fedflat.flatness.survey import Model
+from fedflat.experiment.setup.problem import federation
+from fedflat.flatness.landscapes.grid import Model
 
-SMALL = {"rounds": 3, "steps": 3, "workers": 1, "device": "cpu", "per_round": 4}
+SMALL = {"rounds": 3, "local_steps": 3, "workers": 1, "device": "cpu", "clients_per_round": 4}
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("runs")
     texts = {"fedavg": "fedavg", "fedsam": "fedsam", "scaffold": "scaffold"}
     for name, text in texts.items():
-        fedflat.run(text, out=folder / name, keep_every=1, **SMALL)
+        fedflat.run(text, out=folder / name, save_every=1, **SMALL)
     fedflat.run("fedavg", out=folder / "wide", model="mlp(hidden=16)", **SMALL)
     return {path.name: path for path in folder.iterdir()}
 
@@ -52,7 +52,7 @@ def test_the_models_figures_are_those_of_its_run(two: list[Measured]) -> None:
 
 def test_training_figures_are_over_what_clients_hold(two: list[Measured]) -> None:
     model = two[0]
-    measure = LossAndError(model.problem, model.split, model.state.integers)
+    measure = LossAndError(model.problem, model.partition, model.state.integers)
     held = model.on_examples(model.problem.data.train, np.unique(model.training_positions))
     figures = measure(Model(model.state.weights, model.state.buffers))
     assert measure.counts["train"] == held.examples
@@ -60,10 +60,10 @@ def test_training_figures_are_over_what_clients_hold(two: list[Measured]) -> Non
 
 
 def test_a_sample_is_the_same_for_every_model_and_every_call(two: list[Measured]) -> None:
-    one, other = (LossAndError(m.problem, m.split, m.state.integers, examples=50, seed=3) for m in two)
+    one, other = (LossAndError(m.problem, m.partition, m.state.integers, examples=50, seed=3) for m in two)
     assert one.counts == {"train": 50, "test": 50}
     assert torch.equal(one.sets["train"].inputs, other.sets["train"].inputs)
-    another = LossAndError(two[0].problem, two[0].split, {}, examples=50, seed=4)
+    another = LossAndError(two[0].problem, two[0].partition, {}, examples=50, seed=4)
     assert not torch.equal(one.sets["train"].inputs, another.sets["train"].inputs)
 
 
@@ -167,9 +167,13 @@ class Normalised(nn.Module):
 
 
 def test_statistics_are_the_models_own_or_estimated_anew() -> None:
-    problem, split = federation(config({"model": "custom:Normalised", "engine": {"device": "cpu"}}), model=Normalised())
+    problem, partition = federation(
+        config({"model": "custom:Normalised", "engine": {"device": "cpu"}}), model=Normalised()
+    )
     weights, buffers, integers = problem.initial()
-    own, estimated = (LossAndError(problem, split, integers, statistics=how) for how in ("interpolated", "estimated"))
+    own, estimated = (
+        LossAndError(problem, partition, integers, statistics=how) for how in ("interpolated", "estimated")
+    )
     fresh = problem.estimated_buffers(weights, integers)
     inputs = problem.normalised(problem.data.train.inputs).flatten(1)
     torch.testing.assert_close(problem.buffers.views(fresh)["norm.running_mean"], inputs.mean(0), rtol=0, atol=0.02)
@@ -181,7 +185,7 @@ def test_statistics_are_the_models_own_or_estimated_anew() -> None:
 
 def test_statistics_of_the_librarys_own_normalisation_are_estimated_too() -> None:
     """They once stayed at zero, since that layer counts no batches."""
-    small = {"model": "resnet20(norm=batch)", "data": {"name": "digits"}, "engine": {"device": "cpu"}}
+    small = {"model": "resnet20(norm=batch)", "data": {"dataset": "digits"}, "engine": {"device": "cpu"}}
     problem, _ = federation(config(small))
     weights, _, integers = problem.initial()
     inputs = problem.normalised(problem.data.train.inputs[:40])
@@ -193,9 +197,11 @@ def test_statistics_of_the_librarys_own_normalisation_are_estimated_too() -> Non
 
 
 def test_variances_that_an_extrapolation_made_negative_count_as_zero() -> None:
-    problem, split = federation(config({"model": "custom:Normalised", "engine": {"device": "cpu"}}), model=Normalised())
+    problem, partition = federation(
+        config({"model": "custom:Normalised", "engine": {"device": "cpu"}}), model=Normalised()
+    )
     weights, buffers, integers = problem.initial()
-    measure = LossAndError(problem, split, integers, examples=20)
+    measure = LossAndError(problem, partition, integers, examples=20)
     figures = measure(Model(weights, torch.full_like(buffers, -0.5)))
     assert torch.isfinite(figures["train_loss"])
     views = problem.buffers.views(zero := torch.full_like(buffers, -0.5))

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedflat.data import Augmentation, Dataset, Examples, Split
-from fedflat.engines.contract import Client, ModelState
-from fedflat.engines.problem import Problem
+from fedflat.data import Augmentation, Dataset, Examples, Partition
+from fedflat.engines.problem.problem import Problem
+from fedflat.engines.round.contract import Client, ModelState
+from fedflat.experiment.analysis.fixed_sample import Look
 from fedflat.experiment.config import Flatness
-from fedflat.experiment.observation.look import Look
-from fedflat.flatness.noise import Constants, Spread, heterogeneity
+from fedflat.flatness.theory.noise import Constants, Spread, heterogeneity
 
 from ..quadratics import Bowl, Value
 
@@ -30,10 +30,10 @@ def look() -> Look:
     train, held = (Examples(torch.tensor(some), torch.zeros(len(some), dtype=torch.int64)) for some in (rows, test))
     data = Dataset("quadratics", train, held, ("value",), kind="vector")
     problem = Problem(Bowl(X), Value(), data, Augmentation(), torch.float64, held_out={"test": held})
-    split = Split(
+    partition = Partition(
         tuple(np.arange(i * EACH, (i + 1) * EACH) for i in range(CLIENTS)), np.zeros(0, np.int64), "by hand", 0
     )
-    return Look(problem, split, Flatness())
+    return Look(problem, partition, Flatness())
 
 
 def gradients() -> np.ndarray:
@@ -88,7 +88,7 @@ def test_sharpness_along_the_gradient_in_closed_form(look: Look) -> None:
 
 def test_local_curvature_is_that_of_each_clients_own_loss(look: Look) -> None:
     model = ModelState(*look.problem.initial())
-    members = [Client(i, look.split.clients[i], {}) for i in (0, 2)]
+    members = [Client(i, look.partition.clients[i], {}) for i in (0, 2)]
     elsewhere = model._replace(weights=model.weights + 1)
     found = look.local_curvature([model, elsewhere], members)
     assert found["lambda_max"] == {"0": pytest.approx(A[0].max(), rel=1e-6), "2": pytest.approx(A[2].max(), rel=1e-6)}
@@ -101,7 +101,7 @@ def test_the_norm_of_features(look: Look) -> None:
 
 
 def test_what_is_looked_at_depends_on_the_seed_alone(look: Look) -> None:
-    some = [Look(look.problem, look.split, Flatness(examples=5, clients=2, seed=seed)) for seed in (1, 1, 2)]
+    some = [Look(look.problem, look.partition, Flatness(examples=5, clients=2, seed=seed)) for seed in (1, 1, 2)]
     assert some[0].positions.tolist() == some[1].positions.tolist() != some[2].positions.tolist()
     assert some[0].clients == some[1].clients
     assert len(some[0].positions) == 5

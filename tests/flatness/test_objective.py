@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedflat import models
-from fedflat.engines.task import Classification
+from fedflat.engines.problem.task import Classification
 from fedflat.errors import UserError
 from fedflat.flatness import Objective
 

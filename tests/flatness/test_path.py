@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedflat.errors import UserError
-from fedflat.flatness.path import Barrier, barrier, path_landscape
-from fedflat.flatness.survey import Mark, Model
+from fedflat.flatness.landscapes.grid import Mark, Model
+from fedflat.flatness.landscapes.path import Barrier, barrier, path_landscape
 
 EMPTY = torch.zeros(0, dtype=torch.float64)
 A, B = torch.tensor([1.0, 0.0]).double(), torch.tensor([-1.0, 2.0]).double()

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedflat.errors import UserError
+from fedflat.flatness.landscapes.grid import Model
+from fedflat.flatness.landscapes.plane import Plane, plane_landscape, plane_of, spread_axis
+from fedflat.flatness.landscapes.points import refuse_different_shapes
 from fedflat.flatness.objective import Objective
-from fedflat.flatness.plane import Plane, plane_landscape, plane_of, spread_axis
-from fedflat.flatness.points import refuse_different_shapes
-from fedflat.flatness.survey import Model
 from fedflat.models.layout import Layout
 
 EMPTY = torch.zeros(0, dtype=torch.float64)

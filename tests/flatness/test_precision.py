@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedflat.experiment.config import Config
-from fedflat.experiment.federation import device_of
+from fedflat.experiment.setup.problem import device_of
 from fedflat.flatness import Ends, Operator, lanczos
 from fedflat.flatness.precision import allow_tf32, rounding
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from fedflat.errors import UserError
 from fedflat.flatness import Objective, sharpness_of
-from fedflat.flatness.radius import adaptive_scale
+from fedflat.flatness.sharpness import adaptive_scale
 
 from .networks import Quadratic, case, symmetric
 

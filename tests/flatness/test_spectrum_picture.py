@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedflat import flatness
-from fedflat.report.spectrum_picture import spectrum_picture
+from fedflat.reporting.figures.spectrum import spectrum_picture
 
 from .networks import Quadratic, symmetric
 

@@ -8,11 +8,11 @@ import torch
 
 from fedflat.data import Dataset, Examples
 from fedflat.errors import UserError
+from fedflat.experiment.analysis.stability import Twins
+from fedflat.experiment.analysis.theory import rates_of
 from fedflat.experiment.config import config
-from fedflat.experiment.observation.stability import Twins
-from fedflat.experiment.observation.theory import rates_of
-from fedflat.flatness.bounds import Setting, as_run
-from fedflat.flatness.noise import Constants
+from fedflat.flatness.theory.bounds import Setting, as_run
+from fedflat.flatness.theory.noise import Constants
 
 from ..quadratics import Bowl, Value
 
@@ -29,14 +29,16 @@ def quadratics() -> Dataset:
     return Dataset("quadratics", train, test, ("value",), kind="vector")
 
 
-def twins(algorithm: str = "fedavg", rounds: int = 4, per_round: int = CLIENTS, count: int = 2, **more) -> Twins:
+def twins(
+    algorithm: str = "fedavg", rounds: int = 4, clients_per_round: int = CLIENTS, count: int = 2, **more
+) -> Twins:
     made = config(
         {
             "algorithm": algorithm,
             "model": "custom:Bowl",
-            "data": {"name": "custom:quadratics", "split": "iid", "clients": CLIENTS},
-            "federation": {"per_round": per_round},
-            "training": {"rounds": rounds, "steps": STEPS, "batch": TRAIN, "rate": RATE},
+            "data": {"dataset": "custom:quadratics", "partition": "iid", "clients": CLIENTS},
+            "federation": {"clients_per_round": clients_per_round},
+            "training": {"rounds": rounds, "local_steps": STEPS, "batch_size": TRAIN, "lr": RATE},
             "engine": {"precision": "float64", "device": "cpu"},
         }
     )
@@ -54,7 +56,7 @@ def test_the_stability_recursion_in_closed_form() -> None:
             assert distance == pytest.approx(np.linalg.norm(apart), rel=1e-9)
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedswa(server_rate=1)"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedswa(server_lr=1)"])
 def test_twins_stay_within_the_papers_recursion(algorithm: str) -> None:
     """Eq. 31 with the run's own rates bounds the distance of the weights, once L bounds every gradient on the way."""
     pair = twins(algorithm, rounds=6, count=3)
@@ -108,7 +110,11 @@ def test_the_original_is_the_run_itself() -> None:
     import fedflat
 
     made = config(
-        {"algorithm": "fedmoswa", "training": {"rounds": 3, "steps": 2}, "engine": {"workers": 1, "device": "cpu"}}
+        {
+            "algorithm": "fedmoswa",
+            "training": {"rounds": 3, "local_steps": 2},
+            "engine": {"workers": 1, "device": "cpu"},
+        }
     )
     result = fedflat.run(base=made)
     pair = Twins(made, 1)
@@ -118,7 +124,7 @@ def test_the_original_is_the_run_itself() -> None:
     assert not torch.equal(pair.twins[0].moment.model.weights, result.record.models["server"].weights)
     swap = pair.swaps[0]
     assert pair.data.train.targets[swap.position] == pair.data.test.targets[swap.by]
-    assert swap.position in pair.original.split.clients[swap.client]
+    assert swap.position in pair.original.partition.clients[swap.client]
 
 
 def test_bad_input_in_a_sentence() -> None:

@@ -12,10 +12,10 @@ import torch
 
 from fedflat.errors import UserError
 from fedflat.flatness import Ends, Operator, lanczos, spectrum_of
+from fedflat.flatness.curvature.density import quadrature
+from fedflat.flatness.curvature.krylov import Krylov
+from fedflat.flatness.curvature.trace import hutchinson
 from fedflat.flatness.estimate import estimate
-from fedflat.flatness.hutchinson import hutchinson
-from fedflat.flatness.krylov import Krylov
-from fedflat.flatness.quadrature import quadrature
 
 from .networks import NETWORKS, case, symmetric, true_hessian
 

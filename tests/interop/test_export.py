@@ -16,16 +16,23 @@ import fedflat
 from fedflat.cli.application import app
 from fedflat.data import from_arrays, load
 from fedflat.errors import UserError
-from fedflat.experiment.export import write_onnx
+from fedflat.experiment.store.export import write_onnx
 from fedflat.models import build
 
-SETTINGS = {"model": "mlp(hidden=8)", "rounds": 3, "clients": 12, "per_round": 4, "steps": 3, "workers": 1}
+SETTINGS = {
+    "model": "mlp(hidden=8)",
+    "rounds": 3,
+    "clients": 12,
+    "clients_per_round": 4,
+    "local_steps": 3,
+    "workers": 1,
+}
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("export") / "run"
-    fedflat.run("fedmoswa+wima(window=2)", out=folder, keep_every=1, **SETTINGS)
+    fedflat.run("fedmoswa+wima(window=2)", out=folder, save_every=1, **SETTINGS)
     return folder
 
 
@@ -69,7 +76,7 @@ def test_a_model_that_was_kept_on_the_way(run: Path, tmp_path: Path) -> None:
 
 
 def test_the_header_says_after_how_many_rounds_a_paused_run_stood(tmp_path: Path) -> None:
-    loop = fedflat.rounds("fedavg+wima(window=2)", out=tmp_path / "run", every=2, **SETTINGS)
+    loop = fedflat.rounds("fedavg+wima(window=2)", out=tmp_path / "run", eval_every=2, **SETTINGS)
     first = next(iter(loop))
     assert same(first.state_dict("wima"), first.state_dict("wima(window=2)")), (
         "where there is one, its parameters may be left out"

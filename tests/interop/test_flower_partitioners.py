@@ -1,4 +1,4 @@
-"""Splits that a file lists, and that partitioners of Flower make."""
+"""Partitions that a file lists, and that partitioners of Flower make."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ import pytest
 import torch
 
 import fedflat
-from fedflat.data import from_flower, listed, load, partition
+from fedflat.data import from_flower, listed, load, make_partition
 from fedflat.errors import UserError
 
-SETTINGS: dict[str, Any] = {"model": "mlp(hidden=8)", "rounds": 2, "per_round": 3, "steps": 2, "workers": 1}
+SETTINGS: dict[str, Any] = {
+    "model": "mlp(hidden=8)",
+    "rounds": 2,
+    "clients_per_round": 3,
+    "local_steps": 2,
+    "workers": 1,
+}
 TARGETS = np.arange(40) % 4
 
 
@@ -28,41 +34,41 @@ def lists(text: str) -> dict[str, Any]:
 
 def test_a_listed_split_is_what_the_file_says(tmp_path: Path) -> None:
     text = listed([np.array([5, 1]), np.array([7, 2, 30])], 40, "mine", tmp_path)
-    split = partition(text, TARGETS, 4, None, seed=3)
-    assert [positions.tolist() for positions in split.clients] == [[1, 5], [2, 7, 30]] and split.text == text
-    assert split.describe(TARGETS, 4)["coverage"] == pytest.approx(5 / 40)
+    partition = make_partition(text, TARGETS, 4, None, seed=3)
+    assert [positions.tolist() for positions in partition.clients] == [[1, 5], [2, 7, 30]] and partition.text == text
+    assert partition.describe(TARGETS, 4)["coverage"] == pytest.approx(5 / 40)
     assert lists(text)["made_by"] == {"name": "mine"}
 
 
 def test_what_is_held_out_is_taken_from_the_lists(tmp_path: Path) -> None:
     text = listed(np.split(np.random.default_rng(0).permutation(40), 4), 40, "mine", tmp_path)
-    whole = partition(text, TARGETS, 4, 4, seed=0).clients
-    validated = partition(text, TARGETS, 4, 4, seed=0, validation=0.25)
+    whole = make_partition(text, TARGETS, 4, 4, seed=0).clients
+    validated = make_partition(text, TARGETS, 4, 4, seed=0, validation=0.25)
     assert len(validated.validation) == 8  # round(2.5) of each of 4 classes
     assert [set(mine) for mine in validated.clients] == [set(mine) - set(validated.validation) for mine in whole]
-    unseen = partition(f"{text}+held-out(share=0.5)", TARGETS, 4, None, seed=0)
+    unseen = make_partition(f"{text}+held-out(share=0.5)", TARGETS, 4, None, seed=0)
     assert len(unseen.clients) == len(unseen.unseen) == 2
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"examples": 41, "clients": [[0]]}, "divides 41 training examples, but this data set has 40"),
+        ({"examples": 41, "clients": [[0]]}, "divides 41 training examples, but this dataset has 40"),
         ({"examples": 40, "clients": [[0], [1, 0]]}, "names example 0 2 times"),
         ({"examples": 40, "clients": [[0], [40]]}, "names example 40; expected positions from 0 to 39"),
         ({"examples": 40, "clients": [[0], []]}, "a client without examples"),
-        ({"clients": [[0]]}, "is not the file of a split"),
-        ({"examples": 40, "clients": [["a"]]}, "is not the file of a split"),
-        ({"examples": 40, "clients": [[1.7]]}, "is not the file of a split; expected JSON of whole numbers"),
-        ({"examples": 40, "clients": [[10**30]]}, "is not the file of a split"),
-        ([], "is not the file of a split"),
+        ({"clients": [[0]]}, "is not the file of a partition"),
+        ({"examples": 40, "clients": [["a"]]}, "is not the file of a partition"),
+        ({"examples": 40, "clients": [[1.7]]}, "is not the file of a partition; expected JSON of whole numbers"),
+        ({"examples": 40, "clients": [[10**30]]}, "is not the file of a partition"),
+        ([], "is not the file of a partition"),
     ],
 )
 def test_files_that_are_no_split_of_these_data(content: object, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "split.json"
+    path = tmp_path / "partition.json"
     path.write_text(json.dumps(content))
     with pytest.raises(UserError, match=message):
-        partition(f"listed(path={path})", TARGETS, 4, None, 0)
+        make_partition(f"listed(path={path})", TARGETS, 4, None, 0)
 
 
 def test_a_file_that_is_gone_changed_or_not_named(tmp_path: Path) -> None:
@@ -70,18 +76,18 @@ def test_a_file_that_is_gone_changed_or_not_named(tmp_path: Path) -> None:
     path = Path(text.partition("path=")[2].partition(",")[0])
     path.write_text(path.read_text().replace("[0, 1,", "[1, 0,"))
     with pytest.raises(UserError, match="has changed: its hash is sha256-"):
-        partition(text, TARGETS, 4, None, 0)
+        make_partition(text, TARGETS, 4, None, 0)
     path.unlink()
     with pytest.raises(UserError, match="cannot be read: no such file"):
-        partition(text, TARGETS, 4, None, 0)
+        make_partition(text, TARGETS, 4, None, 0)
     with pytest.raises(UserError, match="write listed"):
-        partition("listed", TARGETS, 4, None, 0)
+        make_partition("listed", TARGETS, 4, None, 0)
     with pytest.raises(UserError, match="lists 1 clients, but 5"):
-        partition(listed([np.arange(40)], 40, "mine", tmp_path), TARGETS, 4, 5, 0)
+        make_partition(listed([np.arange(40)], 40, "mine", tmp_path), TARGETS, 4, 5, 0)
     with pytest.raises(UserError, match="a comma or a bracket"):
         listed([np.arange(40)], 40, "mine", tmp_path / "a,b")
     with pytest.raises(UserError, match=r"client 1 of .* beyond the long tail"):
-        partition(
+        make_partition(
             f"{listed([np.arange(4, 40), np.array([3])], 40, 'mine', tmp_path)}+longtail(factor=10)",
             TARGETS,
             4,
@@ -122,8 +128,8 @@ def test_a_run_by_a_partitioner_can_be_repeated_without_it(
 ) -> None:
     monkeypatch.setenv("FEDFLAT_DATA", str(tmp_path / "data"))
     shards = partitioners.ShardPartitioner(num_partitions=6, partition_by="label", num_shards_per_partition=2)
-    first = fedflat.run("scaffold", split=shards, out=tmp_path / "run", **SETTINGS)
-    assert first.config.data.split.startswith(f"listed(path={tmp_path}/data/splits/ShardPartitioner-")
+    first = fedflat.run("scaffold", partition=shards, out=tmp_path / "run", **SETTINGS)
+    assert first.config.data.partition.startswith(f"listed(path={tmp_path}/data/partitions/ShardPartitioner-")
     assert first.record.folder.split()["clients"] == 6
     again = fedflat.run(base=tmp_path / "run" / "config.yaml", out=tmp_path / "again")
     assert again.history == first.history and again.record.folder.split()["hash"] == first.record.folder.split()["hash"]
@@ -147,7 +153,7 @@ def test_mistakes_are_told_in_a_sentence(partitioners: Any, tmp_path: Path) -> N
         )
     used = partitioners.IidPartitioner(4)
     from_flower(used, "digits", tmp_path)
-    with pytest.raises(UserError, match="each partitioner divides one data set once"):
+    with pytest.raises(UserError, match="each partitioner divides one dataset once"):
         from_flower(used, "digits", tmp_path)
     with pytest.raises(UserError, match="VerticalEvenPartitioner cannot divide digits"):
         from_flower(partitioners.VerticalEvenPartitioner(num_partitions=2), "digits", tmp_path)

@@ -16,7 +16,7 @@ import fedflat
 from fedflat.data import from_clients
 from fedflat.errors import UserError
 
-SMALL = {"rounds": 4, "clients": 12, "per_round": 4, "steps": 3, "workers": 1, "model": "mlp(hidden=8)"}
+SMALL = {"rounds": 4, "clients": 12, "clients_per_round": 4, "local_steps": 3, "workers": 1, "model": "mlp(hidden=8)"}
 
 
 def module(seed: int = 0) -> nn.Module:
@@ -45,7 +45,7 @@ def test_the_loop_ends_where_run_does(text: str) -> None:
 def test_it_is_the_plain_loop_that_one_would_write() -> None:
     """One step of FedAvg on whole batches is gradient descent on the mean over clients, weighted by their examples."""
     own, data = module(), clients()
-    (round,) = fedflat.rounds("fedavg", own, data, rounds=1, steps=1, batch=1000, rate=0.3, workers=1)
+    (round,) = fedflat.rounds("fedavg", own, data, rounds=1, local_steps=1, batch_size=1000, lr=0.3, workers=1)
     by_hand, every = module(), sum(len(targets) for _, targets in data)
     total = sum(
         nn.functional.cross_entropy(by_hand(inputs), targets) * len(targets) / every for inputs, targets in data
@@ -62,9 +62,9 @@ def test_a_loss_of_ones_own_is_what_is_trained_and_scored() -> None:
     def gentle(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return 0.5 * nn.functional.cross_entropy(output, target)
 
-    settings = {"rounds": 2, "steps": 2, "workers": 1}
-    halved = list(fedflat.rounds("fedavg", module(), clients(), rate=0.2, loss=gentle, **settings))[-1]
-    plain = list(fedflat.rounds("fedavg", module(), clients(), rate=0.1, **settings))[-1]
+    settings = {"rounds": 2, "local_steps": 2, "workers": 1}
+    halved = list(fedflat.rounds("fedavg", module(), clients(), lr=0.2, loss=gentle, **settings))[-1]
+    plain = list(fedflat.rounds("fedavg", module(), clients(), lr=0.1, **settings))[-1]
     assert torch.allclose(halved.state_dict()["0.weight"], plain.state_dict()["0.weight"], atol=1e-6)
     ours, theirs = (one.figures["test"]["server"] for one in (halved, plain))
     assert (
@@ -75,7 +75,9 @@ def test_a_loss_of_ones_own_is_what_is_trained_and_scored() -> None:
 
 def test_what_a_round_shows() -> None:
     data = clients(6)
-    loop = fedflat.rounds("fedmoswa+ema", module(), data[:-1], data[-1], rounds=3, per_round=2, steps=2, workers=1)
+    loop = fedflat.rounds(
+        "fedmoswa+ema", module(), data[:-1], data[-1], rounds=3, clients_per_round=2, local_steps=2, workers=1
+    )
     seen = []
     for round in loop:
         assert len(round.cohort) == 2 and round.loss > 0 and round.score == round.accuracy
@@ -208,16 +210,24 @@ def test_clients_keep_their_examples() -> None:
 
 def test_a_split_that_is_asked_for_divides_the_examples_of_clients() -> None:
     unseen = fedflat.rounds(
-        "fedavg", module(), clients(4), split="natural+held-out(share=0.5)", per_round=2, rounds=1, workers=1
+        "fedavg",
+        module(),
+        clients(4),
+        partition="natural+held-out(share=0.5)",
+        clients_per_round=2,
+        rounds=1,
+        workers=1,
     )
-    assert len(unseen.run.split.clients) == len(unseen.run.split.unseen) == 2
-    mixed = fedflat.rounds("fedavg", module(), clients(4), split="iid", clients=2, per_round=2, rounds=1, workers=1)
-    assert [len(mine) for mine in mixed.run.split.clients] == [55, 55]
+    assert len(unseen.run.partition.clients) == len(unseen.run.partition.unseen) == 2
+    mixed = fedflat.rounds(
+        "fedavg", module(), clients(4), partition="iid", clients=2, clients_per_round=2, rounds=1, workers=1
+    )
+    assert [len(mine) for mine in mixed.run.partition.clients] == [55, 55]
 
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_model_between_two_evaluations_is_known_by_its_own_round(kept: bool, tmp_path: Path) -> None:
-    loop = fedflat.rounds("fedavg", every=4, out=tmp_path / "run" if kept else None, **SMALL)
+    loop = fedflat.rounds("fedavg", eval_every=4, out=tmp_path / "run" if kept else None, **SMALL)
     next(loop), next(loop)
     result = loop.result()
     assert result.history[-1]["round"] == 0
@@ -237,7 +247,7 @@ def test_a_model_between_two_evaluations_is_known_by_its_own_round(kept: bool, t
         ({"clients_data": [(torch.zeros(3, 5), torch.zeros(3))]}, "expected class numbers"),
         ({"clients_data": [(torch.zeros(3, n), torch.zeros(3).long()) for n in (5, 4)]}, r"client 1 have shape \(4,\)"),
         ({"test_data": (torch.zeros(3, 5), torch.zeros(3).long())}, "clients_data, which is missing"),
-        ({"clients_data": clients(), "data": "digits"}, "two data sets"),
+        ({"clients_data": clients(), "data": "digits"}, "two datasets"),
         ({"clients_data": clients(), "loss": nn.CrossEntropyLoss(), "task": object()}, "not both"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -248,7 +258,7 @@ def test_mistakes_are_told_in_a_sentence(arguments: dict[str, object], message: 
 
 
 def test_a_round_that_was_not_evaluated_says_so() -> None:
-    loop = fedflat.rounds("fedavg", every=2, **SMALL)
+    loop = fedflat.rounds("fedavg", eval_every=2, **SMALL)
     first = next(loop)
     with pytest.raises(UserError, match="round 1 was not evaluated"):
         _ = first.accuracy

@@ -226,7 +226,13 @@ def test_names_that_are_not_known_are_left_alone() -> None:
 
 def test_a_run_starts_from_a_file_of_hugging_face_or_says_what_is_wrong_with_it(tmp_path: Path) -> None:
     theirs = as_hugging_face(dict(small(image=(1, 16, 16), classes=10).state_dict()), 2)
-    settings = {"model": SMALL, "split": "iid", "workers": 1, "device": "cpu", "init": tmp_path / "theirs.safetensors"}
+    settings = {
+        "model": SMALL,
+        "partition": "iid",
+        "workers": 1,
+        "device": "cpu",
+        "init": tmp_path / "theirs.safetensors",
+    }
     save_file(theirs, tmp_path / "theirs.safetensors")
     run = Run(make_config(None, settings))
     found = run.problem.named(*run.server.model)
@@ -247,7 +253,7 @@ def test_a_run_starts_from_a_file_of_hugging_face_or_says_what_is_wrong_with_it(
     assert str(told.value) == (
         f"{tmp_path / 'theirs.safetensors'} holds weights of another architecture: it has no tensors blocks.1.norm1.weight, "
         "blocks.1.norm1.bias, blocks.1.attn.qkv.weight, blocks.1.attn.qkv.bias and 8 more, and it has a tensor vit.mask_token, "
-        f"which the model has not; expected those of {SMALL} for this data set"
+        f"which the model has not; expected those of {SMALL} for this dataset"
     )
 
 

@@ -11,15 +11,22 @@ import torch
 
 import fedflat
 from fedflat.data import Examples, load
-from fedflat.experiment.measured import measured
-from fedflat.experiment.record import Record, load_record
+from fedflat.experiment.analysis.measured import measured
+from fedflat.experiment.store.record import Record, load_record
 from fedflat.flatness import Operator
-from fedflat.papers import afterwards
-from fedflat.papers.afterwards import FILE, Asked, measure
+from fedflat.papers import post_hoc as afterwards
 from fedflat.papers.numbers import ClientEigenvalue, Corrupted, Domains, Eigenvalue, Features, OnClients, form
+from fedflat.papers.post_hoc import FILE, Asked, measure
 from fedflat.papers.small import EXAMPLES, corrupted
 
-SETTINGS = {"model": "mlp(hidden=2)", "rounds": 3, "steps": 4, "clients": 12, "per_round": 3, "workers": 1}
+SETTINGS = {
+    "model": "mlp(hidden=2)",
+    "rounds": 3,
+    "local_steps": 4,
+    "clients": 12,
+    "clients_per_round": 3,
+    "workers": 1,
+}
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +85,7 @@ def test_accuracy_and_output_on_clients_data(record):
     found = measured(record, name="server")
     weights, buffers = found.state.weights, {}
     accuracies, norms = [], []
-    for indices in found.split.clients:
+    for indices in found.partition.clients:
         own = found.problem.data.train.take(indices)
         logits = found.problem.predicted(weights, buffers, own.inputs)
         accuracies.append(float((logits.argmax(1) == own.targets).float().mean()))
@@ -122,12 +129,14 @@ def test_the_mean_is_over_all_corruptions_and_not_those_of_the_benchmark_alone(t
 def test_seen_and_unseen_domains_are_scored_apart(tmp_path: Path, record: Record):
     data = {
         "model": "bisenetv2(width=0.1,auxiliary=false)",
-        "split": "natural",
+        "partition": "natural",
         "clients": None,
-        "per_round": 2,
+        "clients_per_round": 2,
         "workers": 1,
     }
-    fedflat.run("fedavg", data="digit_masks(unseen=fog)", out=tmp_path / "run", rounds=1, steps=1, batch=4, **data)
+    fedflat.run(
+        "fedavg", dataset="digit_masks(unseen=fog)", out=tmp_path / "run", rounds=1, local_steps=1, batch_size=4, **data
+    )
     dense = load_record(tmp_path / "run")
     seen, unseen = of(dense, Domains()), of(dense, Domains(part="unseen"))
     assert isinstance(seen, float) and isinstance(unseen, float)

@@ -24,7 +24,7 @@ def call(*arguments: object):
 
 @pytest.fixture
 def fedflat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """``fedflat`` in an empty folder, without any data set but the embedded one."""
+    """``fedflat`` in an empty folder, without any dataset but the embedded one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDFLAT_DATA", str(tmp_path / "data"))
     return call
@@ -165,7 +165,7 @@ def test_fewer_rounds_or_other_settings_give_no_verdict(fedflat):
             "--rounds",
             "2",
             "--set",
-            "training.rate=0.01",
+            "training.lr=0.01",
             "--json",
         ).stdout
     )
@@ -228,7 +228,7 @@ def test_a_whole_paper_at_once(fedflat):
         (("fedswa/table3", "--csv", "nowhere/r.csv"), "nowhere/r.csv cannot be written: there is no folder nowhere"),
         (("fedswa/table3", "--seeds", "none"), "cannot read --seeds 'none'"),
         (("fedswa", "--cells", "fedavg/*"), "--cells are those of one table, but 'fedswa' means 18"),
-        (("fedswa/table6", "--set", "training.rate", "--scale", "small"), "cannot read --set 'training.rate'"),
+        (("fedswa/table6", "--set", "training.lr", "--scale", "small"), "cannot read --set 'training.lr'"),
     ],
 )
 def test_bad_input_is_one_sentence(fedflat, arguments, message):

@@ -6,7 +6,7 @@ import pytest
 
 from fedflat.algorithms import algorithm
 from fedflat.averaging import average_name
-from fedflat.data import augmentation, canonical_dataset, canonical_split
+from fedflat.data import augmentation, canonical_dataset, canonical_partition
 from fedflat.errors import UserError
 from fedflat.models import canonical_model
 from fedflat.papers import Paper, Table, find, find_table, papers
@@ -32,7 +32,7 @@ def test_every_cell_is_a_valid_experiment(table: Table):
             if not cell.needs:
                 canonical_dataset(config.data.name)
                 canonical_model(config.model)
-                canonical_split(config.data.split)
+                canonical_partition(config.data.partition)
                 augmentation(config.data.augmentation)
             until = cell.number.until if isinstance(cell.number, Mean) else None
             assert until is None or until <= config.training.rounds
@@ -60,45 +60,50 @@ def test_how_many_there_are():
             "fedswa/table3",
             "fedmoswa/cifar100-dirichlet-0.1-accuracy",
             "fedmoswa",
-            {"split": "dirichlet-reuse(alpha=0.1)", "rounds": 1000},
+            {"partition": "dirichlet-reuse(alpha=0.1)", "rounds": 1000},
         ),
         (
             "fedswa/table4",
             "fedswa/rho-1.0",
-            "fedswa(final_rate=1.0,server_rate=1.0)",
-            {"split": "dirichlet-reuse(alpha=0.6)", "rounds": 1000},
+            "fedswa(final_lr=1.0,server_lr=1.0)",
+            {"partition": "dirichlet-reuse(alpha=0.6)", "rounds": 1000},
         ),
         (
             "fedwmsam/table5",
             "nothing/accuracy",
             "fedwmsam(lam=0.0,personal=false,rho=0.0)",
-            {"split": "dirichlet-reuse(alpha=0.1)", "rounds": 500},
+            {"partition": "dirichlet-reuse(alpha=0.1)", "rounds": 500},
         ),
-        ("wima/table4", "w-5/cifar100", None, {"split": "dirichlet-lda(alpha=0)", "rounds": 10000}),
+        ("wima/table4", "w-5/cifar100", None, {"partition": "dirichlet-lda(alpha=0)", "rounds": 10000}),
         (
             "eccv/table2",
             "cifar10-fedasam/alpha-0-5cl",
             "fedasam(rho=0.7)",
-            {"split": "dirichlet-lda(alpha=0)", "rounds": 10000},
+            {"partition": "dirichlet-lda(alpha=0)", "rounds": 10000},
         ),
         (
             "eccv/table2",
             "cifar10-fedsam/alpha-1000-100-20cl",
             "fedsam(rho=0.02)",
-            {"split": "dirichlet-lda(alpha=100)", "rounds": 10000},
+            {"partition": "dirichlet-lda(alpha=100)", "rounds": 10000},
         ),
         (
             "eccv/table2",
             "cifar100-fedavg-swa/alpha-0.5-0.05-10cl",
             "fedavg+cyclic+swa",
-            {"split": "dirichlet-lda(alpha=0.5)", "rounds": 20000},
+            {"partition": "dirichlet-lda(alpha=0.5)", "rounds": 20000},
         ),
-        ("eccv/table3", "mixup-fedasam/e-1-10-clients-10k", "fedasam(eta=0.0)", {"split": "pachinko", "rounds": 10000}),
-        ("eccv/table5", "asam/accuracy-centr", "fedasam", {"split": "centralised", "rounds": 200}),
+        (
+            "eccv/table3",
+            "mixup-fedasam/e-1-10-clients-10k",
+            "fedasam(eta=0.0)",
+            {"partition": "pachinko", "rounds": 10000},
+        ),
+        ("eccv/table5", "asam/accuracy-centr", "fedasam", {"partition": "centralised", "rounds": 200}),
         (
             "eccv/table13",
             "adagrad-lr-0.01/alpha-1k",
-            "fedadagrad(server_rate=0.01,tau=0.01,v_init=0.0)",
+            "fedadagrad(server_lr=0.01,tau=0.01,v_init=0.0)",
             {"rounds": 20000},
         ),
     ],
@@ -106,7 +111,7 @@ def test_how_many_there_are():
 def test_what_cells_resolve_to(table, cell, algorithm_text, settings):
     config = find_table(table).cells[cell].configs[0]
     assert algorithm_text is None or algorithm(config.algorithm) == algorithm(algorithm_text)
-    assert config.data.split == settings.get("split", config.data.split)
+    assert config.data.partition == settings.get("partition", config.data.partition)
     assert config.training.rounds == settings["rounds"]
 
 

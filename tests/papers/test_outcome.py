@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedflat.papers import find_table
-from fedflat.papers.afterwards import Asked
 from fedflat.papers.document import outcome_rows
 from fedflat.papers.numbers import Best, Eigenvalue, Last, Mean, RoundsTo, read
 from fedflat.papers.outcome import Measured, Outcome, formed, outcomes, tolerance
 from fedflat.papers.plan import Plan, Scale, make_plan
+from fedflat.papers.post_hoc import Asked
 
 OUT = Path("nowhere")
 
@@ -219,7 +219,7 @@ def test_weights_may_be_brought_where_the_paper_starts_from_some():
 
 @pytest.mark.parametrize(
     "scale",
-    [Scale(small=True), Scale(rounds=10), Scale(changed=("training.rate=1",))],
+    [Scale(small=True), Scale(rounds=10), Scale(changed=("training.lr=1",))],
     ids=["small", "short", "changed"],
 )
 def test_no_verdict_on_anything_but_the_protocol(scale):
@@ -236,7 +236,7 @@ def test_how_often_models_are_evaluated_matters_to_all_but_the_last_number():
     run = measured([0.1, 0.796], rounds=1000)
     assert judged("fedswa/table2", "fedavg/cifar10-lenet-5-accuracy", run, scale=scale).verdict == "within"
     assert judged("fedswa/table2", "fedavg/cifar10-lenet-5-rounds", run, scale=scale).says == "other settings"
-    other = Scale(changed=("training.rate=0.01",))
+    other = Scale(changed=("training.lr=0.01",))
     assert judged("fedswa/table2", "fedavg/cifar10-lenet-5-accuracy", run, scale=other).verdict == "ran"
 
 

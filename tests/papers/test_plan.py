@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from fedflat.experiment.compare import run_each
+from fedflat.experiment.campaign.compare import run_each
 from fedflat.papers import find_table, papers
-from fedflat.papers.afterwards import measure
 from fedflat.papers.cost import Pace, cost_of, probe
 from fedflat.papers.outcome import Measured, outcomes
 from fedflat.papers.plan import Plan, Scale, make_plan
+from fedflat.papers.post_hoc import measure
 from fedflat.papers.small import at_hand, small
 
 SMALL = Scale(small=True)
@@ -22,7 +22,7 @@ TABLES = [
 
 @pytest.fixture(scope="module")
 def without_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder without any data set."""
+    """A folder without any dataset."""
     return tmp_path_factory.mktemp("data")
 
 
@@ -104,11 +104,11 @@ def test_small_keeps_what_makes_the_table(tmp_path):
 
 def test_full_participation_stays_full(tmp_path):
     made, _ = small(find_table("fedswa/table5").cells["fedavg/accuracy"].configs[0], tmp_path)
-    assert made.federation.per_round == made.data.clients == 10
+    assert made.federation.clients_per_round == made.data.clients == 10
     some, _ = small(find_table("fedswa/table6").cells["fedavg/accuracy"].configs[0], tmp_path)
-    assert some.federation.per_round < some.data.clients
+    assert some.federation.clients_per_round < some.data.clients
     alone, _ = small(find_table("eccv/table5").cells["sam/accuracy-centr"].configs[0], tmp_path)
-    assert (alone.data.clients, alone.federation.per_round, alone.data.split) == (1, 1, "centralised")
+    assert (alone.data.clients, alone.federation.clients_per_round, alone.data.partition) == (1, 1, "centralised")
 
 
 def test_data_at_hand_are_used(tmp_path):

@@ -14,7 +14,7 @@ GOLDEN: dict[str, Golden] = {
     "fedavg": Golden("fedavg", {}, [
         (0.5950000000, -0.2000000000), (-0.2184500000, 0.0145000000), (-0.3019925000, -0.0713168750),
     ]),
-    "fedavg-server-rate": Golden("fedavg", {"server_rate": 1.5}, [
+    "fedavg-server-rate": Golden("fedavg", {"server_lr": 1.5}, [
         (0.6425000000, -0.4250000000), (-0.6140125000, -0.0703437500), (-0.5316559375, -0.1699570508),
     ]),
     "fedprox": Golden("fedprox", {"mu": 0.5}, [
@@ -23,13 +23,13 @@ GOLDEN: dict[str, Golden] = {
     "fedavgm": Golden("fedavgm", {"beta": 0.9}, [
         (0.5950000000, -0.2000000000), (-0.1329500000, -0.3905000000), (-0.9015725000, -0.5551231250),
     ]),
-    "fedadam": Golden("fedadam", {"server_rate": 0.1, "beta1": 0.9, "beta2": 0.99, "tau": 0.01}, [
+    "fedadam": Golden("fedadam", {"server_lr": 0.1, "beta1": 0.9, "beta2": 0.99, "tau": 0.01}, [
         (0.5399885229, 0.1697673245), (0.4619826416, 0.1315020031), (0.3624415066, 0.0789629330),
     ]),
-    "fedyogi": Golden("fedyogi", {"server_rate": 0.1, "beta1": 0.9, "beta2": 0.99, "tau": 0.01}, [
+    "fedyogi": Golden("fedyogi", {"server_lr": 0.1, "beta1": 0.9, "beta2": 0.99, "tau": 0.01}, [
         (0.5399275181, 0.1697828394), (0.4619382075, 0.1316624019), (0.3627996944, 0.0795160839),
     ]),
-    "fedadagrad": Golden("fedadagrad", {"server_rate": 0.1, "beta1": 0.0, "tau": 0.01}, [
+    "fedadagrad": Golden("fedadagrad", {"server_lr": 0.1, "beta1": 0.0, "tau": 0.01}, [
         (0.5900261746, 0.1521975339), (0.4919144509, 0.1886063168), (0.4546547734, 0.1640109778),
     ]),
     "scaffold-II": Golden("scaffold", {"option": "II"}, [
@@ -95,16 +95,16 @@ GOLDEN: dict[str, Golden] = {
     "fedlesam_d-global": Golden("fedlesam_d", {"rho": 0.05, "alpha": 0.1, "direction": "global"}, [
         (0.6417500000, -0.4212500000), (-0.5516942829, -0.2998261451), (-0.8744586542, -0.4302485448),
     ]),
-    "fedswa": Golden("fedswa", {"final_rate": 0.1, "server_rate": 1.5}, [
+    "fedswa": Golden("fedswa", {"final_lr": 0.1, "server_lr": 1.5}, [
         (0.6121250000, -0.2900000000), (-0.3926319062, -0.0285106250), (-0.4257541360, -0.1225370515),
     ]),
     "fedmo": Golden("fedmo", {"gamma": 0.2}, [
         (0.5950000000, -0.2000000000), (-0.2023000000, -0.0732500000), (-0.1229465000, -0.0690190625),
     ]),
-    "fedmoswa-II": Golden("fedmoswa", {"gamma": 0.2, "final_rate": 0.1, "server_rate": 1.5, "option": "II"}, [
+    "fedmoswa-II": Golden("fedmoswa", {"gamma": 0.2, "final_lr": 0.1, "server_lr": 1.5, "option": "II"}, [
         (0.6121250000, -0.2900000000), (-0.3725940837, -0.1345944960), (-0.1887815702, -0.1104007638),
     ]),
-    "fedmoswa-I": Golden("fedmoswa", {"gamma": 0.2, "final_rate": 0.1, "server_rate": 1.5, "option": "I"}, [
+    "fedmoswa-I": Golden("fedmoswa", {"gamma": 0.2, "final_lr": 0.1, "server_lr": 1.5, "option": "I"}, [
         (0.6121250000, -0.2900000000), (-0.3718569063, -0.1426981250), (-0.1591179891, -0.1042794089),
     ]),
     "fedwmsam": Golden("fedwmsam", {"rho": 0.01, "alpha0": 0.1, "lam": 0.01, "sign": 1}, [

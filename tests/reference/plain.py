@@ -14,18 +14,18 @@ Steps = int | Sequence[int]
 
 
 def fedavg(
-    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, server_rate: float = 1.0
+    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, server_lr: float = 1.0
 ) -> Trace:
     x, trace = x0, Trace()
     for t, cohort in enumerate(cohorts):
-        rate = at(eta, t)
+        lr = at(eta, t)
         D = []
         for i in cohort:
             y = x
             for _ in range(at(steps, i)):
-                y = y - rate * problem.gradient(i, y)
+                y = y - lr * problem.gradient(i, y)
             D.append(y - x)
-        x = x + server_rate * problem.mean(cohort, D)
+        x = x + server_lr * problem.mean(cohort, D)
         trace.record(x)
     return trace
 
@@ -38,19 +38,19 @@ def fedavgm(
     steps: Steps,
     *,
     beta: float = 0.9,
-    server_rate: float = 1.0,
+    server_lr: float = 1.0,
 ) -> Trace:
     x, m, trace = x0, np.zeros_like(x0), Trace()
     for t, cohort in enumerate(cohorts):
-        rate = at(eta, t)
+        lr = at(eta, t)
         D = []
         for i in cohort:
             y = x
             for _ in range(at(steps, i)):
-                y = y - rate * problem.gradient(i, y)
+                y = y - lr * problem.gradient(i, y)
             D.append(y - x)
         m = beta * m + problem.mean(cohort, D)
-        x = x + server_rate * m
+        x = x + server_lr * m
         trace.record(x, {"m": m})
     return trace
 
@@ -58,12 +58,12 @@ def fedavgm(
 def fedprox(problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, mu: float = 0.1) -> Trace:
     x, trace = x0, Trace()
     for t, cohort in enumerate(cohorts):
-        rate = at(eta, t)
+        lr = at(eta, t)
         locals_ = []
         for i in cohort:
             y = x
             for _ in range(at(steps, i)):
-                y = y - rate * (problem.gradient(i, y) + mu * (y - x))
+                y = y - lr * (problem.gradient(i, y) + mu * (y - x))
             locals_.append(y)
         x = problem.mean(cohort, locals_)
         trace.record(x)
@@ -71,7 +71,7 @@ def fedprox(problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps
 
 
 def _fedopt(
-    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, kind: str, server_rate: float,
+    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, kind: str, server_lr: float,
     beta1: float, beta2: float, tau: float, v_init: float | Vector | None, bias_correction: bool, second_moment_of: str,
 ) -> Trace:  # fmt: skip
     """Reddi et al.; bias correction divides m and v (not Adagrad's v) as torch does, before tau is added."""
@@ -79,12 +79,12 @@ def _fedopt(
     v = np.full_like(x0, tau**2 if v_init is None else v_init)
     trace = Trace()
     for t, cohort in enumerate(cohorts):
-        rate = at(eta, t)
+        lr = at(eta, t)
         D = []
         for i in cohort:
             y = x
             for _ in range(at(steps, i)):
-                y = y - rate * problem.gradient(i, y)
+                y = y - lr * problem.gradient(i, y)
             D.append(y - x)
         q = problem.mean(cohort, D)
         m = beta1 * m + (1 - beta1) * q
@@ -99,7 +99,7 @@ def _fedopt(
         if bias_correction:
             m_hat = m / (1 - beta1 ** (t + 1))
             v_hat = v if kind == "adagrad" else v / (1 - beta2 ** (t + 1))
-        x = x + server_rate * m_hat / (np.sqrt(v_hat) + tau)
+        x = x + server_lr * m_hat / (np.sqrt(v_hat) + tau)
         trace.record(x, {"m": m, "v": v})
     return trace
 
@@ -108,33 +108,33 @@ Moment = Literal["displacement", "momentum"]
 
 
 def fedadam(
-    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, server_rate: float = 0.1, beta1: float = 0.9,
+    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, server_lr: float = 0.1, beta1: float = 0.9,
     beta2: float = 0.99, tau: float = 1e-3, v_init: float | Vector | None = None, bias_correction: bool = False,
     second_moment_of: Moment = "displacement",
 ) -> Trace:  # fmt: skip
     return _fedopt(
-        problem, x0, cohorts, eta, steps, kind="adam", server_rate=server_rate, beta1=beta1, beta2=beta2, tau=tau, v_init=v_init,
+        problem, x0, cohorts, eta, steps, kind="adam", server_lr=server_lr, beta1=beta1, beta2=beta2, tau=tau, v_init=v_init,
         bias_correction=bias_correction, second_moment_of=second_moment_of,
     )  # fmt: skip
 
 
 def fedyogi(
-    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, server_rate: float = 0.1, beta1: float = 0.9,
+    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, server_lr: float = 0.1, beta1: float = 0.9,
     beta2: float = 0.99, tau: float = 1e-3, v_init: float | Vector | None = None, bias_correction: bool = False,
     second_moment_of: Moment = "displacement",
 ) -> Trace:  # fmt: skip
     return _fedopt(
-        problem, x0, cohorts, eta, steps, kind="yogi", server_rate=server_rate, beta1=beta1, beta2=beta2, tau=tau, v_init=v_init,
+        problem, x0, cohorts, eta, steps, kind="yogi", server_lr=server_lr, beta1=beta1, beta2=beta2, tau=tau, v_init=v_init,
         bias_correction=bias_correction, second_moment_of=second_moment_of,
     )  # fmt: skip
 
 
 def fedadagrad(
-    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, server_rate: float = 0.1, beta1: float = 0.0,
+    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, server_lr: float = 0.1, beta1: float = 0.0,
     tau: float = 1e-3, v_init: float | Vector | None = None, bias_correction: bool = False, second_moment_of: Moment = "displacement",
 ) -> Trace:  # fmt: skip
     return _fedopt(
-        problem, x0, cohorts, eta, steps, kind="adagrad", server_rate=server_rate, beta1=beta1, beta2=0.0, tau=tau, v_init=v_init,
+        problem, x0, cohorts, eta, steps, kind="adagrad", server_lr=server_lr, beta1=beta1, beta2=0.0, tau=tau, v_init=v_init,
         bias_correction=bias_correction, second_moment_of=second_moment_of,
     )  # fmt: skip
 
@@ -152,13 +152,13 @@ def fedacg(
     """Clients start from the look-ahead z = x + lam m."""
     x, m, trace = x0, np.zeros_like(x0), Trace()
     for t, cohort in enumerate(cohorts):
-        rate = at(eta, t)
+        lr = at(eta, t)
         z = x + lam * m
         D = []
         for i in cohort:
             y = z
             for _ in range(at(steps, i)):
-                y = y - rate * (problem.gradient(i, y) + beta * (y - z))
+                y = y - lr * (problem.gradient(i, y) + beta * (y - z))
             D.append(y - z)
         m = lam * m + np.mean(D, 0)
         x = x + m
@@ -174,65 +174,65 @@ def fedcm(
     steps: Steps,
     *,
     alpha: float = 0.1,
-    server_rate: float = 1.0,
+    server_lr: float = 1.0,
 ) -> Trace:
     """Dlt is the mean of (z - y_K)/H_i, a gradient."""
     x, Dlt, trace = x0, np.zeros_like(x0), Trace()
     for t, cohort in enumerate(cohorts):
-        rate = at(eta, t)
+        lr = at(eta, t)
         D, u = [], []
         for i in cohort:
             y, K = x, at(steps, i)
             for _ in range(K):
-                y = y - rate * (alpha * problem.gradient(i, y) + (1 - alpha) * Dlt)
+                y = y - lr * (alpha * problem.gradient(i, y) + (1 - alpha) * Dlt)
             D.append(y - x)
-            u.append((x - y) / (K * rate))
+            u.append((x - y) / (K * lr))
         Dlt = np.mean(u, 0)
-        x = x + server_rate * np.mean(D, 0)
+        x = x + server_lr * np.mean(D, 0)
         trace.record(x, {"Dlt": Dlt})
     return trace
 
 
 def mime(
     problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, beta: float = 0.0,
-    form: Literal["fedjax", "ema"] = "fedjax", server_rate: float = 1.0,
+    form: Literal["fedjax", "ema"] = "fedjax", server_lr: float = 1.0,
 ) -> Trace:  # fmt: skip
     """beta = 0 is MIME with plain SGD; the momentum is frozen within a round."""
     x, m, trace = x0, np.zeros_like(x0), Trace()
     fresh = 1.0 if form == "fedjax" else 1 - beta
     for t, cohort in enumerate(cohorts):
-        rate = at(eta, t)
+        lr = at(eta, t)
         G = problem.mean(cohort, [problem.gradient(i, x) for i in cohort])
         D = []
         for i in cohort:
             y = x
             for _ in range(at(steps, i)):
                 q = problem.gradient(i, y) - problem.gradient(i, x) + G
-                y = y - rate * (fresh * q + beta * m)
+                y = y - lr * (fresh * q + beta * m)
             D.append(y - x)
         m = fresh * G + beta * m
-        x = x + server_rate * problem.mean(cohort, D)
+        x = x + server_lr * problem.mean(cohort, D)
         trace.record(x, {"m": m})
     return trace
 
 
 def mimelite(
     problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, beta: float = 0.0,
-    form: Literal["fedjax", "ema"] = "fedjax", server_rate: float = 1.0,
+    form: Literal["fedjax", "ema"] = "fedjax", server_lr: float = 1.0,
 ) -> Trace:  # fmt: skip
     x, m, trace = x0, np.zeros_like(x0), Trace()
     fresh = 1.0 if form == "fedjax" else 1 - beta
     for t, cohort in enumerate(cohorts):
-        rate = at(eta, t)
+        lr = at(eta, t)
         G = problem.mean(cohort, [problem.gradient(i, x) for i in cohort])
         D = []
         for i in cohort:
             y = x
             for _ in range(at(steps, i)):
-                y = y - rate * (fresh * problem.gradient(i, y) + beta * m)
+                y = y - lr * (fresh * problem.gradient(i, y) + beta * m)
             D.append(y - x)
         m = fresh * G + beta * m
-        x = x + server_rate * problem.mean(cohort, D)
+        x = x + server_lr * problem.mean(cohort, D)
         trace.record(x, {"m": m})
     return trace
 
@@ -244,18 +244,18 @@ def fedswa(
     eta: Rates,
     steps: Steps,
     *,
-    final_rate: float = 0.1,
-    server_rate: float = 1.5,
+    final_lr: float = 0.1,
+    server_lr: float = 1.5,
 ) -> Trace:
-    """final_rate is the paper's rho, server_rate its alpha."""
+    """final_lr is the paper's rho, server_lr its alpha."""
     x, trace = x0, Trace()
     for t, cohort in enumerate(cohorts):
         D = []
         for i in cohort:
             y = x
-            for rate in linear_rates(at(eta, t), at(steps, i), final_rate):
-                y = y - rate * problem.gradient(i, y)
+            for lr in linear_rates(at(eta, t), at(steps, i), final_lr):
+                y = y - lr * problem.gradient(i, y)
             D.append(y - x)
-        x = x + server_rate * np.mean(D, 0)
+        x = x + server_lr * np.mean(D, 0)
         trace.record(x)
     return trace

@@ -32,10 +32,10 @@ class Quadratics:
         """x_opt = (sum A_i)^{-1} sum A_i b_i, the minimum of the uniform mean of the clients' losses."""
         return np.linalg.solve(self.A.sum(0), np.einsum("npq,nq->p", self.A, self.b))
 
-    def fedavg_limit(self, rate: float, steps: int) -> Vector:
+    def fedavg_limit(self, lr: float, steps: int) -> Vector:
         """Where FedAvg ends under full participation: (sum Q_i)^{-1} sum Q_i b_i, Q_i = I - (I - rate A_i)^K."""
         eye = np.eye(self.b.shape[1])
-        Q = eye - np.array([np.linalg.matrix_power(eye - rate * A, steps) for A in self.A])
+        Q = eye - np.array([np.linalg.matrix_power(eye - lr * A, steps) for A in self.A])
         return np.linalg.solve(Q.sum(0), np.einsum("npq,nq->p", Q, self.b))
 
 

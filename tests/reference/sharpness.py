@@ -15,13 +15,13 @@ Direction = Literal["client", "global"]
 def fedsam(problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, rho: float = 0.05) -> Trace:
     x, trace = x0, Trace()
     for t, cohort in enumerate(cohorts):
-        rate = at(eta, t)
+        lr = at(eta, t)
         locals_ = []
         for i in cohort:
             y = x
             for _ in range(at(steps, i)):
                 e = rho * unit(problem.gradient(i, y))
-                y = y - rate * problem.gradient(i, y + e)
+                y = y - lr * problem.gradient(i, y + e)
             locals_.append(y)
         x = problem.mean(cohort, locals_)
         trace.record(x)
@@ -36,14 +36,14 @@ def fedasam(
     mask = np.ones(len(x0), bool) if weight_mask is None else weight_mask
     x, trace = x0, Trace()
     for t, cohort in enumerate(cohorts):
-        rate = at(eta, t)
+        lr = at(eta, t)
         locals_ = []
         for i in cohort:
             y = x
             for _ in range(at(steps, i)):
                 T = np.abs(y) if scope == "all" else np.where(mask, np.abs(y) + asam_eta, 1.0)
                 e = rho * T * unit(T * problem.gradient(i, y))
-                y = y - rate * problem.gradient(i, y + e)
+                y = y - lr * problem.gradient(i, y + e)
             locals_.append(y)
         x = problem.mean(cohort, locals_)
         trace.record(x)
@@ -55,15 +55,15 @@ def mofedsam(
 ) -> Trace:
     x, Dlt, trace = x0, np.zeros_like(x0), Trace()
     for t, cohort in enumerate(cohorts):
-        rate = at(eta, t)
+        lr = at(eta, t)
         D, u = [], []
         for i in cohort:
             y, K = x, at(steps, i)
             for _ in range(K):
                 e = rho * unit(problem.gradient(i, y))
-                y = y - rate * (alpha * problem.gradient(i, y + e) + (1 - alpha) * Dlt)
+                y = y - lr * (alpha * problem.gradient(i, y + e) + (1 - alpha) * Dlt)
             D.append(y - x)
-            u.append((x - y) / (K * rate))
+            u.append((x - y) / (K * lr))
         Dlt = np.mean(u, 0)
         x = x + np.mean(D, 0)
         trace.record(x, {"Dlt": Dlt})
@@ -74,14 +74,14 @@ def fedgamma(problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, step
     x, c, c_i = x0, np.zeros_like(x0), np.zeros((problem.N, len(x0)))
     trace = Trace()
     for t, cohort in enumerate(cohorts):
-        rate = at(eta, t)
+        lr = at(eta, t)
         D, dc = [], []
         for i in cohort:
             y, K = x, at(steps, i)
             for _ in range(K):
                 e = rho * unit(problem.gradient(i, y))
-                y = y - rate * (problem.gradient(i, y + e) - c_i[i] + c)
-            new = c_i[i] - c + (x - y) / (K * rate)
+                y = y - lr * (problem.gradient(i, y + e) - c_i[i] + c)
+            new = c_i[i] - c + (x - y) / (K * lr)
             D.append(y - x)
             dc.append(new - c_i[i])
             c_i[i] = new
@@ -98,14 +98,14 @@ def fedspeed(
     """share is the paper's alpha, alpha its 1/lambda; dual_scope "active" is the paper's server, "all" FL-Simulator's."""
     x, ghat, trace = x0, np.zeros((problem.N, len(x0))), Trace()
     for t, cohort in enumerate(cohorts):
-        rate = at(eta, t)
+        lr = at(eta, t)
         locals_ = []
         for i in cohort:
             y = x
             for _ in range(at(steps, i)):
                 g1 = problem.gradient(i, y)
                 g2 = problem.gradient(i, y + rho * (unit(g1) if normalise else g1))
-                y = y - rate * ((1 - share) * g1 + share * g2 - ghat[i] + alpha * (y - x))
+                y = y - lr * ((1 - share) * g1 + share * g2 - ghat[i] + alpha * (y - x))
             ghat[i] = ghat[i] - alpha * (y - x)
             locals_.append(y)
         duals = ghat[cohort] if dual_scope == "active" else ghat
@@ -123,14 +123,14 @@ def fedsmoo(
     a, mu = np.zeros((problem.N, len(x0))), np.zeros((problem.N, len(x0)))
     trace = Trace()
     for t, cohort in enumerate(cohorts):
-        rate = at(eta, t)
+        lr = at(eta, t)
         locals_, uploads = [], []
         for i in cohort:
             y = x
             for _ in range(at(steps, i)):
                 sh = rho * unit(problem.gradient(i, y) - mu[i] - s)
                 mu[i] = mu[i] + sh - s
-                y = y - rate * (problem.gradient(i, y + sh) + alpha * (y - x) + alpha * a[i])
+                y = y - lr * (problem.gradient(i, y + sh) + alpha * (y - x) + alpha * a[i])
             a[i] = a[i] + (y - x)
             locals_.append(y)
             uploads.append(mu[i] - sh if s_source == "paper" else mu[i].copy())
@@ -153,14 +153,14 @@ def fedlesam(
     """The perturbation points to the model that the client received last ("client") or that everybody had one round ago ("global")."""
     x, before, w_old, trace = x0, x0, {}, Trace()
     for t, cohort in enumerate(cohorts):
-        rate = at(eta, t)
+        lr = at(eta, t)
         locals_ = []
         for i in cohort:
             e = rho * unit((w_old.get(i, x) if direction == "client" else before) - x)
             w_old[i] = x
             y = x
             for _ in range(at(steps, i)):
-                y = y - rate * problem.gradient(i, y + e)
+                y = y - lr * problem.gradient(i, y + e)
             locals_.append(y)
         x, before = np.mean(locals_, 0), x
         trace.record(x, {"before": before}, {"w_old": w_old})
@@ -175,15 +175,15 @@ def fedlesam_s(
     c, c_i = np.zeros_like(x0), np.zeros((problem.N, len(x0)))
     trace = Trace()
     for t, cohort in enumerate(cohorts):
-        rate = at(eta, t)
+        lr = at(eta, t)
         D, dc = [], []
         for i in cohort:
             e = rho * unit((w_old.get(i, x) if direction == "client" else before) - x)
             w_old[i] = x
             y, K = x, at(steps, i)
             for _ in range(K):
-                y = y - rate * (problem.gradient(i, y + e) + cv_weight * (c - c_i[i]))
-            new = c_i[i] - c + (x - y) / (K * rate)
+                y = y - lr * (problem.gradient(i, y + e) + cv_weight * (c - c_i[i]))
+            new = c_i[i] - c + (x - y) / (K * lr)
             D.append(y - x)
             dc.append(new - c_i[i])
             c_i[i] = new
@@ -199,14 +199,14 @@ def fedlesam_d(
 ) -> Trace:  # fmt: skip
     x, before, w_old, a, trace = x0, x0, {}, np.zeros((problem.N, len(x0))), Trace()
     for t, cohort in enumerate(cohorts):
-        rate = at(eta, t)
+        lr = at(eta, t)
         locals_ = []
         for i in cohort:
             e = rho * unit((w_old.get(i, x) if direction == "client" else before) - x)
             w_old[i] = x
             y = x
             for _ in range(at(steps, i)):
-                y = y - rate * (problem.gradient(i, y + e) + alpha * (y - x) + alpha * a[i])
+                y = y - lr * (problem.gradient(i, y + e) + alpha * (y - x) + alpha * a[i])
             a[i] = a[i] + (y - x)
             locals_.append(y)
         x, before = np.mean(locals_, 0) + np.mean(a, 0), x
@@ -217,23 +217,23 @@ def fedlesam_d(
 def fedwmsam(
     problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, rho: float = 0.01, alpha0: float = 0.1,
     lam: float = 0.01, personal: bool = True, sign: float = 1.0, signal: Literal["agreement", "disagreement"] = "disagreement",
-    server_rate: float = 1.0,
+    server_lr: float = 1.0,
 ) -> Trace:  # fmt: skip
     """personal is the ablation's Mom (C2); sign +1 is the slide's perturbation, -1 the released one."""
     x, Dlt, c, c_i, alpha = x0, np.zeros_like(x0), np.zeros_like(x0), np.zeros((problem.N, len(x0))), alpha0
     trace = Trace()
     for t, cohort in enumerate(cohorts):
-        rate = at(eta, t)
+        lr = at(eta, t)
         D, u, dc, similarity = [], [], [], []
         for i in cohort:
             r = c - c_i[i] if personal else np.zeros_like(x0)
             y, K = x, at(steps, i)
             for b in range(K):
                 e = sign * rho * unit(x + b * (Dlt + alpha / (1 - alpha) * r) - y) if rho else 0.0
-                y = y - rate * (alpha * (problem.gradient(i, y + e) + r) + (1 - alpha) * Dlt)
-            new = c_i[i] - c + (x - y) / (K * rate)
+                y = y - lr * (alpha * (problem.gradient(i, y + e) + r) + (1 - alpha) * Dlt)
+            new = c_i[i] - c + (x - y) / (K * lr)
             D.append(y - x)
-            u.append((x - y) / (K * rate))
+            u.append((x - y) / (K * lr))
             dc.append(new - c_i[i])
             c_i[i] = new
             scale = np.linalg.norm(y - x) * np.linalg.norm(Dlt)
@@ -242,6 +242,6 @@ def fedwmsam(
         alpha = (1 - lam) * alpha + lam * np.clip(np.mean(similarity), 0.1, 0.9)
         c = c + np.sum(dc, 0) / problem.N
         Dlt = np.mean(u, 0)
-        x = x + server_rate * np.mean(D, 0)
+        x = x + server_lr * np.mean(D, 0)
         trace.record(x, {"Dlt": Dlt, "c": c, "alpha": alpha, "signal": np.mean(similarity)}, {"c": c_i})
     return trace

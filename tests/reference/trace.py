@@ -49,6 +49,6 @@ def unit(v: Vector) -> Vector:
     return v / (np.linalg.norm(v) + EPS)
 
 
-def linear_rates(eta: float, steps: int, final_rate: float) -> list[float]:
+def linear_rates(eta: float, steps: int, final_lr: float) -> list[float]:
     """FedSWA's rates eta_k = eta (1 - k/K) + (k/K) rho eta, k = 0..K-1."""
-    return [eta * (1 - k / steps) + k / steps * final_rate * eta for k in range(steps)]
+    return [eta * (1 - k / steps) + k / steps * final_lr * eta for k in range(steps)]

@@ -13,22 +13,22 @@ Option = Literal["I", "II"]
 
 def scaffold(
     problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, option: Option = "II",
-    server_rate: float = 1.0, cv_weight: float = 1.0,
+    server_lr: float = 1.0, cv_weight: float = 1.0,
 ) -> Trace:  # fmt: skip
     x, c, c_i = x0, np.zeros_like(x0), np.zeros((problem.N, len(x0)))
     trace = Trace()
     for t, cohort in enumerate(cohorts):
-        rate = at(eta, t)
+        lr = at(eta, t)
         D, dc = [], []
         for i in cohort:
             y, K = x, at(steps, i)
             for _ in range(K):
-                y = y - rate * (problem.gradient(i, y) + cv_weight * (c - c_i[i]))
-            new = problem.gradient(i, x) if option == "I" else c_i[i] - c + (x - y) / (K * rate)
+                y = y - lr * (problem.gradient(i, y) + cv_weight * (c - c_i[i]))
+            new = problem.gradient(i, x) if option == "I" else c_i[i] - c + (x - y) / (K * lr)
             D.append(y - x)
             dc.append(new - c_i[i])
             c_i[i] = new
-        x = x + server_rate * np.mean(D, 0)
+        x = x + server_lr * np.mean(D, 0)
         c = c + np.sum(dc, 0) / problem.N
         trace.record(x, {"c": c}, {"c": c_i})
     return trace
@@ -41,12 +41,12 @@ def feddyn(
     last = np.tile(x0, (problem.N, 1))
     trace = Trace()
     for t, cohort in enumerate(cohorts):
-        rate = at(eta, t)
+        lr = at(eta, t)
         D = []
         for i in cohort:
             y = x
             for _ in range(at(steps, i)):
-                y = y - rate * (problem.gradient(i, y) - ghat[i] + alpha * (y - x))
+                y = y - lr * (problem.gradient(i, y) - ghat[i] + alpha * (y - x))
             ghat[i] = ghat[i] - alpha * (y - x)
             last[i] = y
             D.append(y - x)
@@ -63,12 +63,12 @@ def adabest(
     x, xbar, h_i, last = x0, x0, np.zeros((problem.N, len(x0))), np.zeros(problem.N)
     trace = Trace()
     for t, cohort in enumerate(cohorts, start=1):
-        rate = at(eta, t - 1)
+        lr = at(eta, t - 1)
         locals_ = []
         for i in cohort:
             y = x
             for _ in range(at(steps, i)):
-                y = y - rate * (problem.gradient(i, y) - h_i[i])
+                y = y - lr * (problem.gradient(i, y) - h_i[i])
             h_i[i] = h_i[i] / (t - last[i]) + mu * (x - y)
             last[i] = t
             locals_.append(y)
@@ -92,13 +92,13 @@ def fedmo(
     x, m, c_i = x0, np.zeros_like(x0), np.zeros((problem.N, len(x0)))
     trace = Trace()
     for t, cohort in enumerate(cohorts):
-        rate = at(eta, t)
+        lr = at(eta, t)
         D = []
         for i in cohort:
             y, K = x, at(steps, i)
             for _ in range(K):
-                y = y - rate * (problem.gradient(i, y) - c_i[i] + m)
-            c_i[i] = problem.gradient(i, x) if option == "I" else c_i[i] - m + (x - y) / (K * rate)
+                y = y - lr * (problem.gradient(i, y) - c_i[i] + m)
+            c_i[i] = problem.gradient(i, x) if option == "I" else c_i[i] - m + (x - y) / (K * lr)
             D.append(y - x)
         m = m + gamma * np.mean(c_i[cohort] - m, 0)
         x = x + np.mean(D, 0)
@@ -107,8 +107,8 @@ def fedmo(
 
 
 def fedmoswa(
-    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, gamma: float = 0.2, final_rate: float = 0.1,
-    server_rate: float = 1.5, option: Option = "II", gamma_first_round: float | None = None,
+    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, gamma: float = 0.2, final_lr: float = 0.1,
+    server_lr: float = 1.5, option: Option = "II", gamma_first_round: float | None = None,
     normaliser: Literal["sum", "trapezoid"] = "sum",
 ) -> Trace:  # fmt: skip
     x, m, c_i = x0, np.zeros_like(x0), np.zeros((problem.N, len(x0)))
@@ -117,14 +117,14 @@ def fedmoswa(
         D, upload = [], []
         for i in cohort:
             y, K = x, at(steps, i)
-            rates = linear_rates(at(eta, t), K, final_rate)
-            for rate in rates:
-                y = y - rate * (problem.gradient(i, y) - c_i[i] + m)
-            H = sum(rates) if normaliser == "sum" else K * (at(eta, t) + final_rate * at(eta, t)) / 2
+            rates = linear_rates(at(eta, t), K, final_lr)
+            for lr in rates:
+                y = y - lr * (problem.gradient(i, y) - c_i[i] + m)
+            H = sum(rates) if normaliser == "sum" else K * (at(eta, t) + final_lr * at(eta, t)) / 2
             c_i[i] = problem.gradient(i, x) if option == "I" else c_i[i] - m + (x - y) / H
             D.append(y - x)
             upload.append(c_i[i] - m)
         m = m + (gamma_first_round if t == 0 and gamma_first_round is not None else gamma) * np.mean(upload, 0)
-        x = x + server_rate * np.mean(D, 0)
+        x = x + server_lr * np.mean(D, 0)
         trace.record(x, {"m": m}, {"c": c_i})
     return trace

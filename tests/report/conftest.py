@@ -19,7 +19,7 @@ Clone = Callable[..., Path]
 def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a real, tiny run with a look at flatness."""
     folder = tmp_path_factory.mktemp("real") / "run"
-    fedflat.run("fedavg", rounds=2, steps=1, workers=1, device="cpu", flatness="every=1", out=folder)
+    fedflat.run("fedavg", rounds=2, local_steps=1, workers=1, device="cpu", flatness="every=1", out=folder)
     return folder
 
 
@@ -30,7 +30,10 @@ def write_run(source: Path, folder: Path, values: Sequence[float], algorithm: st
     config["training"] |= {"rounds": len(values) - 1, **more.get("training", {})}
     config["data"] |= more.get("data", {})
     config["flatness"]["every"] = None
-    split = json.loads((source / "split.json").read_text()) | {"seed": seed, "hash": more.get("hash", f"{seed:064x}")}
+    partition = json.loads((source / "partition.json").read_text()) | {
+        "seed": seed,
+        "hash": more.get("hash", f"{seed:064x}"),
+    }
     status = {"status": more.get("status", "finished"), "rounds": len(values) - 1, "reason": more.get("reason", "")}
     lines = [
         {
@@ -46,7 +49,7 @@ def write_run(source: Path, folder: Path, values: Sequence[float], algorithm: st
     ]
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    (folder / "split.json").write_text(json.dumps(split))
+    (folder / "partition.json").write_text(json.dumps(partition))
     (folder / "status.json").write_text(json.dumps(status))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "timing.jsonl").write_text(

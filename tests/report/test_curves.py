@@ -9,7 +9,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fedflat.report.curves import COLOURS, curves
+from fedflat.reporting.figures.curves import COLOURS, curves
 
 
 def history(end: float, late: float = 1.0) -> list[dict[str, Any]]:

@@ -8,11 +8,11 @@ import math
 import pytest
 
 from fedflat.errors import UserError
-from fedflat.report.document import report_document, require_something
-from fedflat.report.figures import figures_of
-from fedflat.report.gather import gather
-from fedflat.report.page import report_page
-from fedflat.report.tables import difference_table, latex_text, result_table, table_csv, values_csv
+from fedflat.reporting.figures.paper_figures import figures_of
+from fedflat.reporting.page.document import report_document, require_something
+from fedflat.reporting.page.gather import gather
+from fedflat.reporting.page.page import report_page
+from fedflat.reporting.tables.files import difference_table, latex_text, result_table, table_csv, values_csv
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def test_figures_are_vector_graphics(section, tmp_path):
         *(f"curves-{axis}" for axis in ("round", "backward_passes", "bytes", "seconds")),
         "differences",
         "ranks",
-        "split",
+        "partition",
     }
     figures["differences"].savefig(tmp_path / "figure.pdf")
     assert (tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")

@@ -9,8 +9,8 @@ import pytest
 
 import fedflat
 from fedflat.errors import UserError
-from fedflat.report.document import report_document
-from fedflat.report.gather import gather, grouped
+from fedflat.reporting.page.document import report_document
+from fedflat.reporting.page.gather import gather, grouped
 
 
 def test_all_runs_below_a_folder_once(compared):
@@ -19,10 +19,10 @@ def test_all_runs_below_a_folder_once(compared):
     assert not gathered.left_out
     (group,) = grouped(gathered.records)
     assert [label for label, _, _ in group.rows] == ["fedavg", "fedmoswa", "fedsam"]
-    assert sorted(group.splits) == [0, 1, 2]
+    assert sorted(group.partitions) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("missing", ["split.json", "status.json"])
+@pytest.mark.parametrize("missing", ["partition.json", "status.json"])
 def test_a_half_copied_run_is_left_out_or_refused(compared, missing):
     (compared / "fedsam" / "seed-1" / missing).unlink()
     gathered = gather([compared])
@@ -44,7 +44,7 @@ def test_metrics_that_end_too_early_are_noticed(compared):
 
 def test_a_run_that_diverged_is_whole(tmp_path):
     run = tmp_path / "run"
-    fedflat.run("fedavg(server_rate=1e6)", rounds=4, rate=3, workers=1, device="cpu", out=run)
+    fedflat.run("fedavg(server_lr=1e6)", rounds=4, lr=3, workers=1, device="cpu", out=run)
     status = json.loads((run / "status.json").read_text())
     assert status["status"] == "diverged"
     gathered = gather([run])
@@ -65,7 +65,7 @@ def test_a_run_without_its_config_is_noticed(compared):
 
 def test_a_split_without_its_histogram_is_refused(compared):
     run = compared / "fedsam" / "seed-1"
-    (run / "split.json").write_text(json.dumps({"hash": "00"}))
+    (run / "partition.json").write_text(json.dumps({"hash": "00"}))
     with pytest.raises(UserError, match="incomplete"):
         gather([run])
 
@@ -85,9 +85,9 @@ def test_no_run_and_no_folder(tmp_path):
 
 
 def test_different_splits_are_no_pairs(clone, compared):
-    clone("fedavg", 0, [0.1, 0.2], name="other", data={"split": "iid"})
+    clone("fedavg", 0, [0.1, 0.2], name="other", data={"partition": "iid"})
     records = gather([compared]).records
-    with pytest.raises(UserError, match=r"2 different splits .*dirichlet.*iid.*no pairs.*--apart"):
+    with pytest.raises(UserError, match=r"2 different partitions .*dirichlet.*iid.*no pairs.*--apart"):
         grouped(records)
     assert len(grouped(records, apart=True)) == 2
 
@@ -95,12 +95,12 @@ def test_different_splits_are_no_pairs(clone, compared):
 @pytest.mark.parametrize("apart", [False, True])
 def test_the_same_settings_with_another_hash_are_no_pairs(clone, compared, apart):
     clone("scaffold", 1, [0.1, 0.5, 0.6, 0.7], hash="f" * 64)
-    with pytest.raises(UserError, match=r"both have seed 1, but different splits \(hash 00000000 and ffffffff\)"):
+    with pytest.raises(UserError, match=r"both have seed 1, but different partitions \(hash 00000000 and ffffffff\)"):
         grouped(gather([compared]).records, apart)
 
 
 def test_rows_tell_their_settings_apart(clone, compared):
-    clone("fedavg", 0, [0.1, 0.5, 0.6, 0.7], name="slow", training={"rate": 0.01})
+    clone("fedavg", 0, [0.1, 0.5, 0.6, 0.7], name="slow", training={"lr": 0.01})
     (group,) = grouped(gather([compared]).records)
     assert {label for label, _, _ in group.rows} == {
         "fedavg, rate=0.1",

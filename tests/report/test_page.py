@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedflat.flatness.survey import Landscape, Mark
-from fedflat.report.document import report_document
-from fedflat.report.gather import gather
-from fedflat.report.page import report_page
+from fedflat.flatness.landscapes.grid import Landscape, Mark
+from fedflat.reporting.page.document import report_document
+from fedflat.reporting.page.gather import gather
+from fedflat.reporting.page.page import report_page
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
@@ -207,11 +207,11 @@ def test_landscapes_turn_without_a_network(browser, compared, tmp_path):
 
 def test_many_runs_stay_usable(browser, clone, tmp_path):
     """60 rows of 2 seeds: ten lines are drawn at first, the page stays small, and a click still sorts all of it."""
-    for rate in range(30):
+    for lr in range(30):
         for seed in range(2):
-            values = [0.1, 0.5, 0.7 + 0.001 * rate]
-            clone("fedavg", seed, values, name=f"a{rate}", training={"rate": 0.1 + 0.01 * rate})
-            clone("fedsam", seed, values, name=f"b{rate}", training={"rate": 0.1 + 0.01 * rate})
+            values = [0.1, 0.5, 0.7 + 0.001 * lr]
+            clone("fedavg", seed, values, name=f"a{lr}", training={"lr": 0.1 + 0.01 * lr})
+            clone("fedsam", seed, values, name=f"b{lr}", training={"lr": 0.1 + 0.01 * lr})
     page = tmp_path / "report.html"
     page.write_text(report_page(report_document(gather([tmp_path / "runs"]))), encoding="utf-8")
     assert page.stat().st_size < 300_000

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedflat.report.statistics import (
+from fedflat.reporting.tables.statistics import (
     Reached,
     bootstrap_interval,
     compare_paired,

@@ -9,10 +9,10 @@ import pytest
 
 import fedflat
 from fedflat.errors import UserError
-from fedflat.report import tracking
-from fedflat.report.tracking import Tracker
+from fedflat.reporting import tracking
+from fedflat.reporting.tracking import Tracker
 
-SMALL = {"rounds": 2, "steps": 1, "workers": 1, "device": "cpu"}
+SMALL = {"rounds": 2, "local_steps": 1, "workers": 1, "device": "cpu"}
 
 
 class Remembers:

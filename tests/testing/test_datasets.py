@@ -1,4 +1,4 @@
-"""Checks of data sets: they pass what is right, and name what is wrong."""
+"""Checks of datasets: they pass what is right, and name what is wrong."""
 
 from __future__ import annotations
 

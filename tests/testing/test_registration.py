@@ -46,7 +46,7 @@ def test_an_algorithm_gets_a_name() -> None:
         fedflat.canonical(fedflat.algorithm("own(cv_weight=0.5)+sam(rho=0.1)+wima"))
         == "own(cv_weight=0.5)+sam(rho=0.1)+wima"
     )
-    result = fedflat.run("own", rounds=1, clients=4, per_round=2, steps=1, workers=1)
+    result = fedflat.run("own", rounds=1, clients=4, clients_per_round=2, local_steps=1, workers=1)
     assert result.config.algorithm == "own"
 
 

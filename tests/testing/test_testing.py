@@ -16,7 +16,7 @@ from fedflat.algorithms.perturbation.sam import Sam
 from fedflat.algorithms.slot import At, Fields, Gradient, Returned, State, vector
 from fedflat.algorithms.table import NAMED
 from fedflat.errors import UserError
-from fedflat.testing import Broken, check_algorithm, check_model, check_split
+from fedflat.testing import Broken, check_algorithm, check_model, check_partition
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -117,7 +117,7 @@ def test_a_limit_that_does_not_hold_is_named() -> None:
         check_algorithm("fedsam", claims=["is best"])
 
 
-# --- splits and models -----------------------------------------------------------------------------------------------------------------
+# --- partitions and models -----------------------------------------------------------------------------------------------------------------
 
 
 def halves(labels: np.ndarray, clients: int, seed: int) -> list[np.ndarray]:
@@ -134,15 +134,15 @@ def halves(labels: np.ndarray, clients: int, seed: int) -> list[np.ndarray]:
         (lambda labels, clients, seed: [p[1:] for p in halves(labels, clients, seed)], "every example is given out"),
         (
             lambda labels, clients, seed: halves(labels, clients, np.random.randint(10**6)),
-            "the same seed gives the same split",
+            "the same seed gives the same partition",
         ),  # noqa: NPY002
-        (lambda labels, clients, seed: halves(labels, clients, 0), "another seed gives another split"),
+        (lambda labels, clients, seed: halves(labels, clients, 0), "another seed gives another partition"),
     ],
 )
 def test_wrong_splits_are_named(divide: object, identity: str) -> None:
-    assert identity in check_split(halves)
+    assert identity in check_partition(halves)
     with pytest.raises(Broken) as told:
-        check_split(divide)  # type: ignore[arg-type]
+        check_partition(divide)  # type: ignore[arg-type]
     assert told.value.identity == identity
 
 

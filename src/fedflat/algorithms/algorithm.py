@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.drift import Drift
+from fedflat.algorithms.lr_schedule import LrSchedule, Schedule
 from fedflat.algorithms.perturbation import Perturbation
-from fedflat.algorithms.rate import LocalRate, Schedule
 from fedflat.algorithms.server import Sgd
 from fedflat.algorithms.slot import At, Field, Fields, Gradient, Returned, Slot, State, new_state
 from fedflat.averaging import Average
@@ -49,7 +49,7 @@ class Algorithm:
 
     drift: Drift = field(default_factory=Drift)
     perturbation: Perturbation = field(default_factory=Perturbation)
-    rate: LocalRate = field(default_factory=LocalRate)
+    lr_schedule: LrSchedule = field(default_factory=LrSchedule)
     server: Sgd = field(default_factory=Sgd)
     averages: tuple[Average, ...] = ()
 
@@ -120,7 +120,7 @@ class Algorithm:
         zero = torch.zeros((), dtype=z.dtype, device=z.device)
         at = At(
             y=z.clone(), z=z, server=server["drift"], client=client["drift"], local={}, drift={}, step=zero, steps=steps, rates=zero,
-            first_rate=self.rate(schedule, round, zero, steps), final_rate=self.rate(schedule, round, steps, steps),
+            first_lr=self.lr_schedule(schedule, round, zero, steps), final_lr=self.lr_schedule(schedule, round, steps, steps),
             round=round, layout=layout, own_gradient=own_gradient, common_gradient=common_gradient,
         )  # fmt: skip
         drift = at._replace(local=self.drift.begin(at))
@@ -135,9 +135,9 @@ class Algorithm:
         at = at._replace(offset=offset, local=at.local | changed)
         g = self.perturbation.blend(gradient(at.perturbed(at.y)), at)
         d = self.drift.direction(descent.clip_gradient(g), drift._replace(offset=offset), gradient)
-        rate = self.rate(schedule, at.round, at.step, at.steps)
-        y, velocity = descent.move(at.y, d, rate, velocity)
-        step, rates = at.step + 1, at.rates + rate
+        lr = self.lr_schedule(schedule, at.round, at.step, at.steps)
+        y, velocity = descent.move(at.y, d, lr, velocity)
+        step, rates = at.step + 1, at.rates + lr
         return Local(
             drift._replace(y=y, step=step, rates=rates), at._replace(y=y, step=step, rates=rates, offset=None), velocity
         )

@@ -46,17 +46,17 @@ CARDS: dict[str, Card] = {
     "fedadam": Card(
         "Adam on the server",
         "Reddi et al., ICLR 2021",
-        "server_rate 0.1 best on CIFAR-100 (Caldarola et al., Table 13)",
+        "server_lr 0.1 best on CIFAR-100 (Caldarola et al., Table 13)",
         ("D15",),
     ),
     "fedyogi": Card("Yogi on the server", "Reddi et al., ICLR 2021", "beta1 0.9, beta2 0.99, tau 1e-3", ("D15",)),
     "fedadagrad": Card(
         "Adagrad on the server",
         "Reddi et al., ICLR 2021",
-        "server_rate 0.01 best on CIFAR-100 (Caldarola et al.)",
+        "server_lr 0.01 best on CIFAR-100 (Caldarola et al.)",
         ("D15",),
     ),
-    "scaffold": Card("Control variates", "Karimireddy et al., ICML 2020", "option II, server_rate 1", ("D1", "D20")),
+    "scaffold": Card("Control variates", "Karimireddy et al., ICML 2020", "option II, server_lr 1", ("D1", "D20")),
     "feddyn": Card(
         "Dynamic regularisation",
         "Acar et al., ICLR 2021",
@@ -66,7 +66,7 @@ CARDS: dict[str, Card] = {
     "adabest": Card(
         "Adaptive bias estimates", "Varno et al., ECCV 2022", "mu 0.02, beta 0.9 (CIFAR-10) or 0.8 (CIFAR-100)"
     ),
-    "mime": Card("MIME with SGD", "Karimireddy et al., NeurIPS 2021", "server_rate 0.1 or 1 (WiMA)"),
+    "mime": Card("MIME with SGD", "Karimireddy et al., NeurIPS 2021", "server_lr 0.1 or 1 (WiMA)"),
     "mime-sgdm": Card(
         "MIME with momentum", "Karimireddy et al., NeurIPS 2021", "beta 0.9, form fedjax (WiMA)", ("D27",)
     ),
@@ -116,14 +116,14 @@ CARDS: dict[str, Card] = {
     "fedswa": Card(
         "Falling local rate and server over-relaxation",
         "Liu et al., ICML 2025",
-        "final_rate (rho) 0.1, server_rate (alpha) 1.5, decay 0.998, weight decay 1e-3, gradient clip 10",
+        "final_lr (rho) 0.1, server_lr (alpha) 1.5, decay 0.998, weight decay 1e-3, gradient clip 10",
         ("D4", "D26", "D28"),
     ),
     "fedmo": Card("Momentum-based stochastic control", "Liu et al., ICML 2025", "gamma 0.2", ("D4", "D6", "D23")),
     "fedmoswa": Card(
         "FedSWA with momentum-based stochastic control",
         "Liu et al., ICML 2025",
-        "gamma 0.2, final_rate (rho) 0.1, server_rate (alpha) 1.5, option II",
+        "gamma 0.2, final_lr (rho) 0.1, server_lr (alpha) 1.5, option II",
         ("D4", "D6", "D23", "D26", "D28"),
     ),
     "fedwmsam": Card(
@@ -218,7 +218,7 @@ DIFFERENCES: dict[str, Difference] = {
             "D16",
             "FL-Simulator dataset.py:218-220; FedSWA dirichlet_data.py:148",
             "the partition re-uses images",
-            "a true partition; split dirichlet-reuse",
+            "a true partition; partition dirichlet-reuse",
         ),
         Difference(
             "D17",

@@ -7,19 +7,19 @@ from typing import Any
 
 from fedflat.algorithms.algorithm import Algorithm
 from fedflat.algorithms.drift import DRIFTS, Acg, Dyn, Wmsam
+from fedflat.algorithms.lr_schedule import LR_SCHEDULES
 from fedflat.algorithms.perturbation import PERTURBATIONS, Guided, Sam, Smoo
-from fedflat.algorithms.rate import RATES
 from fedflat.algorithms.server import SERVERS, Sgd
 from fedflat.algorithms.table import NAMED, RELEASED
 from fedflat.averaging import AVERAGES, Average
 from fedflat.errors import UserError, one_of
 from fedflat.text import Call, Value, changed, make, parameters, parse, revise, show
 
-SLOTS = ("drift", "perturbation", "rate", "server")
+SLOTS = ("drift", "perturbation", "lr_schedule", "server")
 PARTS: dict[str, tuple[str, type[Any]]] = {
     **{name: ("drift", spec) for name, spec in DRIFTS.items()},
     **{name: ("perturbation", spec) for name, spec in PERTURBATIONS.items()},
-    **{name: ("rate", spec) for name, spec in RATES.items()},
+    **{name: ("lr_schedule", spec) for name, spec in LR_SCHEDULES.items()},
     **{name: ("server", spec) for name, spec in SERVERS.items()},
     **{name: ("averages", spec) for name, spec in AVERAGES.items()},
 }
@@ -141,13 +141,15 @@ def _refuse_settings(name: str) -> None:
 
 
 def _words(slot: str) -> str:
-    return {"drift": "drift correction", "rate": "local rate", "server": "server optimiser"}.get(slot, slot)
+    return {"drift": "drift correction", "lr_schedule": "learning-rate schedule", "server": "server optimiser"}.get(
+        slot, slot
+    )
 
 
 def _refuse_what_has_no_meaning(a: Algorithm, text: str) -> None:
     if isinstance(a.drift, Acg) and a.server != Sgd():
         raise UserError(
-            f"'{text}' applies momentum twice: FedACG is its own server optimiser and goes only with sgd(server_rate=1)"
+            f"'{text}' applies momentum twice: FedACG is its own server optimiser and goes only with sgd(server_lr=1)"
         )
     if isinstance(a.perturbation, Guided) and not isinstance(a.drift, Wmsam):
         raise UserError(

@@ -22,7 +22,7 @@ class Descent:
         """The gradient, clipped in mode grad."""
         return _clipped(g, self.clip) if self.clip is not None and self.clip_mode == "grad" else g
 
-    def move(self, y: Tensor, d: Tensor, rate: Tensor, velocity: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def move(self, y: Tensor, d: Tensor, lr: Tensor, velocity: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The next iterate and momentum buffer."""
         if self.clip is not None and self.clip_mode == "total":
             d = _clipped(d, self.clip)
@@ -30,7 +30,7 @@ class Descent:
             d = d + self.weight_decay * y
         if velocity is not None:
             velocity = d = self.momentum * velocity + d
-        return y - rate * d, velocity
+        return y - lr * d, velocity
 
 
 def _clipped(v: Tensor, norm: float) -> Tensor:

@@ -10,8 +10,8 @@ from typing import Any
 from fedflat.algorithms.algorithm import Algorithm
 from fedflat.algorithms.composition import PARTS, name_part
 from fedflat.algorithms.drift.base import Drift
+from fedflat.algorithms.lr_schedule import LrSchedule
 from fedflat.algorithms.perturbation.base import Perturbation
-from fedflat.algorithms.rate import LocalRate
 from fedflat.algorithms.server import Sgd
 from fedflat.algorithms.table import NAMED
 from fedflat.averaging import Average
@@ -22,7 +22,7 @@ GROUP = "fedflat.algorithms"
 KINDS: dict[type[Any], str] = {
     Drift: "drift",
     Perturbation: "perturbation",
-    LocalRate: "rate",
+    LrSchedule: "lr_schedule",
     Sgd: "server",
     Average: "averages",
 }

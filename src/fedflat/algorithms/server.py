@@ -14,25 +14,21 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Sgd(Slot):
-    """x <- x + server_rate q; FedSWA's alpha is a server_rate above 1."""
+    """x <- x + server_lr q; FedSWA's alpha is a server_lr above 1."""
 
-    server_rate: float = param(1.0, "how far the server follows (FedSWA's alpha)", above=0)
+    server_lr: float = param(1.0, "how far the server follows (FedSWA's alpha)", above=0)
 
     def step(self, x: Tensor, q: Tensor, state: State) -> tuple[Tensor, State]:
         """The new model and the optimiser's new state."""
-        return x + self.server_rate * q, {}
+        return x + self.server_lr * q, {}
 
     def may_explode(self) -> str:
-        return (
-            f"server_rate={self.server_rate:g} overshoots what the clients found: lower it"
-            if self.server_rate > 2
-            else ""
-        )
+        return f"server_lr={self.server_lr:g} overshoots what the clients found: lower it" if self.server_lr > 2 else ""
 
 
 @dataclass(frozen=True)
 class Momentum(Sgd):
-    """m <- beta m + q, x <- x + server_rate m (FedAvgM; Hsu et al. 2019)."""
+    """m <- beta m + q, x <- x + server_lr m (FedAvgM; Hsu et al. 2019)."""
 
     beta: float = param(0.9, "how much of the momentum stays", low=0, high=1)
 
@@ -41,18 +37,18 @@ class Momentum(Sgd):
 
     def step(self, x: Tensor, q: Tensor, state: State) -> tuple[Tensor, State]:
         m = self.beta * state["m"] + q
-        return x + self.server_rate * m, {"m": m}
+        return x + self.server_lr * m, {"m": m}
 
     def may_explode(self) -> str:
         gain = f"{1 / (1 - self.beta):.0f} times" if self.beta < 1 else "without bound"
-        return f"server momentum beta={self.beta} adds up displacements {gain}: lower beta or server_rate"
+        return f"server momentum beta={self.beta} adds up displacements {gain}: lower beta or server_lr"
 
 
 @dataclass(frozen=True)
 class Adaptive(Sgd, ABC):
-    """m <- beta1 m + (1 - beta1) q, x <- x + server_rate m / (sqrt(v) + tau) (FedOpt; Reddi et al. 2021, Algorithm 2)."""
+    """m <- beta1 m + (1 - beta1) q, x <- x + server_lr m / (sqrt(v) + tau) (FedOpt; Reddi et al. 2021, Algorithm 2)."""
 
-    server_rate: float = param(0.1, "how far the server follows", above=0)
+    server_lr: float = param(0.1, "how far the server follows", above=0)
     beta1: float = param(0.9, "how much of the momentum stays", low=0, high=1)
     tau: float = param(1e-3, "added to sqrt(v)", above=0)
     v_init: float | None = param(None, "v before the first round; none is tau^2", low=0)
@@ -78,7 +74,7 @@ class Adaptive(Sgd, ABC):
         v = self.second_moment(state["v"], (q if self.second_moment_of == "displacement" else m) ** 2)
         t = state["t"] + 1
         m_hat, v_hat = (m / (1 - self.beta1**t), self.corrected(v, t)) if self.bias_correction else (m, v)
-        return x + self.server_rate * m_hat / (v_hat.sqrt() + self.tau), {"m": m, "v": v, "t": t}
+        return x + self.server_lr * m_hat / (v_hat.sqrt() + self.tau), {"m": m, "v": v, "t": t}
 
 
 @dataclass(frozen=True)
@@ -93,7 +89,7 @@ class Fading(Adaptive, ABC):
 
 @dataclass(frozen=True)
 class Adam(Fading):
-    """v <- beta2 v + (1 - beta2) q^2; m <- beta1 m + (1 - beta1) q; x <- x + server_rate m / (sqrt(v) + tau) (Reddi et al. 2021)."""
+    """v <- beta2 v + (1 - beta2) q^2; m <- beta1 m + (1 - beta1) q; x <- x + server_lr m / (sqrt(v) + tau) (Reddi et al. 2021)."""
 
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
         return self.beta2 * v + (1 - self.beta2) * squared

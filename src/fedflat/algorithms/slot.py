@@ -86,9 +86,9 @@ class At(NamedTuple):
     """K, the number of steps of this client in this round."""
     rates: Tensor
     """H: the sum of the learning rates used so far in this round."""
-    first_rate: Tensor
+    first_lr: Tensor
     """The learning rate of step 0."""
-    final_rate: Tensor
+    final_lr: Tensor
     """The learning rate that step K would have, which is not taken."""
     round: Tensor
     """t, from 0."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fedflat.algorithms.algorithm import Algorithm
 from fedflat.algorithms.drift import Acg, AdaBest, Cm, Dyn, Mime, MimeLite, Mo, Prox, Scaffold, Wmsam
+from fedflat.algorithms.lr_schedule import Linear
 from fedflat.algorithms.perturbation import Asam, Guided, Lesam, Sam, Smoo
-from fedflat.algorithms.rate import Linear
 from fedflat.algorithms.server import Adagrad, Adam, Momentum, Sgd, Yogi
 from fedflat.text import Value
 
@@ -34,9 +34,9 @@ NAMED: dict[str, Algorithm] = {
     "fedlesam": Algorithm(perturbation=Lesam(0.1)),
     "fedlesam-s": Algorithm(Scaffold(), Lesam(0.1)),
     "fedlesam-d": Algorithm(Dyn(alpha=0.1), Lesam(0.1)),
-    "fedswa": Algorithm(rate=Linear(0.1), server=Sgd(1.5)),
+    "fedswa": Algorithm(lr_schedule=Linear(0.1), server=Sgd(1.5)),
     "fedmo": Algorithm(Mo()),
-    "fedmoswa": Algorithm(Mo(), rate=Linear(0.1), server=Sgd(1.5)),
+    "fedmoswa": Algorithm(Mo(), lr_schedule=Linear(0.1), server=Sgd(1.5)),
     "fedwmsam": Algorithm(Wmsam(), Guided(0.01)),
 }
 

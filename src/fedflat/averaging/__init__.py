@@ -1,6 +1,6 @@
 """Averages of the server's models over rounds, by name."""
 
-from fedflat.averaging.base import Average, Ring, Running, Scene
+from fedflat.averaging.base import Average, AverageState, Ring, RunInfo
 from fedflat.averaging.ema import Ema
 from fedflat.averaging.swa import Swa
 from fedflat.averaging.wima import Wima
@@ -16,4 +16,4 @@ def average_name(average: Average) -> str:
     return show(name, changed(average))
 
 
-__all__ = ["AVERAGES", "Average", "Ema", "Ring", "Running", "Scene", "Swa", "Wima", "average_name"]
+__all__ = ["AVERAGES", "Average", "Ema", "Ring", "AverageState", "RunInfo", "Swa", "Wima", "average_name"]

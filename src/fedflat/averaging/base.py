@@ -18,7 +18,7 @@ class Ring(Protocol):
 
 
 @dataclass(frozen=True)
-class Scene:
+class RunInfo:
     """What an average may know of the run it belongs to."""
 
     rounds: int
@@ -32,7 +32,7 @@ class Scene:
     """Rounds that the run's first model has behind it."""
 
 
-class Running(ABC):
+class AverageState(ABC):
     """An average in the middle of a run."""
 
     def before(self, round: int, x: Tensor) -> None:  # noqa: B027 - most averages only look after a round
@@ -60,10 +60,10 @@ class Average(ABC):
     """A way to average the server's models over rounds."""
 
     @abstractmethod
-    def begin(self, scene: Scene, x: Tensor) -> Running:
+    def begin(self, scene: RunInfo, x: Tensor) -> AverageState:
         """The average of a run that starts at ``x``."""
 
-    def averages_nothing(self, scene: Scene) -> str:
+    def averages_nothing(self, scene: RunInfo) -> str:
         """Why a run gives it no model to average, and what to change, in words; empty where it gives some."""
         return ""
 

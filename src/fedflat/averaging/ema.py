@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedflat.averaging.base import Average, Running, Scene
+from fedflat.averaging.base import Average, AverageState, RunInfo
 from fedflat.text import param
 
 
@@ -16,11 +16,11 @@ class Ema(Average):
 
     decay: float = param(0.99, "how much of the average stays in a round", low=0, high=1)
 
-    def begin(self, scene: Scene, x: Tensor) -> Running:
+    def begin(self, scene: RunInfo, x: Tensor) -> AverageState:
         return _RunningEma(self.decay)
 
 
-class _RunningEma(Running):
+class _RunningEma(AverageState):
     def __init__(self, decay: float) -> None:
         self.decay = decay
         self.mean: Tensor | None = None

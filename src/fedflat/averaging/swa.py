@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedflat.averaging.base import Average, Running, Scene, rounds_before
+from fedflat.averaging.base import Average, AverageState, RunInfo, rounds_before
 from fedflat.text import param
 
 
@@ -28,10 +28,10 @@ class Swa(Average):
         "released", "capture when t - start is a multiple of c, or at the lowest rate"
     )
 
-    def begin(self, scene: Scene, x: Tensor) -> Running:
+    def begin(self, scene: RunInfo, x: Tensor) -> AverageState:
         return self._running(scene)
 
-    def averages_nothing(self, scene: Scene) -> str:
+    def averages_nothing(self, scene: RunInfo) -> str:
         running = self._running(scene)
         if any(running.captures(round) for round in range(running.start, scene.rounds)):
             return ""
@@ -40,11 +40,11 @@ class Swa(Average):
             f"{running.cycle} from then on; use more rounds, a shorter cycle, an earlier start, or captures apart from the cycle (every=1)"
         )
 
-    def _running(self, scene: Scene) -> _RunningSwa:
+    def _running(self, scene: RunInfo) -> _RunningSwa:
         return _RunningSwa(self, max(rounds_before(self.start, scene.rounds), scene.first), self.every or scene.cycle)
 
 
-class _RunningSwa(Running):
+class _RunningSwa(AverageState):
     def __init__(self, spec: Swa, start: int, cycle: int) -> None:
         self.spec, self.start, self.cycle = spec, start, cycle
         self.mean: Tensor | None = None

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedflat.averaging.base import Average, Running, Scene
+from fedflat.averaging.base import Average, AverageState, RunInfo
 from fedflat.text import param
 
 
@@ -22,12 +22,12 @@ class Wima(Average):
     window: int = param(100, "number of models in the window (W)", low=1)
     part: Literal["all", "classifier", "features"] = param("all", "what is averaged; the rest is the server's own")
 
-    def begin(self, scene: Scene, x: Tensor) -> Running:
+    def begin(self, scene: RunInfo, x: Tensor) -> AverageState:
         return _RunningWima(self, scene, x)
 
 
-class _RunningWima(Running):
-    def __init__(self, spec: Wima, scene: Scene, x: Tensor) -> None:
+class _RunningWima(AverageState):
+    def __init__(self, spec: Wima, scene: RunInfo, x: Tensor) -> None:
         self.window = spec.window
         self.ring = scene.ring(f"wima-{spec.window}-{spec.part}", spec.window)
         # In double precision, so that adding and removing thousands of models leaves no trace of the ones removed.

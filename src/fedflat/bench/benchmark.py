@@ -15,10 +15,10 @@ from fedflat.bench.machine import Load, hardware, versions
 from fedflat.bench.others import OTHERS, Other
 from fedflat.bench.setting import Setting, plan_of, sampler_of
 from fedflat.bench.stage import Contender, Done, Failed, Performer
-from fedflat.data import fixes_clients, partition
-from fedflat.engines.pool import available_cores
+from fedflat.data import fixes_clients, make_partition
+from fedflat.engines.cpu.worker_pool import available_cores
 from fedflat.errors import UserError, one_of
-from fedflat.experiment.federation import federation
+from fedflat.experiment.setup.problem import federation
 from fedflat.text import parse
 
 FORMAT = 1
@@ -157,18 +157,18 @@ def benchmark(request: Request, command: str, tell: Tell) -> dict[str, Any]:
 def samples_per_round(setting: Setting, clients: int) -> float:
     """How many training samples the cohorts of the first rounds see on average; the passes of SAM are not counted twice."""
     data, config = setting.dataset(), setting.config(clients=clients)
-    number = None if fixes_clients(setting.split) else clients
+    number = None if fixes_clients(setting.partition) else clients
     train = data.train
-    split = partition(
-        setting.split, train.targets, data.num_classes, number, config.seed, 0.0, train.groups, train.coarse
+    partition = make_partition(
+        setting.partition, train.targets, data.num_classes, number, config.seed, 0.0, train.groups, train.coarse
     ).clients
-    plan, sampler = plan_of(config), sampler_of(config, len(split))
+    plan, sampler = plan_of(config), sampler_of(config, len(partition))
     cohorts = [(number, client) for number in range(COUNTED) for client in sampler(config.seed, number)]
     return (
         sum(
             len(batch)
             for number, client in cohorts
-            for batch in plan.batches(config.seed, number, client, len(split[client]))
+            for batch in plan.batches(config.seed, number, client, len(partition[client]))
         )
         / COUNTED
     )
@@ -189,7 +189,9 @@ def row(one: Measured, measured: Sequence[Measured], samples: float) -> dict[str
     plain = next((m for m in same if isinstance(m.contender, Plain)), None)
     cores = 1 if contender.setting.on_gpu else available_cores()
     setting = contender.setting
-    in_bound = setting.per_round * setting.batch * setting.steps  # clients with less data than a batch have fewer
+    in_bound = (
+        setting.clients_per_round * setting.batch * setting.steps
+    )  # clients with less data than a batch have fewer
     samples = float(in_bound) if isinstance(contender, Bound) else samples
     return {
         "contender": contender.name,

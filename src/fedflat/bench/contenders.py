@@ -14,12 +14,12 @@ from torch.func import functional_call
 
 from fedflat.bench.plain import PlainLoop
 from fedflat.bench.stage import Contender, Stage
-from fedflat.engines.gpu_layers import with_gpu_layers
+from fedflat.engines.gpu.layers import with_gpu_layers
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
-from fedflat.experiment.federation import federation
 from fedflat.experiment.run import Run
+from fedflat.experiment.setup.problem import federation
 
 WARM_UPS = 3
 """Steps before a step is captured as a CUDA graph."""
@@ -34,7 +34,7 @@ class Fedflat(Contender):
     def perform(self, stage: Stage) -> None:
         config = self.setting.config(self.algorithm, self.precision, self.engine, self.clients)
         record = Run(config, data=self.setting.dataset(), callbacks=(Pace(stage),)).go()
-        raise UserError(f"{self.algorithm} stopped: {record.reason}; measure with a lower --rate")
+        raise UserError(f"{self.algorithm} stopped: {record.reason}; measure with a lower --lr")
 
 
 class Pace(Callback):
@@ -86,7 +86,7 @@ class Bound(Contender):
             model = with_gpu_layers(model)
         weights = [p.detach().clone().requires_grad_() for p in model.parameters() if p.requires_grad]
         names = [name for name, p in model.named_parameters() if p.requires_grad]
-        chosen = torch.arange(self.setting.per_round * self.setting.batch, device=problem.device) % len(
+        chosen = torch.arange(self.setting.clients_per_round * self.setting.batch, device=problem.device) % len(
             problem.data.train
         )
         batch = problem.data.train.take(chosen)
@@ -102,7 +102,7 @@ class Bound(Contender):
         def step() -> None:
             gradients = torch.autograd.grad(loss(weights), weights)
             with torch.no_grad():
-                torch._foreach_sub_(weights, [self.setting.rate * gradient for gradient in gradients])
+                torch._foreach_sub_(weights, [self.setting.lr * gradient for gradient in gradients])
 
         return captured(step) if problem.device.type == "cuda" else step
 

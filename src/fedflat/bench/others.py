@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from fedflat.bench.plain import PlainLoop
 from fedflat.bench.setting import LONG
 from fedflat.bench.stage import Contender, Enough, Stage
-from fedflat.engines.pool import available_cores
+from fedflat.engines.cpu.worker_pool import available_cores
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Other(Contender):
 
 @lru_cache(maxsize=1)
 def loop_of(contender: Other) -> PlainLoop:
-    """What a worker process keeps from one client to the next: the data, the split, and how a client trains."""
+    """What a worker process keeps from one client to the next: the data, the partition, and how a client trains."""
     torch.set_num_threads(1)
     setting = contender.setting
     return PlainLoop(
@@ -80,9 +80,9 @@ class Flower(Other):
             def aggregate_train(self, server_round: int, replies: Any) -> Any:
                 received = list(replies)
                 errors = [str(reply.error.reason) for reply in received if reply.has_error()]
-                if errors or len(received) != setting.per_round:
+                if errors or len(received) != setting.clients_per_round:
                     raise RuntimeError(
-                        errors[0] if errors else f"{len(received)} of {setting.per_round} clients answered"
+                        errors[0] if errors else f"{len(received)} of {setting.clients_per_round} clients answered"
                     )
                 combined = super().aggregate_train(server_round, received)
                 stage.round_done()
@@ -90,7 +90,7 @@ class Flower(Other):
 
         @server.main()  # type: ignore[untyped-decorator, unused-ignore]
         def main(grid: Grid, context: Context) -> None:
-            share, count = setting.per_round / self.clients, setting.per_round
+            share, count = setting.clients_per_round / self.clients, setting.clients_per_round
             strategy = Paced(
                 fraction_train=share, fraction_evaluate=0.0, min_train_nodes=count, min_available_nodes=self.clients
             )
@@ -101,7 +101,7 @@ class Flower(Other):
             except Exception as error:  # Flower logs it and goes on
                 failures.append(str(error))
 
-        resources = {"num_cpus": 1, "num_gpus": 1 / min(cores, setting.per_round) if setting.on_gpu else 0.0}
+        resources = {"num_cpus": 1, "num_gpus": 1 / min(cores, setting.clients_per_round) if setting.on_gpu else 0.0}
         backend = {
             "client_resources": resources,
             "init_args": {"num_cpus": cores, "log_to_driver": False, "logging_level": 40},
@@ -168,16 +168,16 @@ class Pfl(Other):
             return cohort.pop(0)
 
         def dataset(client: int) -> Any:
-            inputs, targets = zip(*loop.batches(loop.split.clients[client], client, done[0]), strict=True)
+            inputs, targets = zip(*loop.batches(loop.partition.clients[client], client, done[0]), strict=True)
             return PyTorchTensorDataset((torch.cat(inputs), torch.cat(targets)), user_id=str(client))
 
         network, users = Network(), FederatedDataset(dataset, next_user)
         model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0))
         FederatedAveraging().run(
-            NNAlgorithmParams(LONG, LONG, setting.per_round, None),
+            NNAlgorithmParams(LONG, LONG, setting.clients_per_round, None),
             SimulatedBackend(users, users),
             model,
-            NNTrainHyperParams(local_batch_size=setting.batch, local_num_epochs=1, local_learning_rate=setting.rate),
+            NNTrainHyperParams(local_batch_size=setting.batch, local_num_epochs=1, local_learning_rate=setting.lr),
             NNEvalHyperParams(local_batch_size=None),
             [Paced()],
             send_metrics_to_platform=False,

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from fedflat import models
 from fedflat.bench.setting import plan_of, sampler_of
 from fedflat.data import Dataset
-from fedflat.engines.problem import moved
-from fedflat.engines.randomness import generator
+from fedflat.engines.problem.problem import moved
+from fedflat.engines.round.randomness import generator
 from fedflat.experiment.config import Config
-from fedflat.experiment.federation import federation
+from fedflat.experiment.setup.problem import federation
 
 StateDict = dict[str, Tensor]
 
@@ -29,10 +29,10 @@ class PlainLoop:
 
     def __init__(self, config: Config, data: Dataset) -> None:
         self.config = config
-        self.problem, self.split = federation(config, data=data)
+        self.problem, self.partition = federation(config, data=data)
         self._train = moved(data.train, self.problem.device)  # as they were read, in torch's usual memory format
         self.state: StateDict = {name: tensor.clone() for name, tensor in self.problem.model.state_dict().items()}
-        self._plan, self._sampler = plan_of(config), sampler_of(config, len(self.split.clients))
+        self._plan, self._sampler = plan_of(config), sampler_of(config, len(self.partition.clients))
 
     def round(self, number: int) -> None:
         """Train a cohort and average its models by sample counts."""
@@ -56,8 +56,8 @@ class PlainLoop:
         model = self.new_model()
         model.load_state_dict(state)
         model.train()
-        optimiser = torch.optim.SGD(model.parameters(), lr=self.config.training.rate)
-        indices = self.split.clients[client]
+        optimiser = torch.optim.SGD(model.parameters(), lr=self.config.training.lr)
+        indices = self.partition.clients[client]
         for inputs, targets in self.batches(indices, client, number):
             optimiser.zero_grad()
             with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.config.engine.precision == "bf16"):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedflat.data import Dataset, Examples, load
-from fedflat.engines.plan import Plan, Sampler
+from fedflat.engines.round.plan import Plan, Sampler
 from fedflat.experiment.config import Config, config
 from fedflat.text import make, param, parse_one
 
@@ -47,11 +47,11 @@ class Setting:
     model: str = "cnn"
     data: str = RANDOM
     folder: Path | None = None
-    split: str = "iid"
-    per_round: int = 10
+    partition: str = "iid"
+    clients_per_round: int = 10
     steps: int = 50
     batch: int = 50
-    rate: float = 0.01
+    lr: float = 0.01
     augmentation: str = "none"
     device: str = "auto"
     compile: str = "auto"
@@ -66,14 +66,14 @@ class Setting:
                 "algorithm": algorithm,
                 "model": self.model,
                 "data": {
-                    "name": self.data,
-                    "folder": self.folder,
-                    "split": self.split,
+                    "dataset": self.data,
+                    "dir": self.folder,
+                    "partition": self.partition,
                     "clients": clients,
                     "augmentation": self.augmentation,
                 },
-                "federation": {"per_round": self.per_round},
-                "training": {"rounds": LONG, "steps": self.steps, "batch": self.batch, "rate": self.rate},
+                "federation": {"clients_per_round": self.clients_per_round},
+                "training": {"rounds": LONG, "local_steps": self.steps, "batch_size": self.batch, "lr": self.lr},
                 "evaluation": {"every": LONG},
                 "engine": {
                     "name": engine,
@@ -105,9 +105,9 @@ class Setting:
 
 def plan_of(config: Config) -> Plan:
     """The batches of every client."""
-    return Plan(config.training.batch, config.training.epochs, config.training.steps)
+    return Plan(config.training.batch_size, config.training.local_epochs, config.training.local_steps)
 
 
 def sampler_of(config: Config, clients: int) -> Sampler:
     """The cohorts."""
-    return Sampler(clients, min(config.federation.per_round, clients))
+    return Sampler(clients, min(config.federation.clients_per_round, clients))

@@ -16,7 +16,7 @@ import torch.multiprocessing as multiprocessing
 
 from fedflat.bench.machine import host_memory, rest
 from fedflat.bench.setting import Setting
-from fedflat.engines.pool import start_without_main
+from fedflat.engines.cpu.worker_pool import start_without_main
 from fedflat.errors import UserError
 
 PATIENCE = 20.0
@@ -171,7 +171,7 @@ def _perform(pipe: Connection, contender: Contender) -> None:
     except UserError as mistake:
         failure = Failed(str(mistake))
     except torch.OutOfMemoryError:
-        failure = Failed("ran out of GPU memory; lower --clients-per-round or --batch, or choose a smaller model")
+        failure = Failed("ran out of GPU memory; lower --clients-per-round or --batch-size, or choose a smaller model")
     except Exception as error:  # one contender that breaks must not take the measurements of the others with it
         failure = Failed(f"broke: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
     try:

@@ -8,29 +8,29 @@ import typer
 from typer.core import TyperGroup
 
 from fedflat import __version__
-from fedflat.cli.algorithms import algorithms
-from fedflat.cli.arguments import keep_help
-from fedflat.cli.bench import bench
-from fedflat.cli.branch import branch
-from fedflat.cli.clean import clean
-from fedflat.cli.compare import compare
-from fedflat.cli.data import data
-from fedflat.cli.deploy import deploy
-from fedflat.cli.doctor import doctor
-from fedflat.cli.evaluate import evaluate
-from fedflat.cli.export import export
-from fedflat.cli.flatness import flatness
-from fedflat.cli.mistakes import told_in_a_sentence
-from fedflat.cli.models import models
-from fedflat.cli.papers import papers
-from fedflat.cli.report import report
-from fedflat.cli.reproduce import reproduce
-from fedflat.cli.run import resume, run
-from fedflat.cli.settings import settings
-from fedflat.cli.show import show
-from fedflat.cli.sweep import sweep
-from fedflat.cli.tune import tune
-from fedflat.cli.watch import watch
+from fedflat.cli.experiments.bench import bench
+from fedflat.cli.experiments.branch import branch
+from fedflat.cli.experiments.clean import clean
+from fedflat.cli.experiments.compare import compare
+from fedflat.cli.experiments.deploy import deploy
+from fedflat.cli.experiments.evaluate import evaluate
+from fedflat.cli.experiments.export import export
+from fedflat.cli.experiments.report import report
+from fedflat.cli.experiments.reproduce import reproduce
+from fedflat.cli.experiments.run import resume, run
+from fedflat.cli.experiments.show import show
+from fedflat.cli.experiments.sweep import sweep
+from fedflat.cli.experiments.tune import tune
+from fedflat.cli.experiments.watch import watch
+from fedflat.cli.flatness.group import flatness
+from fedflat.cli.lookup.algorithms import algorithms
+from fedflat.cli.lookup.data import data
+from fedflat.cli.lookup.doctor import doctor
+from fedflat.cli.lookup.models import models
+from fedflat.cli.lookup.papers import papers
+from fedflat.cli.lookup.settings import settings
+from fedflat.cli.shared.arguments import keep_help
+from fedflat.cli.shared.error_reporting import errors_as_messages
 
 
 class Application(TyperGroup):
@@ -38,7 +38,7 @@ class Application(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Call the command that was asked for."""
-        with told_in_a_sentence():
+        with errors_as_messages():
             return super().invoke(ctx)
 
 

@@ -1,12 +1,21 @@
-"""Data sets by name, their division among clients, and their augmentation."""
+"""Datasets by name, their division among clients, and their augmentation."""
 
 from fedflat.data.arrays import from_arrays
 from fedflat.data.augment import AUGMENTATIONS, Augmentation, augmentation, normalise
+from fedflat.data.data_dir import data_dir
 from fedflat.data.dataset import IGNORED, Dataset, Examples, describe
-from fedflat.data.dialects.listed import listed
 from fedflat.data.flower import from_flower
-from fedflat.data.folder import data_folder
 from fedflat.data.mapped import MappedTensor, open_mapped
+from fedflat.data.partition import (
+    PARTITION_MODIFIERS,
+    PARTITIONERS,
+    Partition,
+    canonical_partition,
+    fixes_clients,
+    full_partition,
+    make_partition,
+)
+from fedflat.data.partitioners.listed import listed
 from fedflat.data.per_client import from_clients
 from fedflat.data.registry import (
     DATASETS,
@@ -20,7 +29,6 @@ from fedflat.data.registry import (
     verify,
 )
 from fedflat.data.sources.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, SEVERITIES
-from fedflat.data.split import SPLIT_PARTS, SPLITS, Split, canonical_split, fixes_clients, full_split, partition
 from fedflat.data.torch_dataset import from_torch
 
 __all__ = [
@@ -31,17 +39,17 @@ __all__ = [
     "IGNORED",
     "OWN",
     "SEVERITIES",
-    "SPLITS",
-    "SPLIT_PARTS",
+    "PARTITIONERS",
+    "PARTITION_MODIFIERS",
     "Augmentation",
     "Dataset",
     "Examples",
     "MappedTensor",
-    "Split",
+    "Partition",
     "augmentation",
     "canonical_dataset",
-    "canonical_split",
-    "data_folder",
+    "canonical_partition",
+    "data_dir",
     "dataset_source",
     "describe",
     "fetch",
@@ -50,13 +58,13 @@ __all__ = [
     "from_clients",
     "from_flower",
     "from_torch",
-    "full_split",
+    "full_partition",
     "listed",
     "load",
     "load_corruptions",
     "names",
     "normalise",
     "open_mapped",
-    "partition",
+    "make_partition",
     "verify",
 ]

@@ -1,4 +1,4 @@
-"""A user's own arrays as a data set."""
+"""A user's own arrays as a dataset."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def from_arrays(
     train_groups: Array | None = None,
     test_groups: Array | None = None,
 ) -> Dataset:
-    """A data set from arrays: images as [n, C, H, W] or [n, H, W], vectors as [n, features], token sequences as [n, length] of integers.
+    """A dataset from arrays: images as [n, C, H, W] or [n, H, W], vectors as [n, features], token sequences as [n, length] of integers.
 
     Images whose targets are [n, H, W] are a segmentation: an id for each pixel, 255 for those that do not count.
     Statistics that are not given are computed from the training set when the inputs are uint8; float inputs are used as they are.

@@ -190,7 +190,7 @@ class Augmentation:
         return "+".join(show(names[type(part)], changed(part)) for part in self.parts) or "none"
 
     def check(self, dataset: Dataset) -> None:
-        """Refuse what has no meaning for a data set."""
+        """Refuse what has no meaning for a dataset."""
         names = {kind: name for name, kind in AUGMENTATIONS.items()}
         for part in self.parts:
             name = names[type(part)]

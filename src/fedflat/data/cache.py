@@ -1,4 +1,4 @@
-"""Arrays that were costly to make, kept beside the data sets they were made from.
+"""Arrays that were costly to make, kept beside the datasets they were made from.
 
 An entry is a folder of files that appears whole or not at all: it is written aside under a name that no reader looks for, and renamed.
 Its name holds a fingerprint of everything that went into it, so that it is never out of date. Entries may be deleted at any time.

@@ -1,4 +1,4 @@
-"""Labelled examples in memory, and the data set that a training and a test set of them make up."""
+"""Labelled examples in memory, and the dataset that a training and a test set of them make up."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Dataset:
 
 
 def describe(dataset: Dataset) -> dict[str, Any]:
-    """What a data set holds, as plain values: sizes, shape, classes and how often each occurs, statistics, content hash."""
+    """What a dataset holds, as plain values: sizes, shape, classes and how often each occurs, statistics, content hash."""
 
     def class_counts(examples: Examples) -> list[int]:
         counts = sum(

@@ -1,4 +1,4 @@
-"""Fetching a data set from its publisher: resumed after a cut, verified, and visible only when it is whole."""
+"""Fetching a dataset from its publisher: resumed after a cut, verified, and visible only when it is whole."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BLOCK = 1 << 16
 
 
 def fetch_source(source: Source, folder: Path, progress: Progress | None = None) -> None:
-    """Fetch what is missing or damaged of a data set; what is there and whole is left alone."""
+    """Fetch what is missing or damaged of a dataset; what is there and whole is left alone."""
     for download in source.downloads:
         if all(source.is_intact(folder, file) for file in download.files):
             continue

@@ -1,7 +1,7 @@
-"""Flower's dataset partitioners as splits.
+"""Flower's dataset partitioners as partitions.
 
-A partitioner divides a table with the columns ``position``, ``label`` and, where the data set has them, ``group`` and ``coarse_label``.
-What it did is kept in a file, and the split is ``listed(path=FILE)``: so a run can be repeated from its config without Flower.
+A partitioner divides a table with the columns ``position``, ``label`` and, where the dataset has them, ``group`` and ``coarse_label``.
+What it did is kept in a file, and the partition is ``listed(path=FILE)``: so a run can be repeated from its config without Flower.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, Protocol, TypeGuard
 import numpy as np
 
 from fedflat.data.dataset import Dataset
-from fedflat.data.dialects.dialect import IntArray
-from fedflat.data.dialects.listed import listed
+from fedflat.data.partitioners.listed import listed
+from fedflat.data.partitioners.partitioner import IntArray
 from fedflat.data.registry import load
 from fedflat.data.sources.hub import INSTALL
 from fedflat.errors import UserError
@@ -28,7 +28,7 @@ MOST_SAID = 200
 """How much of what Flower says is passed on."""
 
 
-class Partitioner(Protocol):
+class FlowerPartitioner(Protocol):
     """What fedflat asks of a partitioner of ``flwr_datasets``."""
 
     dataset: Any
@@ -43,16 +43,16 @@ class Partitioner(Protocol):
         ...
 
 
-def is_partitioner(value: object) -> TypeGuard[Partitioner]:
-    """Whether a value is a partitioner; its data set is not asked for, since a fresh one has none."""
+def is_partitioner(value: object) -> TypeGuard[FlowerPartitioner]:
+    """Whether a value is a partitioner; its dataset is not asked for, since a fresh one has none."""
     return hasattr(type(value), "load_partition")
 
 
-def from_flower(partitioner: Partitioner, data: str | Dataset, folder: str | Path | None = None) -> str:
-    """The text of a split by a partitioner of Flower, for ``split=`` and ``--split``; its lists go to a file in ``folder``.
+def from_flower(partitioner: FlowerPartitioner, data: str | Dataset, folder: str | Path | None = None) -> str:
+    """The text of a partition by a partitioner of Flower, for ``partition=`` and ``--partition``; its lists go to a file in ``folder``.
 
     Partitioners name a column: ``label`` is the class of an example, ``group`` its natural client, ``coarse_label`` its superclass. Their
-    seed is their own: the split is the same for every seed of a run. The file goes to ``splits`` in the data folder unless said otherwise.
+    seed is their own: the partition is the same for every seed of a run. The file goes to ``partitions`` in the data folder unless said otherwise.
     """
     dataset = load(data) if isinstance(data, str) else data
     made_by = _described(partitioner)
@@ -60,7 +60,7 @@ def from_flower(partitioner: Partitioner, data: str | Dataset, folder: str | Pat
     return listed(clients, len(dataset.train), type(partitioner).__name__, folder, made_by)
 
 
-def _divided(partitioner: Partitioner, data: Dataset) -> list[IntArray]:
+def _divided(partitioner: FlowerPartitioner, data: Dataset) -> list[IntArray]:
     if data.train.targets.ndim > 1:
         raise UserError(
             f"{data.name} has several labels per example, which no partitioner can look at; use iid, natural or centralised"
@@ -75,7 +75,7 @@ def _divided(partitioner: Partitioner, data: Dataset) -> list[IntArray]:
         known = ", ".join(name for name in columns if name != POSITION)
         raise UserError(
             f"{type(partitioner).__name__} cannot divide {data.name} ({why}); "
-            f"the columns that it may name are {known}, and each partitioner divides one data set once"
+            f"the columns that it may name are {known}, and each partitioner divides one dataset once"
         ) from error
 
 
@@ -97,7 +97,7 @@ def _table(columns: dict[str, Any]) -> Any:
     return importlib.import_module("datasets").Dataset.from_dict(columns)
 
 
-def _described(partitioner: Partitioner) -> dict[str, Any]:
+def _described(partitioner: FlowerPartitioner) -> dict[str, Any]:
     """A partitioner in plain values, for whoever reads the file: its name and the parameters that it was made with."""
     has = vars(partitioner)
     made_with = {

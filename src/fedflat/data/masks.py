@@ -1,4 +1,4 @@
-"""Data sets of pictures with masks: both decoded once to one size, and from then on read through memory maps."""
+"""Datasets of pictures with masks: both decoded once to one size, and from then on read through memory maps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class MaskOptions:
 
 @dataclass
 class Pairs:
-    """Which pictures and masks a data set is made of, where they come from, and whether they are for testing."""
+    """Which pictures and masks a dataset is made of, where they come from, and whether they are for testing."""
 
     pictures: list[str] = field(default_factory=list)
     masks: list[str] = field(default_factory=list)
@@ -98,7 +98,7 @@ class Decoder:
         if unknown:
             known = sorted(self.classes)
             raise UserError(
-                f"{self.tree.where}/{mask} has id {unknown[0]}, which is no class of this data set; "
+                f"{self.tree.where}/{mask} has id {unknown[0]}, which is no class of this dataset; "
                 f"expected ids from {known[0]} to {known[-1]}: replace the mask"
             )
 
@@ -126,7 +126,7 @@ def mask_dataset(
     options: MaskOptions,
     group_names: Sequence[str] = (),
 ) -> Dataset:
-    """The data set of some pairs: decoded into the cache below ``folder`` unless that was done before."""
+    """The dataset of some pairs: decoded into the cache below ``folder`` unless that was done before."""
     height, width = _size(tree, pairs, options)
     stamps = [f"{file} {tree.stamps[file]}" for pair in zip(pairs.pictures, pairs.masks, strict=True) for file in pair]
     short = f"{name.partition('(')[0]}-{height}x{width}"

@@ -1,4 +1,4 @@
-"""A data set from what each client has."""
+"""A dataset from what each client has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Pair = tuple[Array, Array]
 
 
 def from_clients(clients: Sequence[Pair], test: Pair | None = None, name: str = "clients", **more: Any) -> Dataset:
-    """A data set from one pair (inputs, targets) for each client, to be split by ``natural``; ``more`` are ``from_arrays``'s.
+    """A dataset from one pair (inputs, targets) for each client, to be partition by ``natural``; ``more`` are ``from_arrays``'s.
 
     Where there is no test set, models are scored on what the clients have, all of it together.
     """

@@ -1,6 +1,6 @@
-"""Data sets by name: load, fetch, verify.
+"""Datasets by name: load, fetch, verify.
 
-A text such as ``pacs(test_domain=sketch,size=64)`` names a data set with parameters. What has no publisher, a user's own files, is named
+A text such as ``pacs(test_domain=sketch,size=64)`` names a dataset with parameters. What has no publisher, a user's own files, is named
 the same way: ``images(path=FOLDER)``, ``domains(path=FOLDER)``, ``arrays(path=FILE)``, ``hub(path=NAME)``.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from fedflat.data.data_dir import data_dir
 from fedflat.data.dataset import Dataset, Examples
 from fedflat.data.download import Progress, fetch_source
-from fedflat.data.folder import data_folder
 from fedflat.data.sources.array_files import ARRAYS
 from fedflat.data.sources.camvid import CAMVID
 from fedflat.data.sources.cifar import CIFAR10, CIFAR100
@@ -52,13 +52,13 @@ _PUBLISHED: tuple[Source, ...] = (
     DIGIT_MASKS,
 )
 DATASETS: dict[str, Source] = {source.name: source for source in _PUBLISHED}
-"""Published data sets, by name."""
+"""Published datasets, by name."""
 OWN: dict[str, Source] = {source.name: source for source in (IMAGES, OWN_DOMAINS, ARRAYS, HUB)}
 """Kinds of files that a user brings."""
 
 
 def names() -> tuple[str, ...]:
-    """The names of all published data sets."""
+    """The names of all published datasets."""
     return tuple(DATASETS)
 
 
@@ -71,13 +71,13 @@ def dataset_source(text: str) -> Source:
     call = parse_one(underscored(text))
     known = DATASETS | OWN
     if call.name not in known:
-        raise one_of("data set", call.name, known, "fedflat data")
+        raise one_of("dataset", call.name, known, "fedflat data")
     source = known[call.name]
-    return dataclasses.replace(source, options=revise(source.options, call.values, f"data set {call.name}"))
+    return dataclasses.replace(source, options=revise(source.options, call.values, f"dataset {call.name}"))
 
 
 def canonical_dataset(text: str) -> str:
-    """The shortest text of a data set.
+    """The shortest text of a dataset.
 
     >>> canonical_dataset("pacs( size=64, test_domain = sketch )"), canonical_dataset("landmarks(fit=crop)")
     ('pacs(test_domain=sketch)', 'landmarks')
@@ -88,8 +88,8 @@ def canonical_dataset(text: str) -> str:
 def load(
     text: str, folder: str | Path | None = None, download: bool = True, progress: Progress | None = None
 ) -> Dataset:
-    """A data set by name, read from the data folder and verified; what is missing is fetched first, unless ``download`` is off."""
-    source, where = dataset_source(text), data_folder(folder)
+    """A dataset by name, read from the data folder and verified; what is missing is fetched first, unless ``download`` is off."""
+    source, where = dataset_source(text), data_dir(folder)
     _complete(source, where, download, progress)
     return source.read(where)
 
@@ -105,19 +105,19 @@ def load_corruptions(
         for of in (source.of, source.name)
     }
     if name not in known:
-        raise one_of("data set with corruptions", name, known)
-    _complete(known[name], data_folder(folder), download, progress)
-    return known[name].examples(data_folder(folder))
+        raise one_of("dataset with corruptions", name, known)
+    _complete(known[name], data_dir(folder), download, progress)
+    return known[name].examples(data_dir(folder))
 
 
 def fetch(text: str, folder: str | Path | None = None, progress: Progress | None = None) -> None:
-    """Fetch what is missing or damaged of a data set."""
-    fetch_source(dataset_source(text), data_folder(folder), progress)
+    """Fetch what is missing or damaged of a dataset."""
+    fetch_source(dataset_source(text), data_dir(folder), progress)
 
 
 def verify(text: str, folder: str | Path | None = None) -> tuple[FileReport, ...]:
-    """Check every file of a data set against the hashes that its publisher or we know."""
-    return dataset_source(text).verify(data_folder(folder))
+    """Check every file of a dataset against the hashes that its publisher or we know."""
+    return dataset_source(text).verify(data_dir(folder))
 
 
 def _complete(source: Source, where: Path, download: bool, progress: Progress | None) -> None:

@@ -1,6 +1,6 @@
 """Pictures decoded when they are asked for, with those asked for last kept in memory up to a number of bytes.
 
-For data sets whose decoded pictures fit neither in memory nor on the disk. What is asked for is decoded exactly as it would be
+For datasets whose decoded pictures fit neither in memory nor on the disk. What is asked for is decoded exactly as it would be
 beforehand, so that results are the same; only the time differs.
 """
 
@@ -20,8 +20,8 @@ from fedflat.cores import usable_cores
 from fedflat.data.arrays import statistics_of_sums
 from fedflat.data.cache import entry, fingerprint, open_kept
 from fedflat.data.dataset import Dataset
+from fedflat.data.images import Listing, PictureOptions, Pixels, channel_sums, decode_picture, labelled
 from fedflat.data.mapped import ArrayWriter, MappedTensor
-from fedflat.data.pictures import Listing, PictureOptions, Pixels, channel_sums, decode_picture, labelled
 from fedflat.data.tree import Tree
 
 SAMPLE = 1000
@@ -136,7 +136,7 @@ def streamed_dataset(
     group_names: Sequence[str],
     limit: int,
 ) -> Dataset:
-    """The data set of a listing, training pictures first, without decoding it; ``limit`` is in bytes, for each process."""
+    """The dataset of a listing, training pictures first, without decoding it; ``limit`` is in bytes, for each process."""
     train = listing.is_test.count(False)
     assert not any(listing.is_test[:train]), "training pictures stand first"
     inputs = StreamedTensor.over(PictureCache(tree, listing.names, options, limit), 0, len(listing.names))

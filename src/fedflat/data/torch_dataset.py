@@ -1,4 +1,4 @@
-"""Data sets whose examples come one by one: torch data sets, and whatever else hands out (input, class) or (input, class, client)."""
+"""Datasets whose examples come one by one: torch datasets, and whatever else hands out (input, class) or (input, class, client)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 
 from fedflat.data.arrays import from_arrays
 from fedflat.data.dataset import Dataset
+from fedflat.data.images import channels_first, in_bytes
 from fedflat.data.mapped import ArrayWriter, MappedTensor, open_mapped
-from fedflat.data.pictures import channels_first, in_bytes
 from fedflat.errors import UserError
 
 AT_ONCE = 256
@@ -28,7 +28,7 @@ def from_torch(
     std: Sequence[float] | None = None,
     folder: str | Path | None = None,
 ) -> Dataset:
-    """A data set from two torch data sets whose items are (input, class) or (input, class, natural client).
+    """A dataset from two torch datasets whose items are (input, class) or (input, class, natural client).
 
     Inputs are tensors, arrays or Pillow images of one shape. Each is asked for once, so that a random transform would be drawn once: use
     the experiment's augmentation instead. With a ``folder`` the inputs are written there and mapped, for what is larger than memory.

@@ -33,7 +33,7 @@ class Tree(ABC):
     def text(self, name: str) -> str:
         """What a text file says."""
         if name not in self.stamps:
-            raise UserError(f"{self.where}/{name} is missing; unpack the data set anew")
+            raise UserError(f"{self.where}/{name} is missing; unpack the dataset anew")
         with self.open(name) as stream:
             return stream.read().decode("utf-8", "replace")
 

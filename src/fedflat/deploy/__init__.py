@@ -6,8 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedflat.deploy.client import client_app
-    from fedflat.deploy.server import server_app
+    from fedflat.deploy.server.app import server_app
+    from fedflat.deploy.site.app import client_app
 
 __all__ = ["client_app", "server_app"]
 
@@ -15,7 +15,7 @@ __all__ = ["client_app", "server_app"]
 def __getattr__(name: str) -> Any:
     # When first used, so that a command which only writes a project does not need Flower.
     if name in __all__:
-        from fedflat.deploy.flower import require_flower
+        from fedflat.deploy.flower.version import require_flower
 
         require_flower()
         return getattr(importlib.import_module(f"fedflat.deploy.{name.removesuffix('_app')}"), name)

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 _NAMED = re.compile(r"\b((?:arrays|domains|images|listed)\s*\((?:[^()]*,)?\s*path\s*=\s*)([^,()]+?)(?=\s*[,)])")
-"""The path of a data set or a split that lies in files of the user's; that of ``hub`` is a name."""
+"""The path of a dataset or a partition that lies in files of the user's; that of ``hub`` is a name."""
 
 
 def absolute(path: Path) -> Path:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from fedflat.experiment.record import Record
     from fedflat.experiment.run import Run
+    from fedflat.experiment.store.record import Record
 
 
 class Callback:

@@ -13,30 +13,30 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.absolute import absolute, with_absolute_paths
-from fedflat.experiment.observation.what import DEFAULT, WHAT, flatness_values, wanted_names
+from fedflat.experiment.quantities import DEFAULT, WHAT, flatness_values, wanted_names
 from fedflat.text import underscored
 
 FORMAT: Literal[1] = 1
 """The version of run folders and configs."""
 
 SHORT = {
-    "data": "data.name",
-    "data_folder": "data.folder",
-    "split": "data.split",
+    "dataset": "data.dataset",
+    "data_dir": "data.dir",
+    "partition": "data.partition",
     "clients": "data.clients",
     "augmentation": "data.augmentation",
-    "per_round": "federation.per_round",
+    "clients_per_round": "federation.clients_per_round",
     "rounds": "training.rounds",
-    "epochs": "training.epochs",
-    "steps": "training.steps",
-    "batch": "training.batch",
+    "local_epochs": "training.local_epochs",
+    "local_steps": "training.local_steps",
+    "batch_size": "training.batch_size",
     "train": "training.train",
-    "rate": "training.rate",
-    "decay": "training.decay",
+    "lr": "training.lr",
+    "lr_decay": "training.lr_decay",
     "weight_decay": "training.weight_decay",
     "clip": "training.clip",
-    "every": "evaluation.every",
-    "keep_every": "evaluation.keep_every",
+    "eval_every": "evaluation.every",
+    "save_every": "evaluation.save_every",
     "flatness": "flatness",
     "engine": "engine.name",
     "workers": "engine.workers",
@@ -55,28 +55,28 @@ class Section(BaseModel):
 
 
 class Data(Section):
-    """The data set and how it is spread over clients."""
+    """The dataset and how it is spread over clients."""
 
-    name: str = Field("digits", description="data set (see fedflat data list)")
-    folder: Path | None = Field(None, description="where its files are; default: $FEDFLAT_DATA, or the user's cache")
-    split: str = Field("dirichlet(alpha=0.1)", description="how examples are spread over clients")
-    split_seed: int | None = Field(None, ge=0, description="seed of the split alone; default: the run's seed")
-    clients: int | None = Field(50, ge=1, description="number of clients; null where the split decides it itself")
+    dataset: str = Field("digits", description="dataset (see fedflat data list)")
+    dir: Path | None = Field(None, description="where its files are; default: $FEDFLAT_DATA, or the user's cache")
+    partition: str = Field("dirichlet(alpha=0.1)", description="how examples are spread over clients")
+    partition_seed: int | None = Field(None, ge=0, description="seed of the partition alone; default: the run's seed")
+    clients: int | None = Field(50, ge=1, description="number of clients; null where the partition decides it itself")
     validation: float = Field(0.0, ge=0, lt=1, description="share of the training examples held out for validation")
     augmentation: str = Field("none", description="for example crop-flip, mixup, cutout, joined by +")
 
-    @field_validator("name")
+    @field_validator("dataset")
     @classmethod
     def _with_underscores(cls, text: str) -> str:
         is_own = ":" in text.partition("(")[0]  # what the user brought keeps its name
         return text if is_own else with_absolute_paths(underscored(text))
 
-    @field_validator("split")
+    @field_validator("partition")
     @classmethod
     def _from_anywhere(cls, text: str) -> str:
         return with_absolute_paths(text)
 
-    @field_validator("folder")
+    @field_validator("dir")
     @classmethod
     def _at_one_place(cls, folder: Path | None) -> Path | None:
         return None if folder is None else absolute(folder)
@@ -85,9 +85,9 @@ class Data(Section):
 class Federation(Section):
     """Who takes part in a round, and how their work is combined."""
 
-    per_round: int = Field(10, ge=1, description="clients per round (expected number, with Bernoulli sampling)")
+    clients_per_round: int = Field(10, ge=1, description="clients per round (expected number, with Bernoulli sampling)")
     sampling: Literal["fixed", "bernoulli"] = Field(
-        "fixed", description="exactly per_round clients, or each with the same probability"
+        "fixed", description="exactly clients_per_round clients, or each with the same probability"
     )
     weighting: Literal["samples", "uniform"] = Field(
         "samples", description="how displacements are weighted in the mean"
@@ -110,11 +110,11 @@ class Training(Section):
         "all", description="the part that is trained: all, head, norms, layers(names=A|B), lora(rank=8), joined by +"
     )
     rounds: int = Field(100, ge=1, description="communication rounds")
-    epochs: int = Field(5, ge=1, description="local epochs per round")
-    steps: int | None = Field(None, ge=1, description="local steps per round, instead of epochs")
-    batch: int = Field(10, ge=1, description="batch size")
-    rate: float = Field(0.1, gt=0, description="local learning rate")
-    decay: float = Field(1.0, gt=0, le=1, description="factor on the rate after every round")
+    local_epochs: int = Field(5, ge=1, description="local epochs per round")
+    local_steps: int | None = Field(None, ge=1, description="local steps per round, instead of epochs")
+    batch_size: int = Field(10, ge=1, description="batch size")
+    lr: float = Field(0.1, gt=0, description="local learning rate")
+    lr_decay: float = Field(1.0, gt=0, le=1, description="factor on the rate after every round")
     weight_decay: float = Field(0.0, ge=0, description="L2 weight decay, at the unperturbed point")
     momentum: float = Field(0.0, ge=0, lt=1, description="local heavy-ball momentum, reset in every round")
     clip: float | None = Field(None, gt=0, description="largest norm of a local direction")
@@ -141,10 +141,10 @@ class Evaluation(Section):
     final: int = Field(
         0, ge=0, description="so many of the last rounds are each evaluated besides, for a mean over them"
     )
-    keep_every: int | None = Field(
+    save_every: int | None = Field(
         None, ge=1, description="also keep every model each so many rounds, the first one included"
     )
-    batch: int = Field(
+    batch_size: int = Field(
         500,
         ge=1,
         description="examples per forward pass; on a GPU up to five times as many, fewer where masks are large",
@@ -284,11 +284,11 @@ class Config(Section):
 
         if (
             self.data.clients is not None
-            and self.federation.per_round > self.data.clients
-            and not fixes_clients(self.data.split)
+            and self.federation.clients_per_round > self.data.clients
+            and not fixes_clients(self.data.partition)
         ):
             raise UserError(
-                f"federation.per_round={self.federation.per_round} is more than data.clients={self.data.clients}; lower it or add clients"
+                f"federation.clients_per_round={self.federation.clients_per_round} is more than data.clients={self.data.clients}; lower it or add clients"
             )
         every = self.flatness.every
         if every is not None and every % self.evaluation.every:
@@ -400,7 +400,7 @@ def assign(values: dict[str, Any], setting: str) -> None:
     """Put ``a.b=value`` into nested values; the value is read as YAML."""
     key, equals, text = setting.partition("=")
     if not equals or not re.fullmatch(r"\w+(\.\w+)*", key):
-        raise UserError(f"cannot read --set '{setting}'; expected key=value, for example training.rate=0.05")
+        raise UserError(f"cannot read --set '{setting}'; expected key=value, for example training.lr=0.05")
     *sections, last = key.split(".")
     for section in sections:
         values = values.setdefault(section, {})

@@ -16,28 +16,28 @@ from torch import Tensor, nn
 
 from fedflat.algorithms import algorithm
 from fedflat.algorithms.algorithm import States, flat_state, nested_state
-from fedflat.averaging import Scene, average_name
+from fedflat.averaging import RunInfo, average_name
 from fedflat.data import Dataset
-from fedflat.engines.contract import Client, Cost, Engine, ModelState
-from fedflat.engines.randomness import drawn_apart
-from fedflat.engines.task import Task
+from fedflat.engines.problem.task import Task
+from fedflat.engines.round.contract import Client, Cost, Engine, ModelState
+from fedflat.engines.round.randomness import drawn_apart
 from fedflat.errors import UserError
+from fedflat.experiment.analysis.batchnorm import estimated_on
+from fedflat.experiment.analysis.observer import Observer
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.checkpoint import CHECKPOINT, Pace, last_checkpoint, require_rows, under
 from fedflat.experiment.config import Config
-from fedflat.experiment.engine import engine_for, shortage_told
-from fedflat.experiment.federation import federation
-from fedflat.experiment.files import create_folder
-from fedflat.experiment.folder import RunFolder
-from fedflat.experiment.keeping import Keeping
-from fedflat.experiment.observation.observer import Observer
-from fedflat.experiment.origin import brought, origin_of, require_same_origin
-from fedflat.experiment.record import STATISTICS_FILE, Record, model_file
-from fedflat.experiment.rows import CachedRows, Rows, cache_size
-from fedflat.experiment.snapshots import FOLDER, cut_snapshots, snapshot_file
-from fedflat.experiment.statistics import estimated_on
+from fedflat.experiment.setup.engine import engine_for, explain_out_of_memory
+from fedflat.experiment.setup.problem import federation
+from fedflat.experiment.setup.training import sampler_of, training_of
 from fedflat.experiment.stopping import Verdict, check_target, diverged, stop_early
-from fedflat.experiment.training import sampler_of, training_of
+from fedflat.experiment.store.atomic_files import create_folder
+from fedflat.experiment.store.checkpoint import CHECKPOINT, Pace, last_checkpoint, require_rows, under
+from fedflat.experiment.store.client_states import ClientStateStore
+from fedflat.experiment.store.provenance import brought, origin_of, require_same_origin
+from fedflat.experiment.store.record import STATISTICS_FILE, Record, model_file
+from fedflat.experiment.store.row_store import CachedRows, Rows, cache_size
+from fedflat.experiment.store.run_folder import RunFolder
+from fedflat.experiment.store.snapshots import FOLDER, cut_snapshots, snapshot_file
 from fedflat.models import classifier_parameters
 
 LOOKS_EVERY = 10
@@ -71,8 +71,8 @@ class Run:
     ) -> None:
         self.config, self.callbacks, self._resume = config, callbacks, resume
         self._own = {"data": data, "model": model, "task": task}
-        with shortage_told(config):
-            self.problem, self.split = federation(config, data, model, task)
+        with explain_out_of_memory(config):
+            self.problem, self.partition = federation(config, data, model, task)
         if config.stop.target is not None and not resume:
             check_target(config.stop.target, self.problem.task.metric)
         self.algorithm = algorithm(config.algorithm)
@@ -81,13 +81,13 @@ class Run:
         self.history: list[dict[str, Any]] = []
         self.record: Record | None = None  # before the run is over
         self._loss = torch.tensor(math.nan)
-        self.training = training_of(config, self.algorithm, len(self.split.clients))
-        self._sampler = sampler_of(config, len(self.split.clients))
+        self.training = training_of(config, self.algorithm, len(self.partition.clients))
+        self._sampler = sampler_of(config, len(self.partition.clients))
         weights, buffers, integers = self.problem.initial()
         self.server = Server(
             config.init_rounds, ModelState(weights, buffers, integers), self.algorithm.new_server(weights), Cost()
         )
-        self._observer = Observer(config.flatness, self.problem, self.split, self.algorithm, config.training.rounds)
+        self._observer = Observer(config.flatness, self.problem, self.partition, self.algorithm, config.training.rounds)
         self._stores: dict[str, Rows] = {}
         self._statistics: dict[int, Tensor] = {}
         self._still = self.problem.still.fingerprint() if self.folder else ""
@@ -112,7 +112,7 @@ class Run:
             self._session = time.monotonic()
             self._begun = self._session - earlier
             self._tell("began")
-            with shortage_told(self.config):
+            with explain_out_of_memory(self.config):
                 verdict = self._first()
                 while verdict is None:
                     self._round()
@@ -203,7 +203,7 @@ class Run:
         cost = Cost(**{key: value + getattr(outcome.cost, key) for key, value in asdict(server.cost).items()})
         self.server = Server(number + 1, ModelState(weights, outcome.buffers, outcome.integers), states, cost)
         if number + 1 < self.config.training.rounds:
-            coming = [(i, self.split.clients[i]) for i in self.cohort(number + 1)]
+            coming = [(i, self.partition.clients[i]) for i in self.cohort(number + 1)]
             self.engine.prepare(self.training, number + 1, coming)
         self._loss = outcome.loss
         after = self._whole(self.server.model)
@@ -217,7 +217,7 @@ class Run:
 
     def client(self, number: int) -> Client:
         """A client with its data and with what it keeps."""
-        return Client(number, self.split.clients[number], *self._keeping.read(number))
+        return Client(number, self.partition.clients[number], *self._keeping.read(number))
 
     # --- evaluation --------------------------------------------------------------------------------------------------------------
 
@@ -240,7 +240,7 @@ class Run:
             if mean is not None:
                 weights, buffers = torch.split(mean, [len(own.weights), len(own.buffers)])
                 if len(buffers) and self.config.evaluation.statistics == "estimated":
-                    buffers = estimated_on(self.problem, own._replace(weights=weights), self.split.trained_on)
+                    buffers = estimated_on(self.problem, own._replace(weights=weights), self.partition.trained_on)
                 found[name] = ModelState(weights, buffers, own.integers)
         return found
 
@@ -286,22 +286,22 @@ class Run:
         """Set up what is kept, going back to the last checkpoint where there is one; returns the seconds spent before."""
         if self.folder:
             if not self._resume:
-                self.folder.create(self.config, origin_of(self.split, self.problem.data, self._own))
+                self.folder.create(self.config, origin_of(self.partition, self.problem.data, self._own))
             self.folder.hold()
         checkpoint = last_checkpoint(self.folder, self.config, self._still) if self.folder else None
         if self.folder and self._resume and self._has_the_data:
-            require_same_origin(self.folder, brought(self._own), self.split.digest())
+            require_same_origin(self.folder, brought(self._own), self.partition.digest())
         own_statistics = self.training.own_statistics
-        self._keeping = Keeping(
+        self._keeping = ClientStateStore(
             self.algorithm, self.server.model, own_statistics, lambda width: self._rows("clients", width)
         )
         whole = self._whole(self.server.model)
         parts = any(getattr(average, "part", "all") != "all" for average in self.algorithm.averages)
         names = classifier_parameters(self.problem.model) if parts else set()
         classifier = self.problem.whole_layout.indicator(names.__contains__, whole)
-        scene = Scene(
+        scene = RunInfo(
             self.config.training.rounds,
-            self.algorithm.rate.cycle,
+            self.algorithm.lr_schedule.cycle,
             classifier,
             lambda name, _: self._rows(name, len(whole)),
             self.config.init_rounds,
@@ -371,7 +371,7 @@ class Run:
 
     def _keep(self) -> None:
         """Keep every model as it is now, where the config asks for it after this round."""
-        every = self.config.evaluation.keep_every
+        every = self.config.evaluation.save_every
         if not self.folder or every is None or self.server.rounds % every:
             return
         create_folder(self.folder.path / FOLDER)
@@ -385,7 +385,7 @@ class Run:
         folder.write_tensors(file, self.problem.named(*model), about)
 
     def _close(self, verdict: Verdict) -> None:
-        self._statistics = self._keeping.statistics(len(self.split.clients))
+        self._statistics = self._keeping.statistics(len(self.partition.clients))
         if not self.folder:
             return
         if self._statistics:

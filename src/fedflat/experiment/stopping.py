@@ -62,7 +62,7 @@ def diverged(weights: Tensor, loss: float, algorithm: Algorithm, config: Config)
         return ""
     what = f"the training loss exploded to {loss:.3g}" if math.isfinite(loss) else "the model is no longer finite"
     causes = [slot.may_explode() for _, slot in algorithm.slots() if slot.may_explode()]
-    rate = config.training.rate
+    lr = config.training.lr
     clip = "" if config.training.clip is not None else ", or clip (training.clip=10)"
-    high = f"the learning rate {rate:g} is too high for this problem: try {rate / 3:.2g}{clip}"
+    high = f"the learning rate {lr:g} is too high for this problem: try {lr / 3:.2g}{clip}"
     return f"{what}; likely cause: {causes[0] if causes else high}"

@@ -27,9 +27,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedflat.errors import UserError
 from fedflat.flatness.batches import Batch, batches_of, counts, draw, mapped, picked
-from fedflat.flatness.compiled import CompiledProduct
+from fedflat.flatness.curvature.compiled import CompiledProduct
+from fedflat.flatness.curvature.second_order import TwiceDifferentiable
 from fedflat.flatness.precision import rounding
-from fedflat.flatness.twice import TwiceDifferentiable
 from fedflat.models.layout import Layout
 
 Loss = Callable[[Any, Any], Tensor]

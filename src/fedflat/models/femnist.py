@@ -40,6 +40,6 @@ class FemnistCnn(ImageModelSpec):
             nn.Linear(128, classes),
         )
 
-    def _dropout(self, rate: float) -> nn.Module:
+    def _dropout(self, lr: float) -> nn.Module:
         # A layer that does nothing instead of none, so that parameters keep their names either way.
-        return nn.Dropout(rate) if self.dropout else nn.Identity()
+        return nn.Dropout(lr) if self.dropout else nn.Identity()

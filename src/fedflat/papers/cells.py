@@ -46,8 +46,8 @@ class Cell:
 
         lacks = [str(self.words["needs"])] if self.words["needs"] else []
         for experiment in self.configs[:1]:
-            model, data = parse(experiment.model)[0].name, parse(experiment.data.name)[0].name
-            lacks += [f"the model {model}"] * (model not in MODELS) + [f"the data set {data}"] * (data not in DATASETS)
+            model, data = parse(experiment.model)[0].name, parse(experiment.data.dataset)[0].name
+            lacks += [f"the model {model}"] * (model not in MODELS) + [f"the dataset {data}"] * (data not in DATASETS)
         return ", ".join(lacks)
 
     @property

@@ -1,4 +1,4 @@
-"""What a plan costs: rounds, and hours on this machine by a probe of a few local steps for each model and data set."""
+"""What a plan costs: rounds, and hours on this machine by a probe of a few local steps for each model and dataset."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fedflat.algorithms import algorithm
-from fedflat.engines.pool import available_cores
+from fedflat.engines.cpu.worker_pool import available_cores
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
-from fedflat.experiment.federation import device_of
 from fedflat.experiment.run import Run
+from fedflat.experiment.setup.problem import device_of
 from fedflat.papers.plan import Planned
 from fedflat.papers.small import at_hand
 
@@ -26,7 +26,7 @@ PATIENCE = 60.0
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast this machine is with one model on one data set."""
+    """How fast this machine is with one model on one dataset."""
 
     step: float
     """Seconds of one local step with one backward pass, of as many clients as are trained at once."""
@@ -41,8 +41,8 @@ class Pace:
     def seconds(self, config: Config, rounds: int) -> float:
         """How long some rounds of a run take."""
         built, t, f = algorithm(config.algorithm), config.training, config.federation
-        steps = t.steps or t.epochs * math.ceil(self.examples / self.clients / t.batch)
-        waves = math.ceil(min(f.per_round, self.clients) / self.at_once)
+        steps = t.local_steps or t.local_epochs * math.ceil(self.examples / self.clients / t.batch_size)
+        waves = math.ceil(min(f.clients_per_round, self.clients) / self.at_once)
         models = 1 + len(built.averages)
         evaluations = rounds / config.evaluation.every + min(config.evaluation.final, rounds)
         tested = min(self.tested, config.evaluation.examples or self.tested)
@@ -62,7 +62,7 @@ class Cost:
 
 
 def cost_of(runs: Iterable[Planned], probing: bool = True) -> Cost:
-    """The rounds that are left, and the time they take by a probe of each model and data set."""
+    """The rounds that are left, and the time they take by a probe of each model and dataset."""
     runs = list(runs)
     left = [(run, rounds) for run in runs if (rounds := run.rounds_left)]
     total, seconds, reason, begun = sum(rounds for _, rounds in left), 0.0, "", time.monotonic()
@@ -71,8 +71,8 @@ def cost_of(runs: Iterable[Planned], probing: bool = True) -> Cost:
         key = _kind(run.config)
         if not probing or (key not in paces and time.monotonic() - begun > PATIENCE):
             reason = "not probed" if not probing else f"no probe after {PATIENCE:.0f} s"
-        elif key not in paces and not at_hand(run.config.data.name, run.config.data.folder):
-            reason = f"{run.config.data.name} is not here yet"
+        elif key not in paces and not at_hand(run.config.data.dataset, run.config.data.dir):
+            reason = f"{run.config.data.dataset} is not here yet"
         else:
             try:
                 paces[key] = paces.get(key) or probe(run.config)
@@ -86,16 +86,16 @@ def cost_of(runs: Iterable[Planned], probing: bool = True) -> Cost:
 def probe(config: Config) -> Pace:
     """Two rounds of one local step of plain SGD, of which the second counts."""
     on_gpu = device_of(config).type != "cpu"
-    at_once = min(config.federation.per_round, config.engine.lanes) if on_gpu else 1
-    workers = 1 if on_gpu else min(config.engine.workers or available_cores(), config.federation.per_round)
+    at_once = min(config.federation.clients_per_round, config.engine.lanes) if on_gpu else 1
+    workers = 1 if on_gpu else min(config.engine.workers or available_cores(), config.federation.clients_per_round)
     tiny = config.model_copy(
         update={
             "algorithm": "fedavg",
             "init": None,
             "init_head": "given",
             "init_rounds": 0,
-            "training": config.training.model_copy(update={"rounds": 2, "epochs": 1, "steps": 1}),
-            "federation": config.federation.model_copy(update={"per_round": at_once, "sampling": "fixed"}),
+            "training": config.training.model_copy(update={"rounds": 2, "local_epochs": 1, "local_steps": 1}),
+            "federation": config.federation.model_copy(update={"clients_per_round": at_once, "sampling": "fixed"}),
             "evaluation": config.evaluation.model_copy(update={"every": 2, "final": 0, "examples": EXAMPLES}),
             "engine": config.engine.model_copy(update={"workers": 1, "compile": "off"}),
         }
@@ -106,9 +106,9 @@ def probe(config: Config) -> Pace:
         run = Run(tiny, callbacks=(watch,))
         run.go()
     tested = len(run.problem.data.test)
-    clients = len(run.split.clients)
+    clients = len(run.partition.clients)
     step, evaluation = watch.rounds[-1] - watch.rounds[0], watch.evaluations[-1] - watch.rounds[-1]
-    examples = sum(len(indices) for indices in run.split.looked_at)
+    examples = sum(len(indices) for indices in run.partition.looked_at)
     return Pace(step, evaluation / min(EXAMPLES, tested) / workers, at_once * workers, clients, examples, tested)
 
 
@@ -130,5 +130,12 @@ def _kind(config: Config) -> str:
     """What the pace depends on."""
     data = config.data
     return "\n".join(
-        (config.model, data.name, data.split, str(data.clients), data.augmentation, str(config.training.batch))
+        (
+            config.model,
+            data.dataset,
+            data.partition,
+            str(data.clients),
+            data.augmentation,
+            str(config.training.batch_size),
+        )
     )

@@ -15,14 +15,14 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
 
-from fedflat.experiment.record import Record
 from fedflat.experiment.stopping import OVER
-from fedflat.papers.afterwards import Asked
+from fedflat.experiment.store.record import Record
 from fedflat.papers.cells import Cell
 from fedflat.papers.numbers import Best, ClientSeconds, Form, Gain, Last, Mean, OfModels, Published, RoundsTo
 from fedflat.papers.plan import Plan, sources
-from fedflat.report.result import Result
-from fedflat.report.summary import rounds_to, series, summarise
+from fedflat.papers.post_hoc import Asked
+from fedflat.reporting.result import Result
+from fedflat.reporting.tables.summary import rounds_to, series, summarise
 
 Verdict = Literal["within", "above", "below", "censored", "not run", "diverged", "unjudged", "not printed", "ran"]
 CONFIDENCE = 0.975

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from fedflat.experiment.compare import folder_name
+from fedflat.experiment.campaign.compare import folder_name
 from fedflat.experiment.config import Config
-from fedflat.experiment.folder import Awaited
-from fedflat.papers.afterwards import Asked
+from fedflat.experiment.store.run_folder import Awaited
 from fedflat.papers.cells import Cell
 from fedflat.papers.library import Paper, Table
 from fedflat.papers.numbers import Corrupted, Gain, Last, OfModels
+from fedflat.papers.post_hoc import Asked
 from fedflat.papers.small import CORRUPTIONS, at_hand, small
 
 SMALL_SCALE = "small scale"
@@ -31,7 +31,7 @@ class Scale:
     small: bool = False
     rounds: int | None = None
     folder: Path | None = None
-    """Where the data sets lie."""
+    """Where the datasets lie."""
     change: Callable[[Config], Config] = _unchanged
     """What the user sets besides."""
     changed: tuple[str, ...] = ()
@@ -141,7 +141,7 @@ def _lacks(cell: Cell, scale: Scale) -> str:
 
 def _images(cell: Cell, scale: Scale) -> str:
     """The corrupted test images that a cell needs and that are not here."""
-    name = f"{cell.configs[0].data.name}_c"
+    name = f"{cell.configs[0].data.dataset}_c"
     lacks = isinstance(cell.number, Corrupted) and not at_hand(name, scale.folder)
     return f"{name}, which is not here: fedflat data get {name}" if lacks else ""
 

@@ -1,6 +1,6 @@
 """The data files, as checked on reading: what a paper is, what its protocols say, and how a table is written down.
 
-Everything that varies in a table is a *word*: the data set, the method's algorithm, the level of heterogeneity. Protocols, tables, header
+Everything that varies in a table is a *word*: the dataset, the method's algorithm, the level of heterogeneity. Protocols, tables, header
 labels, groups of rows and methods all give words; a protocol's settings are texts in which words stand in braces. So a table file holds the
 printed numbers and little else, and reads like the table.
 """

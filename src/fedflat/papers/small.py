@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from fedflat.data import DATASETS, Examples, canonical_split, data_folder
+from fedflat.data import DATASETS, Examples, canonical_partition, data_dir
 from fedflat.experiment.config import Config, Data
 from fedflat.text import parse, show
 
 CLIENTS, PER_ROUND, EXAMPLES = 10, 3, 200
-SHORT = {"rounds": 4, "steps": 2, "batch": 8}
-LONGER = {"rounds": 20, "steps": 10, "batch": 16}
+SHORT = {"rounds": 4, "local_steps": 2, "batch_size": 8}
+LONGER = {"rounds": 20, "local_steps": 10, "batch_size": 16}
 """For the embedded digits, on which a step takes no time: enough for most methods to learn something."""
 DIGITS, ITS_MODEL, ITS_SPLIT = "digits", "mlp(hidden=32)", "dirichlet(alpha=0.1)"
 ITS_CLASSES, ITS_SHARE = 10, 4
@@ -25,28 +25,33 @@ SMALLER = {"vgg11": "resnet20", "resnet18": "resnet20", "mobilenetv2": "resnet20
 
 
 def at_hand(data: str, folder: Path | None) -> bool:
-    """Whether a data set's files are here."""
+    """Whether a dataset's files are here."""
     source = DATASETS.get(parse(data)[0].name)
-    return source is not None and not source.missing(data_folder(folder))
+    return source is not None and not source.missing(data_dir(folder))
 
 
 def small(config: Config, folder: Path | None = None) -> tuple[Config, tuple[str, ...]]:
     """A config at small scale, and what stands for what in it."""
     data, model, length = _stand_ins(config, folder)
-    alone, everyone = canonical_split(data.split) == "centralised", config.federation.per_round == config.data.clients
+    alone, everyone = (
+        canonical_partition(data.partition) == "centralised",
+        config.federation.clients_per_round == config.data.clients,
+    )
     clients = 1 if alone else data.clients
-    per_round = clients if clients is not None and (alone or everyone) else min(config.federation.per_round, PER_ROUND)
+    clients_per_round = (
+        clients if clients is not None and (alone or everyone) else min(config.federation.clients_per_round, PER_ROUND)
+    )
     made = config.model_copy(
         update={
             "model": model,
             "data": data.model_copy(update={"folder": folder, "clients": clients}),
-            "federation": config.federation.model_copy(update={"per_round": per_round}),
+            "federation": config.federation.model_copy(update={"clients_per_round": clients_per_round}),
             "training": config.training.model_copy(update={"epochs": 1, **length}),
             "evaluation": config.evaluation.model_copy(update={"every": 1, "final": 0, "examples": EXAMPLES}),
             "engine": config.engine.model_copy(update={"workers": 1}),
         }
     )
-    names = ("name", "split", "augmentation")
+    names = ("name", "partition", "augmentation")
     pairs = [(model, config.model), *((getattr(data, name), getattr(config.data, name)) for name in names)]
     return made, tuple(f"{new} for {old}" for new, old in pairs if new != old)
 
@@ -54,16 +59,16 @@ def small(config: Config, folder: Path | None = None) -> tuple[Config, tuple[str
 def _stand_ins(config: Config, folder: Path | None) -> tuple[Data, str, dict[str, int]]:
     """Data, model and length of a run: the data themselves where they are at hand, else what is embedded."""
     data, model = config.data, parse(config.model)[0].name
-    if at_hand(data.name, folder):
+    if at_hand(data.dataset, folder):
         return data, SMALLER.get(model, config.model), SHORT
     if model == DENSE:
-        name = f"{MASKS}(unseen={UNSEEN})" if "unseen" in parse(data.name)[0].values else MASKS
+        name = f"{MASKS}(unseen={UNSEEN})" if "unseen" in parse(data.dataset)[0].values else MASKS
         made = {"name": name, "clients": None if data.clients is None else CLIENTS}
         return data.model_copy(update=made), f"{DENSE}(width=0.25,auxiliary=false)", SHORT
     made = {
         "name": DIGITS,
         "clients": CLIENTS,
-        "split": _split_of_digits(data.split),
+        "partition": _partition_of_digits(data.partition),
         "augmentation": _augmentation_of_digits(data.augmentation),
     }
     return data.model_copy(update=made), ITS_MODEL, LONGER
@@ -103,11 +108,11 @@ def corrupted(examples: Examples, severity: int) -> dict[str, Examples]:
     return {name: replace(examples, inputs=image) for name, image in bytes_of.items()}
 
 
-def _split_of_digits(split: str) -> str:
-    """The same split, where the embedded data can be divided by it; what it needs may be missing there."""
-    first = parse(split)[0]
+def _partition_of_digits(partition: str) -> str:
+    """The same partition, where the embedded data can be divided by it; what it needs may be missing there."""
+    first = parse(partition)[0]
     if first.name in ("natural", "pachinko"):
         return ITS_SPLIT
     if first.name == "pathological" and int(str(first.values.get("classes", 2))) > ITS_CLASSES // 2:
         return f"pathological(classes={ITS_CLASSES // 2})"
-    return split
+    return partition

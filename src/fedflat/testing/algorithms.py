@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedflat.algorithms import Algorithm, algorithm, canonical
 from fedflat.algorithms.algorithm import flat_fields, flat_state
-from fedflat.engines.lanes import LaneEngine
+from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.errors import one_of
 from fedflat.testing.bowls import Bowls, walk
 from fedflat.testing.broken import Broken
@@ -96,7 +96,7 @@ def _same_again(name: str, method: Algorithm) -> None:
 
 
 def _stays_finite(name: str, method: Algorithm) -> None:
-    for round, x in enumerate(walk(method, Bowls(), SOME * 5, rate=0.01).x):
+    for round, x in enumerate(walk(method, Bowls(), SOME * 5, lr=0.01).x):
         if not bool(x.isfinite().all()):
             raise Broken(
                 name, "iterates stay finite at a small rate", f"after round {round} they are not, at rate 0.01"
@@ -142,7 +142,7 @@ def _states_are_apart(name: str, method: Algorithm) -> None:
 
 def _descends(name: str, method: Algorithm) -> None:
     bowls = Bowls(clients=1)
-    values = [bowls.value(x) for x in walk(method, bowls, [[0]] * 40, steps=2, rate=0.02).x]
+    values = [bowls.value(x) for x in walk(method, bowls, [[0]] * 40, steps=2, lr=0.02).x]
     if values[-1] >= values[0]:
         raise Broken(
             name,
@@ -154,7 +154,7 @@ def _descends(name: str, method: Algorithm) -> None:
 
 def _comes_nearer(name: str, method: Algorithm) -> None:
     bowls = Bowls()
-    x = walk(method, bowls, [list(range(bowls.clients))] * ROUNDS_TO_COME_NEARER, rate=0.1).x
+    x = walk(method, bowls, [list(range(bowls.clients))] * ROUNDS_TO_COME_NEARER, lr=0.1).x
     before, after = (_apart(one, bowls.optimum()) for one in (x[0], x[-1]))
     if not after < before:
         raise Broken(
@@ -208,7 +208,7 @@ def _alike(name: str, method: Algorithm) -> None:
 def _joint_optimum(name: str, method: Algorithm) -> None:
     bowls = Bowls()
     everyone = [list(range(bowls.clients))] * ROUNDS_TO_CONVERGE
-    found, plain = (walk(one, bowls, everyone, steps=3, rate=0.1).x[-1] for one in (method, algorithm("fedavg")))
+    found, plain = (walk(one, bowls, everyone, steps=3, lr=0.1).x[-1] for one in (method, algorithm("fedavg")))
     off, off_plain = (_apart(x, bowls.optimum()) for x in (found, plain))
     if not off < 0.05 * off_plain:
         raise Broken(
@@ -232,7 +232,7 @@ def _limit(name: str, method: Algorithm, limits: Mapping[str, float], other: Alg
 
 
 def _revised(method: Algorithm, limits: Mapping[str, float]) -> Algorithm:
-    slots = {slot: getattr(method, slot) for slot in ("drift", "perturbation", "rate", "server")}
+    slots = {slot: getattr(method, slot) for slot in ("drift", "perturbation", "lr_schedule", "server")}
     for key, value in limits.items():
         owners = [slot for slot, one in slots.items() if key in {field.name for field in fields(one)}]
         if not owners:

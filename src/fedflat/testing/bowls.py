@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from fedflat.algorithms import Algorithm
 from fedflat.algorithms.descent import Descent
-from fedflat.algorithms.rate import Schedule
+from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.algorithms.slot import State
 from fedflat.data import Augmentation, Dataset, Examples
-from fedflat.engines.aggregation import Aggregation
-from fedflat.engines.contract import Client, Engine, ModelState, Outcome, Training
-from fedflat.engines.loop import LoopEngine
-from fedflat.engines.plan import Plan
-from fedflat.engines.problem import Problem
+from fedflat.engines.cpu.engine import LoopEngine
+from fedflat.engines.problem.problem import Problem
+from fedflat.engines.round.aggregation import Aggregation
+from fedflat.engines.round.contract import Client, Engine, ModelState, Outcome, Training
+from fedflat.engines.round.plan import Plan
 
 
 class Bowl(nn.Module):
@@ -106,7 +106,7 @@ def walk(
     cohorts: Sequence[Sequence[int]],
     *,
     steps: int = 3,
-    rate: float = 0.05,
+    lr: float = 0.05,
     engine: Callable[[Problem], Engine] = lambda problem: LoopEngine(problem, workers=1),
 ) -> Walk:
     """Rounds of an algorithm with given cohorts, through a real engine, as an experiment does them."""
@@ -115,7 +115,7 @@ def walk(
     training = Training(
         method,
         Descent(),
-        Schedule(rate, 1.0, len(cohorts)),
+        Schedule(lr, 1.0, len(cohorts)),
         Plan(1, steps=steps),
         0,
         bowls.clients,

@@ -1,4 +1,4 @@
-"""What a data set must keep so that runs on it can be compared and repeated."""
+"""What a dataset must keep so that runs on it can be compared and repeated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedflat.data import IGNORED, Dataset, Examples, normalise, partition
+from fedflat.data import IGNORED, Dataset, Examples, make_partition, normalise
 from fedflat.data.arrays import channel_statistics
 from fedflat.testing.broken import Broken
 
@@ -22,7 +22,7 @@ DEALT, STEPS = 19, 50
 
 
 def check_dataset(data: Dataset | Callable[[], Dataset], *, linear: bool = True) -> list[str]:
-    """Check a data set of your own, or the function that reads it, and return the names of what it keeps.
+    """Check a dataset of your own, or the function that reads it, and return the names of what it keeps.
 
     With ``linear=False`` it is not asked whether a linear model can learn something.
 
@@ -98,8 +98,8 @@ def _divided(data: Dataset) -> str:
     train = data.train
     for text in ["iid", *(["natural"] if train.groups is not None else [])]:
         clients = None if text == "natural" else min(10, len(train))
-        split = partition(text, train.targets, data.num_classes, clients, 0, groups=train.groups)
-        given = sum(map(len, split.clients))
+        partition = make_partition(text, train.targets, data.num_classes, clients, 0, groups=train.groups)
+        given = sum(map(len, partition.clients))
         if given != len(train):
             return f"{text} gives out {given} of {len(train)} examples"
     return ""
@@ -124,7 +124,7 @@ def _fitted(inputs: Tensor, targets: Tensor, classes: int) -> float:
     """The loss of a linear model after some steps of gradient descent, of a length that cannot overshoot."""
     inputs = torch.cat([inputs, torch.ones(len(inputs), 1)], 1)
     weights, wanted = torch.zeros(inputs.shape[1], classes), nn.functional.one_hot(targets, classes)
-    rate = 2 * len(inputs) / float(torch.linalg.matrix_norm(inputs, 2)) ** 2
+    lr = 2 * len(inputs) / float(torch.linalg.matrix_norm(inputs, 2)) ** 2
     for _ in range(STEPS):
-        weights -= rate * inputs.T @ ((inputs @ weights).softmax(1) - wanted) / len(inputs)
+        weights -= lr * inputs.T @ ((inputs @ weights).softmax(1) - wanted) / len(inputs)
     return float(nn.functional.cross_entropy(inputs @ weights, targets))

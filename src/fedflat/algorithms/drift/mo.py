@@ -67,4 +67,4 @@ class Mo(Drift):
     def _normaliser(self, at: At) -> Tensor:
         if self.normaliser == "sum":
             return at.rates
-        return at.steps * (at.first_rate + at.final_rate) / 2
+        return at.steps * (at.first_lr + at.final_lr) / 2

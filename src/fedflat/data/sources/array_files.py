@@ -21,8 +21,8 @@ import torch
 from fedflat.data.arrays import from_arrays, native
 from fedflat.data.cache import entry, fingerprint, fits_in_memory, rows_of
 from fedflat.data.dataset import Dataset
+from fedflat.data.images import TEST_EVERY
 from fedflat.data.mapped import open_mapped
-from fedflat.data.pictures import TEST_EVERY
 from fedflat.data.sources.source import Source
 from fedflat.errors import UserError
 from fedflat.text import param
@@ -60,7 +60,7 @@ class ArrayFiles(Source):
     options: ArrayFileOptions = field(default=ArrayFileOptions(), kw_only=True)
 
     def read(self, folder: Path) -> Dataset:
-        """The data set."""
+        """The dataset."""
         if not self.options.path:
             raise UserError(f"{self.name} needs to know where the arrays are; write {self.name}(path=FILE)")
         path = Path(self.options.path).expanduser().absolute()
@@ -80,7 +80,7 @@ class ArrayFiles(Source):
 
 
 def dataset_of_arrays(name: str, found: Arrays, path: Path, folder: Path) -> Dataset:
-    """A data set of named arrays; where none is for testing, every fifth of a class is."""
+    """A dataset of named arrays; where none is for testing, every fifth of a class is."""
     arrays: dict[str, Any] = {
         wanted: next((found[n] for n in (wanted, *others) if n in found), None) for wanted, others in ALIASES.items()
     }

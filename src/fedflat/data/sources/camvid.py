@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedflat.data.dataset import IGNORED, Dataset
+from fedflat.data.images import is_picture
 from fedflat.data.masks import MaskOptions, Pairs, mask_dataset
-from fedflat.data.pictures import is_picture
 from fedflat.data.sources.source import FileReport, Source
 from fedflat.data.tree import open_tree
 from fedflat.errors import UserError
@@ -48,7 +48,7 @@ class CamVid(Source):
         return tuple(FileReport(file, tree.hash(file.partition("/")[2]), None) for file in self.files)
 
     def read(self, folder: Path) -> Dataset:
-        """The data set, from the cache after the first time."""
+        """The dataset, from the cache after the first time."""
         tree = open_tree(folder / "CamVid")
         names: list[tuple[str, str]] = []
         for part in PARTS:

@@ -26,7 +26,7 @@ PIXELS = 3 * 32 * 32
 
 @dataclass(frozen=True)
 class Cifar(FileSource[dict[str, Any]]):
-    """A data set in the layout of CIFAR."""
+    """A dataset in the layout of CIFAR."""
 
     train_files: tuple[str, ...] = ()
     test_file: str = ""
@@ -71,7 +71,7 @@ class Cifar(FileSource[dict[str, Any]]):
         return content
 
     def read(self, folder: Path) -> Dataset:
-        """The data set from its files."""
+        """The dataset from its files."""
         classes = self.classes
         if self.class_names:
             file, key = self.class_names

@@ -48,7 +48,7 @@ class Cityscapes(Source):
         return tuple(f"{self.roots[0]}/{kind}/{part}" for kind in (IMAGES, MASKS) for part in ("train", "val"))
 
     def find(self, folder: Path, file: str) -> Path | None:
-        """A folder, under any of the names of the data set's own."""
+        """A folder, under any of the names of the dataset's own."""
         inside = file.partition("/")[2]
         return next((folder / root / inside for root in self.roots if (folder / root / inside).is_dir()), None)
 
@@ -58,7 +58,7 @@ class Cityscapes(Source):
         return tuple(FileReport(file, tree.hash(file.partition("/")[2]), None) for file in self.files)
 
     def read(self, folder: Path) -> Dataset:
-        """The data set, from the cache after the first time."""
+        """The dataset, from the cache after the first time."""
         tree = self._tree(folder)
         found = {
             part: [name for name in tree.below(f"{IMAGES}/{part}") if name.endswith(PICTURE)]

@@ -48,7 +48,7 @@ class CorruptedCifar(FileSource[MappedTensor]):
 
     root: str = ""
     of: str = ""
-    """The data set whose test images they are."""
+    """The dataset whose test images they are."""
     num_classes: int = 10
     per_severity: int = 10_000
 

@@ -1,4 +1,4 @@
-"""The 8x8 digits inside scikit-learn: real handwriting that needs no file, and so the default data set."""
+"""The 8x8 digits inside scikit-learn: real handwriting that needs no file, and so the default dataset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data sets of several domains, ``<domain>/<class>/*.jpg``: PACS, Office-Home, and a user's own.
+"""Datasets of several domains, ``<domain>/<class>/*.jpg``: PACS, Office-Home, and a user's own.
 
 Each domain is a natural client. With ``test_domain`` one of them is held out whole as the test set (leave-one-domain-out); without it
 every fifth picture of every class of every domain, in the order of names, is.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedflat.data.dataset import Dataset
-from fedflat.data.pictures import Listing, PictureOptions, is_picture, picture_dataset
+from fedflat.data.images import Listing, PictureOptions, is_picture, picture_dataset
 from fedflat.data.sources.source import FileReport, Source
 from fedflat.data.tree import Tree, open_tree
 from fedflat.errors import UserError, one_of
@@ -53,7 +53,7 @@ class Domains(Source):
     @property
     def remedy(self) -> str:
         """What to do about a folder that is not as expected."""
-        return "unpack the data set anew" if self.roots else "mend the folder"
+        return "unpack the dataset anew" if self.roots else "mend the folder"
 
     def find(self, folder: Path, file: str) -> Path | None:
         """The folder of a domain."""
@@ -68,7 +68,7 @@ class Domains(Source):
         )
 
     def read(self, folder: Path) -> Dataset:
-        """The data set, from the cache after the first time."""
+        """The dataset, from the cache after the first time."""
         tree = self._tree(folder)
         pictures = self._pictures(tree)
         domains, held_out = list(pictures), self._held_out(list(pictures))

@@ -46,7 +46,7 @@ class Femnist(Leaf):
         return {"mean": mean, "std": std}
 
     def assemble(self, kept: Kept) -> Dataset:
-        """The data set; writers that are there for testing only are groups that no training example has."""
+        """The dataset; writers that are there for testing only are groups that no training example has."""
         train, test = (
             Examples(kept.part("inputs", test), kept.part("targets", test), kept.groups_of(test))
             for test in (False, True)

@@ -1,4 +1,4 @@
-"""Any data set of the Hugging Face hub, through Flower's ``flwr-datasets``.
+"""Any dataset of the Hugging Face hub, through Flower's ``flwr-datasets``.
 
 The first time it is fetched and kept as arrays in the data folder; from then on nothing is asked of any server.
 """
@@ -20,8 +20,8 @@ import torch
 from fedflat.data.arrays import channel_statistics
 from fedflat.data.cache import entry, fingerprint, open_kept
 from fedflat.data.dataset import Dataset
+from fedflat.data.images import PictureOptions, to_pixels
 from fedflat.data.mapped import open_mapped
-from fedflat.data.pictures import PictureOptions, to_pixels
 from fedflat.data.sources.array_files import dataset_of_arrays
 from fedflat.data.sources.source import Source
 from fedflat.data.torch_dataset import collected
@@ -35,7 +35,7 @@ INSTALL = "pip install 'fedflat[hub]'"
 
 @dataclass(frozen=True)
 class HubOptions(PictureOptions):
-    """Which data set, and which of its columns."""
+    """Which dataset, and which of its columns."""
 
     size: int = param(32, "height and width in pixels to which pictures are brought", low=1)
     path: str = param("", "its name on the hub, such as ylecun/mnist")
@@ -51,15 +51,15 @@ class HubOptions(PictureOptions):
 
 @dataclass(frozen=True)
 class Hub(Source):
-    """A data set of the hub."""
+    """A dataset of the hub."""
 
     options: HubOptions = field(default=HubOptions(), kw_only=True)
 
     def read(self, folder: Path) -> Dataset:
-        """The data set, from the data folder after the first time."""
+        """The dataset, from the data folder after the first time."""
         if not self.options.path:
             raise UserError(
-                "hub needs to know which data set; write hub(path=NAME), with the name it has on huggingface.co/datasets"
+                "hub needs to know which dataset; write hub(path=NAME), with the name it has on huggingface.co/datasets"
             )
         short = f"hub-{self.options.path.rpartition('/')[2]}"
         kept = entry(folder, short, fingerprint([show(self.name, changed(self.options))]), self._write)
@@ -137,4 +137,4 @@ class Hub(Source):
             yield (value, row[target]) if group is None else (value, row[target], row[group])
 
 
-HUB = Hub("hub", "any data set of the Hugging Face hub, by flwr-datasets")
+HUB = Hub("hub", "any dataset of the Hugging Face hub, by flwr-datasets")

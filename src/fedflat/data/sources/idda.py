@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedflat.data.dataset import IGNORED, Dataset
+from fedflat.data.images import TEST_EVERY, is_picture
 from fedflat.data.masks import MaskOptions, Pairs, mask_dataset
-from fedflat.data.pictures import TEST_EVERY, is_picture
 from fedflat.data.sources.source import FileReport, Source
 from fedflat.data.tree import open_tree
 from fedflat.errors import UserError, one_of
@@ -73,7 +73,7 @@ class Idda(Source):
         return tuple(FileReport(f"{ROOT}/{domain}", tree.hash(domain), None) for domain in tree.folders(""))
 
     def read(self, folder: Path) -> Dataset:
-        """The data set, from the cache after the first time."""
+        """The dataset, from the cache after the first time."""
         if self.options.unseen not in (None, *HELD_OUT):
             raise one_of("unseen part of idda", self.options.unseen, (*HELD_OUT, "none"))
         tree = open_tree(folder / ROOT)
@@ -89,7 +89,7 @@ class Idda(Source):
                 mask = f"{domain}/Semantic/{Path(name).stem}.png"
                 if mask not in tree.stamps:
                     raise UserError(
-                        f"{tree.where}/{mask} is missing; expected a mask for every picture: unpack the data set anew"
+                        f"{tree.where}/{mask} is missing; expected a mask for every picture: unpack the dataset anew"
                     )
                 pairs.add(name, mask, group, unseen or place % TEST_EVERY == TEST_EVERY - 1)
         if all(pairs.is_test):

@@ -32,7 +32,7 @@ UNSIGNED_BYTES = 8
 
 @dataclass(frozen=True)
 class Idx(FileSource[Bytes]):
-    """A data set in the four files of MNIST."""
+    """A dataset in the four files of MNIST."""
 
     root: str = ""
     classes: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class Idx(FileSource[Bytes]):
         return values.reshape(shape), hashlib.sha256(raw).hexdigest()
 
     def read(self, folder: Path) -> Dataset:
-        """The data set from its four files."""
+        """The dataset from its four files."""
         arrays = [self.open(folder, f"{self.root}/{file}") for file in FILES]
         train, test = (
             Examples(torch.tensor(images).unsqueeze(1), torch.tensor(labels, dtype=torch.int64))

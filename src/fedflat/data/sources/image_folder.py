@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedflat.data.dataset import Dataset
-from fedflat.data.pictures import Listing, PictureOptions, is_picture, picture_dataset
+from fedflat.data.images import Listing, PictureOptions, is_picture, picture_dataset
 from fedflat.data.sources.source import Source
 from fedflat.data.tree import Tree, open_tree
 from fedflat.errors import UserError
@@ -31,7 +31,7 @@ class ImageFolder(Source):
     options: ImageFolderOptions = field(default=ImageFolderOptions(), kw_only=True)
 
     def read(self, folder: Path) -> Dataset:
-        """The data set, from the cache after the first time."""
+        """The dataset, from the cache after the first time."""
         if not self.options.path:
             raise UserError(f"{self.name} needs to know where the pictures are; write {self.name}(path=FOLDER)")
         tree = open_tree(Path(self.options.path).expanduser().absolute())

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedflat.data.dataset import Dataset
-from fedflat.data.pictures import Listing, PictureOptions, picture_dataset
+from fedflat.data.images import Listing, PictureOptions, picture_dataset
 from fedflat.data.sources.source import Download, FileReport, FileSource
 from fedflat.data.streamed import streamed_dataset
 from fedflat.data.tree import FolderTree
@@ -80,7 +80,7 @@ class Landmarks(FileSource[Rows]):
         return tuple(self._report(folder, file) for file in (TRAIN, TEST))
 
     def read(self, folder: Path) -> Dataset:
-        """The data set, from the cache after the first time."""
+        """The dataset, from the cache after the first time."""
         lists = [self.open(folder, file) for file in (TRAIN, TEST)]
         if self.sizes is not None and tuple(map(len, lists)) != self.sizes:
             raise UserError(

@@ -29,7 +29,7 @@ PARTS = ("train", "test")
 
 @dataclass(frozen=True)
 class Kept:
-    """The arrays of a LEAF data set: those of the source by name, training examples first."""
+    """The arrays of a LEAF dataset: those of the source by name, training examples first."""
 
     arrays: dict[str, MappedTensor]
     groups: torch.Tensor
@@ -49,7 +49,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Leaf(Source):
-    """A data set in LEAF's format."""
+    """A dataset in LEAF's format."""
 
     @abstractmethod
     def convert(self, x: list[Any], y: list[Any]) -> dict[str, np.ndarray]:
@@ -57,7 +57,7 @@ class Leaf(Source):
 
     @abstractmethod
     def assemble(self, kept: Kept) -> Dataset:
-        """The data set from its arrays."""
+        """The dataset from its arrays."""
 
     def facts(self, train: list[dict[str, np.ndarray]]) -> dict[str, Any]:
         """What is worth keeping of the arrays of all training users, as plain values."""
@@ -86,7 +86,7 @@ class Leaf(Source):
         )
 
     def read(self, folder: Path) -> Dataset:
-        """The data set; JSON is parsed the first time only."""
+        """The dataset; JSON is parsed the first time only."""
         paths = {part: sorted((folder / file).glob("*.json")) for part, file in zip(PARTS, self.files, strict=True)}
         stamps = [
             f"{part}/{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}"

@@ -48,7 +48,7 @@ class Shakespeare(Leaf):
         return {"rows": numbers[np.frombuffer(text.encode("ascii"), dtype=np.uint8)].reshape(-1, LENGTH + 1)}
 
     def assemble(self, kept: Kept) -> Dataset:
-        """The data set, with targets [n, 80] or [n]."""
+        """The dataset, with targets [n, 80] or [n]."""
         parts = []
         for test in (False, True):
             rows = kept.part("rows", test)

@@ -1,4 +1,4 @@
-"""What every published data set has in common: files that can be fetched, found, verified and read."""
+"""What every published dataset has in common: files that can be fetched, found, verified and read."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class FileReport:
 
 @dataclass(frozen=True)
 class NoOptions:
-    """What can be said of a data set that has no parameters."""
+    """What can be said of a dataset that has no parameters."""
 
 
 @dataclass(frozen=True)
 class Source(ABC):
-    """A data set that can be fetched, found and read."""
+    """A dataset that can be fetched, found and read."""
 
     name: str
     title: str
@@ -64,7 +64,7 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, folder: Path) -> Dataset:
-        """The data set from its files, every one of them verified."""
+        """The dataset from its files, every one of them verified."""
 
     def verify(self, folder: Path) -> tuple[FileReport, ...]:
         """The content hash of every file, and whether it is the published one."""
@@ -72,7 +72,7 @@ class Source(ABC):
 
     @property
     def text(self) -> str:
-        """The shortest text that names the data set with its parameters."""
+        """The shortest text that names the dataset with its parameters."""
         return show(self.name, changed(self.options))
 
     @property
@@ -106,7 +106,7 @@ class Source(ABC):
 
 @dataclass(frozen=True)
 class FileSource(Source, Generic[Content]):
-    """A data set in a few files, each of which is verified as a whole; tests make small ones by replacing ``digests`` and ``downloads``."""
+    """A dataset in a few files, each of which is verified as a whole; tests make small ones by replacing ``digests`` and ``downloads``."""
 
     digests: Mapping[str, str] = field(default_factory=dict)
     """sha256 of the content of each file: a file that differs is refused."""
@@ -157,6 +157,6 @@ class FileSource(Source, Generic[Content]):
 
 
 def md5_of(path: Path) -> str:
-    """The md5 of a file, which is what publishers of data sets print."""
+    """The md5 of a file, which is what publishers of datasets print."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

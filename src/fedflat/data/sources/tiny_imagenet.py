@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedflat.data.dataset import Dataset
-from fedflat.data.pictures import Listing, PictureOptions, is_picture, picture_dataset
+from fedflat.data.images import Listing, PictureOptions, is_picture, picture_dataset
 from fedflat.data.sources.source import Download, FileReport, Source, md5_of
 from fedflat.data.tree import Tree, open_tree
 from fedflat.errors import UserError
@@ -46,7 +46,7 @@ class TinyImageNet(Source):
         )
 
     def read(self, folder: Path) -> Dataset:
-        """The data set, from the cache after the first time."""
+        """The dataset, from the cache after the first time."""
         tree = open_tree(self._place(folder))
         ids = sorted(set(tree.text("wnids.txt").split()))
         if len(ids) != self.num_classes:

@@ -1,0 +1,55 @@
+"""fedflat branch: several algorithms from the same moment of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from fedflat.cli.experiments.sweep import DRY_RUN, JOBS, do
+from fedflat.cli.shared.completion import algorithm_names
+from fedflat.cli.shared.flags import JSON, QUIET, SET, optional
+
+
+def branch(
+    origin: str = typer.Argument(
+        metavar="RUN@ROUND", help="a run's folder and a round after which it has a model; RUN alone is its last"
+    ),
+    algorithms: list[str] = typer.Argument(
+        metavar="ALGORITHM", help="what goes on from there, for example fedavg fedsam", autocompletion=algorithm_names
+    ),
+    rounds: int | None = typer.Option(
+        None,
+        "--rounds",
+        min=1,
+        metavar="N",
+        help="the last round, counted from the run's first [dim](default: the run's)[/dim]",
+    ),
+    assignments: list[str] = SET,
+    out: Path | None = optional("--out", "where the runs go", "beside the run", metavar="FOLDER"),
+    jobs: int | None = JOBS,
+    dry_run: bool = DRY_RUN,
+    as_json: bool = JSON,
+    quiet: bool = QUIET,
+) -> None:
+    """Let several algorithms go on from the same model of a run, with its settings, partition, cohorts, batches and rates.
+
+    What its algorithm kept on the server and on clients is not carried over: every algorithm starts with fresh vectors.
+
+    Example: fedflat branch runs/fedavg-digits-seed0@50 fedavg fedsam scaffold
+    """
+    from fedflat.experiment.campaign.branch import start
+    from fedflat.experiment.campaign.sweep import plan_sweep
+    from fedflat.experiment.campaign.sweep_file import read_sweep
+    from fedflat.experiment.config import assign
+
+    found = start(origin)
+    base: dict[str, Any] = {}
+    for assignment in assignments:
+        assign(base, assignment)
+    if rounds is not None:
+        base["rounds"] = rounds
+    values = {"base": base, "branch": f"{found.run}@{found.rounds}", "grid": {"algorithm": list(algorithms)}}
+    folder = out or found.run.with_name(f"{found.run.name}-at-{found.rounds}")
+    do(plan_sweep(read_sweep(values), folder), jobs, dry_run, True, as_json, quiet)

@@ -1,0 +1,48 @@
+"""fedflat export: a model of a run for other tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from fedflat.cli.shared.flags import JSON, optional
+from fedflat.cli.shared.screen import print_json, screen, shown_bytes
+
+
+def export(
+    folder: Path = typer.Argument(metavar="RUN", help="the folder of a run"),
+    format: str | None = optional(
+        "--format", "torch, safetensors or onnx", "as --out says, else torch", metavar="NAME"
+    ),
+    model: str = typer.Option("server", "--model", metavar="NAME", help="which of its models, for example wima"),
+    rounds: int | None = optional("--round", "as it was kept after this round", "at the end", metavar="N", min=0),
+    out: Path | None = optional("--out", "the file to write", "in exported/ of the run's folder", metavar="FILE"),
+    as_json: bool = JSON,
+) -> None:
+    """Write a model of a run for other tools: a state_dict for torch, a safetensors file, or an ONNX graph.
+
+    Example: fedflat export runs/fedmoswa-digits-seed0 --format onnx --out model.onnx
+    """
+    from fedflat.experiment.analysis.reopen import require_model
+    from fedflat.experiment.store.export import ENDINGS, format_of
+    from fedflat.experiment.store.record import model_file
+    from fedflat.experiment.store.snapshots import snapshot_file
+    from fedflat.reporting.result import Result
+
+    kind = format_of(out, format) if out is not None else format_of(Path("model.pt"), format)
+    result = Result.load(folder)
+    model = require_model(result.record, model)
+    if out is None:
+        own = Path(model_file(model) if rounds is None else snapshot_file(model, rounds)).name
+        ending = next(ending for ending, known in ENDINGS.items() if known == kind)
+        out = folder / "exported" / f"{own.removesuffix('.safetensors')}{ending}"
+    with screen(stderr=True).status(
+        "making a graph of it, which takes up to a minute" if kind == "onnx" else "writing it"
+    ):
+        result.export(out, model, format=kind, rounds=rounds)
+    size = out.stat().st_size
+    if as_json:
+        print_json({"folder": folder, "model": model, "round": rounds, "format": kind, "file": out, "bytes": size})
+    else:
+        screen().print(f"{out} ({kind}, {shown_bytes(size)})", markup=False, highlight=False)

@@ -1,0 +1,64 @@
+"""fedflat show: runs that are there."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import typer
+
+from fedflat.cli.shared.flags import JSON
+from fedflat.cli.shared.one_run import print_run, run_document
+from fedflat.cli.shared.screen import print_json
+from fedflat.cli.shared.several_runs import comparison_document, print_comparison
+from fedflat.errors import UserError
+
+
+def show(
+    folder: Path = typer.Argument(metavar="FOLDER", help="a run, or a folder in which runs lie"),
+    target: list[float] = typer.Option(
+        [],
+        "--target",
+        metavar="VALUE",
+        help="for several runs: also count the rounds until this accuracy",
+        show_default=False,
+    ),
+    as_json: bool = JSON,
+) -> None:
+    """Show a run with its settings and its partition, or compare all runs below a folder.
+
+    Example: fedflat show runs
+    """
+    from fedflat.experiment.store.record import load_record
+    from fedflat.experiment.store.run_folder import RunFolder
+
+    if RunFolder(folder).exists:
+        record = load_record(folder)
+        if as_json:
+            partition = RunFolder(folder).partition()
+            print_json(run_document(record) | {"partition": partition})
+        else:
+            print_run(record, settings=True)
+        return
+    _show_all(folder, target, as_json)
+
+
+def _show_all(folder: Path, targets: list[float], as_json: bool) -> None:
+    from fedflat.experiment.store.record import load_record
+    from fedflat.reporting.result import Comparison
+
+    records = []
+    for path in sorted(folder.rglob("config.yaml")):
+        try:
+            records.append(load_record(path.parent))
+        except UserError as why:
+            print(f"fedflat: {path.parent} is left out: {why}", file=sys.stderr)
+    if not records:
+        raise UserError(
+            f"there is no run in {folder} or below it; expected folders with a config.yaml, as fedflat run makes them"
+        )
+    comparison = Comparison(records)
+    if as_json:
+        print_json({"folder": folder, **comparison_document(comparison, targets)})
+    else:
+        print_comparison(comparison, targets)

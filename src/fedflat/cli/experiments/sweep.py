@@ -1,0 +1,252 @@
+"""fedflat sweep: a grid of experiments, each done once, whoever starts it and however often."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fedflat.cli.experiments.run import RUNS
+from fedflat.cli.shared.downloads import fetch_if_missing
+from fedflat.cli.shared.error_reporting import Interrupted
+from fedflat.cli.shared.flags import JSON, QUIET, optional
+from fedflat.cli.shared.progress import progress
+from fedflat.cli.shared.screen import (
+    facts,
+    print_json,
+    screen,
+    shown_bytes,
+    shown_count,
+    shown_metric,
+    shown_seconds,
+    table,
+    with_unit,
+)
+from fedflat.errors import UserError
+
+if TYPE_CHECKING:
+    from fedflat.experiment.campaign.ranking import Ranking
+    from fedflat.experiment.campaign.sweep import Done, Sweep
+
+MOST_ROWS = 40
+"""Combinations that a table shows."""
+OUT = optional("--out", "where the runs go", "runs/ and the file's name", metavar="FOLDER")
+JOBS = optional("--jobs", "runs at the same time", "what the file says", metavar="N", min=1)
+DRY_RUN = typer.Option(False, "--dry-run", help="show what would be run and what it takes, and stop")
+
+
+def sweep(
+    file: Path = typer.Argument(
+        metavar="FILE.yaml", help="base, grid, list, exclude, keep, jobs, devices, ray_address, branch"
+    ),
+    out: Path | None = OUT,
+    jobs: int | None = JOBS,
+    ray_address: str | None = typer.Option(
+        None,
+        "--ray-address",
+        metavar="ADDRESS",
+        help="HOST:PORT of a Ray cluster, or auto: runs are spread over its nodes",
+    ),
+    dry_run: bool = DRY_RUN,
+    probe: bool = typer.Option(
+        True, "--probe/--no-probe", help="measure a few local steps first, to tell how long it will take"
+    ),
+    as_json: bool = JSON,
+    quiet: bool = QUIET,
+) -> None:
+    """Run every combination of a file, each once; start it again, or in several places, and it goes on with what is missing.
+
+    Example: fedflat sweep rates.yaml --jobs 4
+    """
+    from fedflat.experiment.campaign.sweep import plan_sweep, slug
+    from fedflat.experiment.campaign.sweep_file import read_sweep
+
+    read = read_sweep(file)
+    if ray_address is not None:
+        read = read.model_copy(update={"ray_address": ray_address})
+    if read.tune is not None:
+        raise UserError(f"{file} is a search, not a sweep: it has a part tune; use fedflat tune {file}")
+    do(plan_sweep(read, out or RUNS / slug(file)), jobs, dry_run, probe, as_json, quiet)
+
+
+def do(plan: Sweep, jobs: int | None, dry_run: bool, probe: bool, as_json: bool, quiet: bool) -> None:
+    """Show a plan, do it, and show what came of it."""
+    if dry_run:
+        _show(plan, jobs, probe, as_json)
+        return
+    silent = quiet or as_json
+    for data in {run.config.data.dataset: run.config for run in plan.runs}.values():
+        fetch_if_missing(data, silent)
+    if not silent:
+        screen(stderr=True).print(facts(_cost(plan, jobs, probe)))
+    done = _run(plan, jobs, silent)
+    failed = [one for one in done if one.mistake is not None]
+    if len(failed) < len(done):
+        print_json(_document(plan, done)) if as_json else _print(plan, done)
+    if failed:
+        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        raise UserError(f"{failed[0].run.name} could not be run: {failed[0].mistake}{more}")
+
+
+def _run(plan: Sweep, jobs: int | None, silent: bool) -> list[Done]:
+    from fedflat.experiment.campaign.sweep import run_sweep
+
+    def waiting(runs: int) -> None:
+        if not silent:
+            print(
+                f"waiting for {runs} run{'s' * (runs != 1)} that another process is working on",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    found: dict[str, Done] = {}
+    try:
+        with progress(silent, len(plan.runs)) as shown:
+            for one in run_sweep(plan, (shown,), jobs, waiting):
+                found[one.run.name] = one
+                shown.run_over()
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"{len(found)} of {len(plan.runs)} runs are done; the same command goes on from there"
+        ) from None
+    return [found[run.name] for run in plan.runs if run.name in found]
+
+
+# --- before -----------------------------------------------------------------------------------------------------------------------------
+
+
+def _cost(plan: Sweep, jobs: int | None, probe: bool) -> dict[str, object]:
+    """What is ahead, in words."""
+    from fedflat.cli.experiments.sweep_time import seconds_ahead
+    from fedflat.experiment.campaign.sweep import at_once
+
+    done, rounds = sum(run.done for run in plan.runs), sum(run.rounds_left for run in plan.runs)
+    lines: dict[str, object] = {
+        "runs": f"{len(plan.runs)}, of which {done} are done",
+        "rounds": f"{shown_count(rounds)} to go",
+        "disk": _disk(plan, jobs)[1],
+    }
+    if probe and rounds:
+        seconds, why = (
+            (None, "nodes of a cluster are not probed")
+            if plan.file.ray_address
+            else seconds_ahead(plan.runs, at_once(plan, jobs))
+        )
+        lines["time"] = (
+            f"unknown ({why})" if seconds is None else f"about {shown_seconds(seconds)} on this machine, by a probe"
+        )
+    return lines | {"folder": plan.out}
+
+
+def _disk(plan: Sweep, jobs: int | None) -> tuple[dict[str, int] | None, str]:
+    from fedflat.experiment.campaign.sweep import at_once
+    from fedflat.experiment.campaign.sweep_cost import sweep_disk
+    from fedflat.papers.small import at_hand
+
+    missing = sorted(
+        {run.config.data.dataset for run in plan.runs if not at_hand(run.config.data.dataset, run.config.data.dir)}
+    )
+    if missing:
+        return None, f"unknown ({missing[0]} is not here yet)"
+    found = sweep_disk([run.config for run in plan.runs], plan.file.keep, at_once(plan, jobs))
+    words = f"up to {shown_bytes(found.most)}, logs aside"
+    return vars(found), words + (f"; {shown_bytes(found.kept)} stay" if found.kept < found.most else "")
+
+
+def _show(plan: Sweep, jobs: int | None, probe: bool, as_json: bool) -> None:
+    if as_json:
+        runs = [
+            {"name": run.name, "varied": run.varied, "done": run.done, "rounds_left": run.rounds_left}
+            for run in plan.runs
+        ]
+        print_json({"folder": plan.out, "runs": runs, "disk": _disk(plan, jobs)[0]})
+        return
+    console = screen()
+    console.print(facts(_cost(plan, jobs, probe)))
+    console.print()
+    rows = [[run.name, "done" if run.done else f"{run.rounds_left} rounds to go"] for run in plan.runs]
+    console.print(table(("run", "state"), rows[:MOST_ROWS]))
+    if len(rows) > MOST_ROWS:
+        console.print(f"... and {len(rows) - MOST_ROWS} more", style="dim")
+
+
+# --- afterwards -------------------------------------------------------------------------------------------------------------------------
+
+
+def _document(plan: Sweep, done: list[Done]) -> dict[str, Any]:
+    from fedflat.experiment.campaign.ranking import last_score, mean_and_spread, ranking
+
+    ranked = ranking(done)
+    lines = [
+        {
+            "varied": line.varied,
+            "seeds": line.seeds,
+            "diverged": line.diverged,
+            **{
+                part: dict(zip(("mean", "std"), mean_and_spread(line.scores(part)), strict=True))
+                for part in ("validation", "test")
+            },
+        }
+        for line in ranked.lines
+    ]
+    runs = [
+        {
+            "name": one.run.name,
+            "folder": one.run.folder,
+            "varied": one.run.varied,
+            "by": one.by,
+            "status": "failed" if one.record is None else one.record.status,
+            "reason": str(one.mistake or (one.record.reason if one.record else "")),
+            "validation": None if one.record is None else last_score(one.record, "validation"),
+            "test": None if one.record is None else last_score(one.record, "test"),
+        }
+        for one in done
+    ]
+    return {"folder": plan.out, "metric": ranked.metric, "best_by": ranked.by, "lines": lines, "runs": runs}
+
+
+def _print(plan: Sweep, done: list[Done]) -> None:
+    from fedflat.experiment.campaign.ranking import ranking
+
+    ranked, console = ranking(done), screen()
+    console.print()
+    console.print(
+        f"{with_unit(ranked.metric)} in the last evaluation, mean ± standard deviation over seeds; {_order(ranked)}",
+        style="dim",
+    )
+    names = list(dict.fromkeys(name for line in ranked.lines for name in line.varied))
+    figures = ["validation", "test"] if ranked.by == "validation" else ["test"]
+    rows: list[list[object]] = []
+    for line in ranked.lines[:MOST_ROWS]:
+        shown = [_spread(line.validation if part == "validation" else line.test, ranked.metric) for part in figures]
+        seeds = f"{line.seeds} ({line.diverged} diverged)" if line.diverged else line.seeds
+        rows.append([*(line.varied.get(name) for name in names), *shown, seeds])
+    console.print(table((*names, *figures, "seeds"), rows, numbers=(*figures, "seeds")))
+    if len(ranked.lines) > MOST_ROWS:
+        console.print(f"... and {len(ranked.lines) - MOST_ROWS} more", style="dim")
+    console.print()
+    counts = {by: sum(one.by == by and one.mistake is None for one in done) for by in ("here", "before", "elsewhere")}
+    words = {"here": "done now", "before": "there already", "elsewhere": "done by another process"}
+    ran = ", ".join(f"{count} {words[by]}" for by, count in counts.items() if count)
+    console.print(
+        facts({"runs": ran, "folder": plan.out, "look further": f"fedflat report {plan.out}, fedflat show {plan.out}"})
+    )
+
+
+def _order(ranked: Ranking) -> str:
+    if ranked.by == "validation":
+        return "best first by validation"
+    return "best first by the test set, which is optimistic for the first of many (set data.validation to choose by that instead)"
+
+
+def _spread(values: tuple[float, ...], metric: str) -> str | None:
+    from fedflat.experiment.campaign.ranking import mean_and_spread
+
+    mean, std = mean_and_spread(values)
+    return (
+        None
+        if mean is None
+        else shown_metric(mean, metric) + ("" if std is None else f" ± {shown_metric(std, metric)}")
+    )

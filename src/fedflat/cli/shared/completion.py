@@ -1,0 +1,30 @@
+"""What the shell completes besides commands and flags."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+TABLE = Path(__file__).parents[2] / "algorithms" / "table.py"
+
+
+def algorithm_names(incomplete: str) -> list[str]:
+    """The named algorithms that begin like what is typed.
+
+    >>> algorithm_names("fedlesam")
+    ['fedlesam', 'fedlesam-s', 'fedlesam-d']
+    """
+    return [name for name in _named() if name.startswith(incomplete)]
+
+
+def _named() -> list[str]:
+    """The keys of the table, read and not imported: torch takes longer to load than anyone waits for a completion."""
+    for statement in ast.parse(TABLE.read_text(encoding="utf-8")).body:
+        if (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(statement.target, ast.Name)
+            and statement.target.id == "NAMED"
+        ):
+            assert isinstance(statement.value, ast.Dict)
+            return [str(key.value) for key in statement.value.keys if isinstance(key, ast.Constant)]
+    return []

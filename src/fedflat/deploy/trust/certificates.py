@@ -1,0 +1,146 @@
+"""Certificates and keys for a federation: an authority of its own, the server's certificate, and a key for each site.
+
+An authority that signs nothing but this federation's server is all that TLS between its machines needs; nobody else has to trust it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedflat.errors import UserError
+from fedflat.experiment.store.atomic_files import create_folder, explain_os_error, write_whole
+
+AUTHORITY, AUTHORITY_KEY, SERVER, SERVER_KEY = "ca.crt", "ca.key", "server.pem", "server.key"
+CURVE = ec.SECP384R1()
+"""Of all keys; Flower takes curves of NIST for nodes."""
+ITSELF = ("127.0.0.1", "localhost")
+"""What processes on the server's own machine call it: a SuperLink's certificate must be for these as well."""
+EARLIER = timedelta(minutes=5)
+"""Valid a little before now, for machines whose clocks are behind."""
+
+
+def write_certificates(folder: Path, hosts: Sequence[str], sites: int, days: float) -> list[Path]:
+    """Write an authority, a certificate of the server at these hosts, and a key pair for each site; what is there is never written over."""
+    names = [_name(host) for host in dict.fromkeys((*hosts, *ITSELF))]
+    wanted = [
+        AUTHORITY,
+        AUTHORITY_KEY,
+        SERVER,
+        SERVER_KEY,
+        *(f"site-{site}.key{end}" for site in range(sites) for end in ("", ".pub")),
+    ]
+    there = [name for name in wanted if (folder / name).exists()]
+    if there:
+        raise UserError(
+            f"{folder / there[0]} exists and is not written over; choose another folder, or move what is there away"
+        )
+    create_folder(folder)
+    authority, server = ec.generate_private_key(CURVE), ec.generate_private_key(CURVE)
+    issuer, until = _authority(authority, days)
+    texts = {
+        AUTHORITY: issuer.public_bytes(Encoding.PEM),
+        AUTHORITY_KEY: _private(authority),
+        SERVER: _signed(server, names, authority, issuer, until).public_bytes(Encoding.PEM),
+        SERVER_KEY: _private(server),
+    }
+    for site in range(sites):
+        key = ec.generate_private_key(CURVE)
+        texts[f"site-{site}.key"] = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+        texts[f"site-{site}.key.pub"] = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
+    for name in wanted:
+        _write(folder / name, texts[name])
+    return [folder / name for name in wanted]
+
+
+def _name(host: str) -> x509.GeneralName:
+    """A host as certificates write it: an address, or a name."""
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    if not host or ":" in host or "/" in host or not host.isascii():
+        raise UserError(
+            f"{host!r} is no host; expected a name or an address without a port, as in server.example.org or 10.0.0.7"
+        )
+    return x509.DNSName(host)
+
+
+def _authority(key: ec.EllipticCurvePrivateKey, days: float) -> tuple[x509.Certificate, datetime]:
+    """The authority, which signs itself, and until when it and what it signs is valid."""
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "the authority of a fedflat federation")])
+    now = datetime.now(UTC)
+    until = now + timedelta(days=days)
+    built = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(min(now, until) - EARLIER)
+        .not_valid_after(until)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+    return built.sign(key, hashes.SHA384()), until
+
+
+def _signed(
+    key: ec.EllipticCurvePrivateKey,
+    names: Sequence[x509.GeneralName],
+    authority: ec.EllipticCurvePrivateKey,
+    issuer: x509.Certificate,
+    until: datetime,
+) -> x509.Certificate:
+    """The server's certificate."""
+    built = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "the server of a fedflat federation")]))
+        .issuer_name(issuer.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(issuer.not_valid_before_utc)
+        .not_valid_after(until)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
+    )
+    return built.sign(authority, hashes.SHA384())
+
+
+def _usage(signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file whole; one with a private key is its owner's alone before anything stands in it."""
+    if path.suffix == ".key":
+        with explain_os_error(path):
+            path.with_name(path.name + ".part").touch(mode=0o600)
+    write_whole(path, data)

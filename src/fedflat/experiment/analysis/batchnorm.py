@@ -1,0 +1,32 @@
+"""BatchNorm statistics for a model that has none of its own: the server's, where clients keep theirs (SiLoBN)."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedflat.engines.problem.problem import Problem, moved
+from fedflat.engines.round.contract import ModelState
+
+
+def with_statistics(problem: Problem, model: ModelState, positions: np.ndarray) -> ModelState:
+    """The model, where clients keep their statistics with those estimated on training examples; the loss around it is then fixed."""
+    if not problem.batch_statistics or not len(model.buffers):
+        return model
+    return model._replace(buffers=estimated_on(problem, model, positions))
+
+
+def estimated_on(problem: Problem, model: ModelState, positions: np.ndarray) -> Tensor:
+    """BatchNorm statistics of a model's weights on some training examples.
+
+    Batches are of equal size: each counts alike, and layers refuse a last one of a single example.
+    """
+    train, whole = problem.data.train, torch.from_numpy(np.ascontiguousarray(positions, dtype=np.int64))
+    parts = torch.tensor_split(whole, ceil(len(whole) / problem.evaluation_batch))
+    batches = (
+        problem.normalised(moved(train.take(part.to(train.targets.device)), problem.device).inputs) for part in parts
+    )
+    return problem.estimated_buffers(model.weights, model.integers, batches)

@@ -1,0 +1,89 @@
+"""A client's own model as a model to look at: ``RUN:client3@50`` is what client 3 makes of the model after round 50 by local training.
+
+It is trained again, exactly as in the run, since all that is random is a function of seed, round and client. Methods whose clients or
+server keep vectors can be taken up at the run's last checkpoint only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fedflat.algorithms import algorithm
+from fedflat.engines.problem.problem import Problem
+from fedflat.engines.round.contract import ModelState
+from fedflat.errors import UserError
+from fedflat.experiment.analysis.measured import Measured, Reference, measured, reference
+from fedflat.experiment.analysis.reopen import reopen, state_of
+from fedflat.experiment.analysis.replay import Moment, Replay, at_checkpoint, at_model, needs_vectors
+from fedflat.experiment.store.checkpoint import CHECKPOINT
+
+
+def measured_point(text: str, **options: Any) -> Measured:
+    """The model that a text names, which may be a client's; ``options`` are those of ``measured``."""
+    wanted = reference(text)
+    client = client_of(wanted)
+    if client is None:
+        return measured(wanted, **options)
+    server = measured(Reference(wanted.run, "server"), **options)
+    (state,) = local_models(server, wanted.rounds, [client])
+    return replace(server, name=str(wanted.model), rounds=wanted.rounds, state=state)
+
+
+def client_of(wanted: Reference) -> int | None:
+    """The number of the client whose model is meant, if one is.
+
+    >>> from pathlib import Path
+    >>> client_of(Reference(Path("runs/a"), "client3", 50)), client_of(Reference(Path("runs/a"), "wima"))
+    (3, None)
+    """
+    found = re.fullmatch(r"client(\d+)", wanted.model or "")
+    return int(found[1]) if found else None
+
+
+def local_models(server: Measured, rounds: int | None, clients: Sequence[int] | None = None) -> list[ModelState]:
+    """The models that clients make, in the next round, of the server's model after so many rounds; by default of the last checkpoint.
+
+    The clients are those of the round's cohort unless others are asked for.
+    """
+    replay = replay_at(server, rounds)
+    members = replay.members(clients)
+    return replay.local_models(members, replay.train(members))
+
+
+def replay_at(server: Measured, rounds: int | None = None) -> Replay:
+    """A run at a moment, ready to train its next round again, in the precision in which it was run."""
+    record = server.record
+    engine = record.config.engine.model_copy(update={"device": server.problem.device.type})
+    if engine.precision == "bf16" and engine.device == "cpu":
+        engine = engine.model_copy(update={"precision": "float32"})
+    config = record.config.model_copy(update={"engine": engine})
+    # Vectors that clients start with come from a model as it was before any weights were read into it.
+    usable = _same_precision(server, engine.precision) and not needs_vectors(algorithm(config.algorithm), config)
+    problem, partition = (
+        (server.problem, server.partition) if usable else reopen(record, config=config, call="flatness", as_begun=True)
+    )
+    return Replay(config, problem, partition, moment_at(server, problem, rounds))
+
+
+def moment_at(server: Measured, problem: Problem, rounds: int | None = None) -> Moment:
+    """A run after so many rounds, by default at its last checkpoint; a replay can be set to it (``replay.moment``)."""
+    record = server.record
+    if record.folder is None:
+        raise UserError(
+            "this run was made without a folder, so that no round of it can be trained again; give fedflat.run a folder (out=...)"
+        )
+    method = algorithm(record.config.algorithm)
+    if rounds is None or rounds == record.folder.rounds_of(CHECKPOINT):
+        return at_checkpoint(record.folder, method, problem, record.config)
+    return at_model(rounds, state_of(record, "server", problem, rounds), method, record.config)
+
+
+def _same_precision(server: Measured, precision: str) -> bool:
+    """Whether a run trained in the precision in which it is measured."""
+    measured_in = "float64" if server.problem.dtype == torch.float64 else "tf32" if server.tf32 else "float32"
+    return precision == measured_in

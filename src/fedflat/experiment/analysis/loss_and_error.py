@@ -1,0 +1,141 @@
+"""What landscapes show of a model: its loss and its error, on a fixed sample of training and of test examples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedflat.data import Examples, Partition
+from fedflat.engines.cpu.engine import one_thread
+from fedflat.engines.problem.problem import Problem, moved
+from fedflat.engines.problem.totals import Totals
+from fedflat.engines.round.randomness import generator
+from fedflat.errors import UserError
+from fedflat.flatness.landscapes.grid import Model
+from fedflat.units import is_share
+
+Statistics = Literal["interpolated", "estimated"]
+KEPT_BYTES = 1 << 31
+"""Inputs up to this size are normalised once and kept; larger ones are normalised for every model anew."""
+BATCH_ON_GPU = 2500
+"""Examples per forward pass on a GPU, which smaller batches would leave idle."""
+
+
+class LossAndError:
+    """Measures a model: train_loss, train_error, test_loss and test_error, the means over some training and some test examples.
+
+    ``examples`` of each set are drawn by ``seed``, the same for every model; by default all. Training examples are those that clients hold.
+    With ``statistics="estimated"`` BatchNorm statistics are estimated anew for each model, on the training examples; otherwise they are
+    the model's own, and variances that an extrapolation has made negative count as 0. Figures stay on the device.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        partition: Partition,
+        integers: dict[str, Tensor],
+        *,
+        examples: int | None = None,
+        seed: int = 0,
+        statistics: Statistics = "interpolated",
+    ) -> None:
+        if examples is not None and examples < 1:
+            raise UserError(f"a landscape on {examples} examples is not possible; expected at least 1")
+        self.problem, self._integers, self.statistics = problem, integers, statistics
+        held = np.unique(np.concatenate([np.asarray(indices) for indices in partition.looked_at]))
+        self.sets = {
+            "train": _sample(problem.data.train, held, examples, generator(seed, "landscape: training examples")),
+            "test": _sample(
+                problem.data.test,
+                np.arange(len(problem.data.test)),
+                examples,
+                generator(seed, "landscape: test examples"),
+            ),
+        }
+        self._batch = (
+            max(problem.evaluation_batch, BATCH_ON_GPU) if problem.device.type == "cuda" else problem.evaluation_batch
+        )
+        self._kept = {name: self._prepared(some) for name, some in self.sets.items()}
+        variances = [name for name in problem.buffers.names if name.endswith("running_var")]
+        self._variances = (
+            problem.buffers.indicator(variances.__contains__, torch.empty(0, device=problem.device))
+            if variances
+            else None
+        )
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many examples there are of each set."""
+        return {name: len(some) for name, some in self.sets.items()}
+
+    @torch.no_grad()
+    def __call__(self, model: Model) -> dict[str, Tensor]:
+        """The figures of one model."""
+        with one_thread():
+            return self._measured(model.weights, self._buffers(model))
+
+    def _measured(self, weights: Tensor, flat: Tensor) -> dict[str, Tensor]:
+        problem, found = self.problem, {}
+        metric = problem.task.metric
+        for name in self.sets:
+            totals = Totals(problem.task)
+            buffers = {**problem.buffers.views(flat), **self._integers}
+            for inputs, targets in self._batches(name):
+                totals.add(problem.task.sums(problem.evaluated(weights, buffers, inputs), targets), len(targets))
+            figures = totals.means()
+            found[f"{name}_loss"] = figures["loss"]
+            found[f"{name}_{_shown(metric)}"] = 1 - figures[metric] if is_share(metric) else figures[metric]
+        return found
+
+    def _buffers(self, model: Model) -> Tensor:
+        if not len(model.buffers):
+            return model.buffers
+        if self.statistics == "estimated":
+            return self.problem.estimated_buffers(
+                model.weights, self._integers, (inputs for inputs, _ in self._batches("train"))
+            )
+        return (
+            model.buffers
+            if self._variances is None
+            else torch.where(self._variances, model.buffers.clamp_min(0), model.buffers)
+        )
+
+    # --- batches -----------------------------------------------------------------------------------------------------------------
+
+    def _prepared(self, examples: Examples) -> list[tuple[Tensor, Tensor]] | None:
+        """Every batch as the model wants it, where they are small enough to be kept."""
+        floats = examples.inputs.numel() * torch.finfo(self.problem.dtype).bits // 8
+        return list(self._read(examples)) if floats <= KEPT_BYTES else None
+
+    def _batches(self, name: str) -> Iterator[tuple[Tensor, Tensor]]:
+        kept = self._kept[name]
+        yield from self._read(self.sets[name]) if kept is None else kept
+
+    def _read(self, examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
+        for part in torch.split(torch.arange(len(examples), device=examples.targets.device), self._batch):
+            batch = moved(examples.take(part), self.problem.device)
+            yield self.problem.normalised(batch.inputs), batch.targets
+
+
+def measured_values(metric: str) -> list[str]:
+    """The names of all that is measured for a task of this metric.
+
+    >>> measured_values("accuracy")
+    ['train_loss', 'train_error', 'test_loss', 'test_error']
+    """
+    return [f"{part}_{what}" for part in ("train", "test") for what in ("loss", _shown(metric))]
+
+
+def _shown(metric: str) -> str:
+    """Accuracy is shown as error, so that low is good as it is for the loss."""
+    return "error" if is_share(metric) else metric
+
+
+def _sample(examples: Examples, positions: np.ndarray, most: int | None, rng: np.random.Generator) -> Examples:
+    if most is not None and most < len(positions):
+        positions = np.sort(rng.choice(positions, most, replace=False))
+    return examples.take(torch.from_numpy(positions).to(examples.targets.device))

@@ -1,0 +1,39 @@
+"""From a config to how every client trains and who takes part."""
+
+from __future__ import annotations
+
+from fedflat.algorithms import Algorithm
+from fedflat.algorithms.descent import Descent
+from fedflat.algorithms.lr_schedule import Schedule
+from fedflat.engines.round.aggregation import Aggregation
+from fedflat.engines.round.contract import Training
+from fedflat.engines.round.plan import Plan, Sampler
+from fedflat.errors import UserError
+from fedflat.experiment.config import Config
+
+
+def training_of(config: Config, algorithm: Algorithm, clients: int) -> Training:
+    """How the clients of a config train."""
+    t, f = config.training, config.federation
+    needs = [slot.needs_the_mean() for _, slot in algorithm.slots() if slot.needs_the_mean()]
+    if f.aggregation != "mean" and needs:
+        raise UserError(
+            f"federation.aggregation={f.aggregation} has no meaning with {config.algorithm}: {needs[0]}, which only a mean leaves true; "
+            "use mean, or an algorithm whose clients keep no such vectors, such as fedavg or fedmoswa"
+        )
+    return Training(
+        algorithm,
+        Descent(t.weight_decay, t.momentum, t.clip, t.clip_mode),
+        Schedule(t.lr, t.lr_decay, t.rounds),
+        Plan(t.batch_size, t.local_epochs, t.local_steps, f.partial),
+        config.seed,
+        clients,
+        Aggregation(f.weighting, f.aggregation, f.trim, f.longest),
+        t.statistics == "own",
+    )
+
+
+def sampler_of(config: Config, clients: int) -> Sampler:
+    """Who takes part in which round."""
+    f = config.federation
+    return Sampler(clients, min(f.clients_per_round, clients), f.sampling, f.dropout)

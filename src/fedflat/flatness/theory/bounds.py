@@ -1,0 +1,141 @@
+"""Theorem 5.1 of Liu et al. 2025 (FedSWA, FedMoSWA) and Theorem I.3 (FedSAM), evaluated.
+
+The generalisation error of T rounds of K local steps on m clients with n examples each is at most
+
+    (2 L / (m n beta)) e^(1 + 1/T) (c L + c sigma_g + c sigma)      FedSAM with c = c-bar, FedSWA with c = c-tilde
+    (2 L / (m n beta)) e^(1 + 1/T) (c L +   sigma_g + c sigma)      FedMoSWA with c = c-tilde
+
+with c = 1 + (2 + 1/(K T))^(K-1) / T, provided that every client takes part in every round, alpha = 1, option I, and rates of at most
+1 / (beta K T). The paper orders c-bar > c-tilde because FedSWA's rates fall within a round; at the printed rate both have this value, so
+FedSAM and FedSWA differ only in ``as_run``, where the rates are those that were used. With mu-strong convexity (Theorems E.3 and F.3)
+e^(1 + 1/T) becomes e^(1 - mu / ((beta + mu) T)) and c becomes b = 1 + (mu / ((beta + mu) K))^(K-1) / T.
+
+The factor (2 + 1/(K T))^(K-1) comes from a step of the proof (Lemma E.4) that bounds products of (1 + beta eta) <= c by powers of 1 + c.
+Powers of c are enough, which gives c = 1 + (1 + 1/(K T))^(K-1) / T <= 1 + e^(1/T) / T: ``tight`` takes that.
+
+Values can be beyond any float, so everything is computed as a logarithm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fedflat.errors import UserError
+from fedflat.flatness.theory.noise import Constants
+
+ALGORITHMS = ("fedsam", "fedswa", "fedmoswa")
+"""The algorithms whose bounds are stated."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The size of a federation: m clients with n examples each, K local steps, T rounds."""
+
+    clients: int
+    examples: float
+    steps: float
+    rounds: int
+
+    def __post_init__(self) -> None:
+        if self.clients < 1 or self.examples <= 0 or self.steps < 1 or self.rounds < 1:
+            raise UserError(f"{self} is no federation; expected at least one client, example, step and round")
+
+
+class Bound(NamedTuple):
+    """A bound on the generalisation error, by its logarithm."""
+
+    log10: float
+    factor: float
+    """log10 of the factor c (or b) in front of L and sigma."""
+
+    @property
+    def value(self) -> float:
+        """The bound itself; infinite where no float holds it."""
+        return 10.0**self.log10 if self.log10 < 300 else math.inf
+
+    def vacuous(self, trivial: float) -> bool:
+        """Whether it says no more than a trivial value does, such as the loss of a model that guesses."""
+        return self.log10 >= math.log10(trivial)
+
+
+class Rates(NamedTuple):
+    """The local rates of a round."""
+
+    total: float
+    """The sum over its steps."""
+    highest: float
+
+
+def largest_lr(constants: Constants, setting: Setting) -> float:
+    """1 / (beta K T), the largest local rate of which the theorem speaks."""
+    return 1 / (constants.smoothness * setting.steps * setting.rounds)
+
+
+def theorem(algorithm: str, constants: Constants, setting: Setting, tight: bool = False) -> Bound:
+    """The bound as printed, at the theorem's own rates: strongly convex where mu is known, else non-convex."""
+    _check(algorithm, constants)
+    K, T, mu, beta = setting.steps, setting.rounds, constants.convexity, constants.smoothness
+    if mu:
+        base, exponent = mu / ((beta + mu) * K), 1 - mu / ((beta + mu) * T)
+    else:
+        base, exponent = (1 if tight else 2) + 1 / (K * T), 1 + 1 / T
+    log_factor = _log_one_plus((K - 1) * math.log(base) - math.log(T))
+    return _bound(algorithm, constants, setting, log_factor, exponent - math.log(beta))
+
+
+def as_run(
+    algorithm: str, constants: Constants, setting: Setting, rounds: Sequence[Rates], tight: bool = False
+) -> Bound:
+    """The same proof before rates are put in (eqs. 31 and 54), with the rates of a run: what it says of that run itself.
+
+    E||theta_T - theta_T'|| <= 2/(m n) sum_t exp(beta sum_(l>t) h_l) h_t e^(beta h_t) (c_t L + c_t sigma_g + c_t sigma), where h_t is the
+    sum of a round's rates, c_t = 1 + (1 + c)^(K-1) beta h_t and c = 1 + beta eta_t; ``factor`` is the largest c_t.
+    """
+    _check(algorithm, constants)
+    beta = constants.smoothness
+    terms, largest, later = [], 0.0, 0.0
+    for rates in reversed(rounds):
+        if not rates.total:  # nothing moves in such a round
+            continue
+        c = 1 + beta * rates.highest
+        log_factor = _log_one_plus((setting.steps - 1) * math.log(c if tight else 1 + c) + math.log(beta * rates.total))
+        largest = max(largest, log_factor)
+        later += beta * rates.total
+        terms.append(
+            _bound(algorithm, constants, setting, log_factor, later + math.log(rates.total)).log10 * math.log(10)
+        )
+    return Bound(_log_sum(terms) / math.log(10) if terms else -math.inf, largest / math.log(10))
+
+
+def _bound(algorithm: str, constants: Constants, setting: Setting, log_factor: float, log_rest: float) -> Bound:
+    """(2 L / (m n)) e^rest (c L + c sigma_g + c sigma), or with sigma_g alone for FedMoSWA."""
+    L, sigma, sigma_g = constants.lipschitz, constants.noise, constants.heterogeneity
+    apart = algorithm == "fedmoswa"
+    with_factor = L + sigma + (0 if apart else sigma_g)
+    bracket = _log_sum([log_factor + math.log(with_factor), *([math.log(sigma_g)] if apart and sigma_g > 0 else [])])
+    log = math.log(2 * L / (setting.clients * setting.examples)) + log_rest + bracket
+    return Bound(log / math.log(10), log_factor / math.log(10))
+
+
+def _check(algorithm: str, constants: Constants) -> None:
+    if algorithm not in ALGORITHMS:
+        raise UserError(f"there is no bound for {algorithm}; expected one of {', '.join(ALGORITHMS)}")
+    if not constants.lipschitz > 0 or not constants.smoothness > 0:
+        raise UserError(
+            f"the bounds need L and beta above 0, and here L={constants.lipschitz:g} and beta={constants.smoothness:g}; "
+            "look at a model that still has a gradient"
+        )
+
+
+def _log_one_plus(log: float) -> float:
+    """log(1 + e^log) without overflow."""
+    return log + math.log1p(math.exp(-log)) if log > 0 else math.log1p(math.exp(log))
+
+
+def _log_sum(logs: Sequence[float]) -> float:
+    """log of a sum of numbers given by their logarithms."""
+    top = max(logs)
+    return top + math.log(sum(math.exp(log - top) for log in logs))

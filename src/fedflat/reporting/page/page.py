@@ -1,0 +1,200 @@
+"""The report as one HTML page that opens anywhere, without a network: values, styles and scripts are all in it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from fedflat.reporting.page.document import FIGURES, evaluations, uneven
+from fedflat.reporting.page.wording import interval, shown_p, signed
+from fedflat.units import is_share, shown_bytes, shown_count, shown_metric, shown_seconds
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from markupsafe import Markup
+
+    from fedflat.flatness.landscapes.grid import Landscape
+
+Values = Mapping[str, Any]
+IN_SCRIPTS = ("metric", "rows", "curves", "differences", "ranks", "partition", "views")
+"""What the page's own script draws from."""
+
+
+def report_page(
+    document: Values,
+    title: str = "",
+    landscapes: Sequence[Mapping[str, Landscape]] = (),
+    made: str = "",
+    value: str = "train_loss",
+) -> str:
+    """The page of a report; ``landscapes`` are those of each section, and bring the library that turns them into the page."""
+    sections = document["sections"]
+    turned = _landscapes(landscapes, value) or [None] * len(sections)
+    library = _library() if any(turned) else ""
+    return _template().render(
+        document=document,
+        title=title or _title(sections),
+        subtitle=_subtitle(document),
+        css=_text("page.css"),
+        js=_text("charts.js") + _text("page.js").replace('"use strict";\n', "", 1),
+        data=_for_scripts(document),
+        landscapes=turned,
+        library=library,
+        made=made,
+        parts=lambda section: _parts(section, turned[sections.index(section)] is not None),
+        facts=_facts,
+        partition_facts=_partition_facts,
+        result_heads=lambda section: _result_heads(section, document["targets"]),
+        top=_top,
+        evaluations=evaluations,
+        breakable=breakable,
+        metric=shown_metric,
+        signed=signed,
+        interval=interval,
+        p=shown_p,
+        bytes=shown_bytes,
+        seconds=shown_seconds,
+        count=shown_count,
+        short=lambda number: "–" if number is None else f"{number:.4g}",
+    )
+
+
+@cache
+def _template() -> Template:
+    from jinja2 import Environment, StrictUndefined
+
+    return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
+        _text("page.html")
+    )
+
+
+@cache
+def _text(name: str) -> str:
+    return (files("fedflat.reporting.page") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _for_scripts(document: Values) -> str:
+    """The values that are drawn, as JSON that cannot end the script it stands in."""
+    sections = [
+        {name: section[name] for name in IN_SCRIPTS}
+        | {"rows": [{"number": row["number"], "label": row["label"]} for row in section["rows"]]}
+        | {
+            "partition": {"shown": section["partition"]["shown"]},
+            "shares": [name for name in section["metrics"] if is_share(name)],
+        }
+        for section in document["sections"]
+    ]
+    return json.dumps({"sections": sections}, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _landscapes(landscapes: Sequence[Mapping[str, Landscape]], value: str) -> list[dict[str, Any] | None]:
+    from fedflat.reporting.figures.landscape_page import landscape_parts
+    from fedflat.reporting.figures.landscapes import Panel
+
+    found: list[dict[str, Any] | None] = []
+    for some in landscapes:
+        panels = [Panel(name, landscape) for name, landscape in some.items() if value in landscape.values]
+        if not panels:
+            found.append(None)
+            continue
+        about, parts = landscape_parts(panels, value, library=False)
+        found.append({"about": about, "parts": parts})
+    return found
+
+
+def _library() -> str:
+    from plotly.offline import get_plotlyjs
+
+    return str(get_plotlyjs())
+
+
+def breakable(label: str) -> Markup:
+    """A label that may be broken between its parts, and not within a word.
+
+    >>> breakable("fedavg+wima(window=10)")
+    Markup('fedavg+<wbr>wima<wbr>(window=10)')
+    """
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"([+,])", r"\1<wbr>", str(escape(label))).replace("(", "<wbr>("))
+
+
+# --- words -----------------------------------------------------------------------------------------------------------------------
+
+
+def _title(sections: Sequence[Values]) -> str:
+    names = [section["name"] for section in sections]
+    if len(names) > 1:
+        return f"Comparison on {len(names)} partitions"
+    labels = [row["label"] for row in sections[0]["rows"]]
+    return f"{labels[0]} on {names[0]}" if len(labels) == 1 else f"{len(labels)} models compared on {names[0]}"
+
+
+def _subtitle(document: Values) -> str:
+    runs, rows = document["runs"], sum(len(section["rows"]) for section in document["sections"])
+    return f"{runs} run{'s' * (runs != 1)}, {rows} row{'s' * (rows != 1)}. Rows are called by the algorithm and the average that is evaluated."
+
+
+def _parts(section: Values, landscapes: bool) -> list[tuple[str, str]]:
+    """The parts of a section that are there, for its contents."""
+    wanted = {
+        "notes": ("Before you believe it", True),
+        "results": ("Results", True),
+        "differences": ("Differences", section["differences"]),
+        "ranks": ("Ranks", section["ranks"]),
+        "curves": ("Over rounds and cost", section["metrics"]),
+        "partition": ("The partition", True),
+        "log": ("Flatness over rounds", section["views"]["log"]),
+        "spectra": ("Spectra", section["views"]["spectra"]),
+        "landscapes": ("Landscapes", landscapes),
+        "clients": ("Clients and forgetting", section["views"]["clients"]),
+        "repeat": ("How to repeat it", True),
+    }
+    return [(name, words) for name, (words, there) in wanted.items() if there]
+
+
+def _facts(section: Values) -> list[tuple[str, str]]:
+    runs, rows = section["runs"], section["rows"]
+    rounds = sorted({run["of"] for run in runs})
+    found = [
+        ("rounds", str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"),
+        ("runs", str(len(runs))),
+    ]
+    differing = sorted({name for row in rows for name in row["settings"]})
+    if differing:
+        found.append(("settings that differ", ", ".join(differing)))
+    return [*found, ("metric", f"test {section['metric']}")]
+
+
+def _partition_facts(partition: Values) -> list[tuple[str, str]]:
+    sizes = partition["sizes"]
+    hashes = ", ".join(f"seed {seed}: {digest[:12]}" for seed, digest in list(partition["hashes"].items())[:10])
+    return [
+        ("examples per client", f"{sizes['min']} to {sizes['max']}, median {sizes['median']:g}"),
+        ("classes per client", f"{partition['classes_per_client']:.2f} on average"),
+        (
+            "heterogeneity",
+            f"{partition['heterogeneity']:.3f} (mean total variation distance from the whole; 0 is i.i.d.)",
+        ),
+        (
+            "coverage",
+            f"{100 * partition['coverage']:.1f} % of the training examples, {shown_count(partition['duplicates'])} used more than once",
+        ),
+        *([("unseen clients", shown_count(partition["unseen"]))] if partition["unseen"] else []),
+        ("hash", hashes),
+    ]
+
+
+def _result_heads(section: Values, targets: Sequence[float]) -> list[str]:
+    reached = [f"rounds to {100 * target:g} %" if section["share"] else f"rounds to {target:g}" for target in targets]
+    return ["row", *FIGURES.values(), "seeds", *reached, "backward passes", "sent up", "sent down", "time"]
+
+
+def _top(section: Values, figure: str) -> float | None:
+    """The best mean of a figure, where there is more than one row and they can be compared."""
+    means = [row["spread"][figure]["mean"] for row in section["rows"] if row["spread"][figure]]
+    return None if len(means) < 2 or uneven(section["rows"], figure) else max(means)

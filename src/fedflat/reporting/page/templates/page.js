@@ -1,0 +1,165 @@
+"use strict";
+// What can be switched: theme, sorting, metric, axis, rows. Everything else stands in the page as it is.
+
+const root = document.documentElement;
+const data = JSON.parse(document.getElementById("data").textContent);
+const MOST_AT_FIRST = 10;
+
+const chosen = (() => { try { return localStorage.getItem("fedflat-theme"); } catch { return null; } })();
+const dark = window.matchMedia("(prefers-color-scheme: dark)");
+const setTheme = (name) => { root.dataset.theme = name; };
+setTheme(chosen || (dark.matches ? "dark" : "light"));
+dark.addEventListener("change", () => { if (!chosen) setTheme(dark.matches ? "dark" : "light"); });
+document.getElementById("theme").addEventListener("click", () => {
+  setTheme(root.dataset.theme === "dark" ? "light" : "dark");
+  try { localStorage.setItem("fedflat-theme", root.dataset.theme); } catch { /* a page from a file may have no storage */ }
+});
+
+// --- sorting --------------------------------------------------------------------------------------------------------------------
+
+function key(row, column) {
+  const cell = row.cells[column], value = cell.dataset.v;
+  if (value === undefined) return cell.textContent.trim().toLowerCase();
+  return value === "" ? null : Number(value);
+}
+
+function sort(table, column) {
+  const head = table.tHead.rows[0].cells[column];
+  const numbers = table.tBodies[0].rows[0]?.cells[column].dataset.v !== undefined;
+  const before = head.getAttribute("aria-sort");
+  const down = before ? before === "ascending" : numbers;
+  for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
+  head.setAttribute("aria-sort", down ? "descending" : "ascending");
+  const rows = [...table.tBodies[0].rows].map((row, at) => ({ row, at, key: key(row, column) }));
+  rows.sort((a, b) => {
+    if (a.key === null || b.key === null) return (a.key === null) - (b.key === null) || a.at - b.at; // what is not there comes last
+    return (a.key < b.key ? -1 : a.key > b.key ? 1 : 0) * (down ? -1 : 1) || a.at - b.at;
+  });
+  table.tBodies[0].append(...rows.map((r) => r.row));
+}
+
+for (const table of document.querySelectorAll("table.sortable"))
+  [...table.tHead.rows[0].cells].forEach((head, column) => {
+    head.tabIndex = 0;
+    head.addEventListener("click", () => sort(table, column));
+    head.addEventListener("keydown", (e) => { if (e.key === "Enter" || e.key === " ") { e.preventDefault(); sort(table, column); } });
+  });
+
+// --- charts ---------------------------------------------------------------------------------------------------------------------
+
+const waiting = new Map();
+const seen = new ResizeObserver((entries) => {
+  for (const { target, contentRect } of entries) {
+    const job = waiting.get(target);
+    if (job && contentRect.width > 0 && Math.abs(contentRect.width - job.width) > 1) { job.width = contentRect.width; job.draw(); }
+  }
+});
+function onShow(figure, draw) { if (figure) { waiting.set(figure, { draw, width: -1 }); seen.observe(figure); } }
+
+const scaled = (section, metric) => (section.shares.includes(metric) ? 100 : 1);
+const find = (number, name) => document.querySelector(`#s${number} [data-part="${name}"]`);
+
+function legend(box, rows, visible, redraw) {
+  if (!box) return;
+  for (const row of rows) {
+    const button = document.createElement("button");
+    const mark = node("svg", { viewBox: "0 0 22 8", "aria-hidden": "true" });
+    node("line", { x1: 0, x2: 22, y1: 4, y2: 4, stroke: colour(row.number), "stroke-width": 3, "stroke-dasharray": dash(row.number) }, mark);
+    button.append(mark, row.label);
+    button.type = "button";
+    const show = () => button.setAttribute("aria-pressed", visible.has(row.number));
+    show();
+    button.addEventListener("click", () => { visible.has(row.number) ? visible.delete(row.number) : visible.add(row.number); show(); redraw(); });
+    box.append(button);
+  }
+}
+
+data.sections.forEach((section, n) => {
+  const order = section.ranks ? section.ranks.lines.map((l) => l.row) : section.rows.map((r) => r.number);
+  const visible = new Set(order.slice(0, MOST_AT_FIRST));
+
+  const curves = find(n, "curves"), metric = find(n, "metric"), over = find(n, "over"), whole = find(n, "whole");
+  const drawCurves = () => {
+    const factor = scaled(section, metric.value);
+    const lines = section.rows.filter((r) => visible.has(r.number) && section.curves[r.number].metrics[metric.value]).map((r) => {
+      const curve = section.curves[r.number], values = curve.metrics[metric.value];
+      const times = (list) => list.map((v) => (v === null ? null : v * factor));
+      return { row: r.number, label: r.label, x: curve.over[over.value], y: times(values.mean), std: times(values.std) };
+    });
+    const words = `test ${metric.value}${factor === 100 ? " in per cent" : ""} over ${over.selectedOptions[0].textContent}`;
+    const rise = factor === 100 && !whole.checked && lines.some((l) => l.y.length > 5);
+    const ylabel = `test ${metric.value}${factor === 100 ? " (%)" : ""}`;
+    lineChart(curves, lines, { words, xlabel: over.selectedOptions[0].textContent, ylabel, skipRise: rise });
+  };
+  if (curves) {
+    onShow(curves, drawCurves);
+    for (const control of [metric, over, whole]) control.addEventListener("change", drawCurves);
+    legend(find(n, "legend"), section.rows, visible, drawCurves);
+  }
+
+  const factor = scaled(section, section.metric), unit = factor === 100 ? "percentage points" : section.metric;
+  const pairs = section.differences.filter((d) => d.pair);
+  onShow(find(n, "differences"), () => rowChart(find(n, "differences"), pairs.map((d) => ({
+    row: d.row, label: d.label, mean: d.pair.mean * factor, points: d.pair.differences.map((v) => v * factor),
+    bars: [d.pair.interval, d.pair.t_interval].filter(Boolean).map((b) => b.map((v) => v * factor)),
+  })), { zero: true, include: [0], xlabel: `difference in ${unit}`, words: "paired differences with their intervals" }));
+
+  onShow(find(n, "ranks"), () => rowChart(find(n, "ranks"), section.ranks.lines.map((l) => ({
+    row: l.row, label: l.label, mean: l.mean, points: l.each, bars: [],
+  })), {
+    include: [1, Math.max(2, section.ranks.lines.length)], xlabel: "mean rank over seeds, 1 is best", words: "mean ranks", whole: true,
+    bar: section.ranks.critical && section.ranks.critical < section.ranks.lines.length - 1 ? section.ranks.critical : 0,
+    barWords: section.ranks.critical ? `critical difference ${trim(section.ranks.critical)}` : "",
+  }));
+
+  onShow(find(n, "partition"), () => columnChart(find(n, "partition"), section.split.shown, "the classes of every client"));
+
+  const log = find(n, "log"), quantity = find(n, "quantity");
+  const drawLog = () => {
+    const one = section.views.log[quantity.value];
+    const lines = one.lines.map((l) => ({ ...l, label: section.rows[l.row].label }));
+    lineChart(log, lines.filter((l) => visible.has(l.row)), {
+      words: one.words, xlabel: "communication round", ylabel: quantity.value, dots: true, height: 300,
+    });
+  };
+  if (log) { onShow(log, drawLog); quantity.addEventListener("change", drawLog); }
+
+  onShow(find(n, "spectra"), () => {
+    const lines = section.views.spectra.map((s) => ({ row: s.row, label: s.label, x: s.eigenvalues.map((_, i) => i + 1), y: s.eigenvalues }));
+    const positive = lines.every((l) => l.y.every((v) => v > 0));
+    lineChart(find(n, "spectra"), lines, {
+      words: "eigenvalues of the Hessian", xlabel: "eigenvalues, largest first", ylabel: "eigenvalue", dots: true, log: positive, height: 320, whole: true,
+    });
+  });
+
+  const which = find(n, "run-of-clients");
+  for (const part of ["classes", "clients"]) {
+    const figure = find(n, part);
+    const draw = () => {
+      const run = section.views.clients[Number(which.value)];
+      cellChart(figure, run[part], run.rounds, { xlabel: "communication round", words: `accuracy on ${part} over rounds` });
+    };
+    if (figure) { onShow(figure, draw); which.addEventListener("change", draw); }
+  }
+  which?.addEventListener("change", () => {
+    for (const table of document.querySelectorAll(`#s${n} [data-forgetting]`)) table.hidden = table.dataset.forgetting !== which.value;
+  });
+});
+
+// --- landscapes -----------------------------------------------------------------------------------------------------------------
+
+// They need a large library, which is read when the first of them comes into sight.
+function unfold(box) {
+  const library = document.getElementById("library");
+  if (library) { document.body.append(library.content.cloneNode(true)); library.remove(); }
+  const inside = box.querySelector("template");
+  if (inside) { box.append(inside.content.cloneNode(true)); inside.remove(); }
+}
+const near = new IntersectionObserver((entries) => entries.forEach((e) => { if (e.isIntersecting) { near.unobserve(e.target); unfold(e.target); } }));
+document.querySelectorAll(".later").forEach((box) => near.observe(box));
+
+// Printed charts take the width of the paper by themselves; what is folded is opened.
+window.addEventListener("beforeprint", () => {
+  document.querySelectorAll("details.print").forEach((d) => { d.open = true; });
+  document.querySelectorAll(".later").forEach(unfold);
+});

@@ -1,0 +1,296 @@
+"""Results to look at: one run, or a comparison of several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from fedflat import models
+from fedflat.algorithms import algorithm, canonical
+from fedflat.averaging import average_name
+from fedflat.data import Dataset, load
+from fedflat.errors import UserError, one_of
+from fedflat.experiment.analysis.batchnorm import with_statistics
+from fedflat.experiment.analysis.evaluation import Evaluation, evaluate
+from fedflat.experiment.analysis.measured import Measured, measured
+from fedflat.experiment.analysis.post_hoc import Afterwards, afterwards
+from fedflat.experiment.analysis.reopen import full_name, reopen, require_model, state_of, written_tensors
+from fedflat.experiment.config import Config
+from fedflat.experiment.setup.network import network_of
+from fedflat.experiment.setup.problem import CUSTOM
+from fedflat.experiment.setup.weights import fill
+from fedflat.experiment.stopping import check_target
+from fedflat.experiment.store.record import Record, load_record, model_file
+from fedflat.experiment.user_objects import as_path
+from fedflat.reporting.tables.statistics import Reached
+from fedflat.reporting.tables.summary import Summary, rounds_to, spread, summarise
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+
+class Result:
+    """A run: its history, its models, its figures."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Result:
+        """The result of a run folder."""
+        return cls(load_record(as_path("folder", folder)))
+
+    @property
+    def config(self) -> Config:
+        """The run's complete config."""
+        return self.record.config
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One record per evaluation."""
+        return self.record.history
+
+    @property
+    def status(self) -> str:
+        """finished, stopped, diverged or running."""
+        return self.record.status
+
+    @property
+    def metric(self) -> str:
+        """The metric that stands for the run."""
+        first = next(iter(self.history[0]["test"].values())) if self.history else {}
+        return next((name for name in first if name != "loss"), "loss")
+
+    def summary(self, model: str = "server", metric: str | None = None) -> Summary:
+        """A model's figures: last, mean of the last 100 rounds, best."""
+        name = full_name("evaluated model", model, self.record.evaluated)
+        metric, known = metric or self.metric, self.history[-1]["test"][name]
+        if metric not in known:
+            raise one_of("metric", metric, known)
+        found = summarise(self.history, name, metric)
+        if found is None:
+            raise UserError(f"{metric} of {name} was never a finite number in this run, so there is nothing to sum up")
+        return found
+
+    def frame(self) -> pd.DataFrame:
+        """The history as a data frame, a row per evaluation."""
+        import pandas as pd
+
+        return pd.json_normalize(self.history)
+
+    def state_dict(self, model: str = "server", *, rounds: int | None = None) -> dict[str, Tensor]:
+        """The tensors of one of the run's models by name, as torch has them; with ``rounds``, as it was kept after so many."""
+        model = require_model(self.record, model)
+        if self.record.folder is not None or rounds is not None:
+            return written_tensors(self.record, model, rounds)
+        problem, _ = reopen(self.record)
+        return {key: value.clone() for key, value in problem.named(*state_of(self.record, model, problem)).items()}
+
+    def model(
+        self,
+        name: str = "server",
+        *,
+        rounds: int | None = None,
+        merge: bool = False,
+        data: Dataset | None = None,
+        network: nn.Module | None = None,
+    ) -> nn.Module:
+        """One of the run's models, ready to use; with ``merge``, adapters are added to the weights they belong to.
+
+        Where clients kept their BatchNorm statistics the server has none: they are estimated on the training data.
+        ``data`` and ``network`` are those of the run where they were your own and it was made in another process.
+        """
+        name = require_model(self.record, name)
+        tensors = self._tensors(name, rounds, data, network)
+        network = network or self.record.own.get("model")
+        if network is None and self.config.model.partition(":")[0] == CUSTOM:
+            raise UserError(
+                f"this run used a model of your own ({self.config.model}); pass it again: result.model(network=...)"
+            )
+        fresh = self.config.model_copy(update={"init": None, "init_head": "given"})
+        if network is None:
+            about = self._data(data)
+            network = network_of(fresh, about.input_shape, about.num_classes)
+        else:
+            network = network_of(fresh, (), 0, network)
+        fill(network, self.config.model, tensors, f"model {name} of this run")
+        return (models.merge_adapters(network) if merge else network).eval()
+
+    def export(
+        self,
+        path: str | Path,
+        model: str = "server",
+        *,
+        format: str | None = None,
+        rounds: int | None = None,
+        data: Dataset | None = None,
+        network: nn.Module | None = None,
+    ) -> Path:
+        """Write one of the run's models for other tools: torch (.pt), safetensors or onnx, as the file's name or ``format`` says."""
+        from fedflat.experiment.store.export import format_of, write_onnx, write_state
+
+        path = as_path("path", path, "model.pt")
+        kind = format_of(path, format)
+        model = require_model(self.record, model)
+        about = {"model": self.config.model, "name": model, "rounds": self._rounds(model) if rounds is None else rounds}
+        about |= {"algorithm": self.config.algorithm, "data": self.config.data.dataset}
+        if kind == "onnx":
+            write_onnx(path, self.model(model, rounds=rounds, data=data, network=network), self._data(data), about)
+        else:
+            write_state(path, self._tensors(model, rounds, data, network), kind, about)
+        return path
+
+    def _tensors(
+        self, name: str, rounds: int | None, data: Dataset | None, network: nn.Module | None
+    ) -> dict[str, Tensor]:
+        """The tensors of a model for use elsewhere: with statistics of the training data where clients kept theirs, as flatness has it."""
+        if self.config.training.statistics == "averaged":
+            return self.state_dict(name, rounds=rounds)
+        problem, partition = reopen(self.record, data=data, network=network, call="export")
+        return problem.named(
+            *with_statistics(problem, state_of(self.record, name, problem, rounds), partition.trained_on)
+        )
+
+    def _rounds(self, model: str) -> int:
+        """After how many rounds a model is the last one, which need not have been evaluated."""
+        written = self.record.folder.rounds_of(model_file(model)) if self.record.folder else None
+        return self.record.rounds if written is None else written
+
+    def _data(self, data: Dataset | None) -> Dataset:
+        """The run's dataset: the user's own, or the one that the config names."""
+        data = data or self.record.own.get("data")
+        if data is None and self.config.data.dataset.partition(":")[0] == CUSTOM:
+            raise UserError(f"this run used data of your own ({self.config.data.dataset}); pass it again: data=...")
+        return data or load(self.config.data.dataset, self.config.data.dir)
+
+    def evaluate(self, model: str = "server", on: str | Iterable[str] | None = None, **more: Any) -> Evaluation:
+        """How good one of the run's models is, and for whom: test set, classes, clients, domains, corruptions, after fine-tuning.
+
+        ``more`` may be ``fine_tuning``, ``corruptions``, and the ``data``, ``network`` and ``task`` of the run where they are your own.
+        """
+        return evaluate(self.record, model, on, **more)
+
+    def flatness(self, model: str | None = None, rounds: int | None = None, **more: Any) -> Measured:
+        """One of the run's models, to be measured: ``result.flatness("wima").spectrum()``; by default the one that stands for the run.
+
+        ``rounds`` names a model that was kept on the way. ``more`` may be ``device``, ``precision``, and the ``data``, ``network`` and
+        ``task`` of the run where they are your own.
+        """
+        return measured(self.record, name=model, rounds=rounds, **more)
+
+    def look(self, **wanted: Any) -> Afterwards:
+        """The run over the rounds that it kept: ``result.look().clients()``, ``.gaps()``, ``.seen()``, ``.constants()``, ``.theory()``.
+
+        ``wanted`` may be ``examples``, ``clients``, ``seed``, and ``data``, ``network`` and ``task`` of the run where they are your own.
+        """
+        return afterwards(self.record, **wanted)
+
+    def plot(self, metric: str | None = None, over: str = "round") -> Figure:
+        """The curve of every evaluated model."""
+        return Comparison([self.record]).plot(metric, over)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a comparison: an algorithm, and one of its models, over all seeds."""
+
+    algorithm: str
+    model: str
+    records: tuple[Record, ...]
+
+    @property
+    def label(self) -> str:
+        """The algorithm with the one average that this model is, or with none: averages never change what is trained."""
+        built = algorithm(self.algorithm)
+        trained = canonical(replace(built, averages=()))
+        if self.model == "server":
+            return trained
+        is_average = any(average_name(average) == self.model for average in built.averages)
+        return f"{trained}+{self.model}" if is_average else f"{trained} ({self.model})"
+
+
+class Comparison:
+    """Several runs side by side."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self.records = list(records)
+        if not self.records:
+            raise UserError("there is nothing to compare: no run was found")
+
+    @property
+    def metric(self) -> str:
+        """The metric that stands for the runs."""
+        return next((Result(r).metric for r in self.records if r.history), "accuracy")
+
+    def rows(self) -> list[Row]:
+        """Runs that differ in their seed alone, together; a row per evaluated model.
+
+        Runs with other averages train the same server's model, which has one row.
+        """
+        groups: dict[tuple[str, str], list[Record]] = {}
+        for record in self.records:
+            settings = record.config.model_copy(update={"seed": 0, "algorithm": ""}).model_dump_json()
+            groups.setdefault((record.config.algorithm, settings), []).append(record)
+        rows: dict[tuple[str, str], Row] = {}
+        for (text, settings), records in groups.items():
+            for model in dict.fromkeys(name for record in records for name in record.evaluated):
+                row = Row(text, model, tuple(records))
+                rows.setdefault((row.label, settings), row)
+        return list(rows.values())
+
+    def table(self, targets: float | Sequence[float] = ()) -> list[dict[str, Any]]:
+        """The comparison as plain rows: mean and spread over seeds of every reported figure, and the median of rounds to each target."""
+        targets = (targets,) if isinstance(targets, int | float) else targets
+        for target in targets:
+            check_target(target, self.metric)
+        return [self._line(row, targets) for row in self.rows()]
+
+    def _line(self, row: Row, targets: Sequence[float]) -> dict[str, Any]:
+        alive = [r for r in row.records if r.status != "diverged"]
+        found = [s for s in (summarise(r.history, row.model, self.metric) for r in alive) if s]
+        line: dict[str, Any] = {
+            "algorithm": row.algorithm,
+            "model": row.model,
+            "label": row.label,
+            "seeds": len(row.records),
+        }
+        line["diverged"] = len(row.records) - len(alive)
+        if found:
+            line |= {name: spread([getattr(s, name) for s in found]) for name in ("last", "mean_last", "best")}
+            line["mean_counts"] = sorted({s.mean_count for s in found})
+        for target in targets:
+            rounds = tuple(rounds_to(r.history, row.model, self.metric, target) for r in row.records)
+            reached = Reached(target, rounds, (0,) * len(rounds))
+            line[f"rounds to {target:g}"] = (reached.median, reached.count, len(rounds))
+        ends = [r.history[-1] for r in row.records if r.history]
+        for cost in ("backward_passes", "bytes_up", "bytes_down", "samples"):
+            line[cost] = spread([float(end[cost]) for end in ends]).mean if ends else None
+        line["seconds"] = spread([r.seconds for r in row.records]).mean
+        return line
+
+    def frame(self) -> pd.DataFrame:
+        """All histories in one data frame, with algorithm and seed."""
+        import pandas as pd
+
+        frames = [Result(r).frame().assign(algorithm=r.config.algorithm, seed=r.config.seed) for r in self.records]
+        return pd.concat(frames, ignore_index=True)
+
+    def plot(self, metric: str | None = None, over: str = "round") -> Figure:
+        """Curves of all rows: the mean over seeds, and a band of one standard deviation."""
+        from fedflat.reporting.figures.curves import curves
+
+        known = dict.fromkeys(
+            name for r in self.records for entry in r.history for test in entry["test"].values() for name in test
+        )
+        if metric is not None and metric not in known:
+            raise one_of("metric", metric, known)
+        return curves(
+            [(row.label, [r.history for r in row.records], row.model) for row in self.rows()],
+            metric or self.metric,
+            over,
+        )

@@ -1,0 +1,157 @@
+"""Runs followed by TensorBoard, MLflow or Weights & Biases: a callback that sends every evaluation, and the three places it can go.
+
+A tracker only reads: a run with one has the same bits as without.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fedflat.errors import UserError, one_of
+from fedflat.experiment.callback import Callback
+from fedflat.reporting.page.gather import settings_of
+
+if TYPE_CHECKING:
+    from fedflat.experiment.config import Config
+    from fedflat.experiment.run import Run
+    from fedflat.experiment.store.record import Record
+
+
+class Place(Protocol):
+    """Where the figures of one run go."""
+
+    def scalars(self, values: Mapping[str, float], rounds: int) -> None:
+        """The figures after so many rounds."""
+
+    def close(self, status: str) -> None:
+        """The run is over."""
+
+
+class TensorBoard:
+    """Event files in the folder ``tensorboard`` of the run (``tensorboard --logdir runs``)."""
+
+    package = "tensorboard"
+
+    def __init__(self, name: str, config: Config, folder: Path | None) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        where = Path("tensorboard") / name if folder is None else folder / "tensorboard"
+        self._writer: Any = SummaryWriter(str(where))
+        self._writer.add_text("config", f"```\n{config.to_yaml()}\n```")
+
+    def scalars(self, values: Mapping[str, float], rounds: int) -> None:
+        for key, value in values.items():
+            self._writer.add_scalar(key, value, rounds)
+        self._writer.flush()
+
+    def close(self, status: str) -> None:
+        self._writer.add_text("status", status)
+        self._writer.close()
+
+
+class MLflow:
+    """A run of the experiment ``fedflat`` at the tracking server that MLflow is set to (``MLFLOW_TRACKING_URI``)."""
+
+    package = "mlflow"
+
+    def __init__(self, name: str, config: Config, folder: Path | None) -> None:
+        import mlflow
+
+        self._mlflow: Any = mlflow
+        mlflow.set_experiment("fedflat")
+        mlflow.start_run(run_name=name)
+        mlflow.log_params({"algorithm": config.algorithm, "seed": config.seed, **settings_of(config)})
+
+    def scalars(self, values: Mapping[str, float], rounds: int) -> None:
+        self._mlflow.log_metrics(dict(values), step=rounds)
+
+    def close(self, status: str) -> None:
+        self._mlflow.set_tag("status", status)
+        self._mlflow.end_run("FAILED" if status == "diverged" else "FINISHED")
+
+
+class WeightsAndBiases:
+    """A run of the project ``fedflat``, online or offline as ``WANDB_MODE`` says."""
+
+    package = "wandb"
+
+    def __init__(self, name: str, config: Config, folder: Path | None) -> None:
+        import wandb
+
+        self._run: Any = wandb.init(
+            project="fedflat",
+            name=name,
+            config=config.model_dump(mode="json"),
+            dir=None if folder is None else str(folder),
+        )
+
+    def scalars(self, values: Mapping[str, float], rounds: int) -> None:
+        self._run.log(dict(values), step=rounds)
+
+    def close(self, status: str) -> None:
+        self._run.summary["status"] = status
+        self._run.finish(exit_code=int(status == "diverged"))
+
+
+PLACES: dict[str, type[TensorBoard] | type[MLflow] | type[WeightsAndBiases]] = {
+    "tensorboard": TensorBoard,
+    "mlflow": MLflow,
+    "wandb": WeightsAndBiases,
+}
+
+
+class Tracker(Callback):
+    """Sends every evaluation of the runs it sees, one after another, to a place."""
+
+    def __init__(self, place: str) -> None:
+        if place not in PLACES:
+            raise one_of("place to track runs", place, PLACES)
+        if importlib.util.find_spec(PLACES[place].package) is None:
+            raise UserError(
+                f"{place} is not installed, so runs cannot be tracked there; install it with: pip install 'fedflat[track]'"
+            )
+        self._kind = PLACES[place]
+        self._place: Place | None = None
+        self._sent = -1
+
+    def began(self, run: Run) -> None:
+        """Open the place; a run that goes on sends again what it had, so that nothing is missing."""
+        folder = None if run.folder is None else run.folder.path
+        name = f"{re.sub(r'[^A-Za-z0-9.]+', '-', run.config.algorithm).strip('-')}-seed{run.config.seed}"
+        self._place, self._sent = self._kind(name, run.config, folder), -1
+        self.evaluated(run)
+
+    def evaluated(self, run: Run) -> None:
+        """Send what has not been sent yet."""
+        for entry in run.history:
+            if self._place is not None and entry["round"] > self._sent:
+                self._place.scalars(scalars_of(entry), entry["round"])
+                self._sent = entry["round"]
+
+    def ended(self, run: Run, record: Record) -> None:
+        """Close the place."""
+        if self._place is not None:
+            self._place.close(record.status)
+            self._place = None
+
+
+def scalars_of(entry: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of an evaluation by their path; lists, which are of single clients, are left out.
+
+    >>> scalars_of({"round": 3, "train_loss": 0.5, "test": {"wima(window=5)": {"accuracy": 0.9}}, "cosine": [0.1, 0.2]})
+    {'train_loss': 0.5, 'test/wima_window_5/accuracy': 0.9}
+    """
+    return {path: value for path, value in _walk(entry) if path != "round"}
+
+
+def _walk(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    for key, value in values.items():
+        path = prefix + re.sub(r"[^\w.-]+", "_", str(key)).strip("_")
+        if isinstance(value, Mapping):
+            yield from _walk(value, f"{path}/")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield path, float(value)

@@ -1,0 +1,66 @@
+"""The tables of docs/partitions.md say what the code does; the labels alone decide them, so that no images are needed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedflat.data import PARTITION_MODIFIERS, PARTITIONERS, make_partition
+from fedflat.text import parameters
+
+PAGE = Path(__file__).parents[2] / "docs" / "partitions.md"
+
+
+def tables() -> list[list[list[str]]]:
+    """Each table of the page as rows of cells, without its heading."""
+    found, rows = [], []
+    for line in [*PAGE.read_text(encoding="utf-8").splitlines(), ""]:
+        if line.startswith("|"):
+            rows.append([cell.strip(" `") for cell in line.strip("|").split("|")])
+        elif rows:
+            found.append(rows[2:])
+            rows = []
+    return found
+
+
+DIALECTS, PARTS, TEN, HUNDRED = tables()
+
+
+def test_every_split_and_every_parameter_is_on_the_page() -> None:
+    for rows, known in ((DIALECTS, PARTITIONERS), (PARTS, PARTITION_MODIFIERS)):
+        said = {row[0].lstrip("+").partition("(")[0]: re.findall(r"\w+", row[0].partition("(")[2]) for row in rows}
+        assert said == {name: [field.name for field in parameters(spec)] for name, spec in known.items()}
+
+
+@pytest.mark.parametrize(
+    ("classes", "row"), [(10, row) for row in TEN] + [(100, row) for row in HUNDRED], ids=lambda v: v and str(v)[:40]
+)
+def test_the_measured_tables(classes: int, row: list[str]) -> None:
+    text, clients, *said = row
+    targets = np.arange(50_000) % classes
+    asked = 100 if "held-out" in text else int(clients)
+    described = make_partition(text, targets, classes, asked, 0, coarse=targets // 5).describe(targets, classes)
+    sizes = described["sizes"]
+    assert described["clients"] == int(clients)
+    assert said == [
+        f"{sizes['min']} / {sizes['median']:g} / {sizes['max']}",
+        f"{100 * described['coverage']:.1f} %",
+        f"{described['duplicates']:,}",
+        f"{described['classes_per_client']:.2f}",
+        f"{described['heterogeneity']:.3f}",
+    ]
+
+
+def test_what_is_promised_is_measured() -> None:
+    promised = {row[0].partition("(")[0]: row[2] == "yes" for row in DIALECTS}
+    assert promised == {name: spec.disjoint for name, spec in PARTITIONERS.items()}
+    for row in TEN:
+        if promised[re.match(r"[\w-]+", row[0])[0]]:  # type: ignore[index]
+            assert row[3] == "100.0 %" and row[4] == "0"
+
+
+def test_the_picture_is_there() -> None:
+    assert (PAGE.parent / "images" / "partitions.png").read_bytes().startswith(b"\x89PNG")
