@@ -188,7 +188,9 @@ AS_PUBLISHED: dict[str, Algorithm] = {
     "fedwmsam": dataclasses.replace(NAMED["fedwmsam"], perturbation=Guided(0.01, perturb_sign=-1, indexing="tensor")),
     # D6: gamma 0.1, first round 1, trapezoid; 2.19: the decay precedes the first round
     "fedmoswa": Algorithm(
-        Mo(0.1, gamma_first_round=1.0, normaliser="trapezoid"), lr=Linear(0.1, early_decay=True), server=Sgd(1.5)
+        Mo(0.1, gamma_first_round=1.0, normaliser="trapezoid"),
+        lr_schedule=Linear(0.1, early_decay=True),
+        server=Sgd(1.5),
     ),
     "fedswa": Algorithm(lr_schedule=Linear(0.1, early_decay=True), server=Sgd(1.5)),
 }

@@ -47,7 +47,7 @@ class Until(Callback):
         SETTING,
         replace(SETTING, augmentation="crop-flip+cutout(size=4)"),
         replace(SETTING, model="mlp(hidden=8)", partition="dirichlet(alpha=0.5)"),
-        replace(SETTING, steps=7, batch=5),
+        replace(SETTING, local_steps=7, batch_size=5),
     ],
 )
 def test_the_plain_loop_ends_at_the_same_model(setting):

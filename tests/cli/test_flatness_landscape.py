@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fedflat.cli.flatness import landscape as flatness_landscape
 from fedflat.cli.flatness.flags import short_names
-from fedflat.cli.flatness.group import landscape as flatness_landscape
 from fedflat.experiment.analysis.local_models import measured_point
 
 from .conftest import Fedflat

@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
 
 from fedflat.cli.application import app
+from fedflat.deploy.flower import warm
 from fedflat.deploy.flower.commands import secure_federation
 from fedflat.deploy.flower.project import write_project
-from fedflat.deploy.flower.version import check_version, require_flower, warm
+from fedflat.deploy.flower.version import check_version, require_flower
 from fedflat.deploy.server.settings import PREFIX, Deployment, deployment_of, experiment_of
 from fedflat.errors import UserError
 

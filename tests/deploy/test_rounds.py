@@ -16,7 +16,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from fedflat.deploy.server.app import app as server
+from fedflat.deploy.server import app as server
 from fedflat.deploy.server.app import serve
 from fedflat.deploy.server.settings import deployment_of, experiment_of
 from fedflat.errors import UserError

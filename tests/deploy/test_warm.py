@@ -16,7 +16,7 @@ pytest.importorskip("flwr")
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 
-from fedflat.deploy.flower.version import forks, warm
+from fedflat.deploy.flower import forks, warm
 from fedflat.errors import UserError
 
 from .processes import free_port

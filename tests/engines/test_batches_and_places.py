@@ -11,9 +11,9 @@ from torch.func import functional_call
 
 from fedflat import models
 from fedflat.data import Dataset, Examples, augmentation
+from fedflat.engines.problem import batches as feed
 from fedflat.engines.problem.functional_call import FunctionalCall
 from fedflat.engines.problem.problem import Batch, Problem
-from fedflat.engines.problem.problem import batches as feed
 from fedflat.engines.problem.task import Classification
 
 

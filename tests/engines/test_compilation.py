@@ -15,7 +15,7 @@ from fedflat.experiment.run import Run
 
 
 def a_run(model: str = "lenet5", compiled: str = "on", augmentation: str = "none") -> Run:
-    setting = Setting(model, steps=2, batch=8, compile=compiled, augmentation=augmentation, workers=1)
+    setting = Setting(model, local_steps=2, batch_size=8, compile=compiled, augmentation=augmentation, workers=1)
     return Run(setting.config("fedsam", "float32", "loop", 10), data=RandomImages(size=200).dataset())
 
 

@@ -16,7 +16,7 @@ from fedflat.flatness.theory.bounds import ALGORITHMS, Bound, Rates, Setting, as
 from fedflat.flatness.theory.noise import Constants, largest
 
 CONSTANTS = Constants(lipschitz=2.0, smoothness=4.0, noise=0.5, heterogeneity=1.5)
-SETTING = Setting(clients=10, examples=50, local_steps=3, rounds=20)
+SETTING = Setting(clients=10, examples=50, steps=3, rounds=20)
 
 constants = st.builds(Constants, *[st.floats(1e-2, 1e3)] * 4)
 sizes = st.builds(Setting, st.integers(1, 1000), st.floats(1, 1e4), st.integers(1, 200), st.integers(1, 100))

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from fedflat.errors import UserError
 from fedflat.flatness import Objective, curvature, spectrum
+from fedflat.flatness.curvature import compiled as module
 from fedflat.flatness.curvature.compiled import CompiledProduct
 from fedflat.flatness.curvature.spectrum import compile_where_it_pays
-from fedflat.flatness.curvature.spectrum import compiled as module
 
 
 def network() -> nn.Module:

@@ -190,7 +190,7 @@ def row(one: Measured, measured: Sequence[Measured], samples: float) -> dict[str
     cores = 1 if contender.setting.on_gpu else available_cores()
     setting = contender.setting
     in_bound = (
-        setting.clients_per_round * setting.batch * setting.steps
+        setting.clients_per_round * setting.batch_size * setting.local_steps
     )  # clients with less data than a batch have fewer
     samples = float(in_bound) if isinstance(contender, Bound) else samples
     return {

@@ -72,7 +72,7 @@ class Bound(Contender):
     def perform(self, stage: Stage) -> None:
         step = self.step(self.setting.config(precision=self.precision, clients=self.clients))
         while True:
-            for _ in range(self.setting.steps):
+            for _ in range(self.setting.local_steps):
                 step()
             stage.round_done()
 
@@ -86,7 +86,7 @@ class Bound(Contender):
             model = with_gpu_layers(model)
         weights = [p.detach().clone().requires_grad_() for p in model.parameters() if p.requires_grad]
         names = [name for name, p in model.named_parameters() if p.requires_grad]
-        chosen = torch.arange(self.setting.clients_per_round * self.setting.batch, device=problem.device) % len(
+        chosen = torch.arange(self.setting.clients_per_round * self.setting.batch_size, device=problem.device) % len(
             problem.data.train
         )
         batch = problem.data.train.take(chosen)

@@ -177,7 +177,7 @@ class Pfl(Other):
             NNAlgorithmParams(LONG, LONG, setting.clients_per_round, None),
             SimulatedBackend(users, users),
             model,
-            NNTrainHyperParams(local_batch_size=setting.batch, local_num_epochs=1, local_learning_rate=setting.lr),
+            NNTrainHyperParams(local_batch_size=setting.batch_size, local_num_epochs=1, local_learning_rate=setting.lr),
             NNEvalHyperParams(local_batch_size=None),
             [Paced()],
             send_metrics_to_platform=False,

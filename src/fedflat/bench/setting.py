@@ -49,8 +49,8 @@ class Setting:
     folder: Path | None = None
     partition: str = "iid"
     clients_per_round: int = 10
-    steps: int = 50
-    batch: int = 50
+    local_steps: int = 50
+    batch_size: int = 50
     lr: float = 0.01
     augmentation: str = "none"
     device: str = "auto"
@@ -73,7 +73,12 @@ class Setting:
                     "augmentation": self.augmentation,
                 },
                 "federation": {"clients_per_round": self.clients_per_round},
-                "training": {"rounds": LONG, "local_steps": self.steps, "batch_size": self.batch, "lr": self.lr},
+                "training": {
+                    "rounds": LONG,
+                    "local_steps": self.local_steps,
+                    "batch_size": self.batch_size,
+                    "lr": self.lr,
+                },
                 "evaluation": {"every": LONG},
                 "engine": {
                     "name": engine,

@@ -18,5 +18,7 @@ def __getattr__(name: str) -> Any:
         from fedflat.deploy.flower.version import require_flower
 
         require_flower()
-        return getattr(importlib.import_module(f"fedflat.deploy.{name.removesuffix('_app')}"), name)
+        return getattr(
+            importlib.import_module(f"fedflat.deploy.{'server' if name == 'server_app' else 'site'}.app"), name
+        )
     raise AttributeError(f"module 'fedflat.deploy' has no attribute '{name}'")

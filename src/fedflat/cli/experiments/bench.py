@@ -40,10 +40,10 @@ def bench(
     clients_per_round: int = typer.Option(
         10, "--clients-per-round", min=1, help="clients that train in a round", rich_help_panel=FEDERATION
     ),
-    steps: int = typer.Option(
+    local_steps: int = typer.Option(
         50, "--local-steps", min=1, help="local steps of each of them", rich_help_panel=FEDERATION
     ),
-    batch: int = typer.Option(50, "--batch-size", min=1, help="batch size", rich_help_panel=FEDERATION),
+    batch_size: int = typer.Option(50, "--batch-size", min=1, help="batch size", rich_help_panel=FEDERATION),
     lr: float = typer.Option(0.01, "--lr", help="local learning rate", rich_help_panel=FEDERATION),
     augmentation: str = typer.Option(
         "none", "--augmentation", help="for example crop-flip", rich_help_panel=FEDERATION
@@ -117,7 +117,18 @@ def bench(
     from fedflat.experiment.store.atomic_files import create_folder, write_whole
 
     setting = Setting(
-        model, data, data_dir, partition, clients_per_round, steps, batch, lr, augmentation, device, compiling, workers
+        model,
+        data,
+        data_dir,
+        partition,
+        clients_per_round,
+        local_steps,
+        batch_size,
+        lr,
+        augmentation,
+        device,
+        compiling,
+        workers,
     )
     request = Request(
         setting,
@@ -200,7 +211,7 @@ def print_benchmark(found: dict[str, Any]) -> None:
 
 def _title(found: dict[str, Any]) -> str:
     s = found["setting"]
-    return f"{s['model']} on {s['data']}, {s['clients_per_round']} clients x {s['steps']} steps x batch {s['batch']}, augmentation {s['augmentation']}"
+    return f"{s['model']} on {s['data']}, {s['clients_per_round']} clients x {s['local_steps']} steps x batch {s['batch_size']}, augmentation {s['augmentation']}"
 
 
 def _table(found: dict[str, Any]) -> Table:
