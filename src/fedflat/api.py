@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedflat.data import Dataset, from_clients, from_flower
 from fedflat.data import load as load_data
 from fedflat.data.flower import is_partitioner
-from fedflat.data.per_client import Pair
+from fedflat.data.arrays import Pair
 from fedflat.engines.problem.task import OwnLoss, Task
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.callback import Callback

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedflat.data import Augmentation, augmentation, from_arrays, normalise
-from fedflat.data.augment import CropFlip, Cutout, Draws, Mixup
+from fedflat.data.augmentations import CropFlip, Cutout, Draws, Mixup
 from fedflat.errors import UserError
 
 SHAPE = (3, 6, 7)
@@ -178,7 +178,7 @@ def test_normalisation_is_by_channel_and_only_for_bytes() -> None:
 
 def test_texts_are_canonical_and_put_in_the_order_of_application() -> None:
     assert augmentation("mixup(alpha=1)+cutout(size=8)+crop-flip(padding=4)").text == "crop-flip+cutout(size=8)+mixup"
-    assert augmentation("mixup+crop-flip").parts == (CropFlip(), Mixup()) and augmentation("cutout").parts == (
+    assert augmentation("mixup+crop-flip").steps == (CropFlip(), Mixup()) and augmentation("cutout").steps == (
         Cutout(16),
     )
     assert augmentation("none") == Augmentation() and augmentation("none").text == "none"

@@ -40,7 +40,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     for name, array in written.items():
         np.save(tmp_path / "CIFAR-10-C" / f"{name}.npy", array)
     source = dataclasses.replace(CIFAR10_C, per_severity=EACH, file_md5s={})
-    monkeypatch.setitem(registry.DATASETS, "cifar10_c", source)
+    monkeypatch.setitem(registry.DATASETS._components, "cifar10_c", source)
     return SimpleNamespace(source=source, folder=tmp_path, written=written)
 
 
@@ -96,7 +96,7 @@ def test_verifying_compares_with_the_published_checksums(
 ) -> None:
     assert [report.as_published for report in verify("cifar10_c", small.folder)] == [None] * 20
     md5s = {file: hashlib.md5((small.folder / file).read_bytes()).hexdigest() for file in small.source.files}
-    monkeypatch.setitem(registry.DATASETS, "cifar10_c", dataclasses.replace(small.source, file_md5s=md5s))
+    monkeypatch.setitem(registry.DATASETS._components, "cifar10_c", dataclasses.replace(small.source, file_md5s=md5s))
     assert [report.as_published for report in verify("cifar10_c", small.folder)] == [True] * 20
     changed = small.written["snow"].copy()
     changed[3, 1, 4, 1] ^= 1

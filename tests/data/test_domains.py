@@ -34,7 +34,7 @@ def pacs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, picture: DrawPicture) 
                     (16, 16),
                 )
     small = dataclasses.replace(PACS, sizes=dict.fromkeys(PACS.sizes, 15), num_classes=2)
-    monkeypatch.setitem(registry.DATASETS, "pacs", small)
+    monkeypatch.setitem(registry.DATASETS._components, "pacs", small)
     return tmp_path
 
 
@@ -116,7 +116,7 @@ def test_office_home_s_domains_have_spaces_and_capitals(
             picture(tmp_path / f"OfficeHomeDataset_10072016/{domain}/{name}/00001.jpg", 10 * number + label, (40, 20))
     (tmp_path / "OfficeHomeDataset_10072016/ImageInfo.csv").write_text("")
     small = dataclasses.replace(OFFICE_HOME, sizes=dict.fromkeys(OFFICE_HOME.sizes, 2), num_classes=2)
-    monkeypatch.setitem(registry.DATASETS, "office_home", small)
+    monkeypatch.setitem(registry.DATASETS._components, "office_home", small)
     for text in ("office_home(test_domain=real_world)", "office_home(test_domain=Real World)"):
         dataset = load(text, tmp_path)
         assert dataset.group_names == ("Art", "Clipart", "Product", "Real World") and dataset.classes == (

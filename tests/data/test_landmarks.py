@@ -14,8 +14,8 @@ from PIL import Image
 
 from fedflat.api import make_config
 from fedflat.data import Dataset, MappedTensor, load, make_partition, registry, verify
-from fedflat.data.cache import Room, _require
-from fedflat.data.download import fetch_source
+from fedflat.data.files.cache import DiskSpace, require_space
+from fedflat.data.files.download import download_source
 from fedflat.data.sources.landmarks import LANDMARKS
 from fedflat.errors import UserError
 from fedflat.experiment.run import Run
@@ -44,7 +44,7 @@ def landmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, picture: DrawPict
     ):
         with (root / f"{name}.csv").open("w", newline="") as stream:
             csv.writer(stream).writerows([columns, *rows])
-    monkeypatch.setitem(registry.DATASETS, "landmarks", dataclasses.replace(LANDMARKS, num_classes=2, sizes=(4, 2)))
+    monkeypatch.setitem(registry.DATASETS._components, "landmarks", dataclasses.replace(LANDMARKS, num_classes=2, sizes=(4, 2)))
     return tmp_path
 
 
@@ -98,7 +98,7 @@ def test_landmarks_lists_can_be_fetched_but_pictures_cannot(tmp_path: Path) -> N
     for name, columns in (("federated_train", "user_id,image_id,class\n1,a,0\n"), ("test", "image_id,class\na,0\n")):
         (tmp_path / f"landmarks-user-160k/{name}.csv").write_text(columns)
     with pytest.raises(UserError) as raised:
-        fetch_source(LANDMARKS, tmp_path)
+        download_source(LANDMARKS, tmp_path)
     for part in (
         "must be put there by hand",
         "landmarks-user-160k/images/<id>.jpg",
@@ -153,4 +153,4 @@ def test_the_real_size_is_said_beforehand(landmarks: Path, monkeypatch: pytest.M
     with pytest.raises(
         UserError, match=r"landmarks takes 27.7 GB once decoded, but .* has 10.0 GB free; .* or take a smaller size"
     ):
-        _require(Room(sum(LANDMARKS.sizes) * 3 * 224**2, "landmarks", "take a smaller size"), landmarks)
+        require_space(DiskSpace(sum(LANDMARKS.sizes) * 3 * 224**2, "landmarks", "take a smaller size"), landmarks)

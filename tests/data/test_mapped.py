@@ -18,7 +18,7 @@ import torch
 import torch.multiprocessing  # registers how tensors are sent to other processes
 
 from fedflat.data import Dataset, Examples, MappedTensor, describe, from_arrays, open_mapped
-from fedflat.data.mapped import ArrayWriter
+from fedflat.data.files.mapped import ArrayWriter
 from fedflat.errors import UserError
 
 ROWS = np.arange(60, dtype=np.uint8).reshape(5, 3, 2, 2)

@@ -92,11 +92,11 @@ def test_classes_are_drawn_by_the_dirichlet_distribution() -> None:
 def test_hash_and_description_look_at_a_stated_sample() -> None:
     partition = make_partition("virtual(size=50)", CIFAR_LIKE, 10, 10**6, 0)
     described = partition.describe(CIFAR_LIKE, 10)
-    assert (described["clients"], described["looked_at"], len(described["histogram"])) == (10**6, 1000, 1000)
+    assert (described["clients"], described["described_clients"], len(described["histogram"])) == (10**6, 1000, 1000)
     assert described["duplicates"] == 50_000 - round(described["coverage"] * 50_000)
     assert partition.digest() == make_partition("virtual", CIFAR_LIKE, 10, 10**6, 0).digest()
     assert partition.digest() != make_partition("virtual", CIFAR_LIKE, 10, 10**6 + 1, 0).digest()
-    assert make_partition("iid", CIFAR_LIKE, 10, 2000, 0).describe(CIFAR_LIKE, 10)["looked_at"] == 2000
+    assert make_partition("iid", CIFAR_LIKE, 10, 2000, 0).describe(CIFAR_LIKE, 10)["described_clients"] == 2000
 
 
 def test_validation_examples_are_never_drawn() -> None:

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from fedflat.data import Dataset, MappedTensor, load
-from fedflat.data.images import PictureOptions, to_pixels
+from fedflat.data.files.images import ImageOptions, to_pixels
 from fedflat.errors import UserError
 
 DrawPicture = Callable[..., np.ndarray]
@@ -112,8 +112,8 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P", "CMYK", "1"])
 def test_every_kind_of_picture_becomes_three_channels(mode: str) -> None:
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (6, 6, 3), dtype=np.uint8)).convert(mode)
-    assert to_pixels(image, PictureOptions(4)).shape == (3, 4, 4)
-    same = to_pixels(image, PictureOptions(6))
+    assert to_pixels(image, ImageOptions(4)).shape == (3, 4, 4)
+    same = to_pixels(image, ImageOptions(6))
     assert np.array_equal(same, np.asarray(image.convert("RGB")).transpose(2, 0, 1)), (
         "nothing is done to what has the size already"
     )
@@ -132,14 +132,14 @@ def test_pictures_of_16_bits_keep_their_shades(tmp_path: Path, suffix: str) -> N
 
 def test_a_picture_that_does_not_say_what_is_white_is_refused() -> None:
     with pytest.raises(UserError, match=r"numbers of 32 bits, .*; save it with 8 or 16 bits"):
-        to_pixels(Image.fromarray(np.zeros((4, 4), dtype=np.float32)), PictureOptions(4))
+        to_pixels(Image.fromarray(np.zeros((4, 4), dtype=np.float32)), ImageOptions(4))
 
 
 @pytest.mark.parametrize("fit", ["squash", "crop"])
 def test_squash_keeps_everything_and_crop_the_middle(fit: str) -> None:
     pixels = np.zeros((10, 30, 3), dtype=np.uint8)
     pixels[:, 10:20] = 200
-    small = to_pixels(Image.fromarray(pixels), PictureOptions(10, fit))  # type: ignore[arg-type]
+    small = to_pixels(Image.fromarray(pixels), ImageOptions(10, fit))  # type: ignore[arg-type]
     assert (small == 200).all() == (fit == "crop") and (fit == "crop" or small[0, 0, 0] == 0)
 
 
@@ -147,6 +147,6 @@ def test_large_jpegs_are_decoded_at_a_fraction_of_their_size(tmp_path: Path, pic
     raw = picture(tmp_path / "large.jpg", 3, (1024, 1024))
     buffer = io.BytesIO((tmp_path / "large.jpg").read_bytes())
     with Image.open(buffer) as image:
-        small = to_pixels(image, PictureOptions(32))
+        small = to_pixels(image, ImageOptions(32))
         assert max(image.size) <= 128
     assert np.median(np.abs(small.astype(int) - raw[:, 16::32, 16::32])) <= 2

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedflat.data import IGNORED, augmentation, from_arrays
-from fedflat.data.scale_crop import Flip, ScaleCrop
+from fedflat.data.augmentations import Flip, ScaleCrop
 from fedflat.errors import UserError
 
 SHAPE = (3, 7, 10)

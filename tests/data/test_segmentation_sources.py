@@ -20,11 +20,11 @@ from fedflat.data import (
     from_arrays,
     load,
     make_partition,
-    masks,
     registry,
     verify,
 )
 from fedflat.data.arrays import channel_statistics
+from fedflat.data.files import masks
 from fedflat.data.sources.cityscapes import CITYSCAPES, LABEL_IDS
 from fedflat.errors import UserError
 
@@ -58,7 +58,7 @@ def camvid(tmp_path: Path) -> Path:
 def decoded_once(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
     first = load(text, folder)
     with monkeypatch.context() as patch:
-        patch.setattr(masks.Decoder, "__call__", lambda *_: pytest.fail("decoded again"))
+        patch.setattr(masks.MaskDecoder, "__call__", lambda *_: pytest.fail("decoded again"))
         second = load(text, folder)
     assert second.content == first.content and second.mean == first.mean
     return second
@@ -144,7 +144,7 @@ def cityscapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             mask = tmp_path / f"cityscapes/gtFine/{part}/{city}/{name}_gtFine_labelIds.png"
             pair(picture, mask, 10 * number + index, 34)
             Image.new("L", (WIDTH, HEIGHT)).save(mask.with_name(f"{name}_gtFine_instanceIds.png"))
-    monkeypatch.setitem(registry.DATASETS, "cityscapes", dataclasses.replace(CITYSCAPES, sizes=(7, 3)))
+    monkeypatch.setitem(registry.DATASETS._components, "cityscapes", dataclasses.replace(CITYSCAPES, sizes=(7, 3)))
     return tmp_path
 
 

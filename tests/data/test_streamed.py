@@ -14,10 +14,10 @@ from PIL import Image
 
 from fedflat.api import make_config
 from fedflat.data import load, registry
-from fedflat.data.images import PictureOptions
+from fedflat.data.files.images import ImageOptions
 from fedflat.data.sources.landmarks import LANDMARKS
-from fedflat.data.streamed import PictureCache, StreamedTensor
-from fedflat.data.tree import FolderTree
+from fedflat.data.files.streamed import DecodedImageCache, StreamedTensor
+from fedflat.data.files.tree import FolderTree
 from fedflat.errors import UserError
 from fedflat.experiment.run import Run
 
@@ -44,7 +44,7 @@ def landmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         with (tmp_path / ROOT / f"{file}.csv").open("w", newline="") as stream:
             csv.writer(stream).writerows([columns, *rows])
     monkeypatch.setitem(
-        registry.DATASETS, "landmarks", dataclasses.replace(LANDMARKS, num_classes=4, sizes=(COUNT, TESTED))
+        registry.DATASETS._components, "landmarks", dataclasses.replace(LANDMARKS, num_classes=4, sizes=(COUNT, TESTED))
     )
     return tmp_path
 
@@ -100,7 +100,7 @@ def test_a_run_is_the_same_to_the_bit(landmarks: Path) -> None:
 def test_never_more_in_memory_than_was_said(landmarks: Path) -> None:
     names = sorted(str(path.relative_to(landmarks)) for path in landmarks.rglob("*.jpg"))
     one = 3 * 8 * 8
-    cache = PictureCache(FolderTree(landmarks), names, PictureOptions(size=8), limit=4 * one + 5)
+    cache = DecodedImageCache(FolderTree(landmarks), names, ImageOptions(size=8), limit=4 * one + 5)
     assert cache.rows([0, 1, 2, 3]).shape == (4, 3, 8, 8) and cache.decoded == 4
     cache.rows([3, 2, 3, 0])
     assert cache.decoded == 4, "all of them were kept"
@@ -111,7 +111,7 @@ def test_never_more_in_memory_than_was_said(landmarks: Path) -> None:
     cache.rows(list(range(10)))
     assert sum(picture.nbytes for picture in cache.kept.values()) <= cache.limit and len(cache.kept) == 4
     assert torch.equal(cache.rows([1]), before)
-    nothing = PictureCache(FolderTree(landmarks), names, PictureOptions(size=8), limit=0)
+    nothing = DecodedImageCache(FolderTree(landmarks), names, ImageOptions(size=8), limit=0)
     assert torch.equal(nothing.rows([1, 1])[1], before[0]) and not nothing.kept and nothing.decoded == 1
 
 

@@ -42,8 +42,8 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, picture: DrawPicture) 
     (root / "words.txt").write_text(
         "n01443537\tgoldfish, Carassius auratus\nn02124075\tEgyptian cat\nn09999999\tother\n"
     )
-    small = dataclasses.replace(TINY_IMAGENET, num_classes=3, train_per_class=2, test_pictures=4)
-    monkeypatch.setitem(registry.DATASETS, "tiny_imagenet", small)
+    small = dataclasses.replace(TINY_IMAGENET, num_classes=3, train_per_class=2, test_images=4)
+    monkeypatch.setitem(registry.DATASETS._components, "tiny_imagenet", small)
     return tmp_path
 
 

@@ -23,6 +23,7 @@ from fedflat.data.registry import (
     load,
     load_corruptions,
     names,
+    spell_dataset,
     verify,
 )
 from fedflat.data.sources.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, SEVERITIES
@@ -62,5 +63,6 @@ __all__ = [
     "names",
     "normalise",
     "open_mapped",
+    "spell_dataset",
     "verify",
 ]

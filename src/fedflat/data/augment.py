@@ -117,6 +117,8 @@ def augmentation(text: str) -> Augmentation:
         return Augmentation()
     steps: dict[str, AugmentationStep] = {}
     for call in parse(text):
+        if call.name.lower() == "none":
+            raise UserError(f"'{text}' combines 'none' with other augmentations; expected 'none' alone")
         name = AUGMENTATIONS.spelling(call.name)
         if name is None:
             raise AUGMENTATIONS.unknown(call.name, also=["none"])

@@ -68,8 +68,8 @@ class AugmentationStep(ABC):
 class CropFlip(AugmentationStep):
     """A random window of the padded image, flipped horizontally with probability 1/2.
 
-    Style ``pixel`` pads with black before normalisation and always crops (FedSWA; Caldarola et al.); style ``mean`` pads
-    with the mean and crops with probability 1/2 (FL-Simulator, FedWMSAM).
+    Style ``pixel`` pads with black before normalisation and always crops (FedSWA; Caldarola et al.); style ``mean``
+    pads with the mean and crops with probability 1/2 (FL-Simulator, FedWMSAM).
     """
 
     padding: int = param(4, "pixels of padding on each side", low=0)
@@ -128,7 +128,10 @@ class Cutout(AugmentationStep):
 
 @dataclass(frozen=True)
 class Mixup(AugmentationStep):
-    """Blends each example with another of its batch: lam X + (1 - lam) X[pi], lam ~ Beta(alpha, alpha) (Zhang et al. 2018)."""
+    """Blends each example with another of its batch (Zhang et al. 2018).
+
+    The batch becomes lam X + (1 - lam) X[pi], with lam ~ Beta(alpha, alpha) and a random permutation pi.
+    """
 
     alpha: float = param(1.0, "parameter of the beta distribution of lam", above=0)
     needs_images = False
@@ -249,9 +252,7 @@ class ScaleCrop(AugmentationStep):
     def _window(self, shape: tuple[int, ...]) -> tuple[int, int]:
         return self.height or shape[1], self.width or shape[2]
 
-    def _scaled_positions(
-        self, axis: int, number: int, draws: Draws, size: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _scaled_positions(self, axis: int, number: int, draws: Draws, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Line of the scaled image for each line of the window [n, number], and the scaled image's length [n, 1]."""
         first, scaled = (draws[name][:size, axis : axis + 1] for name in ("origin", "scaled"))
         return first + torch.arange(number, device=first.device), scaled

@@ -48,7 +48,7 @@ class Examples:
         return self._map(lambda tensor: tensor[rows])
 
     def share(self) -> None:
-        """Move the tensors to shared memory, so that worker processes need no copy; mapped tensors stay in their file."""
+        """Move the tensors to shared memory for worker processes; mapped tensors stay in their file."""
         self._map(lambda tensor: tensor.share_memory_())  # type: ignore[no-untyped-call]
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -132,7 +132,9 @@ def describe(dataset: Dataset) -> dict[str, Any]:
         return counts.tolist()
 
     sizes: Any = [] if dataset.train.groups is None else np.unique(dataset.train.groups, return_counts=True)[1]
-    group_sizes = {"min": int(min(sizes)), "median": float(np.median(sizes)), "max": int(max(sizes))} if len(sizes) else {}
+    group_sizes = (
+        {"min": int(min(sizes)), "median": float(np.median(sizes)), "max": int(max(sizes))} if len(sizes) else {}
+    )
     return {
         "name": dataset.name,
         "kind": dataset.kind,

@@ -193,9 +193,7 @@ def make_partition(
             positions = positions[selected]
     thinned = np.setdiff1d(rest, positions)
     superclass = None if coarse is None else coarse_of_class(labels, np.asarray(coarse), num_classes)
-    data = LabelledExamples(
-        labels[positions], num_classes, coarse=superclass, positions=positions, total=len(labels)
-    )
+    data = LabelledExamples(labels[positions], num_classes, coarse=superclass, positions=positions, total=len(labels))
     if groups is not None:
         names, numbers = np.unique(np.asarray(groups), return_inverse=True)
         data = replace(data, groups=numbers[positions], num_groups=len(names))

@@ -53,19 +53,24 @@ def names() -> tuple[str, ...]:
 def dataset_source(text: str) -> DatasetSource:
     """Look up a dataset and check its parameters.
 
-    Case, hyphens and underscores are ignored; the path of an ``.npz``, ``.parquet`` or ``.csv`` file means
-    ``arrays(path=FILE)``.
-
     >>> dataset_source("pacs(size=32)").options.size
     32
-    >>> dataset_source("CIFAR-10").name, dataset_source("wine.npz").text
-    ('cifar10', 'arrays(path=wine.npz)')
     """
-    if "(" not in text and text.strip().endswith(array_files.SUFFIXES):
-        text = f"arrays(path={text.strip()})"
-    call = parse_one(text)
+    call = parse_one(spell_dataset(text))
     source = DATASETS.find(call.name)
     return dataclasses.replace(source, options=revise(source.options, call.values, source.name))
+
+
+def spell_dataset(text: str) -> str:
+    """Write a dataset's name as registered, and the path of a file of arrays as ``arrays(path=FILE)``.
+
+    >>> spell_dataset("CIFAR-10"), spell_dataset("Fashion-MNIST"), spell_dataset("wine.npz")
+    ('cifar10', 'fashion_mnist', 'arrays(path=wine.npz)')
+    """
+    name, parenthesis, rest = text.strip().partition("(")
+    if not parenthesis and name.endswith(array_files.SUFFIXES):
+        return f"arrays(path={name})"
+    return (DATASETS.spelling(name.strip()) or name) + parenthesis + rest
 
 
 def canonical_dataset(text: str) -> str:
@@ -107,7 +112,8 @@ def load_corruptions(
     Returns:
         Examples by corruption and severity (1 to 5), mapped and read on access.
     """
-    by_name = {name: source for source in corruptions.SOURCES for name in (source.of, source.name)}
+    sources = (source for source in DATASETS.values() if isinstance(source, corruptions.CorruptedCifar))
+    by_name = {name: source for source in sources for name in (source.of, source.name)}
     if name not in by_name:
         raise one_of("dataset with corruptions", name, by_name)
     directory = resolve_data_dir(data_dir)

@@ -108,7 +108,7 @@ def probe(config: Config) -> Pace:
     tested = len(run.problem.data.test)
     clients = len(run.partition.clients)
     step, evaluation = watch.rounds[-1] - watch.rounds[0], watch.evaluations[-1] - watch.rounds[-1]
-    examples = sum(len(indices) for indices in run.partition.looked_at)
+    examples = sum(len(indices) for indices in run.partition.described_clients)
     return Pace(step, evaluation / min(EXAMPLES, tested) / workers, at_once * workers, clients, examples, tested)
 
 

@@ -68,7 +68,8 @@ def _read(file: Path) -> pandas.DataFrame:
 def _arrays(table: pandas.DataFrame, file: Path, target: str, group: str, shape: str) -> dict[str, Any]:
     if target not in table:
         raise UserError(
-            f"{file} has no column '{target}', only {', '.join(map(str, table))}; name the column of classes with target="
+            f"{file} has no column '{target}'; name the column of classes with target= "
+            f"(columns: {', '.join(map(str, table))})"
         )
     arrays: dict[str, Any] = {"targets": table[target].to_numpy()}
     if group in table:

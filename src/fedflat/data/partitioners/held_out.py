@@ -29,7 +29,9 @@ class HeldOut(PartitionModifier):
     ) -> tuple[tuple[IntArray, ...], tuple[IntArray, ...]]:
         total = len(clients)
         if total < 2:
-            raise UserError("held-out needs at least 2 clients, but this partition has only one; choose another partition")
+            raise UserError(
+                "held-out needs at least 2 clients, but this partition has only one; choose another partition"
+            )
         is_unseen = np.zeros(total, dtype=bool)
         is_unseen[rng.permutation(total)[: min(max(round(self.share * total), 1), total - 1)]] = True
         seen, unseen = (tuple(clients[int(i)] for i in np.flatnonzero(chosen)) for chosen in (~is_unseen, is_unseen))

@@ -118,7 +118,9 @@ def listed(
     directory = (data_dir(None) / "partitions" if folder is None else Path(folder)).expanduser().absolute()
     path = directory / f"{name}-{content_hash(content).removeprefix('sha256-')}.json"
     if any(character in str(path) for character in RESERVED):
-        raise UserError(f"{path} contains a comma or a parenthesis, which a partition text cannot; choose another folder=")
+        raise UserError(
+            f"{path} contains a comma or a parenthesis, which a partition text cannot; choose another folder="
+        )
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -16,11 +16,11 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Pachinko(Partitioner):
-    """Every client draws q ~ Dir(alpha) over the coarse labels, r ~ Dir(beta) over the fine labels of each, then by q * r.
+    """Every client draws q ~ Dir(alpha) over coarse labels and r ~ Dir(beta) over the fine labels of each.
 
-    Clients are equally large and every example is used once. An exhausted fine label is removed from its r, an
-    exhausted coarse label from q, and the rest is renormalised (Li and McCallum 2006; Reddi et al. 2021: CIFAR-100 as
-    500 clients of 100 examples).
+    Its examples are drawn by q * r. Clients are equally large and every example is used once. An exhausted fine label
+    is removed from its r, an exhausted coarse label from q, and the rest is renormalised (Li and McCallum 2006;
+    Reddi et al. 2021: CIFAR-100 as 500 clients of 100 examples).
     """
 
     citation: ClassVar[str] = "Li and McCallum 2006; Reddi et al. 2021"
@@ -30,7 +30,9 @@ class Pachinko(Partitioner):
 
     def divide(self, data: LabelledExamples, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
         if data.coarse is None:
-            raise UserError("pachinko needs coarse labels, which this dataset lacks; use cifar100, or dirichlet instead")
+            raise UserError(
+                "pachinko needs coarse labels, which this dataset lacks; use cifar100, or dirichlet instead"
+            )
         number, coarse = check_clients(clients, len(data.targets)), data.coarse
         log_coarse = log_dirichlet(self.alpha, (number, int(coarse.max()) + 1), rng)
         log_fine = log_dirichlet(self.beta, (number, data.num_classes), rng)

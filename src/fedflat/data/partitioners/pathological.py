@@ -49,7 +49,8 @@ class Pathological(ClassCountPartitioner):
                     return counts
         raise UserError(
             f"cannot give {clients} clients equal sizes and exactly {self.classes} classes each from classes of "
-            f"{available[present].min()} to {available[present].max()} examples; try other numbers, or dirichlet(alpha=0)"
+            f"{available[present].min()} to {available[present].max()} examples; "
+            "try other numbers, or dirichlet(alpha=0)"
         )
 
 
@@ -63,7 +64,7 @@ def _holders(available: IntArray, clients: int, places: int) -> IntArray:
 
 
 def _random_graph(holders: IntArray, clients: int, degree: int, rng: np.random.Generator) -> Graph:
-    """Which client holds which class [clients, classes]: ``degree`` classes per client, ``holders`` clients per class."""
+    """Which client holds which class [clients, classes]: ``degree`` per client, ``holders`` per class."""
     graph = np.zeros((clients, len(holders)), dtype=bool)
     left = holders.copy()
     for client in range(clients):
@@ -78,7 +79,7 @@ def _random_graph(holders: IntArray, clients: int, degree: int, rng: np.random.G
 
 
 def _balanced_shares(graph: Graph, sizes: IntArray, available: IntArray) -> IntArray | None:
-    """Counts along the graph with the given row and column sums that maximise the smallest count; None if infeasible."""
+    """Counts along the graph with the given margins that maximise the smallest count; None if infeasible."""
     best = None
     low, high = 1, int(min((sizes // graph.sum(1)).min(), (available // graph.sum(0)).min()))
     while low <= high:

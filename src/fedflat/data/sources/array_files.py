@@ -100,7 +100,8 @@ def dataset_of_arrays(name: str, arrays: NamedArrays, path: Path, data_dir: Path
     if (known["test_inputs"] is None) != (known["test_targets"] is None):
         lacking = "test_inputs" if known["test_inputs"] is None else "test_targets"
         raise UserError(
-            f"{path} has no array {lacking}; expected both test_inputs and test_targets, or neither; it has: {available}"
+            f"{path} has no array {lacking}; expected both test_inputs and test_targets, or neither; "
+            f"it has: {available}"
         )
     if known["test_inputs"] is None:
         known |= _split_off_test_set(known, data_dir)

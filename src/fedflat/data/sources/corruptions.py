@@ -62,9 +62,7 @@ class CorruptedCifar(FileSource[MappedTensor]):
         """Map the array in a file after checking the file's md5."""
         published, md5 = self.file_md5s.get(f"{self.root}/{path.name}"), md5_of(path)
         if published not in (None, md5):
-            raise UserError(
-                f"{path} differs from the published file (md5 {md5}; expected {published}); {self.remedy}"
-            )
+            raise UserError(f"{path} differs from the published file (md5 {md5}; expected {published}); {self.remedy}")
         array = open_mapped(path)
         return array, hashlib.sha256(array.numpy().data).hexdigest()
 

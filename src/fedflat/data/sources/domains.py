@@ -1,7 +1,7 @@
 """Datasets of several domains, ``<domain>/<class>/*.jpg``: PACS, Office-Home, and user data.
 
-Each domain is a natural client. ``test_domain`` holds out one domain as the test set (leave-one-domain-out); without it,
-every fifth image of every class and domain is a test example.
+Each domain is a natural client. ``test_domain`` holds out one domain as the test set (leave-one-domain-out); without
+it, every fifth image of every class and domain is a test example.
 """
 
 from __future__ import annotations

@@ -58,7 +58,9 @@ class Hub(DatasetSource):
     def read(self, data_dir: Path) -> Dataset:
         name = f"hub-{self.path.rpartition('/')[2]}"
         entry = cache_entry(data_dir, name, fingerprint([self.text]), self._write)
-        arrays: dict[str, Any] = {file.stem: open_cached(entry, file.stem) for file in sorted(entry.glob("*_inputs.npy"))}
+        arrays: dict[str, Any] = {
+            file.stem: open_cached(entry, file.stem) for file in sorted(entry.glob("*_inputs.npy"))
+        }
         arrays |= {file.stem: np.load(file) for file in sorted(entry.glob("*.npy")) if file.stem not in arrays}
         arrays |= json.loads((entry / "about.json").read_text(encoding="utf-8"))
         return dataset_of_arrays(self.text, arrays, entry, data_dir)

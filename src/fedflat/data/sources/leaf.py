@@ -92,7 +92,9 @@ class Leaf(DatasetSource):
         )
 
     def read(self, data_dir: Path) -> Dataset:
-        paths = {split: sorted((data_dir / file).glob("*.json")) for split, file in zip(SPLITS, self.files, strict=True)}
+        paths = {
+            split: sorted((data_dir / file).glob("*.json")) for split, file in zip(SPLITS, self.files, strict=True)
+        }
         stamps = [
             f"{split}/{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}"
             for split, files in paths.items()

@@ -202,7 +202,8 @@ class FileSource(DatasetSource, Generic[Content]):
         content, digest = self.parse(path)
         if self.digests.get(file, digest) != digest:
             raise UserError(
-                f"{path} differs from the published file (sha256 {digest}; expected {self.digests[file]}); {self.remedy}"
+                f"{path} differs from the published file (sha256 {digest}; expected {self.digests[file]}); "
+                f"{self.remedy}"
             )
         return content, digest
 

@@ -40,7 +40,9 @@ class TinyImageNet(DatasetSource):
         path = self._path(data_dir)
         published = path.is_file() and md5_of(path) == self.downloads[0].md5
         tree = open_tree(path)
-        return tuple(FileReport(f"{path.name}/{part}", tree.digest(part), published or None) for part in ("train", "val"))
+        return tuple(
+            FileReport(f"{path.name}/{part}", tree.digest(part), published or None) for part in ("train", "val")
+        )
 
     def read(self, data_dir: Path) -> Dataset:
         tree = open_tree(self._path(data_dir))
