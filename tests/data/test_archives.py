@@ -47,9 +47,7 @@ def test_a_zip_is_unpacked_and_only_what_is_wanted(lists: Path, tmp_path: Path) 
 
 
 def test_a_zip_of_something_else_is_refused(lists: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"holds no file landmarks-user-160k/more\.csv; it is not the archive that was expected"
-    ):
+    with pytest.raises(UserError, match=r"landmarks-user-160k\.zip .*landmarks-user-160k/more\.csv"):
         download_source(published(LANDMARKS, lists, (TRAIN, f"{ROOT}/more.csv")), tmp_path / "data")
     assert not files_below(tmp_path / "data") & {TRAIN, TEST}
 
@@ -57,9 +55,7 @@ def test_a_zip_of_something_else_is_refused(lists: Path, tmp_path: Path) -> None
 def test_a_wrong_checksum_leaves_nothing(lists: Path, tmp_path: Path) -> None:
     source = published(LANDMARKS, lists, (TRAIN, TEST))
     wrong = dataclasses.replace(source, downloads=(dataclasses.replace(source.downloads[0], md5="0" * 32),))
-    with pytest.raises(
-        UserError, match=r"landmarks-user-160k.zip sent has md5 \w{32} instead of 0{32} and was thrown away"
-    ):
+    with pytest.raises(UserError, match=r"landmarks-user-160k\.zip .*md5 \w{32}.* 0{32}"):
         download_source(wrong, tmp_path / "data")
     assert files_below(tmp_path / "data") == set()
 

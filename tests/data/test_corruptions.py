@@ -69,20 +69,20 @@ def test_images_are_mapped_and_can_be_used_as_any_others(small: SimpleNamespace)
 def test_they_are_for_evaluation_only(small: SimpleNamespace) -> None:
     with pytest.raises(
         UserError,
-        match=r"cifar10_c holds test images only; train on cifar10 and evaluate on .*load_corruptions\('cifar10'\)",
+        match=r"cifar10_c .*cifar10 .*load_corruptions\('cifar10'\)",
     ):
         load("cifar10_c", small.folder)
-    with pytest.raises(UserError, match="there is no dataset with corruptions 'mnist'; expected one of cifar10"):
+    with pytest.raises(UserError, match="'mnist'.*cifar10"):
         load_corruptions("mnist", small.folder)
 
 
 @pytest.mark.parametrize(
     ("name", "array", "message"),
     [
-        ("fog", np.zeros((5 * EACH - 1, 32, 32, 3), np.uint8), r"fog.npy holds torch.uint8 of shape \(19, 32, 32, 3\)"),
-        ("fog", np.zeros((5 * EACH, 32, 32, 3), np.float32), "fog.npy holds torch.float32"),
-        ("labels", np.full(5 * EACH, 10, np.uint8), "labels.npy has label 10; expected labels from 0 to 9"),
-        ("labels", np.zeros(3, np.uint8), "labels.npy holds"),
+        ("fog", np.zeros((5 * EACH - 1, 32, 32, 3), np.uint8), r"fog\.npy .*uint8 .*\(19, 32, 32, 3\)"),
+        ("fog", np.zeros((5 * EACH, 32, 32, 3), np.float32), r"fog\.npy .*float32"),
+        ("labels", np.full(5 * EACH, 10, np.uint8), r"labels\.npy .*label 10.* 0 to 9"),
+        ("labels", np.zeros(3, np.uint8), r"labels\.npy .*\(3,\)"),
     ],
 )
 def test_other_arrays_are_refused(small: SimpleNamespace, name: str, array: np.ndarray, message: str) -> None:
@@ -103,7 +103,7 @@ def test_verifying_compares_with_the_published_checksums(
     np.save(small.folder / "CIFAR-10-C/snow.npy", changed)
     with pytest.raises(
         UserError,
-        match=r"snow.npy does not hold what was published \(expected md5 \w{32}, found \w{32}\).*data get cifar10_c",
+        match=r"snow\.npy .*md5 \w{32}.*\w{32}.*data get cifar10_c",
     ):
         verify("cifar10_c", small.folder)
 

@@ -107,7 +107,7 @@ def test_a_transfer_that_breaks_off_goes_on_where_it_stopped(cifar: SimpleNamesp
 
 def test_an_interrupted_fetch_is_resumed_by_the_next(cifar: SimpleNamespace, publisher: Publisher) -> None:
     publisher.cuts = [100] * ATTEMPTS
-    with pytest.raises(UserError, match="the connection broke off 5 times; what has arrived is kept"):
+    with pytest.raises(UserError, match="connection .* 5 times"):
         download_source(cifar.source, cifar.folder)
     assert files_below(cifar.folder) == {"cifar-10-batches-py/cifar.tar.gz.part"}
     assert len(cifar.source.missing(cifar.folder)) == 6
@@ -137,7 +137,7 @@ def test_a_part_that_is_already_whole_is_used(cifar: SimpleNamespace, publisher:
 
 def test_wrong_bytes_leave_nothing_behind(cifar: SimpleNamespace, publisher: Publisher) -> None:
     publisher.files["cifar.tar.gz"] = cifar.archive[:-1] + b"x"
-    with pytest.raises(UserError, match=r"cifar.tar.gz sent has md5 \w{32} instead of \w{32} and was thrown away"):
+    with pytest.raises(UserError, match=r"cifar\.tar\.gz .*md5 \w{32}.* \w{32}"):
         download_source(cifar.source, cifar.folder)
     assert files_below(cifar.folder) == set()
 
@@ -162,7 +162,7 @@ def test_what_is_whole_is_left_alone_and_what_is_damaged_is_fetched_again(
 
 def test_an_archive_of_something_else_is_refused(cifar: SimpleNamespace) -> None:
     download = dataclasses.replace(cifar.source.downloads[0], files=(*cifar.source.files, "cifar-10-batches-py/more"))
-    with pytest.raises(UserError, match="holds no file cifar-10-batches-py/more"):
+    with pytest.raises(UserError, match=r"cifar\.tar\.gz .*cifar-10-batches-py/more"):
         download_source(dataclasses.replace(cifar.source, downloads=(download,)), cifar.folder)
     assert not files_below(cifar.folder) & set(cifar.source.files)
 

@@ -107,9 +107,7 @@ def test_validation_examples_are_never_drawn() -> None:
 
 def test_the_number_of_clients_is_said_once() -> None:
     assert len(make_partition("virtual(clients=7)", CIFAR_LIKE, 10, 7, 0).clients) == 7
-    with pytest.raises(
-        UserError, match=r"the partition virtual\(clients=7\) cannot have 8 clients; name one number only"
-    ):
+    with pytest.raises(UserError, match=r"virtual\(clients=7\) .*clients=8"):
         make_partition("virtual(clients=7)", CIFAR_LIKE, 10, 8, 0)
-    with pytest.raises(UserError, match="a number of clients of at least 1, not None"):
+    with pytest.raises(UserError, match="at least 1 client, not None"):
         make_partition("virtual", CIFAR_LIKE, 10, None, 0)
