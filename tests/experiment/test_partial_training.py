@@ -170,9 +170,7 @@ def test_a_module_that_froze_a_part_itself(tmp_path: Path) -> None:
 
 def test_a_model_of_which_everything_is_frozen() -> None:
     own = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).requires_grad_(False)
-    with pytest.raises(
-        fedflat.UserError, match="all parameters of custom:Sequential are frozen"
-    ):
+    with pytest.raises(fedflat.UserError, match="all parameters of custom:Sequential are frozen"):
         run_of(own=own)
 
 
@@ -259,9 +257,7 @@ def test_a_run_does_not_go_on_with_another_frozen_part(tmp_path: Path) -> None:
         settings = SETTINGS | {"train": "head", "init": start_of(tmp_path), "engine__checkpoint_every": 1}
         fedflat.run("fedavg", out=tmp_path / "run", callbacks=[Killed()], **settings)
     start_of(tmp_path, seed=6)
-    with pytest.raises(
-        fedflat.UserError, match=r"frozen part of the model differs"
-    ):
+    with pytest.raises(fedflat.UserError, match=r"frozen part of the model differs"):
         fedflat.resume(tmp_path / "run")
     start_of(tmp_path)
     assert fedflat.resume(tmp_path / "run").status == "finished"
@@ -315,9 +311,7 @@ def test_a_head_for_other_classes(tmp_path: Path) -> None:
     torch.manual_seed(0)
     other = dict(build(VIT, (1, 16, 16), 7).state_dict())
     save_file(other, tmp_path / "seven.safetensors")
-    with pytest.raises(
-        fedflat.UserError, match=r"head\.weight .*7x12.*10x12.*init_head=fresh"
-    ):
+    with pytest.raises(fedflat.UserError, match=r"head\.weight .*7x12.*10x12.*init_head=fresh"):
         run_of(init=tmp_path / "seven.safetensors")
     run = run_of(init=tmp_path / "seven.safetensors", init_head="fresh", train="head")
     found, fresh = state(run), state(run_of())

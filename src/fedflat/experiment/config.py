@@ -389,5 +389,9 @@ def _user_error(error: ValidationError) -> UserError:
             group = group.model_fields[part].annotation
         return unknown_setting(name, group.model_fields, ".".join(groups))
     where = ".".join(str(part) for part in first["loc"]) or "the config"
+    if first["type"] in ("model_type", "model_attributes_type"):
+        hint = suggest_setting(where)
+        known = f"; did you mean {SHORT.get(hint, hint)}?" if hint else "; set those instead"
+        return UserError(f"{where}={first['input']!r} is invalid: {where} is a group of settings{known}")
     more = f" (and {len(error.errors()) - 1} more)" if len(error.errors()) > 1 else ""
     return UserError(f"{where}={first['input']!r} is invalid: {first['msg'][0].lower()}{first['msg'][1:]}{more}")
