@@ -1,7 +1,7 @@
 """The notation for algorithms, partitions, models and augmentations: ``name(parameter=value)+part(parameter=value)``.
 
-Every named component is a frozen dataclass, its *spec*; the dataclass fields are the parameters. ``parse`` splits a text
-into calls, ``make`` builds and validates the spec of a call, and ``show`` writes a spec back with its non-default values.
+Every named component is a frozen dataclass, its *spec*; the dataclass fields are the parameters. ``parse`` splits a
+text into calls, ``make`` builds and validates the spec of a call, and ``show`` writes a spec's non-default values.
 
 >>> parse("fedavg+wima(window=50)+ema")
 (Call(name='fedavg', values={}), Call(name='wima', values={'window': 50}), Call(name='ema', values={}))

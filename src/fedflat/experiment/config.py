@@ -1,4 +1,4 @@
-"""The complete configuration of an experiment: the model behind config.yaml, the command line and the settings reference."""
+"""The configuration of an experiment: defines config.yaml, the command line and the settings reference."""
 
 from __future__ import annotations
 
@@ -33,12 +33,16 @@ class DataSettings(SettingsGroup):
     """The dataset and its partition over clients."""
 
     dataset: str = Field("digits", description="dataset, or a file of arrays such as wine.npz (see fedflat data list)")
-    dir: Path | None = Field(None, description="folder of downloaded datasets; default: $FEDFLAT_DATA, or the user's cache")
+    dir: Path | None = Field(
+        None, description="folder of downloaded datasets; default: $FEDFLAT_DATA, or the user's cache"
+    )
     partition: str = Field("dirichlet(alpha=0.1)", description="how training examples are distributed over clients")
     partition_seed: int | None = Field(None, ge=0, description="seed of the partition; default: the run's seed")
     clients: int | None = Field(50, ge=1, description="number of clients; null if the partition determines it")
     validation: float = Field(0.0, ge=0, lt=1, description="fraction of the training examples held out for validation")
-    augmentation: str = Field("none", description="augmentations joined by +, e.g. crop-flip+cutout; none disables them")
+    augmentation: str = Field(
+        "none", description="augmentations joined by +, e.g. crop-flip+cutout; none disables them"
+    )
 
     @field_validator("dataset")
     @classmethod
@@ -74,7 +78,9 @@ class FederationSettings(SettingsGroup):
         "mean", description="aggregate updates by their mean or by a robust alternative"
     )
     trim: float = Field(0.1, ge=0, lt=0.5, description="fraction that trimmed removes at each end")
-    longest: float = Field(1.0, gt=0, description="norm to which clipped limits updates, in medians of the cohort's norms")
+    longest: float = Field(
+        1.0, gt=0, description="norm to which clipped limits updates, in medians of the cohort's norms"
+    )
     dropout: float = Field(0.0, ge=0, lt=1, description="probability that a sampled client never responds")
     partial: float = Field(0.0, ge=0, le=1, description="probability that a client completes only part of its steps")
 
@@ -115,7 +121,9 @@ class EvaluationSettings(SettingsGroup):
 
     every: int = Field(1, ge=1, description="evaluate every N rounds")
     final: int = Field(0, ge=0, description="also evaluate each of the last N rounds")
-    save_every: int | None = Field(None, ge=1, description="save models every N rounds, starting before the first round")
+    save_every: int | None = Field(
+        None, ge=1, description="save models every N rounds, starting before the first round"
+    )
     batch_size: int = Field(
         500, ge=1, description="examples per forward pass; up to five times as many on a GPU, fewer for large masks"
     )
@@ -177,7 +185,9 @@ class EngineSettings(SettingsGroup):
         "float32", description="arithmetic precision; with tf32 and bf16, weights stay in float32"
     )
     checkpoint_every: int | None = Field(
-        None, ge=1, description="checkpoint every N rounds; default: every 10, or less often if that takes over 5 % of the time"
+        None,
+        ge=1,
+        description="checkpoint every N rounds; default: every 10, or less often if that takes over 5 % of the time",
     )
 
     @field_validator("compile", mode="before")
@@ -305,9 +315,7 @@ def _with_absolute_paths(text: str) -> str:
 def config(values: dict[str, Any]) -> Config:
     """Validate nested values; the first invalid setting raises a ``UserError``."""
     if values.get("format", FORMAT) != FORMAT:
-        raise UserError(
-            f"this config has format {values['format']}, but this version of fedflat reads format {FORMAT}; run it again"
-        )
+        raise UserError(f"this config has format {values['format']}, but this version of fedflat reads format {FORMAT}")
     try:
         return Config.model_validate(values)
     except ValidationError as error:
@@ -381,5 +389,9 @@ def _user_error(error: ValidationError) -> UserError:
             group = group.model_fields[part].annotation
         return unknown_setting(name, group.model_fields, ".".join(groups))
     where = ".".join(str(part) for part in first["loc"]) or "the config"
+    if first["type"] in ("model_type", "model_attributes_type"):
+        hint = suggest_setting(where)
+        known = f"; did you mean {SHORT.get(hint, hint)}?" if hint else "; set those instead"
+        return UserError(f"{where}={first['input']!r} is invalid: {where} is a group of settings{known}")
     more = f" (and {len(error.errors()) - 1} more)" if len(error.errors()) > 1 else ""
     return UserError(f"{where}={first['input']!r} is invalid: {first['msg'][0].lower()}{first['msg'][1:]}{more}")
