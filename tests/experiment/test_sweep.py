@@ -19,8 +19,8 @@ from fedflat.experiment.campaign.sweep import Sweep, plan_sweep, run_sweep
 from fedflat.experiment.campaign.sweep_cost import sweep_disk
 from fedflat.experiment.campaign.sweep_file import read_sweep
 from fedflat.experiment.store.cleanup import Keep
-from fedflat.experiment.store.lock import claimed, is_free
-from fedflat.experiment.store.run_folder import Lock, RunFolder
+from fedflat.experiment.store.lock import LOCK_FILE, LockedError, is_free, locked
+from fedflat.experiment.store.run_folder import RunFolder
 
 BASE = {
     "rounds": 2,
@@ -57,8 +57,8 @@ def test_runs_that_are_over_are_not_run_again(finished: Sweep, monkeypatch: pyte
 
 
 def test_other_settings_in_the_same_folder_are_refused(finished: Sweep) -> None:
-    other = plan(finished.out, base={**BASE, "batch": 11})
-    with pytest.raises(UserError, match=r"training\.batch=10 instead of 11"):
+    other = plan(finished.out, base={**BASE, "batch_size": 11})
+    with pytest.raises(UserError, match=r"training\.batch_size=10 instead of 11"):
         list(run_sweep(other))
 
 
@@ -87,19 +87,22 @@ def test_a_run_done_by_another_process_meanwhile_is_taken_from_it(tmp_path: Path
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     holder = _holder(tmp_path / "run")
     assert not is_free(tmp_path / "run")
-    with pytest.raises(Lock, match="another process is working on"), claimed(tmp_path / "run"):
+    with pytest.raises(LockedError, match="another process"), locked(tmp_path / "run"):
         pass
     holder.kill()
     holder.wait()
-    assert is_free(tmp_path / "run") and list((tmp_path / "run").iterdir()) == []
+    assert is_free(tmp_path / "run")
 
 
 def _holder(folder: Path) -> subprocess.Popen[str]:
     """A process that holds a folder until it is told otherwise."""
-    code = "import fcntl, os, sys; d = os.open(sys.argv[1], 0); fcntl.flock(d, fcntl.LOCK_EX); print('held', flush=True); input()"
+    code = "import sys; from filelock import FileLock; lock = FileLock(sys.argv[1]); lock.acquire(); print('held'); input()"
     folder.mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(
-        [sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-u", "-c", code, str(folder / LOCK_FILE)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None and process.stdout.readline() == "held\n"
     return process
@@ -146,7 +149,7 @@ def test_what_is_kept(finished: Sweep, tmp_path: Path) -> None:
     made = plan(tmp_path, keep=keep, base={**BASE, "save_every": 1})
     list(run_sweep(made))
     for run in made.runs:
-        left = {str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file()}
+        left = {str(path.relative_to(run.folder)) for path in run.folder.rglob("[!.]*") if path.is_file()}
         assert left == {
             "config.yaml",
             "status.json",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fedflat.algorithms import algorithm
 from fedflat.engines.cpu.worker_pool import available_cores
 from fedflat.errors import UserError
-from fedflat.experiment.callback import Callback
+from fedflat.experiment.callback import Callback, RunView
 from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
 from fedflat.experiment.setup.problem import device_of
@@ -108,7 +108,7 @@ def probe(config: Config) -> Pace:
     tested = len(run.problem.data.test)
     clients = len(run.partition.clients)
     step, evaluation = watch.rounds[-1] - watch.rounds[0], watch.evaluations[-1] - watch.rounds[-1]
-    examples = sum(len(indices) for indices in run.partition.looked_at)
+    examples = sum(len(indices) for indices in run.partition.described_clients)
     return Pace(step, evaluation / min(EXAMPLES, tested) / workers, at_once * workers, clients, examples, tested)
 
 
@@ -119,10 +119,10 @@ class _Watch(Callback):
         self.rounds: list[float] = []
         self.evaluations: list[float] = []
 
-    def round_done(self, run: Run) -> None:
+    def round_done(self, run: RunView) -> None:
         self.rounds.append(time.monotonic())
 
-    def evaluated(self, run: Run) -> None:
+    def evaluated(self, run: RunView) -> None:
         self.evaluations.append(time.monotonic())
 
 

@@ -19,7 +19,7 @@ from fedflat.experiment.analysis.evaluation import Evaluation, evaluate
 from fedflat.experiment.analysis.fixed_sample import Look
 from fedflat.experiment.analysis.local_models import replay_at
 from fedflat.experiment.analysis.measured import Measured, measured
-from fedflat.experiment.config import Flatness
+from fedflat.experiment.config import FlatnessSettings
 from fedflat.experiment.store.atomic_files import write_whole
 from fedflat.experiment.store.record import Record
 from fedflat.flatness import spectrum_of
@@ -117,14 +117,14 @@ class _Models:
         server = self._measured("server")
         replay = replay_at(server)
         members = replay.members(None)
-        return Look(server.problem, server.partition, Flatness()).local_curvature(
+        return Look(server.problem, server.partition, FlatnessSettings()).local_curvature(
             replay.local_models(members, replay.train(members)), members
         )
 
     def _features(self, model: str) -> dict[str, Any]:
         """The mean of ||f(x)|| over each client's data."""
         found = self._measured(model)
-        return Look(found.problem, found.partition, Flatness(clients=EVERY_CLIENT)).features(found.state)
+        return Look(found.problem, found.partition, FlatnessSettings(clients=EVERY_CLIENT)).features(found.state)
 
     def _on(self, part: str, model: str, **options: Any) -> dict[str, Any]:
         found: Evaluation = evaluate(self.record, model, (part,), **options)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from fedflat.data import DATASETS, Examples, canonical_partition, data_dir
-from fedflat.experiment.config import Config, Data
+from fedflat.experiment.config import Config, DataSettings
 from fedflat.text import parse, show
 
 CLIENTS, PER_ROUND, EXAMPLES = 10, 3, 200
@@ -56,7 +56,7 @@ def small(config: Config, folder: Path | None = None) -> tuple[Config, tuple[str
     return made, tuple(f"{new} for {old}" for new, old in pairs if new != old)
 
 
-def _stand_ins(config: Config, folder: Path | None) -> tuple[Data, str, dict[str, int]]:
+def _stand_ins(config: Config, folder: Path | None) -> tuple[DataSettings, str, dict[str, int]]:
     """Data, model and length of a run: the data themselves where they are at hand, else what is embedded."""
     data, model = config.data, parse(config.model)[0].name
     if at_hand(data.dataset, folder):

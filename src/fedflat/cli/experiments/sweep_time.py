@@ -7,12 +7,11 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedflat.experiment.callback import Callback
+from fedflat.experiment.callback import Callback, RunView
 
 if TYPE_CHECKING:
     from fedflat.experiment.campaign.sweep import Planned
     from fedflat.experiment.config import Config
-    from fedflat.experiment.run import Run
 
 SHORT_ROUND = 3.0
 """Seconds up to which whole rounds are probed; steps alone make short rounds look longer than they are."""
@@ -76,5 +75,5 @@ class _Watch(Callback):
     def __init__(self) -> None:
         self.ends: list[float] = []
 
-    def round_done(self, run: Run) -> None:
+    def round_done(self, run: RunView) -> None:
         self.ends.append(time.monotonic())

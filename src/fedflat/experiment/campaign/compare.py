@@ -14,13 +14,13 @@ from fedflat.algorithms import algorithm, canonical
 from fedflat.data import load
 from fedflat.engines.cpu.worker_pool import available_cores, can_travel
 from fedflat.errors import UserError
-from fedflat.experiment.callback import Callback
+from fedflat.experiment.callback import Callback, RemoteCallback, require_remote
 from fedflat.experiment.campaign.processes import Job, in_a_row, side_by_side
 from fedflat.experiment.campaign.registered_names import stuck
 from fedflat.experiment.config import Config, difference
 from fedflat.experiment.setup.problem import device_of
 from fedflat.experiment.stopping import OVER
-from fedflat.experiment.store.provenance import brought, require_same_origin
+from fedflat.experiment.store.provenance import fingerprints, require_same_inputs
 from fedflat.experiment.store.record import Record, load_record
 from fedflat.experiment.store.run_folder import RunFolder
 from fedflat.models import parameter_count
@@ -88,14 +88,16 @@ def run_each(
     **own: Any,
 ) -> Iterator[Record]:
     """Run every config in its folder; those already finished there are not run again, interrupted ones go on."""
-    now = brought(own)
+    now = fingerprints(own)
     begun = [begun_run(config, folder, now) for config, folder in zip(configs, folders, strict=True)]
     records = {number: record for number, record in enumerate(begun) if record and record.status in OVER}
     waiting = [number for number in range(len(configs)) if number not in records]
     todo = [Job(configs[number], folders[number], begun[number] is not None, own) for number in waiting]
     at_once = how_many_at_once([job.config for job in todo], callbacks, jobs, own)
     failures: dict[int, UserError] = {}
-    with closing(side_by_side(todo, at_once, callbacks) if at_once > 1 else in_a_row(todo, callbacks)) as results:
+    with closing(
+        side_by_side(todo, at_once, require_remote(callbacks)) if at_once > 1 else in_a_row(todo, callbacks)
+    ) as results:
         for number in range(len(configs)):
             while number not in records and number not in failures:
                 done, outcome = next(results)
@@ -117,7 +119,7 @@ def begun_run(config: Config, path: Path | None, own: Mapping[str, str] | None =
     differing = difference(RunFolder(path).config(), config)
     if differing:
         raise UserError(f"{path} holds a run with other settings ({differing}); choose another --out or remove it")
-    require_same_origin(RunFolder(path), own or {})
+    require_same_inputs(RunFolder(path), own or {})
     return load_record(path)
 
 
@@ -130,7 +132,7 @@ def how_many_at_once(
         return 1
     base = configs[0]
     workers, obstacle = base.engine.workers, ""
-    if not all(callback.from_afar for callback in callbacks):
+    if not all(isinstance(callback, RemoteCallback) for callback in callbacks):
         obstacle = "these callbacks look at runs of this process"
     elif workers is not None and workers > 1:
         obstacle = f"engine.workers={workers} gives a single run several processes"

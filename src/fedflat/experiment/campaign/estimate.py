@@ -13,12 +13,12 @@ from fedflat.algorithms.algorithm import flat_fields
 from fedflat.averaging import RunInfo
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
-from fedflat.experiment.store.row_store import Rows
+from fedflat.experiment.store.row_store import RowStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fedflat.experiment.run import Run
+    from fedflat.experiment.callback import RunView
 
 TIMED = (1, 3)
 """Time is taken from the end of the first of these rounds of a session, which has the set-up in it, to the end of the second."""
@@ -87,9 +87,9 @@ def _rings(built: Algorithm, rounds: int) -> list[int]:
     """How many past models each average keeps."""
     lengths: list[int] = []
 
-    def ring(name: str, length: int) -> Rows:
+    def ring(name: str, length: int) -> RowStore:
         lengths.append(length)
-        return Rows()
+        return RowStore()
 
     nothing = torch.zeros(0)
     for average in built.averages:
@@ -97,7 +97,7 @@ def _rings(built: Algorithm, rounds: int) -> list[int]:
     return lengths
 
 
-def forecast(run: Run, seconds_per_round: float) -> Forecast:
+def forecast(run: RunView, seconds_per_round: float) -> Forecast:
     """What a run will take from here on."""
     problem, built, config = run.problem, run.algorithm, run.config
     item = torch.finfo(problem.dtype).bits // 8
@@ -110,7 +110,7 @@ def forecast(run: Run, seconds_per_round: float) -> Forecast:
     disk = disk_use(config, size, problem.buffers.size, everyone)
     whole = size + problem.buffers.size
     clients = taking_part(config, everyone)
-    left = config.training.rounds - run.server.rounds
+    left = config.training.rounds - run.rounds
     on_gpu = problem.device.type == "cuda"
     return Forecast(
         data=sum(tensor.nbytes for some in examples for tensor in some.tensors().values()),
@@ -134,7 +134,7 @@ class Foretell(Callback):
         self._begun: float | None = None
         self._rounds = 0
 
-    def round_done(self, run: Run) -> None:
+    def round_done(self, run: RunView) -> None:
         self._rounds += 1
         if self._rounds not in TIMED:
             return

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from fedflat.experiment.analysis.reopen import primary_model
-from fedflat.experiment.callback import Callback
+from fedflat.experiment.callback import RemoteCallback
 from fedflat.experiment.campaign.processes import DistantRun, News
-from fedflat.experiment.campaign.ranking import metric_of
 from fedflat.experiment.config import Config
-from fedflat.experiment.run import Run
 from fedflat.experiment.store.record import Record, load_record
 from fedflat.experiment.store.run_folder import RunFolder
 
@@ -18,7 +16,7 @@ from fedflat.experiment.store.run_folder import RunFolder
 class Followed:
     """Tells callbacks of a run's evaluations as they appear in its folder."""
 
-    def __init__(self, config: Config, folder: Path, callbacks: tuple[Callback, ...]) -> None:
+    def __init__(self, config: Config, folder: Path, callbacks: tuple[RemoteCallback, ...]) -> None:
         self._config, self._folder, self._callbacks = config, RunFolder(folder), callbacks
         self._length = 0
         self._seen: DistantRun | None = None
@@ -32,7 +30,7 @@ class Followed:
         if not record.history:  # its first line is being written
             return
         is_new = self._seen is None
-        seen = self._seen = self._seen or DistantRun(self._config, "server", metric_of(record))
+        seen = self._seen = self._seen or DistantRun(self._config, "server", record.metric)
         seen.primary = primary_model(record)
         seen.hear(News(record.history[-1]["round"], record.history[-1]))
         for what in ("began",) * is_new + ("evaluated", "round_done"):
@@ -48,4 +46,4 @@ class Followed:
 
     def _tell(self, what: str, seen: DistantRun, *more: Any) -> None:
         for callback in self._callbacks:
-            getattr(callback, what)(cast(Run, seen), *more)
+            getattr(callback, what)(seen, *more)

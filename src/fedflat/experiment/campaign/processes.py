@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol, TextIO, cast
 
 import torch
@@ -26,7 +25,7 @@ import torch.multiprocessing as multiprocessing
 from fedflat.engines.cpu.worker_pool import keep_memory, start_without_main, use_cores
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError
-from fedflat.experiment.callback import Callback
+from fedflat.experiment.callback import Callback, RemoteCallback, RunProgress
 from fedflat.experiment.campaign.registered_names import Told, learn, tell
 from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
@@ -106,14 +105,13 @@ class DistantRun:
     """What can be seen of a run in another process."""
 
     def __init__(self, config: Config, primary: str, metric: str) -> None:
-        self.config, self.primary = config, primary
-        self.server = SimpleNamespace(rounds=0)
+        self.config, self.primary, self.metric = config, primary, metric
+        self.rounds = 0
         self.history: list[dict[str, Any]] = []
-        self.problem = SimpleNamespace(task=SimpleNamespace(metric=metric))
 
     def hear(self, news: News) -> None:
         """Take in how far it has come."""
-        self.server.rounds = news.rounds
+        self.rounds = news.rounds
         self.history = [news.newest] if news.newest else []
 
 
@@ -137,7 +135,7 @@ def in_a_row(jobs: Sequence[Job], callbacks: tuple[Callback, ...]) -> Results:
 
 
 def side_by_side(
-    jobs: Sequence[Work], at_once: int, callbacks: tuple[Callback, ...], devices: Sequence[str] = ()
+    jobs: Sequence[Work], at_once: int, callbacks: tuple[RemoteCallback, ...], devices: Sequence[str] = ()
 ) -> Results:
     """Every job's number and record, or why there is none, as they end; a job that fails does not stop the others.
 
@@ -203,7 +201,7 @@ def _give(one: Process, jobs: Sequence[Work], waiting: deque[int]) -> None:
         return
 
 
-def _hear(one: Process, job: Work, callbacks: tuple[Callback, ...]) -> Record | UserError | None:
+def _hear(one: Process, job: Work, callbacks: tuple[RemoteCallback, ...]) -> Record | UserError | None:
     """What came of a job, None while it goes on."""
     try:
         message = one.pipe.recv()
@@ -228,24 +226,24 @@ def _hear(one: Process, job: Work, callbacks: tuple[Callback, ...]) -> Record | 
                 )
             )
             for callback in callbacks:
-                callback.ended(cast(Run, one.seen), record)
+                callback.ended(one.seen, record)
         return record
     if isinstance(message, UserError):
         return message
     raise message
 
 
-def _tell(one: Process, job: Work, news: News, callbacks: tuple[Callback, ...]) -> None:
+def _tell(one: Process, job: Work, news: News, callbacks: tuple[RemoteCallback, ...]) -> None:
     if news.begins is not None:
         one.seen = DistantRun(job.config, **news.begins)
         one.seen.hear(news)
         for callback in callbacks:
-            callback.began(cast(Run, one.seen))
+            callback.began(one.seen)
     elif one.seen is not None:
         one.seen.hear(news)
         for callback in callbacks:
-            callback.evaluated(cast(Run, one.seen))
-            callback.round_done(cast(Run, one.seen))
+            callback.evaluated(one.seen)
+            callback.round_done(one.seen)
 
 
 def end_process(one: Process) -> None:
@@ -273,28 +271,28 @@ def _interruptions_ignored() -> Iterator[None]:
 # --- there -----------------------------------------------------------------------------------------------------------------------
 
 
-class Reporter(Callback):
+class Reporter(RemoteCallback):
     """Sends news of a run, not too often."""
 
     def __init__(self, send: Callable[[object], None]) -> None:
         self._send, self._last = send, 0.0
 
-    def began(self, run: Run) -> None:
-        self._send(_news(run)._replace(begins={"primary": run.primary, "metric": run.problem.task.metric}))
+    def began(self, run: RunProgress) -> None:
+        self._send(_news(run)._replace(begins={"primary": run.primary, "metric": run.metric}))
 
-    def round_done(self, run: Run) -> None:
-        if not run.config.is_evaluated(run.server.rounds):  # else there will be more to tell in a moment
+    def round_done(self, run: RunProgress) -> None:
+        if not run.config.is_evaluated(run.rounds):  # else there will be more to tell in a moment
             self.evaluated(run)
 
-    def evaluated(self, run: Run) -> None:
+    def evaluated(self, run: RunProgress) -> None:
         now = time.monotonic()
         if now - self._last > SECONDS_BETWEEN_NEWS:
             self._last = now
             self._send(_news(run))
 
 
-def _news(run: Run) -> News:
-    return News(run.server.rounds, run.history[-1] if run.history else None)
+def _news(run: RunProgress) -> News:
+    return News(run.rounds, run.history[-1] if run.history else None)
 
 
 def _knowing(told: Told, serve: Callable[..., None], *arguments: object) -> None:

@@ -16,8 +16,7 @@ Part = Literal["validation", "test"]
 
 def metric_of(record: Record) -> str:
     """The metric that stands for a run."""
-    first = next(iter(record.history[0]["test"].values())) if record.history else {}
-    return next((name for name in first if name != "loss"), "loss")
+    return record.metric
 
 
 def last_score(record: Record, part: Part) -> float | None:

@@ -23,7 +23,7 @@ from fedflat.engines.ray.cluster import connect, device_for, first_line
 from fedflat.engines.ray.worker import other_version, own_version
 from fedflat.engines.ray.worker_pool import MOST_LOSSES, close_crew
 from fedflat.errors import UserError
-from fedflat.experiment.callback import Callback
+from fedflat.experiment.callback import Callback, require_remote
 from fedflat.experiment.campaign.following import Followed
 from fedflat.experiment.campaign.processes import Results, Work
 from fedflat.experiment.config import Config
@@ -176,13 +176,10 @@ def spread(
 
     ``marker`` is a file in the folder that all nodes share, by which they show that they see it.
     """
-    if not all(callback.from_afar for callback in callbacks):
-        raise UserError(
-            "these callbacks look at runs of this process, which runs on a Ray cluster are not; leave one of them out"
-        )
+    remote = require_remote(callbacks)
     close_crew()  # of runs with engine.name=ray that this process did before: it would keep its cores
     doing = Spread(connect(address, None, "ray_address"), work, Place.here(marker), jobs)
-    followed = [Followed(one.config, one.folder, callbacks) for one in work if one.folder]
+    followed = [Followed(one.config, one.folder, remote) for one in work if one.folder]
     try:
         while doing.waiting or doing.running:
             doing.hand_out()

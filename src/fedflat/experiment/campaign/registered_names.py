@@ -46,6 +46,6 @@ def _own_names() -> dict[str, Any]:
 
 def _name(name: str, what: Any) -> None:
     if isinstance(what, type) and issubclass(what, ModelSpec):
-        MODELS[name] = what
+        MODELS.register(name, what)
     else:
         registration.register(name, what)

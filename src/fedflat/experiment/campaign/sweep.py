@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from fedflat import data as datasets
 from fedflat.errors import UserError
-from fedflat.experiment.callback import Callback
+from fedflat.experiment.callback import Callback, require_remote
 from fedflat.experiment.campaign.branch import start
 from fedflat.experiment.campaign.compare import begun_run, folder_name, how_many_at_once
 from fedflat.experiment.campaign.processes import Results, side_by_side
@@ -24,8 +24,8 @@ from fedflat.experiment.config import SHORT, Config, config
 from fedflat.experiment.run import Run
 from fedflat.experiment.stopping import OVER
 from fedflat.experiment.store.atomic_files import create_folder, write_whole
-from fedflat.experiment.store.cleanup import Keep, remove_claimed
-from fedflat.experiment.store.lock import Lock, claimed, is_free
+from fedflat.experiment.store.cleanup import Keep, remove_locked
+from fedflat.experiment.store.lock import LockedError, is_free, locked
 from fedflat.experiment.store.record import Record, load_record
 from fedflat.experiment.store.run_folder import Awaited
 from fedflat.models import model_spec
@@ -183,7 +183,7 @@ def _hashed(name: str, one: Values) -> str:
 # --- running --------------------------------------------------------------------------------------------------------------------------
 
 
-class Over(Lock):
+class Over(LockedError):
     """Another process has done the run meanwhile."""
 
 
@@ -196,13 +196,13 @@ class Claimed(NamedTuple):
     own: dict[str, Any] | None = None
 
     def go(self, callbacks: tuple[Callback, ...]) -> Record:
-        """Do it, or go on with it; ``Lock`` while another process does, ``Over`` once it has."""
-        with claimed(self.folder):
+        """Do it, or go on with it; ``LockedError`` while another process does, ``Over`` once it has."""
+        with locked(self.folder):
             begun = begun_run(self.config, self.folder)
             over = begun is not None and begun.status in OVER
             if not over:
                 Run(self.config, self.folder, callbacks=callbacks, resume=begun is not None).go()
-            remove_claimed(self.folder, self.keep.removed)
+            remove_locked(self.folder, self.keep.removed)
         if over:
             raise Over(f"{self.folder} is over")
         return load_record(self.folder)
@@ -221,7 +221,7 @@ def run_sweep(
     """
     before = {run.name for run in sweep.runs if _over(run)}
     if sweep.file.branch:
-        with claimed(sweep.out, patiently=True):
+        with locked(sweep.out, wait=True):
             start(sweep.file.branch).write(sweep.out)
     write_index(sweep)
     todo: list[Planned] = []
@@ -236,7 +236,7 @@ def run_sweep(
         held = []
         with closing(_results(sweep, todo, callbacks, jobs)) as results:
             for number, outcome in results:
-                if isinstance(outcome, Lock) and not isinstance(outcome, Over):
+                if isinstance(outcome, LockedError) and not isinstance(outcome, Over):
                     held.append(todo[number])
                 else:
                     yield _done(todo[number], outcome)
@@ -259,9 +259,9 @@ def _tidy(run: Planned, keep: Keep) -> None:
     """Remove what is not kept of a run that was killed between its end and that."""
     if keep.removed:
         try:
-            with claimed(run.folder):
-                remove_claimed(run.folder, keep.removed)
-        except Lock:
+            with locked(run.folder):
+                remove_locked(run.folder, keep.removed)
+        except LockedError:
             return
 
 
@@ -280,7 +280,9 @@ def _results(sweep: Sweep, todo: Sequence[Planned], callbacks: tuple[Callback, .
         return spread(work, sweep.file.ray_address, jobs or sweep.file.jobs, callbacks, sweep.out / INDEX)
     devices = tuple(map(str, sweep.file.devices))
     together = how_many_at_once([run.config for run in todo], callbacks, _wanted(sweep, jobs), {})
-    return side_by_side(work, together, callbacks, devices) if together > 1 or devices else one_by_one(work, callbacks)
+    if together > 1 or devices:
+        return side_by_side(work, together, require_remote(callbacks), devices)
+    return one_by_one(work, callbacks)
 
 
 def _wanted(sweep: Sweep, jobs: int | None) -> int | None:
@@ -307,7 +309,7 @@ def write_index(sweep: Sweep) -> None:
     """Write which folder is which combination, where that is not said yet."""
     text = json.dumps({"format": 1, "runs": {run.name: run.varied for run in sweep.runs}}, indent=1, default=str) + "\n"
     create_folder(sweep.out)
-    with claimed(sweep.out, patiently=True):
+    with locked(sweep.out, wait=True):
         path = sweep.out / INDEX
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             write_whole(path, text)

@@ -14,14 +14,14 @@ from typing import Any
 from pydantic import ConfigDict, Field, ValidationError
 
 from fedflat.errors import UserError, one_of
-from fedflat.experiment.config import SHORT, Section, read_yaml, setting_names
+from fedflat.experiment.config import SHORT, SettingsGroup, read_yaml, setting_names
 from fedflat.experiment.store.cleanup import Keep
 
 Values = dict[str, Any]
 HOLE = re.compile(r"\{(\w+)\}")
 
 
-class Range(Section):
+class Range(SettingsGroup):
     """Numbers between two bounds, from which a search draws."""
 
     low: float = Field(description="the smallest value")
@@ -31,7 +31,7 @@ class Range(Section):
     step: float | None = Field(None, gt=0, description="the distance of values from one another")
 
 
-class Tune(Section):
+class Tune(SettingsGroup):
     """A search for the settings with the best validation metric."""
 
     trials: int = Field(20, ge=1, description="how many combinations are tried")
@@ -50,7 +50,7 @@ class Tune(Section):
     )
 
 
-class SweepFile(Section):
+class SweepFile(SettingsGroup):
     """The whole file."""
 
     model_config = ConfigDict(populate_by_name=True)

@@ -17,15 +17,14 @@ from typing import Any, NamedTuple
 
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.reopen import primary_model
-from fedflat.experiment.callback import Callback
+from fedflat.experiment.callback import Callback, RunView
 from fedflat.experiment.campaign.optuna_study import JOURNAL, Study
 from fedflat.experiment.campaign.ranking import last_score, metric_of
 from fedflat.experiment.campaign.sweep import SECONDS_BETWEEN_LOOKS, Claimed, Over, config_of, told
 from fedflat.experiment.campaign.sweep_file import Range, SweepFile, Tune, Values, check_names, flat, holes
 from fedflat.experiment.config import SHORT, Config, changes_results, setting_names
-from fedflat.experiment.run import Run
 from fedflat.experiment.store.atomic_files import create_folder, write_whole
-from fedflat.experiment.store.lock import Lock, claimed, is_free
+from fedflat.experiment.store.lock import LockedError, is_free, locked
 from fedflat.experiment.store.record import Record, load_record
 
 BEST = "best.json"
@@ -217,19 +216,19 @@ def _study(search: Search) -> Study:
     """The trials that there are, which must be of the same search."""
     create_folder(search.out)
     study = Study(search.out, search.tune)
-    with claimed(search.out, patiently=True):
+    with locked(search.out, wait=True):
         study.hold_to(search.decides(), search.out)
     return study
 
 
 def _next(search: Search, study: Study, claim: ExitStack) -> int | None:
     """The number of a trial that is now this process's own: one that was left, or a new one; None where there are enough."""
-    with claimed(search.out, patiently=True):
+    with locked(search.out, wait=True):
         left = [number for number in study.unfinished() if is_free(search.folder(number))]
         if not left and study.count() >= search.tune.trials:
             return None
         number = left[0] if left else study.ask()
-        claim.enter_context(claimed(search.folder(number)))
+        claim.enter_context(locked(search.folder(number)))
         return number
 
 
@@ -250,7 +249,7 @@ def _do(search: Search, study: Study, number: int, callbacks: tuple[Callback, ..
     except Pruned:
         study.tell(number, None, "pruned")
         return Tried(number, values, "pruned", None)
-    except Lock:
+    except LockedError:
         raise
     except UserError as mistake:
         study.tell(number, None, "failed")
@@ -272,10 +271,10 @@ class _Watch(Callback):
     def __init__(self, study: Study, number: int) -> None:
         self._study, self._number = study, number
 
-    def evaluated(self, run: Run) -> None:
+    def evaluated(self, run: RunView) -> None:
         newest = run.history[-1]
-        found = newest["validation"].get(run.primary, newest["validation"]["server"]).get(run.problem.task.metric)
-        if found is not None and self._study.is_bad(self._number, run.server.rounds, found):
+        found = newest["validation"].get(run.primary, newest["validation"]["server"]).get(run.metric)
+        if found is not None and self._study.is_bad(self._number, run.rounds, found):
             raise Pruned
 
 
@@ -293,7 +292,7 @@ def choose(search: Search) -> dict[str, Any]:
     number, score = best
     folders = [str(search.folder(number) / f"seed-{seed}") for seed in search.tune.seeds]
     trial = {"trial": number, "settings": study.values(number, search.space), "validation": score, "folders": folders}
-    with claimed(search.out, patiently=True):
+    with locked(search.out, wait=True):
         file = search.out / BEST
         known: Values = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         chosen = {**known, "folders": folders} if _is_of(known, trial) else _evaluated(trial)
