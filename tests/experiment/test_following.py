@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import fedflat
-from fedflat.experiment.callback import Callback
+from fedflat.experiment.callback import RemoteCallback
 from fedflat.experiment.campaign.following import Followed
 from fedflat.experiment.store.record import load_record
 
 SMALL = {"model": "mlp(hidden=4)", "clients": 4, "clients_per_round": 2, "rounds": 3, "local_steps": 2, "workers": 1}
 
 
-class Told(Callback):
+class Told(RemoteCallback):
     """Writes down what it is told."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Told(Callback):
         self.told.append(("evaluated", run.history[-1]["round"], run.primary))
 
     def round_done(self, run: Any) -> None:
-        self.told.append(("round", run.server.rounds))
+        self.told.append(("round", run.rounds))
 
     def ended(self, run: Any, record: Any) -> None:
         self.told.append(("ended", record.status))

@@ -58,10 +58,10 @@ class Watcher(RemoteCallback):
         self.told: list[tuple[str, str, int]] = []
 
     def _note(self, event: str, run) -> None:
-        self.told.append((event, f"{run.config.algorithm} {run.config.seed}", run.server.rounds))
+        self.told.append((event, f"{run.config.algorithm} {run.config.seed}", run.rounds))
 
     def began(self, run):
-        assert run.primary in ("server", "wima(window=2)") and run.problem.task.metric == "accuracy"
+        assert run.primary in ("server", "wima(window=2)") and run.metric == "accuracy"
         self._note("began", run)
 
     def round_done(self, run):
