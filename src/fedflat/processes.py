@@ -30,8 +30,9 @@ class ChildDied(Exception):
 class ChildProcess:
     """A spawned process and the parent's end of a two-way pipe to it.
 
-    The child calls ``target(pipe, *args)`` with one torch thread. It does not run the user's script again, so that scripts
-    need no ``if __name__ == "__main__"`` guard, and never sees Ctrl-C: the parent does, and then closes its children.
+    The child calls ``target(pipe, *args)`` with one torch thread. It does not run the user's script again, so that
+    scripts need no ``if __name__ == "__main__"`` guard, and never sees Ctrl-C: the parent does, and then closes its
+    children.
 
     Args:
         target: function that the child can import.

@@ -1,8 +1,9 @@
 """Start runs from the model of another run: ``RUN@ROUND`` names its model after that round.
 
-A branch inherits the server's weights, BatchNorm statistics and counters, the number of finished rounds, and every setting
-that is not changed, so partition, cohorts, batches and learning rates of the remaining rounds are those of the original run.
-The algorithm's server and client state, clients' own statistics, averages, costs and metrics start fresh.
+A branch inherits the server's weights, BatchNorm statistics and counters, the number of finished rounds, and every
+setting that is not changed, so partition, cohorts, batches and learning rates of the remaining rounds are those of the
+original run. The algorithm's server and client state, clients' own statistics, averages, costs and metrics start
+fresh.
 """
 
 from __future__ import annotations

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from fedflat import data as datasets
 from fedflat.algorithms import Algorithm, algorithm
 from fedflat.algorithms.algorithm import flat_fields
+from fedflat.algorithms.slot import Fields
 from fedflat.averaging import RunInfo
 from fedflat.engines.cpu.worker_pool import available_cores
 from fedflat.errors import UserError
@@ -39,6 +40,8 @@ SHORT_ROUND = 3.0
 """Longest round, in seconds, that is probed as a whole; single steps overestimate short rounds."""
 PATIENCE = 60.0
 """Seconds after which no further probe starts."""
+FRESH = {"algorithm": "fedavg", "init": None, "init_head": "given", "init_rounds": 0}
+"""What a probe changes: plain SGD from fresh weights."""
 
 
 # --- bytes ------------------------------------------------------------------------------------------------------------
@@ -113,7 +116,7 @@ def participants(config: Config, clients: int) -> int:
     return min(clients, config.federation.clients_per_round * (config.training.rounds - config.init_rounds))
 
 
-def _scalars(fields: Mapping[str, Any], size: int) -> int:
+def _scalars(fields: dict[str, Fields], size: int) -> int:
     return sum(field.scalars(size) for field in flat_fields(fields).values())
 
 
@@ -273,10 +276,14 @@ class ProbedSpeed:
     """Training examples of all clients."""
     tested: int
     """Test examples."""
+    whole_round: float | None = None
+    """Seconds of a round of plain SGD, where rounds are short enough to be measured."""
 
     def seconds(self, config: Config, rounds: int) -> float:
         """Time for ``rounds`` rounds of a run."""
         built, t, f = algorithm(config.algorithm), config.training, config.federation
+        if self.whole_round is not None:
+            return rounds * self.whole_round * built.backward_passes
         steps = t.local_steps or t.local_epochs * math.ceil(self.examples / self.clients / t.batch_size)
         waves = math.ceil(min(f.clients_per_round, self.clients) / self.at_once)
         models = 1 + len(built.averages)
@@ -302,43 +309,44 @@ def remaining_work(runs: Iterable[Awaited], at_once: int = 1, probing: bool = Tr
     runs = list(runs)
     left = [(run.config, rounds) for run in runs if (rounds := run.rounds_left)]
     seconds, reason = 0.0, "" if probing or not left else "not probed"
-    begin, paces = time.monotonic(), dict[Config, float]()
+    begin, speeds = time.monotonic(), dict[Config, ProbedSpeed]()
     for config, rounds in left if probing else ():
         kind = _kind(config, at_once)
-        if kind not in paces:
+        if kind not in speeds:
             if not is_available(config.data.dataset, config.data.dir):
                 reason = f"{config.data.dataset} is not downloaded"
             elif time.monotonic() - begin > PATIENCE:
                 reason = f"probes took more than {PATIENCE:.0f} s"
             else:
                 try:
-                    paces[kind] = seconds_per_round(kind)
+                    speeds[kind] = measure_speed(kind)
                 except UserError as error:
                     reason = str(error)
             if reason:
                 break
-        seconds += rounds * paces[kind] * algorithm(config.algorithm).backward_passes
+        seconds += speeds[kind].seconds(config, rounds)
     seconds /= max(1, min(at_once, available_cores()))
     done = sum(run.done for run in runs)
     return RemainingWork(len(runs), done, sum(rounds for _, rounds in left), None if reason else seconds, reason)
 
 
 def _kind(config: Config, at_once: int) -> Config:
-    """The settings on which the time of a round depends: three rounds of plain SGD, whatever the seed or learning rate."""
+    """A config to probe: three rounds of plain SGD, the same for runs that differ only in seed or learning rate."""
     training = config.training.model_copy(update={"rounds": 3, "lr": 0.01, "lr_decay": 1.0})
     evaluation = config.evaluation.model_copy(update={"final": 0, "save_every": None})
     engine = config.engine.model_copy(update={"compile": "off", "workers": 1 if at_once > 1 else config.engine.workers})
-    fresh = {"algorithm": "fedavg", "seed": 0, "init": None, "init_head": "given", "init_rounds": 0}
-    return config.model_copy(update={**fresh, "training": training, "evaluation": evaluation, "engine": engine})
+    return config.model_copy(
+        update={**FRESH, "seed": 0, "training": training, "evaluation": evaluation, "engine": engine}
+    )
 
 
-def seconds_per_round(config: Config) -> float:
-    """Time of a round: measured over whole rounds if they are short, otherwise extrapolated from single steps."""
-    extrapolated = probe(config).seconds(config, 1)
-    if extrapolated > SHORT_ROUND:
-        return extrapolated
+def measure_speed(config: Config) -> ProbedSpeed:
+    """Probe single steps and, if rounds are short, whole rounds as well."""
+    speed = probe(config)
+    if speed.seconds(config, 1) > SHORT_ROUND:
+        return speed
     times = _run_quietly(config)[1].rounds
-    return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else extrapolated
+    return replace(speed, whole_round=(times[-1] - times[0]) / (len(times) - 1)) if len(times) > 1 else speed
 
 
 def probe(config: Config) -> ProbedSpeed:
@@ -348,10 +356,7 @@ def probe(config: Config) -> ProbedSpeed:
     workers = 1 if on_gpu else min(config.engine.workers or available_cores(), config.federation.clients_per_round)
     tiny = config.model_copy(
         update={
-            "algorithm": "fedavg",
-            "init": None,
-            "init_head": "given",
-            "init_rounds": 0,
+            **FRESH,
             "training": config.training.model_copy(update={"rounds": 2, "local_epochs": 1, "local_steps": 1}),
             "federation": config.federation.model_copy(update={"clients_per_round": at_once, "sampling": "fixed"}),
             "evaluation": config.evaluation.model_copy(update={"every": 2, "final": 0, "examples": PROBED_EXAMPLES}),

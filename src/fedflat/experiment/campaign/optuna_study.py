@@ -1,7 +1,7 @@
 """The Optuna study of a search, in a journal beside its trials.
 
-The sampler is seeded anew with the trial's number and the setting's name, so that a resumed search draws the same values as
-one that was never interrupted.
+The sampler is seeded anew with the trial's number and the setting's name, so that a resumed search draws the same
+values as one that was never interrupted.
 """
 
 from __future__ import annotations

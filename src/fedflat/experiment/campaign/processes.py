@@ -1,7 +1,7 @@
 """Runs side by side, each in a child process with one thread.
 
-A small model cannot keep several cores busy: between rounds its workers wait for one another. Several runs can. No random
-number depends on what ran before, so parallel runs are bit-identical to sequential ones.
+A small model cannot keep several cores busy: between rounds its workers wait for one another. Several runs can. No
+random number depends on what ran before, so parallel runs are bit-identical to sequential ones.
 """
 
 from __future__ import annotations

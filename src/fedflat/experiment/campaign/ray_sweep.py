@@ -89,8 +89,8 @@ class SweepLocation(NamedTuple):
 class ClusterSchedule:
     """Hands the runs of a sweep to a cluster and collects their results.
 
-    A run whose node or process is lost goes to another one, which resumes it from its last checkpoint; after ``MOST_LOSSES``
-    losses it fails.
+    A run whose node or process is lost goes to another one, which resumes it from its last checkpoint; after
+    ``MOST_LOSSES`` losses it fails.
     """
 
     def __init__(self, ray: Any, tasks: Sequence[RunTask], location: SweepLocation, jobs: int | None) -> None:
@@ -132,8 +132,8 @@ class ClusterSchedule:
         for needs in {self._resources(self.tasks[index].config) for index in self.running.values()}:
             if not any(needs.fit(node) for node in nodes):
                 raise UserError(
-                    f"a run of this sweep needs {needs}, which no node of the Ray cluster has; add such a node or lower "
-                    "engine.workers, then start the sweep again to continue"
+                    f"a run of this sweep needs {needs}, which no node of the Ray cluster has; "
+                    "add such a node or lower engine.workers, then start the sweep again to continue"
                 )
 
     def outcomes(self) -> Iterator[tuple[int, UserError | None]]:
@@ -164,9 +164,7 @@ class ClusterSchedule:
         if isinstance(error.cause, UserError) and not isinstance(error.cause, UnfitNode):
             return error.cause
         if "failed to import" in str(error.cause):  # Ray has no error class for this
-            raise UnfitNode(
-                "a node of the Ray cluster cannot import fedflat; install fedflat on every node"
-            ) from None
+            raise UnfitNode("a node of the Ray cluster cannot import fedflat; install fedflat on every node") from None
         raise (error.cause if isinstance(error.cause, Exception) else error) from None
 
     def cancel(self) -> None:

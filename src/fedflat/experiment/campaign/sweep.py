@@ -1,4 +1,4 @@
-"""Sweeps: every combination of a sweep file is a run in its own folder, done once by any of the processes that share it."""
+"""Sweeps: every combination of a file is a run in its own folder, done once by one of the processes that share it."""
 
 from __future__ import annotations
 
@@ -231,8 +231,8 @@ def run_sweep(
 ) -> Iterator[SweepResult]:
     """Do all unfinished runs of a sweep and yield results as they arrive; a run that fails does not stop the others.
 
-    Several processes may run the same sweep; each run is done by one of them. Runs that others hold are checked again at the
-    end, and resumed if their process was killed.
+    Several processes may run the same sweep; each run is done by one of them. Runs that others hold are checked again
+    at the end, and resumed if their process was killed.
 
     Args:
         sweep: the planned sweep.

@@ -1,7 +1,7 @@
 """Sweep files: settings that all runs share, settings that vary, and combinations to leave out.
 
-``{name}`` in a text is a placeholder for a value that varies: ``algorithm: fedsam(rho={rho})`` with ``rho: [0.05, 0.1]``
-gives two runs.
+``{name}`` in a text is a placeholder for a value that varies: ``algorithm: fedsam(rho={rho})`` with ``rho: [0.05,
+0.1]`` gives two runs.
 """
 
 from __future__ import annotations

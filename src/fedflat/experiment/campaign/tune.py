@@ -1,7 +1,7 @@
 """Search for the settings with the best validation metric, with Optuna, in any number of processes.
 
-The test set influences nothing: trials are scored on examples held out of the training set, and only the chosen trial is
-evaluated on the test set, once, at the end.
+The test set influences nothing: trials are scored on examples held out of the training set, and only the chosen trial
+is evaluated on the test set, once, at the end.
 """
 
 from __future__ import annotations
@@ -149,7 +149,9 @@ def _check_space(space: Space) -> None:
         raise UserError("tune.space is empty; add settings to search over, e.g. {lr: {low: 0.01, high: 1, log: true}}")
     for name, values in space.items():
         if name in ("seed", "data.validation"):
-            raise UserError(f"cannot search over {name}, which changes how trials are scored; remove it from tune.space")
+            raise UserError(
+                f"cannot search over {name}, which changes how trials are scored; remove it from tune.space"
+            )
         if isinstance(values, list):
             if not values or not all(isinstance(value, (bool, int, float, str)) or value is None for value in values):
                 raise UserError(
