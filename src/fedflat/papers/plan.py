@@ -1,4 +1,4 @@
-"""The runs that some cells need: each distinct experiment once, in a folder named after the first cell that needs it."""
+"""The runs that cells need: each distinct experiment once, in a folder named after the first cell that needs it."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class TableFile(PaperData):
     words: Words = {}
     rules: list[Rule] = []
     header: list[dict[str, Words | None]] = [{"value": None}]
-    """The levels of the header from top to bottom, each with its labels and their words; columns are all combinations."""
+    """Levels of the header from top to bottom, each with its labels and their words; columns are all combinations."""
     methods: dict[str, str | Words] = {}
     """The meaning of row names that the paper's own list lacks."""
     groups: list[RowGroup] = []
@@ -96,7 +96,7 @@ class TableFile(PaperData):
     small: str = ""
     """The cell that represents the table at small scale."""
     picture: str = ""
-    """The command that draws a figure from its runs, with {models} of the chosen cells, {folder} of the first, or {out}."""
+    """The command that draws a figure, with {models} of the chosen cells, the {folder} of the first run, or {out}."""
     states: list[Statement] = []
     notes: list[Note] = []
 
