@@ -11,7 +11,7 @@ import pytest
 import fedflat
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config, config
-from fedflat.experiment.store.lock import Lock
+from fedflat.experiment.store.lock import LockedError
 from fedflat.experiment.store.run_folder import RunFolder
 
 SMALL = {"rounds": 2, "clients": 12, "clients_per_round": 4, "local_steps": 2, "workers": 1, "model": "mlp(hidden=4)"}
@@ -76,7 +76,7 @@ def test_a_folder_in_which_a_run_is_being_begun_is_held(tmp_path: Path, monkeypa
     refusals: list[UserError] = []
 
     def write_status(status: str) -> None:
-        with pytest.raises(Lock, match=f"another process is working on {tmp_path / 'run'};") as refused:
+        with pytest.raises(LockedError, match=f"another process is working on {tmp_path / 'run'};") as refused:
             second.create(Config(), {})
         refusals.append(refused.value)
 

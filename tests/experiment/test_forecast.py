@@ -12,7 +12,7 @@ from fedflat.cli.shared.progress import in_words
 from fedflat.experiment.campaign.estimate import Forecast, Foretell, disk_use, forecast
 from fedflat.experiment.config import config
 from fedflat.experiment.run import Run
-from fedflat.experiment.store.checkpoint import SECONDS_BETWEEN, Pace
+from fedflat.experiment.store.checkpoint import SECONDS_BETWEEN, CheckpointInterval
 
 SMALL = {
     "model": "mlp(hidden=8)",
@@ -106,7 +106,7 @@ def test_checkpoints_are_no_more_frequent_than_a_disk_likes(tmp_path: Path, monk
 def test_checkpoints_that_take_long_are_further_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("fedflat.experiment.store.checkpoint.time.monotonic", lambda: now)
-    open_, asked = Pace(None), Pace(7)
+    open_, asked = CheckpointInterval(None), CheckpointInterval(7)
     assert not open_.is_due(10)
     now += SECONDS_BETWEEN
     assert open_.is_due(10) and not open_.is_due(15)

@@ -19,7 +19,7 @@ from fedflat.algorithms.drift.scaffold import Scaffold
 from fedflat.algorithms.table import NAMED
 from fedflat.data import from_arrays
 from fedflat.errors import UserError
-from fedflat.experiment.callback import Callback
+from fedflat.experiment.callback import Callback, RemoteCallback
 from fedflat.experiment.campaign import compare as comparing
 from fedflat.experiment.campaign.compare import SomeFailed, compare
 from fedflat.experiment.campaign.processes import Job, _warnings_sent, side_by_side
@@ -51,10 +51,8 @@ def note_processes() -> None:
     WERE_THERE.update(multiprocessing.active_children())
 
 
-class Watcher(Callback):
+class Watcher(RemoteCallback):
     """Notes what it is told, from afar."""
-
-    from_afar = True
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str, int]] = []

@@ -19,7 +19,7 @@ import fedflat
 from fedflat.data import Dataset, load
 from fedflat.engines.problem.task import Classification
 from fedflat.errors import UserError
-from fedflat.experiment.store.provenance import brought, described
+from fedflat.experiment.store.provenance import fingerprint, fingerprints
 from fedflat.experiment.store.run_folder import RunFolder
 
 SETTINGS: dict[str, Any] = {"rounds": 3, "clients": 4, "clients_per_round": 2, "local_steps": 1, "workers": 1}
@@ -116,13 +116,13 @@ def test_words_for_what_is_brought_stay_the_same() -> None:
         return output.sum()
 
     weights = torch.arange(3.0)
-    named = described({"a": [own_loss, partial(own_loss, target=weights)], "b": network})
-    assert named == described({"a": [own_loss, partial(own_loss, target=weights.clone())], "b": network})
-    assert named != described({"a": [own_loss, partial(own_loss, target=weights + 1)], "b": network})
+    named = fingerprint({"a": [own_loss, partial(own_loss, target=weights)], "b": network})
+    assert named == fingerprint({"a": [own_loss, partial(own_loss, target=weights.clone())], "b": network})
+    assert named != fingerprint({"a": [own_loss, partial(own_loss, target=weights + 1)], "b": network})
     assert "0x" not in named
-    assert brought({"data": None, "model": None, "task": None}) == {}
+    assert fingerprints({"data": None, "model": None, "task": None}) == {}
 
 
 def test_large_data_are_known_by_some_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedflat.experiment.store.provenance.MOST_BYTES", 1000)
-    assert brought({"data": digits()}) == brought({"data": digits()}) != brought({"data": dimmed()})
+    assert fingerprints({"data": digits()}) == fingerprints({"data": digits()}) != fingerprints({"data": dimmed()})

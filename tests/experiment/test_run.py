@@ -19,7 +19,7 @@ from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.errors import UserError
 from fedflat.experiment.config import config
 from fedflat.experiment.run import Run
-from fedflat.experiment.store.row_store import CachedRows, FileRows
+from fedflat.experiment.store.row_store import CachedRowStore, FileRowStore
 
 SMALL = {"rounds": 6, "clients": 12, "clients_per_round": 4, "local_steps": 3, "workers": 1, "model": "mlp(hidden=8)"}
 
@@ -193,7 +193,7 @@ def test_kept_statistics_stay_with_their_clients(tmp_path: Path) -> None:
     settings = SMALL | {"training__statistics": "own"}
     result = fedflat.run("fedavg", **(settings | {"model": Normalised()}), out=tmp_path / "run")
     assert torch.equal(result.record.models["server"].buffers, torch.cat([torch.zeros(8), torch.ones(8)]))
-    rows = FileRows(tmp_path / "run/state/clients", 16, torch.float32)
+    rows = FileRowStore(tmp_path / "run/state/clients", 16, torch.float32)
     kept = [rows[client] for client in range(12) if client in rows]
     assert len(kept) > 4 and all(not torch.equal(a, b) for a in kept for b in kept if a is not b)
 
@@ -265,7 +265,7 @@ def test_a_saved_model_is_the_evaluated_one(tmp_path: Path) -> None:
 
 
 def test_a_small_cache_writes_early_and_forgets_nothing(tmp_path: Path) -> None:
-    rows = CachedRows(FileRows(tmp_path, 3, torch.float64), limit=2 * 24)
+    rows = CachedRowStore(FileRowStore(tmp_path, 3, torch.float64), limit=2 * 24)
     for round in range(1, 8):
         rows.now = round
         for key in range(5):
@@ -275,7 +275,7 @@ def test_a_small_cache_writes_early_and_forgets_nothing(tmp_path: Path) -> None:
             rows.commit(round)
     assert [rows[key][0].item() for key in range(5)] == [70.0, 71.0, 72.0, 73.0, 74.0]
     rows.flush()
-    again = FileRows(tmp_path, 3, torch.float64)
+    again = FileRowStore(tmp_path, 3, torch.float64)
     again.rewind(6)
     assert [again[key][0].item() for key in range(5)] == [60.0, 61.0, 62.0, 63.0, 64.0]
 

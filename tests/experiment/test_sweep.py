@@ -19,8 +19,8 @@ from fedflat.experiment.campaign.sweep import Sweep, plan_sweep, run_sweep
 from fedflat.experiment.campaign.sweep_cost import sweep_disk
 from fedflat.experiment.campaign.sweep_file import read_sweep
 from fedflat.experiment.store.cleanup import Keep
-from fedflat.experiment.store.lock import claimed, is_free
-from fedflat.experiment.store.run_folder import Lock, RunFolder
+from fedflat.experiment.store.lock import locked, is_free
+from fedflat.experiment.store.run_folder import RunFolder
 
 BASE = {
     "rounds": 2,
@@ -87,7 +87,7 @@ def test_a_run_done_by_another_process_meanwhile_is_taken_from_it(tmp_path: Path
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     holder = _holder(tmp_path / "run")
     assert not is_free(tmp_path / "run")
-    with pytest.raises(Lock, match="another process is working on"), claimed(tmp_path / "run"):
+    with pytest.raises(LockedError, match="another process is working on"), locked(tmp_path / "run"):
         pass
     holder.kill()
     holder.wait()

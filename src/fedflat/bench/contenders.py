@@ -16,7 +16,7 @@ from fedflat.bench.plain import PlainLoop
 from fedflat.bench.stage import Contender, Stage
 from fedflat.engines.gpu.layers import with_gpu_layers
 from fedflat.errors import UserError
-from fedflat.experiment.callback import Callback
+from fedflat.experiment.callback import Callback, RunView
 from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
 from fedflat.experiment.setup.problem import federation
@@ -43,7 +43,7 @@ class StageCallback(Callback):
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
 
-    def round_done(self, run: Run) -> None:
+    def round_done(self, run: RunView) -> None:
         self.stage.round_done()
 
 

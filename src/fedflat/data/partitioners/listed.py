@@ -29,7 +29,9 @@ class Listed(Partitioner):
 
     by_label: ClassVar[bool] = False
     path: str | None = param(
-        None, "a JSON file with the number of training examples and, for each client, a list of positions"
+        None,
+        "a JSON file with the number of training examples and, for each client, a list of positions",
+        path=True,
     )
     hash: str | None = param(None, "what the file must have, as sha256- and the first 16 digits; none is not checked")
 

@@ -46,7 +46,9 @@ class ArrayFileOptions:
     """Where the arrays lie."""
 
     path: str = param(
-        "", "an .npz file, a folder of .npy files, a parquet file, or a folder with train.parquet and test.parquet"
+        "",
+        "an .npz file, a folder of .npy files, a parquet file, or a folder with train.parquet and test.parquet",
+        path=True,
     )
     target: str = param("target", "parquet: the column of classes")
     group: str = param("group", "parquet: the column of natural clients, if there is one")

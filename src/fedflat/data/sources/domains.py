@@ -31,7 +31,7 @@ class DomainOptions(PictureOptions):
 class OwnDomainOptions(DomainOptions):
     """Where the domains lie."""
 
-    path: str = param("", "the folder or zip archive with one folder per domain")
+    path: str = param("", "the folder or zip archive with one folder per domain", path=True)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,9 @@ class ImageFolderOptions(PictureOptions):
     """Where the pictures lie, and how they are brought to one size."""
 
     path: str = param(
-        "", "a folder or zip archive with train/<class>/*.jpg and test/<class>/*.jpg, or just <class>/*.jpg"
+        "",
+        "a folder or zip archive with train/<class>/*.jpg and test/<class>/*.jpg, or just <class>/*.jpg",
+        path=True,
     )
 
 

@@ -21,7 +21,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.analysis.batchnorm import with_statistics
 from fedflat.experiment.analysis.cohort import Figures, number
 from fedflat.experiment.analysis.scoring import Scorer, Scores
-from fedflat.experiment.config import Flatness
+from fedflat.experiment.config import FlatnessSettings
 from fedflat.flatness import Objective
 from fedflat.flatness.batches import Rows
 from fedflat.flatness.clients.drift import disagreement
@@ -44,7 +44,7 @@ SINGLE = 10
 class Look:
     """What is seen of a model: on ``wanted.examples`` training examples, and on the data of ``wanted.clients`` clients."""
 
-    def __init__(self, problem: Problem, partition: Partition, wanted: Flatness) -> None:
+    def __init__(self, problem: Problem, partition: Partition, wanted: FlatnessSettings) -> None:
         self.problem, self.partition, self.wanted = problem, partition, wanted
         self.gap_examples = GAP_EXAMPLES
 

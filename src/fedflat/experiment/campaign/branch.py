@@ -23,9 +23,8 @@ from fedflat.experiment.analysis.reopen import reopen
 from fedflat.experiment.analysis.replay import at_checkpoint
 from fedflat.experiment.store.atomic_files import create_folder, write_whole
 from fedflat.experiment.store.checkpoint import CHECKPOINT
-from fedflat.experiment.store.record import Record, load_record, model_file
+from fedflat.experiment.store.record import Record, load_record, model_file, saved_rounds, snapshot_file
 from fedflat.experiment.store.run_folder import RunFolder
-from fedflat.experiment.store.snapshots import kept_rounds, snapshot_file
 
 FILE = "start.safetensors"
 MOST_LISTED = 8
@@ -77,7 +76,7 @@ class BranchPoint:
 
     def _loaded(self) -> dict[str, Tensor]:
         folder = RunFolder(self.run)
-        if self.rounds in kept_rounds(self.run):
+        if self.rounds in saved_rounds(self.run):
             return folder.read_tensors(snapshot_file("server", self.rounds))[0]
         if folder.rounds_of(model_file("server")) == self.rounds:
             return folder.read_tensors(model_file("server"))[0]
@@ -108,4 +107,4 @@ def branchable_rounds(run: Path) -> list[int]:
     """The rounds after which a run can be branched: saved models, the checkpoint and the final model."""
     folder = RunFolder(run)
     ends = (folder.rounds_of(file) for file in (CHECKPOINT, model_file("server")))
-    return sorted({*kept_rounds(run), *(rounds for rounds in ends if rounds is not None)})
+    return sorted({*saved_rounds(run), *(rounds for rounds in ends if rounds is not None)})

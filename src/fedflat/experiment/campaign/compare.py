@@ -14,13 +14,13 @@ from fedflat.algorithms import algorithm, canonical
 from fedflat.data import load
 from fedflat.engines.cpu.worker_pool import available_cores, can_travel
 from fedflat.errors import UserError
-from fedflat.experiment.callback import Callback
+from fedflat.experiment.callback import Callback, RemoteCallback, require_remote
 from fedflat.experiment.campaign.processes import RunJob, in_sequence, side_by_side
 from fedflat.experiment.campaign.registered_names import unsendable_names
 from fedflat.experiment.config import Config, difference
 from fedflat.experiment.setup.problem import device_of
 from fedflat.experiment.stopping import OVER
-from fedflat.experiment.store.provenance import brought, require_same_origin
+from fedflat.experiment.store.provenance import fingerprints, require_same_inputs
 from fedflat.experiment.store.record import Record, load_record
 from fedflat.experiment.store.run_folder import RunFolder
 from fedflat.models import parameter_count
@@ -100,14 +100,17 @@ def run_each(
 
     Finished runs are loaded, interrupted ones resumed. Raises ``SomeFailed`` at the end if parallel runs failed.
     """
-    description = brought(user_objects)
+    description = fingerprints(user_objects)
     existing = [existing_run(config, folder, description) for config, folder in zip(configs, folders, strict=True)]
     records = {index: record for index, record in enumerate(existing) if record and record.status in OVER}
     waiting = [index for index in range(len(configs)) if index not in records]
     jobs_to_do = [RunJob(configs[i], folders[i], existing[i] is not None, user_objects) for i in waiting]
     at_once = how_many_at_once([job.config for job in jobs_to_do], callbacks, jobs, user_objects)
     failures: dict[int, UserError] = {}
-    running = side_by_side(jobs_to_do, at_once, callbacks) if at_once > 1 else in_sequence(jobs_to_do, callbacks)
+    if at_once > 1:
+        running = side_by_side(jobs_to_do, at_once, require_remote(callbacks))
+    else:
+        running = in_sequence(jobs_to_do, callbacks)
     with closing(running) as results:
         for index in range(len(configs)):
             while index not in records and index not in failures:
@@ -134,7 +137,7 @@ def existing_run(config: Config, path: Path | None, user_objects: Mapping[str, s
     differing = difference(RunFolder(path).config(), config)
     if differing:
         raise UserError(f"{path} holds a run with other settings ({differing}); choose another --out or remove it")
-    require_same_origin(RunFolder(path), user_objects or {})
+    require_same_inputs(RunFolder(path), user_objects or {})
     return load_record(path)
 
 
@@ -147,8 +150,9 @@ def how_many_at_once(
         return 1
     base = configs[0]
     workers, obstacle = base.engine.workers, ""
-    if not all(callback.from_afar for callback in callbacks):
-        obstacle = "a callback needs the run in this process (its from_afar is False)"
+    local_callbacks = [callback for callback in callbacks if not isinstance(callback, RemoteCallback)]
+    if local_callbacks:
+        obstacle = f"{type(local_callbacks[0]).__name__} is not a RemoteCallback and needs the run in this process"
     elif workers is not None and workers > 1:
         obstacle = f"engine.workers={workers} already gives each run several processes"
     elif not can_travel(user_objects):

@@ -19,13 +19,13 @@ from fedflat.algorithms.slot import Fields
 from fedflat.averaging import RunInfo
 from fedflat.engines.cpu.worker_pool import available_cores
 from fedflat.errors import UserError
-from fedflat.experiment.callback import Callback
+from fedflat.experiment.callback import Callback, RunView
 from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
 from fedflat.experiment.setup.network import network_of
 from fedflat.experiment.setup.problem import device_of
 from fedflat.experiment.store.cleanup import Keep
-from fedflat.experiment.store.row_store import Rows
+from fedflat.experiment.store.row_store import RowStore
 from fedflat.experiment.store.run_folder import Awaited
 from fedflat.text import parse
 
@@ -129,9 +129,9 @@ def _ring_lengths(built: Algorithm, rounds: int) -> list[int]:
     """The number of past models that each average keeps."""
     lengths: list[int] = []
 
-    def ring(name: str, length: int) -> Rows:
+    def ring(name: str, length: int) -> RowStore:
         lengths.append(length)
-        return Rows()
+        return RowStore()
 
     empty = torch.zeros(0)
     for average in built.averages:
@@ -196,7 +196,7 @@ class Forecast:
     """GPU memory: most reserved so far, and in total."""
 
 
-def forecast(run: Run, seconds_per_round: float) -> Forecast:
+def forecast(run: RunView, seconds_per_round: float) -> Forecast:
     """What a run will need from now on."""
     problem, built, config = run.problem, run.algorithm, run.config
     item = torch.finfo(problem.dtype).bits // 8
@@ -205,7 +205,7 @@ def forecast(run: Run, seconds_per_round: float) -> Forecast:
     kept = _client_scalars(built, config, size, buffers)
     sent = _scalars(built.message_fields(), size)
     clients = participants(config, everyone)
-    rounds = config.training.rounds - run.server.rounds
+    rounds = config.training.rounds - run.rounds
     on_gpu = problem.device.type == "cuda"
     return Forecast(
         data=sum(tensor.nbytes for split in examples for tensor in split.tensors().values()),
@@ -229,7 +229,7 @@ class ForecastCallback(Callback):
         self._started: float | None = None
         self._rounds = 0
 
-    def round_done(self, run: Run) -> None:
+    def round_done(self, run: RunView) -> None:
         self._rounds += 1
         if self._rounds not in TIMED:
             return
@@ -393,8 +393,8 @@ class _Timestamps(Callback):
         self.rounds: list[float] = []
         self.evaluations: list[float] = []
 
-    def round_done(self, run: Run) -> None:
+    def round_done(self, run: RunView) -> None:
         self.rounds.append(time.monotonic())
 
-    def evaluated(self, run: Run) -> None:
+    def evaluated(self, run: RunView) -> None:
         self.evaluations.append(time.monotonic())

@@ -14,15 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple, Protocol, TextIO, cast
+from typing import Any, NamedTuple, Protocol, TextIO
 
 import torch
 
 from fedflat.engines.cpu.worker_pool import keep_memory, use_cores
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError
-from fedflat.experiment.callback import Callback
+from fedflat.experiment.callback import Callback, RemoteCallback, RunProgress
 from fedflat.experiment.campaign.registered_names import PickledNames, pickled_names, register_names
 from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
@@ -99,14 +98,13 @@ class DistantRun:
     """The view that callbacks have of a run in another process."""
 
     def __init__(self, config: Config, primary: str, metric: str) -> None:
-        self.config, self.primary = config, primary
-        self.server = SimpleNamespace(rounds=0)
+        self.config, self.primary, self.metric = config, primary, metric
+        self.rounds = 0
         self.history: list[dict[str, Any]] = []
-        self.problem = SimpleNamespace(task=SimpleNamespace(metric=metric))
 
     def update(self, rounds: int, evaluation: dict[str, Any] | None) -> None:
         """Set the number of finished rounds and the newest evaluation."""
-        self.server.rounds = rounds
+        self.rounds = rounds
         self.history = [evaluation] if evaluation else []
 
 
@@ -129,7 +127,7 @@ def in_sequence(jobs: Sequence[RunJob], callbacks: tuple[Callback, ...]) -> Resu
 
 
 def side_by_side(
-    tasks: Sequence[RunTask], at_once: int, callbacks: tuple[Callback, ...], devices: Sequence[str] = ()
+    tasks: Sequence[RunTask], at_once: int, callbacks: tuple[RemoteCallback, ...], devices: Sequence[str] = ()
 ) -> Results:
     """Run tasks in ``at_once`` processes and yield results as they arrive; a task that fails does not stop the others.
 
@@ -178,7 +176,7 @@ class _Worker:
         self.index, self.run = index, None
         self.child.send(tasks[index])
 
-    def outcome(self, task: RunTask, callbacks: tuple[Callback, ...]) -> Record | UserError | None:
+    def outcome(self, task: RunTask, callbacks: tuple[RemoteCallback, ...]) -> Record | UserError | None:
         """Handle the next message; returns the task's record or error, or None while it is running."""
         try:
             message = self.child.receive()
@@ -196,13 +194,13 @@ class _Worker:
                 newest = record.history[-1] if record.history else None
                 self.run.update(newest["round"] if newest else 0, newest)
                 for callback in callbacks:
-                    callback.ended(cast(Run, self.run), record)
+                    callback.ended(self.run, record)
             return record
         if isinstance(message, UserError):
             return message
         raise message
 
-    def _notify(self, task: RunTask, update: RunUpdate, callbacks: tuple[Callback, ...]) -> None:
+    def _notify(self, task: RunTask, update: RunUpdate, callbacks: tuple[RemoteCallback, ...]) -> None:
         if update.started is not None:
             self.run = DistantRun(task.config, **update.started)
         if self.run is None:
@@ -210,37 +208,37 @@ class _Worker:
         self.run.update(update.rounds, update.evaluation)
         for callback in callbacks:
             if update.started is not None:
-                callback.began(cast(Run, self.run))
+                callback.began(self.run)
             else:
-                callback.evaluated(cast(Run, self.run))
-                callback.round_done(cast(Run, self.run))
+                callback.evaluated(self.run)
+                callback.round_done(self.run)
 
 
 # --- in the child -----------------------------------------------------------------------------------------------------
 
 
-class Reporter(Callback):
+class Reporter(RemoteCallback):
     """Sends updates of a run, at most one every ``SECONDS_BETWEEN_UPDATES``."""
 
     def __init__(self, send: Callable[[object], None]) -> None:
         self._send, self._last = send, 0.0
 
-    def began(self, run: Run) -> None:
-        self._send(_update(run)._replace(started={"primary": run.primary, "metric": run.problem.task.metric}))
+    def began(self, run: RunProgress) -> None:
+        self._send(_update(run)._replace(started={"primary": run.primary, "metric": run.metric}))
 
-    def round_done(self, run: Run) -> None:
-        if not run.config.is_evaluated(run.server.rounds):  # otherwise an evaluation follows at once
+    def round_done(self, run: RunProgress) -> None:
+        if not run.config.is_evaluated(run.rounds):  # otherwise an evaluation follows at once
             self.evaluated(run)
 
-    def evaluated(self, run: Run) -> None:
+    def evaluated(self, run: RunProgress) -> None:
         now = time.monotonic()
         if now - self._last > SECONDS_BETWEEN_UPDATES:
             self._last = now
             self._send(_update(run))
 
 
-def _update(run: Run) -> RunUpdate:
-    return RunUpdate(run.server.rounds, run.history[-1] if run.history else None)
+def _update(run: RunProgress) -> RunUpdate:
+    return RunUpdate(run.rounds, run.history[-1] if run.history else None)
 
 
 def _serve_on_one_core(pipe: Connection, names: PickledNames, serve: Callable[..., None], *args: object) -> None:

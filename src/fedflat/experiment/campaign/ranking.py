@@ -13,17 +13,11 @@ from fedflat.experiment.store.record import Record
 Split = Literal["validation", "test"]
 
 
-def metric_of(record: Record) -> str:
-    """The name of a run's primary metric."""
-    first = next(iter(record.history[0]["test"].values())) if record.history else {}
-    return next((name for name in first if name != "loss"), "loss")
-
-
 def last_score(record: Record, split: Split) -> float | None:
     """The primary model's metric in the last evaluation; None if the run diverged or was never evaluated."""
     if not record.history or record.status == "diverged":
         return None
-    score: float | None = record.history[-1].get(split, {}).get(primary_model(record), {}).get(metric_of(record))
+    score: float | None = record.history[-1].get(split, {}).get(primary_model(record), {}).get(record.metric)
     return score
 
 
@@ -62,7 +56,7 @@ def ranking(runs: Iterable[tuple[dict[str, Any], Record]]) -> Ranking:
     """
     runs = list(runs)
     by: Split = "validation" if runs and all(record.config.data.validation > 0 for _, record in runs) else "test"
-    metric = next((metric_of(record) for _, record in runs if record.history), "accuracy")
+    metric = next((record.metric for _, record in runs if record.history), "accuracy")
     groups: dict[str, list[tuple[dict[str, Any], Record]]] = {}
     for varied, record in runs:
         without_seed = {name: value for name, value in varied.items() if name != "seed"}

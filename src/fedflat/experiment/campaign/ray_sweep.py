@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,11 +24,9 @@ from fedflat.engines.ray.worker import other_version, own_version
 from fedflat.engines.ray.worker_pool import MOST_LOSSES, close_crew
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.reopen import primary_model
-from fedflat.experiment.callback import Callback
+from fedflat.experiment.callback import Callback, RemoteCallback, require_remote
 from fedflat.experiment.campaign.processes import DistantRun, Results, RunTask
-from fedflat.experiment.campaign.ranking import metric_of
 from fedflat.experiment.config import Config
-from fedflat.experiment.run import Run
 from fedflat.experiment.store.record import Record, load_record
 from fedflat.experiment.store.run_folder import RunFolder
 
@@ -185,14 +183,10 @@ def run_on_cluster(
         callbacks: callbacks that can watch runs of other processes.
         marker: a file in the shared folder, which nodes must see.
     """
-    if not all(callback.from_afar for callback in callbacks):
-        raise UserError(
-            "a callback needs the run in this process (its from_afar is False), but runs are on a Ray cluster; "
-            "leave out the callback or ray_address"
-        )
+    remote_callbacks = require_remote(callbacks)
     close_crew()  # workers of an earlier run with engine.name=ray would keep their cores
     schedule = ClusterSchedule(connect(address, None, "ray_address"), tasks, SweepLocation.here(marker), jobs)
-    watched = [WatchedFolder(task.config, task.folder, callbacks) for task in tasks if task.folder]
+    watched = [WatchedFolder(task.config, task.folder, remote_callbacks) for task in tasks if task.folder]
     try:
         while schedule.waiting or schedule.running:
             schedule.submit()
@@ -219,7 +213,7 @@ def run_on_node(version: str, packed: bytes) -> None:
 class WatchedFolder:
     """Notifies callbacks of a run on another machine, from what appears in its folder."""
 
-    def __init__(self, config: Config, folder: Path, callbacks: tuple[Callback, ...]) -> None:
+    def __init__(self, config: Config, folder: Path, callbacks: tuple[RemoteCallback, ...]) -> None:
         self._config, self._folder, self._callbacks = config, RunFolder(folder), callbacks
         self._length = 0
         self._run: DistantRun | None = None
@@ -233,7 +227,7 @@ class WatchedFolder:
         if not record.history:  # the first line is still being written
             return
         is_new = self._run is None
-        run = self._run = self._run or DistantRun(self._config, "server", metric_of(record))
+        run = self._run = self._run or DistantRun(self._config, "server", record.metric)
         run.primary = primary_model(record)
         run.update(record.history[-1]["round"], record.history[-1])
         for event in ("began",) * is_new + ("evaluated", "round_done"):
@@ -249,4 +243,4 @@ class WatchedFolder:
 
     def _notify(self, event: str, run: DistantRun, *args: Any) -> None:
         for callback in self._callbacks:
-            getattr(callback, event)(cast(Run, run), *args)
+            getattr(callback, event)(run, *args)
