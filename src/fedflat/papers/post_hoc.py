@@ -19,7 +19,7 @@ from fedflat.experiment.analysis.evaluation import Evaluation, evaluate
 from fedflat.experiment.analysis.fixed_sample import Look
 from fedflat.experiment.analysis.local_models import replay_at
 from fedflat.experiment.analysis.measured import Measured, measured
-from fedflat.experiment.config import Flatness
+from fedflat.experiment.config import FlatnessSettings
 from fedflat.experiment.store.atomic_files import write_whole
 from fedflat.experiment.store.record import Record
 from fedflat.flatness import spectrum_of
@@ -75,8 +75,9 @@ class _RunModels:
     def __init__(self, record: Record, small: bool) -> None:
         self.record, self.small = record, small
         self._file: Path | None = record.folder.path / FILE if record.folder else None
-        exists = self._file is not None and self._file.exists()
-        self.stored: dict[str, Any] = json.loads(self._file.read_text(encoding="utf-8")) if exists else {}
+        self.stored: dict[str, Any] = {}
+        if self._file is not None and self._file.exists():
+            self.stored = json.loads(self._file.read_text(encoding="utf-8"))
 
     def value(self, query: ModelQuery) -> float:
         """One statistic, measured now or earlier."""
@@ -128,12 +129,12 @@ class _RunModels:
         replay = replay_at(server)
         members = replay.members(None)
         local_models = replay.local_models(members, replay.train(members))
-        return Look(server.problem, server.partition, Flatness()).local_curvature(local_models, members)
+        return Look(server.problem, server.partition, FlatnessSettings()).local_curvature(local_models, members)
 
     def _features(self, model: str) -> dict[str, Any]:
         """The mean of ||f(x)|| over each client's data."""
         opened = self._measured(model)
-        return Look(opened.problem, opened.partition, Flatness(clients=EVERY_CLIENT)).features(opened.state)
+        return Look(opened.problem, opened.partition, FlatnessSettings(clients=EVERY_CLIENT)).features(opened.state)
 
     def _evaluated(self, part: str, model: str, **options: Any) -> dict[str, Any]:
         evaluation: Evaluation = evaluate(self.record, model, (part,), **options)

@@ -9,7 +9,7 @@ import torch
 
 from fedflat.data import Examples, canonical_partition
 from fedflat.experiment.campaign.estimate import is_available
-from fedflat.experiment.config import Config, Data
+from fedflat.experiment.config import Config, DataSettings
 from fedflat.text import parse, show
 
 CLIENTS, CLIENTS_PER_ROUND, EXAMPLES = 10, 3, 200
@@ -56,7 +56,7 @@ def small(config: Config, folder: Path | None = None) -> tuple[Config, tuple[str
     return made, tuple(f"{new} for {old}" for new, old in pairs if new != old)
 
 
-def _stand_ins(config: Config, folder: Path | None) -> tuple[Data, str, dict[str, int]]:
+def _stand_ins(config: Config, folder: Path | None) -> tuple[DataSettings, str, dict[str, int]]:
     """Data, model and length of a run: the paper's dataset if available, otherwise an embedded one."""
     data, model = config.data, parse(config.model)[0].name
     if is_available(data.dataset, folder):

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from fedflat import data as datasets
 from fedflat.errors import UserError
-from fedflat.experiment.callback import Callback
+from fedflat.experiment.callback import Callback, require_remote
 from fedflat.experiment.campaign.branch import branch_point
 from fedflat.experiment.campaign.compare import existing_run, folder_name, how_many_at_once
 from fedflat.experiment.campaign.processes import Results, side_by_side
@@ -32,8 +32,8 @@ from fedflat.experiment.config import SHORT, Config, config
 from fedflat.experiment.run import Run
 from fedflat.experiment.stopping import OVER
 from fedflat.experiment.store.atomic_files import create_folder, write_whole
-from fedflat.experiment.store.cleanup import Keep, remove_claimed
-from fedflat.experiment.store.lock import Lock, claimed, is_free
+from fedflat.experiment.store.cleanup import Keep, remove_locked
+from fedflat.experiment.store.lock import LockedError, is_free, locked
 from fedflat.experiment.store.record import Record, load_record
 from fedflat.experiment.store.run_folder import Awaited
 from fedflat.models import model_spec
@@ -193,7 +193,7 @@ def _hashed(name: str, varied: Values) -> str:
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
-class AlreadyFinished(Lock):
+class AlreadyFinished(LockedError):
     """Another process has finished the run meanwhile."""
 
 
@@ -209,15 +209,15 @@ class LockedRun(NamedTuple):
         """Start or resume the run.
 
         Raises:
-            Lock: another process is working on it.
+            LockedError: another process is working on it.
             AlreadyFinished: another process has finished it.
         """
-        with claimed(self.folder):
+        with locked(self.folder):
             existing = existing_run(self.config, self.folder)
             finished = existing is not None and existing.status in OVER
             if not finished:
                 Run(self.config, self.folder, callbacks=callbacks, resume=existing is not None).go()
-            remove_claimed(self.folder, self.keep.removed)
+            remove_locked(self.folder, self.keep.removed)
         if finished:
             raise AlreadyFinished(f"{self.folder} is finished")
         return load_record(self.folder)
@@ -242,7 +242,7 @@ def run_sweep(
     """
     finished_before = {run.name for run in sweep.runs if _is_finished(run)}
     if sweep.file.branch:
-        with claimed(sweep.out, patiently=True):
+        with locked(sweep.out, wait=True):
             branch_point(sweep.file.branch).write(sweep.out)
     write_index(sweep)
     todo: list[SweepRun] = []
@@ -257,7 +257,7 @@ def run_sweep(
         held = []
         with closing(_results(sweep, todo, callbacks, jobs)) as results:
             for index, outcome in results:
-                if isinstance(outcome, Lock) and not isinstance(outcome, AlreadyFinished):
+                if isinstance(outcome, LockedError) and not isinstance(outcome, AlreadyFinished):
                     held.append(todo[index])
                 else:
                     yield _result(todo[index], outcome)
@@ -280,9 +280,9 @@ def _clean_up(run: SweepRun, keep: Keep) -> None:
     """Remove what a finished run does not keep, in case it was killed before it could."""
     if keep.removed:
         try:
-            with claimed(run.folder):
-                remove_claimed(run.folder, keep.removed)
-        except Lock:
+            with locked(run.folder):
+                remove_locked(run.folder, keep.removed)
+        except LockedError:
             return
 
 
@@ -305,7 +305,7 @@ def _results(sweep: Sweep, todo: Sequence[SweepRun], callbacks: tuple[Callback, 
     devices = tuple(map(str, file.devices))
     processes = how_many_at_once([run.config for run in todo], callbacks, _requested_jobs(sweep, jobs), {})
     if processes > 1 or devices:
-        return side_by_side(tasks, processes, callbacks, devices)
+        return side_by_side(tasks, processes, require_remote(callbacks), devices)
     return _in_sequence(tasks, callbacks)
 
 
@@ -332,7 +332,7 @@ def write_index(sweep: Sweep) -> None:
     """Write ``sweep.json``, which maps folder names to combinations."""
     text = json.dumps({"format": 1, "runs": {run.name: run.varied for run in sweep.runs}}, indent=1, default=str) + "\n"
     create_folder(sweep.out)
-    with claimed(sweep.out, patiently=True):
+    with locked(sweep.out, wait=True):
         path = sweep.out / INDEX
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             write_whole(path, text)

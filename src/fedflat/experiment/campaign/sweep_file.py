@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ConfigDict, Field, ValidationError
 
 from fedflat.errors import UserError, one_of
-from fedflat.experiment.config import SHORT, Section, read_yaml, setting_names
+from fedflat.experiment.config import SHORT, SettingsGroup, read_yaml, setting_names
 from fedflat.experiment.store.cleanup import Keep
 
 Values = dict[str, Any]
@@ -24,7 +24,7 @@ SETTINGS = frozenset((*setting_names(), "flatness"))
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
-class SearchRange(Section):
+class SearchRange(SettingsGroup):
     """A range of numbers to search over."""
 
     low: float = Field(description="smallest value")
@@ -38,7 +38,7 @@ Space = dict[str, SearchRange | list[Any]]
 """What to search over, by setting: a list of values or a range."""
 
 
-class Tune(Section):
+class Tune(SettingsGroup):
     """A search for the settings with the best validation metric."""
 
     trials: int = Field(20, ge=1, description="number of combinations to try")
@@ -49,7 +49,7 @@ class Tune(Section):
     prune: bool = Field(False, description="stop trials that are below the median of the others at the same round")
 
 
-class SweepFile(Section):
+class SweepFile(SettingsGroup):
     """A sweep file."""
 
     model_config = ConfigDict(populate_by_name=True)

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.reopen import primary_model
-from fedflat.experiment.callback import Callback
+from fedflat.experiment.callback import Callback, RunView
 from fedflat.experiment.campaign.compare import how_many_at_once
 from fedflat.experiment.campaign.optuna_study import JOURNAL, Study
 from fedflat.experiment.campaign.processes import PATIENCE, start_process
-from fedflat.experiment.campaign.ranking import last_score, metric_of
+from fedflat.experiment.campaign.ranking import last_score
 from fedflat.experiment.campaign.sweep import SECONDS_BETWEEN_POLLS, AlreadyFinished, LockedRun, config_of, describe
 from fedflat.experiment.campaign.sweep_file import (
     SETTINGS,
@@ -37,9 +37,8 @@ from fedflat.experiment.campaign.sweep_file import (
     placeholders,
 )
 from fedflat.experiment.config import Config, changes_results
-from fedflat.experiment.run import Run
 from fedflat.experiment.store.atomic_files import create_folder, write_whole
-from fedflat.experiment.store.lock import Lock, claimed, is_free
+from fedflat.experiment.store.lock import LockedError, is_free, locked
 from fedflat.experiment.store.record import Record, load_record
 from fedflat.processes import ChildDied, close, wait_for_any
 
@@ -269,19 +268,19 @@ def trials_left(search: Search) -> int:
 def _study(search: Search) -> Study:
     create_folder(search.out)
     study = Study(search.out, search.tune)
-    with claimed(search.out, patiently=True):
+    with locked(search.out, wait=True):
         study.identify(search.identity(), search.out)
     return study
 
 
 def _next_trial(search: Search, study: Study, lock: ExitStack) -> int | None:
     """Lock and return an abandoned or a new trial; None if there are enough."""
-    with claimed(search.out, patiently=True):
+    with locked(search.out, wait=True):
         abandoned = [number for number in study.unfinished() if is_free(search.folder(number))]
         if not abandoned and study.count() >= search.tune.trials:
             return None
         number = abandoned[0] if abandoned else study.ask()
-        lock.enter_context(claimed(search.folder(number)))
+        lock.enter_context(locked(search.folder(number)))
         return number
 
 
@@ -304,7 +303,7 @@ def _run_trial(search: Search, study: Study, number: int, callbacks: tuple[Callb
             scores.append(score)
     except Pruned:
         return finished("pruned")
-    except Lock:
+    except LockedError:
         raise
     except UserError as error:
         return finished("failed", error=str(error))
@@ -324,10 +323,10 @@ class PruningCallback(Callback):
     def __init__(self, study: Study, number: int) -> None:
         self._study, self._number = study, number
 
-    def evaluated(self, run: Run) -> None:
+    def evaluated(self, run: RunView) -> None:
         validation = run.history[-1]["validation"]
-        score = validation.get(run.primary, validation["server"]).get(run.problem.task.metric)
-        if score is not None and self._study.should_prune(self._number, run.server.rounds, score):
+        score = validation.get(run.primary, validation["server"]).get(run.metric)
+        if score is not None and self._study.should_prune(self._number, run.rounds, score):
             raise Pruned
 
 
@@ -346,7 +345,7 @@ def choose(search: Search) -> dict[str, Any]:
     number, score = best
     folders = [str(search.folder(number) / f"seed-{seed}") for seed in search.tune.seeds]
     trial = {"trial": number, "settings": study.values(number, search.space), "validation": score, "folders": folders}
-    with claimed(search.out, patiently=True):
+    with locked(search.out, wait=True):
         file = search.out / BEST
         written: Values = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         chosen = {**written, "folders": folders} if _describes(written, trial) else _evaluated(trial)
@@ -360,7 +359,7 @@ def _evaluated(trial: Values) -> Values:
     from fedflat.experiment.analysis.evaluation import evaluate
 
     records = [load_record(Path(folder)) for folder in trial["folders"]]
-    metric = metric_of(records[0])
+    metric = records[0].metric
     return {
         "trial": trial["trial"],
         "settings": trial["settings"],
