@@ -1,4 +1,4 @@
-"""What a run will take, against what it then takes."""
+"""Estimated memory, disk and time against what runs actually use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from fedflat.bench.setting import RandomImages
 from fedflat.cli.shared.progress import in_words
-from fedflat.experiment.campaign.estimate import Forecast, Foretell, disk_use, forecast
+from fedflat.experiment.campaign.estimate import Forecast, ForecastCallback, forecast, run_disk
 from fedflat.experiment.config import config
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.checkpoint import SECONDS_BETWEEN, CheckpointInterval
@@ -26,7 +26,7 @@ SMALL = {
 
 def told(algorithm: str, folder: Path | None = None, long: float = 0.0) -> tuple[list[Forecast], Run]:
     heard: list[Forecast] = []
-    run = Run(config({**SMALL, "algorithm": algorithm}), folder, callbacks=(Foretell(heard.append, long),))
+    run = Run(config({**SMALL, "algorithm": algorithm}), folder, callbacks=(ForecastCallback(heard.append, long),))
     run.go()
     return heard, run
 
@@ -57,11 +57,11 @@ def test_only_clients_that_can_take_part_are_counted() -> None:
     run = Run(config(many))
     found = forecast(run, 1.0)
     assert found.clients == 4 * 40 and found.states == 4 * 40 * 4 * run.problem.layout.size
-    whole = disk_use(run.config, run.problem.layout.size, 0, 10**6)
+    whole = run_disk(run.config, run.problem.layout.size, 0, 10**6)
     assert (
         whole
-        == disk_use(run.config, run.problem.layout.size, 0, 4 * 40)
-        != disk_use(run.config, run.problem.layout.size, 0, 4)
+        == run_disk(run.config, run.problem.layout.size, 0, 4 * 40)
+        != run_disk(run.config, run.problem.layout.size, 0, 4)
     )
 
 
