@@ -37,11 +37,11 @@ class Lock:
         """Lock the folder; if it is locked already, wait for it or raise ``LockedError``."""
         create_folder(self._folder)
         lock = FileLock(self._folder / LOCK_FILE, thread_local=False)
-        try:
-            with explain_os_error(self._folder, "lock"):
+        with explain_os_error(self._folder, "lock"):
+            try:
                 lock.acquire(blocking=wait)
-        except Timeout:
-            raise LockedError(self._in_use()) from None
+            except Timeout:
+                raise LockedError(self._in_use()) from None
         self._lock = lock
         _HELD_HERE.add(self._folder.resolve())
 
