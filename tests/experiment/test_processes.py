@@ -236,7 +236,7 @@ def test_names_of_what_a_script_defines_stay_at_home(
 ) -> None:
     monkeypatch.setattr(tiny, "__module__", "__main__")
     own = BASE.model_copy(update={"model": "tiny"})
-    with pytest.raises(UserError, match="script defines tiny.*use 1"):
+    with pytest.raises(UserError, match=r"script defines tiny.*use 1"):
         comparing.how_many_at_once([BASE, own], (), 2, {})
     assert comparing.how_many_at_once([BASE, own], (), None, {}) == 1
     assert comparing.how_many_at_once([BASE, BASE], (), 2, {}) == 2, "which do not use it"
@@ -250,7 +250,7 @@ def test_warnings_of_runs_are_given_where_the_comparison_is() -> None:
     jobs = [
         RunJob(BASE.model_copy(update={"algorithm": "fedavg+swa(start=0.5,every=9)", "seed": seed})) for seed in (0, 1)
     ]
-    with pytest.warns(UserWarning, match="SWA .* 4 rounds") as told:
+    with pytest.warns(UserWarning, match=r"SWA .* 4 rounds") as told:
         assert {(number, isinstance(outcome, UserError)) for number, outcome in side_by_side(jobs, 2, ())} == {
             (0, False),
             (1, False),

@@ -1,4 +1,4 @@
-"""What a sweep requires of the nodes of a Ray cluster, and how runs on them are watched; tests/cluster runs real ones."""
+"""What a sweep requires of the nodes of a Ray cluster, and how it watches runs; tests/cluster uses real nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Doing a sweep: each run once, whoever does it; what stays on disk; what it will take."""
+"""Sweeps: each run is done once by any process, keeps what the file says, and takes the estimated disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedflat.experiment.campaign.ranking import Ranking, ranking
 from fedflat.experiment.campaign.sweep import Sweep, plan_sweep, run_sweep
 from fedflat.experiment.campaign.sweep_file import read_sweep
 from fedflat.experiment.store.cleanup import Keep
-from fedflat.experiment.store.lock import LockedError, is_free, locked
+from fedflat.experiment.store.lock import LOCK_FILE, LockedError, is_free, locked
 from fedflat.experiment.store.run_folder import RunFolder
 
 BASE = {
@@ -96,13 +96,19 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
         pass
     holder.kill()
     holder.wait()
-    assert is_free(tmp_path / "run") and list((tmp_path / "run").iterdir()) == []
+    assert is_free(tmp_path / "run")
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and path.name != LOCK_FILE]
 
 
 def _holder(folder: Path) -> subprocess.Popen[str]:
-    """A process that holds a folder until it is told otherwise."""
-    code = "import fcntl, os, sys; d = os.open(sys.argv[1], 0); fcntl.flock(d, fcntl.LOCK_EX); print('held', flush=True); input()"
-    folder.mkdir(parents=True, exist_ok=True)
+    """A process that locks a folder until it reads a line."""
+    code = (
+        "import sys; from pathlib import Path; from fedflat.experiment.store.lock import Lock; "
+        "lock = Lock(Path(sys.argv[1])); lock.acquire(); print('held', flush=True); sys.stdin.readline()"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -151,7 +157,7 @@ def test_what_is_kept(finished: Sweep, tmp_path: Path) -> None:
     made = plan(tmp_path, keep=keep, base={**BASE, "save_every": 1})
     list(run_sweep(made))
     for run in made.runs:
-        left = {str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file()}
+        left = {str(path.relative_to(run.folder)) for path in files(run.folder)}
         assert left == {
             "config.yaml",
             "status.json",
@@ -168,13 +174,13 @@ def test_what_is_kept(finished: Sweep, tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
-def test_the_disk_it_takes_is_foretold(finished: Sweep) -> None:
-    foretold = sweep_disk([run.config for run in finished.runs], Keep(), 1)
+def test_the_disk_use_is_estimated(finished: Sweep) -> None:
+    estimate = sweep_disk([run.config for run in finished.runs], Keep(), 1)
     written = sum(path.stat().st_size for path in finished.out.rglob("*") if path.suffix in (".safetensors", ".bin"))
-    assert foretold.most == foretold.kept and 0.5 * foretold.kept < written < 1.5 * foretold.kept
+    assert estimate.most == estimate.kept and 0.5 * estimate.kept < written < 1.5 * estimate.kept
     lean = sweep_disk([run.config for run in finished.runs], Keep(checkpoint=False), 1)
     models = sum(path.stat().st_size for path in finished.out.rglob("model.safetensors"))
-    assert lean.kept < lean.most < foretold.most and 0.8 * models < lean.kept <= models
+    assert lean.kept < lean.most < estimate.most and 0.8 * models < lean.kept <= models
 
 
 def test_the_ranking_says_by_what(finished: Sweep, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A sweep as it is written: what it means, what its runs are called, and every mistake in one sentence."""
+"""Sweep files: the runs they describe, the names of these runs, and error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Searches: scored on the validation split alone, the same however often they are interrupted, shared by several processes."""
+"""Searches: scored on the validation split only, reproducible after interruptions, shared by several processes."""
 
 from __future__ import annotations
 
