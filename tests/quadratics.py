@@ -14,7 +14,8 @@ from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.data import Augmentation, Dataset, Examples
 from fedflat.engines.cpu.engine import LoopEngine
-from fedflat.engines.problem.problem import Batch, Problem
+from fedflat.engines.problem.batches import Batch
+from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.aggregation import Aggregation
 from fedflat.engines.round.contract import Client, Engine, ModelState, Outcome, Training
 from fedflat.engines.round.plan import Plan
@@ -154,7 +155,7 @@ def walk(
         built,
         descent or Descent(),
         schedule_of(setting, decay),
-        Plan(batch=int(counts.max()), steps=setting.steps) if np.isscalar(setting.steps) else Plan(batch=1),
+        Plan(batch_size=int(counts.max()), steps=setting.steps) if np.isscalar(setting.steps) else Plan(batch_size=1),
         seed=0,
         clients=setting.problem.N,
         aggregation=Aggregation(weighting),  # type: ignore[arg-type]

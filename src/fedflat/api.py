@@ -14,7 +14,7 @@ from fedflat.data import Dataset, from_clients, from_flower
 from fedflat.data import load as load_data
 from fedflat.data.flower import is_partitioner
 from fedflat.data.per_client import Pair
-from fedflat.engines.problem.task import OwnLoss, Task
+from fedflat.engines.problem.task import CustomLoss, Task
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign import compare as comparing
@@ -209,7 +209,7 @@ def rounds(
             raise UserError(
                 f"loss is {loss!r}; expected a function of outputs and targets, such as torch.nn.functional.cross_entropy"
             )
-        task = OwnLoss(function=loss)
+        task = CustomLoss(function=loss)
     made, own = _prepared(base, dataset, model, task, settings)
     return Rounds(Run(made, _folder(out), task=task, callbacks=as_callbacks(callbacks), **own))
 

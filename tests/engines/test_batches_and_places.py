@@ -13,7 +13,8 @@ from fedflat import models
 from fedflat.data import Dataset, Examples, augmentation
 from fedflat.engines.problem import batches as feed
 from fedflat.engines.problem.functional_call import FunctionalCall
-from fedflat.engines.problem.problem import Batch, Problem
+from fedflat.engines.problem.batches import Batch
+from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import Classification
 
 

@@ -20,8 +20,8 @@ import torch
 from fedflat.data.data_dir import VARIABLE, data_dir
 from fedflat.engines.cpu.worker_pool import keep_memory, use_cores
 from fedflat.engines.ray.cluster import connect, device_for, first_line
-from fedflat.engines.ray.worker import other_version, own_version
-from fedflat.engines.ray.worker_pool import MOST_LOSSES, close_crew
+from fedflat.engines.ray.worker import own_version, version_mismatch
+from fedflat.engines.ray.worker_pool import MOST_LOSSES, close_worker_pool
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign.following import Followed
@@ -180,7 +180,7 @@ def spread(
         raise UserError(
             "these callbacks look at runs of this process, which runs on a Ray cluster are not; leave one of them out"
         )
-    close_crew()  # of runs with engine.name=ray that this process did before: it would keep its cores
+    close_worker_pool()  # of runs with engine.name=ray that this process did before: it would keep its cores
     doing = Spread(connect(address, None, "ray_address"), work, Place.here(marker), jobs)
     followed = [Followed(one.config, one.folder, callbacks) for one in work if one.folder]
     try:
@@ -197,7 +197,7 @@ def spread(
 def do_run(version: str, packed: bytes) -> None:
     """Do a run on the node that it was given to. Packed, since another version of fedflat could not even read it."""
     if own_version() != version:
-        raise Unfit(other_version(socket.gethostname(), own_version(), version))
+        raise Unfit(version_mismatch(socket.gethostname(), own_version(), version))
     place, work, cores = pickle.loads(packed)
     place.enter()
     torch.set_num_threads(1)

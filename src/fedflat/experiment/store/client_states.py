@@ -67,15 +67,15 @@ class ClientStateStore:
             self._write(client, client.state)
             return
         self._away[client.number] = client.state, client.statistics
-        client.state.kept_by(partial(self._write, client))
+        client.state.store_with(partial(self._write, client))
         while len(self._away) > REMEMBERED:
             oldest = next(iter(self._away))
-            self._away.pop(oldest)[0].bring()
+            self._away.pop(oldest)[0].fetch()
 
     def settle(self) -> None:
         """Have everything here that lies elsewhere, before a checkpoint relies on it."""
         for state, _ in list(self._away.values()):
-            state.bring()
+            state.fetch()
 
     def _write(self, client: Client, state: Mapping[str, State]) -> Callable[[], States]:
         pieces = {name: value.reshape(-1) for name, value in flat_state(state).items()}
