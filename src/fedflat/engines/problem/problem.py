@@ -189,7 +189,8 @@ class Problem:
             return loss
         return batch.share * loss + (1 - batch.share) * self.task.loss(output, batch.mixed_targets)
 
-    def _plain_loss(self, vector: Tensor, inputs: Tensor, targets: Tensor, model: nn.Module | None) -> Tensor:
+    def plain_loss(self, vector: Tensor, inputs: Tensor, targets: Tensor, model: nn.Module | None = None) -> Tensor:
+        """Mean loss of a batch, for a model without BatchNorm statistics; ``model`` replaces the model."""
         return self.task.loss(self.output(vector, {}, inputs, model), targets)
 
     def loss_and_gradient(self, vector: Tensor, buffers: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
@@ -198,7 +199,7 @@ class Problem:
         ``buffers`` (by name) are changed in place: BatchNorm statistics move as in ordinary training.
         """
         if self.compiled_size is not None:
-            self._compiled = self._compiled or CompiledGradient(self.model, self._plain_loss, self.compiled_size)
+            self._compiled = self._compiled or CompiledGradient(self.model, self.plain_loss, self.compiled_size)
             result = self._compiled(vector, batch)
             if result is not None:
                 return result
