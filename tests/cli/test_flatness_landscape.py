@@ -100,12 +100,12 @@ def test_in_a_pipe_a_line_now_and_then_says_how_long_it_takes(
 ) -> None:
     clock = iter([0.0, 2.0, 10.0, 11.0, 40.0])
     monkeypatch.setattr(flatness_landscape.time, "monotonic", lambda: next(clock))
-    with flatness_landscape._progress(silent=False) as tell:
+    with flatness_landscape._progress(silent=False) as progress:
         for done in (5, 20, 22, 80):
-            tell(done, 80)
+            progress(done, 80)
     assert capsys.readouterr().err == "measured 20 of 80 models, about 30.0 s left\n"
-    with flatness_landscape._progress(silent=True) as tell:
-        tell(1, 2)
+    with flatness_landscape._progress(silent=True) as progress:
+        progress(1, 2)
     assert capsys.readouterr().err == ""
 
 

@@ -30,7 +30,7 @@ LISTED = 20
 """Clients and classes are listed one by one where there are no more of them than this."""
 
 
-def looked_at(run: Path, silent: bool, tell: Any, **wanted: Any) -> Afterwards:
+def looked_at(run: Path, silent: bool, progress: Any, **wanted: Any) -> Afterwards:
     """A run to be looked at, its data fetched beforehand where they are not here."""
     from fedflat.cli.shared.downloads import fetch_if_missing
     from fedflat.experiment.analysis.post_hoc import afterwards
@@ -38,7 +38,7 @@ def looked_at(run: Path, silent: bool, tell: Any, **wanted: Any) -> Afterwards:
 
     record = load_record(run)
     fetch_if_missing(record.config, silent)
-    return afterwards(record, tell=tell, **wanted)
+    return afterwards(record, progress=progress, **wanted)
 
 
 def heading_of(look: Afterwards) -> str:
@@ -90,8 +90,8 @@ def clients(
     """
     from fedflat.reporting.figures.clients import clients_picture
 
-    with told(quiet or as_json) as tell:
-        look = looked_at(run, quiet or as_json, tell, examples=examples, clients=most, seed=seed)
+    with told(quiet or as_json) as progress:
+        look = looked_at(run, quiet or as_json, progress, examples=examples, clients=most, seed=seed)
         look.require_something()
         if variates:
             look.require_vectors()

@@ -29,8 +29,8 @@ def gap(
     """
     from fedflat.reporting.figures.clients import gap_picture
 
-    with told(quiet or as_json) as tell:
-        look = looked_at(run, quiet or as_json, tell, seed=seed)
+    with told(quiet or as_json) as progress:
+        look = looked_at(run, quiet or as_json, progress, seed=seed)
         look.look.gap_examples = examples
         found, metric = look.gaps(), look.problem.task.metric
     heading, document = heading_of(look), {"run": str(run), "models": found}
@@ -70,8 +70,8 @@ def bounds(
     """
     from fedflat.reporting.figures.clients import constants_picture
 
-    with told(quiet or as_json) as tell:
-        look = looked_at(run, quiet or as_json, tell, examples=examples, clients=clients, seed=seed)
+    with told(quiet or as_json) as progress:
+        look = looked_at(run, quiet or as_json, progress, examples=examples, clients=clients, seed=seed)
         looks = [*look.constants(model), *(look.logged_constants() if model == "server" else [])]
         looks.sort(key=lambda one: one["round"])
         found = look.theory(looks)

@@ -17,7 +17,7 @@ from fedflat.cli.shared.screen import facts, print_json, screen, shown_seconds, 
 from fedflat.errors import UserError, one_of
 
 if TYPE_CHECKING:
-    from fedflat.flatness.landscapes.grid import Landscape, Mark, Tell
+    from fedflat.flatness.landscapes.grid import Landscape, Mark, Progress
 
 SECONDS_BETWEEN_LINES = 5.0
 POINTS = typer.Option(41, "--points", min=2, help="points along each axis")
@@ -68,7 +68,7 @@ def landscape(
     _known("way to treat tensors with one dimension", one_dimensional, ONE_DIMENSIONAL)
     opened = opened_models(models, quiet or as_json, device, precision)
     _known("value to draw", value, measured_values(opened[0].problem.task.metric))
-    with _progress(quiet or as_json) as tell:
+    with _progress(quiet or as_json) as progress:
         found = landscapes(
             opened,
             dimensions=dimensions,
@@ -78,7 +78,7 @@ def landscape(
             seed=seed,
             one_dimensional=one_dimensional,  # type: ignore[arg-type]
             names=short_names(opened),
-            tell=tell,
+            progress=progress,
         )
     panels = [Panel(name, one, _line_below(one)) for name, one in found.items()]
     drawn = {"contours": contours, "surfaces": surfaces} if dimensions == 2 else {"lines": lines}
@@ -127,7 +127,7 @@ def plane(
             f"a plane needs three models, but here {'is' if len(models) == 1 else 'are'} {len(models)}; name more"
         )
     opened = opened_models(models, quiet or as_json, device, precision)
-    with _progress(quiet or as_json) as tell:
+    with _progress(quiet or as_json) as progress:
         found = plane_of(
             opened,
             points=points,
@@ -136,7 +136,7 @@ def plane(
             seed=seed,
             statistics=statistics,  # type: ignore[arg-type]
             names=short_names(opened),
-            tell=tell,
+            progress=progress,
         )
     panel = Panel("", found)
     shown = [name for name in ("train_loss", "test_error") if name in found.values] or list(found.values)[:1]
@@ -182,7 +182,7 @@ def path(
 
     _known("way to treat BatchNorm statistics", statistics, ("interpolated", "estimated"))
     opened = opened_models([first, second], quiet or as_json, device, precision)
-    with _progress(quiet or as_json) as tell:
+    with _progress(quiet or as_json) as progress:
         found = path_of(
             opened,
             points=points,
@@ -191,7 +191,7 @@ def path(
             seed=seed,
             statistics=statistics,  # type: ignore[arg-type]
             names=short_names(opened),
-            tell=tell,
+            progress=progress,
         )
     barriers = {name: barrier(found.axes[0], values) for name, values in found.values.items()}
     shown = [name for name in ("train_loss", "test_error") if name in found.values] or list(found.values)[:1]
@@ -230,7 +230,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (landscape, plane, path)
 
 
 @contextmanager
-def _progress(silent: bool) -> Iterator[Tell]:
+def _progress(silent: bool) -> Iterator[Progress]:
     """A bar with the time left on a terminal, a line now and then in a pipe."""
     console = screen(stderr=True)
     if silent:
@@ -254,10 +254,10 @@ def _progress(silent: bool) -> Iterator[Tell]:
         yield lambda done, total: bars.update(task, completed=done, total=total)
 
 
-def _lines() -> Tell:
+def _lines() -> Progress:
     begun = last = time.monotonic()
 
-    def tell(done: int, total: int) -> None:
+    def progress(done: int, total: int) -> None:
         nonlocal last
         now = time.monotonic()
         if now - last >= SECONDS_BETWEEN_LINES and done < total:
@@ -265,7 +265,7 @@ def _lines() -> Tell:
             left = (now - begun) / done * (total - done)
             screen(stderr=True).print(f"measured {done} of {total} models, about {shown_seconds(left)} left")
 
-    return tell
+    return progress
 
 
 def _write(

@@ -84,13 +84,13 @@ def sharpness(
     wanted = [(one, radius) for one in kinds for radius in (rho or [RHO.get(one, 0.05)])]
     found: dict[str, dict[tuple[str, float], list[Sharpness]]] = {}
     begun = time.monotonic()
-    with told(quiet or as_json) as tell:
+    with told(quiet or as_json) as progress:
         chosen = opened_models(models, quiet or as_json, device, precision)
         for name, model in zip(short_names(chosen), chosen, strict=True):
             parts = model.objectives(on, client=client, examples=examples, subsets=count, seed=seed, batch=batch)
             found[name] = {}
             for which, radius in wanted:
-                tell(f"{name}: {which} within {radius:g}")
+                progress(f"{name}: {which} within {radius:g}")
                 options = {"steps": steps, "eta": eta, "scope": scope, "directions": directions, "seed": seed}
                 found[name][which, radius] = [sharpness_of(part, which, rho=radius, **options) for part in parts]  # type: ignore[arg-type]
     where = f"client {client}" if client is not None else on

@@ -96,7 +96,7 @@ def spectrum(
 
     count = number_of_subsets(subsets, examples)
     found: dict[str, list[Spectrum]] = {}
-    with told(quiet or as_json) as tell:
+    with told(quiet or as_json) as progress:
         chosen = opened_models(models, quiet or as_json, device, precision)
         for name, model in zip(short_names(chosen), chosen, strict=True):
             parts = model.objectives(on, client=client, examples=examples, subsets=count, seed=seed, batch=batch)
@@ -113,7 +113,7 @@ def spectrum(
                     density_steps=density_steps,
                     compile=compile,
                     seed=seed,
-                    tell=partial(_tell, tell, name),
+                    progress=partial(_tell, progress, name),
                 )
                 for objective in parts
             ]
@@ -138,8 +138,8 @@ def spectrum(
         _print(found, where, of, files)
 
 
-def _tell(tell: Callable[[str], None], name: str, text: str) -> None:
-    tell(f"{name}: {text}")
+def _tell(progress: Callable[[str], None], name: str, text: str) -> None:
+    progress(f"{name}: {text}")
 
 
 def _print(found: dict[str, list[Spectrum]], where: str, of: dict[str, int], files: dict[str, Path]) -> None:

@@ -53,11 +53,11 @@ def stability(
     fetch_if_missing(made, quiet or as_json)
     rounds = made.training.rounds
     looks = []
-    with told(quiet or as_json) as tell:
+    with told(quiet or as_json) as progress:
         pairs = Twins(made, twins, client=client, seed=draw, examples=examples)
         for look in pairs.go(every or max(1, rounds // 20)):
             looks.append(look)
-            tell(f"round {look['round']} of {rounds}: twins are {shown(mean(look['distance']))} apart")
+            progress(f"round {look['round']} of {rounds}: twins are {shown(mean(look['distance']))} apart")
     document = {
         "algorithm": made.algorithm,
         "seed": made.seed,
