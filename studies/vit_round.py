@@ -99,7 +99,7 @@ def round_cost(options: argparse.Namespace, data: Dataset, algorithm: str, part:
         torch.cuda.reset_peak_memory_stats()
     clock = RoundClock()
     run = Run(make_config(None, settings), data=data, callbacks=(clock,))
-    frozen = run.problem.still.fingerprint()
+    frozen = run.problem.frozen.fingerprint()
     record = run.go()
     size, last = len(run.server.model.weights), record.history[-1]
     state = sum(field.scalars(size) for fields in run.algorithm.client_fields().values() for field in fields)
@@ -114,7 +114,7 @@ def round_cost(options: argparse.Namespace, data: Dataset, algorithm: str, part:
         "bytes_kept_per_client": 4 * state,
         "seconds_per_round": round(clock.times[-1] - clock.times[-2], 3),
         "peak_memory_gb": round(torch.cuda.max_memory_reserved() / 1e9, 2) if on_gpu else None,
-        "frozen_part_is_the_same": run.problem.still.fingerprint() == frozen,
+        "frozen_part_is_the_same": run.problem.frozen.fingerprint() == frozen,
     }
 
 
