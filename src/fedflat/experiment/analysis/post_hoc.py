@@ -21,10 +21,9 @@ from fedflat.experiment.analysis.fixed_sample import Look
 from fedflat.experiment.analysis.reopen import reopen, require_model, state_of
 from fedflat.experiment.analysis.replay import Moment, Replay, at_checkpoint, at_model, needs_vectors, start_of
 from fedflat.experiment.analysis.theory import Theory, theory
-from fedflat.experiment.config import Config, Flatness
+from fedflat.experiment.config import Config, FlatnessSettings
 from fedflat.experiment.store.checkpoint import CHECKPOINT
-from fedflat.experiment.store.record import Record, model_file
-from fedflat.experiment.store.snapshots import kept_rounds
+from fedflat.experiment.store.record import Record, model_file, saved_rounds
 from fedflat.flatness.theory.noise import Constants
 
 Progress = Callable[[str], None]
@@ -35,7 +34,7 @@ class Afterwards:
     """A run, with the problem it was about, and a fixed look at it."""
 
     record: Record
-    wanted: Flatness = field(default_factory=Flatness)
+    wanted: FlatnessSettings = field(default_factory=FlatnessSettings)
     own: dict[str, Any] = field(default_factory=dict)
     progress: Progress = lambda text: None
 
@@ -59,7 +58,7 @@ class Afterwards:
 
     def model_rounds(self, name: str = "server") -> list[int]:
         """After which rounds a model of the run is there: at the start, where it was kept on the way, and at the end."""
-        kept = kept_rounds(self.record.folder.path, name) if self.record.folder else []
+        kept = saved_rounds(self.record.folder.path, name) if self.record.folder else []
         start = [self.config.init_rounds] if name == "server" else []
         return sorted({*start, *kept, *([self.ended] if self._has_last(name) else [])})
 
@@ -223,4 +222,4 @@ def afterwards(
     **wanted: Any,
 ) -> Afterwards:
     """A run to be looked at; ``wanted`` are the settings of config's section flatness."""
-    return Afterwards(record, Flatness(**wanted), {"data": data, "network": network, "task": task}, progress)
+    return Afterwards(record, FlatnessSettings(**wanted), {"data": data, "network": network, "task": task}, progress)
