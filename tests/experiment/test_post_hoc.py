@@ -11,7 +11,7 @@ from torch import nn
 
 import fedflat
 from fedflat.errors import UserError
-from fedflat.experiment.analysis.post_hoc import afterwards
+from fedflat.experiment.analysis.post_hoc import post_hoc
 from fedflat.experiment.store.record import load_record
 
 SETTINGS = {
@@ -87,7 +87,7 @@ def test_theory_takes_the_largest_along_the_run(folder: Path) -> None:
 def test_a_run_that_started_from_given_weights_starts_from_them_again(folder: Path, tmp_path: Path) -> None:
     settings = {**SETTINGS, "rounds": 2}
     first = fedflat.run("scaffold", out=tmp_path / "b", init=folder / "model.safetensors", **settings)
-    look = afterwards(load_record(tmp_path / "b"))
+    look = post_hoc(load_record(tmp_path / "b"))
     assert torch.equal(look.first.weights, fedflat.load(folder).look().model(4).weights)
     from fedflat.experiment.analysis.replay import Replay
 
