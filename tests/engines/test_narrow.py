@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedflat import models
-from fedflat.bench.setting import RandomImages, Setting
+from fedflat.bench.setting import BenchmarkSetting, RandomImages
 from fedflat.data import augmentation
 from fedflat.engines.cpu.narrow_networks import Convolution, Pooling, Rectifier, is_narrow, narrowed
 from fedflat.engines.problem.compiled import CompiledGradient
@@ -108,7 +108,7 @@ def test_the_gradient_of_pooling_goes_to_the_first_of_equals() -> None:
 
 @needs_compiler
 def test_a_compiled_gradient_is_narrow_and_the_same() -> None:
-    setting = Setting("lenet5", local_steps=2, batch_size=16, compile="on", workers=1)
+    setting = BenchmarkSetting("lenet5", local_steps=2, batch_size=16, compile="on", workers=1)
     run = Run(setting.config("fedavg", "float32", "loop", 10), data=RandomImages(size=200, side=20).dataset())
     problem = run.problem
     assert problem.data.train.inputs.is_contiguous()
@@ -146,7 +146,7 @@ def test_gradients_flow_through_what_comes_before_a_convolution() -> None:
 
 def test_images_lie_in_the_same_order_of_examples_after_compiling() -> None:
     run = Run(
-        Setting("lenet5", batch_size=16, compile="off", workers=1).config("fedavg", "float32", "loop", 10),
+        BenchmarkSetting("lenet5", batch_size=16, compile="off", workers=1).config("fedavg", "float32", "loop", 10),
         data=RandomImages(size=40).dataset(),
     )
     before = run.problem.batch(torch.arange(16), {})

@@ -17,7 +17,7 @@ from fedflat.experiment.setting_names import SHORT as SHORT
 from fedflat.experiment.setting_names import WHERE as WHERE
 from fedflat.experiment.setting_names import suggest_setting as suggest_setting
 from fedflat.experiment.setting_names import unknown_setting
-from fedflat.text import underscored, with_absolute_paths
+from fedflat.text import with_absolute_paths
 
 FORMAT: Literal[1] = 1
 """Version of configs and run folders."""
@@ -49,9 +49,9 @@ class DataSettings(SettingsGroup):
     def _canonical_dataset(cls, text: str) -> str:
         if ":" in text.partition("(")[0]:  # a user-supplied dataset, as custom:NAME
             return text
-        if "(" not in text and Path(text).suffix in (".npz", ".parquet"):
-            text = f"arrays(path={text})"
-        return _with_absolute_paths(underscored(text))
+        from fedflat.data import spell_dataset
+
+        return _with_absolute_paths(spell_dataset(text))
 
     @field_validator("partition")
     @classmethod
@@ -307,9 +307,9 @@ def _with_absolute_paths(text: str) -> str:
     """Store paths in datasets and partitions as absolute, so that a run can be resumed from any folder."""
     if "(" not in text:
         return text
-    from fedflat.data import DATASETS, OWN, PARTITIONERS
+    from fedflat.data import DATASETS, PARTITIONERS
 
-    return with_absolute_paths(text, {name: source.options for name, source in (DATASETS | OWN).items()} | PARTITIONERS)
+    return with_absolute_paths(text, {name: source.options for name, source in DATASETS.items()} | dict(PARTITIONERS))
 
 
 def config(values: dict[str, Any]) -> Config:

@@ -127,7 +127,7 @@ def print_partition(partition: dict[str, Any]) -> None:
 
 def partition_facts(partition: dict[str, Any]) -> dict[str, object]:
     """The facts of a partition, in words."""
-    sizes, looked_at = partition["sizes"], partition.get("looked_at", partition["clients"])
+    sizes, looked_at = partition["sizes"], partition.get("described_clients", partition["clients"])
     some = f" (figures are of the first {shown_count(looked_at)})" if looked_at < partition["clients"] else ""
     found: dict[str, object] = {
         "seed": partition["seed"],

@@ -53,7 +53,7 @@ class Look:
     @cached_property
     def clients(self) -> list[int]:
         """The clients whose data are looked at: all, or as many as wanted, drawn by the seed."""
-        count = len(self.partition.looked_at)
+        count = len(self.partition.described_clients)
         chosen = generator(self.wanted.seed, "observed clients").permutation(count)[: self.wanted.clients]
         return [int(client) for client in np.sort(chosen)]
 
@@ -63,7 +63,7 @@ class Look:
         return self._drawn(self.wanted.examples)
 
     def _drawn(self, most: int) -> np.ndarray:
-        every = np.unique(np.concatenate(self.partition.looked_at))
+        every = np.unique(np.concatenate(self.partition.described_clients))
         order = generator(self.wanted.seed, "observed examples").permutation(len(every))
         return np.sort(every[order[:most]])
 

@@ -83,7 +83,7 @@ class Measured:
     @cached_property
     def training_positions(self) -> np.ndarray:
         """The training examples that clients have, in order; one that several clients have counts as often."""
-        return np.sort(np.concatenate([np.asarray(indices) for indices in self.partition.looked_at]))
+        return np.sort(np.concatenate([np.asarray(indices) for indices in self.partition.described_clients]))
 
     def objective(
         self, on: str = "train", *, client: int | None = None, batch: int | None = None, state: ModelState | None = None

@@ -89,7 +89,7 @@ def theory(config: Config, partition: Partition, classes: int, seen: Sequence[Co
 
 def setting_of(config: Config, partition: Partition) -> FederationSize:
     """m, n, K and T of a run; n and K are means over clients, which the theorem takes to be alike."""
-    sizes = np.array([len(indices) for indices in partition.looked_at])
+    sizes = np.array([len(indices) for indices in partition.described_clients])
     own = config.training
     steps = (
         float(own.local_steps)

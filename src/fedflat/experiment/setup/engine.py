@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedflat.data.data_dir import data_dir
-from fedflat.data.streamed import StreamedTensor
+from fedflat.data.files.streamed import StreamedTensor
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.cpu.worker_pool import available_cores
 from fedflat.engines.gpu.engine import LaneEngine
