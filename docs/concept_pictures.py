@@ -26,7 +26,7 @@ from fedflat.experiment.analysis.measured import Measured
 from fedflat.flatness import Ends, Operator, lanczos
 from fedflat.reporting.figures.landscape_scale import Scale, common_line, shown_tick
 from fedflat.reporting.figures.landscapes import COLOUR_MAP, FAINT, INK, draw_contours
-from fedflat.testing.bowls import Bowls
+from fedflat.testing.quadratics import Quadratics
 
 IMAGES = Path(__file__).parent / "images" / "concepts"
 ONE, TWO, GLOBAL, BEST = "#1b6ca8", "#d1495b", "#22303c", "#2a9d5c"
@@ -36,18 +36,20 @@ ONE, TWO, GLOBAL, BEST = "#1b6ca8", "#d1495b", "#22303c", "#2a9d5c"
 # --- client drift ----------------------------------------------------------------------------------------------------------------
 
 
-def two_clients() -> Bowls:
+def two_clients() -> Quadratics:
     """Two long valleys that cross: f_i(x) = 0.5 (x - b_i)^T A_i (x - b_i)."""
-    bowls = Bowls(clients=2, size=2)
-    bowls.matrices = torch.tensor([[[2.0, 0.0], [0.0, 0.25]], [[0.3, -0.1], [-0.1, 1.6]]], dtype=torch.float64)
-    bowls.centres = torch.tensor([[-1.5, 1.6], [1.9, -0.9]], dtype=torch.float64)
-    bowls.start = torch.tensor([2.5, 2.3], dtype=torch.float64)
-    return bowls
+    quadratics = Quadratics(clients=2, size=2)
+    quadratics.matrices = torch.tensor([[[2.0, 0.0], [0.0, 0.25]], [[0.3, -0.1], [-0.1, 1.6]]], dtype=torch.float64)
+    quadratics.centres = torch.tensor([[-1.5, 1.6], [1.9, -0.9]], dtype=torch.float64)
+    quadratics.start = torch.tensor([2.5, 2.3], dtype=torch.float64)
+    return quadratics
 
 
-def walks(method: str, bowls: Bowls, rounds: int, steps: int, lr: float) -> tuple[np.ndarray, list[list[np.ndarray]]]:
+def walks(
+    method: str, quadratics: Quadratics, rounds: int, steps: int, lr: float
+) -> tuple[np.ndarray, list[list[np.ndarray]]]:
     """The server's path, and every client's path within every round, through the engine that runs experiments."""
-    algorithm, problem = fedflat.algorithm(method), bowls.problem()
+    algorithm, problem = fedflat.algorithm(method), quadratics.problem()
     engine = LoopEngine(problem, workers=1)
 
     def training(k: int) -> Training:
@@ -60,7 +62,8 @@ def walks(method: str, bowls: Bowls, rounds: int, steps: int, lr: float) -> tupl
     for round in range(rounds):
         members = [Client(number, np.array([number]), states[number]) for number in range(2)]
         alone = [
-            [engine.train(training(k), round, model, server, [one]).returned.displacement for k in range(1, steps + 1)] for one in members
+            [engine.train(training(k), round, model, server, [one]).returned.displacement for k in range(1, steps + 1)]
+            for one in members
         ]
         local.append([np.stack([path[-1], *(path[-1] + moved.numpy() for moved in moves)]) for moves in alone])
         outcome = engine.train(training(steps), round, model, server, members)
@@ -73,12 +76,14 @@ def walks(method: str, bowls: Bowls, rounds: int, steps: int, lr: float) -> tupl
 
 def drift() -> Figure:
     """FedAvg and SCAFFOLD on the same two clients."""
-    bowls, shown = two_clients(), 5
-    optimum = bowls.optimum().numpy()
+    quadratics, shown = two_clients(), 5
+    optimum = quadratics.optimum().numpy()
     figure = Figure(figsize=(8.8, 4.5), layout=ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.08))
-    for axes, (method, title) in zip(figure.subplots(1, 2), {"fedavg": "FedAvg", "scaffold": "SCAFFOLD"}.items(), strict=True):
-        path, local = walks(method, bowls, 60, 12, 0.12)
-        _ground(axes, bowls)
+    for axes, (method, title) in zip(
+        figure.subplots(1, 2), {"fedavg": "FedAvg", "scaffold": "SCAFFOLD"}.items(), strict=True
+    ):
+        path, local = walks(method, quadratics, 60, 12, 0.12)
+        _ground(axes, quadratics)
         for round in local[:shown]:
             for walk, colour in zip(round, (ONE, TWO), strict=True):
                 axes.plot(*walk.T, color=colour, lw=1.3, alpha=0.85, zorder=3)
@@ -86,10 +91,27 @@ def drift() -> Figure:
         axes.plot(*path.T, "-", color=GLOBAL, lw=1.1, alpha=0.8, zorder=4)
         axes.plot(*path[: shown + 1].T, "o", color=GLOBAL, ms=6, markeredgecolor="white", markeredgewidth=1, zorder=5)
         axes.plot(*path[-1], "s", color=GLOBAL, ms=8, markeredgecolor="white", markeredgewidth=1.2, zorder=6)
-        axes.plot(*optimum, "*", color=BEST, ms=17, markeredgecolor="white", markeredgewidth=1.2, zorder=7 if method == "fedavg" else 5.5)
-        for centre, colour, name in zip(bowls.centres.numpy(), (ONE, TWO), ("client 1", "client 2"), strict=True):
+        axes.plot(
+            *optimum,
+            "*",
+            color=BEST,
+            ms=17,
+            markeredgecolor="white",
+            markeredgewidth=1.2,
+            zorder=7 if method == "fedavg" else 5.5,
+        )
+        for centre, colour, name in zip(quadratics.centres.numpy(), (ONE, TWO), ("client 1", "client 2"), strict=True):
             axes.plot(*centre, "X", color=colour, ms=10, markeredgecolor="white", markeredgewidth=1, zorder=5)
-            axes.annotate(name, centre, (0, -15), textcoords="offset points", color=colour, fontsize=9, ha="center", fontweight="bold")
+            axes.annotate(
+                name,
+                centre,
+                (0, -15),
+                textcoords="offset points",
+                color=colour,
+                fontsize=9,
+                ha="center",
+                fontweight="bold",
+            )
         axes.annotate("start", path[0], (7, 4), textcoords="offset points", color=GLOBAL, fontsize=9)
         off = float(np.linalg.norm(path[-1] - optimum))
         end = "stops at the joint minimum" if off < 1e-2 else f"stops {off:.2f} away from the joint minimum"
@@ -97,7 +119,14 @@ def drift() -> Figure:
         axes.set_title(end, loc="right", fontsize=10, color=BEST if off < 1e-2 else TWO)
     handles = [
         axes.plot([], [], sign, color=colour, ms=size, lw=1.3, markeredgecolor="white" if sign in "*sXo" else None)[0]
-        for sign, colour, size in (("o", GLOBAL, 7), ("-", ONE, 0), ("-", TWO, 0), ("s", GLOBAL, 8), ("*", BEST, 14), ("X", "#777777", 9))
+        for sign, colour, size in (
+            ("o", GLOBAL, 7),
+            ("-", ONE, 0),
+            ("-", TWO, 0),
+            ("s", GLOBAL, 8),
+            ("*", BEST, 14),
+            ("X", "#777777", 9),
+        )
     ]
     words = (
         "server, by round",
@@ -121,14 +150,23 @@ def drift() -> Figure:
     return figure
 
 
-def _ground(axes: Any, bowls: Bowls) -> None:
+def _ground(axes: Any, quadratics: Quadratics) -> None:
     xs, ys = np.linspace(-2.6, 3.2, 161), np.linspace(-2.0, 2.9, 141)
     points = torch.from_numpy(np.stack(np.meshgrid(xs, ys, indexing="ij"), -1))
-    off = points[..., None, :] - bowls.centres
-    each = 0.5 * torch.einsum("xynp,npq,xynq->xyn", off, bowls.matrices, off).numpy()
+    off = points[..., None, :] - quadratics.centres
+    each = 0.5 * torch.einsum("xynp,npq,xynq->xyn", off, quadratics.matrices, off).numpy()
     axes.contourf(xs, ys, np.log(each.mean(-1)).T, levels=24, cmap=COLOUR_MAP, alpha=0.45, antialiased=True)
     for number, colour in enumerate((ONE, TWO)):
-        axes.contour(xs, ys, each[..., number].T, levels=[0.08, 0.35], colors=colour, linewidths=0.9, linestyles="dashed", alpha=0.75)
+        axes.contour(
+            xs,
+            ys,
+            each[..., number].T,
+            levels=[0.08, 0.35],
+            colors=colour,
+            linewidths=0.9,
+            linestyles="dashed",
+            alpha=0.75,
+        )
     axes.set(xlim=(xs[0], xs[-1]), ylim=(ys[0], ys[-1]), xticks=[], yticks=[], aspect="equal")
     axes.spines[:].set_visible(False)
 
@@ -136,7 +174,13 @@ def _ground(axes: Any, bowls: Bowls) -> None:
 # --- flat minima -----------------------------------------------------------------------------------------------------------------
 
 LARGEST = r"$\lambda_{\max}$"
-DIGITS: dict[str, Any] = {"rounds": 80, "eval_every": 5, "partition": "dirichlet(alpha=0.1)", "workers": 1, "device": "cpu"}
+DIGITS: dict[str, Any] = {
+    "rounds": 80,
+    "eval_every": 5,
+    "partition": "dirichlet(alpha=0.1)",
+    "workers": 1,
+    "device": "cpu",
+}
 
 
 def flat() -> Figure:
@@ -161,7 +205,9 @@ def flat() -> Figure:
         axes.plot(0, 0, "+", color=TWO, ms=9, markeredgewidth=1.6)
         axes.set(xticks=[], yticks=[])
         axes.set_title(name, loc="left", fontsize=12, fontweight="bold", color=INK)
-        axes.set_xlabel(f"{LARGEST} = {tops[name]:.1f},   test accuracy {_accuracy(found[name]):.1f} %", fontsize=10, color=INK)
+        axes.set_xlabel(
+            f"{LARGEST} = {tops[name]:.1f},   test accuracy {_accuracy(found[name]):.1f} %", fontsize=10, color=INK
+        )
     if line is not None:
         figure.supxlabel(
             f"bold line: the same training loss, {shown_tick(float(f'{line:.2g}'), 'train_loss')}, in both",
@@ -181,7 +227,11 @@ def _worst_direction(axes: Any, model: Measured, name: str, colour: str) -> floa
     losses = np.array([float(objective.loss(objective.weights + t * direction)) for t in steps])
     axes.plot(steps, losses, color=colour, lw=2.2)
     axes.plot(steps, losses[30] + slope * steps + 0.5 * top * steps**2, color=colour, lw=1, ls=(0, (4, 3)), alpha=0.8)
-    place = {"xy": (float(steps[losses < 0.5].mean()), 0.5), "ha": "center"} if name == "FedAvg" else {"xy": (0.95, 0.17), "ha": "left"}
+    place = (
+        {"xy": (float(steps[losses < 0.5].mean()), 0.5), "ha": "center"}
+        if name == "FedAvg"
+        else {"xy": (0.95, 0.17), "ha": "left"}
+    )
     axes.annotate(name, color=colour, fontsize=10, fontweight="bold", **place)
     return top
 
@@ -203,7 +253,11 @@ def averaging() -> Figure:
         result = fedflat.run(f"fedavg+wima(window={window})", out=folder, **settings)
         named = {f"x{t}": result.flatness("server", rounds=t) for t in (rounds - 18, rounds - 9, rounds)}
         named["average"] = result.flatness(f"wima(window={window})")
-        others = {f"x{t}": result.flatness("server", rounds=t) for t in range(rounds - window + 1, rounds + 1) if f"x{t}" not in named}
+        others = {
+            f"x{t}": result.flatness("server", rounds=t)
+            for t in range(rounds - window + 1, rounds + 1)
+            if f"x{t}" not in named
+        }
         found = plane([*named.values(), *others.values()], points=31, margin=0.3, names=[*named, *others])
         frame = result.frame()
     return _average_picture(found, frame, window)

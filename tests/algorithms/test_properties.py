@@ -14,7 +14,7 @@ from fedflat.algorithms import algorithm, canonical
 from fedflat.algorithms.algorithm import flat_state
 from fedflat.algorithms.composition import PARTS
 from fedflat.algorithms.descent import Descent
-from fedflat.algorithms.table import NAMED, RELEASED
+from fedflat.algorithms.named import NAMED, RELEASED
 from fedflat.errors import UserError
 from fedflat.text import show
 

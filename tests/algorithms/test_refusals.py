@@ -16,7 +16,7 @@ from fedflat.algorithms.drift import Mo, Scaffold
 from fedflat.algorithms.lr_schedule import Linear
 from fedflat.algorithms.perturbation import Guided, Lesam
 from fedflat.algorithms.server import Sgd
-from fedflat.algorithms.table import NAMED, RELEASED
+from fedflat.algorithms.named import NAMED, RELEASED
 from fedflat.errors import UserError
 from fedflat.text import show, write_value
 

@@ -14,7 +14,7 @@ from fedflat.algorithms.drift.base import Drift
 from fedflat.algorithms.drift.scaffold import Scaffold
 from fedflat.algorithms.perturbation.sam import Sam
 from fedflat.algorithms.slot import At, Fields, Gradient, Returned, State, vector
-from fedflat.algorithms.table import NAMED
+from fedflat.algorithms.named import NAMED
 from fedflat.errors import UserError
 from fedflat.testing import Broken, check_algorithm, check_model, check_partition
 

@@ -306,7 +306,7 @@ class Run:
             lambda name, _: self._rows(name, len(whole)),
             self.config.init_rounds,
         )
-        for nothing in filter(None, (average.averages_nothing(scene) for average in self.algorithm.averages)):
+        for nothing in filter(None, (average.warning(scene) for average in self.algorithm.averages)):
             warnings.warn(nothing, stacklevel=2)
         self.averages = {average_name(average): average.begin(scene, whole) for average in self.algorithm.averages}
         if not self.folder or not checkpoint:

@@ -15,7 +15,7 @@ from fedflat.experiment.config import Config
 def training_of(config: Config, algorithm: Algorithm, clients: int) -> Training:
     """How the clients of a config train."""
     t, f = config.training, config.federation
-    needs = [slot.needs_the_mean() for _, slot in algorithm.slots() if slot.needs_the_mean()]
+    needs = [slot.requires_mean() for _, slot in algorithm.slots() if slot.requires_mean()]
     if f.aggregation != "mean" and needs:
         raise UserError(
             f"federation.aggregation={f.aggregation} has no meaning with {config.algorithm}: {needs[0]}, which only a mean leaves true; "
