@@ -45,9 +45,7 @@ def two_clients() -> Quadratics:
     return quadratics
 
 
-def walks(
-    method: str, quadratics: Quadratics, rounds: int, steps: int, lr: float
-) -> tuple[np.ndarray, list[list[np.ndarray]]]:
+def walks(method: str, quadratics: Quadratics, rounds: int, steps: int, lr: float) -> tuple[np.ndarray, list[list[np.ndarray]]]:
     """The server's path, and every client's path within every round, through the engine that runs experiments."""
     algorithm, problem = fedflat.algorithm(method), quadratics.problem()
     engine = LoopEngine(problem, workers=1)
@@ -62,8 +60,7 @@ def walks(
     for round in range(rounds):
         members = [Client(number, np.array([number]), states[number]) for number in range(2)]
         alone = [
-            [engine.train(training(k), round, model, server, [one]).returned.displacement for k in range(1, steps + 1)]
-            for one in members
+            [engine.train(training(k), round, model, server, [one]).returned.displacement for k in range(1, steps + 1)] for one in members
         ]
         local.append([np.stack([path[-1], *(path[-1] + moved.numpy() for moved in moves)]) for moves in alone])
         outcome = engine.train(training(steps), round, model, server, members)
@@ -79,9 +76,7 @@ def drift() -> Figure:
     quadratics, shown = two_clients(), 5
     optimum = quadratics.optimum().numpy()
     figure = Figure(figsize=(8.8, 4.5), layout=ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.08))
-    for axes, (method, title) in zip(
-        figure.subplots(1, 2), {"fedavg": "FedAvg", "scaffold": "SCAFFOLD"}.items(), strict=True
-    ):
+    for axes, (method, title) in zip(figure.subplots(1, 2), {"fedavg": "FedAvg", "scaffold": "SCAFFOLD"}.items(), strict=True):
         path, local = walks(method, quadratics, 60, 12, 0.12)
         _ground(axes, quadratics)
         for round in local[:shown]:
@@ -91,27 +86,10 @@ def drift() -> Figure:
         axes.plot(*path.T, "-", color=GLOBAL, lw=1.1, alpha=0.8, zorder=4)
         axes.plot(*path[: shown + 1].T, "o", color=GLOBAL, ms=6, markeredgecolor="white", markeredgewidth=1, zorder=5)
         axes.plot(*path[-1], "s", color=GLOBAL, ms=8, markeredgecolor="white", markeredgewidth=1.2, zorder=6)
-        axes.plot(
-            *optimum,
-            "*",
-            color=BEST,
-            ms=17,
-            markeredgecolor="white",
-            markeredgewidth=1.2,
-            zorder=7 if method == "fedavg" else 5.5,
-        )
+        axes.plot(*optimum, "*", color=BEST, ms=17, markeredgecolor="white", markeredgewidth=1.2, zorder=7 if method == "fedavg" else 5.5)
         for centre, colour, name in zip(quadratics.centres.numpy(), (ONE, TWO), ("client 1", "client 2"), strict=True):
             axes.plot(*centre, "X", color=colour, ms=10, markeredgecolor="white", markeredgewidth=1, zorder=5)
-            axes.annotate(
-                name,
-                centre,
-                (0, -15),
-                textcoords="offset points",
-                color=colour,
-                fontsize=9,
-                ha="center",
-                fontweight="bold",
-            )
+            axes.annotate(name, centre, (0, -15), textcoords="offset points", color=colour, fontsize=9, ha="center", fontweight="bold")
         axes.annotate("start", path[0], (7, 4), textcoords="offset points", color=GLOBAL, fontsize=9)
         off = float(np.linalg.norm(path[-1] - optimum))
         end = "stops at the joint minimum" if off < 1e-2 else f"stops {off:.2f} away from the joint minimum"
@@ -119,14 +97,7 @@ def drift() -> Figure:
         axes.set_title(end, loc="right", fontsize=10, color=BEST if off < 1e-2 else TWO)
     handles = [
         axes.plot([], [], sign, color=colour, ms=size, lw=1.3, markeredgecolor="white" if sign in "*sXo" else None)[0]
-        for sign, colour, size in (
-            ("o", GLOBAL, 7),
-            ("-", ONE, 0),
-            ("-", TWO, 0),
-            ("s", GLOBAL, 8),
-            ("*", BEST, 14),
-            ("X", "#777777", 9),
-        )
+        for sign, colour, size in (("o", GLOBAL, 7), ("-", ONE, 0), ("-", TWO, 0), ("s", GLOBAL, 8), ("*", BEST, 14), ("X", "#777777", 9))
     ]
     words = (
         "server, by round",
@@ -157,16 +128,7 @@ def _ground(axes: Any, quadratics: Quadratics) -> None:
     each = 0.5 * torch.einsum("xynp,npq,xynq->xyn", off, quadratics.matrices, off).numpy()
     axes.contourf(xs, ys, np.log(each.mean(-1)).T, levels=24, cmap=COLOUR_MAP, alpha=0.45, antialiased=True)
     for number, colour in enumerate((ONE, TWO)):
-        axes.contour(
-            xs,
-            ys,
-            each[..., number].T,
-            levels=[0.08, 0.35],
-            colors=colour,
-            linewidths=0.9,
-            linestyles="dashed",
-            alpha=0.75,
-        )
+        axes.contour(xs, ys, each[..., number].T, levels=[0.08, 0.35], colors=colour, linewidths=0.9, linestyles="dashed", alpha=0.75)
     axes.set(xlim=(xs[0], xs[-1]), ylim=(ys[0], ys[-1]), xticks=[], yticks=[], aspect="equal")
     axes.spines[:].set_visible(False)
 
@@ -174,13 +136,7 @@ def _ground(axes: Any, quadratics: Quadratics) -> None:
 # --- flat minima -----------------------------------------------------------------------------------------------------------------
 
 LARGEST = r"$\lambda_{\max}$"
-DIGITS: dict[str, Any] = {
-    "rounds": 80,
-    "eval_every": 5,
-    "partition": "dirichlet(alpha=0.1)",
-    "workers": 1,
-    "device": "cpu",
-}
+DIGITS: dict[str, Any] = {"rounds": 80, "eval_every": 5, "partition": "dirichlet(alpha=0.1)", "workers": 1, "device": "cpu"}
 
 
 def flat() -> Figure:
@@ -205,9 +161,7 @@ def flat() -> Figure:
         axes.plot(0, 0, "+", color=TWO, ms=9, markeredgewidth=1.6)
         axes.set(xticks=[], yticks=[])
         axes.set_title(name, loc="left", fontsize=12, fontweight="bold", color=INK)
-        axes.set_xlabel(
-            f"{LARGEST} = {tops[name]:.1f},   test accuracy {_accuracy(found[name]):.1f} %", fontsize=10, color=INK
-        )
+        axes.set_xlabel(f"{LARGEST} = {tops[name]:.1f},   test accuracy {_accuracy(found[name]):.1f} %", fontsize=10, color=INK)
     if line is not None:
         figure.supxlabel(
             f"bold line: the same training loss, {shown_tick(float(f'{line:.2g}'), 'train_loss')}, in both",
@@ -227,11 +181,7 @@ def _worst_direction(axes: Any, model: Measured, name: str, colour: str) -> floa
     losses = np.array([float(objective.loss(objective.weights + t * direction)) for t in steps])
     axes.plot(steps, losses, color=colour, lw=2.2)
     axes.plot(steps, losses[30] + slope * steps + 0.5 * top * steps**2, color=colour, lw=1, ls=(0, (4, 3)), alpha=0.8)
-    place = (
-        {"xy": (float(steps[losses < 0.5].mean()), 0.5), "ha": "center"}
-        if name == "FedAvg"
-        else {"xy": (0.95, 0.17), "ha": "left"}
-    )
+    place = {"xy": (float(steps[losses < 0.5].mean()), 0.5), "ha": "center"} if name == "FedAvg" else {"xy": (0.95, 0.17), "ha": "left"}
     axes.annotate(name, color=colour, fontsize=10, fontweight="bold", **place)
     return top
 
@@ -253,11 +203,7 @@ def averaging() -> Figure:
         result = fedflat.run(f"fedavg+wima(window={window})", out=folder, **settings)
         named = {f"x{t}": result.flatness("server", rounds=t) for t in (rounds - 18, rounds - 9, rounds)}
         named["average"] = result.flatness(f"wima(window={window})")
-        others = {
-            f"x{t}": result.flatness("server", rounds=t)
-            for t in range(rounds - window + 1, rounds + 1)
-            if f"x{t}" not in named
-        }
+        others = {f"x{t}": result.flatness("server", rounds=t) for t in range(rounds - window + 1, rounds + 1) if f"x{t}" not in named}
         found = plane([*named.values(), *others.values()], points=31, margin=0.3, names=[*named, *others])
         frame = result.frame()
     return _average_picture(found, frame, window)

@@ -45,15 +45,11 @@ def page(comparison: Comparison) -> str:
         f"| algorithm | mean of all evaluations | last | best (max over test) | rounds to {TARGET:.0%} | MB up | backward passes | diverged |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    rows = sorted(
-        comparison.table([TARGET]), key=lambda row: row["mean_last"].mean if "mean_last" in row else 0.0, reverse=True
-    )
+    rows = sorted(comparison.table([TARGET]), key=lambda row: row["mean_last"].mean if "mean_last" in row else 0.0, reverse=True)
     for row in rows:
         figures = [row[key].percent() if key in row else "–" for key in ("mean_last", "last", "best")]
         rounds, reached, seeds = row[f"rounds to {TARGET:g}"]
-        to_target = (
-            "–" if rounds is None else f"{rounds:.0f}" + ("" if reached == seeds else f" ({reached} of {seeds} seeds)")
-        )
+        to_target = "–" if rounds is None else f"{rounds:.0f}" + ("" if reached == seeds else f" ({reached} of {seeds} seeds)")
         cost = [f"{row['bytes_up'] / 1e6:.0f}", f"{row['backward_passes']:.0f}", str(row["diverged"] or "")]
         lines.append(f"| `{row['label']}` | " + " | ".join([*figures, to_target, *cost]) + " |")
     return "\n".join([*lines, ""])

@@ -41,19 +41,9 @@ def main(runs: Path) -> None:
             rounds, values = zip(*series(result.history, "server", "accuracy"), strict=True)
             chance = most_frequent(result.config.data.name)
             label = name.partition("-")[2].replace("_", " ") or "fedavg"
-            axes.plot(
-                rounds,
-                [100 * value for value in values],
-                color=colour,
-                lw=1.8,
-                label=f"{label}   {100 * values[-1]:.1f}",
-            )
+            axes.plot(rounds, [100 * value for value in values], color=colour, lw=1.8, label=f"{label}   {100 * values[-1]:.1f}")
             axes.axhline(
-                100 * chance,
-                color=colour,
-                lw=1,
-                ls=":",
-                label=None if name != "femnist" else f"most frequent class   {100 * chance:.1f}",
+                100 * chance, color=colour, lw=1, ls=":", label=None if name != "femnist" else f"most frequent class   {100 * chance:.1f}"
             )
             whole = result.evaluate(on="test")["test"]
             print(

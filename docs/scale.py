@@ -20,12 +20,7 @@ MEASURED = HERE / "scale_measured.json"
 LARGE = 10**6
 """A model large enough that scalars vanish beside vectors."""
 CLIENTS = (10**2, 10**3, 10**4, 10**5, 10**6, 10**7)
-MODELS = {
-    "lenet5": ((3, 32, 32), 10),
-    "resnet18": ((3, 32, 32), 10),
-    "vit-s16": ((3, 224, 224), 100),
-    "vit-b16": ((3, 224, 224), 100),
-}
+MODELS = {"lenet5": ((3, 32, 32), 10), "resnet18": ((3, 32, 32), 10), "vit-s16": ((3, 224, 224), 100), "vit-b16": ((3, 224, 224), 100)}
 RUNS = [(clients, algorithm) for clients in (10**4, 10**6) for algorithm in ("fedavg", "scaffold")]
 COHORT, ROUNDS = 10, 100
 
@@ -95,25 +90,15 @@ def algorithm_table() -> list[str]:
     groups: dict[tuple[int, int, int, int, int], list[str]] = {}
     for name, algorithm in NAMED.items():
         down, up = (round(floats / LARGE) for floats in (algorithm.floats_down(LARGE), algorithm.floats_up(LARGE)))
-        groups.setdefault((state_vectors(name), down, up, server_vectors(name), algorithm.backward_passes), []).append(
-            name
-        )
-    lines = [
-        "| a client keeps | down | up | the server keeps | backward passes a step | algorithms |",
-        "|---|---|---|---|---|---|",
-    ]
+        groups.setdefault((state_vectors(name), down, up, server_vectors(name), algorithm.backward_passes), []).append(name)
+    lines = ["| a client keeps | down | up | the server keeps | backward passes a step | algorithms |", "|---|---|---|---|---|---|"]
     for (state, down, up, server, passes), names in sorted(groups.items()):
-        lines.append(
-            f"| {state or 'nothing'} | {down} | {up} | {server or '-'} | {passes} | {', '.join(f'`{name}`' for name in names)} |"
-        )
+        lines.append(f"| {state or 'nothing'} | {down} | {up} | {server or '-'} | {passes} | {', '.join(f'`{name}`' for name in names)} |")
     return lines
 
 
 def state_table(found: dict[str, int]) -> list[str]:
-    lines = [
-        "| model | parameters | " + " | ".join(f"{clients:,}" for clients in CLIENTS) + " |",
-        "|---|---|" + "---|" * len(CLIENTS),
-    ]
+    lines = ["| model | parameters | " + " | ".join(f"{clients:,}" for clients in CLIENTS) + " |", "|---|---|" + "---|" * len(CLIENTS)]
     for name, size in found.items():
         cells = [shown(4 * size * clients) for clients in CLIENTS]
         lines.append(f"| `{name}` | {size:,} | " + " | ".join(cells) + " |")
@@ -136,10 +121,7 @@ def round_table(found: dict[str, int]) -> list[str]:
 
 def measured_table() -> list[str]:
     runs = json.loads(MEASURED.read_text(encoding="utf-8"))
-    lines = [
-        "| clients | algorithm | ms a round | peak memory | state kept | by the arithmetic, at most |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = ["| clients | algorithm | ms a round | peak memory | state kept | by the arithmetic, at most |", "|---|---|---|---|---|---|"]
     for run in runs:
         # Two places per client, so that a killed run finds those of its last checkpoint.
         most = 2 * 4 * state_vectors(run["algorithm"]) * run["parameters"] * COHORT * ROUNDS
@@ -158,12 +140,7 @@ def measured_table() -> list[str]:
 def page() -> str:
     found = sizes()
     text = (HERE / "scale_text.md").read_text(encoding="utf-8")
-    tables = {
-        "algorithms": algorithm_table(),
-        "state": state_table(found),
-        "rounds": round_table(found),
-        "measured": measured_table(),
-    }
+    tables = {"algorithms": algorithm_table(), "state": state_table(found), "rounds": round_table(found), "measured": measured_table()}
     for name, lines in tables.items():
         text = text.replace(f"{{{{{name}}}}}", "\n".join(lines))
     return text
@@ -173,9 +150,7 @@ def measure() -> None:
     runs = []
     for clients, algorithm in RUNS:
         command = [sys.executable, "-c", ONE_RUN, str(clients), algorithm, str(ROUNDS), str(COHORT)]
-        runs.append(
-            json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
-        )
+        runs.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]))
         print(runs[-1])
     MEASURED.write_text(json.dumps(runs, indent=2) + "\n", encoding="utf-8")
 

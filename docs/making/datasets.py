@@ -89,22 +89,14 @@ def one(source: Source, facts: list[str], checked: str) -> str:
     lines += _options(source)
     if source.downloads:
         rows = [
-            (
-                f"<{d.url}>",
-                code(d.md5),
-                ", ".join(map(code, d.files[:3])) + (f" and {len(d.files) - 3} more" if len(d.files) > 3 else ""),
-            )
+            (f"<{d.url}>", code(d.md5), ", ".join(map(code, d.files[:3])) + (f" and {len(d.files) - 3} more" if len(d.files) > 3 else ""))
             for d in source.downloads
         ]
         lines += ["## Files", "", *table(("address", "md5", "in the data folder"), rows)]
     if source.instructions:
         lines += ["## By hand", "", _linked(_sentence(source.instructions)), ""]
     return joined(
-        lines,
-        [
-            f"More, and every other dataset: [datasets](../{PAGE}). How it is spread over clients: [partitions](../partitions.md).",
-            "",
-        ],
+        lines, [f"More, and every other dataset: [datasets](../{PAGE}). How it is spread over clients: [partitions](../partitions.md).", ""]
     )
 
 
@@ -139,16 +131,8 @@ def _commands(name: str) -> list[str]:
     get = [] if name in BUILT_IN else [f"fedflat data get {name}"]
     if name.endswith("_c"):
         return [*get, f"fedflat evaluate runs/fedavg-{name.removesuffix('_c')}-seed0 --on corruptions"]
-    partition = (
-        "--partition natural --set data.clients=null"
-        if name in NATURAL
-        else "--partition 'dirichlet(alpha=0.1)' --clients 50"
-    )
-    return [
-        *get,
-        f"fedflat data describe {name}",
-        f"fedflat run fedavg --dataset {name} --model {MODELS.get(name, 'cnn')} {partition}",
-    ]
+    partition = "--partition natural --set data.clients=null" if name in NATURAL else "--partition 'dirichlet(alpha=0.1)' --clients 50"
+    return [*get, f"fedflat data describe {name}", f"fedflat run fedavg --dataset {name} --model {MODELS.get(name, 'cnn')} {partition}"]
 
 
 def _options(source: Source) -> list[str]:
@@ -173,6 +157,4 @@ def _linked(text: str) -> str:
 
 
 def _checked(name: str, rows: dict[str, list[str]]) -> str:
-    return next(
-        (cells[1] for key, cells in rows.items() if re.search(rf"\b{name}\b", cells[0])), "nothing: it is built in"
-    )
+    return next((cells[1] for key, cells in rows.items() if re.search(rf"\b{name}\b", cells[0])), "nothing: it is built in")

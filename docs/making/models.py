@@ -28,9 +28,7 @@ def pages() -> dict[str, str]:
     """A page for each family."""
     rows = rows_of(PAGE, "## What there is")
     return {
-        f"models/{name}.md": one(
-            name, spec, {text: cells for text, cells in rows.items() if text.partition("(")[0] == name}
-        )
+        f"models/{name}.md": one(name, spec, {text: cells for text, cells in rows.items() if text.partition("(")[0] == name})
         for name, spec in MODELS.items()
     }
 
@@ -43,10 +41,7 @@ def one(name: str, spec: type[ModelSpec], rows: dict[str, list[str]]) -> str:
     lines += table(("model", "what it is", "input", "classes", "parameters", "source"), rows.values())
     if isinstance(made, ImageModelSpec):
         lines += [f"It takes images of at least {made.smallest_side()}x{made.smallest_side()} pixels.", ""]
-    options = [
-        (code(row["parameter"]), code(row["default"]), row["range"], row["meaning"])
-        for row in parameter_rows(made, spec())
-    ]
+    options = [(code(row["parameter"]), code(row["default"]), row["range"], row["meaning"]) for row in parameter_rows(made, spec())]
     lines += ["## Parameters", "", *(table(("parameter", "default", "range", "meaning"), options) or ["None.", ""])]
     counts = [
         (f"{data}: {'x'.join(map(str, shape))}, {classes} classes", f"{count:,}")
@@ -61,10 +56,7 @@ def one(name: str, spec: type[ModelSpec], rows: dict[str, list[str]]) -> str:
     lines += [
         "## Use it",
         "",
-        *block(
-            [f"fedflat models {name}", f"fedflat run fedavg --dataset {data} --model {name} {partition}--rounds 50"],
-            "bash",
-        ),
+        *block([f"fedflat models {name}", f"fedflat run fedavg --dataset {data} --model {name} {partition}--rounds 50"], "bash"),
     ]
     return joined(lines, [f"Choices of init, normalisation and stem, and weights of others: [models](../{PAGE}).", ""])
 

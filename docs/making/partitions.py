@@ -37,9 +37,7 @@ def pages() -> dict[str, str]:
     """A page and a picture for each partition, and for each part that can be added to one."""
     rows = rows_of(PAGE, "## What there is")
     by_name = {key.lstrip("+").partition("(")[0]: cells for key, cells in rows.items()}
-    by_name |= {
-        key.lstrip("+").partition("(")[0]: cells for key, cells in rows_of(PAGE, "Added to any of them:").items()
-    }
+    by_name |= {key.lstrip("+").partition("(")[0]: cells for key, cells in rows_of(PAGE, "Added to any of them:").items()}
     found = {}
     for name, spec in (PARTITIONERS | PARTITION_MODIFIERS).items():
         found[f"partitions/{name}.md"] = one(name, spec, by_name[name])
@@ -56,10 +54,7 @@ def one(name: str, spec: type, cells: list[str]) -> str:
     if len(cells) > 3:
         facts = [("every example with exactly one client", cells[2]), ("sizes of clients", cells[3]), *facts]
     lines += table(("", ""), facts)
-    rows = [
-        (code(row["parameter"]), code(row["default"]), row["range"], row["meaning"])
-        for row in parameter_rows(spec(), spec())
-    ]
+    rows = [(code(row["parameter"]), code(row["default"]), row["range"], row["meaning"]) for row in parameter_rows(spec(), spec())]
     lines += ["## Parameters", "", *table(("parameter", "default", "range", "meaning"), rows)] if rows else []
     if SHOWN[name]:
         lines += [
@@ -71,9 +66,7 @@ def one(name: str, spec: type, cells: list[str]) -> str:
             "",
         ]
     lines += ["## Use it", "", *block(_commands(name), "bash")]
-    return joined(
-        lines, [f"All partitions, measured, and what papers mean by their names: [partitions](../{PAGE}).", ""]
-    )
+    return joined(lines, [f"All partitions, measured, and what papers mean by their names: [partitions](../{PAGE}).", ""])
 
 
 def _caption(name: str) -> str:
@@ -92,9 +85,9 @@ def _commands(name: str) -> list[str]:
         return [f"fedflat run fedavg --dataset cifar100 --model resnet18 --partition '{text}' --clients 500"]
     clients = "--set data.clients=null" if name == "centralised" else f"--clients {CLIENTS}"
     rounds = " --clients-per-round 1" if name == "centralised" else ""
-    return (
-        [] if name == "centralised" else [f"fedflat data describe digits --partition '{text}' --clients {CLIENTS}"]
-    ) + [f"fedflat run fedavg --partition '{text}' {clients}{rounds} --rounds 20"]
+    return ([] if name == "centralised" else [f"fedflat data describe digits --partition '{text}' --clients {CLIENTS}"]) + [
+        f"fedflat run fedavg --partition '{text}' {clients}{rounds} --rounds 20"
+    ]
 
 
 # --- pictures --------------------------------------------------------------------------------------------------------------------
@@ -130,10 +123,7 @@ def _panel(text: str, counts: np.ndarray, top: float) -> list[str]:
     many = "1 client" if len(counts) == 1 else f"{len(counts)} clients"
     found = f"{many}, {size} examples each, {np.count_nonzero(counts, axis=1).mean():.1f} classes per client"
     bottom, scale, column = top + TOP + PANEL, PANEL / sizes.max(), (WIDTH - LEFT - 14) / len(counts)
-    parts = [
-        words(LEFT, top + 20, text, size=13, colour=INK, bold=True),
-        words(WIDTH - 14, top + 20, found, size=11, anchor="end"),
-    ]
+    parts = [words(LEFT, top + 20, text, size=13, colour=INK, bold=True), words(WIDTH - 14, top + 20, found, size=11, anchor="end")]
     for value in (0, int(sizes.max())):
         parts += [
             rule(LEFT, bottom - value * scale, WIDTH - 14, bottom - value * scale),
@@ -145,9 +135,7 @@ def _panel(text: str, counts: np.ndarray, top: float) -> list[str]:
         below = np.where(
             first == label,
             0,
-            counts.max(1)
-            + np.where(np.arange(counts.shape[1]) < label, counts, 0).sum(1)
-            - np.where(first < label, counts.max(1), 0),
+            counts.max(1) + np.where(np.arange(counts.shape[1]) < label, counts, 0).sum(1) - np.where(first < label, counts.max(1), 0),
         )
         rectangles = [
             (LEFT + (i + gap / 2) * column, bottom - (below[i] + held[i]) * scale, (1 - gap) * column, held[i] * scale)

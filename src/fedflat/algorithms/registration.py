@@ -58,6 +58,8 @@ def register(name: str, component: Algorithm | type[Any]) -> None:
     Raises:
         UserError: the name is malformed or taken, or the component is of no known kind.
     """
+    registry: Registry[Any]
+    others: list[Registry[Any]]
     if isinstance(component, Algorithm):
         registry, others = NAMED, [*PART_REGISTRIES.values()]
     else:

@@ -97,8 +97,8 @@ def _batch_dependence(model: nn.Module, inputs: Tensor, output: Tensor) -> str:
             f"a batch of one fails: {str(error).splitlines()[0]}; "
             "does the model normalise over the batch without running statistics?"
         )
-    error = float((output[:1] - alone).abs().max())
-    return "" if error < TOLERANCE else f"alone, the first example's logits differ by {error:.3g}"
+    difference = float((output[:1] - alone).abs().max())
+    return "" if difference < TOLERANCE else f"alone, the first example's logits differ by {difference:.3g}"
 
 
 def _gradient(

@@ -25,7 +25,8 @@ class Mo(Drift):
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
     >>> mo = Mo()
-    >>> ctx = local_context(y=[0.75, 1.25], z=[1.0, 1.0], server={"m": [1.0, 1.0]}, client={"c": [0.5, 2.0]}, lr_sum=0.25)
+    >>> server, client = {"m": [1.0, 1.0]}, {"c": [0.5, 2.0]}
+    >>> ctx = local_context(y=[0.75, 1.25], z=[1.0, 1.0], server=server, client=client, lr_sum=0.25)
     >>> mo.direction(tensor([0.1, 0.1]), ctx._replace(local=mo.begin(ctx)), None)
     tensor([ 0.6000, -0.9000])
     >>> mo.finish(ctx)  # c_i+ = c_i - m + [1, -1]

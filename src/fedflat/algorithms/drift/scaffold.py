@@ -25,7 +25,8 @@ class Scaffold(Drift):
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
     >>> scaffold = Scaffold()
-    >>> ctx = local_context(y=[0.75, 1.25], z=[1.0, 1.0], server={"c": [1.0, 1.0]}, client={"c": [0.5, 2.0]}, lr_sum=0.25)
+    >>> server, client = {"c": [1.0, 1.0]}, {"c": [0.5, 2.0]}
+    >>> ctx = local_context(y=[0.75, 1.25], z=[1.0, 1.0], server=server, client=client, lr_sum=0.25)
     >>> scaffold.direction(tensor([0.1, 0.1]), ctx._replace(local=scaffold.begin(ctx)), None)
     tensor([ 0.6000, -0.9000])
     >>> scaffold.finish(ctx)  # c_i+ = c_i - c + [1, -1]
