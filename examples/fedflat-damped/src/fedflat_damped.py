@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedflat import Algorithm
-from fedflctx.algorithms.drift.scaffold import Scaffold
-from fedflctx.algorithms.slot import Gradient, LocalContext
-from fedflctx.text import param
+from fedflat.algorithms.drift.scaffold import Scaffold
+from fedflat.algorithms.slot import Gradient, LocalContext
+from fedflat.text import param
 
 
 @dataclass(frozen=True)
