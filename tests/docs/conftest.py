@@ -1,4 +1,4 @@
-"""Examples in the documentation leave no registered names behind."""
+"""Undo registrations made by the examples of a page."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fedflat.models import MODELS
 
 
 @pytest.fixture(autouse=True)
-def unregister_examples() -> Iterator[None]:
-    """Restore the registered algorithms, parts and models after each page."""
+def restore_registries() -> Iterator[None]:
+    """Restore the registered algorithms, parts and models after each test."""
     registries = (NAMED, *PART_REGISTRIES.values())
     before, models = [set(registry) for registry in registries], dict(MODELS)
     yield

@@ -11,7 +11,7 @@ from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Client, ModelState
 from fedflat.experiment.analysis.fixed_sample import Look
 from fedflat.experiment.config import Flatness
-from fedflat.flatness.theory.noise import Constants, Spread, heterogeneity
+from fedflat.flatness.theory.noise import Constants, GradientSpread, heterogeneity
 
 from ..quadratics import Bowl, Value
 
@@ -58,7 +58,7 @@ def test_constants_in_closed_form(look: Look) -> None:
 def test_noise_shrinks_with_the_batch_as_one_over_its_size(look: Look) -> None:
     """The mean over all batches of two of ||g_B - grad F_i||^2, drawn with replacement, is sigma_i^2 / 2."""
     single = torch.tensor(gradients()[0])
-    one, two = Spread(single.mean(0)), Spread(single.mean(0))
+    one, two = GradientSpread(single.mean(0)), GradientSpread(single.mean(0))
     for gradient in single:
         one.add(gradient)
     for first in single:

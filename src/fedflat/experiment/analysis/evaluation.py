@@ -104,7 +104,7 @@ def evaluate(
     data: Dataset | None = None,
     network: nn.Module | None = None,
     task: Task | None = None,
-    tell: Callable[[str], None] = lambda part: None,
+    progress: Callable[[str], None] = lambda part: None,
 ) -> Evaluation:
     """Evaluate a model of a run on everything that its data and its partition offer, or ``on`` some of it; each part stands under its own name.
 
@@ -124,7 +124,7 @@ def evaluate(
     parts, missing = {}, {}
     with torch.random.fork_rng(devices=[]):  # fine-tuning seeds it, and it is the caller's
         for name in wanted:
-            tell(name)
+            progress(name)
             try:
                 parts[name] = getattr(evaluator, name.replace("-", "_"))()
             except NotAvailable as reason:

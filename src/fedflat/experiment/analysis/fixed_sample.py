@@ -23,11 +23,11 @@ from fedflat.experiment.analysis.cohort import Figures, number
 from fedflat.experiment.analysis.scoring import Scorer, Scores
 from fedflat.experiment.config import Flatness
 from fedflat.flatness import Objective
-from fedflat.flatness.batches import Rows
+from fedflat.flatness.batches import TensorBatches
 from fedflat.flatness.clients.drift import disagreement
 from fedflat.flatness.curvature.lanczos import Ends, lanczos
 from fedflat.flatness.curvature.operator import Operator
-from fedflat.flatness.theory.noise import Constants, Spread, heterogeneity
+from fedflat.flatness.theory.noise import Constants, GradientSpread, heterogeneity
 
 BATCH = 500
 """Examples in memory at a time: second derivatives need several times the memory of a step of training."""
@@ -74,7 +74,7 @@ class Look:
         return Objective(
             problem.model,
             problem.task.loss,
-            Rows(train.inputs, train.targets, min(problem.evaluation_batch, BATCH), chosen),
+            TensorBatches(train.inputs, train.targets, min(problem.evaluation_batch, BATCH), chosen),
             prepare=self._prepared,
             sums=None if isinstance(problem.task, Pooling) else problem.task.sums,
             buffers={**problem.buffers.views(model.buffers), **model.integers},
@@ -155,10 +155,10 @@ class Look:
         figures = {name: number(value) for name, value in apart._asdict().items()}
         return Constants(longest, max(beta, 0.0), noise, heterogeneity(rows)), figures
 
-    def _spread(self, model: ModelState, client: int, gradient: Tensor) -> Spread:
+    def _spread(self, model: ModelState, client: int, gradient: Tensor) -> GradientSpread:
         positions = self.partition.clients[client]
         drawn = generator(self.wanted.seed, "observed gradients", 0, client).permutation(len(positions))[:SINGLE]
-        spread = Spread(gradient)
+        spread = GradientSpread(gradient)
         for one in np.sort(drawn):
             spread.add(self.objective(model, positions[one : one + 1]).gradient())
         return spread
