@@ -339,7 +339,7 @@ class Run:
             lambda name, _: self._open_rows(name, len(flat)),
             self.config.init_rounds,
         )
-        for warning in filter(None, (average.averages_nothing(info) for average in self.algorithm.averages)):
+        for warning in filter(None, (average.warning(info) for average in self.algorithm.averages)):
             warnings.warn(warning, stacklevel=2)
         return {average_name(average): average.begin(info, flat) for average in self.algorithm.averages}
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fedflat.algorithms.algorithm import Local, Message, States, flat_state, nested_state
+from fedflat.algorithms.algorithm import LocalState, Message, States, flat_state, nested_state
 from fedflat.engines.gpu.step import Advance, changing
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.client import whole_gradient
@@ -98,7 +98,7 @@ class Lane:
         self.statistics = torch.zeros_like(table.buffers[0])
         self.integers: dict[str, Tensor] = {}
         self.work: dict[str, Tensor] = {}
-        self.local: Local | None = None
+        self.local: LocalState | None = None
         self.finished: tuple[States, Message] | None = None
         self.passes = 0
         self._row, self._sizes, self._before = 0, [0], (0, 0)
@@ -167,7 +167,7 @@ class Lane:
         steps, (passes, samples) = len(self._sizes), self._before
         passes, samples = passes + self.passes * steps, samples + self.passes * sum(self._sizes)
         integers = {name: value.clone() for name, value in self.integers.items()}
-        return Report(message.rates.clone(), self.loss.clone(), steps, passes, samples, integers)
+        return Report(message.lr_sum.clone(), self.loss.clone(), steps, passes, samples, integers)
 
     def _hold(self, work: Work) -> None:
         """Put a client's batches where the captured step reads them.
@@ -260,7 +260,7 @@ def apart(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
     return [(new.clone() if new.untyped_storage().data_ptr() in written else new, old) for new, old in pairs]
 
 
-def _settled(local: Local) -> Local:
+def _settled(local: LocalState) -> LocalState:
     """A client in tensors of its own for all that is made anew in every round; the rest, which a lane or table holds, as it is.
 
     What drift and perturbation see as the same tensor under the same name, the iterate above all, is one tensor in the copy too.
@@ -271,15 +271,15 @@ def _settled(local: Local) -> Local:
     def settle(path: Any, leaf: Any) -> Any:
         if not isinstance(leaf, Tensor) or (len(path) > 1 and path[1].name not in made_anew):
             return leaf
-        # At.drift is what At.local is for the drift itself.
+        # LocalContext.drift is what LocalContext.local is for the drift itself.
         inside = tuple(path[2:]) if path[1:] and path[1].name in ("local", "drift") else tuple(path[1:])
         return copies.setdefault((inside, id(leaf)), leaf.clone())
 
-    settled: Local = pytree.tree_map_with_path(settle, local)
+    settled: LocalState = pytree.tree_map_with_path(settle, local)
     return settled
 
 
-def _copy(source: Local, target: Local) -> None:
+def _copy(source: LocalState, target: LocalState) -> None:
     """Copy what differs from one client's tensors to another's, each tensor once."""
     done = set()
     for new, old in zip(pytree.tree_leaves(source), pytree.tree_leaves(target), strict=True):

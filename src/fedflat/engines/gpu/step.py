@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedflat.algorithms.algorithm import Local
+from fedflat.algorithms.algorithm import LocalState
 from fedflat.engines.gpu.layers import with_gpu_layers
 from fedflat.engines.problem.problem import Pass, Problem
 from fedflat.engines.round.client import StepGradient
@@ -29,7 +29,7 @@ class Moved(NamedTuple):
     passes: int
 
 
-Advance = Callable[[Local, Tensor, dict[str, Tensor], Tensor, dict[str, Tensor]], Moved]
+Advance = Callable[[LocalState, Tensor, dict[str, Tensor], Tensor, dict[str, Tensor]], Moved]
 """One local step of a client: (client, positions, draws, statistics, integers)."""
 
 
@@ -37,7 +37,7 @@ def in_place(problem: Problem, training: Training) -> Advance:
     """The step as it is; BatchNorm statistics and counters move in place."""
 
     def advance(
-        local: Local, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
+        local: LocalState, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
     ) -> Moved:
         gradient = StepGradient(
             problem, problem.batch(positions, draws), {**problem.buffers.views(statistics), **integers}
@@ -58,7 +58,7 @@ def compiled(problem: Problem, training: Training, backend: str = "inductor", st
     model = with_gpu_layers(problem.model)
 
     def advance(
-        local: Local, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
+        local: LocalState, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
     ) -> Moved:
         batch = problem.batch(positions, draws)
         passes: list[Pass] = []
@@ -77,7 +77,7 @@ def compiled(problem: Problem, training: Training, backend: str = "inductor", st
     usable: bool | None = None
 
     def attempt(
-        local: Local, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
+        local: LocalState, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
     ) -> Moved:
         nonlocal usable
         step = (local, positions, draws, statistics, integers)
@@ -100,7 +100,7 @@ def compiled(problem: Problem, training: Training, backend: str = "inductor", st
 
     def trusted(
         found: Moved,
-        local: Local,
+        local: LocalState,
         positions: Tensor,
         draws: dict[str, Tensor],
         statistics: Tensor,
@@ -125,7 +125,7 @@ def compiled(problem: Problem, training: Training, backend: str = "inductor", st
     return fast if strict else attempt
 
 
-def agree(found: Moved, expected: Moved, local: Local, statistics: Tensor, share: float = CLOSE) -> bool:
+def agree(found: Moved, expected: Moved, local: LocalState, statistics: Tensor, share: float = CLOSE) -> bool:
     """Whether two steps from the same place are one: their losses, and how far they move the iterate and BatchNorm's statistics."""
     moves = [(found.client[0], expected.client[0], local.drift.y), (found.statistics, expected.statistics, statistics)]
     close = all(bool((one - other).norm() <= share * (other - start).norm()) for one, other, start in moves)
@@ -133,8 +133,8 @@ def agree(found: Moved, expected: Moved, local: Local, statistics: Tensor, share
     return close and counted and bool(torch.isclose(found.loss, expected.loss, rtol=SAME, atol=SAME))
 
 
-def changing(local: Local) -> list[Tensor]:
+def changing(local: LocalState) -> list[Tensor]:
     """What a step changes of a client; drift and perturbation share the iterate and the counters."""
     velocity = [] if local.velocity is None else [local.velocity]
     at = local.drift
-    return [at.y, at.step, at.rates, *at.local.values(), *local.perturbation.local.values(), *velocity]
+    return [at.y, at.step, at.lr_sum, *at.local.values(), *local.perturbation.local.values(), *velocity]

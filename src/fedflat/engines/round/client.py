@@ -100,7 +100,7 @@ def train_client(
         table.client[name][row].copy_(value)
     for name, value in flat_state(message.sent).items():
         table.sent[name][row].copy_(value)
-    return Report(message.rates, losses, len(batches), passes, samples, integers)
+    return Report(message.lr_sum, losses, len(batches), passes, samples, integers)
 
 
 def common_gradient(

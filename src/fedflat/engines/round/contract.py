@@ -12,7 +12,7 @@ from torch import Tensor
 from fedflat.algorithms.algorithm import Algorithm, States
 from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.lr_schedule import Schedule
-from fedflat.algorithms.slot import Returned, State
+from fedflat.algorithms.slot import CohortMeans, State
 from fedflat.data import Examples
 from fedflat.engines.round.aggregation import Aggregation
 from fedflat.engines.round.plan import Plan
@@ -76,7 +76,7 @@ class CohortRows(NamedTuple):
 class Outcome:
     """What came back from a cohort."""
 
-    returned: Returned
+    returned: CohortMeans
     means: States
     clients: list[Client]
     """The cohort with its new states."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedflat.algorithms.algorithm import flat_fields, nested_state
-from fedflat.algorithms.slot import Returned, State
+from fedflat.algorithms.slot import CohortMeans, State
 from fedflat.engines.round.aggregation import Aggregation, by_samples, uniform, weighted_sum
 from fedflat.engines.round.cohort_buffers import Table
 from fedflat.engines.round.contract import Client, CohortRows, Cost, ModelState, Outcome, Training
@@ -127,7 +127,7 @@ def outcome_of(
 ) -> Outcome:
     """What came back from a cohort, from its sums (those of ``weighted_rows``) and its clients' new states."""
     count, size = len(clients), len(z)
-    returned = Returned(
+    returned = CohortMeans(
         x=model.weights,
         z=z,
         displacement=sums["displacement"],
