@@ -56,7 +56,9 @@ def random_pictures(wanted: argparse.Namespace) -> Dataset:
 
     names = tuple(str(label) for label in range(wanted.classes))
     every = some(wanted.clients * 2 * wanted.batch_size)
-    return Dataset("random pictures", every, every.take(torch.arange(wanted.batch_size)), names, (0.5,) * 3, (0.29,) * 3)
+    return Dataset(
+        "random pictures", every, every.take(torch.arange(wanted.batch_size)), names, (0.5,) * 3, (0.29,) * 3
+    )
 
 
 class Clock(Callback):
@@ -97,7 +99,7 @@ def cost_of(wanted: argparse.Namespace, data: Dataset, algorithm: str, part: str
         torch.cuda.reset_peak_memory_stats()
     clock = Clock()
     run = Run(make_config(None, settings), data=data, callbacks=(clock,))
-    frozen = run.problem.still.fingerprint()
+    frozen = run.problem.frozen.fingerprint()
     record = run.go()
     size, end = len(run.server.model.weights), record.history[-1]
     kept = sum(field.scalars(size) for fields in run.algorithm.client_fields().values() for field in fields)
@@ -112,7 +114,7 @@ def cost_of(wanted: argparse.Namespace, data: Dataset, algorithm: str, part: str
         "bytes_kept_per_client": 4 * kept,
         "seconds_per_round": round(clock.moments[-1] - clock.moments[-2], 3),
         "peak_memory_gb": round(torch.cuda.max_memory_reserved() / 1e9, 2) if on_gpu else None,
-        "frozen_part_is_the_same": run.problem.still.fingerprint() == frozen,
+        "frozen_part_is_the_same": run.problem.frozen.fingerprint() == frozen,
     }
 
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from fedflat.data import Dataset, from_clients, from_flower
 from fedflat.data import load as load_data
-from fedflat.data.flower import is_partitioner
 from fedflat.data.arrays import Pair
-from fedflat.engines.problem.task import OwnLoss, Task
+from fedflat.data.flower import is_partitioner
+from fedflat.engines.problem.task import CustomLoss, Task
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign import compare as comparing
@@ -176,7 +176,7 @@ def rounds(
                 f"loss is {loss!r}; expected a function of outputs and targets, "
                 "such as torch.nn.functional.cross_entropy"
             )
-        task = OwnLoss(function=loss)
+        task = CustomLoss(function=loss)
     prepared, own = _prepare(algorithm, base, dataset, model, task, settings)
     return Rounds(Run(prepared, _folder(out), task=task, callbacks=as_callbacks(callbacks), **own))
 

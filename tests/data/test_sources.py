@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedflat.data import DATASETS, data_dir, load, names, verify
+from fedflat.data import data_dir, load, names, verify
 from fedflat.data.sources.idx import FILES
 from fedflat.errors import UserError
 

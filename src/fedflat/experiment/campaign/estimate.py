@@ -366,7 +366,7 @@ def probe(config: Config) -> ProbedSpeed:
     run, times = _run_quietly(tiny)
     tested = len(run.problem.data.test)
     step, evaluation = times.rounds[-1] - times.rounds[0], times.evaluations[-1] - times.rounds[-1]
-    examples = sum(len(indices) for indices in run.partition.looked_at)
+    examples = sum(len(indices) for indices in run.partition.described_clients)
     return ProbedSpeed(
         step,
         evaluation / min(PROBED_EXAMPLES, tested) / workers,
