@@ -60,7 +60,11 @@ def test_a_single_positional_value_sets_the_first_parameter():
 
 @pytest.mark.parametrize(
     ("text", "canonical"),
-    [("FedProx(0.2)", "fedprox(mu=0.2)"), ("fedavg+SAM(0.2)", "fedsam(rho=0.2)"), ("fedavg+wima(7)", "fedavg+wima(window=7)")],
+    [
+        ("FedProx(0.2)", "fedprox(mu=0.2)"),
+        ("fedavg+SAM(0.2)", "fedsam(rho=0.2)"),
+        ("fedavg+wima(7)", "fedavg+wima(window=7)"),
+    ],
 )
 def test_algorithms_accept_positional_values_and_any_case(text, canonical):
     assert fedflat.canonical(fedflat.algorithm(text)) == canonical

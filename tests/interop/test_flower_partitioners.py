@@ -132,7 +132,10 @@ def test_a_run_by_a_partitioner_can_be_repeated_without_it(
     assert first.config.data.partition.startswith(f"listed(path={tmp_path}/data/partitions/ShardPartitioner-")
     assert first.record.folder.partition()["clients"] == 6
     again = fedflat.run(base=tmp_path / "run" / "config.yaml", out=tmp_path / "again")
-    assert again.history == first.history and again.record.folder.partition()["hash"] == first.record.folder.partition()["hash"]
+    assert (
+        again.history == first.history
+        and again.record.folder.partition()["hash"] == first.record.folder.partition()["hash"]
+    )
     assert torch.equal(again.record.models["server"].weights, first.record.models["server"].weights)
 
 
