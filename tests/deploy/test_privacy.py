@@ -19,7 +19,7 @@ from flwr.client.mod import secaggplus_mod
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod, message_size_mod
 
 from fedflat.algorithms import algorithm
-from fedflat.algorithms.table import NAMED
+from fedflat.algorithms.named import NAMED
 from fedflat.data import Dataset, load
 from fedflat.deploy import client_app
 from fedflat.deploy.server.app import serve
@@ -221,5 +221,5 @@ def test_the_page_says_which_algorithms_fit() -> None:
         chosen = algorithm(name)
         private = shows_more(problem, training_of(experiment_of(SETTINGS), chosen, SITES))
         private = re.sub(r"send (?!the ).*?, which", "send another vector, which", private)
-        robust = next((slot.needs_the_mean() for _, slot in chosen.slots() if slot.needs_the_mean()), "")
+        robust = next((slot.requires_mean() for _, slot in chosen.slots() if slot.requires_mean()), "")
         assert said == tuple(f"no: {why}" if why else "yes" for why in (private, robust)), name

@@ -335,7 +335,7 @@ def test_a_head_for_other_classes(tmp_path: Path) -> None:
 def test_settings_that_contradict_each_other() -> None:
     with pytest.raises(fedflat.UserError, match="init_head=fresh needs initial weights"):
         make_config(None, {"init_head": "fresh"})
-    with pytest.raises(fedflat.UserError, match="there is no part of a model to train 'tail'"):
+    with pytest.raises(fedflat.UserError, match="'tail'"):
         make_config(None, {"train": "tail"})
 
 

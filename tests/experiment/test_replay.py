@@ -101,7 +101,7 @@ def test_rows_written_after_a_checkpoint_are_not_seen(tmp_path: Path) -> None:
 
     class Kill(fedflat.Callback):
         def round_done(self, run) -> None:
-            run._client_states._rows.flush()
+            run._clients._rows.flush()
             if run.server.rounds == 6:
                 raise Killed
 

@@ -33,7 +33,7 @@ def cohort_figures(algorithm: Algorithm, members: list[Client], outcome: Outcome
         "update": number(update.norm()),
         "disagreement": {name: number(value) for name, value in spread._asdict().items()},
     }
-    momentum = momentum_of(algorithm, states)
+    momentum = algorithm.momentum(states)
     if momentum is not None:
         vector, sign = momentum
         agreement = numbers(torch.stack([sign * cosine(row, vector) for row in moved]))
@@ -44,23 +44,14 @@ def cohort_figures(algorithm: Algorithm, members: list[Client], outcome: Outcome
 def moves(algorithm: Algorithm, members: list[Client], outcome: Outcome) -> Tensor:
     """y_K - z of each client, [clients, P]."""
     rows = rows_of(outcome).displacements
-    if type(algorithm.drift).moved is Drift.moved:
+    if type(algorithm.drift).local_displacement is Drift.local_displacement:
         return rows
     return torch.stack(
-        [algorithm.drift.moved(row, client.state["drift"]) for row, client in zip(rows, members, strict=True)]
+        [
+            algorithm.drift.local_displacement(row, client.state["drift"])
+            for row, client in zip(rows, members, strict=True)
+        ]
     )
-
-
-def momentum_of(algorithm: Algorithm, states: States) -> tuple[Tensor, int] | None:
-    """The momentum that an algorithm has, with the sign that turns it into a descent; nothing where it has none.
-
-    What the drift sends to clients is in gradient units (FedCM, FedWMSAM, FedMo, MIME); what the server keeps to
-    itself is a sum of displacements (FedACG, FedAvgM and the adaptive optimisers)."""
-    for field in algorithm.drift.on_server():
-        if field.name in ("momentum", "m"):
-            return states["drift"][field.name], -1 if field.sent else 1
-    vector = states["server"].get("m")
-    return None if vector is None else (vector, 1)
 
 
 def vector_norms(algorithm: Algorithm, clients: list[Client], states: States) -> Figures:

@@ -122,7 +122,9 @@ def each_local_model(algorithm: Algorithm, members: list[Client], outcome: Outco
     z, rows = outcome.returned.z, rows_of(outcome)
     for client, displacement, buffers in zip(members, *rows, strict=True):
         yield ModelState(
-            z + algorithm.drift.moved(displacement, client.state["drift"]), buffers.clone(), outcome.integers
+            z + algorithm.drift.local_displacement(displacement, client.state["drift"]),
+            buffers.clone(),
+            outcome.integers,
         )
 
 
