@@ -55,8 +55,8 @@ def random_pictures(wanted: argparse.Namespace) -> Dataset:
         return Examples(pixels, torch.arange(count) % wanted.classes)
 
     names = tuple(str(label) for label in range(wanted.classes))
-    every = some(wanted.clients * 2 * wanted.batch)
-    return Dataset("random pictures", every, every.take(torch.arange(wanted.batch)), names, (0.5,) * 3, (0.29,) * 3)
+    every = some(wanted.clients * 2 * wanted.batch_size)
+    return Dataset("random pictures", every, every.take(torch.arange(wanted.batch_size)), names, (0.5,) * 3, (0.29,) * 3)
 
 
 class Clock(Callback):
@@ -85,8 +85,8 @@ def cost_of(wanted: argparse.Namespace, data: Dataset, algorithm: str, part: str
         "clients": wanted.clients,
         "clients_per_round": wanted.clients,
         "rounds": wanted.rounds,
-        "local_steps": wanted.steps,
-        "batch_size": wanted.batch,
+        "local_steps": wanted.local_steps,
+        "batch_size": wanted.batch_size,
         "lr": 0.001,
         "eval_every": wanted.rounds,
         "engine__lanes": wanted.lanes,

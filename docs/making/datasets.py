@@ -54,8 +54,8 @@ PAGE = "data.md"
 
 def pages() -> dict[str, str]:
     """A page for each published dataset, and one for each kind of own data."""
-    facts = rows_of(PAGE, "## What there is")
-    checked = rows_of(PAGE, "### What is checked")
+    facts = rows_of(PAGE, "## Available datasets")
+    checked = rows_of(PAGE, "### Verification")
     made = {f"data/{name}.md": one(source, facts[name], _checked(name, checked)) for name, source in DATASETS.items()}
     return made | {f"data/{name}.md": own(name, source) for name, source in OWN.items()}
 

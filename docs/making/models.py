@@ -26,7 +26,7 @@ MOST_LAYERS = 24
 
 def pages() -> dict[str, str]:
     """A page for each family."""
-    rows = rows_of(PAGE, "## What there is")
+    rows = rows_of(PAGE, "## Available models")
     return {
         f"models/{name}.md": one(name, spec, {text: cells for text, cells in rows.items() if text.partition("(")[0] == name})
         for name, spec in MODELS.items()

@@ -35,9 +35,9 @@ PAGE = "partitions.md"
 
 def pages() -> dict[str, str]:
     """A page and a picture for each partition, and for each part that can be added to one."""
-    rows = rows_of(PAGE, "## What there is")
+    rows = rows_of(PAGE, "## Available partitions")
     by_name = {key.lstrip("+").partition("(")[0]: cells for key, cells in rows.items()}
-    by_name |= {key.lstrip("+").partition("(")[0]: cells for key, cells in rows_of(PAGE, "Added to any of them:").items()}
+    by_name |= {key.lstrip("+").partition("(")[0]: cells for key, cells in rows_of(PAGE, "### Modifiers").items()}
     found = {}
     for name, spec in (PARTITIONERS | PARTITION_MODIFIERS).items():
         found[f"partitions/{name}.md"] = one(name, spec, by_name[name])

@@ -16,8 +16,8 @@ from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Engine
 from fedflat.experiment.analysis.replay import Replay
 from fedflat.experiment.config import Config
+from fedflat.experiment.setup.engine import ray_engine
 from fedflat.experiment.setup.problem import federation
-from fedflat.experiment.setup.ray_workers import ray_engine
 
 NO_OWN: dict[str, Any] = {"data": None, "model": None, "task": None}
 

@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SECTION = "From nothing to three sites with TLS on one machine"
+SECTION = "Quick start: three sites with TLS on one machine"
 PORTS = ("8000", "8100", "8101", "8102")
 OWN_TERMINAL = ("flower-superlink", "flower-supernode")
 INSTALLING = ("python -m venv", ". ", "pip install")

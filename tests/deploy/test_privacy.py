@@ -213,7 +213,7 @@ def test_noise_that_would_not_be_what_it_says_is_refused(more: dict[str, Any], w
 def test_the_page_says_which_algorithms_fit() -> None:
     """The table of docs/security.md, row by row."""
     page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
-    rows = re.findall(r"^\| (`.*`) \| (.*) \| (.*) \|$", page.split("## Which algorithms fit")[1], re.M)
+    rows = re.findall(r"^\| (`.*`) \| (.*) \| (.*) \|$", page.split("## Supported algorithms")[1], re.M)
     written = {name: (private, robust) for names, private, robust in rows for name in re.findall(r"`([a-z-]+)`", names)}
     assert written.keys() == set(NAMED)
     problem, _ = federation(experiment_of(SETTINGS))

@@ -9,13 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from fedflat.bench.setting import RandomImages, Setting
+from fedflat.bench.setting import BenchmarkSetting, RandomImages
 from fedflat.engines.problem.compiled import CompiledGradient, Loss
 from fedflat.experiment.run import Run
 
 
 def a_run(model: str = "lenet5", compiled: str = "on", augmentation: str = "none") -> Run:
-    setting = Setting(model, local_steps=2, batch_size=8, compile=compiled, augmentation=augmentation, workers=1)
+    setting = BenchmarkSetting(
+        model, local_steps=2, batch_size=8, compile=compiled, augmentation=augmentation, workers=1
+    )
     return Run(setting.config("fedsam", "float32", "loop", 10), data=RandomImages(size=200).dataset())
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedflat import models
-from fedflat.bench.setting import RandomImages, Setting
+from fedflat.bench.setting import BenchmarkSetting, RandomImages
 from fedflat.data import augmentation
 from fedflat.engines.problem.compiled import CompiledGradient
 from fedflat.engines.problem.narrow_networks import NarrowConvolution, NarrowMaxPool, NarrowReLU, is_narrow, narrowed
@@ -108,7 +108,7 @@ def test_the_gradient_of_pooling_goes_to_the_first_maximum() -> None:
 
 @needs_compiler
 def test_a_compiled_narrow_gradient_agrees() -> None:
-    setting = Setting("lenet5", local_steps=2, batch_size=16, compile="on", workers=1)
+    setting = BenchmarkSetting("lenet5", local_steps=2, batch_size=16, compile="on", workers=1)
     run = Run(setting.config("fedavg", "float32", "loop", 10), data=RandomImages(size=200, side=20).dataset())
     problem = run.problem
     assert problem.data.train.inputs.is_contiguous()
@@ -146,7 +146,7 @@ def test_gradients_reach_parameters_before_a_convolution() -> None:
 
 def test_compiling_keeps_the_order_of_examples() -> None:
     run = Run(
-        Setting("lenet5", batch_size=16, compile="off", workers=1).config("fedavg", "float32", "loop", 10),
+        BenchmarkSetting("lenet5", batch_size=16, compile="off", workers=1).config("fedavg", "float32", "loop", 10),
         data=RandomImages(size=40).dataset(),
     )
     before = run.problem.batch(torch.arange(16), {})

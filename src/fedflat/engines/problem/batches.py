@@ -49,7 +49,7 @@ class BatchLoader:
         self._augmentation, self._mean, self._std, self._dtype = augmentation, mean, std, dtype
         self._channels_last = channels_last and examples.inputs.ndim == 4
         self._by_pixel = self._normalised = False
-        if not augmentation.parts and _images_in_memory(examples.inputs):
+        if not augmentation.steps and _images_in_memory(examples.inputs):
             self._prepare()
 
     def inputs(self, positions: Tensor, draws: dict[str, Tensor]) -> Tensor:

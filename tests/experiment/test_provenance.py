@@ -1,4 +1,4 @@
-"""Runs whose folder was begun with other data, another model or another task are not taken for one's own."""
+"""A run that began with another dataset, model or task is neither resumed nor reused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import fedflat
 from fedflat.data import Dataset, load
 from fedflat.engines.problem.task import Classification
 from fedflat.errors import UserError
-from fedflat.experiment.store.provenance import brought, described
+from fedflat.experiment.store.provenance import fingerprint, fingerprints
 from fedflat.experiment.store.run_folder import RunFolder
 
 SETTINGS: dict[str, Any] = {"rounds": 3, "clients": 4, "clients_per_round": 2, "local_steps": 1, "workers": 1}
@@ -59,13 +59,13 @@ OTHERS = [
     (
         {"task": Sharper()},
         {},
-        r"begun with task Sharper\(.*times=2.0\), and this is no task of your own; pass the same again \(task=",
+        r"began with task Sharper\(.*times=2.0\), .* no user-supplied task; .*task=",
     ),
-    ({}, {"task": Sharper()}, "begun with no task of your own, and this is task Sharper"),
-    ({"task": Sharper()}, {"task": Sharper(times=3.0)}, r"and this is task Sharper\(.*times=3.0\)"),
-    ({"model": network()}, {"model": network(9)}, "begun with model Sequential .*, and this is model Sequential"),
-    ({"model": network()}, {"model": network(8, nn.Tanh)}, "and this is model Sequential"),
-    ({"data": digits()}, {"data": dimmed()}, "begun with data digits .*, and this is data digits"),
+    ({}, {"task": Sharper()}, "began with no user-supplied task, .* task Sharper"),
+    ({"task": Sharper()}, {"task": Sharper(times=3.0)}, r"this is task Sharper\(.*times=3.0\)"),
+    ({"model": network()}, {"model": network(9)}, "began with model Sequential .* this is model Sequential"),
+    ({"model": network()}, {"model": network(8, nn.Tanh)}, "this is model Sequential"),
+    ({"dataset": digits()}, {"dataset": dimmed()}, "began with data digits .* this is data digits.*dataset="),
 ]
 
 
@@ -101,11 +101,11 @@ def test_a_file_of_data_that_was_changed_is_noticed(tmp_path: Path) -> None:
     inputs, targets = rng.normal(size=(60, 3)).astype(np.float32), rng.integers(0, 3, 60)
     where = tmp_path / "own.npz"
     np.savez(where, inputs=inputs, targets=targets)
-    folder = paused(tmp_path / "run", data=f"arrays(path={where})", partition="dirichlet(alpha=0.1)", model="mlp")
+    folder = paused(tmp_path / "run", dataset=f"arrays(path={where})", partition="dirichlet(alpha=0.1)", model="mlp")
     shutil.copytree(folder, tmp_path / "copy")
     order = rng.permutation(60)
     np.savez(where, inputs=inputs[order], targets=targets[order])
-    with pytest.raises(UserError, match="had other examples when it began: its data have changed since; put them back"):
+    with pytest.raises(UserError, match="the data have changed"):
         fedflat.resume(folder)
     np.savez(where, inputs=inputs, targets=targets)
     assert fedflat.resume(tmp_path / "copy").record.status == "finished"
@@ -116,13 +116,13 @@ def test_words_for_what_is_brought_stay_the_same() -> None:
         return output.sum()
 
     weights = torch.arange(3.0)
-    named = described({"a": [own_loss, partial(own_loss, target=weights)], "b": network})
-    assert named == described({"a": [own_loss, partial(own_loss, target=weights.clone())], "b": network})
-    assert named != described({"a": [own_loss, partial(own_loss, target=weights + 1)], "b": network})
+    named = fingerprint({"a": [own_loss, partial(own_loss, target=weights)], "b": network})
+    assert named == fingerprint({"a": [own_loss, partial(own_loss, target=weights.clone())], "b": network})
+    assert named != fingerprint({"a": [own_loss, partial(own_loss, target=weights + 1)], "b": network})
     assert "0x" not in named
-    assert brought({"data": None, "model": None, "task": None}) == {}
+    assert fingerprints({"data": None, "model": None, "task": None}) == {}
 
 
 def test_large_data_are_known_by_some_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedflat.experiment.store.provenance.MOST_BYTES", 1000)
-    assert brought({"data": digits()}) == brought({"data": digits()}) != brought({"data": dimmed()})
+    assert fingerprints({"data": digits()}) == fingerprints({"data": digits()}) != fingerprints({"data": dimmed()})

@@ -1,4 +1,4 @@
-"""What users bring in Python is refused in a sentence where it is something else."""
+"""User-supplied objects of the wrong type raise clear errors."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SMALL = {"rounds": 1, "clients": 12, "clients_per_round": 2, "local_steps": 1, "
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"task": fedflat.Classification}, "task is the class Classification and not one of it"),
-        ({"task": "accuracy"}, "task is a str; expected an object with metric"),
-        ({"data": 123}, "data is an int; expected the name of a dataset"),
-        ({"base": {"seed": 1}}, "base is a dict; expected a YAML file or a config"),
-        ({"callbacks": fedflat.Callback}, "this is <class"),
-        ({"callbacks": None}, "this is None"),
-        ({"out": 5}, "out is 5; expected a path, such as 'runs/first'"),
+        ({"task": fedflat.Classification}, "task is the class Classification"),
+        ({"task": "accuracy"}, "task is a str; .*metric"),
+        ({"dataset": 123}, "dataset is an int"),
+        ({"base": {"seed": 1}}, "base is a dict; .*YAML"),
+        ({"callbacks": fedflat.Callback}, "<class .* is not a callback"),
+        ({"callbacks": None}, "None is not a callback"),
+        ({"out": 5}, "out is 5; .*path"),
         ({"out": ""}, "out is ''; expected a path"),
         ({"model": nn.Sequential(nn.Flatten(), nn.LazyLinear(10))}, r"1\.weight of custom:Sequential has no shape yet"),
     ],
@@ -46,9 +46,9 @@ def test_what_is_something_else_is_refused(arguments: dict[str, Any], message: s
         (lambda: fedflat.sweep(5), "source is 5; expected a path, such as 'sweep.yaml'"),
         (lambda: fedflat.sweep({}, out=5), "out is 5; expected a path"),
         (lambda: fedflat.compare(["fedavg"], out=5, **SMALL), "out is 5; expected a path"),
-        (lambda: fedflat.compare(["fedavg"], seeds=None, **SMALL), "cannot compare with seeds=None; expected how many"),
-        (lambda: fedflat.compare(["fedavg"], jobs="2", **SMALL), "jobs='2' is not possible; expected how many runs"),
-        (lambda: fedflat.sweep({}, jobs=0), "jobs=0 is not possible; expected how many runs"),
+        (lambda: fedflat.compare(["fedavg"], seeds=None, **SMALL), "seeds=None"),
+        (lambda: fedflat.compare(["fedavg"], jobs="2", **SMALL), "jobs='2'"),
+        (lambda: fedflat.sweep({}, jobs=0), "jobs=0"),
         (lambda: fedflat.run("fedavg", **SMALL).export(None), "path is None; expected a path, such as 'model.pt'"),
     ],
 )
@@ -80,7 +80,7 @@ def test_runs_lie_side_by_side_wherever_callbacks_go(of: str, tmp_path: Path, mo
 
 @pytest.mark.parametrize("algorithms", [[None], None])
 def test_only_texts_are_compared(algorithms: Any) -> None:
-    with pytest.raises(UserError, match=r"algorithms are compared by their texts, such as .*; this is None"):
+    with pytest.raises(UserError, match="None is not an algorithm"):
         fedflat.compare(algorithms, seeds=1, **SMALL)
 
 

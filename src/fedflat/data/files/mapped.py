@@ -1,7 +1,7 @@
-"""Arrays in files, read through a memory map.
+"""Arrays in ``.npy`` files, read through a memory map.
 
-What does not fit in memory lies in an ``.npy`` file and is read page by page as examples are asked for. The map is read-only and
-shared, so that all processes on a machine read the same pages and none of them counts as memory of their own.
+Pages are read when examples are accessed, so an array may be larger than memory. The map is read-only and shared: all
+processes on a machine use the same pages.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from fedflat.errors import UserError
 
 
 class MappedTensor(torch.Tensor):
-    """A read-only tensor whose values lie in an ``.npy`` file; what is computed from it is an ordinary tensor.
+    """A read-only tensor backed by an ``.npy`` file; operations on it return ordinary tensors.
 
-    It is sent to another process as the name of its file and its place there, never as its values.
+    Pickling sends the path, shape and strides, never the values.
     """
 
     path: Path
@@ -30,21 +30,21 @@ class MappedTensor(torch.Tensor):
 
     @classmethod
     def of(cls, tensor: torch.Tensor, path: Path) -> MappedTensor:
-        """A view of the values of ``path``, knowing where it comes from."""
-        made = torch.Tensor._make_subclass(cls, tensor)
-        made.path = path
-        return made
+        """Wrap ``tensor``, a view of the array in ``path``."""
+        mapped = torch.Tensor._make_subclass(cls, tensor)
+        mapped.path = path
+        return mapped
 
     def part(self, start: int, length: int, dim: int = 0) -> MappedTensor:
-        """Some consecutive rows, still mapped."""
+        """``length`` consecutive entries along ``dim``, still mapped."""
         return MappedTensor.of(self.narrow(dim, start, length), self.path)
 
     def channels_first(self) -> MappedTensor:
-        """Images [n, H, W, C] as [n, C, H, W], still mapped."""
+        """View images [n, height, width, channels] as [n, channels, height, width], still mapped."""
         return MappedTensor.of(self.permute(0, 3, 1, 2), self.path)
 
     def share_memory_(self) -> Self:
-        """Nothing: other processes open the file."""
+        """Do nothing: other processes map the file themselves."""
         return self
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
@@ -55,16 +55,19 @@ class MappedTensor(torch.Tensor):
 
 
 def open_mapped(path: Path, remedy: str = "write it again with numpy.save") -> MappedTensor:
-    """The array in an ``.npy`` file, without reading it."""
+    """Map the array in an ``.npy`` file without reading its values.
+
+    Args:
+        path: the file.
+        remedy: advice in the error message if the file cannot be read.
+    """
     try:
         array = np.load(path, mmap_mode="r")
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "The given NumPy array is not writable", UserWarning
-            )  # nor will it be written to
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
             return MappedTensor.of(torch.from_numpy(array), path)
     except (OSError, ValueError, EOFError, TypeError) as error:
-        raise UserError(f"{path} is not a whole .npy file of numbers ({error}); {remedy}") from error
+        raise UserError(f"{path} is not a complete .npy file of numbers ({error}); {remedy}") from error
 
 
 def _reopen(path: str, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> MappedTensor:
@@ -72,7 +75,13 @@ def _reopen(path: str, shape: tuple[int, ...], stride: tuple[int, ...], offset: 
 
 
 class ArrayWriter:
-    """Writes an ``.npy`` file row by row, without knowing beforehand how many rows there will be."""
+    """Context manager that writes an ``.npy`` file in blocks of rows; the number of rows need not be known in advance.
+
+    Args:
+        path: the file to write.
+        row_shape: shape of one row.
+        dtype: type of the values.
+    """
 
     def __init__(self, path: Path, row_shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
         self.row_shape, self.dtype, self.rows = row_shape, np.dtype(dtype), 0
@@ -80,7 +89,7 @@ class ArrayWriter:
         self._write_header()
 
     def append(self, rows: npt.NDArray[Any]) -> None:
-        """Some more rows."""
+        """Append rows [n, *row_shape]."""
         self._stream.write(np.ascontiguousarray(rows, dtype=self.dtype).reshape(-1, *self.row_shape).data)
         self.rows += len(rows)
 
@@ -97,9 +106,9 @@ class ArrayWriter:
 
     def _write_header(self) -> None:
         # numpy pads the header so that the first dimension can grow in place.
-        described = {
+        header = {
             "descr": np.lib.format.dtype_to_descr(self.dtype),
             "fortran_order": False,
             "shape": (self.rows, *self.row_shape),
         }
-        np.lib.format.write_array_header_1_0(self._stream, described)
+        np.lib.format.write_array_header_1_0(self._stream, header)

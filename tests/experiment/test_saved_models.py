@@ -14,7 +14,7 @@ import fedflat
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.measured import Reference, measured, reference
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.store.snapshots import kept_rounds
+from fedflat.experiment.store.record import saved_rounds
 
 SETTINGS = {
     "rounds": 7,
@@ -53,9 +53,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_model_is_kept_when_it_is_there(undisturbed: Path) -> None:
-    assert kept_rounds(undisturbed) == [0, 2, 4, 6]
-    assert kept_rounds(undisturbed, "wima(window=3)") == [2, 4, 6]
-    assert kept_rounds(undisturbed, "swa(start=0.5)") == [4, 6]
+    assert saved_rounds(undisturbed) == [0, 2, 4, 6]
+    assert saved_rounds(undisturbed, "wima(window=3)") == [2, 4, 6]
+    assert saved_rounds(undisturbed, "swa(start=0.5)") == [4, 6]
     first = load_file(undisturbed / "models/round-000000.safetensors")
     last = load_file(undisturbed / "models/round-000006.safetensors")
     assert first.keys() == last.keys() == load_file(undisturbed / "model.safetensors").keys()
@@ -79,7 +79,7 @@ def test_a_killed_run_ends_with_the_same_files(undisturbed: Path, tmp_path: Path
 
 def test_nothing_is_kept_unless_asked_for(tmp_path: Path) -> None:
     fedflat.run("fedavg", out=tmp_path / "run", **{**SETTINGS, "save_every": None, "rounds": 2})
-    assert not (tmp_path / "run/models").exists() and kept_rounds(tmp_path / "run") == []
+    assert not (tmp_path / "run/models").exists() and saved_rounds(tmp_path / "run") == []
 
 
 # --- references ------------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The folder of a run: where it lies, who may begin it, and what is said of files that cannot be read."""
+"""Run folders: relative paths, locks and unreadable files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import fedflat
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config, config
-from fedflat.experiment.store.lock import Lock
+from fedflat.experiment.store.lock import LockedError
 from fedflat.experiment.store.run_folder import RunFolder
 
 SMALL = {"rounds": 2, "clients": 12, "clients_per_round": 4, "local_steps": 2, "workers": 1, "model": "mlp(hidden=4)"}
@@ -61,13 +61,13 @@ def test_paths_of_data_are_kept_in_full(elsewhere: Path) -> None:
     found = config(
         {"data": {"dataset": "images( size=8, path = pets )", "partition": "listed(path=a.json,hash=x)", "dir": "sets"}}
     ).data
-    assert (found.name, found.partition) == (
+    assert (found.dataset, found.partition) == (
         f"images( size=8, path = {here}/pets )",
         f"listed(path={here}/a.json,hash=x)",
     )
-    assert found.folder == here / "sets"
-    for as_it_is in ("hub(path=ylecun/mnist)", "digits", "custom:arrays(path=mine)", "arrays(path=/mine.npz)"):
-        assert config({"data": {"dataset": as_it_is}}).data.name == as_it_is
+    assert found.dir == here / "sets"
+    for unchanged in ("hub(path=ylecun/mnist)", "digits", "custom:arrays(path=mine)", "arrays(path=/mine.npz)"):
+        assert config({"data": {"dataset": unchanged}}).data.dataset == unchanged
 
 
 def test_a_folder_in_which_a_run_is_being_begun_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,16 +75,17 @@ def test_a_folder_in_which_a_run_is_being_begun_is_held(tmp_path: Path, monkeypa
     first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
     refusals: list[UserError] = []
 
-    def write_status(status: str) -> None:
-        with pytest.raises(Lock, match=f"another process is working on {tmp_path / 'run'};") as refused:
-            second.create(Config(), {})
+    def write_status(status: str, metric: str) -> None:
+        with pytest.raises(LockedError, match=f"working on {tmp_path / 'run'}") as refused:
+            second.create(Config(), {}, "accuracy")
         refusals.append(refused.value)
 
     monkeypatch.setattr(first, "write_status", write_status)
-    first.create(Config(), {})
+    first.create(Config(), {}, "accuracy")
+    first.release()
     assert len(refusals) == 1 and first.exists
-    with pytest.raises(UserError, match="there is already a run in"):
-        second.create(Config(), {})
+    with pytest.raises(UserError, match="already contains a run"):
+        second.create(Config(), {}, "accuracy")
 
 
 @pytest.mark.parametrize("why", ["is a directory", "permission denied"])
@@ -92,7 +93,7 @@ def test_a_model_that_cannot_be_read_is_not_called_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     folder = RunFolder(tmp_path)
-    with pytest.raises(UserError, match="is missing; the run wrote none"):
+    with pytest.raises(UserError, match="model.safetensors is missing"):
         folder.read_tensors("model.safetensors")
     (tmp_path / "model.safetensors").mkdir()
     if why == "permission denied":

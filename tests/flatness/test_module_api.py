@@ -90,40 +90,40 @@ def test_an_objective_can_be_measured_several_times() -> None:
 def test_progress_is_told() -> None:
     model, pair, _ = regression()
     said: list[str] = []
-    flatness.spectrum(model, F.mse_loss, pair, 2, density_draws=1, tell=said.append)
-    assert said[0].startswith("checking") and said[-1] == "density: 6 of 6 Hessian products"
+    flatness.spectrum(model, F.mse_loss, pair, 2, density_draws=1, progress=said.append)
+    assert said[0].startswith("checking") and said[-1].startswith("density: 6 of 6")
     assert any(line.startswith("2 of 2 eigenvalues") for line in said) and "trace: 30 of 30 draws" in said
 
 
 @pytest.mark.parametrize(
     ("arguments", "options", "sentence"),
     [
-        (("a model",), {}, "str is no model; expected a torch module"),
-        ((nn.Linear(1, 1),), {}, "a model alone has no curvature"),
+        (("a model",), {}, "str.*torch module"),
+        ((nn.Linear(1, 1),), {}, "loss and data"),
         (
             (nn.Linear(1, 1), F.mse_loss, (torch.ones(2, 1), torch.ones(2, 1)), 3),
             {},
-            "3 eigenvalues of a model with 2 parameters",
+            "3 eigenvalues .* 2 parameters",
         ),
         (
             (nn.Linear(1, 1), F.mse_loss, (torch.ones(2, 1), torch.ones(2, 1)), 1),
             {"method": "qr"},
-            "no method for eigenvalues 'qr'",
+            "'qr'",
         ),
         (
             (nn.Linear(1, 1), F.mse_loss, (torch.ones(2, 1), torch.ones(2, 1)), 1),
             {"by": "size"},
-            "no order of eigenvalues 'size'",
+            "'size'",
         ),
         (
             (nn.Linear(1, 1), F.mse_loss, (torch.ones(3, 1), torch.ones(2, 1)), 1),
             {},
-            "there are 3 inputs but 2 targets; expected a target",
+            "3 inputs but 2 targets",
         ),
         (
             (nn.Linear(1, 1), F.mse_loss, (torch.full((2, 1), float("inf")), torch.ones(2, 1)), 1),
             {},
-            "the loss of this model is",
+            "the loss is (inf|nan)",
         ),
     ],
 )
