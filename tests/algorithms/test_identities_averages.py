@@ -12,7 +12,7 @@ import fedflat
 from fedflat.algorithms.lr_schedule import Cyclic, Schedule
 from fedflat.averaging import Average, AverageState, Ema, RunInfo, Swa, Wima
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.store.row_store import Rows
+from fedflat.experiment.store.row_store import RowStore
 
 from ..reference import averages, bed
 from .settings import differ, same
@@ -27,7 +27,7 @@ CLASSIFIER = torch.tensor([False, False, False, False, True, True])
 def begin(
     average: Average, rounds: int = T, cycle: int = 1, x: Any = X0, dtype: torch.dtype = torch.float64
 ) -> AverageState:
-    scene = RunInfo(rounds, cycle, CLASSIFIER[: len(x)], lambda name, count: Rows())
+    scene = RunInfo(rounds, cycle, CLASSIFIER[: len(x)], lambda name, count: RowStore())
     return average.begin(scene, torch.as_tensor(x, dtype=dtype))
 
 
@@ -121,7 +121,7 @@ def test_swa_says_where_it_averages_nothing(average: Swa, rounds: int, captures:
         running.before(t, torch.zeros(6))
         running.after(t, torch.zeros(6))
     assert bool(running.tensors().get("captured", torch.tensor(0))) is captures
-    nothing = average.averages_nothing(RunInfo(rounds, 20, CLASSIFIER, lambda name, count: Rows()))
+    nothing = average.averages_nothing(RunInfo(rounds, 20, CLASSIFIER, lambda name, count: RowStore()))
     assert (nothing == "") is captures
     assert captures or f"averages nothing in these {rounds} rounds" in nothing
 
@@ -151,7 +151,7 @@ def test_a_start_that_is_a_whole_round_is_not_cut_by_floating_point() -> None:
 @pytest.mark.parametrize("average", [Swa(start=0.3), Swa(start=0.3, weighting="literal"), Wima(window=6), Ema()])
 @pytest.mark.parametrize("stop", [1, 5, 13, 20, 33])
 def test_an_average_goes_on_where_it_was_left(average: Average, stop: int) -> None:
-    rows = Rows()
+    rows = RowStore()
     scene = RunInfo(T, 4, CLASSIFIER, lambda name, count: rows)
     found = []
     running = average.begin(scene, torch.as_tensor(X0))

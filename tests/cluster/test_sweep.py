@@ -69,10 +69,8 @@ def test_a_node_is_killed_halfway_through_a_sweep(cluster: Nodes, tmp_path: Path
     assert [name for name in ours if ours[name] != theirs[name]] == []
 
 
-class Seen(fedflat.Callback):
+class Seen(fedflat.RemoteCallback):
     """Takes note of the seeds of runs that begin and end elsewhere."""
-
-    from_afar = True
 
     def __init__(self) -> None:
         self.began_: list[int] = []
@@ -82,7 +80,7 @@ class Seen(fedflat.Callback):
         self.began_.append(run.config.seed)
 
     def ended(self, run: Any, record: Any) -> None:
-        assert run.server.rounds == record.history[-1]["round"] == 2 and run.primary == "ema"
+        assert run.rounds == record.history[-1]["round"] == 2 and run.primary == "ema"
         self.ended_.append(run.config.seed)
 
 
@@ -105,7 +103,7 @@ def test_sweeps_that_the_cluster_cannot_do(ray: Any, tmp_path: Path) -> None:
         list(run_sweep(planned(tmp_path / "cores", engine__workers=64)))
     with pytest.raises(UserError, match=r"engine\.device=cuda was asked for, but no node of the Ray cluster has a GPU"):
         list(run_sweep(planned(tmp_path / "gpus", device="cuda")))
-    with pytest.raises(UserError, match="these callbacks look at runs of this process"):
+    with pytest.raises(UserError, match="Callback cannot observe runs in other processes"):
         list(run_sweep(planned(tmp_path / "callbacks"), (fedflat.Callback(),)))
     with pytest.raises(UserError, match=r"engine\.name=ray spreads each run over a cluster, and ray_address the sweep"):
         planned(tmp_path / "both", engine="ray")

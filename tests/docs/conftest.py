@@ -1,4 +1,4 @@
-"""What examples in the documentation register is forgotten after each page."""
+"""Undo registrations made by the examples of a page."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fedflat.models import MODELS
 
 
 @pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    """Names of algorithms, parts and models as they were before."""
+def restore_registries() -> Iterator[None]:
+    """Restore the registered algorithms, parts and models after each test."""
     tables = (NAMED, composition.PARTS, composition._NAMES, MODELS)
     before = [dict(table) for table in tables]
     yield
-    for table, was in zip(tables, before, strict=True):
+    for table, entries in zip(tables, before, strict=True):
         table.clear()
-        table.update(was)
+        table.update(entries)

@@ -122,7 +122,7 @@ def test_two_directions_of_a_large_model_are_nearly_orthogonal() -> None:
 
 def test_wrong_requests_are_told() -> None:
     layout, weights = flat(nn.Linear(2, 2))
-    with pytest.raises(UserError, match="expected 6 of both"):
+    with pytest.raises(UserError, match="expected 6"):
         filter_normalised(layout, torch.zeros(5), weights)
     with pytest.raises(UserError, match="expected one of scaled, zero"):
         filter_normalised(layout, torch.zeros(6), weights, "keep")  # type: ignore[arg-type]

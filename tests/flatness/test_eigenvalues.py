@@ -94,7 +94,7 @@ def test_the_seed_changes_the_path_and_not_the_end() -> None:
     assert one.values.equal(again.values) and one.vectors.equal(again.vectors)
     assert not one.vectors.equal(other.vectors)
     torch.testing.assert_close(one.values, other.values)
-    lanczos(Operator.of_matrix(matrix), Ends(3), tell=lambda products, found: seen.append((products, found)))
+    lanczos(Operator.of_matrix(matrix), Ends(3), progress=lambda products, found: seen.append((products, found)))
     assert seen[-1][1] == 3 and [products for products, _ in seen] == sorted({products for products, _ in seen})
 
 
@@ -227,9 +227,9 @@ def test_power_iteration_of_zero() -> None:
 @pytest.mark.parametrize(
     ("wanted", "options", "sentence"),
     [
-        (Ends(4), {}, "4 eigenvalues are more than the 3 parameters"),
-        (Ends(0), {}, "no eigenvalue is asked for"),
-        (Ends(1), {"tolerance": 0.0}, "a tolerance of 0 is not possible"),
+        (Ends(4), {}, "4 eigenvalues .* 3 parameters"),
+        (Ends(0), {}, "at least 1"),
+        (Ends(1), {"tolerance": 0.0}, "tolerance=0"),
     ],
 )
 def test_impossible_requests(wanted: Ends, options: dict, sentence: str) -> None:
@@ -238,11 +238,11 @@ def test_impossible_requests(wanted: Ends, options: dict, sentence: str) -> None
 
 
 def test_too_little_room_and_products_that_are_not_finite() -> None:
-    with pytest.raises(UserError, match="5 vectors are too few for 4 eigenvalues; expected room for at least 8"):
+    with pytest.raises(UserError, match="room=5 .* at least 8"):
         lanczos(Operator.of_matrix(torch.eye(30)), Ends(4), room=5)
-    with pytest.raises(UserError, match="Hessian product of this model is not finite"):
+    with pytest.raises(UserError, match="not finite"):
         lanczos(Operator.of_matrix(torch.full((3, 3), float("inf"))), Ends(1))
-    with pytest.raises(UserError, match="0 iterations are not possible"):
+    with pytest.raises(UserError, match="iterations=0"):
         power(Operator.of_matrix(torch.eye(3)), 1, iterations=0)
-    with pytest.raises(UserError, match="4 eigenvalues of a model with 3 parameters"):
+    with pytest.raises(UserError, match="4 eigenvalues .* 3 parameters"):
         power(Operator.of_matrix(torch.eye(3)), 4)

@@ -69,7 +69,7 @@ def test_a_sample_is_the_same_for_every_model_and_every_call(two: list[Measured]
 
 def test_progress_goes_over_all_models(two: list[Measured]) -> None:
     told: list[tuple[int, int]] = []
-    landscapes(two, points=4, examples=20, names=["a", "b"], tell=lambda *where: told.append(where))
+    landscapes(two, points=4, examples=20, names=["a", "b"], progress=lambda *where: told.append(where))
     assert told == [(16, 32), (32, 32)]
 
 

@@ -11,7 +11,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.analysis.stability import Twins
 from fedflat.experiment.analysis.theory import rates_of
 from fedflat.experiment.config import config
-from fedflat.flatness.theory.bounds import Setting, as_run
+from fedflat.flatness.theory.bounds import FederationSize, as_run
 from fedflat.flatness.theory.noise import Constants
 
 from ..quadratics import Bowl, Value
@@ -69,7 +69,7 @@ def test_twins_stay_within_the_papers_recursion(algorithm: str) -> None:
     longest = max(np.linalg.norm(A @ (x - b)) for x in [*points, *every] for b in every)
     constants = Constants(longest, A.max(), 0.0, 0.0)
     for rounds, distance in enumerate(distances, 1):
-        setting = Setting(CLIENTS, TRAIN / CLIENTS, STEPS, rounds)
+        setting = FederationSize(CLIENTS, TRAIN / CLIENTS, STEPS, rounds)
         bound = as_run("fedswa", constants, setting, rates_of(pair.config, STEPS)[:rounds], tight=True).value
         assert 0 < distance <= bound / longest
 

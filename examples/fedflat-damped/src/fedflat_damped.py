@@ -1,4 +1,4 @@
-"""SCAFFOLD whose correction fades over a client's steps: d_k = g + s (1 - k/K) (c - c_i)."""
+"""SCAFFOLD with a correction that fades over a client's local steps: d_k = g + s (1 - k/K) (c - c_i)."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Damped(Scaffold):
-    """SCAFFOLD's variates, applied in full at a client's first step and less at every further one."""
+    """SCAFFOLD's correction, at full strength in the first local step and decreasing linearly after it."""
 
     strength: float = param(1.0, "weight of the correction at the first step", low=0)
 

@@ -63,8 +63,7 @@ class Result:
     @property
     def metric(self) -> str:
         """The metric that stands for the run."""
-        first = next(iter(self.history[0]["test"].values())) if self.history else {}
-        return next((name for name in first if name != "loss"), "loss")
+        return self.record.metric
 
     def summary(self, model: str = "server", metric: str | None = None) -> Summary:
         """A model's figures: last, mean of the last 100 rounds, best."""

@@ -67,8 +67,8 @@ def evaluate(
         raise UserError(f"--on is empty; expected some of {', '.join(PARTS)}, joined by commas")
     tuning = FineTuning(clients, epochs, share, lr)
     fetch_if_missing(record.config, as_json)
-    with _told(as_json) as tell:
-        found = evaluate(record, model, wanted, fine_tuning=tuning, tell=tell)
+    with _told(as_json) as progress:
+        found = evaluate(record, model, wanted, fine_tuning=tuning, progress=progress)
     if not found.parts:
         raise UserError(
             "; ".join(f"there is no evaluation on {part}: {reason}" for part, reason in found.missing.items())

@@ -24,7 +24,7 @@ from fedflat.deploy.trust.identity import identity_of
 from fedflat.deploy.trust.privacy import refuse_noise
 from fedflat.engines.problem.task import Task
 from fedflat.errors import UserError
-from fedflat.experiment.callback import Callback
+from fedflat.experiment.callback import Callback, RunView
 from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
 from fedflat.experiment.setup.problem import custom
@@ -141,7 +141,7 @@ def _finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
 class _Told(Callback):
     """Says in Flower's log how the run goes, and gives it its name once it has a folder."""
 
-    def began(self, run: Run) -> None:
+    def began(self, run: RunView) -> None:
         assert isinstance(run.engine, SitesEngine)
         assert run.folder is not None
         run.engine.experiment = _experiment(run.folder.path)
@@ -149,13 +149,13 @@ class _Told(Callback):
             "fedflat: %s, from round %d of %d", run.config.algorithm, run.server.rounds, run.config.training.rounds
         )
 
-    def evaluated(self, run: Run) -> None:
-        metric = run.problem.task.metric
+    def evaluated(self, run: RunView) -> None:
+        metric = run.metric
         scores = run.history[-1]["test"].get(run.primary) or run.history[-1]["test"]["server"]
         shown = f"{with_unit(metric)} {shown_metric(scores[metric], metric)}"
         log.info("fedflat: round %d of %d, test %s", run.server.rounds, run.config.training.rounds, shown)
 
-    def ended(self, run: Run, record: Record) -> None:
+    def ended(self, run: RunView, record: Record) -> None:
         log.info(
             "fedflat: %s after round %d, in %s",
             record.status,

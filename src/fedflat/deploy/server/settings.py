@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedflat.errors import UserError, one_of
-from fedflat.experiment.config import Config, Engine, config
+from fedflat.experiment.config import Config, EngineSettings, config
 
 PREFIX = "deploy."
 AT_SITES = {"device", "precision"}
@@ -48,7 +48,7 @@ def experiment_of(run_config: Mapping[str, Any]) -> Config:
             for section in sections:
                 inside = inside.setdefault(section, {})
             inside[last] = value
-    idle = sorted((nested.setdefault("engine", {}).keys() & Engine.model_fields) - AT_SITES)
+    idle = sorted((nested.setdefault("engine", {}).keys() & EngineSettings.model_fields) - AT_SITES)
     if idle:
         raise UserError(
             f"engine.{idle[0]} is for simulations; a site trains its client alone, and every round has a checkpoint: leave it out"

@@ -104,7 +104,7 @@ def evaluate(
     data: Dataset | None = None,
     network: nn.Module | None = None,
     task: Task | None = None,
-    tell: Callable[[str], None] = lambda part: None,
+    progress: Callable[[str], None] = lambda part: None,
 ) -> Evaluation:
     """Evaluate a model of a run on everything that its data and its partition offer, or ``on`` some of it; each part stands under its own name.
 
@@ -124,7 +124,7 @@ def evaluate(
     parts, missing = {}, {}
     with torch.random.fork_rng(devices=[]):  # fine-tuning seeds it, and it is the caller's
         for name in wanted:
-            tell(name)
+            progress(name)
             try:
                 parts[name] = getattr(evaluator, name.replace("-", "_"))()
             except NotAvailable as reason:
@@ -172,7 +172,7 @@ class _Evaluator:
             raise NotAvailable(f"the partition {self.partition.text} has no long tail; add +longtail to it")
         labels = np.asarray(self.data.train.targets.cpu())
         counts = np.bincount(
-            labels[np.unique(np.concatenate(self.partition.looked_at))], minlength=self.data.num_classes
+            labels[np.unique(np.concatenate(self.partition.described_clients))], minlength=self.data.num_classes
         )
         order = [self.data.classes[label] for label in np.argsort(-counts, kind="stable")]
         third = max(len(order) // 3, 1)
@@ -262,7 +262,7 @@ class _Evaluator:
     @cached_property
     def _clients(self) -> dict[str, Scores]:
         each = {}
-        for number, indices in enumerate(self.partition.looked_at):
+        for number, indices in enumerate(self.partition.described_clients):
             scorer = self._with(self.statistics[number]) if number in self.statistics else self.scorer
             each[self._name(number, indices)] = scorer.of(self.data.train, indices)
         return each
@@ -275,7 +275,7 @@ class _Evaluator:
 
     def fine_tuned(self) -> Part:
         """Training clients before and after fine-tuning."""
-        return self._fine_tuned(self.partition.looked_at, 0)
+        return self._fine_tuned(self.partition.described_clients, 0)
 
     def fine_tuned_unseen(self) -> Part:
         """Unseen clients before and after fine-tuning."""

@@ -14,20 +14,20 @@ from torch import Tensor
 from fedflat.algorithms.slot import unit
 from fedflat.data import Examples, Partition
 from fedflat.engines.problem.problem import Problem, moved
-from fedflat.engines.problem.task import Pooling
+from fedflat.engines.problem.task import PooledTask
 from fedflat.engines.round.contract import Client, ModelState
 from fedflat.engines.round.randomness import generator
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.batchnorm import with_statistics
 from fedflat.experiment.analysis.cohort import Figures, number
 from fedflat.experiment.analysis.scoring import Scorer, Scores
-from fedflat.experiment.config import Flatness
+from fedflat.experiment.config import FlatnessSettings
 from fedflat.flatness import Objective
-from fedflat.flatness.batches import Rows
+from fedflat.flatness.batches import TensorBatches
 from fedflat.flatness.clients.drift import disagreement
 from fedflat.flatness.curvature.lanczos import Ends, lanczos
 from fedflat.flatness.curvature.operator import Operator
-from fedflat.flatness.theory.noise import Constants, Spread, heterogeneity
+from fedflat.flatness.theory.noise import Constants, GradientSpread, heterogeneity
 
 BATCH = 500
 """Examples in memory at a time: second derivatives need several times the memory of a step of training."""
@@ -44,7 +44,7 @@ SINGLE = 10
 class Look:
     """What is seen of a model: on ``wanted.examples`` training examples, and on the data of ``wanted.clients`` clients."""
 
-    def __init__(self, problem: Problem, partition: Partition, wanted: Flatness) -> None:
+    def __init__(self, problem: Problem, partition: Partition, wanted: FlatnessSettings) -> None:
         self.problem, self.partition, self.wanted = problem, partition, wanted
         self.gap_examples = GAP_EXAMPLES
 
@@ -53,7 +53,7 @@ class Look:
     @cached_property
     def clients(self) -> list[int]:
         """The clients whose data are looked at: all, or as many as wanted, drawn by the seed."""
-        count = len(self.partition.looked_at)
+        count = len(self.partition.described_clients)
         chosen = generator(self.wanted.seed, "observed clients").permutation(count)[: self.wanted.clients]
         return [int(client) for client in np.sort(chosen)]
 
@@ -63,7 +63,7 @@ class Look:
         return self._drawn(self.wanted.examples)
 
     def _drawn(self, most: int) -> np.ndarray:
-        every = np.unique(np.concatenate(self.partition.looked_at))
+        every = np.unique(np.concatenate(self.partition.described_clients))
         order = generator(self.wanted.seed, "observed examples").permutation(len(every))
         return np.sort(every[order[:most]])
 
@@ -74,9 +74,9 @@ class Look:
         return Objective(
             problem.model,
             problem.task.loss,
-            Rows(train.inputs, train.targets, min(problem.evaluation_batch, BATCH), chosen),
+            TensorBatches(train.inputs, train.targets, min(problem.evaluation_batch, BATCH), chosen),
             prepare=self._prepared,
-            sums=None if isinstance(problem.task, Pooling) else problem.task.sums,
+            sums=None if isinstance(problem.task, PooledTask) else problem.task.sums,
             buffers={**problem.buffers.views(model.buffers), **model.integers},
             weights=model.weights,
         )
@@ -155,10 +155,10 @@ class Look:
         figures = {name: number(value) for name, value in apart._asdict().items()}
         return Constants(longest, max(beta, 0.0), noise, heterogeneity(rows)), figures
 
-    def _spread(self, model: ModelState, client: int, gradient: Tensor) -> Spread:
+    def _spread(self, model: ModelState, client: int, gradient: Tensor) -> GradientSpread:
         positions = self.partition.clients[client]
         drawn = generator(self.wanted.seed, "observed gradients", 0, client).permutation(len(positions))[:SINGLE]
-        spread = Spread(gradient)
+        spread = GradientSpread(gradient)
         for one in np.sort(drawn):
             spread.add(self.objective(model, positions[one : one + 1]).gradient())
         return spread

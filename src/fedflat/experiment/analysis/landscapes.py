@@ -12,11 +12,11 @@ from fedflat.experiment.analysis.loss_and_error import LossAndError, Statistics
 from fedflat.experiment.analysis.measured import Measured
 from fedflat.experiment.store.atomic_files import create_folder, write_whole
 from fedflat.flatness.landscapes.directions import OneDimensional
-from fedflat.flatness.landscapes.grid import Landscape, Model, Tell, silent
+from fedflat.flatness.landscapes.grid import Landscape, Model, Progress, silent
 from fedflat.flatness.landscapes.landscape import landscape_around
 from fedflat.flatness.landscapes.path import path_landscape
 from fedflat.flatness.landscapes.plane import plane_landscape
-from fedflat.flatness.landscapes.points import refuse_different_shapes
+from fedflat.flatness.landscapes.points import require_same_shapes
 
 
 def landscapes(
@@ -29,7 +29,7 @@ def landscapes(
     seed: int = 0,
     one_dimensional: OneDimensional = "zero",
     names: Sequence[str] = (),
-    tell: Tell = silent,
+    progress: Progress = silent,
 ) -> dict[str, Landscape]:
     """The landscape around each model, in directions from the same random numbers and on the same examples, by name."""
     chosen = _names(models, names)
@@ -47,7 +47,7 @@ def landscapes(
             points=points,
             seed=seed,
             one_dimensional=one_dimensional,
-            tell=_part(tell, number * points**dimensions, total),
+            progress=_part(progress, number * points**dimensions, total),
         ).named(model=model.label, **_about(model, measure))
     return found
 
@@ -61,11 +61,11 @@ def plane(
     seed: int = 0,
     statistics: Statistics = "interpolated",
     names: Sequence[str] = (),
-    tell: Tell = silent,
+    progress: Progress = silent,
 ) -> Landscape:
     """The plane through the first three models; further ones are marked where they are nearest to it. Data are the first model's."""
     measure, flat = _common(models, _names(models, names), "one plane", examples, seed, statistics)
-    found = plane_landscape(flat, measure, points=points, margin=margin, tell=tell)
+    found = plane_landscape(flat, measure, points=points, margin=margin, progress=progress)
     return found.named(models=[model.label for model in models], statistics=statistics, **_about(models[0], measure))
 
 
@@ -78,11 +78,11 @@ def path(
     seed: int = 0,
     statistics: Statistics = "interpolated",
     names: Sequence[str] = (),
-    tell: Tell = silent,
+    progress: Progress = silent,
 ) -> Landscape:
     """The way from one model to another. Data are the first model's."""
     measure, flat = _common(models, _names(models, names), "one path", examples, seed, statistics)
-    found = path_landscape(flat, measure, points=points, beyond=beyond, tell=tell)
+    found = path_landscape(flat, measure, points=points, beyond=beyond, progress=progress)
     return found.named(models=[model.label for model in models], statistics=statistics, **_about(models[0], measure))
 
 
@@ -123,9 +123,7 @@ def _common(
     seed: int,
     statistics: Statistics,
 ) -> tuple[LossAndError, dict[str, Model]]:
-    refuse_different_shapes(
-        {name: model.problem.whole_layout for name, model in zip(names, models, strict=True)}, where
-    )
+    require_same_shapes({name: model.problem.whole_layout for name, model in zip(names, models, strict=True)}, where)
     _one_data_set(models, names)
     first = models[0]
     measure = LossAndError(
@@ -166,5 +164,5 @@ def _about(model: Measured, measure: LossAndError) -> dict[str, Any]:
     }
 
 
-def _part(tell: Tell, before: int, total: int) -> Callable[[int, int], None]:
-    return lambda done, _: tell(before + done, total)
+def _part(progress: Progress, before: int, total: int) -> Callable[[int, int], None]:
+    return lambda done, _: progress(before + done, total)

@@ -46,7 +46,7 @@ class LossAndError:
         if examples is not None and examples < 1:
             raise UserError(f"a landscape on {examples} examples is not possible; expected at least 1")
         self.problem, self._integers, self.statistics = problem, integers, statistics
-        held = np.unique(np.concatenate([np.asarray(indices) for indices in partition.looked_at]))
+        held = np.unique(np.concatenate([np.asarray(indices) for indices in partition.described_clients]))
         self.sets = {
             "train": _sample(problem.data.train, held, examples, generator(seed, "landscape: training examples")),
             "test": _sample(

@@ -18,7 +18,7 @@ import torch
 
 from fedflat.data import Examples, Partition
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.problem.task import Pooling
+from fedflat.engines.problem.task import PooledTask
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.analysis.batchnorm import with_statistics
@@ -26,7 +26,7 @@ from fedflat.experiment.analysis.reopen import primary_model, reopen, require_mo
 from fedflat.experiment.config import Config
 from fedflat.experiment.store.record import Record, client_statistics, load_record
 from fedflat.flatness import Objective, Sharpness, Spectrum, sharpness_of, spectrum_of
-from fedflat.flatness.batches import Rows
+from fedflat.flatness.batches import TensorBatches
 
 NUMBERS = {"cpu": 300_000, "cuda": 1_500_000}
 """Input numbers in memory at a time, 100 or 500 images of CIFAR: second derivatives need several times the memory of a step of training."""
@@ -83,7 +83,7 @@ class Measured:
     @cached_property
     def training_positions(self) -> np.ndarray:
         """The training examples that clients have, in order; one that several clients have counts as often."""
-        return np.sort(np.concatenate([np.asarray(indices) for indices in self.partition.looked_at]))
+        return np.sort(np.concatenate([np.asarray(indices) for indices in self.partition.described_clients]))
 
     def objective(
         self, on: str = "train", *, client: int | None = None, batch: int | None = None, state: ModelState | None = None
@@ -117,9 +117,9 @@ class Measured:
         return Objective(
             problem.model,
             problem.task.loss,
-            Rows(examples.inputs, examples.targets, batch or _batch(problem), chosen),
+            TensorBatches(examples.inputs, examples.targets, batch or _batch(problem), chosen),
             prepare=problem.normalised,
-            sums=None if isinstance(problem.task, Pooling) else problem.task.sums,
+            sums=None if isinstance(problem.task, PooledTask) else problem.task.sums,
             buffers={**problem.buffers.views(state.buffers), **state.integers},
             weights=state.weights,
             tf32=self.tf32,

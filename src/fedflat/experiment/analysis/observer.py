@@ -18,7 +18,7 @@ from fedflat.experiment.analysis.cohort import Figures, cohort_figures, number
 from fedflat.experiment.analysis.fixed_sample import Look
 from fedflat.experiment.analysis.replay import each_local_model
 from fedflat.experiment.analysis.scoring import Scores
-from fedflat.experiment.config import Flatness
+from fedflat.experiment.config import FlatnessSettings
 from fedflat.experiment.quantities import wanted_names
 
 
@@ -26,7 +26,7 @@ class Observer:
     """Looks at a run every so many rounds, and after the last; says how long it took."""
 
     def __init__(
-        self, wanted: Flatness, problem: Problem, partition: Partition, algorithm: Algorithm, last: int
+        self, wanted: FlatnessSettings, problem: Problem, partition: Partition, algorithm: Algorithm, last: int
     ) -> None:
         self.what = wanted_names(wanted.what)
         self.seconds = 0.0

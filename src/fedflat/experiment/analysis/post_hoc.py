@@ -21,13 +21,12 @@ from fedflat.experiment.analysis.fixed_sample import Look
 from fedflat.experiment.analysis.reopen import reopen, require_model, state_of
 from fedflat.experiment.analysis.replay import Moment, Replay, at_checkpoint, at_model, needs_vectors, start_of
 from fedflat.experiment.analysis.theory import Theory, theory
-from fedflat.experiment.config import Config, Flatness
+from fedflat.experiment.config import Config, FlatnessSettings
 from fedflat.experiment.store.checkpoint import CHECKPOINT
-from fedflat.experiment.store.record import Record, model_file
-from fedflat.experiment.store.snapshots import kept_rounds
+from fedflat.experiment.store.record import Record, model_file, saved_rounds
 from fedflat.flatness.theory.noise import Constants
 
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 @dataclass
@@ -35,9 +34,9 @@ class Afterwards:
     """A run, with the problem it was about, and a fixed look at it."""
 
     record: Record
-    wanted: Flatness = field(default_factory=Flatness)
+    wanted: FlatnessSettings = field(default_factory=FlatnessSettings)
     own: dict[str, Any] = field(default_factory=dict)
-    tell: Tell = lambda text: None
+    progress: Progress = lambda text: None
 
     def __post_init__(self) -> None:
         self.config = _here(self.record.config)
@@ -59,7 +58,7 @@ class Afterwards:
 
     def model_rounds(self, name: str = "server") -> list[int]:
         """After which rounds a model of the run is there: at the start, where it was kept on the way, and at the end."""
-        kept = kept_rounds(self.record.folder.path, name) if self.record.folder else []
+        kept = saved_rounds(self.record.folder.path, name) if self.record.folder else []
         start = [self.config.init_rounds] if name == "server" else []
         return sorted({*start, *kept, *([self.ended] if self._has_last(name) else [])})
 
@@ -87,7 +86,7 @@ class Afterwards:
         found: dict[str, list[Figures]] = {}
         for name in self.record.evaluated or ["server"]:
             for rounds in self.model_rounds(name):
-                self.tell(f"the gap of {name} after round {rounds}")
+                self.progress(f"the gap of {name} after round {rounds}")
                 with one_thread():
                     found.setdefault(name, []).append({"round": rounds, **self.look.gap(self.model(rounds, name))})
         return found
@@ -96,7 +95,7 @@ class Afterwards:
         """Accuracies and feature norms of a model, at every round after which it is there."""
         name, found = require_model(self.record, name), []
         for rounds in self.model_rounds(name):
-            self.tell(f"accuracies after round {rounds}")
+            self.progress(f"accuracies after round {rounds}")
             with one_thread():
                 model = self.model(rounds, name)
                 found.append(
@@ -108,7 +107,7 @@ class Afterwards:
         """L, beta, sigma and sigma_g of a model, at every round after which it is there."""
         name, found = require_model(self.record, name), []
         for rounds in self.model_rounds(name):
-            self.tell(f"gradients after round {rounds}")
+            self.progress(f"gradients after round {rounds}")
             with one_thread():
                 constants, apart = self.look.constants(self.model(rounds, name))
             found.append({"round": rounds, "constants": constants.plain(), "gradients": apart})
@@ -151,13 +150,13 @@ class Afterwards:
                 workers=1 if self.problem.device.type == "cpu" else None,
             )
             members = replay.members(numbers)
-            self.tell(f"training round {moment.rounds + 1} again, with {len(members)} clients")
+            self.progress(f"training round {moment.rounds + 1} again, with {len(members)} clients")
             outcome = replay.train(members)
             with one_thread():
                 figures = cohort_figures(self.algorithm, members, outcome, moment.states)
                 if curvature:
                     models = replay.local_models(members, outcome)
-                    self.tell(f"curvature of {len(members)} clients' models in round {moment.rounds + 1}")
+                    self.progress(f"curvature of {len(members)} clients' models in round {moment.rounds + 1}")
                     figures["local"] = self.look.local_curvature(models, members)
             found.append({"round": moment.rounds + 1, "source": "trained again", **figures})
         return found, why
@@ -219,8 +218,8 @@ def afterwards(
     data: Dataset | None = None,
     network: Any = None,
     task: Task | None = None,
-    tell: Tell = lambda text: None,
+    progress: Progress = lambda text: None,
     **wanted: Any,
 ) -> Afterwards:
     """A run to be looked at; ``wanted`` are the settings of config's section flatness."""
-    return Afterwards(record, Flatness(**wanted), {"data": data, "network": network, "task": task}, tell)
+    return Afterwards(record, FlatnessSettings(**wanted), {"data": data, "network": network, "task": task}, progress)

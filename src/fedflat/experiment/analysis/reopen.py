@@ -17,8 +17,7 @@ from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.problem import CUSTOM, federation
 from fedflat.experiment.setup.weights import fill
-from fedflat.experiment.store.record import Record, model_file
-from fedflat.experiment.store.snapshots import kept_rounds, snapshot_file
+from fedflat.experiment.store.record import Record, model_file, saved_rounds, snapshot_file
 
 
 def reopen(
@@ -117,7 +116,7 @@ def _moved(part: Any, problem: Problem) -> Any:
 
 def _not_kept(record: Record, name: str, rounds: int) -> str:
     assert record.folder is not None
-    kept = kept_rounds(record.folder.path, name)
+    kept = saved_rounds(record.folder.path, name)
     start = f"{record.folder.path} has not kept {name} after round {rounds}; "
     if not kept:
         return start + "runs keep models on the way with --save-every N (evaluation.save_every)"

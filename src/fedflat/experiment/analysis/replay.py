@@ -26,7 +26,7 @@ from fedflat.experiment.setup.engine import engine_for
 from fedflat.experiment.setup.training import sampler_of, training_of
 from fedflat.experiment.store.checkpoint import CHECKPOINT, require_rows, under
 from fedflat.experiment.store.client_states import ClientStateStore
-from fedflat.experiment.store.row_store import PastRows, Rows
+from fedflat.experiment.store.row_store import PastRowStore, RowStore
 from fedflat.experiment.store.run_folder import RunFolder
 
 Kept = tuple[Mapping[str, State], Tensor | None]
@@ -145,7 +145,7 @@ def check_client(number: int, clients: int) -> None:
 
 def start_of(algorithm: Algorithm, model: ModelState, config: Config) -> Moment:
     """Before the first round: everything is what it starts with."""
-    keeping = ClientStateStore(algorithm, model, config.training.statistics == "own", lambda width: Rows())
+    keeping = ClientStateStore(algorithm, model, config.training.statistics == "own", lambda width: RowStore())
     return Moment(config.init_rounds, model, algorithm.new_server(model.weights), keeping.read)
 
 
@@ -162,8 +162,8 @@ def at_checkpoint(
     model = ModelState(tensors["weights"], tensors["buffers"], under(tensors, "integers/"))
     past = folder.path / "state" / "clients"
 
-    def rows(width: int) -> Rows:
-        store = PastRows(past, width, problem.dtype, about["rounds"]) if width and past.exists() else Rows()
+    def rows(width: int) -> RowStore:
+        store = PastRowStore(past, width, problem.dtype, about["rounds"]) if width and past.exists() else RowStore()
         if width:
             require_rows(folder, {past.name: store}, about)
         return store

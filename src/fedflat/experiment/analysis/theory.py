@@ -14,7 +14,15 @@ from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.data import Partition
 from fedflat.experiment.analysis.cohort import Figures
 from fedflat.experiment.config import Config
-from fedflat.flatness.theory.bounds import ALGORITHMS, Bound, Rates, Setting, as_run, largest_lr, theorem
+from fedflat.flatness.theory.bounds import (
+    ALGORITHMS,
+    FederationSize,
+    GeneralisationBound,
+    RoundLearningRates,
+    as_run,
+    largest_lr,
+    theorem,
+)
 from fedflat.flatness.theory.noise import Constants, largest
 
 TITLES = {"fedsam": "FedSAM", "fedswa": "FedSWA", "fedmoswa": "FedMoSWA"}
@@ -25,14 +33,14 @@ class Theory:
     """The bounds of a run, with all that went into them."""
 
     constants: Constants
-    setting: Setting
+    setting: FederationSize
     trivial: float
     """A loss that any bound must stay below to say something: that of guessing among the classes."""
-    printed: dict[str, Bound]
+    printed: dict[str, GeneralisationBound]
     """The theorem as printed, at its own rates."""
-    tight: dict[str, Bound]
+    tight: dict[str, GeneralisationBound]
     """The same with powers of c instead of 1 + c, which the proof allows."""
-    own_rates: dict[str, Bound]
+    own_rates: dict[str, GeneralisationBound]
     """The proof before rates are put in, with powers of c and the rates that each algorithm has in this run."""
     conditions: list[tuple[str, bool, str]]
     """What the theorem asks for, whether the run does it, and what it does."""
@@ -40,7 +48,7 @@ class Theory:
     def document(self) -> Figures:
         """Everything as plain values."""
 
-        def plain(bounds: dict[str, Bound]) -> Figures:
+        def plain(bounds: dict[str, GeneralisationBound]) -> Figures:
             return {
                 name: {
                     "log10": one.log10,
@@ -79,19 +87,19 @@ def theory(config: Config, partition: Partition, classes: int, seen: Sequence[Co
     )
 
 
-def setting_of(config: Config, partition: Partition) -> Setting:
+def setting_of(config: Config, partition: Partition) -> FederationSize:
     """m, n, K and T of a run; n and K are means over clients, which the theorem takes to be alike."""
-    sizes = np.array([len(indices) for indices in partition.looked_at])
+    sizes = np.array([len(indices) for indices in partition.described_clients])
     own = config.training
     steps = (
         float(own.local_steps)
         if own.local_steps is not None
         else float((own.local_epochs * np.ceil(sizes / own.batch_size)).mean())
     )
-    return Setting(len(partition.clients), float(sizes.mean()), steps, own.rounds)
+    return FederationSize(len(partition.clients), float(sizes.mean()), steps, own.rounds)
 
 
-def rates_of(config: Config, steps: int, name: str = "") -> list[Rates]:
+def rates_of(config: Config, steps: int, name: str = "") -> list[RoundLearningRates]:
     """The local rates of every round of a run, for a client with so many steps; or those another algorithm would have in its place."""
     other = name and name != _base(config.algorithm)
     lr, own = algorithm(name if other else config.algorithm).lr_schedule, config.training
@@ -100,12 +108,12 @@ def rates_of(config: Config, steps: int, name: str = "") -> list[Rates]:
     found = []
     for one in range(own.rounds):
         values = lr(schedule, torch.tensor(float(one), dtype=torch.float64), number, many) + torch.zeros_like(number)
-        found.append(Rates(float(values.sum()), float(values.max())))
+        found.append(RoundLearningRates(float(values.sum()), float(values.max())))
     return found
 
 
 def conditions(
-    config: Config, constants: Constants, setting: Setting, rates: Sequence[Rates]
+    config: Config, constants: Constants, setting: FederationSize, rates: Sequence[RoundLearningRates]
 ) -> list[tuple[str, bool, str]]:
     """What the theorem asks for, and what a run does."""
     built, federation = algorithm(config.algorithm), config.federation
