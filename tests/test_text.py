@@ -1,4 +1,4 @@
-"""The grammar's finer points: what Python holds equal, a text need not."""
+"""The notation for components: literal values, hyphens, positional values and paths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import fedflat
 from fedflat.data import canonical_dataset
 from fedflat.errors import UserError
 from fedflat.experiment.config import config
-from fedflat.text import make, param, parse_one
+from fedflat.text import make, param, parse, parse_one, show, with_absolute_paths
 
 
 @dataclass(frozen=True)
@@ -23,22 +23,88 @@ class Choice:
 
 
 @pytest.mark.parametrize("text", ["choice(order=true)", "choice(order=1.0)", "choice(order=3)", "choice(kind=true)"])
-def test_a_choice_takes_what_is_listed_and_nothing_that_is_equal_to_it(text):
+def test_a_literal_parameter_rejects_values_that_are_merely_equal(text):
     with pytest.raises(UserError, match="expected one of"):
         make(Choice, parse_one(text), "test")
 
 
-def test_a_choice_is_taken():
+def test_a_literal_parameter_accepts_its_choices():
     assert make(Choice, parse_one("choice(order=2,kind=plain)"), "test") == Choice(2, "plain")
 
 
-def test_data_sets_may_be_written_with_hyphens():
+def test_dataset_names_may_contain_hyphens():
     assert canonical_dataset("fashion-mnist") == canonical_dataset("fashion_mnist") == "fashion_mnist"
     assert config({"data": {"dataset": "tiny-imagenet"}}) == config({"data": {"dataset": "tiny_imagenet"}})
-    assert config({"data": {"dataset": "custom:my-own"}}).data.name == "custom:my-own"
-    assert config({"data": {"dataset": "arrays(path=/my-file.npz)"}}).data.name == "arrays(path=/my-file.npz)"
+    assert config({"data": {"dataset": "custom:my-own"}}).data.dataset == "custom:my-own"
+    assert config({"data": {"dataset": "arrays(path=/my-file.npz)"}}).data.dataset == "arrays(path=/my-file.npz)"
 
 
-def test_a_mistyped_name_with_hyphens_is_told_the_nearest():
-    with pytest.raises(UserError, match="did you mean fashion_mnist"):
+def test_a_mistyped_name_with_hyphens_gets_a_suggestion():
+    with pytest.raises(UserError, match="fashion_mnist"):
         fedflat.run("fedavg", dataset="fashion-mnits", rounds=1)
+
+
+@dataclass(frozen=True)
+class File:
+    """A spec with a path as its first parameter."""
+
+    path: str = param("", path=True)
+    size: int = param(1)
+
+
+def test_a_single_positional_value_sets_the_first_parameter():
+    assert make(Choice, parse_one("choice(2)"), "test") == Choice(order=2)
+    assert make(File, parse_one("file(wine.npz)"), "test") == File(path="wine.npz")
+    assert show("choice", parse("choice(2)")[0].values) == "choice(2)"
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("FedProx(0.2)", "fedprox(mu=0.2)"),
+        ("fedavg+SAM(0.2)", "fedsam(rho=0.2)"),
+        ("fedavg+wima(7)", "fedavg+wima(window=7)"),
+    ],
+)
+def test_algorithms_accept_positional_values_and_any_case(text, canonical):
+    assert fedflat.canonical(fedflat.algorithm(text)) == canonical
+
+
+def test_a_named_algorithm_without_parameters_of_its_own_takes_no_positional_value():
+    with pytest.raises(UserError, match="fedavg"):
+        fedflat.algorithm("fedavg(0.1)")
+
+
+@pytest.mark.parametrize("text", ["choice(2,plain)", "choice(2,kind=plain)", "choice(kind=plain,2)"])
+def test_only_a_single_value_may_be_positional(text):
+    with pytest.raises(UserError, match="parameter=value"):
+        parse(text)
+
+
+def test_a_component_without_parameters_takes_no_value():
+    @dataclass(frozen=True)
+    class Empty:
+        pass
+
+    with pytest.raises(UserError, match="empty.*no parameters"):
+        make(Empty, parse_one("empty(3)"), "test")
+
+
+def test_marked_paths_become_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    texts = {
+        "file(path=a.npz)": f"file(path={tmp_path}/a.npz)",
+        "file(a.npz)": f"file({tmp_path}/a.npz)",
+        "File( size=2, path = a=b.npz )+other(path=c)": f"File( size=2, path = {tmp_path}/a=b.npz )+other(path=c)",
+        "file(path=/a.npz)": "file(path=/a.npz)",
+        "file(size=2)": "file(size=2)",
+        "file(path=)": "file(path=)",
+    }
+    assert {text: with_absolute_paths(text, {"file": File, "other": Choice}) for text in texts} == texts
+
+
+def test_users_may_write_names_and_files_naturally(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = config({"data": {"dataset": "wine.npz", "partition": "dirichlet(0.3)"}}).data
+    assert (data.dataset, data.partition) == (f"arrays(path={tmp_path}/wine.npz)", "dirichlet(0.3)")
+    assert fedflat.data.canonical_partition(data.partition) == "dirichlet(alpha=0.3)"

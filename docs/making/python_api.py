@@ -40,7 +40,7 @@ PAGES = {
             "fedflat.experiment.store.record:Record",
             "fedflat.experiment.analysis.evaluation:Evaluation",
             "fedflat.experiment.analysis.measured:Measured",
-            "fedflat.experiment.analysis.post_hoc:Afterwards",
+            "fedflat.experiment.analysis.post_hoc:PostHoc",
         ),
     ),
     "algorithms": Page(
@@ -79,7 +79,7 @@ PAGES = {
         "Loss and metrics ([how to write your own](../how-to/bring-your-own.md)), and callbacks that observe a run.",
         (
             "fedflat.engines.problem.task:Task",
-            "fedflat.engines.problem.task:Pooling",
+            "fedflat.engines.problem.task:PooledTask",
             "fedflat.engines.problem.task:Classification",
             "fedflat.engines.problem.task:NextCharacter",
             "fedflat.engines.problem.segmentation:Segmentation",

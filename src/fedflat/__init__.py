@@ -1,4 +1,4 @@
-"""fedflat: federated learning that finds flat minima under heterogeneous data, and proves it.
+"""fedflat: federated learning that finds flat minima under heterogeneous data and measures how flat they are.
 
 >>> import fedflat
 >>> fedflat.algorithm("scaffold+sam(rho=0.1)") == fedflat.algorithm("fedgamma")
@@ -14,39 +14,30 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from fedflat.algorithms import Algorithm, algorithm, canonical, register
-    from fedflat.api import Rounds, compare, load, resume, rounds, run, sweep
+    from fedflat.api import Rounds, compare, load, report, resume, rounds, run, sweep
     from fedflat.engines.problem.task import Classification, Task
     from fedflat.errors import UserError
-    from fedflat.experiment.callback import Callback
+    from fedflat.experiment.callback import Callback, RemoteCallback
     from fedflat.experiment.rounds import Round
     from fedflat.reporting.result import Comparison, Result
 
-# Imported when first used, so that importing fedflat costs no more than importing torch.
-_WHERE = {
-    "Algorithm": "fedflat.algorithms",
-    "algorithm": "fedflat.algorithms",
-    "canonical": "fedflat.algorithms",
-    "compare": "fedflat.api",
-    "load": "fedflat.api",
-    "register": "fedflat.algorithms",
-    "resume": "fedflat.api",
-    "Round": "fedflat.experiment.rounds",
-    "Rounds": "fedflat.api",
-    "rounds": "fedflat.api",
-    "run": "fedflat.api",
-    "sweep": "fedflat.api",
-    "UserError": "fedflat.errors",
-    "Callback": "fedflat.experiment.callback",
-    "Classification": "fedflat.engines.problem.task",
-    "Task": "fedflat.engines.problem.task",
-    "Comparison": "fedflat.reporting.result",
-    "Result": "fedflat.reporting.result",
+# Imported on first use, so that importing fedflat is no slower than importing torch.
+_MODULES = {
+    "fedflat.algorithms": ("Algorithm", "algorithm", "canonical", "register"),
+    "fedflat.api": ("Rounds", "compare", "load", "report", "resume", "rounds", "run", "sweep"),
+    "fedflat.engines.problem.task": ("Classification", "Task"),
+    "fedflat.errors": ("UserError",),
+    "fedflat.experiment.callback": ("Callback", "RemoteCallback"),
+    "fedflat.experiment.rounds": ("Round",),
+    "fedflat.reporting.result": ("Comparison", "Result"),
 }
+_WHERE = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = [
     "Algorithm",
     "Callback",
     "Classification",
     "Comparison",
+    "RemoteCallback",
     "Result",
     "Round",
     "Rounds",
@@ -58,6 +49,7 @@ __all__ = [
     "compare",
     "load",
     "register",
+    "report",
     "resume",
     "rounds",
     "run",

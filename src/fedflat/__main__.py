@@ -1,4 +1,4 @@
-"""``python -m fedflat`` is ``fedflat``."""
+"""Entry point of ``python -m fedflat``."""
 
 from fedflat.cli import main
 

@@ -1,4 +1,4 @@
-"""fedflat from Python: run, rounds, compare, sweep, resume, load."""
+"""The Python API: run, rounds, compare, sweep, resume, load and report."""
 
 from __future__ import annotations
 
@@ -12,84 +12,22 @@ from torch import Tensor, nn
 
 from fedflat.data import Dataset, from_clients, from_flower
 from fedflat.data import load as load_data
+from fedflat.data.arrays import Pair
 from fedflat.data.flower import is_partitioner
-from fedflat.data.per_client import Pair
-from fedflat.engines.problem.task import OwnLoss, Task
+from fedflat.engines.problem.task import CustomLoss, Task
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign import compare as comparing
-from fedflat.experiment.config import SHORT as SHORT
-from fedflat.experiment.config import WHERE, Config, assign, config, read_yaml
-from fedflat.experiment.quantities import flatness_values
+from fedflat.experiment.config import Config
+from fedflat.experiment.make_config import make_config as make_config
 from fedflat.experiment.rounds import Round
 from fedflat.experiment.run import Run
+from fedflat.experiment.setting_names import WHERE
 from fedflat.experiment.setup.problem import custom
 from fedflat.experiment.stopping import OVER
 from fedflat.experiment.store.run_folder import RunFolder
-from fedflat.experiment.user_objects import as_callbacks, as_path, as_texts, called, check_jobs, check_own
+from fedflat.experiment.user_objects import as_callbacks, as_path, as_texts, check_jobs, check_own
 from fedflat.reporting.result import Comparison, Result
-
-
-def make_config(
-    base: str | Path | Config | None = None, settings: dict[str, Any] | None = None, assignments: Sequence[str] = ()
-) -> Config:
-    """A config from a file or another config, with settings by short or full name and ``a.b=value`` assignments on top."""
-    values: dict[str, Any] = {}
-    if isinstance(base, Config):
-        values = base.model_dump(mode="json")
-    elif base is not None:
-        values = read_yaml(_config_file(base))
-    said: dict[str, str] = {}
-    for name, value in (settings or {}).items():
-        _check_name(name)
-        full = SHORT.get(name, name).replace("__", ".")
-        _check_once(full, f"{name}={value!r}", said)
-        said[full] = f"{name}={value!r}"
-        *sections, last = full.split(".")
-        inside = values
-        for section in sections:
-            inside = inside.setdefault(section, {})
-            if not isinstance(inside, dict):
-                raise UserError(
-                    f"{section} is a group of settings, but here it is {inside!r}; write its settings below it"
-                )
-        if last == "flatness" and isinstance(value, str):
-            value = flatness_values(value)
-        together = isinstance(value, dict) and isinstance(inside.get(last), dict)
-        inside[last] = {**inside[last], **value} if together else value
-    for assignment in assignments:
-        _check_once(assignment.partition("=")[0].strip(), assignment, said)
-        assign(values, assignment)
-    return config(values)
-
-
-def _check_once(full_name: str, now: str, said: dict[str, str]) -> None:
-    """Refuse a setting that was said before under another name."""
-    if full_name in said:
-        raise UserError(f"{full_name} is given twice, as {said[full_name]} and as {now}; give it once")
-
-
-def _config_file(base: Any) -> Path:
-    if not isinstance(base, str | os.PathLike):
-        raise UserError(
-            f"base is {called(base)}; expected a YAML file or a config, and settings by their names: rounds=50"
-        )
-    return Path(base)
-
-
-def _check_name(name: str) -> None:
-    """Refuse a setting that is neither a short name nor a full one, with what comes nearest: its full name, or a part of the word."""
-    known = {*SHORT, *Config.model_fields}
-    if name in known or "__" in name or "." in name:
-        return
-    groups = {group: field.annotation for group, field in Config.model_fields.items()}
-    full = [f"{group}__{name}" for group, kind in groups.items() if name in getattr(kind, "model_fields", {})]
-    near = full or sorted(word for word in known if word in name.split("_"))
-    if near:
-        raise UserError(
-            f"there is no setting '{name}'; did you mean {' or '.join(near)}? (all of them: fedflat settings)"
-        )
-    raise one_of("setting", name, known, "fedflat settings")
 
 
 def run(
@@ -103,62 +41,79 @@ def run(
     callbacks: Callback | Sequence[Callback] = (),
     **settings: Any,
 ) -> Result:
-    """Run one experiment. Settings have short names (``rounds=50``) or full ones (``training__lr_decay=0.998``).
+    """Run one experiment.
 
-    ``algorithm`` is a text such as ``scaffold+sam(rho=0.1)``, ``base`` a YAML file or a config to start from, ``out`` a new folder for the
-    run, without which nothing is kept on disk. ``dataset`` and ``model`` are names or objects of your own, ``task`` is a loss and metrics of
-    your own, and ``callbacks`` are told of every round.
+    Args:
+        algorithm: the algorithm, e.g. ``"fedavg"`` or ``"scaffold+sam(rho=0.1)"`` (list: ``fedflat algorithms``).
+        base: a YAML file or ``Config`` that provides the settings not given here.
+        out: a new folder for config, metrics, checkpoints and models. Without one, the result exists only in memory.
+        dataset: the name of a dataset (list: ``fedflat data list``), or a ``Dataset`` from
+            ``fedflat.data.from_arrays``, ``from_clients`` or ``from_torch``.
+        model: the name of a model (list: ``fedflat models``), or a ``torch.nn.Module``, which is copied.
+        task: loss and metrics; default: those of the dataset's kind, e.g. ``Classification()``.
+        callbacks: one or several observers, called after every round and evaluation.
+        **settings: further settings by short name (``rounds=50``, ``lr=0.1``, ``batch_size=50``, ``clients=100``,
+            ``clients_per_round=10``, ``local_epochs=5``, ``partition="dirichlet(alpha=0.1)"``, ``eval_every=5``,
+            ``seed=1``) or by full name with ``__`` for the dot (``training__momentum=0.9``). List:
+            ``fedflat settings``.
+
+    Returns:
+        The run's history, metrics and models.
+
+    Example:
+        >>> result = run("fedavg", dataset="digits", model="mlp(hidden=8)", rounds=2, local_steps=1, workers=1)
+        >>> result.status, len(result.history)
+        ('finished', 3)
     """
-    if algorithm is not None:
-        settings["algorithm"] = algorithm
-    made, own = _prepared(base, dataset, model, task, settings)
-    return Result(Run(made, _folder(out), task=task, callbacks=as_callbacks(callbacks), **own).go())
+    prepared, own = _prepare(algorithm, base, dataset, model, task, settings)
+    return Result(Run(prepared, _folder(out), task=task, callbacks=as_callbacks(callbacks), **own).go())
 
 
 class Rounds(Iterator[Round]):
-    """The rounds of a run, each trained when it is asked for; another loop over it goes on where one was left, until ``close``."""
+    """An iterator over the rounds of a run, which trains each round on demand.
+
+    A second loop continues where the first stopped. ``close`` ends the iteration.
+    """
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self._closed = False
         self._steps = run.steps()
-        weakref.finalize(
-            self, self._steps.close
-        )  # also where a script ends within the loop, before torch is taken apart
+        # Pause the run when nothing refers to it any more, and before the interpreter shuts down.
+        weakref.finalize(self, self._steps.close)
 
     def __next__(self) -> Round:
         if self._closed:
-            self._be_over()
+            self._require_finished()
         next(self._steps)
         return Round.of(self.run)
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One record per evaluation so far, that before the first round included."""
+        """One record per evaluation so far, including the one before the first round."""
         return self.run.history
 
     def close(self) -> None:
-        """Leave off: a run with a folder writes its models and can be resumed. The same happens when nothing refers to it any more."""
+        """Pause the run; one with a folder writes its models and can be resumed."""
         self._steps.close()
         self._closed = True
 
     def result(self) -> Result:
-        """The run as a result; rounds that are left are not trained any more."""
+        """Pause the run and return its result; remaining rounds are not trained."""
         self.close()
         if self.run.record is None:
-            raise UserError("no round was trained, so there is no result; go through some rounds first")
+            raise UserError("no round was trained, so there is no result; iterate over at least one round first")
         return Result(self.run.record)
 
-    def _be_over(self) -> None:
-        """Refuse to go on with a run that has rounds left: an empty loop would look like one that is over."""
-        if self.run.record is not None and self.run.record.status in OVER:
+    def _require_finished(self) -> None:
+        """Raise if rounds are left: an empty loop would look as if the run had finished."""
+        record, folder = self.run.record, self.run.folder
+        if record is not None and record.status in OVER:
             return
-        left = f"this run was closed after {self.run.server.rounds} of {self.run.config.training.rounds} rounds"
-        if self.run.folder is None or not self.run.folder.exists:
-            raise UserError(
-                f"{left} and left no folder to go on from; begin it anew, with out=FOLDER if fedflat.resume is to go on with it"
-            )
-        raise UserError(f"{left}; go on with it by fedflat.resume({str(self.run.folder.path)!r})")
+        closed = f"this run was closed after {self.run.rounds} of {self.run.config.training.rounds} rounds"
+        if folder is None or not folder.exists:
+            raise UserError(f"{closed} and has no folder; start again, with out=FOLDER to be able to resume")
+        raise UserError(f"{closed}; continue it with fedflat.resume({str(folder.path)!r})")
 
 
 def rounds(
@@ -175,43 +130,54 @@ def rounds(
     callbacks: Callback | Sequence[Callback] = (),
     **settings: Any,
 ) -> Rounds:
-    """One experiment, a round at a time, for a loop of your own: ``for round in fedflat.rounds("fedmoswa", module, clients, test)``.
+    """Run one experiment a round at a time, from your own loop. The result is the same as that of ``run``.
 
-    ``clients_data`` is a pair (inputs, targets) for each client, which keeps it unless ``partition`` is another than ``natural``, and
-    ``test_data`` one for all; instead of them ``dataset`` and ``partition`` name a dataset, as in ``run``. ``loss`` is a function of outputs and
-    targets that gives the mean over a batch. It is the same run, so that the same settings give the same model.
+    Args:
+        algorithm: the algorithm, as in ``run``.
+        model: the model, as in ``run``.
+        clients_data: one pair (inputs, targets) per client, of tensors or arrays with the examples in the first
+            dimension. Clients keep their examples unless ``partition`` is set.
+        test_data: a pair (inputs, targets) to evaluate on.
+        loss: a function of outputs and targets that returns the mean loss of a batch; default: cross-entropy.
+        base: settings to start from, as in ``run``.
+        out: the run folder, as in ``run``.
+        dataset: a dataset as in ``run``, instead of ``clients_data`` and ``test_data``.
+        task: loss and metrics, as in ``run``, instead of ``loss``.
+        callbacks: observers, as in ``run``.
+        **settings: further settings, as in ``run``.
 
-    >>> import torch
-    >>> clients = [(torch.randn(20, 4) + label, torch.full((20,), label)) for label in (0, 1)]
-    >>> for round in rounds("fedavg", torch.nn.Linear(4, 2), clients, rounds=3, workers=1):
-    ...     print(round.number, round.cohort)
-    1 (0, 1)
-    2 (0, 1)
-    3 (0, 1)
+    Returns:
+        An iterator over ``Round`` objects with the cohort, the loss, the evaluation and the models of each round.
+
+    Example:
+        >>> import torch
+        >>> clients = [(torch.randn(20, 4) + label, torch.full((20,), label)) for label in (0, 1)]
+        >>> for round in rounds("fedavg", torch.nn.Linear(4, 2), clients, rounds=3, workers=1):
+        ...     print(round.number, round.cohort)
+        1 (0, 1)
+        2 (0, 1)
+        3 (0, 1)
     """
-    if algorithm is not None:
-        settings["algorithm"] = algorithm
     if clients_data is not None:
         if dataset is not None:
-            raise UserError("clients_data and dataset are two datasets; pass one of them")
+            raise UserError("clients_data and dataset exclude each other; pass one of them")
         dataset = from_clients(clients_data, test_data)
         settings = {"partition": "natural", "clients": len(clients_data), **settings}
         if base is None:
             settings.setdefault("clients_per_round", min(Config().federation.clients_per_round, len(clients_data)))
     elif test_data is not None:
-        raise UserError(
-            "test_data belongs to clients_data, which is missing; a dataset by name has a test set of its own"
-        )
+        raise UserError("test_data needs clients_data; a named dataset has its own test set")
     if loss is not None:
         if task is not None:
-            raise UserError("a task has a loss of its own; pass loss= or task=, not both")
+            raise UserError("loss and task exclude each other; pass one of them")
         if not callable(loss):
             raise UserError(
-                f"loss is {loss!r}; expected a function of outputs and targets, such as torch.nn.functional.cross_entropy"
+                f"loss is {loss!r}; expected a function of outputs and targets, "
+                "such as torch.nn.functional.cross_entropy"
             )
-        task = OwnLoss(function=loss)
-    made, own = _prepared(base, dataset, model, task, settings)
-    return Rounds(Run(made, _folder(out), task=task, callbacks=as_callbacks(callbacks), **own))
+        task = CustomLoss(function=loss)
+    prepared, own = _prepare(algorithm, base, dataset, model, task, settings)
+    return Rounds(Run(prepared, _folder(out), task=task, callbacks=as_callbacks(callbacks), **own))
 
 
 def compare(
@@ -227,14 +193,36 @@ def compare(
     jobs: int | None = None,
     **settings: Any,
 ) -> Comparison:
-    """Run several algorithms on the same partitions, cohorts and batches, for several seeds; ``jobs`` of them at a time."""
+    """Run several algorithms on the same partitions, cohorts and batches.
+
+    Args:
+        algorithms: one or several algorithms, as in ``run``.
+        seeds: the number of seeds, counted from 0, or the seeds themselves.
+        base: settings to start from, as in ``run``.
+        out: a folder for all runs; finished runs found there are not repeated.
+        dataset: the dataset, as in ``run``.
+        model: the model, as in ``run``.
+        task: loss and metrics, as in ``run``.
+        callbacks: observers, as in ``run``. With several jobs they must be ``RemoteCallback``s.
+        jobs: number of concurrent runs; default: several if the runs are small, else 1.
+        **settings: further settings, as in ``run``.
+
+    Returns:
+        All runs, with tables, statistics and plots over seeds.
+
+    Example:
+        >>> small = {"model": "mlp(hidden=8)", "rounds": 2, "local_steps": 1, "workers": 1, "jobs": 1}
+        >>> len(compare(["fedavg", "scaffold"], seeds=2, **small).records)
+        4
+    """
     check_jobs(jobs)
-    made, own = _prepared(base, dataset, model, task, settings)
-    texts, told = as_texts(algorithms), as_callbacks(callbacks)
-    folder = (
-        None if out is None else as_path("out", out).absolute()
-    )  # a callback may leave the directory before the next run begins
-    return Comparison(comparing.compare(made, texts, seeds, folder, told, jobs, task=task, **own))
+    prepared, own = _prepare(None, base, dataset, model, task, settings)
+    # Absolute, as a callback may change the working directory between two runs.
+    folder = None if out is None else as_path("out", out).absolute()
+    observers = as_callbacks(callbacks)
+    return Comparison(
+        comparing.compare(prepared, as_texts(algorithms), seeds, folder, observers, jobs, task=task, **own)
+    )
 
 
 def sweep(
@@ -244,7 +232,23 @@ def sweep(
     jobs: int | None = None,
     callbacks: Callback | Sequence[Callback] = (),
 ) -> Comparison:
-    """Run every combination of a sweep, from its file or its values, each once; runs that are over in ``out`` are not run again."""
+    """Run every combination of settings of a sweep.
+
+    Args:
+        source: the sweep: a YAML file, or its content with the keys ``base``, ``grid`` and others.
+        out: a folder for all runs; finished runs found there are not repeated. Default: ``runs/NAME`` for a file.
+        jobs: number of concurrent runs; default: the sweep's.
+        callbacks: observers, as in ``compare``.
+
+    Returns:
+        All runs, in the order of the sweep.
+
+    Raises:
+        SomeFailed: at least one run failed; the others have been completed.
+
+    Example:
+        ``fedflat.sweep({"base": {"rounds": 50}, "grid": {"lr": [0.01, 0.1], "seed": [0, 1]}}, out="runs/lr")``
+    """
     from fedflat.experiment.campaign.sweep import plan_sweep, run_sweep, slug
     from fedflat.experiment.campaign.sweep_file import read_sweep
 
@@ -253,16 +257,16 @@ def sweep(
         source = as_path("source", source, "sweep.yaml")
     if out is None:
         if isinstance(source, Mapping):
-            raise UserError("a sweep needs a folder for its runs; pass one with out=...")
+            raise UserError("a sweep needs a folder for its runs; pass out=FOLDER")
         out = Path("runs") / slug(source)
-    plan = plan_sweep(read_sweep(source), as_path("out", out).absolute())  # as in compare
-    found = {done.run.name: done for done in run_sweep(plan, as_callbacks(callbacks), jobs)}
-    failed = [done for done in found.values() if done.mistake is not None]
+    plan = plan_sweep(read_sweep(source), as_path("out", out).absolute())
+    results = {done.run.name: done for done in run_sweep(plan, as_callbacks(callbacks), jobs)}
+    failed = [done for done in results.values() if done.error is not None]
     if failed:
         raise comparing.SomeFailed(
-            f"{failed[0].run.name} could not be run: {failed[0].mistake} ({len(failed)} of {len(found)} runs failed)"
+            f"{failed[0].run.name} failed: {failed[0].error} ({len(failed)} of {len(results)} runs failed)"
         )
-    return Comparison(record for run in plan.runs if (record := found[run.name].record) is not None)
+    return Comparison(record for run in plan.runs if (record := results[run.name].record) is not None)
 
 
 def resume(
@@ -274,44 +278,107 @@ def resume(
     callbacks: Callback | Sequence[Callback] = (),
     **where: Any,
 ) -> Result:
-    """Go on with an interrupted run, to the same end as if it had never been interrupted.
+    """Continue an interrupted run from its last checkpoint, with the same result as without the interruption.
 
-    ``where`` it goes on may be another place: ``workers``, ``engine``, ``device``, ``ray_address`` and ``data_folder``.
+    Args:
+        folder: the run folder. If the run has ended already, its result is returned.
+        dataset: the dataset, if the run began with a user-supplied one.
+        model: the model, if the run began with a user-supplied one.
+        task: the task, if the run began with a user-supplied one.
+        callbacks: observers, as in ``run``.
+        **where: settings of where to run, which may change: ``workers``, ``engine``, ``device``, ``ray_address`` and
+            ``data_dir``.
+
+    Returns:
+        The complete run.
+
+    Example:
+        ``fedflat.resume("runs/first", workers=4)``
     """
     for name in where:
         if name not in WHERE:
-            raise one_of("setting that may change when a run is resumed", name, WHERE)
+            raise one_of("setting that may change in a resumed run", name, WHERE)
     check_own(dataset, model, task)
     path = as_path("folder", folder)
-    found = make_config(RunFolder(path).config(), where)
+    prepared = make_config(RunFolder(path).config(), where)
     if RunFolder(path).is_over:
         return load(path)
-    return Result(
-        Run(found, path, data=dataset, model=model, task=task, callbacks=as_callbacks(callbacks), resume=True).go()
-    )
+    observers = as_callbacks(callbacks)
+    return Result(Run(prepared, path, data=dataset, model=model, task=task, callbacks=observers, resume=True).go())
 
 
 def load(folder: str | Path) -> Result:
-    """A run from its folder."""
+    """Load a run from its folder.
+
+    Args:
+        folder: the run folder; the run may still be in progress.
+
+    Returns:
+        The run's history, metrics and models; models are read on demand.
+
+    Example:
+        ``fedflat.load("runs/first").summary()``
+    """
     return Result.load(folder)
+
+
+def report(
+    runs: str | Path | Sequence[str | Path],
+    out: str | Path = "report",
+    *,
+    title: str = "",
+    targets: Sequence[float] = (),
+    baseline: str | None = None,
+    by: str = "mean_last",
+    apart: bool = False,
+    figures: bool = True,
+) -> Path:
+    """Write a report on runs: an HTML page, tables (CSV, Markdown, LaTeX) and figures (PDF).
+
+    Args:
+        runs: one or several run folders, or folders that contain runs.
+        out: the folder to write to.
+        title: title of the page.
+        targets: also report the rounds until each of these values of the metric, e.g. ``[0.8, 0.9]``.
+        baseline: the row that others are compared with, e.g. ``"fedavg"``; default: the first.
+        by: compare by ``"mean_last"`` (mean of the last 100 rounds), ``"last"`` or ``"best"``.
+        apart: allow runs with different data or partitions, in separate sections.
+        figures: whether to draw figures.
+
+    Returns:
+        The path of the HTML page.
+
+    Example:
+        ``fedflat.report("runs/comparison", out="report", baseline="fedavg")``
+    """
+    from fedflat.reporting.page.gather import gather
+    from fedflat.reporting.page.write import write_report
+
+    folders = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
+    folder = as_path("out", out, "report")
+    gathered = gather([as_path("runs", path) for path in folders])
+    write_report(gathered, folder, title=title, targets=targets, baseline=baseline, by=by, apart=apart, figures=figures)
+    return folder / "report.html"
 
 
 def _folder(out: str | Path | None) -> Path | None:
     return None if out is None else as_path("out", out)
 
 
-def _prepared(
+def _prepare(
+    algorithm: str | None,
     base: str | Path | Config | None,
     dataset: str | Dataset | None,
     model: str | nn.Module | None,
     task: Task | None,
     settings: dict[str, Any],
 ) -> tuple[Config, dict[str, Any]]:
-    """The config, and the user's own objects; names go to the settings, and a partitioner of Flower becomes the text of a partition."""
-    settings |= {name: value for name, value in (("dataset", dataset), ("model", model)) if isinstance(value, str)}
+    """The config, and user-supplied objects as arguments of ``Run``; a Flower partitioner becomes a partition."""
+    names = {"algorithm": algorithm, "dataset": dataset, "model": model}
+    settings = settings | {name: value for name, value in names.items() if isinstance(value, str)}
     own_data, own_model = None if isinstance(dataset, str) else dataset, None if isinstance(model, str) else model
     check_own(own_data, own_model, task)
     if is_partitioner(settings.get("partition")):
-        meant = make_config(base, {**settings, "partition": "centralised"}).data
-        settings["partition"] = from_flower(settings["partition"], own_data or load_data(meant.dataset, meant.dir))
+        data = make_config(base, {**settings, "partition": "centralised"}).data
+        settings["partition"] = from_flower(settings["partition"], own_data or load_data(data.dataset, data.dir))
     return custom(make_config(base, settings), own_data, own_model), {"data": own_data, "model": own_model}

@@ -1,4 +1,4 @@
-"""How many cores there are to use: those that this process may run on, and no more than its container is given time for."""
+"""The number of CPU cores that this process may use."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ GROUPS, MINE = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def usable_cores() -> int:
-    """The cores this process may run on, as far as its share of their time reaches; a part of one counts as one."""
+    """Cores in this process's affinity mask, limited by its CPU quota (rounded up)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, math.ceil(min(cores, granted(GROUPS, MINE))))
 
 
 def granted(groups: Path, mine: Path) -> float:
-    """How many cores' time Linux's control groups, as of ``docker --cpus``, let this process have; infinity without a limit.
+    """The CPU quota of Linux control groups, as set by ``docker --cpus``, in cores; infinity without a limit.
 
-    A group is held to the limits of all above it. ``cpu.max`` is of their second version, a quota and a period of their first.
+    Args:
+        groups: root of the cgroup file system.
+        mine: the process's cgroup file. Limits of all parent groups apply. Version 2 writes ``cpu.max``,
+            version 1 separate files for quota and period.
     """
     most = math.inf
     for line in _read(mine).splitlines():
@@ -32,7 +35,7 @@ def granted(groups: Path, mine: Path) -> float:
                 _read(group / "cpu.max") or f"{_read(group / 'cpu.cfs_quota_us')} {_read(group / 'cpu.cfs_period_us')}"
             )
             quota, _, period = limit.partition(" ")
-            if quota.isdigit():  # not "max", and not -1
+            if quota.isdigit():  # neither "max" nor -1
                 most = min(most, int(quota) / int(period))
     return most
 

@@ -14,7 +14,7 @@ T = TypeVar("T")
 class Registry(Mapping[str, T]):
     """The components of one kind (models, datasets, drifts, ...), by name and in order of registration.
 
-    Lookups ignore case and treat hyphens and underscores alike; the registered spelling is canonical.
+    Lookups ignore case, hyphens and underscores; the registered spelling is canonical.
 
     Args:
         kind: what the components are called in messages, e.g. ``"model"``.
@@ -24,7 +24,7 @@ class Registry(Mapping[str, T]):
 
     >>> models = Registry("model", see="fedflat models")
     >>> models.register("resnet18", "a network")
-    >>> models.find("ResNet18"), models.name_of("a network")
+    >>> models.find("ResNet-18"), models.name_of("a network")
     ('a network', 'resnet18')
     >>> models.register("resnet18", "another network")
     Traceback (most recent call last):
@@ -105,4 +105,4 @@ class Registry(Mapping[str, T]):
 
 
 def _folded(name: str) -> str:
-    return name.lower().replace("-", "_")
+    return name.lower().replace("-", "").replace("_", "")

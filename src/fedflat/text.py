@@ -1,7 +1,7 @@
-"""The text in which algorithms, partitions, models and augmentations are named: ``name(parameter=value)+part(parameter=value)``.
+"""The notation for algorithms, partitions, models and augmentations: ``name(parameter=value)+part(parameter=value)``.
 
-Whatever has a name is a frozen dataclass, a *spec*; its fields are the parameters of the text. ``parse`` reads a text into calls,
-``make`` turns a call into a spec with every parameter checked, ``show`` writes a spec back with only what differs from its defaults.
+Every named component is a frozen dataclass, its *spec*; the dataclass fields are the parameters. ``parse`` splits a
+text into calls, ``make`` builds and validates the spec of a call, and ``show`` writes a spec's non-default values.
 
 >>> parse("fedavg+wima(window=50)+ema")
 (Call(name='fedavg', values={}), Call(name='wima', values={'window': 50}), Call(name='ema', values={}))
@@ -14,9 +14,10 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from fedflat.errors import UserError, one_of
@@ -24,6 +25,8 @@ from fedflat.errors import UserError, one_of
 Value = bool | int | float | str | None
 Spec = TypeVar("Spec")
 
+POSITIONAL = ""
+"""Key of a value given without a name, as in ``dirichlet(0.1)``; it sets the first parameter."""
 _CALL = re.compile(r"\s*([A-Za-z][\w-]*)\s*(?:\(([^()]*)\))?\s*")
 _PAIR = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*(.+?)\s*$", re.DOTALL)
 _WORDS: dict[str, Value] = {"true": True, "false": False, "none": None}
@@ -31,21 +34,25 @@ _WORDS: dict[str, Value] = {"true": True, "false": False, "none": None}
 
 @dataclass(frozen=True)
 class Call:
-    """One ``name(parameter=value, ...)`` of a text."""
+    """One ``name(parameter=value, ...)``."""
 
     name: str
     values: dict[str, Value]
 
 
 def parse(text: str) -> tuple[Call, ...]:
-    """The calls of a text, joined by ``+``."""
+    """Split a text into its calls, which are joined by ``+``.
+
+    >>> parse("dirichlet(0.1)")[0].values[POSITIONAL]
+    0.1
+    """
     calls, position = [], 0
     while True:
-        found = _CALL.match(text, position)
-        if not found:
+        match = _CALL.match(text, position)
+        if not match:
             raise UserError(f"cannot read '{text}' at '{text[position:]}'; expected name(parameter=value), joined by +")
-        calls.append(Call(found[1], dict(_pairs(found[2] or "", text))))
-        position = found.end()
+        calls.append(Call(match[1], dict(_pairs(match[2] or "", text))))
+        position = match.end()
         if position == len(text):
             return tuple(calls)
         if text[position] != "+":
@@ -54,27 +61,31 @@ def parse(text: str) -> tuple[Call, ...]:
 
 
 def parse_one(text: str) -> Call:
-    """The single call of a text that allows no parts."""
+    """Parse a text that must be a single call."""
     calls = parse(text)
     if len(calls) > 1:
-        raise UserError(f"'{text}' has {len(calls)} parts, but one name(parameter=value) was expected here")
+        raise UserError(f"'{text}' has {len(calls)} parts; expected a single name(parameter=value)")
     return calls[0]
 
 
 def _pairs(inside: str, text: str) -> Iterator[tuple[str, Value]]:
+    pieces = [piece.strip() for piece in inside.split(",") if piece.strip()]
+    if len(pieces) == 1 and "=" not in pieces[0]:
+        yield POSITIONAL, read_value(pieces[0])
+        return
     seen = set()
-    for piece in filter(None, (p.strip() for p in inside.split(","))):
-        found = _PAIR.match(piece)
-        if not found:
+    for piece in pieces:
+        match = _PAIR.match(piece)
+        if not match:
             raise UserError(f"cannot read '{piece}' in '{text}'; expected parameter=value")
-        if found[1] in seen:
-            raise UserError(f"parameter '{found[1]}' stands twice in '{text}'")
-        seen.add(found[1])
-        yield found[1], read_value(found[2])
+        if match[1] in seen:
+            raise UserError(f"'{text}' sets the parameter '{match[1]}' twice")
+        seen.add(match[1])
+        yield match[1], read_value(match[2])
 
 
 def read_value(word: str) -> Value:
-    """A value as written: a number, true, false, none, or else a word."""
+    """Read a number, ``true``, ``false`` or ``none``; anything else is a word."""
     if word.lower() in _WORDS:
         return _WORDS[word.lower()]
     for kind in (int, float):
@@ -86,34 +97,56 @@ def read_value(word: str) -> Value:
 
 
 def write_value(value: object) -> str:
-    """A value as the grammar reads it back."""
+    """The inverse of ``read_value``."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return repr(value) if isinstance(value, float) else str(value)
 
 
 def param(
-    default: Any, help: str = "", *, low: float | None = None, high: float | None = None, above: float | None = None
+    default: Any,
+    help: str = "",
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    path: bool = False,
 ) -> Any:
-    """A parameter of a spec: its default, one line of help, and the closed (or, with ``above``, open) range it must lie in."""
-    return dataclasses.field(default=default, metadata={"help": help, "low": low, "high": high, "above": above})
+    """A parameter of a spec.
+
+    Args:
+        default: value when the parameter is not given.
+        help: one line for ``--help`` and the documentation.
+        low: smallest valid value.
+        high: largest valid value.
+        above: exclusive lower bound, instead of ``low``.
+        path: whether the value names a file or folder, so that configs store it as an absolute path.
+    """
+    metadata = {"help": help, "low": low, "high": high, "above": above, "path": path}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def make(spec: type[Spec], call: Call, what: str) -> Spec:
-    """The spec of a call, with names, types and ranges checked."""
+    """Build the spec of a call; ``what`` is its kind in error messages, e.g. ``"model"``."""
     return revise(spec(), call.values, f"{what} {call.name}")
 
 
 def revise(spec: Spec, values: Mapping[str, Value], what: str) -> Spec:
-    """A copy of a spec with some parameters changed, each checked."""
-    fields = {f.name: f for f in parameters(spec)}
+    """Copy a spec with some parameters changed, checking names, types and ranges."""
+    fields = {field.name: field for field in parameters(spec)}
+    values = with_names(values, list(fields), what)
     for name in values:
         if name not in fields:
-            if not fields:
-                raise UserError(f"{what} has no parameters, so '{name}' cannot be set")
-            raise one_of(f"parameter of {what}", name, fields)
+            raise one_of("parameter", name, fields, owner=what)
     checked = {name: _checked(spec, fields[name], value, what) for name, value in values.items()}
     return dataclasses.replace(spec, **checked)  # type: ignore[type-var]
+
+
+def with_names(values: Mapping[str, Value], names: Sequence[str], what: str) -> dict[str, Value]:
+    """Assign a positional value to the first of the parameter ``names``."""
+    if POSITIONAL in values and not names:
+        raise UserError(f"{what} has no parameters, so it cannot take '{write_value(values[POSITIONAL])}'")
+    return {names[0] if name == POSITIONAL else name: value for name, value in values.items()}
 
 
 def parameters(spec: object) -> tuple[dataclasses.Field[Any], ...]:
@@ -122,19 +155,19 @@ def parameters(spec: object) -> tuple[dataclasses.Field[Any], ...]:
 
 
 def changed(spec: object, base: object | None = None) -> dict[str, Value]:
-    """The parameters of a spec that differ from those of ``base``, by default the spec's own defaults."""
+    """The parameters in which a spec differs from ``base`` (default: the spec's own defaults)."""
     base = type(spec)() if base is None else base
     return {f.name: getattr(spec, f.name) for f in parameters(spec) if getattr(spec, f.name) != getattr(base, f.name)}
 
 
 def show(name: str, values: Mapping[str, Value]) -> str:
-    """``name(parameter=value,...)``, without parentheses where there is nothing to say."""
-    inside = ",".join(f"{key}={write_value(value)}" for key, value in values.items())
+    """``name(parameter=value,...)``, or just ``name`` if there are no values."""
+    inside = ",".join(f"{key}={write_value(value)}" if key else write_value(value) for key, value in values.items())
     return f"{name}({inside})" if inside else name
 
 
 def underscored(text: str) -> str:
-    """A text whose name is written with underscores, where it was written with hyphens.
+    """Replace hyphens in the name by underscores.
 
     >>> underscored("fashion-mnist"), underscored("images(path=my-folder)")
     ('fashion_mnist', 'images(path=my-folder)')
@@ -143,25 +176,54 @@ def underscored(text: str) -> str:
     return name.replace("-", "_") + bracket + rest
 
 
+def with_absolute_paths(text: str, specs: Mapping[str, Any]) -> str:
+    """Make the paths in a text absolute.
+
+    Args:
+        text: the text of a dataset or partition.
+        specs: specs by name; the parameters they declare with ``path=True`` are converted.
+    """
+    by_name = {name.lower().replace("-", "_"): spec for name, spec in specs.items()}
+
+    def convert(match: re.Match[str]) -> str:
+        spec = by_name.get(match[1].lower().replace("-", "_"))
+        fields = () if spec is None else parameters(spec)
+        paths = {field.name for field in fields if field.metadata.get("path")}
+        if not paths:
+            return match[0]
+        return match[1] + match[2] + ",".join(_absolute(p, paths, fields[0].name) for p in match[3].split(","))
+
+    return re.sub(r"([A-Za-z][\w-]*)(\s*\()([^()]*)(?=\))", convert, text)
+
+
+def _absolute(piece: str, paths: set[str], first: str) -> str:
+    key, equals, value = piece.partition("=") if "=" in piece else ("", "", piece)
+    given = value.strip().strip("\"'")
+    if not given or (key.strip() if equals else first) not in paths:
+        return piece
+    path = str(Path(given).expanduser().absolute())
+    writable = not set(path) & set(",()")  # the notation has no escapes
+    return key + equals + value.replace(value.strip(), path) if writable else piece
+
+
 def choices(spec: object, name: str) -> tuple[Value, ...]:
-    """The words a parameter admits, when its type is a Literal."""
+    """The values that a ``Literal`` parameter accepts; empty for other types."""
     kind = _kinds(spec if isinstance(spec, type) else type(spec))[name]
     return typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
 
 
-@cache
+@cache  # evaluating annotations is slow
 def _kinds(spec: type) -> dict[str, Any]:
-    """The types of a spec's parameters; kept, since Python evaluates annotations anew whenever they are asked for."""
     return typing.get_type_hints(spec)
 
 
 def _checked(spec: object, field: dataclasses.Field[Any], value: Value, what: str) -> Value:
     kind = _kinds(type(spec))[field.name]  # type: ignore[arg-type]
-    where = f"{what}: {field.name}={write_value(value)}"
+    setting = f"{what}: {field.name}={write_value(value)}"
     allowed = choices(spec, field.name)
     if allowed:
-        if not any(value == one and type(value) is type(one) for one in allowed):  # 1, 1.0 and true are equal to Python
-            raise UserError(f"{where} is not possible; expected one of {', '.join(write_value(a) for a in allowed)}")
+        if not any(value == choice and type(value) is type(choice) for choice in allowed):  # 1 == 1.0 == True
+            raise UserError(f"{setting} is invalid; expected one of {', '.join(map(write_value, allowed))}")
         return value
     kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     if value is None and type(None) in kinds:
@@ -171,18 +233,18 @@ def _checked(spec: object, field: dataclasses.Field[Any], value: Value, what: st
     if int in kinds and isinstance(value, float) and value.is_integer():
         value = int(value)
     if type(value) not in kinds:
-        names = {float: "a number", int: "a whole number", bool: "true or false", str: "a word", type(None): "none"}
-        raise UserError(f"{where} is not possible; expected {' or '.join(names[k] for k in kinds)}")
+        names = {float: "a number", int: "an integer", bool: "true or false", str: "a word", type(None): "none"}
+        raise UserError(f"{setting} is invalid; expected {' or '.join(names[k] for k in kinds)}")
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        _in_range(value, field, where)
+        _check_range(value, field, setting)
     return value
 
 
-def _in_range(value: float, field: dataclasses.Field[Any], where: str) -> None:
+def _check_range(value: float, field: dataclasses.Field[Any], setting: str) -> None:
     low, high, above = (field.metadata.get(key) for key in ("low", "high", "above"))
     low_ok = (low is None or value >= low) and (above is None or value > above)
     if math.isfinite(value) and low_ok and (high is None or value <= high):
         return
     named = {"at least": low, "above": above, "at most": high}
     bounds = " and ".join(f"{words} {bound}" for words, bound in named.items() if bound is not None)
-    raise UserError(f"{where} is out of range; expected a number {bounds or 'that is finite'}")
+    raise UserError(f"{setting} is out of range; expected a {'number ' + bounds if bounds else 'finite number'}")

@@ -1,8 +1,9 @@
-"""How figures are written, on the screen and in reports; which metrics are shares of one, so that all say per cent."""
+"""Formatting of metrics, sizes, durations and counts, on screen and in reports."""
 
 from __future__ import annotations
 
 SHARES = frozenset({"accuracy", "miou", "iou", "pixel_accuracy"})
+"""Metrics between 0 and 1, which are shown in per cent."""
 
 
 def is_share(metric: str) -> bool:
@@ -15,7 +16,7 @@ def is_share(metric: str) -> bool:
 
 
 def shown_metric(value: float | None, metric: str) -> str:
-    """A metric's value: accuracies and other shares in per cent, anything else to four digits.
+    """Format a metric: accuracies and other shares in per cent, anything else with four digits.
 
     >>> shown_metric(0.91234, "accuracy"), shown_metric(1.5, "loss")
     ('91.23', '1.5')
@@ -26,7 +27,7 @@ def shown_metric(value: float | None, metric: str) -> str:
 
 
 def with_unit(metric: str) -> str:
-    """A metric's name, with its unit."""
+    """A metric's name with its unit, for column headings."""
     return f"{metric} %" if is_share(metric) else metric
 
 
@@ -46,7 +47,7 @@ def shown_bytes(count: float | None) -> str:
 
 
 def shown_seconds(seconds: float | None) -> str:
-    """A duration.
+    """Format a duration in seconds.
 
     >>> shown_seconds(3.14), shown_seconds(75), shown_seconds(3720)
     ('3.1 s', '1 min 15 s', '1 h 2 min')
@@ -60,7 +61,7 @@ def shown_seconds(seconds: float | None) -> str:
 
 
 def shown_count(count: float | None) -> str:
-    """A whole number, grouped by thousands.
+    """Format an integer, grouped by thousands.
 
     >>> shown_count(1234567)
     '1,234,567'

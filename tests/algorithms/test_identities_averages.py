@@ -12,7 +12,7 @@ import fedflat
 from fedflat.algorithms.lr_schedule import Cyclic, Schedule
 from fedflat.averaging import Average, AverageState, Ema, RunInfo, Swa, Wima
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.store.row_store import Rows
+from fedflat.experiment.store.row_store import RowStore
 
 from ..reference import averages, bed
 from .settings import differ, same
@@ -27,7 +27,7 @@ CLASSIFIER = torch.tensor([False, False, False, False, True, True])
 def begin(
     average: Average, rounds: int = T, cycle: int = 1, x: Any = X0, dtype: torch.dtype = torch.float64
 ) -> AverageState:
-    info = RunInfo(rounds, cycle, CLASSIFIER[: len(x)], lambda name, count: Rows())
+    info = RunInfo(rounds, cycle, CLASSIFIER[: len(x)], lambda name, count: RowStore())
     return average.begin(info, torch.as_tensor(x, dtype=dtype))
 
 
@@ -121,7 +121,7 @@ def test_swa_warns_if_it_captures_no_model(average: Swa, rounds: int, captures: 
         running.before(t, torch.zeros(6))
         running.after(t, torch.zeros(6))
     assert bool(running.tensors().get("captured", torch.tensor(0))) is captures
-    warning = average.warning(RunInfo(rounds, 20, CLASSIFIER, lambda name, count: Rows()))
+    warning = average.warning(RunInfo(rounds, 20, CLASSIFIER, lambda name, count: RowStore()))
     assert (warning is None) is captures
     assert captures or f"{rounds} rounds" in warning
 
@@ -151,7 +151,7 @@ def test_floating_point_does_not_shift_the_start() -> None:
 @pytest.mark.parametrize("average", [Swa(start=0.3), Swa(start=0.3, weighting="literal"), Wima(window=6), Ema()])
 @pytest.mark.parametrize("stop", [1, 5, 13, 20, 33])
 def test_an_average_goes_on_where_it_was_left(average: Average, stop: int) -> None:
-    rows = Rows()
+    rows = RowStore()
     info = RunInfo(T, 4, CLASSIFIER, lambda name, count: rows)
     found = []
     running = average.begin(info, torch.as_tensor(X0))

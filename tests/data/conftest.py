@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedflat.data import Dataset, images, load
+from fedflat.data import Dataset, load
+from fedflat.data.files import images
 from fedflat.data.sources.cifar import CIFAR10, CIFAR100
 from fedflat.data.sources.idx import FILES, MNIST
 
@@ -143,7 +144,7 @@ def decoded_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Path], Datas
 
     def load_twice(text: str, folder: Path) -> Dataset:
         first = load(text, folder)
-        monkeypatch.setattr(images, "decode_picture", lambda *_, **__: pytest.fail("decoded again"))
+        monkeypatch.setattr(images, "decode_image", lambda *_, **__: pytest.fail("decoded again"))
         second = load(text, folder)
         assert second.content == first.content and second.mean == first.mean
         return second

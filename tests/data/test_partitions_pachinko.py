@@ -76,9 +76,9 @@ def test_the_names_and_the_type_of_coarse_labels_do_not_matter() -> None:
 
 
 def test_what_is_missing_is_said_in_one_sentence() -> None:
-    with pytest.raises(UserError, match="pachinko needs coarse labels, which this dataset does not have"):
+    with pytest.raises(UserError, match="pachinko needs coarse labels"):
         make_partition("pachinko", FINE, 100, 500, 0)
     with pytest.raises(UserError, match="class 0 has examples of two coarse labels"):
         make_partition("pachinko", FINE, 100, 500, 0, coarse=np.arange(50_000) // 100)
-    with pytest.raises(UserError, match="cannot be divided among 50001 clients"):
+    with pytest.raises(UserError, match="50001 clients"):
         make_partition("pachinko", FINE, 100, 50_001, 0, coarse=COARSE)

@@ -91,7 +91,7 @@ def test_only_adapters_and_head_are_trained_sent_and_kept(
     assert [(r["bytes_down"], r["bytes_up"]) for r in run.history] == [
         (n * down * bytes_per_round, n * up * bytes_per_round) for n in range(4)
     ]
-    table = run.engine.table  # type: ignore[attr-defined]
+    table = run.engine.buffers  # type: ignore[attr-defined]
     sent = table.displacement.nbytes + sum(rows.nbytes for rows in table.sent.values())
     received = table.z.nbytes + sum(vector.nbytes for vector in table.server.values())
     assert (3 * received, sent) == (down * bytes_per_round, up * bytes_per_round), "what really lies in the tables"
@@ -170,9 +170,7 @@ def test_a_module_that_froze_a_part_itself(tmp_path: Path) -> None:
 
 def test_a_model_of_which_everything_is_frozen() -> None:
     own = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).requires_grad_(False)
-    with pytest.raises(
-        fedflat.UserError, match="all parameters of custom:Sequential are frozen, so there is nothing to train"
-    ):
+    with pytest.raises(fedflat.UserError, match="all parameters of custom:Sequential are frozen"):
         run_of(own=own)
 
 
@@ -259,9 +257,7 @@ def test_a_run_does_not_go_on_with_another_frozen_part(tmp_path: Path) -> None:
         settings = SETTINGS | {"train": "head", "init": start_of(tmp_path), "engine__checkpoint_every": 1}
         fedflat.run("fedavg", out=tmp_path / "run", callbacks=[Killed()], **settings)
     start_of(tmp_path, seed=6)
-    with pytest.raises(
-        fedflat.UserError, match=r"the frozen part of the model is not that with which the run in .* began"
-    ):
+    with pytest.raises(fedflat.UserError, match=r"frozen part of the model differs"):
         fedflat.resume(tmp_path / "run")
     start_of(tmp_path)
     assert fedflat.resume(tmp_path / "run").status == "finished"
@@ -295,7 +291,7 @@ def test_adapters_of_another_run_are_taken_over_or_refused(tmp_path: Path) -> No
         run_of(init=saved)
     extra = "tensors blocks.0.attn.qkv.lora_a_weight, blocks.0.attn.qkv.lora_b_weight"
     assert extra in str(told.value) and str(told.value).count("lora") == 4
-    with pytest.raises(fedflat.UserError, match="lora_a_weight is 4x12 there but 8x12 in the model"):
+    with pytest.raises(fedflat.UserError, match="lora_a_weight .*4x12.*8x12"):
         run_of(train="lora(rank=4)", init=saved)
 
 
@@ -306,7 +302,7 @@ def test_what_is_frozen_must_be_in_the_file(tmp_path: Path) -> None:
     )
     with pytest.raises(
         fedflat.UserError,
-        match=r"it has no tensors blocks\.1\.norm1\.weight, .* and 8 more; expected those of vit-tiny",
+        match=r"lacks tensors blocks\.1\.norm1\.weight, .* and 8 more; .*vit-tiny",
     ):
         run_of(train="head", init=tmp_path / "less.safetensors")
 
@@ -315,9 +311,7 @@ def test_a_head_for_other_classes(tmp_path: Path) -> None:
     torch.manual_seed(0)
     other = dict(build(VIT, (1, 16, 16), 7).state_dict())
     save_file(other, tmp_path / "seven.safetensors")
-    with pytest.raises(
-        fedflat.UserError, match=r"head\.weight is 7x12 there but 10x12 in the model; .* with init_head=fresh"
-    ):
+    with pytest.raises(fedflat.UserError, match=r"head\.weight .*7x12.*10x12.*init_head=fresh"):
         run_of(init=tmp_path / "seven.safetensors")
     run = run_of(init=tmp_path / "seven.safetensors", init_head="fresh", train="head")
     found, fresh = state(run), state(run_of())
@@ -333,15 +327,15 @@ def test_a_head_for_other_classes(tmp_path: Path) -> None:
     assert torch.equal(again.server.model.weights, run.server.model.weights)
     with pytest.raises(
         fedflat.UserError,
-        match=r"it has no tensors head\.weight and head\.bias, and it has a tensor pre_logits\.fc\.bias",
+        match=r"lacks tensors head\.weight and head\.bias and has an unexpected tensor pre_logits\.fc\.bias",
     ):
         run_of(init=tmp_path / "headless.safetensors")
 
 
 def test_settings_that_contradict_each_other() -> None:
-    with pytest.raises(fedflat.UserError, match="init_head=fresh is about weights to start from, and there are none"):
+    with pytest.raises(fedflat.UserError, match="init_head=fresh needs initial weights"):
         make_config(None, {"init_head": "fresh"})
-    with pytest.raises(fedflat.UserError, match="there is no part of a model to train 'tail'"):
+    with pytest.raises(fedflat.UserError, match="'tail'"):
         make_config(None, {"train": "tail"})
 
 

@@ -1,4 +1,4 @@
-"""A paused run of which something was lost or changed is not gone on with to another end."""
+"""A run whose files were lost or changed is not resumed to a different result."""
 
 from __future__ import annotations
 
@@ -70,20 +70,20 @@ def changed(old: str, new: str) -> Harm:
     [
         (
             lambda run: shutil.rmtree(run / "state" / "clients"),
-            r"state/clients has lost rows: it has 0, and .* needs \d+; put .* or run it anew",
+            r"state/clients has lost rows: it has 0, .* needs \d+; .*fedflat run",
         ),
         (lambda run: (run / "state" / "clients" / "rows.bin").unlink(), "state/clients has lost rows"),
         (
             lambda run: shutil.rmtree(run / "state" / "wima-3-all"),
-            "state/wima-3-all has lost rows: it has 0, and .* needs 3",
+            "state/wima-3-all has lost rows: it has 0, .* needs 3",
         ),
         (
             lambda run: (run / "metrics.jsonl").unlink(),
-            r"metrics.jsonl has lost lines: it has 0 bytes, and .* needs \d+; put .* or run it anew",
+            r"metrics.jsonl has lost lines: it has 0 bytes, .* needs \d+; .*fedflat run",
         ),
         (
             changed("\nseed: 0\n", "\nseed: 1\n"),
-            r"config.yaml was changed since the run began \(seed=1 instead of 0\); put it back",
+            r"config.yaml was changed .*\(seed=1 instead of 0\)",
         ),
         (changed("clients: 12", "clients: 13"), "data.clients=13 instead of 12"),
         (changed("scaffold+wima(window=3)", "fedavg"), r"algorithm=fedavg instead of scaffold\+wima\(window=3\)"),

@@ -1,4 +1,4 @@
-"""Starting from given weights, and models that do not fit: one sentence, and nothing is written."""
+"""Initial weights, and models that do not fit: a clear error, and nothing is written."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_weights_of_torch_alone(tmp_path):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda tensors: tensors | {"1.weight": torch.zeros(3, 64)}, r"1\.weight is 3x64 there but 64x64 in the model"),
-        (lambda tensors: {k: v for k, v in tensors.items() if k != "3.bias"}, r"it has no tensor 3\.bias"),
-        (lambda tensors: tensors | {"9.weight": torch.zeros(1)}, r"it has a tensor 9\.weight, which the model has not"),
+        (lambda tensors: tensors | {"1.weight": torch.zeros(3, 64)}, r"1\.weight .*3x64.*64x64"),
+        (lambda tensors: {k: v for k, v in tensors.items() if k != "3.bias"}, r"lacks tensor 3\.bias"),
+        (lambda tensors: tensors | {"9.weight": torch.zeros(1)}, r"unexpected tensor 9\.weight"),
         (
             lambda tensors: tensors | {"3.bias": torch.full((10,), torch.nan)},
-            r"values in 3\.bias that are infinite or not a number",
+            r"NaN values in 3\.bias",
         ),
-        (lambda tensors: {}, r"it has no tensors 1\.weight, 1\.bias, 3\.weight and 3\.bias;"),
+        (lambda tensors: {}, r"lacks tensors 1\.weight, 1\.bias, 3\.weight and 3\.bias;"),
     ],
 )
 def test_weights_of_another_architecture(tmp_path, change, sentence):
@@ -69,20 +69,16 @@ def test_weights_of_another_architecture(tmp_path, change, sentence):
 def test_the_sentence_names_the_file_and_both_models(tmp_path):
     fedflat.run("fedavg", out=tmp_path / "first", **SMALL)
     saved = tmp_path / "first" / "model.safetensors"
-    with pytest.raises(fedflat.UserError) as told:
+    with pytest.raises(fedflat.UserError, match=rf"{saved} .* \(mlp\): 1\.weight .*64x64.*3x64.* mlp\(hidden=3\)"):
         fedflat.run("fedavg", init=saved, model="mlp(hidden=3)", **SMALL)
-    assert str(told.value) == (
-        f"{saved} holds weights of another architecture (mlp): 1.weight is 64x64 there but 3x64 in the model; "
-        "expected those of mlp(hidden=3) for this dataset"
-    )
 
 
 def test_files_that_hold_no_weights(tmp_path):
     (tmp_path / "broken").write_bytes(b"nonsense")
     for path, sentence in (
         (tmp_path, "is a folder"),
-        (tmp_path / "broken", "not a whole safetensors"),
-        (tmp_path / "no", "no weights in"),
+        (tmp_path / "broken", "not a complete safetensors"),
+        (tmp_path / "no", "does not exist"),
     ):
         with pytest.raises(fedflat.UserError, match=sentence):
             load_weights(nn.Linear(1, 1), "mine", path)
@@ -90,7 +86,7 @@ def test_files_that_hold_no_weights(tmp_path):
 
 def test_auxiliary_heads_are_as_fresh_as_the_main_one():
     other, network = (fedflat.models.build("bisenetv2(width=0.1)", (3, 32, 32), classes) for classes in (5, 3))
-    with pytest.raises(fedflat.UserError, match="with init_head=fresh the head may be another"):
+    with pytest.raises(fedflat.UserError, match="init_head=fresh"):
         fill(network, "bisenetv2", other.state_dict(), "a file")
     before = network.auxiliary[3][1].weight.clone()
     fill(network, "bisenetv2", other.state_dict(), "a file", fresh_head=True)
@@ -111,7 +107,7 @@ def test_a_pooler_of_the_models_own_is_read_beside_a_fresh_head():
 
 def test_tensors_without_names_are_no_state_dict(tmp_path):
     torch.save({0: torch.zeros(2)}, tmp_path / "numbers.pt")
-    with pytest.raises(fedflat.UserError, match="holds no state_dict; expected tensors by name"):
+    with pytest.raises(fedflat.UserError, match="no state_dict"):
         load_weights(nn.Linear(1, 1), "mine", tmp_path / "numbers.pt")
 
 
@@ -134,16 +130,16 @@ def test_frozen_and_tied_parameters_need_not_be_there():
     [
         (
             nn.Sequential(nn.Flatten(), nn.Linear(20, 10)),
-            r"Sequential cannot be used on digits, whose inputs are .* of shape \(1, 8, 8\)",
+            r"Sequential cannot be used on digits, .* shape \(1, 8, 8\)",
         ),
         (nn.Conv2d(3, 10, 3), "Conv2d cannot be used on digits"),
         (
             nn.Sequential(nn.Flatten(), nn.Linear(64, 9)),
-            r"an output of shape \(9,\) for each example, but digits has 10 classes",
+            r"shape \(9,\) .* digits has 10 classes",
         ),
         (
             nn.Sequential(nn.Flatten(0), nn.Linear(128, 10)),
-            "an output of shape .* for each example, but digits has 10 classes",
+            "shape .* digits has 10 classes",
         ),
     ],
 )

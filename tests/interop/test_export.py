@@ -130,7 +130,7 @@ def test_a_state_dict_fits_a_module_with_tied_weights_and_unsaved_buffers_exactl
     ("arguments", "sentence"),
     [
         (["--format", "onx"], "did you mean onnx"),
-        (["--out", "weights.txt"], "expected one that ends in .pt"),
+        (["--out", "weights.txt"], ".pt, .pth"),
         (["--model", "ema"], "expected one of server, wima(window=2)"),
         (["--round", "7"], "it has rounds 0, 1, 2, 3"),
     ],
@@ -193,7 +193,7 @@ class Fixed(nn.Linear):
 
 def test_a_graph_that_would_take_one_size_of_batch_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
-    with pytest.raises(UserError, match=r"fixes the size of its batches|cannot be written as ONNX"):
+    with pytest.raises(UserError, match="batch size|cannot be exported to ONNX"):
         write_onnx(tmp_path / "model.onnx", Fixed(64, 10), load("digits"), {})
     assert not (tmp_path / "model.onnx").exists()
 
@@ -232,7 +232,7 @@ class Harmful:
 def test_no_code_in_a_file_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"weights": Harmful()}, tmp_path / "harmful.pt")
-    with pytest.raises(UserError, match="without running code"):
+    with pytest.raises(UserError, match="load safely"):
         fedflat.run("fedavg", init=tmp_path / "harmful.pt", **SETTINGS)
     assert not (tmp_path / "harmed").exists()
 
@@ -240,7 +240,7 @@ def test_no_code_in_a_file_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("content", [[torch.zeros(2)], {"epoch": 3}, {"a": {"b": torch.zeros(2)}}, {}], ids=str)
 def test_what_is_no_state_dict_is_refused(content: object, tmp_path: Path) -> None:
     torch.save(content, tmp_path / "other.pt")
-    with pytest.raises(UserError, match="holds no state_dict"):
+    with pytest.raises(UserError, match="no state_dict"):
         fedflat.run("fedavg", init=tmp_path / "other.pt", **SETTINGS)
 
 

@@ -10,7 +10,7 @@ from fedflat.algorithms.named import NAMED, RELEASED
 from fedflat.algorithms.registration import PART_REGISTRIES, load_installed, part_name, parts
 from fedflat.averaging import Average
 from fedflat.errors import UserError, one_of
-from fedflat.text import Call, Value, changed, make, parameters, parse, revise, show
+from fedflat.text import Call, Value, changed, make, parameters, parse, revise, show, with_names
 
 SLOT_NAMES = {
     "drift": "drift correction",
@@ -83,14 +83,16 @@ def _named(call: Call) -> Algorithm:
             raise UserError(f"'{call.name}' is a part, not an algorithm; add it to one, as in fedavg+{call.name}")
         _reject_setting(call.name)
         raise NAMED.unknown(call.name)
-    values = dict(call.values)
+    built = NAMED[name]
+    # A positional value sets the first parameter of the slots that characterise the algorithm.
+    own = [getattr(built, slot) for slot in SLOTS if not _is_default(getattr(built, slot))]
+    values = with_names(call.values, [field.name for spec in own for field in parameters(spec)], name)
     variant = values.pop("variant", "paper")
     if variant == "released" and name in RELEASED:
         values = RELEASED[name] | values
     elif variant != "paper":
         released = ", ".join(RELEASED)
         raise UserError(f"{name} has no variant '{variant}'; expected paper, or released (available for {released})")
-    built = NAMED[name]
     known = {field.name for slot in SLOTS for field in parameters(getattr(built, slot))}
     for key in values:
         if key not in known:

@@ -1,29 +1,125 @@
-"""Callbacks: whoever wants to see a run while it goes."""
+"""Callbacks: observe a run while it trains."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
-if TYPE_CHECKING:
-    from fedflat.experiment.run import Run
+from fedflat.errors import UserError
+
+if TYPE_CHECKING:  # the command line imports this module before torch
+    from fedflat.algorithms import Algorithm
+    from fedflat.data import Partition
+    from fedflat.engines.problem.problem import Problem
+    from fedflat.engines.round.contract import Engine, ModelState
+    from fedflat.experiment.config import Config
+    from fedflat.experiment.store.checkpoint import ServerState
     from fedflat.experiment.store.record import Record
+    from fedflat.experiment.store.run_folder import RunFolder
+
+
+class RunProgress(Protocol):
+    """What can be seen of a run from any process."""
+
+    @property
+    def config(self) -> Config:
+        """The run's complete config."""
+
+    @property
+    def rounds(self) -> int:
+        """Number of completed rounds."""
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One record per evaluation; from another process, only the newest."""
+
+    @property
+    def primary(self) -> str:
+        """The primary model: the last average, or ``server``."""
+
+    @property
+    def metric(self) -> str:
+        """The primary metric."""
+
+
+class RunView(RunProgress, Protocol):
+    """What can be seen of a run in its own process."""
+
+    @property
+    def server(self) -> ServerState:
+        """The server's model and state."""
+
+    @property
+    def problem(self) -> Problem:
+        """Data, network and task."""
+
+    @property
+    def partition(self) -> Partition:
+        """The examples of each client."""
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The algorithm."""
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that trains cohorts."""
+
+    @property
+    def folder(self) -> RunFolder | None:
+        """The run folder, if there is one."""
+
+    def models(self) -> dict[str, ModelState]:
+        """The current models by name: ``server`` and every average."""
+
+    def cohort(self, number: int) -> Sequence[int]:
+        """The clients sampled for a round, counted from 0."""
 
 
 class Callback:
-    """Told of every round; override what is of interest. ``run.server`` and ``run.history`` hold all there is to see."""
+    """Base class of callbacks; override the methods of interest.
 
-    from_afar: ClassVar[bool] = False
-    """Whether it looks at a run's ``config``, ``server.rounds``, ``history[-1]``, ``primary`` and metric alone, and does not mind missing
-    a round now and then: it can then watch runs in other processes."""
+    >>> class Norm(Callback):
+    ...     def round_done(self, run):
+    ...         print(run.rounds, float(run.server.model.weights.norm()))
+    """
 
-    def began(self, run: Run) -> None:
-        """Before the first round, or before going on after a restart."""
+    def began(self, run: RunView) -> None:
+        """Called before the first round, also of a resumed run."""
 
-    def round_done(self, run: Run) -> None:
-        """After every round."""
+    def round_done(self, run: RunView) -> None:
+        """Called after every round, before its evaluation."""
 
-    def evaluated(self, run: Run) -> None:
-        """After every evaluation; ``run.history[-1]`` is the newest."""
+    def evaluated(self, run: RunView) -> None:
+        """Called after every evaluation; ``run.history[-1]`` is the newest."""
 
-    def ended(self, run: Run, record: Record) -> None:
-        """After the last round."""
+    def ended(self, run: RunView, record: Record) -> None:
+        """Called after the last round, with the outcome of the run."""
+
+
+class RemoteCallback(Callback):
+    """A callback that needs only ``RunProgress`` and may miss rounds; it can observe runs in other processes."""
+
+    def began(self, run: RunProgress) -> None:
+        """Called before the first round, also of a resumed run."""
+
+    def round_done(self, run: RunProgress) -> None:
+        """Called after a round."""
+
+    def evaluated(self, run: RunProgress) -> None:
+        """Called after an evaluation; ``run.history[-1]`` is the newest."""
+
+    def ended(self, run: RunProgress, record: Record) -> None:
+        """Called after the last round, with the outcome of the run."""
+
+
+def require_remote(callbacks: Sequence[Callback]) -> tuple[RemoteCallback, ...]:
+    """The callbacks, all of which must be able to observe runs in other processes."""
+    remote = tuple(callback for callback in callbacks if isinstance(callback, RemoteCallback))
+    if len(remote) < len(callbacks):
+        local = next(callback for callback in callbacks if not isinstance(callback, RemoteCallback))
+        raise UserError(
+            f"{type(local).__name__} cannot observe runs in other processes; derive it from fedflat.RemoteCallback, "
+            "or run in this process"
+        )
+    return remote

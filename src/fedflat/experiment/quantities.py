@@ -1,4 +1,4 @@
-"""What can be looked at while a run trains, by name, and how a short text asks for it."""
+"""In-run measurements by name, and the short text that selects them."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 from fedflat.errors import UserError, one_of
 
 WHAT = {
-    "lambda_max": "largest eigenvalue of the Hessian of the training loss, of every model (some 20 Hessian products each)",
-    "sharpness": "how far the training loss rises by an ascent of 0.05 along the gradient, of every model (a gradient each)",
-    "gap": "test less training loss, of every model; the participation gap where clients never train (10,000 forward passes)",
-    "drift": "each client's update beside the cohort's, agreement with the momentum, norms of control variates (nothing is trained or run)",
-    "clients": "lambda_max of each client's model on its own data (some 20 Hessian products per client of the cohort)",
-    "classes": "accuracy on each class, and on the data of each client that is looked at (forward passes)",
-    "features": "norm of the output features on the data of each client that is looked at (forward passes)",
-    "noise": "L, beta, sigma, sigma_g and the disagreement of gradients (a gradient per client and ten of single examples, lambda_max)",
+    "lambda_max": "largest Hessian eigenvalue of the training loss, per model (about 20 Hessian-vector products each)",
+    "sharpness": "increase of the training loss after an ascent step of length 0.05, per model (one gradient each)",
+    "gap": "test minus training loss, per model; the participation gap if some clients never train (forward passes)",
+    "drift": "alignment of client updates with the cohort and the momentum, norms of control variates (free)",
+    "clients": "lambda_max of each client's model on its own data (about 20 Hessian-vector products per client)",
+    "classes": "accuracy per class, and on the data of each sampled client (forward passes)",
+    "features": "norm of the output features on the data of each sampled client (forward passes)",
+    "noise": "L, beta, sigma, sigma_g and gradient disagreement (gradients per client and per example, lambda_max)",
 }
-"""Everything that can be looked at, with what it costs."""
+"""The available measurements, with their cost."""
 
 DEFAULT = "lambda_max,drift,gap"
 
 
 def wanted_names(text: str) -> list[str]:
-    """The names in a text, joined by commas or +; all of them for ``all``.
+    """The measurements named in a text, joined by ``,`` or ``+``; ``all`` selects every one.
 
     >>> wanted_names("drift+gap")
     ['drift', 'gap']
@@ -33,14 +33,14 @@ def wanted_names(text: str) -> list[str]:
         return list(WHAT)
     for name in names:
         if name not in WHAT:
-            raise one_of("thing to look at", name, [*WHAT, "all"])
+            raise one_of("measurement", name, [*WHAT, "all"])
     if not names:
         raise UserError(f"flatness.what is empty; expected some of {', '.join(WHAT)}, or all")
     return names
 
 
 def flatness_values(text: str) -> dict[str, Any]:
-    """The settings of a text such as ``every=50,what=drift+gap``; ``50`` alone is ``every=50``.
+    """Parse ``every=50,what=drift+gap`` into settings; ``50`` alone means ``every=50``.
 
     >>> flatness_values("every=50,what=lambda_max+drift")
     {'every': 50, 'what': 'lambda_max,drift'}

@@ -1,4 +1,4 @@
-"""What users bring in Python: data, models, tasks and callbacks, refused in a sentence where they are something else."""
+"""Validation of user-supplied datasets, models, tasks, callbacks and paths."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
 
 
-def check_own(data: Any = None, model: Any = None, task: Any = None) -> None:
-    """Refuse what is no dataset, no model or no task."""
-    if not isinstance(data, Dataset | None):
+def check_own(dataset: Any = None, model: Any = None, task: Any = None) -> None:
+    """Check the types of user-supplied objects; None is valid for each."""
+    if not isinstance(dataset, Dataset | None):
         raise UserError(
-            f"data is {called(data)}; expected the name of a dataset (all of them: fedflat data), or one that fedflat.data.from_arrays, "
-            "from_clients or from_torch makes"
+            f"dataset is {called(dataset)}; expected the name of a dataset (list all: fedflat data list), or the "
+            "result of fedflat.data.from_arrays, from_clients or from_torch"
         )
     if not isinstance(model, nn.Module | None):
         raise UserError(
-            f"model is {called(model)}; expected a torch.nn.Module, or the name of a model (all of them: fedflat models)"
+            f"model is {called(model)}; expected a torch.nn.Module, or the name of a model (list all: fedflat models)"
         )
     if task is not None and (isinstance(task, type) or not isinstance(task, Task)):
         raise UserError(
@@ -34,43 +34,43 @@ def check_own(data: Any = None, model: Any = None, task: Any = None) -> None:
 
 
 def as_callbacks(given: Any) -> tuple[Callback, ...]:
-    """The callbacks of a list, or one alone."""
+    """A tuple of callbacks, from one or several."""
     callbacks = tuple(given) if isinstance(given, Iterable) and not isinstance(given, Callback) else (given,)
     for callback in callbacks:
         if not isinstance(callback, Callback):
-            raise UserError(f"callbacks are objects of classes derived from fedflat.Callback; this is {callback!r}")
+            raise UserError(f"{callback!r} is not a callback; expected an instance of a subclass of fedflat.Callback")
     return callbacks
 
 
 def as_texts(given: Any) -> list[str]:
-    """The texts of several algorithms, or of one alone."""
+    """A list of algorithm texts, from one or several."""
     texts = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
     for text in texts:
         if not isinstance(text, str):
-            raise UserError(f"algorithms are compared by their texts, such as 'fedavg+sam(rho=0.1)'; this is {text!r}")
+            raise UserError(f"{text!r} is not an algorithm; expected a text such as 'fedavg+sam(rho=0.1)'")
     return texts
 
 
-def as_path(what: str, given: Any, example: str = "runs/first") -> Path:
-    """A path from text, or from what is one already."""
+def as_path(argument: str, given: Any, example: str = "runs/first") -> Path:
+    """The path given for ``argument``."""
     if not isinstance(given, str | PathLike) or given == "":
-        raise UserError(f"{what} is {given!r}; expected a path, such as {example!r}")
+        raise UserError(f"{argument} is {given!r}; expected a path, such as {example!r}")
     return Path(given)
 
 
 def check_jobs(jobs: Any) -> None:
-    """Refuse what is no number of runs at the same time."""
+    """Check the number of concurrent runs."""
     if jobs is not None and not (isinstance(jobs, int) and jobs >= 1):
-        raise UserError(f"jobs={jobs!r} is not possible; expected how many runs to do at the same time, 1 or more")
+        raise UserError(f"jobs={jobs!r} is invalid; expected the number of concurrent runs, 1 or more")
 
 
-def called(given: object) -> str:
-    """What something is, by the name of its class.
+def called(value: object) -> str:
+    """An object described by its class, for messages.
 
     >>> called(123), called({}), called(dict)
-    ('an int', 'a dict', 'the class dict and not one of it')
+    ('an int', 'a dict', 'the class dict itself')
     """
-    if isinstance(given, type):
-        return f"the class {given.__name__} and not one of it"
-    name = type(given).__name__
+    if isinstance(value, type):
+        return f"the class {value.__name__} itself"
+    name = type(value).__name__
     return f"a{'n' * (name[0] in 'aeiouAEIOU')} {name}"

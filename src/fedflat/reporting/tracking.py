@@ -16,8 +16,8 @@ from fedflat.experiment.callback import Callback
 from fedflat.reporting.page.gather import settings_of
 
 if TYPE_CHECKING:
+    from fedflat.experiment.callback import RunView
     from fedflat.experiment.config import Config
-    from fedflat.experiment.run import Run
     from fedflat.experiment.store.record import Record
 
 
@@ -118,21 +118,21 @@ class Tracker(Callback):
         self._place: Place | None = None
         self._sent = -1
 
-    def began(self, run: Run) -> None:
+    def began(self, run: RunView) -> None:
         """Open the place; a run that goes on sends again what it had, so that nothing is missing."""
         folder = None if run.folder is None else run.folder.path
         name = f"{re.sub(r'[^A-Za-z0-9.]+', '-', run.config.algorithm).strip('-')}-seed{run.config.seed}"
         self._place, self._sent = self._kind(name, run.config, folder), -1
         self.evaluated(run)
 
-    def evaluated(self, run: Run) -> None:
+    def evaluated(self, run: RunView) -> None:
         """Send what has not been sent yet."""
         for entry in run.history:
             if self._place is not None and entry["round"] > self._sent:
                 self._place.scalars(scalars_of(entry), entry["round"])
                 self._sent = entry["round"]
 
-    def ended(self, run: Run, record: Record) -> None:
+    def ended(self, run: RunView, record: Record) -> None:
         """Close the place."""
         if self._place is not None:
             self._place.close(record.status)

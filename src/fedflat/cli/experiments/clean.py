@@ -30,7 +30,7 @@ def clean(
     Example: fedflat clean runs --yes
     """
     from fedflat.experiment.store.cleanup import CLEANED, find_runs, removable, remove
-    from fedflat.experiment.store.lock import Lock
+    from fedflat.experiment.store.lock import LockedError
 
     parts = tuple(part for part in CLEANED if snapshots or part != "snapshots")
     runs = list(dict.fromkeys(find_runs(folders)))
@@ -39,7 +39,7 @@ def clean(
     for one in found if yes else ():
         try:
             freed += remove(one.run, parts)
-        except Lock:
+        except LockedError:
             held.append(one.run)
     if as_json:
         listed = [{"folder": one.run, "bytes": one.parts} for one in found]

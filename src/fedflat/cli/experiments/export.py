@@ -26,8 +26,7 @@ def export(
     """
     from fedflat.experiment.analysis.reopen import require_model
     from fedflat.experiment.store.export import ENDINGS, format_of
-    from fedflat.experiment.store.record import model_file
-    from fedflat.experiment.store.snapshots import snapshot_file
+    from fedflat.experiment.store.record import model_file, snapshot_file
     from fedflat.reporting.result import Result
 
     kind = format_of(out, format) if out is not None else format_of(Path("model.pt"), format)

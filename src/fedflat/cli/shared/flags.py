@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
-from fedflat.experiment.config import SHORT, Config, Section
+from fedflat.experiment.config import SHORT, Config, SettingsGroup
 from fedflat.text import write_value
 
 FLAGS = {"model": "model", "init": "init", "init_head": "init_head", "seed": "seed", **SHORT}
@@ -89,7 +89,7 @@ def with_settings(*left_out: str, defaults: bool = True) -> Callable[[Callable[.
 def _parameter(flag: str, full_name: str, defaults: bool) -> inspect.Parameter:
     field = field_of(full_name)
     kind = _type_of_flag(field.annotation)
-    shown = defaults and field.default is not None and not isinstance(field.default, Section)
+    shown = defaults and field.default is not None and not isinstance(field.default, SettingsGroup)
     default = f" [dim](default: {write_value(field.default)})[/dim]" if shown else ""
     option = typer.Option(
         None,
@@ -103,6 +103,6 @@ def _parameter(flag: str, full_name: str, defaults: bool) -> inspect.Parameter:
 
 def _type_of_flag(annotation: Any) -> Any:
     """The type by which a flag's text is read; words are checked by the config, which knows them."""
-    if get_origin(annotation) is Literal or (isinstance(annotation, type) and issubclass(annotation, Section)):
+    if get_origin(annotation) is Literal or (isinstance(annotation, type) and issubclass(annotation, SettingsGroup)):
         return str
     return next((_type_of_flag(kind) for kind in get_args(annotation) if kind is not type(None)), annotation)

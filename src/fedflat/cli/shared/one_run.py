@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedflat.cli.lookup.settings import different_from_defaults
@@ -17,11 +15,10 @@ from fedflat.cli.shared.screen import (
     table,
     with_unit,
 )
-from fedflat.errors import UserError
+from fedflat.reporting.figures.files import check_figure as check_figure
+from fedflat.reporting.figures.files import write_figure as write_figure
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from fedflat.experiment.store.record import Record
     from fedflat.reporting.result import Result
 
@@ -130,7 +127,7 @@ def print_partition(partition: dict[str, Any]) -> None:
 
 def partition_facts(partition: dict[str, Any]) -> dict[str, object]:
     """The facts of a partition, in words."""
-    sizes, looked_at = partition["sizes"], partition.get("looked_at", partition["clients"])
+    sizes, looked_at = partition["sizes"], partition.get("described_clients", partition["clients"])
     some = f" (figures are of the first {shown_count(looked_at)})" if looked_at < partition["clients"] else ""
     found: dict[str, object] = {
         "seed": partition["seed"],
@@ -159,21 +156,3 @@ def draw_curve(result: Result) -> None:
     """Put the curve of a run beside it."""
     if result.record.folder is not None and result.history:
         write_figure(result.plot(), result.record.folder.path / "curve.png")
-
-
-def write_figure(figure: Figure, path: Path) -> None:
-    """Write a figure, whole or not at all, in the format that its name says."""
-    from fedflat.experiment.store.atomic_files import create_folder, write_whole
-
-    check_figure(path)
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format=path.suffix.lower().lstrip("."), dpi=150)
-    create_folder(path.parent)
-    write_whole(path, drawn.getvalue())
-
-
-def check_figure(path: Path) -> None:
-    """Refuse a figure in a format that cannot be drawn."""
-    known = (".png", ".svg", ".pdf")
-    if path.suffix.lower() not in known:
-        raise UserError(f"a figure cannot be written as {path.name}; expected a name that ends in {', '.join(known)}")

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from fedflat.cli.shared.screen import screen, shown_bytes, shown_metric, shown_seconds
-from fedflat.experiment.callback import Callback
+from fedflat.experiment.callback import RemoteCallback
 from fedflat.units import is_share
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
+    from fedflat.experiment.callback import RunProgress
     from fedflat.experiment.campaign.estimate import Forecast
     from fedflat.experiment.config import Config
-    from fedflat.experiment.run import Run
     from fedflat.experiment.store.record import Record
 
 LINES = 10
@@ -24,10 +24,8 @@ LINES = 10
 SECONDS_BETWEEN_LINES = 1.0
 
 
-class Progress(Callback):
+class Progress(RemoteCallback):
     """Says nothing; its children show how far one or several runs have come, in this process or in others."""
-
-    from_afar = True
 
     def __enter__(self) -> Self:
         return self
@@ -68,23 +66,23 @@ class Lines(Progress):
     def foretell(self, forecast: Forecast) -> None:
         print(in_words(forecast), file=sys.stderr, flush=True)
 
-    def began(self, run: Run) -> None:
+    def began(self, run: RunProgress) -> None:
         self.begun += 1
-        now, rounds = time.monotonic(), run.server.rounds
+        now, rounds = time.monotonic(), run.rounds
         self._shown[run.config] = Shown(self.begun, rounds, rounds, now, now)
 
-    def round_done(self, run: Run) -> None:
-        if is_fresh(run) or not run.config.is_evaluated(run.server.rounds):  # else its evaluation is still to come
+    def round_done(self, run: RunProgress) -> None:
+        if is_fresh(run) or not run.config.is_evaluated(run.rounds):  # else its evaluation is still to come
             self._look(run)
 
-    def evaluated(self, run: Run) -> None:
+    def evaluated(self, run: RunProgress) -> None:
         self._look(run)
 
-    def _look(self, run: Run) -> None:
+    def _look(self, run: RunProgress) -> None:
         """Say how far a run has come, where that is news."""
         now, done, total, shown = (
             time.monotonic(),
-            run.server.rounds,
+            run.rounds,
             run.config.training.rounds,
             self._shown[run.config],
         )
@@ -95,14 +93,14 @@ class Lines(Progress):
         left = (now - shown.begun) / (done - shown.first_round) * (total - done)
         self._say(run, f"round {done}/{total}, {newest_figures(run)}, about {shown_seconds(left)} left")
 
-    def ended(self, run: Run, record: Record) -> None:
-        rounds = run.server.rounds
+    def ended(self, run: RunProgress, record: Record) -> None:
+        rounds = run.rounds
         self._say(
             run,
             f"{record.status} after {rounds} round{'s' * (rounds != 1)}, {newest_figures(run)}, {shown_seconds(record.seconds)}",
         )
 
-    def _say(self, run: Run, text: str) -> None:
+    def _say(self, run: RunProgress, text: str) -> None:
         number = f"[{self._shown[run.config].number}/{self.runs}] " if self.runs > 1 else ""
         print(f"{number}{name_of(run)}: {text}", file=sys.stderr, flush=True)
 
@@ -140,19 +138,19 @@ class Bars(Progress):
     def foretell(self, forecast: Forecast) -> None:
         self._bars.console.print(in_words(forecast), style="dim", highlight=False)
 
-    def began(self, run: Run) -> None:
+    def began(self, run: RunProgress) -> None:
         name, rounds = name_of(run), run.config.training.rounds
         self._going[run.config] = self._bars.add_task(
-            name, total=rounds, completed=run.server.rounds, unit="rounds", figures=""
+            name, total=rounds, completed=run.rounds, unit="rounds", figures=""
         )
 
-    def round_done(self, run: Run) -> None:
-        self._bars.update(self._going[run.config], completed=run.server.rounds)
+    def round_done(self, run: RunProgress) -> None:
+        self._bars.update(self._going[run.config], completed=run.rounds)
 
-    def evaluated(self, run: Run) -> None:
+    def evaluated(self, run: RunProgress) -> None:
         self._bars.update(self._going[run.config], figures=newest_figures(run))
 
-    def ended(self, run: Run, record: Record) -> None:
+    def ended(self, run: RunProgress, record: Record) -> None:
         self._bars.remove_task(self._going.pop(run.config))
 
 
@@ -179,16 +177,16 @@ def in_words(forecast: Forecast) -> str:
     return f"plan: {time_needed}; memory: {memory}{gpu}{disk}"
 
 
-def name_of(run: Run) -> str:
+def name_of(run: RunProgress) -> str:
     """A run in a few words."""
     return f"{run.config.algorithm}, seed {run.config.seed}"
 
 
-def newest_figures(run: Run) -> str:
+def newest_figures(run: RunProgress) -> str:
     """The newest metric of the model that stands for the run, and its training loss; of which round, where that is not the last one."""
     if not run.history:
         return "not yet evaluated"
-    test, metric = run.history[-1]["test"], run.problem.task.metric
+    test, metric = run.history[-1]["test"], run.metric
     value = test.get(run.primary, test["server"]).get(metric)
     loss = run.history[-1]["train_loss"]
     unit = " %" if is_share(metric) else ""
@@ -196,6 +194,6 @@ def newest_figures(run: Run) -> str:
     return f"{metric} {shown_metric(value, metric)}{unit}" + ("" if loss is None else f", train loss {loss:.3g}") + when
 
 
-def is_fresh(run: Run) -> bool:
+def is_fresh(run: RunProgress) -> bool:
     """Whether the newest evaluation is that of the last round."""
-    return bool(run.history) and run.history[-1]["round"] == run.server.rounds
+    return bool(run.history) and run.history[-1]["round"] == run.rounds

@@ -1,15 +1,17 @@
-"""Which engine runs an experiment."""
+"""The engine that executes an experiment."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedflat.data.streamed import StreamedTensor
+from fedflat.data.data_dir import data_dir
+from fedflat.data.files.streamed import StreamedTensor
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.cpu.worker_pool import available_cores
 from fedflat.engines.gpu.engine import LaneEngine
@@ -18,60 +20,95 @@ from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Engine
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
+from fedflat.experiment.setup.problem import federation
+
+if TYPE_CHECKING:
+    from fedflat.engines.ray.cluster import Device
+    from fedflat.engines.ray.engine import RayEngine
+    from fedflat.engines.ray.messages import WorkerSetup
 
 Own = dict[str, Any]
-"""Data, model and task by these names: the user's own, or none."""
+"""User-supplied ``data``, ``model`` and ``task``, or None for each."""
 EVALUATING = 8
-"""Workers that have enough to do in evaluations, however few clients train."""
+"""Number of workers that evaluation keeps busy, however few clients train."""
 WORTH_COMPILING = 200
-"""Rounds from which on compiling, which takes some tens of seconds, pays for itself."""
+"""Rounds from which compiling, which takes tens of seconds, pays off."""
 
 
 def engine_for(config: Config, problem: Problem, own: Own | None = None) -> Engine:
-    """The engine that a config asks for: by default lanes on a GPU, and the loop on a CPU or for data that are decoded on demand.
+    """The engine of a config.
 
-    Ray workers build the problem themselves, for which they need what the user brought; where ``own`` is not given, the work is done here.
+    ``auto`` selects lanes on a GPU, and the loop on a CPU or for streamed data.
+
+    Args:
+        config: the experiment.
+        problem: its problem, on the device to train on.
+        own: user-supplied objects, which Ray workers need to build the problem; if None, Ray is not used.
     """
-    wanted = config.engine
-    if wanted.name == "ray" and own is not None:
-        from fedflat.experiment.setup.ray_workers import ray_engine
-
+    settings = config.engine
+    if settings.name == "ray" and own is not None:
         return ray_engine(config, problem, own)
     on_gpu = problem.device.type == "cuda"
-    if wanted.precision == "bf16" and not on_gpu:
-        raise UserError("engine.precision=bf16 is for a GPU, and this run is on the CPU; use float32")
-    if wanted.precision == "tf32" and not on_gpu:
-        warnings.warn("engine.precision=tf32 rounds on a GPU alone; on this CPU the run is in float32", stacklevel=2)
+    if settings.precision == "bf16" and not on_gpu:
+        raise UserError("engine.precision=bf16 needs a GPU, but this run is on the CPU; use float32")
+    if settings.precision == "tf32" and not on_gpu:
+        warnings.warn("engine.precision=tf32 has no effect on the CPU; this run uses float32", stacklevel=2)
     streamed = isinstance(problem.data.train.inputs, StreamedTensor)
-    if streamed and wanted.name == "lanes":
+    if streamed and settings.name == "lanes":
         raise UserError(
-            f"engine.name=lanes needs all data on its device, and {problem.data.name} is decoded on demand; use engine.name=loop"
+            f"engine.name=lanes needs all data on the device, but {problem.data.name} is streamed; use engine.name=loop"
         )
-    if wanted.name == "loop" or (wanted.name in ("auto", "ray") and (streamed or not on_gpu)):
-        if wanted.compile == "on" and not on_gpu:
+    if settings.name == "loop" or (settings.name in ("auto", "ray") and (streamed or not on_gpu)):
+        if settings.compile == "on" and not on_gpu:
             problem.compile(config.training.batch_size)
-        return LoopEngine(
-            problem, wanted.workers or min(available_cores(), max(EVALUATING, config.federation.clients_per_round))
-        )
+        most = max(EVALUATING, config.federation.clients_per_round)
+        return LoopEngine(problem, settings.workers or min(available_cores(), most))
     long = config.training.rounds >= WORTH_COMPILING and on_gpu
-    compiling = wanted.compile == "on" or (wanted.compile == "auto" and long)
-    return LaneEngine(problem, wanted.lanes, compiled if compiling else in_place)
+    compiling = settings.compile == "on" or (settings.compile == "auto" and long)
+    return LaneEngine(problem, settings.lanes, compiled if compiling else in_place)
+
+
+def ray_engine(config: Config, problem: Problem, own: Own) -> RayEngine:
+    """The Ray engine of a config; with in-run measurements, the driver sees the uploads of single clients."""
+    from fedflat.engines.ray.engine import RayEngine
+
+    return RayEngine(
+        problem,
+        partial(_worker_setup, config, own),
+        address=config.engine.ray_address,
+        workers=config.engine.workers,
+        device=config.engine.device,
+        shows_rows=config.flatness.every is not None,
+    )
+
+
+def _worker_setup(config: Config, own: Own, device: Device) -> Callable[[], WorkerSetup]:
+    """What a worker calls to set up. It reads datasets from its own node; only user-supplied objects are sent."""
+    engine = config.engine.model_copy(update={"name": "auto", "device": device, "workers": 1, "ray_address": None})
+    data = config.data.model_copy(update={"dir": data_dir(config.data.dir).absolute()})
+    return partial(_set_up_worker, config.model_copy(update={"engine": engine, "data": data}), own)
+
+
+def _set_up_worker(config: Config, own: Own) -> WorkerSetup:
+    from fedflat.engines.ray.messages import WorkerSetup
+
+    problem, _ = federation(config, **own)
+    engine: Any = engine_for(config, problem)
+    return WorkerSetup(problem, engine)
 
 
 @contextmanager
 def explain_out_of_memory(config: Config) -> Iterator[None]:
-    """Turn an overfull GPU into a sentence that says what to change."""
+    """Turn a GPU out-of-memory error into a ``UserError`` that names the settings to lower."""
     try:
         yield
     except torch.OutOfMemoryError:
-        if config.engine.name == "ray":
-            raise UserError(
-                f"the memory of a Ray worker's GPU is full; lower training.batch_size (now {config.training.batch_size}) or "
-                f"engine.lanes (now {config.engine.lanes}), or use engine.precision=bf16"
-            ) from None
-        free, whole = (size / 2**30 for size in torch.cuda.mem_get_info())
-        t, e = config.training, config.engine
+        used = "the GPU of a Ray worker is out of memory"
+        if config.engine.name != "ray":
+            free, total = (size / 2**30 for size in torch.cuda.mem_get_info())
+            used = f"the GPU is out of memory ({total - free:.1f} of {total:.1f} GB in use)"
         raise UserError(
-            f"the GPU's memory is full: {whole - free:.1f} of {whole:.1f} GB are in use; lower training.batch_size (now {t.batch_size}), "
-            f"engine.lanes (now {e.lanes}) or evaluation.batch_size (now {config.evaluation.batch_size}), or use engine.precision=bf16"
+            f"{used}; lower training.batch_size (now {config.training.batch_size}), engine.lanes (now "
+            f"{config.engine.lanes}) or evaluation.batch_size (now {config.evaluation.batch_size}), "
+            "or use engine.precision=bf16"
         ) from None

@@ -1,4 +1,4 @@
-"""From a config to the problem and the partition it names."""
+"""From a config to its problem (data, network and task) and partition."""
 
 from __future__ import annotations
 
@@ -21,39 +21,37 @@ from fedflat.flatness.precision import allow_tf32
 from fedflat.models.lstm import CharacterNetwork
 
 MOST_PIXELS = 2**23
-"""Pixels with masks in one forward pass of an evaluation: 194 frames of CamVid at 180x240, 16 of Cityscapes at 512x1024."""
+"""Pixels per forward pass when evaluating segmentation: 194 CamVid (180x240) or 16 Cityscapes (512x1024) frames."""
 CUSTOM = "custom"
-"""The name, in a config, of what the user brought in Python."""
+"""Prefix, in a config, of the name of a user-supplied dataset or model."""
 
 
 def federation(
     config: Config, data: Dataset | None = None, model: nn.Module | None = None, task: Task | None = None
 ) -> tuple[Problem, Partition]:
-    """The problem and the partition of a config; data, model and task may be the user's own."""
-    for own, name, what in ((data, config.data.dataset, "data"), (model, config.model, "model")):
-        if own is None and name.partition(":")[0] == CUSTOM:
+    """The problem and the partition of a config; a user-supplied dataset, model and task replace the config's."""
+    for given, name, argument in ((data, config.data.dataset, "dataset"), (model, config.model, "model")):
+        if given is None and name.partition(":")[0] == CUSTOM:
             raise UserError(
-                f"this run used {what} of your own ({name}); pass it again in Python: fedflat.resume(folder, {what}=...)"
+                f"this run used a user-supplied {argument} ({name}); pass it again: fedflat.resume(..., {argument}=...)"
             )
     if task is not None:
         check_metric(task)
-    device = device_of(config)  # first, so that nobody waits for data to hear that there is no GPU
+    device = device_of(config)  # first, so that a missing GPU is reported before data are loaded
     data = datasets.load(config.data.dataset, config.data.dir) if data is None else data
-    seed = config.seed if config.data.partition_seed is None else config.data.partition_seed
     partition = datasets.make_partition(
         config.data.partition,
         data.train.targets,
         data.num_classes,
         None if datasets.fixes_clients(config.data.partition) else config.data.clients,
-        seed,
+        config.seed if config.data.partition_seed is None else config.data.partition_seed,
         config.data.validation,
         data.train.groups,
         data.train.coarse,
     )
-    if config.federation.clients_per_round > len(partition.clients) > 1:
-        raise UserError(
-            f"federation.clients_per_round={config.federation.clients_per_round} is more than the {len(partition.clients)} clients of the partition"
-        )
+    clients, per_round = len(partition.clients), config.federation.clients_per_round
+    if per_round > clients > 1:
+        raise UserError(f"federation.clients_per_round={per_round} exceeds the partition's {clients} clients; lower it")
     network = network_of(config, data.input_shape, data.num_classes, model)
     augmentation = datasets.augmentation(config.data.augmentation)
     augmentation.check(data)
@@ -71,88 +69,85 @@ def federation(
         arithmetic=torch.bfloat16 if config.engine.precision == "bf16" else None,
         device=device,
         evaluation_batch=_evaluation_batch(config.evaluation.batch_size, data),
-        held_out={name: _some(examples, config.evaluation.examples) for name, examples in held_out.items()},
+        held_out={name: _sample(examples, config.evaluation.examples) for name, examples in held_out.items()},
         batch_statistics=config.training.statistics == "own",
     )
     if config.training.statistics == "own" and not problem.buffers.names:
-        warnings.warn(
-            f"training.statistics=own keeps BatchNorm statistics, and {config.model} has none: nothing is kept",
-            stacklevel=2,
-        )
-    _try_out(problem, config.model)
+        warnings.warn(f"training.statistics=own has no effect: {config.model} has no BatchNorm layers", stacklevel=2)
+    _check_model(problem, config.model)
     return problem, partition
 
 
 def _evaluation_batch(wanted: int, data: Dataset) -> int:
-    """As many examples per forward pass as are wanted, but of masks no more than memory is sure to hold."""
+    """Examples per forward pass, limited for segmentation so that the masks fit into memory."""
     return wanted if data.kind != "segmentation" else max(1, min(wanted, MOST_PIXELS // data.train.targets[0].numel()))
 
 
-def _some(examples: Examples, most: int | None) -> Examples:
-    """A sample of a held-out set, the same for every seed, so that runs are compared on the same examples."""
+def _sample(examples: Examples, most: int | None) -> Examples:
+    """At most ``most`` examples, the same for every seed, so that runs are compared on the same ones."""
     if most is None or most >= len(examples):
         return examples
     chosen = generator(0, "evaluated examples").choice(len(examples), most, replace=False)
     return examples.take(np.sort(chosen))
 
 
-def _try_out(problem: Problem, name: str) -> None:
-    """Refuse a model that cannot take these data, before anything is written."""
+def _check_model(problem: Problem, name: str) -> None:
+    """Reject a model that does not fit the data, before anything is written."""
     if isinstance(problem.model, CharacterNetwork):
         _check_tokens(problem, name, problem.model.embedding.num_embeddings)
-    two = problem.held_out["test"].take(torch.arange(min(2, len(problem.held_out["test"])), device=problem.device))
+    test = problem.held_out["test"]
+    two = test.take(torch.arange(min(2, len(test)), device=problem.device))
     weights, buffers, integers = problem.initial()
-    what = f"{problem.data.name}, whose inputs are {str(two.inputs.dtype).removeprefix('torch.')} of shape {problem.data.input_shape}"
     try:
         with torch.random.fork_rng(devices=[]):
             output = problem.predicted(weights, {**problem.buffers.views(buffers), **integers}, two.inputs)
     except (RuntimeError, ValueError, IndexError) as error:
-        raise UserError(f"{name} cannot be used on {what}: {str(error).splitlines()[0]}") from error
+        inputs = f"{str(two.inputs.dtype).removeprefix('torch.')} inputs of shape {problem.data.input_shape}"
+        raise UserError(
+            f"{name} cannot be used on {problem.data.name}, which has {inputs}: {str(error).splitlines()[0]}"
+        ) from error
     expected = _expected_output(problem.task, two)
     if expected is None:
         return
     if not isinstance(output, torch.Tensor):
-        raise UserError(f"{name} gives a {type(output).__name__}; expected a tensor with a row for each example")
+        raise UserError(f"{name} returns a {type(output).__name__}; expected a tensor with one row per example")
     dimensions, axis, where = expected
     fits = output.ndim in dimensions and len(output) == len(two) and output.shape[axis] >= problem.data.num_classes
     if not fits or (axis == 1 and output.shape[2:] != two.targets.shape[1:]):
         raise UserError(
-            f"{name} gives an output of shape {tuple(output.shape[1:])} for each example, "
-            f"but {problem.data.name} has {problem.data.num_classes} classes; expected a number for each of them{where}"
+            f"{name} returns an output of shape {tuple(output.shape[1:])} per example, but {problem.data.name} has "
+            f"{problem.data.num_classes} classes; expected one number per class{where}"
         )
 
 
-def _check_tokens(problem: Problem, name: str, known: int) -> None:
-    """Refuse tokens that a text model does not know; two examples need not hold one."""
+def _check_tokens(problem: Problem, name: str, vocabulary: int) -> None:
+    """Reject tokens outside a text model's vocabulary; the two examples tried out need not contain one."""
     for examples in (problem.data.train, *problem.held_out.values()):
         lowest, highest = (int(token) for token in torch.aminmax(examples.inputs))
-        if lowest < 0 or highest >= known:
+        if lowest < 0 or highest >= vocabulary:
             raise UserError(
-                f"{problem.data.name} has the token {lowest if lowest < 0 else highest}, and {name} knows those from 0 to {known - 1}, "
-                "one for each class; number tokens so, or name all classes"
+                f"{problem.data.name} contains the token {lowest if lowest < 0 else highest}, but {name} accepts 0 to "
+                f"{vocabulary - 1}, one per class; renumber the tokens, or name all classes"
             )
 
 
 def _expected_output(task: Task, examples: Examples) -> tuple[tuple[int, ...], int, str] | None:
-    """How many dimensions a known task's output may have, which of them is the classes, and where they are told apart."""
+    """For a built-in task: the valid numbers of output dimensions, the class dimension, and a hint for the message."""
     if isinstance(task, Segmentation):
-        return (
-            (4,),
-            1,
-            f" at each of {'x'.join(map(str, examples.targets.shape[1:]))} pixels: choose a model for segmentation (bisenetv2)",
-        )
+        pixels = "x".join(map(str, examples.targets.shape[1:]))
+        return (4,), 1, f" at each of {pixels} pixels: choose a segmentation model (bisenetv2)"
     if isinstance(task, NextCharacter):
         return (2, 3), -1, ""
     return ((2,), -1, "") if isinstance(task, Classification) else None
 
 
 def device_of(config: Config) -> torch.device:
-    """The device that a config asks for; also sets whether float32 arithmetic there may be rounded to TF32."""
+    """The device of a config; also sets whether float32 arithmetic may be rounded to TF32."""
     if config.engine.name == "ray":
-        return torch.device("cpu")  # of the process that runs the experiment: workers have devices of their own
+        return torch.device("cpu")  # of the driver; workers have their own devices
     wanted = config.engine.device
     if wanted == "cuda" and not torch.cuda.is_available():
-        raise UserError("engine.device=cuda was asked for, but torch sees no GPU here; use engine.device=cpu")
+        raise UserError("engine.device=cuda, but torch finds no GPU here; use engine.device=cpu")
     if wanted == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     allow_tf32(config.engine.precision == "tf32")
@@ -161,9 +156,9 @@ def device_of(config: Config) -> torch.device:
 
 
 def custom(config: Config, data: Dataset | None, model: nn.Module | None) -> Config:
-    """A config that says which parts are the user's own."""
+    """A copy of a config that names the user-supplied dataset and model."""
     if model is not None:
         config = config.model_copy(update={"model": f"{CUSTOM}:{type(model).__name__}"})
     if data is not None:
-        config = config.model_copy(update={"data": config.data.model_copy(update={"name": f"{CUSTOM}:{data.name}"})})
+        config = config.model_copy(update={"data": config.data.model_copy(update={"dataset": f"{CUSTOM}:{data.name}"})})
     return config

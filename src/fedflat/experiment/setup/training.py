@@ -1,4 +1,4 @@
-"""From a config to how every client trains and who takes part."""
+"""From a config to local training and client sampling."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fedflat.experiment.config import Config
 
 
 def training_of(config: Config, algorithm: Algorithm, clients: int) -> Training:
-    """How the clients of a config train."""
+    """The local training of a config with ``clients`` clients."""
     t, f = config.training, config.federation
-    needs = [slot.requires_mean() for _, slot in algorithm.slots() if slot.requires_mean()]
-    if f.aggregation != "mean" and needs:
+    obstacles = [slot.requires_mean() for _, slot in algorithm.slots() if slot.requires_mean()]
+    if f.aggregation != "mean" and obstacles:
         raise UserError(
-            f"federation.aggregation={f.aggregation} has no meaning with {config.algorithm}: {needs[0]}, which only a mean leaves true; "
-            "use mean, or an algorithm whose clients keep no such vectors, such as fedavg or fedmoswa"
+            f"federation.aggregation={f.aggregation} does not work with {config.algorithm}: {obstacles[0]}, which "
+            "holds only for the mean; use mean, or an algorithm without client state, such as fedavg or fedmoswa"
         )
     return Training(
         algorithm,
@@ -34,6 +34,6 @@ def training_of(config: Config, algorithm: Algorithm, clients: int) -> Training:
 
 
 def sampler_of(config: Config, clients: int) -> Sampler:
-    """Who takes part in which round."""
+    """The sampler of each round's cohort."""
     f = config.federation
     return Sampler(clients, min(f.clients_per_round, clients), f.sampling, f.dropout)

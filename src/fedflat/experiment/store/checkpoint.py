@@ -1,56 +1,134 @@
-"""What a run goes on from: when checkpoints are due, where the last one lies, and whether all that belongs to it is still there."""
+"""Checkpoints: when one is due, what it contains, and whether it still matches the run folder."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Self
 
+import torch
 from torch import Tensor
 
+from fedflat.algorithms.algorithm import States, flat_state, nested_state
+from fedflat.averaging import AverageState
+from fedflat.engines.round.contract import Cost, ModelState
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config, config, difference
-from fedflat.experiment.store.row_store import Rows
+from fedflat.experiment.store.row_store import RowStore
 from fedflat.experiment.store.run_folder import RunFolder
 
 CHECKPOINT = "checkpoint/state.safetensors"
 ROUNDS_BETWEEN, SECONDS_BETWEEN = 10, 5.0
-"""Where nothing else is asked for: rounds from one checkpoint to the next, and the least time, since rounds may be faster than a disk."""
+"""Default interval between checkpoints: this many rounds, but also at least this many seconds."""
 MOST_OF_THE_TIME = 1 / 20
-"""No more of a run's time than this goes into checkpoints that nobody asked for."""
+"""Largest fraction of a run's time that default checkpoints may take."""
 
 
-class Pace:
-    """When a checkpoint is due: every so many rounds, or, where it is left open, as often as costs little."""
+@dataclass
+class ServerState:
+    """Everything the server holds between rounds."""
+
+    rounds: int
+    """Number of completed rounds."""
+    model: ModelState
+    states: States
+    """Server state of the algorithm, by slot."""
+    cost: Cost
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors, under their names in a checkpoint."""
+        return {
+            "weights": self.model.weights,
+            "buffers": self.model.buffers,
+            **{f"integers/{name}": value for name, value in self.model.integers.items()},
+            **{f"server/{name}": value for name, value in flat_state(self.states).items()},
+        }
+
+    @classmethod
+    def from_checkpoint(cls, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Self:
+        """The inverse of ``tensors``; ``about`` is the checkpoint's header."""
+        model = ModelState(tensors["weights"], tensors["buffers"], under(tensors, "integers/"))
+        return cls(about["rounds"], model, nested_state(under(tensors, "server/")), Cost(**about["cost"]))
+
+
+class CheckpointInterval:
+    """Decides when a checkpoint is due: every ``every`` rounds, or if None as often as is cheap."""
 
     def __init__(self, every: int | None) -> None:
         self._every = every
         self._ended, self._took = time.monotonic(), 0.0
 
     def is_due(self, rounds: int) -> bool:
-        """Whether the run should be saved after so many rounds."""
+        """Whether to write a checkpoint after ``rounds`` rounds."""
         if self._every is not None:
             return rounds % self._every == 0
-        return rounds % ROUNDS_BETWEEN == 0 and time.monotonic() - self._ended >= max(
-            SECONDS_BETWEEN, self._took / MOST_OF_THE_TIME
-        )
+        pause = max(SECONDS_BETWEEN, self._took / MOST_OF_THE_TIME)
+        return rounds % ROUNDS_BETWEEN == 0 and time.monotonic() - self._ended >= pause
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """A checkpoint is written inside."""
+        """Time the writing of a checkpoint."""
         began = time.monotonic()
         yield
         self._ended = time.monotonic()
         self._took = self._ended - began
 
 
-def last_checkpoint(
-    folder: RunFolder, settings: Config, frozen: str
-) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The tensors of the last checkpoint and what is said about them, None without one; refused where it is of another run.
+def write_checkpoint(
+    folder: RunFolder,
+    server: ServerState,
+    averages: Mapping[str, AverageState],
+    stores: Mapping[str, RowStore],
+    settings: Config,
+    loss: float | None,
+    frozen: str,
+) -> None:
+    """Write a checkpoint; until it is complete, the previous one stays valid.
 
-    ``frozen`` is the fingerprint of the model's frozen part. Checkpoints of earlier versions did not tell of settings.
+    Args:
+        folder: the run folder.
+        server: model and state of the server.
+        averages: the averages of the run, by name.
+        stores: row stores that belong to the checkpoint; their cached rows are flushed first.
+        settings: the run's config.
+        loss: mean training loss of the last round, if finite.
+        frozen: fingerprint of the model's frozen parameters; empty if there are none.
+    """
+    for store in stores.values():
+        store.flush()
+    tensors = server.tensors()
+    for name, average in averages.items():
+        tensors |= {f"average/{name}/{key}": value for key, value in average.tensors().items()}
+    about = {
+        "rounds": server.rounds,
+        "metrics": folder.metrics_length(),
+        "cost": asdict(server.cost),
+        "loss": loss,
+        "rows": {name: store.count for name, store in stores.items()},
+        "settings": settings.lasting(),
+    }
+    if frozen:
+        about["frozen"] = frozen
+    folder.write_tensors(CHECKPOINT, tensors, about)
+    for store in stores.values():
+        store.commit(server.rounds)
+
+
+def last_checkpoint(
+    folder: RunFolder, settings: Config, frozen: str, device: torch.device
+) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """Read the last checkpoint, checking that it belongs to this experiment.
+
+    Args:
+        folder: the run folder.
+        settings: the config of the run that is about to resume.
+        frozen: fingerprint of the model's frozen parameters.
+        device: where to put the tensors.
+
+    Returns:
+        Tensors by name and the header, or None if there is no checkpoint.
     """
     if not (folder.path / CHECKPOINT).exists():
         return None
@@ -58,31 +136,31 @@ def last_checkpoint(
     now = settings.lasting()
     differing = difference(config(now), config(about.get("settings", now)))
     if differing:
+        file = folder.path / "config.yaml"
         raise UserError(
-            f"{folder.path / 'config.yaml'} was changed since the run began ({differing}); "
-            "put it back as it was, or run the new settings in a folder of their own"
-            f" (fedflat run --config {folder.path / 'config.yaml'} with another --out)"
+            f"{file} was changed since the run began ({differing}); restore it, or start a new run with the new "
+            f"settings (fedflat run --config {file} with another --out)"
         )
     if about.get("frozen", "") != frozen:
         raise UserError(
-            f"the frozen part of the model is not that with which the run in {folder.path} began; "
-            "put its first weights back where they were, or pass the same model again"
+            f"the frozen part of the model differs from the one that the run in {folder.path} began with; "
+            "restore the initial weights, or pass the same model again"
         )
-    return saved, about
+    return {name: tensor.to(device) for name, tensor in saved.items()}, about
 
 
-def require_rows(folder: RunFolder, stores: Mapping[str, Rows], about: Mapping[str, Any]) -> None:
-    """Refuse to go on where rows are lost that a checkpoint counted; those of earlier versions did not count."""
+def require_rows(folder: RunFolder, stores: Mapping[str, RowStore], about: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint whose row stores have lost rows."""
     for name, store in stores.items():
-        found = store.readable(about["rounds"])
-        needed = about.get("rows", {}).get(name, found)
-        if found != needed:
+        present = store.readable(about["rounds"])
+        needed = about.get("rows", {}).get(name, present)
+        if present != needed:
             raise UserError(
-                f"{folder.path / 'state' / name} has lost rows: it has {found}, and the run's checkpoint needs {needed}; "
-                f"put the folder back as it was, {folder.anew}"
+                f"{folder.path / 'state' / name} has lost rows: it has {present}, but the checkpoint needs {needed}; "
+                f"restore the folder, {folder.anew}"
             )
 
 
-def under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Those tensors of a checkpoint whose names begin alike, by the rest of their names."""
+def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names start with ``prefix``, by the rest of their names."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""What can be removed of runs that are over: their checkpoints with all states, and models kept on the way."""
+"""Free disk space: delete checkpoints, client states and saved models of finished runs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from pydantic import Field
 
 from fedflat.errors import UserError
-from fedflat.experiment.config import Section
+from fedflat.experiment.config import SettingsGroup
 from fedflat.experiment.store.atomic_files import explain_os_error
-from fedflat.experiment.store.lock import claimed
+from fedflat.experiment.store.lock import LOCK_FILE, locked
 from fedflat.experiment.store.run_folder import RunFolder
 
 PARTS = {
@@ -20,52 +20,50 @@ PARTS = {
     "snapshots": ("models/*",),
     "models": ("model.safetensors", "model.*.safetensors"),
 }
-"""What can be removed, and where it lies in a run's folder."""
+"""The removable parts of a run folder, as glob patterns."""
 CLEANED = ("checkpoint", "snapshots")
-"""What is removed where nothing else is asked for: the last models stay."""
+"""The parts removed by default; the final models stay."""
 
 
-class Keep(Section):
-    """What stays on disk of a run that is over; its config and metrics always do."""
+class Keep(SettingsGroup):
+    """Parts of a finished run to keep on disk; config and metrics are always kept."""
 
-    checkpoint: bool = Field(True, description="the checkpoint, with the states of server and clients")
-    snapshots: bool = Field(True, description="models kept on the way (evaluation.save_every)")
-    models: bool = Field(
-        True, description="the models at the end, without which a run can only be looked at in tables and curves"
-    )
+    checkpoint: bool = Field(True, description="keep the checkpoint, with server and client states")
+    snapshots: bool = Field(True, description="keep the models saved during training (evaluation.save_every)")
+    models: bool = Field(True, description="keep the final models, which evaluation and flatness need")
 
     @property
     def removed(self) -> tuple[str, ...]:
-        """The parts that do not stay."""
+        """The parts to remove."""
         return tuple(part for part in PARTS if not getattr(self, part))
 
 
 @dataclass(frozen=True)
 class Removable:
-    """A run that is over, and the bytes of each part of it that can go."""
+    """A finished run, and the size in bytes of each of its removable parts."""
 
     run: Path
     parts: dict[str, int]
 
     @property
     def bytes(self) -> int:
-        """All of them together."""
+        """Total size."""
         return sum(self.parts.values())
 
 
 def find_runs(paths: Iterable[Path]) -> Iterator[Path]:
-    """Every run in some folders, at any depth, in order."""
+    """Every run below some folders, at any depth, sorted."""
     for path in paths:
         if not path.is_dir():
-            raise UserError(f"there is no folder {path}; expected one with runs, for example runs")
-        found = [file.parent for file in sorted(path.rglob("config.yaml")) if RunFolder(file.parent).exists]
-        if not found:
-            raise UserError(f"there are no runs in {path}; expected a folder with runs, for example runs")
-        yield from found
+            raise UserError(f"there is no folder {path}; expected a folder of runs, for example runs")
+        runs = [file.parent for file in sorted(path.rglob("config.yaml")) if RunFolder(file.parent).exists]
+        if not runs:
+            raise UserError(f"there are no runs in {path}; expected a folder of runs, for example runs")
+        yield from runs
 
 
 def removable(run: Path, parts: Iterable[str] = CLEANED) -> Removable | None:
-    """What can be removed of a run; None where it is not over, or where nothing is left to remove."""
+    """What can be removed of a run; None if it has not ended or nothing is left to remove."""
     if not RunFolder(run).is_over:
         return None
     sizes = {part: sum(_bytes(path) for path in _paths(run, part)) for part in parts}
@@ -74,13 +72,13 @@ def removable(run: Path, parts: Iterable[str] = CLEANED) -> Removable | None:
 
 
 def remove(run: Path, parts: Iterable[str] = CLEANED) -> int:
-    """Remove parts of a run that is over, while no other process works on it; returns the bytes that are free by it."""
-    with claimed(run):
-        return remove_claimed(run, parts)
+    """Remove parts of a finished run; returns the number of bytes freed, or raises ``LockedError`` if it is in use."""
+    with locked(run):
+        return remove_locked(run, parts)
 
 
-def remove_claimed(run: Path, parts: Iterable[str]) -> int:
-    """The same, where this process has claimed the run already."""
+def remove_locked(run: Path, parts: Iterable[str]) -> int:
+    """Like ``remove``, for a run that this process has already locked."""
     folder = RunFolder(run)
     try:
         folder.hold()
@@ -94,7 +92,7 @@ def remove_claimed(run: Path, parts: Iterable[str]) -> int:
 
 
 def _paths(run: Path, part: str) -> list[Path]:
-    return [path for pattern in PARTS[part] for path in sorted(run.glob(pattern))]
+    return [path for pattern in PARTS[part] for path in sorted(run.glob(pattern)) if path.name != LOCK_FILE]
 
 
 def _bytes(path: Path) -> int:

@@ -1,52 +1,81 @@
-"""Who works on a run: one process at a time, and a process that is killed lets go of it."""
+"""Locks that keep two processes from working on the same folder; the lock of a killed process is released."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from fedflat.errors import UserError
 from fedflat.experiment.store.atomic_files import create_folder, explain_os_error
 
+LOCK_FILE = ".lock"
+"""File in a folder that carries its lock; it is empty and stays after release."""
+_HELD_HERE: set[Path] = set()
+"""The folders that this process has locked."""
 
-class Lock(UserError):
-    """Someone else is working on the same run."""
+
+class LockedError(UserError):
+    """The folder is in use, by another process or elsewhere in this one."""
+
+
+class Lock:
+    """An exclusive lock on a folder, which is created if it does not exist.
+
+    Args:
+        folder: the folder to lock.
+        subject: the path to name in messages, if it is not ``folder`` itself.
+    """
+
+    def __init__(self, folder: Path, subject: Path | None = None) -> None:
+        self._folder, self._subject = folder.absolute(), subject or folder
+        self._lock: FileLock | None = None
+
+    def acquire(self, wait: bool = False) -> None:
+        """Lock the folder; if it is locked already, wait for it or raise ``LockedError``."""
+        create_folder(self._folder)
+        lock = FileLock(self._folder / LOCK_FILE, thread_local=False)
+        with explain_os_error(self._folder, "lock"):
+            try:
+                lock.acquire(blocking=wait)
+            except Timeout:
+                raise LockedError(self._in_use()) from None
+        self._lock = lock
+        _HELD_HERE.add(self._folder.resolve())
+
+    def release(self) -> None:
+        """Release the lock, if it is held."""
+        if self._lock is not None:
+            _HELD_HERE.discard(self._folder.resolve())
+            self._lock.release()
+            self._lock = None
+
+    def _in_use(self) -> str:
+        if self._folder.resolve() in _HELD_HERE:
+            return (
+                f"this process is already working on {self._subject}, in an open fedflat.rounds or another thread; "
+                "end that with .close() or .result(), or choose another out"
+            )
+        return f"another process is working on {self._subject}; wait for it, or choose another --out"
 
 
 @contextmanager
-def claimed(folder: Path, patiently: bool = False, run: Path | None = None) -> Iterator[None]:
-    """Keep a folder to oneself, from before there is anything in it; ``Lock`` where another process has it, unless one waits ``patiently``.
-
-    The lock is on the folder itself and the operating system's, so that it leaves no file behind and ends with the process, however
-    that ends. Where the folder is part of a ``run``, that is the one which is told of.
-    """
-    create_folder(folder)
-    with explain_os_error(folder, "open"):
-        descriptor = os.open(folder, os.O_RDONLY) if os.name == "posix" else None
+def locked(folder: Path, wait: bool = False) -> Iterator[None]:
+    """Hold the lock of a folder within the context."""
+    lock = Lock(folder)
+    lock.acquire(wait)
     try:
-        if descriptor is not None:
-            _lock(descriptor, run or folder, patiently)
         yield
     finally:
-        if descriptor is not None:
-            os.close(descriptor)
-
-
-def _lock(descriptor: int, folder: Path, patiently: bool) -> None:
-    import fcntl
-
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if patiently else fcntl.LOCK_NB))
-    except OSError:
-        raise Lock(f"another process is working on {folder}; wait for it, or choose another --out") from None
+        lock.release()
 
 
 def is_free(folder: Path) -> bool:
-    """Whether no process works on a folder at this moment."""
+    """Whether the folder is unlocked at this moment."""
     try:
-        with claimed(folder):
+        with locked(folder):
             return True
-    except Lock:
+    except LockedError:
         return False

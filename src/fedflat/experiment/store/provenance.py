@@ -1,4 +1,4 @@
-"""What a run was begun with that its config does not tell: which partition came of it, and what the user brought in Python."""
+"""The inputs of a run that its config does not determine: the partition's hash and user-supplied objects."""
 
 from __future__ import annotations
 
@@ -16,50 +16,56 @@ from fedflat.errors import UserError
 from fedflat.experiment.store.run_folder import RunFolder
 
 OWN = "own"
-"""Where ``partition.json`` tells of what the user brought."""
+"""Key in ``partition.json`` for the fingerprints of user-supplied objects."""
 MOST_BYTES, SAMPLED = 2**26, 1000
-"""Of inputs larger than this, so many examples stand for all."""
+"""Larger inputs are fingerprinted by this many examples."""
+ARGUMENTS = {"data": "dataset"}
+"""The argument of ``fedflat.resume`` for an object, where it is called something else."""
 
 
-def origin_of(partition: Partition, data: Dataset, own: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``partition.json`` keeps."""
-    return {**partition.describe(data.train.targets.cpu(), data.num_classes), OWN: brought(own)}
+def provenance(partition: Partition, data: Dataset, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of ``partition.json``: the partition's description and the user-supplied objects' fingerprints."""
+    return {**partition.describe(data.train.targets.cpu(), data.num_classes), OWN: fingerprints(own)}
 
 
-def brought(own: Mapping[str, Any]) -> dict[str, str]:
-    """The user's own data, model and task, each told apart from others by a few words that stay the same from process to process."""
-    words: dict[str, Callable[[Any], str]] = {"data": _data, "model": _model, "task": described}
-    return {name: words[name](what) for name, what in own.items() if what is not None}
+def fingerprints(own: Mapping[str, Any]) -> dict[str, str]:
+    """Fingerprints of the user-supplied ``data``, ``model`` and ``task``, the same in every process."""
+    kinds: dict[str, Callable[[Any], str]] = {"data": _data, "model": _model, "task": fingerprint}
+    return {name: kinds[name](value) for name, value in own.items() if value is not None}
 
 
-def require_same_origin(folder: RunFolder, now: Mapping[str, str], partition: str | None = None) -> None:
-    """Refuse a run that was begun with something else than is brought ``now``; ``partition`` is the hash of the partition, where one goes on.
+def require_same_inputs(folder: RunFolder, now: Mapping[str, str], partition: str | None = None) -> None:
+    """Refuse to use a run that began with other inputs.
 
-    Runs of earlier versions did not tell.
+    Args:
+        folder: the run's folder.
+        now: fingerprints of the objects supplied now.
+        partition: hash of the partition, if the run is to be resumed.
     """
     begun = folder.partition()
     before = begun.get(OWN, now)
     for name in (*before, *now):
         if before.get(name) != now.get(name):
             raise UserError(
-                f"the run in {folder.path} was begun with {_named(name, before)}, and this is {_named(name, now)}; "
-                f"pass the same again ({name}=... in Python), or choose another folder"
+                f"the run in {folder.path} began with {_named(name, before)}, but this is {_named(name, now)}; "
+                f"pass the same {ARGUMENTS.get(name, name)}= again, or choose another folder"
             )
     if partition is not None and folder.is_of_sites:
         raise UserError(
-            f"the run in {folder.path} is trained by real sites, where its clients' data and vectors lie; go on with {folder.goes_on}"
+            f"the clients of the run in {folder.path} are real sites, which hold its data and state; "
+            f"continue with {folder.goes_on}"
         )
     if partition is not None and begun.get("hash", partition) != partition:
         raise UserError(
-            f"clients of the run in {folder.path} had other examples when it began: its data have changed since; "
-            f"put them back as they were, {folder.anew}"
+            f"the clients of the run in {folder.path} began with other examples: the data have changed since; "
+            f"restore them, {folder.anew}"
         )
 
 
-def described(value: Any) -> str:
-    """An object by its class and what it consists of, without where it lies in memory.
+def fingerprint(value: Any) -> str:
+    """A textual fingerprint of an object: its class and content, independent of memory addresses.
 
-    >>> described(partial(max, key=len))
+    >>> fingerprint(partial(max, key=len))
     'max(key=len)'
     """
     if isinstance(value, str | int | float | bool | None):
@@ -69,30 +75,25 @@ def described(value: Any) -> str:
     if isinstance(value, nn.Module):
         return _model(value)
     if isinstance(value, partial):
-        return _called(
-            described(value.func),
-            {**dict(zip(map(str, range(len(value.args))), value.args, strict=True)), **value.keywords},
-        )
+        positional = dict(zip(map(str, range(len(value.args))), value.args, strict=True))
+        return _call(fingerprint(value.func), {**positional, **value.keywords})
     if isinstance(value, list | tuple | set | frozenset):
-        return f"[{', '.join(map(described, value))}]"
+        return f"[{', '.join(map(fingerprint, value))}]"
     if isinstance(value, dict):
-        return _called("", value)
+        return _call("", value)
     if hasattr(value, "__qualname__"):
         return str(value.__qualname__)
-    parts = (
-        {field.name: getattr(value, field.name) for field in fields(value)}
-        if is_dataclass(value)
-        else getattr(value, "__dict__", {})
-    )
-    return _called(type(value).__qualname__, parts)
+    if is_dataclass(value):
+        return _call(type(value).__qualname__, {field.name: getattr(value, field.name) for field in fields(value)})
+    return _call(type(value).__qualname__, getattr(value, "__dict__", {}))
 
 
-def _called(name: str, parts: Mapping[Any, Any]) -> str:
-    return f"{name}({', '.join(f'{key}={described(part)}' for key, part in parts.items())})"
+def _call(name: str, arguments: Mapping[Any, Any]) -> str:
+    return f"{name}({', '.join(f'{key}={fingerprint(value)}' for key, value in arguments.items())})"
 
 
-def _named(name: str, which: Mapping[str, str]) -> str:
-    return f"{name} {which[name]}" if name in which else f"no {name} of your own"
+def _named(name: str, prints: Mapping[str, str]) -> str:
+    return f"{name} {prints[name]}" if name in prints else f"no user-supplied {name}"
 
 
 def _data(data: Dataset) -> str:
@@ -100,7 +101,7 @@ def _data(data: Dataset) -> str:
 
 
 def _model(model: nn.Module) -> str:
-    """Layers and shapes, not weights: those of a new model with the same layers differ, and a run that goes on has its own."""
+    """Layers and shapes but not weights, which differ between two instances of the same model."""
     layers = [f"{name} {type(layer).__name__}" for name, layer in model.named_modules()]
     shapes = [f"{name} {tuple(parameter.shape)}" for name, parameter in model.named_parameters()]
     return f"{type(model).__name__} {_digest(line.encode() for line in layers + shapes)}"
@@ -120,7 +121,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def _digest(pieces: Iterable[bytes]) -> str:
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for piece in pieces:
-        whole.update(piece)
-    return whole.hexdigest()[:12]
+        digest.update(piece)
+    return digest.hexdigest()[:12]

@@ -1,7 +1,8 @@
-"""Rows of numbers by key, kept so that a killed run finds exactly the rows of its last checkpoint.
+"""Rows of numbers by key, crash-safe: a killed run finds exactly the rows of its last checkpoint.
 
-Each row has two places. A write goes to the place that the last checkpoint does not need, stamped with the number of rounds done;
-after a restart, every stamp later than the checkpoint is forgotten. So neither a round nor a checkpoint costs more than its cohort.
+Every row has two places on disk. A write goes to the place that the last checkpoint does not need and is stamped with
+the number of completed rounds; after a restart, stamps later than the checkpoint are discarded. Neither a round nor a
+checkpoint therefore writes more than the rows of its cohort.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from fedflat.experiment.store.atomic_files import create_folder, explain_os_erro
 
 _NUMPY: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 _STAMP = np.dtype(np.int64)
+_ENTRY = 3 * _STAMP.itemsize
+"""Bytes of an index entry: key + 1 and the stamps of both places."""
 
 
-class Rows:
+class RowStore:
     """Rows in memory, for runs without a folder."""
 
     def __init__(self) -> None:
         self.now = 0
-        """The number of rounds done once the current round is over."""
+        """Stamp of new rows: the number of completed rounds once the current round ends."""
         self._rows: dict[int, Tensor] = {}
 
     def __getitem__(self, key: int) -> Tensor:
@@ -39,42 +42,46 @@ class Rows:
 
     @property
     def count(self) -> int:
-        """How many rows there are, once those in memory are written."""
+        """Number of rows on disk after ``flush``."""
         return len(self._rows)
 
     def readable(self, rounds: int) -> int:
-        """How many rows can be read as they were after so many rounds."""
+        """Number of rows that can be read as of ``rounds`` completed rounds."""
         return self.count
 
     def flush(self) -> None:
-        """Write what is still in memory, before a checkpoint relies on it."""
+        """Write cached rows, before a checkpoint relies on them."""
 
     def commit(self, rounds: int) -> None:
-        """Note that a checkpoint after so many rounds needs the rows as they are now."""
+        """Protect the current rows, which a checkpoint after ``rounds`` rounds needs."""
 
     def rewind(self, rounds: int) -> None:
-        """Forget all that was written after so many rounds."""
+        """Discard everything written after ``rounds`` rounds."""
 
     def close(self) -> None:
-        """Let go of the files, where there are any."""
+        """Close the files, if there are any."""
 
 
-class FileRows(Rows):
-    """Rows in a file, two places each, with an index of (key + 1, stamp, stamp)."""
+class FileRowStore(RowStore):
+    """Rows in a file, with an index of their keys and stamps."""
 
     def __init__(self, folder: Path, width: int, dtype: torch.dtype) -> None:
         super().__init__()
         create_folder(folder)
         self._folder = folder
+        self._open(folder, width, dtype, os.O_RDWR | os.O_CREAT)
+        self._committed = 0
+
+    def _open(self, folder: Path, width: int, dtype: torch.dtype, flags: int) -> None:
         self._dtype = _NUMPY[dtype]
         self._bytes = width * self._dtype.itemsize
         with explain_os_error(folder):
-            self._data = os.open(folder / "rows.bin", os.O_RDWR | os.O_CREAT, 0o644)
-            self._index = os.open(folder / "index.bin", os.O_RDWR | os.O_CREAT, 0o644)
-        self._committed = 0
-        self._place: dict[int, int] = {}
-        self._stamps: dict[int, list[int]] = {}
-        self._read_index()
+            self._data = os.open(folder / "rows.bin", flags, 0o644)
+            self._index = os.open(folder / "index.bin", flags, 0o644)
+        raw = os.pread(self._index, os.fstat(self._index).st_size, 0)
+        entries = np.frombuffer(raw[: len(raw) // _ENTRY * _ENTRY], _STAMP).reshape(-1, 3).tolist()
+        self._place = {key - 1: place for place, (key, _, _) in enumerate(entries)}
+        self._stamps = {key - 1: [first, second] for key, first, second in entries}
 
     def __contains__(self, key: int) -> bool:
         return key in self._place
@@ -85,8 +92,8 @@ class FileRows(Rows):
 
     def readable(self, rounds: int) -> int:
         size = os.fstat(self._data).st_size
-        kept = ((key, [_until(rounds, stamp) for stamp in stamps]) for key, stamps in self._stamps.items())
-        return sum(any(stamps) and self._offset(key, _newest(stamps)) + self._bytes <= size for key, stamps in kept)
+        stamped = ((key, [_until(rounds, stamp) for stamp in stamps]) for key, stamps in self._stamps.items())
+        return sum(any(stamps) and self._offset(key, _newest(stamps)) + self._bytes <= size for key, stamps in stamped)
 
     def __getitem__(self, key: int) -> Tensor:
         raw = os.pread(self._data, self._bytes, self._offset(key, _newest(self._stamps[key])))
@@ -99,12 +106,9 @@ class FileRows(Rows):
         stamps = self._stamps[key]
         needed = max((stamp, place) for place, stamp in enumerate(stamps) if stamp <= self._committed or not stamp)
         place = 1 - needed[1] if needed[0] else 0
+        data = row.detach().cpu().numpy().astype(self._dtype, copy=False).tobytes()
         with explain_os_error(self._folder):
-            _write(
-                self._data,
-                row.detach().cpu().numpy().astype(self._dtype, copy=False).tobytes(),
-                self._offset(key, place),
-            )
+            _write(self._data, data, self._offset(key, place))
             stamps[place] = self.now
             self._write_index(key)
 
@@ -118,8 +122,8 @@ class FileRows(Rows):
                 del self._stamps[key], self._place[key]
             elif self._stamps[key] != stamps:
                 self._write_index(key)
-        # FunctionalCall are given out in order, so those forgotten are the last ones.
-        os.ftruncate(self._index, len(self._place) * 3 * _STAMP.itemsize)
+        # Places are assigned in order, so the discarded ones are the last.
+        os.ftruncate(self._index, len(self._place) * _ENTRY)
         os.ftruncate(self._data, min(os.fstat(self._data).st_size, len(self._place) * 2 * self._bytes))
         self.commit(rounds)
 
@@ -128,43 +132,35 @@ class FileRows(Rows):
 
     def _write_index(self, key: int) -> None:
         entry = np.array([key + 1, *self._stamps[key]], _STAMP)
-        _write(self._index, entry.tobytes(), self._place[key] * entry.nbytes)
-
-    def _read_index(self) -> None:
-        raw = os.pread(self._index, os.fstat(self._index).st_size, 0)
-        entries = np.frombuffer(raw[: len(raw) // (3 * _STAMP.itemsize) * 3 * _STAMP.itemsize], _STAMP).reshape(-1, 3)
-        for place, (key, first, second) in enumerate(entries.tolist()):
-            self._place[key - 1] = place
-            self._stamps[key - 1] = [first, second]
+        _write(self._index, entry.tobytes(), self._place[key] * _ENTRY)
 
     def close(self) -> None:
         os.close(self._data)
         os.close(self._index)
 
 
-class PastRows(FileRows):
-    """The rows of a file as a checkpoint after so many rounds needs them, to look at; the file stays as it is."""
+class PastRowStore(FileRowStore):
+    """Read-only view of a file's rows as of a checkpoint after ``rounds`` rounds."""
 
     def __init__(self, folder: Path, width: int, dtype: torch.dtype, rounds: int) -> None:
-        Rows.__init__(self)
-        self._dtype = _NUMPY[dtype]
-        self._bytes = width * self._dtype.itemsize
-        self._place, self._stamps = {}, {}
-        with explain_os_error(folder):
-            self._data = os.open(folder / "rows.bin", os.O_RDONLY)
-            self._index = os.open(folder / "index.bin", os.O_RDONLY)
-        self._read_index()
+        RowStore.__init__(self)
+        self._open(folder, width, dtype, os.O_RDONLY)
         self._stamps = {key: [_until(rounds, stamp) for stamp in stamps] for key, stamps in self._stamps.items()}
         self._place = {key: place for key, place in self._place.items() if any(self._stamps[key])}
 
     def __setitem__(self, key: int, row: Tensor) -> None:
-        raise TypeError("rows of the past are only read")
+        raise TypeError("the rows of a past checkpoint are read-only")
 
 
-class CachedRows(Rows):
-    """Rows of a file that stay in memory, on the device they came from, until a checkpoint or a limit wants them written."""
+class CachedRowStore(RowStore):
+    """A write-back cache: rows stay in memory, on their device, until a checkpoint or the limit forces a write.
 
-    def __init__(self, file: FileRows, limit: int) -> None:
+    Args:
+        file: the store behind the cache.
+        limit: size of the cache in bytes.
+    """
+
+    def __init__(self, file: FileRowStore, limit: int) -> None:
         super().__init__()
         self._file, self._limit = file, limit
         self._unwritten: dict[int, None] = {}
@@ -210,17 +206,17 @@ class CachedRows(Rows):
 
 
 def cache_size(device: torch.device) -> int:
-    """How many bytes of rows may stay in memory: a quarter of a GPU's, or 2 GB."""
+    """Size of the row cache in bytes: a quarter of a GPU's memory, or 2 GB."""
     return torch.cuda.get_device_properties(device).total_memory // 4 if device.type == "cuda" else 2 * 10**9
 
 
 def _until(rounds: int, stamp: int) -> int:
-    """A stamp, or none where it is later than so many rounds."""
+    """The stamp, or 0 if it is later than ``rounds``."""
     return stamp if stamp <= rounds else 0
 
 
 def _newest(stamps: list[int]) -> int:
-    """Which of a row's two places was written last."""
+    """The place that was written last."""
     first, second = stamps
     return int(second > first)
 

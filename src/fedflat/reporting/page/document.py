@@ -205,7 +205,8 @@ def _metrics(records: Sequence[Record]) -> list[str]:
         for model in evaluation["test"].values()
         for name in model
     )
-    return sorted(found, key=lambda name: name == "loss")
+    primary = {record.metric for record in records}
+    return sorted(found, key=lambda name: (name == "loss", name not in primary))
 
 
 def _curve(row: Row, most: int) -> Values:

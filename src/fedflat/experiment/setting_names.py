@@ -1,0 +1,105 @@
+"""Names of settings: short forms, the names other frameworks use, and the error for an unknown one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fedflat.errors import UserError, one_of
+
+SHORT = {
+    "dataset": "data.dataset",
+    "data_dir": "data.dir",
+    "partition": "data.partition",
+    "clients": "data.clients",
+    "augmentation": "data.augmentation",
+    "clients_per_round": "federation.clients_per_round",
+    "rounds": "training.rounds",
+    "local_epochs": "training.local_epochs",
+    "local_steps": "training.local_steps",
+    "batch_size": "training.batch_size",
+    "train": "training.train",
+    "lr": "training.lr",
+    "lr_decay": "training.lr_decay",
+    "weight_decay": "training.weight_decay",
+    "clip": "training.clip",
+    "eval_every": "evaluation.every",
+    "save_every": "evaluation.save_every",
+    "flatness": "flatness",
+    "engine": "engine.name",
+    "workers": "engine.workers",
+    "ray_address": "engine.ray_address",
+    "device": "engine.device",
+}
+"""Short names of common settings, in Python and on the command line, with their full names."""
+WHERE = ("data_dir", "engine", "workers", "ray_address", "device")
+"""Short names of the settings that say where a run executes; they may change when it is resumed."""
+
+_FOREIGN = {
+    "lr": "learning_rate rate eta step_size local_lr client_lr local_learning_rate client_learning_rate tune_rate",
+    "lr_decay": "decay learning_rate_decay rate_decay lr_gamma gamma",
+    "batch_size": "batch bs batchsize local_bs local_batch_size train_batch_size client_batch_size",
+    "local_epochs": "epochs epoch local_epoch local_ep num_epochs n_epochs client_epochs num_local_epochs",
+    "local_steps": "steps local_iterations local_iters num_steps num_local_steps iterations",
+    "rounds": "num_rounds n_rounds num_server_rounds comm_rounds comm_round communication_rounds global_rounds",
+    "clients": "num_clients n_clients client_num num_users num_partitions num_supernodes client_num_in_total",
+    "clients_per_round": "per_round clients_fraction fraction_fit fraction_train frac sample_fraction participation "
+    "participation_rate cohort_size num_clients_per_round client_num_per_round min_fit_clients join_ratio",
+    "dataset": "data data_name dataset_name",
+    "partition": "split partitioner partition_method partition_type alpha dirichlet_alpha non_iid noniid",
+    "data.partition_seed": "split_seed",
+    "data_dir": "data_folder folder data_root data_path dataset_dir root",
+    "data.validation": "val_fraction validation_split val_ratio validation_fraction",
+    "eval_every": "every eval_interval eval_freq eval_frequency test_every frequency_of_the_test evaluate_every",
+    "save_every": "keep_every save_interval save_freq checkpoint_freq snapshot_every",
+    "weight_decay": "wd l2 l2_reg weightdecay",
+    "clip": "clip_grad grad_clip gradient_clip max_grad_norm clipping_norm clip_norm",
+    "training.momentum": "local_momentum client_momentum",
+    "federation.dropout": "straggler_prob drop_percent",
+    "stop.target": "target target_accuracy",
+    "stop.patience": "early_stopping",
+    "stop.seconds": "time_limit max_time",
+    "engine.precision": "dtype fp16 amp bf16",
+    "engine.checkpoint_every": "checkpoint_interval",
+    "device": "gpu gpus cuda accelerator",
+    "workers": "num_workers n_workers num_cpus",
+    "engine": "backend",
+    "model": "arch net network model_name backbone",
+    "algorithm": "algo method strategy optimizer optimiser",
+    "seed": "random_state random_seed manual_seed",
+    "init": "weights checkpoint pretrained initial_parameters",
+    "out": "output output_dir out_dir save_dir log_dir logdir",
+}
+SYNONYMS = {foreign: name for name, names in _FOREIGN.items() for foreign in names.split()}
+"""Names used by other frameworks (and by earlier versions), with ours: a short name, or else a full one."""
+
+
+def suggest_setting(name: str) -> str | None:
+    """Our name for a setting that goes by another name elsewhere, or None.
+
+    Args:
+        name: the name as typed: a keyword, a flag or a full name.
+
+    >>> suggest_setting("learning_rate"), suggest_setting("--per-round"), suggest_setting("training.rate")
+    ('lr', 'clients_per_round', 'lr')
+    """
+    word = name.lstrip("-").replace("-", "_").lower()
+    return SYNONYMS.get(word) or SYNONYMS.get(word.replace("__", ".").rpartition(".")[2])
+
+
+def unknown_setting(name: str, known: Iterable[str], group: str = "", keyword: bool = False) -> UserError:
+    """The error for an unknown setting, with our name for it or the nearest valid names.
+
+    Args:
+        name: the unknown name.
+        known: the valid names in its place.
+        group: the group of settings that lacks it, e.g. ``training``; empty at the top level.
+        keyword: whether it was a keyword argument, where short names and ``group__name`` are valid.
+
+    >>> str(unknown_setting("rate", ["lr", "rounds"], "training"))
+    "training has no setting 'rate'; did you mean lr? (list all: fedflat settings)"
+    """
+    ours = suggest_setting(name) or (name if name in SHORT else None)
+    if ours is None:
+        return one_of("setting", name, known, "fedflat settings", group)
+    hint = ours.replace(".", "__") if keyword else SHORT.get(ours, ours).removeprefix(f"{group}.")
+    return one_of("setting", name, [hint], "fedflat settings", group)

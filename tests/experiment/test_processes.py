@@ -1,0 +1,270 @@
+"""Parallel runs equal sequential ones, and the failure of one does not affect the others."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import signal
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fedflat
+from fedflat.algorithms import registration
+from fedflat.algorithms.drift.scaffold import Scaffold
+from fedflat.algorithms.named import NAMED
+from fedflat.data import from_arrays
+from fedflat.errors import UserError
+from fedflat.experiment.callback import Callback, RemoteCallback
+from fedflat.experiment.campaign import compare as comparing
+from fedflat.experiment.campaign.compare import SomeFailed, compare
+from fedflat.experiment.campaign.processes import RunJob, _warnings_sent, side_by_side
+from fedflat.experiment.config import Config, config
+from fedflat.models import MODELS, ImageModelSpec
+
+BASE = config(
+    {
+        "model": "mlp(hidden=4)",
+        "data": {"clients": 10},
+        "federation": {"clients_per_round": 3},
+        "training": {"rounds": 4, "local_steps": 2},
+        "engine": {"device": "cpu", "checkpoint_every": 2, "workers": 1},
+    }
+)
+
+
+WERE_THERE = set(multiprocessing.active_children())
+
+
+def others() -> list[multiprocessing.process.BaseProcess]:
+    """The processes that this test started, without workers that an earlier test may have left."""
+    return [child for child in multiprocessing.active_children() if child not in WERE_THERE]
+
+
+@pytest.fixture(autouse=True)
+def note_processes() -> None:
+    WERE_THERE.clear()
+    WERE_THERE.update(multiprocessing.active_children())
+
+
+class Watcher(RemoteCallback):
+    """Records its events."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str, int]] = []
+
+    def _note(self, event: str, run) -> None:
+        self.told.append((event, f"{run.config.algorithm} {run.config.seed}", run.rounds))
+
+    def began(self, run):
+        assert run.primary in ("server", "wima(window=2)") and run.metric == "accuracy"
+        self._note("began", run)
+
+    def round_done(self, run):
+        self._note("round", run)
+
+    def ended(self, run, record):
+        assert run.history[-1] == record.history[-1]
+        self._note("ended", run)
+
+
+class Killer(Watcher):
+    """Kills the one process that there is when the first run begins."""
+
+    def began(self, run):
+        if not self.told:
+            (child,) = others()
+            os.kill(child.pid or 0, signal.SIGKILL)
+        super().began(run)
+
+
+def test_side_by_side_is_as_in_a_row(tmp_path: Path) -> None:
+    texts, watcher = ["fedavg+wima(window=2)", "scaffold"], Watcher()
+    row = list(compare(BASE, texts, [0, 1], tmp_path / "row", jobs=1))
+    beside = list(compare(BASE, texts, [0, 1], tmp_path / "beside", (watcher,), jobs=2))
+    assert [(r.config.algorithm, r.config.seed) for r in beside] == [(r.config.algorithm, r.config.seed) for r in row]
+    for one, other in zip(row, beside, strict=True):
+        assert one.config == other.config and one.history == other.history and one.status == other.status == "finished"
+        assert other.own == {"data": None, "model": None, "task": None} and list(one.models) == list(other.models)
+        for name, model in one.models.items():
+            assert torch.equal(model.weights, other.models[name].weights)
+    for name in (
+        "metrics.jsonl",
+        "config.yaml",
+        "model.safetensors",
+        "checkpoint/state.safetensors",
+        "state/clients/rows.bin",
+    ):
+        for path in sorted((tmp_path / "row").rglob(name)):
+            assert path.read_bytes() == (tmp_path / "beside" / path.relative_to(tmp_path / "row")).read_bytes(), path
+    assert [event for event, _, _ in watcher.told].count("began") == 4
+    assert {told for told in watcher.told if told[0] == "ended"} == {
+        ("ended", f"{t} {s}", 4) for t in texts for s in (0, 1)
+    }
+
+
+def test_a_killed_job_does_not_stop_the_others() -> None:
+    endless = BASE.model_copy(update={"training": BASE.training.model_copy(update={"rounds": 10**6})})
+    outcomes = dict(
+        side_by_side([RunJob(endless), RunJob(BASE), RunJob(BASE.model_copy(update={"seed": 1}))], 1, (Killer(),))
+    )
+    assert isinstance(outcomes[0], UserError) and "was killed" in str(outcomes[0]) and "memory" in str(outcomes[0])
+    assert [getattr(outcomes[number], "status", "") for number in (1, 2)] == ["finished", "finished"]
+    assert not others()
+
+
+def test_a_mistake_does_not_stop_the_others(tmp_path: Path) -> None:
+    (tmp_path / "fedsam").mkdir()
+    (tmp_path / "fedsam" / "seed-0").write_text("not a run")
+    found = []
+    with pytest.raises(SomeFailed, match=r"^fedsam, seed 0 .*seed-0.*--out"):
+        for record in compare(BASE, ["fedsam", "fedavg", "scaffold"], [0], tmp_path, jobs=2):
+            found.append(record.config.algorithm)
+    assert found == ["fedavg", "scaffold"]
+
+
+class Interruption(Watcher):
+    """Ctrl-C when a run begins."""
+
+    def began(self, run):
+        raise KeyboardInterrupt
+
+
+def test_an_interruption_ends_the_processes() -> None:
+    endless = BASE.model_copy(update={"training": BASE.training.model_copy(update={"rounds": 10**6})})
+    with pytest.raises(KeyboardInterrupt):
+        next(side_by_side([RunJob(endless), RunJob(BASE)], 1, (Interruption(),)))
+    assert not others()
+
+
+def test_what_cannot_be_side_by_side() -> None:
+    for jobs in (None, 1):
+        assert comparing.how_many_at_once([BASE] * 10, (Callback(),), jobs, {}) == 1
+    with pytest.raises(UserError, match=r"2 runs.*Callback"):
+        comparing.how_many_at_once([BASE] * 10, (Callback(),), 2, {})
+    with pytest.raises(UserError, match=r"engine\.workers=4"):
+        comparing.how_many_at_once([_with(BASE, workers=4)] * 10, (), 2, {})
+
+    class Mine(nn.Module):
+        pass
+
+    with pytest.raises(UserError, match="other processes cannot import"):
+        comparing.how_many_at_once([BASE] * 10, (), 2, {"model": Mine()})
+    assert comparing.how_many_at_once([BASE] * 1, (), 8, {}) == 1
+
+
+def test_runs_are_side_by_side_by_default_where_that_pays(monkeypatch) -> None:
+    monkeypatch.setattr(comparing, "available_cores", lambda: 4)
+    long = BASE.model_copy(update={"training": BASE.training.model_copy(update={"rounds": 2000})})
+    assert comparing.how_many_at_once([long] * 10, (), None, {}) == 4
+    assert comparing.how_many_at_once([long] * 3, (), None, {}) == 3
+    assert comparing.how_many_at_once([BASE] * 10, (), None, {}) == 1, "too short"
+    assert (
+        comparing.how_many_at_once([long.model_copy(update={"model": "mlp(hidden=5000)"})] * 10, (), None, {}) == 1
+    ), "too large"
+    assert comparing.how_many_at_once([_with(long, workers=2)] * 10, (), None, {}) == 1
+    assert comparing.how_many_at_once([_with(long, name="lanes")] * 10, (), None, {}) == 1
+    monkeypatch.setattr(comparing, "available_cores", lambda: 1)
+    assert comparing.how_many_at_once([long] * 10, (), None, {}) == 1
+
+
+def test_own_data_travels() -> None:
+    rng = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randn(40, 3, generator=rng), torch.arange(40) % 2
+    own = from_arrays(inputs, targets, inputs, targets, name="own")
+    settings = {
+        "dataset": own,
+        "clients": 4,
+        "clients_per_round": 2,
+        "rounds": 2,
+        "local_steps": 1,
+        "device": "cpu",
+        "seeds": 2,
+    }
+    one, two = (fedflat.compare(["fedavg"], jobs=jobs, **settings) for jobs in (1, 2))
+    assert [r.history for r in one.records] == [r.history for r in two.records]
+    assert two.records[0].own["data"] is own
+
+
+TINY = """
+from dataclasses import dataclass
+from math import prod
+from fedflat.models import ImageModelSpec
+from torch import nn
+
+@dataclass(frozen=True)
+class Tiny(ImageModelSpec):
+    name = "tiny"
+
+    def smallest_side(self):
+        return 1
+
+    def network(self, input_shape, classes):
+        return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), classes))
+"""
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[ImageModelSpec]:
+    """A model and an algorithm by names of one's own, beside an algorithm that no other process can import."""
+    (tmp_path / "tiny_model.py").write_text(TINY)
+    monkeypatch.syspath_prepend(tmp_path)
+    made: type[ImageModelSpec] = importlib.import_module("tiny_model").Tiny
+    monkeypatch.setitem(MODELS, "tiny", made)
+    for name, what in {"mine": fedflat.Algorithm(Scaffold()), "nowhere": fedflat.Algorithm(Nowhere())}.items():
+        monkeypatch.setitem(NAMED, name, what)
+        monkeypatch.setitem(registration._REGISTERED, name, what)
+    return made
+
+
+class Nowhere(Scaffold):
+    """Defined in a module that only pytest can import."""
+
+
+def test_names_of_ones_own_travel(tiny: type[ImageModelSpec]) -> None:
+    base = BASE.model_copy(update={"model": "tiny"})
+    in_a_row, beside = (list(compare(base, ["mine+wima"], [0, 1], jobs=jobs)) for jobs in (1, 2))
+    assert [record.history for record in in_a_row] == [record.history for record in beside]
+
+
+def test_names_of_what_a_script_defines_stay_at_home(
+    tiny: type[ImageModelSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiny, "__module__", "__main__")
+    own = BASE.model_copy(update={"model": "tiny"})
+    with pytest.raises(UserError, match=r"script defines tiny.*use 1"):
+        comparing.how_many_at_once([BASE, own], (), 2, {})
+    assert comparing.how_many_at_once([BASE, own], (), None, {}) == 1
+    assert comparing.how_many_at_once([BASE, BASE], (), 2, {}) == 2, "which do not use it"
+
+
+def _with(base: Config, **engine: object) -> Config:
+    return base.model_copy(update={"engine": base.engine.model_copy(update=engine)})
+
+
+def test_warnings_of_runs_are_given_where_the_comparison_is() -> None:
+    jobs = [
+        RunJob(BASE.model_copy(update={"algorithm": "fedavg+swa(start=0.5,every=9)", "seed": seed})) for seed in (0, 1)
+    ]
+    with pytest.warns(UserWarning, match=r"SWA .* 4 rounds") as told:
+        assert {(number, isinstance(outcome, UserError)) for number, outcome in side_by_side(jobs, 2, ())} == {
+            (0, False),
+            (1, False),
+        }
+    assert all(Path(one.filename).is_relative_to(Path(fedflat.__file__).parent) for one in told)
+
+
+def test_a_warning_of_a_class_of_its_own_travels_as_a_plain_one() -> None:
+    class Own(RuntimeWarning):
+        pass
+
+    sent: list[object] = []
+    with warnings.catch_warnings(), _warnings_sent(sent.append):
+        warnings.simplefilter("always")
+        warnings.warn("beware", Own, stacklevel=1)
+        warnings.warn("older", DeprecationWarning, stacklevel=1)
+    assert [(one.message, one.category) for one in sent] == [("beware", UserWarning), ("older", DeprecationWarning)]  # type: ignore[attr-defined]

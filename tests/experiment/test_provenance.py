@@ -1,0 +1,128 @@
+"""A run that began with another dataset, model or task is neither resumed nor reused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fedflat
+from fedflat.data import Dataset, load
+from fedflat.engines.problem.task import Classification
+from fedflat.errors import UserError
+from fedflat.experiment.store.provenance import fingerprint, fingerprints
+from fedflat.experiment.store.run_folder import RunFolder
+
+SETTINGS: dict[str, Any] = {"rounds": 3, "clients": 4, "clients_per_round": 2, "local_steps": 1, "workers": 1}
+
+
+@dataclass(frozen=True)
+class Sharper(Classification):
+    """Cross-entropy of outputs that are multiplied."""
+
+    times: float = 2.0
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(self.times * output, target)
+
+
+def network(hidden: int = 8, between: Callable[[], nn.Module] = nn.ReLU) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), between(), nn.Linear(hidden, 10))
+
+
+def digits() -> Dataset:
+    return load("digits")
+
+
+def dimmed() -> Dataset:
+    data = digits()
+    return replace(data, train=replace(data.train, inputs=data.train.inputs // 2))
+
+
+def paused(folder: Path, **own: Any) -> Path:
+    rounds = fedflat.rounds("scaffold", out=folder, **SETTINGS, **own)
+    next(rounds)
+    rounds.close()
+    return folder
+
+
+OTHERS = [
+    (
+        {"task": Sharper()},
+        {},
+        r"began with task Sharper\(.*times=2.0\), .* no user-supplied task; .*task=",
+    ),
+    ({}, {"task": Sharper()}, "began with no user-supplied task, .* task Sharper"),
+    ({"task": Sharper()}, {"task": Sharper(times=3.0)}, r"this is task Sharper\(.*times=3.0\)"),
+    ({"model": network()}, {"model": network(9)}, "began with model Sequential .* this is model Sequential"),
+    ({"model": network()}, {"model": network(8, nn.Tanh)}, "this is model Sequential"),
+    ({"dataset": digits()}, {"dataset": dimmed()}, "began with data digits .* this is data digits.*dataset="),
+]
+
+
+@pytest.mark.parametrize(("first", "then", "told"), OTHERS)
+def test_no_run_goes_on_with_something_else(
+    first: dict[str, Any], then: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    folder = paused(tmp_path / "run", **first)
+    with pytest.raises(UserError, match=told):
+        fedflat.resume(folder, **then)
+    assert RunFolder(folder).status()["status"] == "paused"
+    assert fedflat.resume(folder, **first).record.history[-1]["round"] == 3
+
+
+@pytest.mark.parametrize(("first", "then", "told"), OTHERS[2:])
+def test_no_comparison_takes_runs_of_something_else(
+    first: dict[str, Any], then: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    once = fedflat.compare(["fedavg"], seeds=1, out=tmp_path, **SETTINGS, **first)
+    with pytest.raises(UserError, match=told):
+        fedflat.compare(["fedavg"], seeds=1, out=tmp_path, **SETTINGS, **then)
+    again = fedflat.compare(["fedavg"], seeds=1, out=tmp_path, **SETTINGS, **first)
+    assert again.records[0].history == once.records[0].history
+
+
+def test_a_new_model_with_the_same_layers_is_the_same(tmp_path: Path) -> None:
+    folder = paused(tmp_path / "run", model=network())
+    assert fedflat.resume(folder, model=network()).record.status == "finished"
+
+
+def test_a_file_of_data_that_was_changed_is_noticed(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    inputs, targets = rng.normal(size=(60, 3)).astype(np.float32), rng.integers(0, 3, 60)
+    where = tmp_path / "own.npz"
+    np.savez(where, inputs=inputs, targets=targets)
+    folder = paused(tmp_path / "run", dataset=f"arrays(path={where})", partition="dirichlet(alpha=0.1)", model="mlp")
+    shutil.copytree(folder, tmp_path / "copy")
+    order = rng.permutation(60)
+    np.savez(where, inputs=inputs[order], targets=targets[order])
+    with pytest.raises(UserError, match="the data have changed"):
+        fedflat.resume(folder)
+    np.savez(where, inputs=inputs, targets=targets)
+    assert fedflat.resume(tmp_path / "copy").record.status == "finished"
+
+
+def test_words_for_what_is_brought_stay_the_same() -> None:
+    def own_loss(output: Tensor, target: Tensor) -> Tensor:
+        return output.sum()
+
+    weights = torch.arange(3.0)
+    named = fingerprint({"a": [own_loss, partial(own_loss, target=weights)], "b": network})
+    assert named == fingerprint({"a": [own_loss, partial(own_loss, target=weights.clone())], "b": network})
+    assert named != fingerprint({"a": [own_loss, partial(own_loss, target=weights + 1)], "b": network})
+    assert "0x" not in named
+    assert fingerprints({"data": None, "model": None, "task": None}) == {}
+
+
+def test_large_data_are_known_by_some_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedflat.experiment.store.provenance.MOST_BYTES", 1000)
+    assert fingerprints({"data": digits()}) == fingerprints({"data": digits()}) != fingerprints({"data": dimmed()})

@@ -1,0 +1,130 @@
+"""Run folders: relative paths, locks and unreadable files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from filelock import FileLock
+
+import fedflat
+from fedflat.errors import UserError
+from fedflat.experiment.config import Config, config
+from fedflat.experiment.store.lock import LOCK_FILE, Lock, LockedError, is_free, locked
+from fedflat.experiment.store.run_folder import RunFolder
+
+SMALL = {"rounds": 2, "clients": 12, "clients_per_round": 4, "local_steps": 2, "workers": 1, "model": "mlp(hidden=4)"}
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Another folder than the one in which the test begins."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    return tmp_path / "elsewhere"
+
+
+def test_a_run_goes_on_where_it_began(elsewhere: Path) -> None:
+    loop = fedflat.rounds("scaffold", out="run", save_every=1, **SMALL)
+    next(loop)
+    os.chdir(elsewhere)
+    assert next(loop).number == 2
+    result = loop.result()
+    result.export("model.pt")
+    assert result.status == "finished" and (elsewhere / "model.pt").exists()
+    assert (elsewhere.parent / "run" / "models").is_dir() and not (elsewhere / "run").exists()
+
+
+def test_a_path_is_shown_as_it_was_given_while_it_holds(elsewhere: Path) -> None:
+    folder = RunFolder(Path("run"))
+    assert folder.path == Path("run")
+    os.chdir(elsewhere)
+    assert folder.path == elsewhere.parent / "run"
+    os.chdir(elsewhere.parent)
+    assert folder.path == Path("run")
+
+
+def test_a_run_of_a_relative_file_can_be_resumed_from_elsewhere(elsewhere: Path) -> None:
+    labels = np.arange(60) % 3
+    np.savez("mine.npz", inputs=np.eye(3)[labels], targets=labels)
+    loop = fedflat.rounds("fedavg", dataset="arrays(path=mine.npz)", partition="iid", out="run", **SMALL)
+    next(loop)
+    loop.close()
+    os.chdir(elsewhere)
+    resumed = fedflat.resume("../run")
+    assert resumed.status == "finished" and resumed.evaluate(on="test")
+
+
+def test_paths_of_data_are_kept_in_full(elsewhere: Path) -> None:
+    here = elsewhere.parent
+    found = config(
+        {"data": {"dataset": "images( size=8, path = pets )", "partition": "listed(path=a.json,hash=x)", "dir": "sets"}}
+    ).data
+    assert (found.dataset, found.partition) == (
+        f"images( size=8, path = {here}/pets )",
+        f"listed(path={here}/a.json,hash=x)",
+    )
+    assert found.dir == here / "sets"
+    for unchanged in ("hub(path=ylecun/mnist)", "digits", "custom:arrays(path=mine)", "arrays(path=/mine.npz)"):
+        assert config({"data": {"dataset": unchanged}}).data.dataset == unchanged
+
+
+def test_a_folder_in_which_a_run_is_being_begun_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second begins at the worst moment: while the first writes."""
+    first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
+    refusals: list[UserError] = []
+
+    def write_status(status: str, metric: str) -> None:
+        with pytest.raises(LockedError, match=f"working on {tmp_path / 'run'}") as refused:
+            second.create(Config(), {}, "accuracy")
+        refusals.append(refused.value)
+
+    monkeypatch.setattr(first, "write_status", write_status)
+    first.create(Config(), {}, "accuracy")
+    first.release()
+    assert len(refusals) == 1 and first.exists
+    with pytest.raises(UserError, match="already contains a run"):
+        second.create(Config(), {}, "accuracy")
+
+
+@pytest.mark.parametrize("why", ["is a directory", "permission denied"])
+def test_a_model_that_cannot_be_read_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    folder = RunFolder(tmp_path)
+    with pytest.raises(UserError, match="model.safetensors is missing"):
+        folder.read_tensors("model.safetensors")
+    (tmp_path / "model.safetensors").mkdir()
+    if why == "permission denied":
+
+        def refuse(path: Path, mode: str) -> None:
+            raise PermissionError(13, "Permission denied", str(path))
+
+        monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(UserError, match=f"cannot read .*model.safetensors: {why}"):
+        folder.read_tensors("model.safetensors")
+
+
+def test_a_run_in_progress_names_its_primary_metric(tmp_path: Path) -> None:
+    loop = fedflat.rounds("fedavg", out=tmp_path / "run", **SMALL)
+    next(loop)
+    assert RunFolder(tmp_path / "run").status() == {"status": "running", "metric": "accuracy"}
+    assert fedflat.load(tmp_path / "run").metric == "accuracy"
+    loop.close()
+
+
+@pytest.mark.parametrize("reached", ["another process", "this process"])
+def test_a_locked_run_names_who_holds_it(reached: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    lock = FileLock(folder / LOCK_FILE) if reached == "another process" else Lock(folder)
+    folder.mkdir()
+    lock.acquire()
+    assert not is_free(folder)
+    with pytest.raises(LockedError, match=f"{reached} .*{folder}"), locked(folder):
+        pass
+    lock.release()
+    with locked(folder, wait=True):
+        assert not is_free(folder)
+    assert is_free(folder)
