@@ -15,9 +15,9 @@ from PIL import Image
 from fedflat.api import make_config
 from fedflat.data import load, registry
 from fedflat.data.files.images import ImageOptions
-from fedflat.data.sources.landmarks import LANDMARKS
 from fedflat.data.files.streamed import DecodedImageCache, StreamedTensor
 from fedflat.data.files.tree import FolderTree
+from fedflat.data.sources.landmarks import LANDMARKS
 from fedflat.errors import UserError
 from fedflat.experiment.run import Run
 
