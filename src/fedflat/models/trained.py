@@ -1,4 +1,4 @@
-"""The trainable part of a model: ``all``, ``head``, ``norms``, ``layers(names=A|B)`` or ``lora(rank=8)``, joined by ``+``.
+"""The trainable part of a model: ``all``, ``head``, ``norms``, ``layers(names=A|B)`` or ``lora(rank=8)``, joined by +.
 
 Everything else is frozen. Flat vectors, algorithm states and communication then cover only the trainable part.
 """
