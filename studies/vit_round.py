@@ -55,8 +55,10 @@ def random_pictures(wanted: argparse.Namespace) -> Dataset:
         return Examples(pixels, torch.arange(count) % wanted.classes)
 
     names = tuple(str(label) for label in range(wanted.classes))
-    every = some(wanted.clients * 2 * wanted.batch)
-    return Dataset("random pictures", every, every.take(torch.arange(wanted.batch)), names, (0.5,) * 3, (0.29,) * 3)
+    every = some(wanted.clients * 2 * wanted.batch_size)
+    return Dataset(
+        "random pictures", every, every.take(torch.arange(wanted.batch_size)), names, (0.5,) * 3, (0.29,) * 3
+    )
 
 
 class Clock(Callback):
@@ -85,8 +87,8 @@ def cost_of(wanted: argparse.Namespace, data: Dataset, algorithm: str, part: str
         "clients": wanted.clients,
         "clients_per_round": wanted.clients,
         "rounds": wanted.rounds,
-        "local_steps": wanted.steps,
-        "batch_size": wanted.batch,
+        "local_steps": wanted.local_steps,
+        "batch_size": wanted.batch_size,
         "lr": 0.001,
         "eval_every": wanted.rounds,
         "engine__lanes": wanted.lanes,
@@ -97,7 +99,7 @@ def cost_of(wanted: argparse.Namespace, data: Dataset, algorithm: str, part: str
         torch.cuda.reset_peak_memory_stats()
     clock = Clock()
     run = Run(make_config(None, settings), data=data, callbacks=(clock,))
-    frozen = run.problem.still.fingerprint()
+    frozen = run.problem.frozen.fingerprint()
     record = run.go()
     size, end = len(run.server.model.weights), record.history[-1]
     kept = sum(field.scalars(size) for fields in run.algorithm.client_fields().values() for field in fields)
@@ -112,7 +114,7 @@ def cost_of(wanted: argparse.Namespace, data: Dataset, algorithm: str, part: str
         "bytes_kept_per_client": 4 * kept,
         "seconds_per_round": round(clock.moments[-1] - clock.moments[-2], 3),
         "peak_memory_gb": round(torch.cuda.max_memory_reserved() / 1e9, 2) if on_gpu else None,
-        "frozen_part_is_the_same": run.problem.still.fingerprint() == frozen,
+        "frozen_part_is_the_same": run.problem.frozen.fingerprint() == frozen,
     }
 
 

@@ -69,7 +69,7 @@ PAGES = {
         "Loss and metrics of your own ([how](../how-to/bring-your-own.md)), and whoever wants to see a run while it goes.",
         (
             "fedflat.engines.problem.task:Task",
-            "fedflat.engines.problem.task:Pooling",
+            "fedflat.engines.problem.task:PooledTask",
             "fedflat.engines.problem.task:Classification",
             "fedflat.engines.problem.task:NextCharacter",
             "fedflat.engines.problem.segmentation:Segmentation",

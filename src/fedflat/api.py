@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from fedflat.data import Dataset, from_clients, from_flower
 from fedflat.data import load as load_data
-from fedflat.data.flower import is_partitioner
 from fedflat.data.arrays import Pair
-from fedflat.engines.problem.task import OwnLoss, Task
+from fedflat.data.flower import is_partitioner
+from fedflat.engines.problem.task import CustomLoss, Task
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign import compare as comparing
@@ -176,7 +176,7 @@ def rounds(
                 f"loss is {loss!r}; expected a function of outputs and targets, "
                 "such as torch.nn.functional.cross_entropy"
             )
-        task = OwnLoss(function=loss)
+        task = CustomLoss(function=loss)
     prepared, own = _prepare(algorithm, base, dataset, model, task, settings)
     return Rounds(Run(prepared, _folder(out), task=task, callbacks=as_callbacks(callbacks), **own))
 
@@ -262,10 +262,10 @@ def sweep(
         out = Path("runs") / slug(source)
     plan = plan_sweep(read_sweep(source), as_path("out", out).absolute())
     results = {done.run.name: done for done in run_sweep(plan, as_callbacks(callbacks), jobs)}
-    failed = [done for done in results.values() if done.mistake is not None]
+    failed = [done for done in results.values() if done.error is not None]
     if failed:
         raise comparing.SomeFailed(
-            f"{failed[0].run.name} failed: {failed[0].mistake} ({len(failed)} of {len(results)} runs failed)"
+            f"{failed[0].run.name} failed: {failed[0].error} ({len(failed)} of {len(results)} runs failed)"
         )
     return Comparison(record for run in plan.runs if (record := results[run.name].record) is not None)
 

@@ -9,11 +9,11 @@ import torch
 
 from fedflat.bench.contenders import Bound
 from fedflat.bench.plain import PlainLoop
-from fedflat.bench.setting import RandomImages, Setting
+from fedflat.bench.setting import BenchmarkSetting, RandomImages
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.run import Run
 
-SETTING = Setting(
+SETTING = BenchmarkSetting(
     "lenet5",
     "random(size=120,side=16)",
     clients_per_round=3,
@@ -85,5 +85,5 @@ def test_random_images_are_always_the_same():
 
 
 def test_a_named_data_set_has_a_small_test_set():
-    data = Setting(data="digits").dataset()
+    data = BenchmarkSetting(data="digits").dataset()
     assert data.name == "digits" and len(data.test) <= 500

@@ -62,12 +62,12 @@ def test_some_parts_only(fedflat, held_out):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--on", "tset"), "no part to evaluate on 'tset'; did you mean test"),
+        (("--on", "tset"), "'tset'; did you mean test"),
         (
             ("--on", "corruptions"),
             "there is no evaluation on corruptions: digits has no corrupted test images; cifar10 and cifar100 have",
         ),
-        (("--model", "ema"), "no model of this run 'ema'"),
+        (("--model", "ema"), "'ema'"),
         (("--tune-share", "1"), "fine-tuning on a share of 1 is not possible"),
         (("--tune-lr", "0"), "fine-tuning with rate=0 is not possible"),
     ],

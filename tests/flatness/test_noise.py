@@ -101,7 +101,9 @@ def test_the_norm_of_features(look: Look) -> None:
 
 
 def test_what_is_looked_at_depends_on_the_seed_alone(look: Look) -> None:
-    some = [Look(look.problem, look.partition, FlatnessSettings(examples=5, clients=2, seed=seed)) for seed in (1, 1, 2)]
+    some = [
+        Look(look.problem, look.partition, FlatnessSettings(examples=5, clients=2, seed=seed)) for seed in (1, 1, 2)
+    ]
     assert some[0].positions.tolist() == some[1].positions.tolist() != some[2].positions.tolist()
     assert some[0].clients == some[1].clients
     assert len(some[0].positions) == 5

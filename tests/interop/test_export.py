@@ -130,7 +130,7 @@ def test_a_state_dict_fits_a_module_with_tied_weights_and_unsaved_buffers_exactl
     ("arguments", "sentence"),
     [
         (["--format", "onx"], "did you mean onnx"),
-        (["--out", "weights.txt"], "expected one that ends in .pt"),
+        (["--out", "weights.txt"], ".pt, .pth"),
         (["--model", "ema"], "expected one of server, wima(window=2)"),
         (["--round", "7"], "it has rounds 0, 1, 2, 3"),
     ],

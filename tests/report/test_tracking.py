@@ -69,7 +69,7 @@ def test_tracking_changes_no_bit(remembers, tmp_path):
 
 
 def test_unknown_and_missing_places():
-    with pytest.raises(UserError, match="no place to track runs 'tensorbord'; did you mean tensorboard"):
+    with pytest.raises(UserError, match="'tensorbord'; did you mean tensorboard"):
         Tracker("tensorbord")
 
 

@@ -1,1 +1,4 @@
-"""Measuring how fast rounds are: fedflat's engines, the bound they aim at, and other ways to simulate the same federation."""
+"""Measures seconds per round: fedflat's engines, the bound they aim at, a plain PyTorch loop and other simulators.
+
+May import ``fedflat.experiment`` and lower layers; only the CLI imports it.
+"""

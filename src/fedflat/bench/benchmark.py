@@ -1,4 +1,4 @@
-"""Measuring contenders against one another, and what comes of it as plain values."""
+"""Measure contenders against each other; the result is plain values."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from statistics import median
 from typing import Any
 
 from fedflat.algorithms import algorithm, canonical
-from fedflat.bench.contenders import Bound, Fedflat, Plain
+from fedflat.bench.contenders import Fedflat, Plain, SpeedBound
 from fedflat.bench.machine import Load, hardware, versions
 from fedflat.bench.others import OTHERS, Other
-from fedflat.bench.setting import Setting, plan_of, sampler_of
-from fedflat.bench.stage import Contender, Done, Failed, Performer
+from fedflat.bench.setting import BenchmarkSetting, plan_of, sampler_of
+from fedflat.bench.stage import Contender, Failed, Performer, RoundTimes
 from fedflat.data import fixes_clients, make_partition
 from fedflat.engines.cpu.worker_pool import available_cores
 from fedflat.errors import UserError, one_of
@@ -22,15 +22,15 @@ from fedflat.experiment.setup.problem import federation
 from fedflat.text import parse
 
 FORMAT = 1
-SPELL = 5
-"""Rounds that a contender does in its turn on a CPU, after one that does not count."""
+TURN = 5
+"""Measured rounds per turn on a CPU, after one that does not count."""
 COUNTED = 5
 """Rounds over which samples are counted."""
 PLAIN, NONE = "plain", "none"
 QUIET = 0.1
-"""The share of the cores that other processes may take in a round that counts."""
+"""Largest share of the cores that other processes may use during a turn that counts."""
 ENOUGH = 3
-"""Quiet rounds from which on the others do not count."""
+"""Number of quiet turns from which the others are discarded."""
 PRECISIONS = ("float32", "tf32", "bf16")
 ENGINES = ("auto", "loop", "lanes", "ray")
 Tell = Callable[[str], None]
@@ -38,9 +38,9 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure, and how often."""
+    """What to measure, and for how many rounds."""
 
-    setting: Setting
+    setting: BenchmarkSetting
     algorithms: Sequence[str] = ("fedavg",)
     precisions: Sequence[str] = ("float32",)
     engines: Sequence[str] = ("auto",)
@@ -49,78 +49,76 @@ class Request:
     rounds: int = 10
     warm_up: int = 2
     together: int = 1
-    """How many contenders set up at the same time on a GPU."""
+    """Contenders that set up at the same time on a GPU."""
 
     def check(self) -> None:
-        """Refuse what cannot be measured."""
+        """Raise a ``UserError`` for a request that cannot be measured."""
         setting = self.setting
-        for what, given, known in (
-            ("precision to measure", self.precisions, PRECISIONS),
+        for kind, names, known in (
+            ("precision", self.precisions, PRECISIONS),
             ("engine", self.engines, ENGINES),
             ("contender", self.against, (PLAIN, *OTHERS, NONE)),
         ):
-            for name in given:
+            for name in names:
                 if name not in known:
-                    raise one_of(what, name, known)
+                    raise one_of(kind, name, known)
         lower = [precision for precision in self.precisions if precision != "float32"]
         if lower and not setting.on_gpu:
-            raise UserError(f"--precision {lower[0]} is for a GPU, and this measures on the CPU; use float32")
+            raise UserError(f"--precision {lower[0]} needs a GPU; use float32 on the CPU")
         if setting.device == "cuda" and not setting.on_gpu:
-            raise UserError("--device cuda was asked for, but torch sees no GPU here; use --device cpu")
+            raise UserError("--device cuda needs a GPU, but torch finds none; use --device cpu")
         if "mixup" in [call.name for call in parse(setting.augmentation)]:
-            raise UserError(
-                "mixup blends targets, which the plain loop does not; measure with --augmentation crop-flip or none"
-            )
-        data, here = setting.dataset(), replace(setting, device="cpu")
+            raise UserError("the plain loop has no mixup; measure with --augmentation crop-flip or none")
+        data, on_cpu = setting.load_data(), replace(setting, device="cpu")
         for clients in self.clients:
-            federation(here.config(clients=clients), data=data)
+            federation(on_cpu.config(clients=clients), data=data)
 
     def contenders(self) -> list[Contender]:
         """Everything to measure, in the order of the table."""
-        found: list[Contender] = []
-        for clients in self.clients:
+        setting, clients = self.setting, self.clients[0]
+        contenders: list[Contender] = []
+        for number in self.clients:
             for precision in self.precisions:
                 for engine in self.engines:
-                    shown = engine if engine != "auto" else "lanes" if self.setting.on_gpu else "loop"
-                    found += [
-                        Fedflat(self.setting, canonical(algorithm(text)), precision, shown, clients)
-                        for text in self.algorithms
-                    ]
+                    shown = engine if engine != "auto" else "lanes" if setting.on_gpu else "loop"
+                    for text in self.algorithms:
+                        contenders.append(Fedflat(setting, canonical(algorithm(text)), precision, shown, number))
         if PLAIN in self.against:
-            found += [
-                Plain(self.setting, precision=precision, clients=self.clients[0]) for precision in self.precisions
-            ]
-        found += [other(self.setting, clients=self.clients[0]) for other in self._others() if other.installed()]
+            contenders += [Plain(setting, precision=precision, clients=clients) for precision in self.precisions]
+        contenders += [other(setting, clients=clients) for other in self._others() if other.installed()]
+        # On a CPU, compiling makes one large batch slower, and a bound should be the least possible time.
+        compilations = sorted({setting.on_gpu and setting.compiled(engine) for engine in self.engines})
         for precision in self.precisions:
-            # On a CPU the compiler makes one large batch slower, not faster, and a bound should be the least there is.
-            for compiled in sorted({self.setting.on_gpu and self.setting.compiled(engine) for engine in self.engines}):
+            for compiled in compilations:
                 engine = "compiled" if compiled else "eager"
-                found.append(Bound(self.setting, "", precision, engine, self.clients[0], compiled))
-        return found
+                contenders.append(SpeedBound(setting, "", precision, engine, clients, compiled))
+        return contenders
 
     def _others(self) -> list[type[Other]]:
         return [OTHERS[name] for name in self.against if name in OTHERS]
 
     def notes(self) -> list[str]:
-        """What is not measured because it is not there."""
-        absent = [other for other in self._others() if not other.installed()]
+        """Contenders that are not installed, and how to install them."""
         return [
-            f"{other.name} is not installed, so it was not measured; install it with: {other.install}"
-            for other in absent
+            f"{other.name} is not installed and was not measured; install it with: {other.install}"
+            for other in self._others()
+            if not other.installed()
         ]
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What was measured of one contender."""
+class ContenderResult:
+    """The measurements of one contender."""
 
     contender: Contender
     seconds: list[float]
-    """Of each round after the warm-up."""
+    """Per round, after the warm-up."""
     first: float
-    """Set-up and first round together."""
+    """Seconds of the set-up and the first round together."""
     device_bytes: int | None
+    """Peak GPU memory."""
     host_bytes: int | None
+    """Peak memory of its processes."""
 
     @property
     def median(self) -> float:
@@ -129,222 +127,220 @@ class Measured:
 
 
 def benchmark(request: Request, command: str, tell: Tell) -> dict[str, Any]:
-    """Measure everything that is asked for; the result as plain values, as it goes into a JSON file."""
+    """Measure all contenders.
+
+    Args:
+        request: what to measure.
+        command: the command line, for the record.
+        tell: called with a line of text on progress.
+
+    Returns:
+        Hardware, versions, settings and one row per contender, as JSON-compatible values.
+    """
     request.check()
     notes = request.notes()
     for note in notes:
         tell(note)
-    measured = _one_by_one(request, tell, notes) if request.setting.on_gpu else _in_turns(request, tell, notes)
-    if not any(isinstance(m.contender, Fedflat) for m in measured):
-        raise UserError(f"nothing could be measured: {next(note for note in notes if note.startswith(Fedflat.name))}")
+    results = _one_by_one(request, tell, notes) if request.setting.on_gpu else _in_turns(request, tell, notes)
+    if not any(isinstance(result.contender, Fedflat) for result in results):
+        reason = next(note for note in notes if note.startswith(Fedflat.name))
+        raise UserError(f"nothing could be measured: {reason}")
     samples = {clients: samples_per_round(request.setting, clients) for clients in request.clients}
+    setting = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(request.setting).items()}
     return {
         "format": FORMAT,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": command,
         "hardware": hardware(),
         "versions": versions(),
-        "setting": {
-            key: str(value) if isinstance(value, Path) else value for key, value in asdict(request.setting).items()
-        },
+        "setting": setting,
         "rounds": request.rounds,
         "warm_up": request.warm_up,
-        "rows": [row(m, measured, samples[m.contender.clients]) for m in measured],
+        "rows": [row(result, results, samples[result.contender.clients]) for result in results],
         "notes": notes,
     }
 
 
-def samples_per_round(setting: Setting, clients: int) -> float:
-    """How many training samples the cohorts of the first rounds see on average; the passes of SAM are not counted twice."""
-    data, config = setting.dataset(), setting.config(clients=clients)
-    number = None if fixes_clients(setting.partition) else clients
+def samples_per_round(setting: BenchmarkSetting, clients: int) -> float:
+    """Mean number of training samples per round; SAM's second pass does not count."""
+    data, config = setting.load_data(), setting.config(clients=clients)
+    requested = None if fixes_clients(setting.partition) else clients
     train = data.train
     partition = make_partition(
-        setting.partition, train.targets, data.num_classes, number, config.seed, 0.0, train.groups, train.coarse
+        setting.partition, train.targets, data.num_classes, requested, config.seed, 0.0, train.groups, train.coarse
     ).clients
     plan, sampler = plan_of(config), sampler_of(config, len(partition))
-    cohorts = [(number, client) for number in range(COUNTED) for client in sampler(config.seed, number)]
-    return (
-        sum(
-            len(batch)
-            for number, client in cohorts
-            for batch in plan.batches(config.seed, number, client, len(partition[client]))
-        )
-        / COUNTED
+    samples = sum(
+        len(batch)
+        for number in range(COUNTED)
+        for client in sampler(config.seed, number)
+        for batch in plan.batches(config.seed, number, client, len(partition[client]))
     )
+    return samples / COUNTED
 
 
-def row(one: Measured, measured: Sequence[Measured], samples: float) -> dict[str, Any]:
-    """One line of the table; quotients are medians over rounds that were measured side by side."""
-    contender = one.contender
-    same = [m for m in measured if m.contender.precision == contender.precision] or list(measured)
-    compiled = (
-        isinstance(contender, Fedflat) and contender.setting.on_gpu and contender.setting.compiled(contender.engine)
-    )
-    bounds = [m for m in same if isinstance(m.contender, Bound)]
-    bound = next(
-        (m for m in bounds if isinstance(m.contender, Bound) and m.contender.compiled == compiled),
-        bounds[0] if bounds else None,
-    )
-    plain = next((m for m in same if isinstance(m.contender, Plain)), None)
-    cores = 1 if contender.setting.on_gpu else available_cores()
-    setting = contender.setting
-    in_bound = (
-        setting.clients_per_round * setting.batch_size * setting.local_steps
-    )  # clients with less data than a batch have fewer
-    samples = float(in_bound) if isinstance(contender, Bound) else samples
+def row(result: ContenderResult, results: Sequence[ContenderResult], samples: float) -> dict[str, Any]:
+    """One row of the table; ratios are medians over rounds measured side by side."""
+    contender, setting = result.contender, result.contender.setting
+    comparable = [r for r in results if r.contender.precision == contender.precision] or list(results)
+    compiled = isinstance(contender, Fedflat) and setting.on_gpu and setting.compiled(contender.engine)
+    bounds = [(r.contender.compiled, r) for r in comparable if isinstance(r.contender, SpeedBound)]
+    bound = dict(reversed(bounds)).get(compiled, bounds[0][1] if bounds else None)
+    plain = next((r for r in comparable if isinstance(r.contender, Plain)), None)
+    is_bound = isinstance(contender, SpeedBound)
+    cores = 1 if setting.on_gpu else available_cores()
+    # Clients with less data than a batch see fewer samples than the bound.
+    samples_of_bound = setting.clients_per_round * setting.batch_size * setting.local_steps
+    samples = float(samples_of_bound) if is_bound else samples
+    seconds = result.median / (cores if is_bound else 1)
+    share = None
+    if bound is not None and result is not bound:
+        share = ratio(bound, result) / cores * samples / samples_of_bound
     return {
         "contender": contender.name,
         "algorithm": contender.algorithm or None,
         "precision": contender.precision,
         "engine": contender.engine or None,
         "clients": contender.clients,
-        "seconds_per_round": one.median / (cores if isinstance(contender, Bound) else 1),
-        "seconds": one.seconds,
+        "seconds_per_round": seconds,
+        "seconds": result.seconds,
         "samples_per_round": samples,
-        "samples_per_second": samples / one.median * (cores if isinstance(contender, Bound) else 1),
-        "share_of_bound": None if bound is None or one is bound else quotient(bound, one) / cores * samples / in_bound,
-        "times_plain": None if plain is None or one is plain or isinstance(contender, Bound) else quotient(plain, one),
-        "set_up_seconds": max(0.0, one.first - one.median),
-        "peak_device_bytes": one.device_bytes,
-        "peak_host_bytes": one.host_bytes,
+        "samples_per_second": samples / seconds,
+        "share_of_bound": share,
+        "times_plain": None if plain is None or result is plain or is_bound else ratio(plain, result),
+        "set_up_seconds": max(0.0, result.first - result.median),
+        "peak_device_bytes": result.device_bytes,
+        "peak_host_bytes": result.host_bytes,
     }
 
 
-def quotient(one: Measured, other: Measured) -> float:
-    """How many times longer one takes than another: the median over rounds that were measured side by side."""
+def ratio(one: ContenderResult, other: ContenderResult) -> float:
+    """How many times longer ``one`` takes than ``other``: the median over rounds measured side by side."""
     return median(a / b for a, b in zip(one.seconds, other.seconds, strict=True))
 
 
-def _one_by_one(request: Request, tell: Tell, notes: list[str]) -> list[Measured]:
-    """Each contender alone while it is measured; some may set up at the same time, where the device has room for them."""
-    measured = []
+def _one_by_one(request: Request, tell: Tell, notes: list[str]) -> list[ContenderResult]:
+    """Measure each contender alone; ``request.together`` of them set up at the same time."""
+    results = []
     waiting = request.contenders()
     while waiting:
-        some, waiting = waiting[: request.together], waiting[request.together :]
-        performers = [Performer(contender) for contender in some]
+        group, waiting = waiting[: request.together], waiting[request.together :]
+        performers = [Performer(contender) for contender in group]
         try:
             for performer in performers:
                 tell(f"{performer.contender}: setting up")
                 performer.begin(1)
             for performer, first in [(performer, performer.done()) for performer in performers]:
-                found = _alone(performer, first, request, notes, tell)
-                if found is not None:
-                    measured.append(found)
+                result = _measure_alone(performer, first, request, notes, tell)
+                if result is not None:
+                    results.append(result)
         finally:
             for performer in performers:
                 performer.end()
-    return measured
+    return results
 
 
-def _alone(
-    performer: Performer, first: Done | Failed, request: Request, notes: list[str], tell: Tell
-) -> Measured | None:
-    """Measure a contender that has done its first round; None where it fails."""
+def _measure_alone(
+    performer: Performer, first: RoundTimes | Failed, request: Request, notes: list[str], tell: Tell
+) -> ContenderResult | None:
+    """Measure a contender that has done its first round; None if it fails."""
     set_up = _warmed_up(performer, first, request, notes, tell)
     if set_up is None:
         return None
     tell(f"{performer.contender}: measuring {request.rounds} rounds")
-    done = performer.rounds(request.rounds)
-    if isinstance(done, Failed):
-        _note(performer.contender, done, notes, tell)
+    times = performer.rounds(request.rounds)
+    if isinstance(times, Failed):
+        _note_failure(performer.contender, times, notes, tell)
         return None
-    found = Measured(performer.contender, done.seconds, set_up, done.device_bytes, performer.host_bytes())
-    tell(f"{performer.contender}: {found.median:.4g} s a round")
-    return found
+    result = ContenderResult(performer.contender, times.seconds, set_up, times.device_bytes, performer.host_bytes())
+    tell(f"{performer.contender}: {result.median:.4g} s per round")
+    return result
 
 
-def _in_turns(request: Request, tell: Tell, notes: list[str]) -> list[Measured]:
-    """All contenders in turns, some rounds each: whatever else the machine does, it does to all of them. Those that wait lie still."""
+def _in_turns(request: Request, tell: Tell, notes: list[str]) -> list[ContenderResult]:
+    """Measure all contenders in turns, so that other load affects all alike; the others are paused meanwhile."""
     performers = [Performer(contender) for contender in request.contenders()]
     try:
         first: dict[int, float] = {}
-        for number, performer in enumerate(performers):
+        for index, performer in enumerate(performers):
             tell(f"{performer.contender}: setting up")
-            found = _warmed_up(performer, performer.rounds(1), request, notes, tell)
-            if found is not None:
-                first[number] = found
-            performer.rest()
-        seconds: dict[int, list[list[float]]] = {number: [] for number in first}
-        shares: list[float] = []
-        spells = [min(SPELL, request.rounds - before) for before in range(0, request.rounds, SPELL)]
-        for turn, spell in enumerate(spells if seconds else (), 1):
-            tell(f"measuring turn {turn} of {len(spells)}")
+            set_up = _warmed_up(performer, performer.rounds(1), request, notes, tell)
+            if set_up is not None:
+                first[index] = set_up
+            performer.pause()
+        seconds: dict[int, list[list[float]]] = {index: [] for index in first}
+        loads: list[float] = []
+        turns = [min(TURN, request.rounds - before) for before in range(0, request.rounds, TURN)]
+        for turn, rounds in enumerate(turns if seconds else (), 1):
+            tell(f"measuring turn {turn} of {len(turns)}")
             load = Load()
-            for number in list(seconds):
-                done = _one_turn(performers[number], spell)
-                if isinstance(done, Failed):
-                    _note(performers[number].contender, done, notes, tell)
-                    del seconds[number]
+            for index in list(seconds):
+                times = _one_turn(performers[index], rounds)
+                if isinstance(times, Failed):
+                    _note_failure(performers[index].contender, times, notes, tell)
+                    del seconds[index]
                 else:
-                    seconds[number].append(done.seconds)
-            shares.append(load.share_of_others())
-        kept = quiet_turns(shares)
-        _note_load(shares, kept, notes, tell)
+                    seconds[index].append(times.seconds)
+            loads.append(load.share_of_others())
+        counted = quiet_turns(loads)
+        _note_load(loads, counted, notes, tell)
         for performer in performers:
-            performer.rest(False)
-        return [
-            Measured(
-                performers[number].contender,
-                [one for turn in kept for one in found_in[turn]],
-                first[number],
-                None,
-                performers[number].host_bytes(),
-            )
-            for number, found_in in seconds.items()
-        ]
+            performer.pause(False)
+        results = []
+        for index, by_turn in seconds.items():
+            performer, counting = performers[index], [s for turn in counted for s in by_turn[turn]]
+            results.append(ContenderResult(performer.contender, counting, first[index], None, performer.host_bytes()))
+        return results
     finally:
         for performer in performers:
             performer.end()
 
 
-def _one_turn(performer: Performer, rounds: int) -> Done | Failed:
-    """Some rounds of one contender; a first one, which brings its memory back to mind, does not count."""
-    performer.rest(False)
-    again = performer.rounds(1)
-    done = again if isinstance(again, Failed) else performer.rounds(rounds)
-    performer.rest()
-    return done
+def _one_turn(performer: Performer, rounds: int) -> RoundTimes | Failed:
+    """Some rounds of one contender; a first one, which warms the caches, does not count."""
+    performer.pause(False)
+    warm_up = performer.rounds(1)
+    times = warm_up if isinstance(warm_up, Failed) else performer.rounds(rounds)
+    performer.pause()
+    return times
 
 
 def _warmed_up(
-    performer: Performer, first: Done | Failed, request: Request, notes: list[str], tell: Tell
+    performer: Performer, first: RoundTimes | Failed, request: Request, notes: list[str], tell: Tell
 ) -> float | None:
-    """Let a contender warm up after its first round; the seconds until that was done, or None where it failed."""
-    warm = performer.rounds(request.warm_up) if not isinstance(first, Failed) and request.warm_up else first
-    for answer in (first, warm):
+    """Let a contender warm up after its first round; returns the seconds of that round, or None if it failed."""
+    warm_up = performer.rounds(request.warm_up) if not isinstance(first, Failed) and request.warm_up else first
+    for answer in (first, warm_up):
         if isinstance(answer, Failed):
-            _note(performer.contender, answer, notes, tell)
+            _note_failure(performer.contender, answer, notes, tell)
             return None
     assert not isinstance(first, Failed)
     return first.seconds[0]
 
 
-def quiet_turns(shares: Sequence[float]) -> list[int]:
-    """The turns in which other processes left the machine alone, where these are enough; otherwise all.
+def quiet_turns(loads: Sequence[float]) -> list[int]:
+    """The turns without much load by other processes, if there are enough of them; otherwise all turns.
 
     >>> quiet_turns([0.0, 0.9, 0.02, 0.5, 0.1]), quiet_turns([0.5, 0.0])
     ([0, 2, 4], [0, 1])
     """
-    quiet = [turn for turn, share in enumerate(shares) if share <= QUIET]
-    return quiet if len(quiet) >= ENOUGH else list(range(len(shares)))
+    quiet = [turn for turn, load in enumerate(loads) if load <= QUIET]
+    return quiet if len(quiet) >= ENOUGH else list(range(len(loads)))
 
 
-def _note_load(shares: Sequence[float], kept: Sequence[int], notes: list[str], tell: Tell) -> None:
-    most = max((shares[turn] for turn in kept), default=0.0)
-    if len(kept) < len(shares):
+def _note_load(loads: Sequence[float], counted: Sequence[int], notes: list[str], tell: Tell) -> None:
+    if len(counted) < len(loads):
         notes.append(
-            f"{len(kept)} of {len(shares)} turns count: in the others, other processes took more than {QUIET:.0%} of the cores"
+            f"{len(counted)} of {len(loads)} turns count: during the others, "
+            f"other processes used more than {QUIET:.0%} of the cores"
         )
-    elif most > QUIET:
-        notes.append(
-            f"other processes took {median(shares):.0%} of the cores meanwhile: measure again when the machine is quiet"
-        )
+    elif max((loads[turn] for turn in counted), default=0.0) > QUIET:
+        notes.append(f"other processes used {median(loads):.0%} of the cores; measure again on an idle machine")
     else:
         return
     tell(notes[-1])
 
 
-def _note(contender: Contender, failure: Failed, notes: list[str], tell: Tell) -> None:
-    notes.append(f"{contender} was not measured: {failure.sentence}")
+def _note_failure(contender: Contender, failure: Failed, notes: list[str], tell: Tell) -> None:
+    notes.append(f"{contender} was not measured: {failure.reason}")
     tell(notes[-1])

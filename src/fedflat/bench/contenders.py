@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,18 +27,18 @@ WARM_UPS = 3
 
 @dataclass(frozen=True)
 class Fedflat(Contender):
-    """A run as any other, with everything a round has but evaluation."""
+    """A complete run, except for evaluation."""
 
     name = "fedflat"
 
     def perform(self, stage: Stage) -> None:
         config = self.setting.config(self.algorithm, self.precision, self.engine, self.clients)
-        record = Run(config, data=self.setting.dataset(), callbacks=(Pace(stage),)).go()
+        record = Run(config, data=self.setting.load_data(), callbacks=(StageCallback(stage),)).go()
         raise UserError(f"{self.algorithm} stopped: {record.reason}; measure with a lower --lr")
 
 
-class Pace(Callback):
-    """Tells the stage of every round."""
+class StageCallback(Callback):
+    """Tells the stage when a round is done."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -49,22 +49,21 @@ class Pace(Callback):
 
 @dataclass(frozen=True)
 class Plain(Contender):
-    """The loop that everyone writes first."""
+    """A straightforward loop in PyTorch."""
 
     name = "plain loop"
 
     def perform(self, stage: Stage) -> None:
-        loop = PlainLoop(
-            self.setting.config(self.algorithm, self.precision, "loop", self.clients), self.setting.dataset()
-        )
+        config = self.setting.config(self.algorithm, self.precision, "loop", self.clients)
+        loop = PlainLoop(config, self.setting.load_data())
         for number in itertools.count():
             loop.round(number)
             stage.round_done()
 
 
 @dataclass(frozen=True)
-class Bound(Contender):
-    """One model on the cohort's batches put together: forward, backward, SGD, and nothing else, for as many steps as a client has."""
+class SpeedBound(Contender):
+    """One model on the concatenated batches of a cohort: only forward, backward and SGD, for a client's local steps."""
 
     name = "bound"
     compiled: bool = False
@@ -76,24 +75,22 @@ class Bound(Contender):
                 step()
             stage.round_done()
 
-    def step(self, config: Config) -> Any:
-        """One step on a batch that never changes, on a GPU as a CUDA graph."""
-        problem, _ = federation(config, data=self.setting.dataset())
+    def step(self, config: Config) -> Callable[[], None]:
+        """A training step on a constant batch; on a GPU a CUDA graph."""
+        problem, _ = federation(config, data=self.setting.load_data())
+        on_gpu = problem.device.type == "cuda"
         model = problem.model.train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if (
-            self.compiled and problem.device.type == "cuda"
-        ):  # as the lanes have it: a bound should be the least there is
-            model = with_gpu_layers(model)
+        if self.compiled and on_gpu:
+            model = with_gpu_layers(model)  # as the lanes engine does, so that the bound is no slower
         weights = [p.detach().clone().requires_grad_() for p in model.parameters() if p.requires_grad]
         names = [name for name, p in model.named_parameters() if p.requires_grad]
-        chosen = torch.arange(self.setting.clients_per_round * self.setting.batch_size, device=problem.device) % len(
-            problem.data.train
-        )
-        batch = problem.data.train.take(chosen)
+        size = self.setting.clients_per_round * self.setting.batch_size
+        batch = problem.data.train.take(torch.arange(size, device=problem.device) % len(problem.data.train))
         inputs = problem.normalised(batch.inputs).to(problem.dtype)
+        use_bf16 = config.engine.precision == "bf16"
 
         def loss_of(weights: list[Tensor]) -> Tensor:
-            with lower(config.engine.precision, problem.device):
+            with torch.autocast(problem.device.type, torch.bfloat16, enabled=use_bf16):
                 output = functional_call(model, dict(zip(names, weights, strict=True)), (inputs,))
                 return F.cross_entropy(output.to(problem.dtype), batch.targets)
 
@@ -104,16 +101,11 @@ class Bound(Contender):
             with torch.no_grad():
                 torch._foreach_sub_(weights, [self.setting.lr * gradient for gradient in gradients])
 
-        return captured(step) if problem.device.type == "cuda" else step
+        return captured(step) if on_gpu else step
 
 
-def lower(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Arithmetic in bf16 where that is asked for, as torch does it by itself."""
-    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
-
-
-def captured(step: Any) -> Any:
-    """A step as a CUDA graph, to be replayed."""
+def captured(step: Callable[[], None]) -> Any:
+    """Capture a step as a CUDA graph; the result replays it."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -1,4 +1,4 @@
-"""Other simulators doing the same rounds: Flower's simulation with Ray, and pfl-research. Neither is needed to install fedflat."""
+"""The same rounds in other simulators, if they are installed: Flower with Ray, and pfl-research."""
 
 from __future__ import annotations
 
@@ -14,37 +14,36 @@ import torch
 import torch.nn.functional as F
 
 from fedflat.bench.plain import PlainLoop
-from fedflat.bench.setting import LONG
+from fedflat.bench.setting import ROUNDS
 from fedflat.bench.stage import Contender, Enough, Stage
 from fedflat.engines.cpu.worker_pool import available_cores
 
 
 @dataclass(frozen=True)
 class Other(Contender):
-    """A simulator of others, as its documentation says to use it, on as many workers as there are cores."""
+    """Another simulator, used as its documentation recommends."""
 
     packages: ClassVar[tuple[str, ...]]
     install: ClassVar[str]
 
     @classmethod
     def installed(cls) -> bool:
-        """Whether it can be measured here."""
+        """Whether its packages are installed."""
         return all(find_spec(package) is not None for package in cls.packages)
 
 
 @lru_cache(maxsize=1)
 def loop_of(contender: Other) -> PlainLoop:
-    """What a worker process keeps from one client to the next: the data, the partition, and how a client trains."""
+    """The data, partition and training function, which a worker process keeps from one client to the next."""
     torch.set_num_threads(1)
     setting = contender.setting
-    return PlainLoop(
-        setting.config(contender.algorithm, contender.precision, "loop", contender.clients), setting.dataset()
-    )
+    config = setting.config(contender.algorithm, contender.precision, "loop", contender.clients)
+    return PlainLoop(config, setting.load_data())
 
 
 @dataclass(frozen=True)
 class Flower(Other):
-    """Flower's simulation: its FedAvg strategy, a ClientApp, Ray workers; no evaluation."""
+    """Flower's simulation with its FedAvg strategy and one Ray worker per core; no evaluation."""
 
     name = "flower"
     packages = ("flwr", "ray")
@@ -52,9 +51,7 @@ class Flower(Other):
 
     def perform(self, stage: Stage) -> None:
         os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-        os.environ |= {
-            "RAY_worker_niceness": "0"
-        }  # else its workers would wait for every other process, and ours do not
+        os.environ |= {"RAY_worker_niceness": "0"}  # the same priority as our processes
         from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
         from flwr.clientapp import ClientApp
         from flwr.serverapp import Grid, ServerApp
@@ -74,8 +71,8 @@ class Flower(Other):
             sent = {"arrays": ArrayRecord(state), "metrics": MetricRecord({"num-examples": samples})}
             return Message(RecordDict(sent), reply_to=message)
 
-        class Paced(FedAvg):  # type: ignore[misc, unused-ignore]
-            """FedAvg that tells the stage of every round."""
+        class StagedFedAvg(FedAvg):  # type: ignore[misc, unused-ignore]
+            """FedAvg that tells the stage when a round is done."""
 
             def aggregate_train(self, server_round: int, replies: Any) -> Any:
                 received = list(replies)
@@ -91,14 +88,14 @@ class Flower(Other):
         @server.main()  # type: ignore[untyped-decorator, unused-ignore]
         def main(grid: Grid, context: Context) -> None:
             share, count = setting.clients_per_round / self.clients, setting.clients_per_round
-            strategy = Paced(
+            strategy = StagedFedAvg(
                 fraction_train=share, fraction_evaluate=0.0, min_train_nodes=count, min_available_nodes=self.clients
             )
             try:
-                strategy.start(grid=grid, initial_arrays=ArrayRecord(loop_of(self).state), num_rounds=LONG)
+                strategy.start(grid=grid, initial_arrays=ArrayRecord(loop_of(self).state), num_rounds=ROUNDS)
             except Enough:
                 return
-            except Exception as error:  # Flower logs it and goes on
+            except Exception as error:  # Flower would only log it
                 failures.append(str(error))
 
         resources = {"num_cpus": 1, "num_gpus": 1 / min(cores, setting.clients_per_round) if setting.on_gpu else 0.0}
@@ -114,14 +111,14 @@ class Flower(Other):
 
 @dataclass(frozen=True)
 class Pfl(Other):
-    """pfl-research: its FederatedAveraging on a SimulatedBackend; one process, as it has on one machine without a launcher."""
+    """pfl-research's FederatedAveraging on a SimulatedBackend, in one process, its default without a launcher."""
 
     name = "pfl-research"
     packages = ("pfl",)
     install = "pip install 'pfl[pytorch]'"
 
     def perform(self, stage: Stage) -> None:
-        multiprocessing.current_process().name = "MainProcess"  # in any other, pfl believes it is a data loader
+        multiprocessing.current_process().name = "MainProcess"  # pfl takes any other process for a data loader
         os.environ["PFL_PYTORCH_DEVICE"] = "cuda" if self.setting.on_gpu else "cpu"
         from pfl.aggregate.simulate import SimulatedBackend
         from pfl.algorithm.base import NNAlgorithmParams
@@ -136,10 +133,10 @@ class Pfl(Other):
         logging.getLogger("pfl").setLevel(logging.CRITICAL)
         loop, setting = loop_of(self), self.setting
         cohort: list[int] = []
-        done = [0]
+        done = [0]  # rounds
 
-        class Network(torch.nn.Module):
-            """The model with the loss and metrics that pfl asks for."""
+        class PflNetwork(torch.nn.Module):
+            """The model with the loss and metrics that pfl expects."""
 
             def __init__(self) -> None:
                 super().__init__()
@@ -154,8 +151,8 @@ class Pfl(Other):
                 """The loss alone."""
                 return {"loss": Weighted(float(self.loss(inputs, targets).detach()) * len(inputs), len(inputs))}
 
-        class Paced(TrainingProcessCallback):  # type: ignore[misc, unused-ignore]
-            """Tells the stage of every round."""
+        class StageTrainingCallback(TrainingProcessCallback):  # type: ignore[misc, unused-ignore]
+            """Tells the stage when a round is done."""
 
             def after_central_iteration(self, metrics: Any, model: Any, *, central_iteration: int) -> tuple[bool, Any]:
                 done[0] += 1
@@ -171,15 +168,15 @@ class Pfl(Other):
             inputs, targets = zip(*loop.batches(loop.partition.clients[client], client, done[0]), strict=True)
             return PyTorchTensorDataset((torch.cat(inputs), torch.cat(targets)), user_id=str(client))
 
-        network, users = Network(), FederatedDataset(dataset, next_user)
+        network, users = PflNetwork(), FederatedDataset(dataset, next_user)
         model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0))
         FederatedAveraging().run(
-            NNAlgorithmParams(LONG, LONG, setting.clients_per_round, None),
+            NNAlgorithmParams(ROUNDS, ROUNDS, setting.clients_per_round, None),
             SimulatedBackend(users, users),
             model,
             NNTrainHyperParams(local_batch_size=setting.batch_size, local_num_epochs=1, local_learning_rate=setting.lr),
             NNEvalHyperParams(local_batch_size=None),
-            [Paced()],
+            [StageTrainingCallback()],
             send_metrics_to_platform=False,
         )
 

@@ -1,7 +1,7 @@
-"""FedAvg as one writes it first: a loop over clients in one process, eager, in torch's usual memory format.
+"""A straightforward FedAvg in PyTorch: a loop over clients in one process, without compilation.
 
-The plain loop sees the same data, cohorts, batches and augmentation as fedflat and ends at the same model, so that it is a fair
-comparison; Flower's and pfl's clients train by the same function.
+It uses the same data, cohorts, batches and augmentation as fedflat and ends with the same model, which makes the
+comparison fair. The clients of Flower and pfl-research train with the same function.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ StateDict = dict[str, Tensor]
 
 
 class PlainLoop:
-    """A model, and one client after another that trains a copy of it."""
+    """A model, and clients that train copies of it one after another."""
 
     def __init__(self, config: Config, data: Dataset) -> None:
         self.config = config
         self.problem, self.partition = federation(config, data=data)
-        self._train = moved(data.train, self.problem.device)  # as they were read, in torch's usual memory format
+        self._train = moved(data.train, self.problem.device)  # in torch's default memory format
         self.state: StateDict = {name: tensor.clone() for name, tensor in self.problem.model.state_dict().items()}
         self._plan, self._sampler = plan_of(config), sampler_of(config, len(self.partition.clients))
 
@@ -52,7 +52,7 @@ class PlainLoop:
         return self._sampler(self.config.seed, number)
 
     def train(self, state: StateDict, client: int, number: int) -> tuple[StateDict, int]:
-        """One client's round from a given model: the model it ends with, and how many samples it has."""
+        """Train a client from ``state`` in round ``number``; returns its model and its number of examples."""
         model = self.new_model()
         model.load_state_dict(state)
         model.train()
@@ -67,20 +67,19 @@ class PlainLoop:
         return model.state_dict(), len(indices)
 
     def new_model(self) -> nn.Module:
-        """A model to train."""
+        """A model to train, on the right device."""
         data = self.problem.data
-        return models.build(self.config.model, data.input_shape, data.num_classes).to(
-            self.problem.device, self.problem.dtype
-        )
+        model = models.build(self.config.model, data.input_shape, data.num_classes)
+        return model.to(self.problem.device, self.problem.dtype)
 
     def batches(self, indices: np.ndarray, client: int, number: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """A client's batches of one round, one at a time."""
+        """The augmented batches of a client in round ``number``: inputs and targets."""
         problem, seed = self.problem, self.config.seed
         batches = self._plan.batches(seed, number, client, len(indices))
         rng = generator(seed, "augment", number, client)
-        draws = problem.augmentation.draw(rng, len(batches), self._plan.batch, problem.data.input_shape)
+        draws = problem.augmentation.draw(rng, len(batches), self._plan.batch_size, problem.data.input_shape)
         for k, positions in enumerate(batches):
             chosen = torch.from_numpy(indices[positions]).to(problem.device)
             raw, targets = self._train.inputs[chosen], self._train.targets[chosen]
-            now = {name: draw[k].to(problem.device) for name, draw in draws.items()}
-            yield problem.augmentation.inputs(raw, now, problem.data.mean, problem.data.std, problem.dtype), targets
+            draw = {name: values[k].to(problem.device) for name, values in draws.items()}
+            yield problem.augmentation.inputs(raw, draw, problem.data.mean, problem.data.std, problem.dtype), targets

@@ -1,4 +1,4 @@
-"""What is measured: a model, data, and the work of a round, the same for every contender."""
+"""What is measured: a model, a dataset and the work of a round, the same for every contender."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fedflat.engines.round.plan import Plan, Sampler
 from fedflat.experiment.config import Config, config
 from fedflat.text import make, param, parse_one
 
-LONG = 1000
-"""Rounds of the run whose steady state is measured: long enough that compiling pays."""
+ROUNDS = 1000
+"""Rounds of the measured run: long enough that compiling pays."""
 RANDOM = "random"
-TESTED = 500
-"""Test examples that are kept: evaluation is not what is measured."""
+TEST_EXAMPLES = 500
+"""Size of the test set; evaluation is not measured."""
 
 
 @dataclass(frozen=True)
 class RandomImages:
-    """Images of CIFAR-10's shape and number with random pixels and labels, which take no download."""
+    """Random images and labels, by default with the shape and size of CIFAR-10; needs no download."""
 
     size: int = param(50_000, "number of training images", low=1)
     side: int = param(32, "height and width in pixels", low=1)
@@ -30,23 +30,23 @@ class RandomImages:
     classes: int = param(10, "number of classes", low=1)
 
     def dataset(self) -> Dataset:
-        """The images, always the same."""
+        """The images, identical on every call."""
         rng = np.random.default_rng(0)
-        parts = []
-        for count in (self.size, TESTED):
+        splits = []
+        for count in (self.size, TEST_EXAMPLES):
             pixels = rng.integers(0, 256, (count, self.channels, self.side, self.side), dtype=np.uint8)
-            parts.append(Examples(torch.from_numpy(pixels), torch.from_numpy(rng.integers(0, self.classes, count))))
+            splits.append(Examples(torch.from_numpy(pixels), torch.from_numpy(rng.integers(0, self.classes, count))))
         names = tuple(str(label) for label in range(self.classes))
-        return Dataset(RANDOM, parts[0], parts[1], names, (0.5,) * self.channels, (0.29,) * self.channels)
+        return Dataset(RANDOM, splits[0], splits[1], names, (0.5,) * self.channels, (0.29,) * self.channels)
 
 
 @dataclass(frozen=True)
-class Setting:
-    """The federation of which rounds are measured."""
+class BenchmarkSetting:
+    """The federation whose rounds are measured; fields are those of a config."""
 
     model: str = "cnn"
-    data: str = RANDOM
-    folder: Path | None = None
+    dataset: str = RANDOM
+    data_dir: Path | None = None
     partition: str = "iid"
     clients_per_round: int = 10
     local_steps: int = 50
@@ -60,26 +60,26 @@ class Setting:
     def config(
         self, algorithm: str = "fedavg", precision: str = "float32", engine: str = "auto", clients: int = 100
     ) -> Config:
-        """The experiment that fedflat would run."""
+        """The config of the run that fedflat is measured with."""
         return config(
             {
                 "algorithm": algorithm,
                 "model": self.model,
                 "data": {
-                    "dataset": self.data,
-                    "dir": self.folder,
+                    "dataset": self.dataset,
+                    "dir": self.data_dir,
                     "partition": self.partition,
                     "clients": clients,
                     "augmentation": self.augmentation,
                 },
                 "federation": {"clients_per_round": self.clients_per_round},
                 "training": {
-                    "rounds": LONG,
+                    "rounds": ROUNDS,
                     "local_steps": self.local_steps,
                     "batch_size": self.batch_size,
                     "lr": self.lr,
                 },
-                "evaluation": {"every": LONG},
+                "evaluation": {"every": ROUNDS},
                 "engine": {
                     "name": engine,
                     "precision": precision,
@@ -90,12 +90,12 @@ class Setting:
             }
         )
 
-    def dataset(self) -> Dataset:
-        """The data, with a small test set."""
-        if parse_one(self.data).name == RANDOM:
-            return make(RandomImages, parse_one(self.data), "data").dataset()
-        data = load(self.data, self.folder)
-        return replace(data, test=data.test.take(torch.arange(min(TESTED, len(data.test)))))
+    def load_data(self) -> Dataset:
+        """The dataset, with a small test set."""
+        if parse_one(self.dataset).name == RANDOM:
+            return make(RandomImages, parse_one(self.dataset), "data").dataset()
+        data = load(self.dataset, self.data_dir)
+        return replace(data, test=data.test.take(torch.arange(min(TEST_EXAMPLES, len(data.test)))))
 
     @property
     def on_gpu(self) -> bool:

@@ -1,33 +1,36 @@
-"""A contender in a process of its own, which does a round when it is asked to: memory, settings and threads are its own, and rounds of
-several contenders can take turns, so that a busy machine is as busy for one as for another."""
+"""Contenders in child processes that do rounds on demand.
+
+Each has its own memory, settings and threads. Contenders can take turns, so that other load on the machine affects all
+alike.
+"""
 
 from __future__ import annotations
 
 import itertools
 import time
 from abc import ABC, abstractmethod
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import ClassVar, NamedTuple
 
 import torch
-import torch.multiprocessing as multiprocessing
 
-from fedflat.bench.machine import host_memory, rest
-from fedflat.bench.setting import Setting
-from fedflat.engines.cpu.worker_pool import start_without_main
+from fedflat.bench.machine import host_memory, pause
+from fedflat.bench.setting import BenchmarkSetting
 from fedflat.errors import UserError
+from fedflat.processes import ChildDied, ChildProcess, close
 
 PATIENCE = 20.0
-"""Seconds that a process has to end by itself."""
+"""Seconds that a contender has to exit by itself."""
+MOST_LETTERS = 300
+"""Longest part of an unexpected error that is reported."""
 
 
 @dataclass(frozen=True)
 class Contender(ABC):
     """A way to do the rounds of a setting."""
 
-    setting: Setting
+    setting: BenchmarkSetting
     algorithm: str = "fedavg"
     precision: str = "float32"
     engine: str = ""
@@ -36,7 +39,7 @@ class Contender(ABC):
 
     @abstractmethod
     def perform(self, stage: Stage) -> None:
-        """Set up, then do rounds without end and say after each that it is done."""
+        """Set up, then do rounds forever and call ``stage.round_done()`` after each; the stage raises ``Enough``."""
 
     def __str__(self) -> str:
         clients = f"{self.clients:,} clients" if self.algorithm else ""
@@ -44,136 +47,125 @@ class Contender(ABC):
 
 
 class Enough(Exception):
-    """No more rounds are wanted."""
+    """No more rounds are needed."""
 
 
-class Done(NamedTuple):
-    """What came of some rounds."""
+class RoundTimes(NamedTuple):
+    """The measured rounds of one request."""
 
     seconds: list[float]
     device_bytes: int | None
-    """The most that was ever reserved on the GPU."""
+    """Peak of reserved GPU memory."""
 
 
 class Failed(NamedTuple):
-    """Why there will be no more rounds."""
+    """A contender that cannot do more rounds."""
 
-    sentence: str
+    reason: str
 
 
 class Stage:
-    """Where a contender says that a round is done, and waits until another is wanted.
+    """Times the rounds of a contender and blocks it between requests.
 
-    On a GPU the end of a round is marked in the queue of its work: waiting for it would keep the next round from being prepared.
+    On a GPU, rounds are timed with events: synchronising after each round would delay the preparation of the next.
     """
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        self.wait()
+        self._wait()
 
-    def wait(self) -> None:
-        """Wait until rounds are wanted."""
+    def _wait(self) -> None:
+        """Wait for the next request; raises ``Enough`` if there is none."""
         try:
-            self._wanted = int(self._pipe.recv())
+            self._requested = int(self._pipe.recv())
         except EOFError:
-            self._wanted = 0
-        if not self._wanted:
+            self._requested = 0
+        if not self._requested:
             raise Enough
-        self._began = time.perf_counter()
-        self._ends: list[float] = []
-        self._start = _mark() if _on_gpu() else None
-        self._marks: list[torch.cuda.Event] = []
+        self._start_time = time.perf_counter()
+        self._end_times: list[float] = []
+        self._start_event = _event() if _on_gpu() else None
+        self._events: list[torch.cuda.Event] = []
 
     def round_done(self) -> None:
-        """Note how long a round took; the first one's time has the set-up in it."""
+        """Record the end of a round; the time of the first includes the set-up."""
         if _on_gpu():
-            self._marks.append(_mark())
-            if len(self._marks) == self._wanted:
+            self._events.append(_event())
+            if len(self._events) == self._requested:
                 torch.cuda.synchronize()
-        self._ends.append(time.perf_counter() - self._began)
-        if len(self._ends) == self._wanted:
-            self._pipe.send(Done(self._seconds(), torch.cuda.max_memory_reserved() if _on_gpu() else None))
-            self.wait()
+        self._end_times.append(time.perf_counter() - self._start_time)
+        if len(self._end_times) == self._requested:
+            self._pipe.send(RoundTimes(self._seconds(), torch.cuda.max_memory_reserved() if _on_gpu() else None))
+            self._wait()
 
     def _seconds(self) -> list[float]:
-        if self._start is None:
-            return [end - before for before, end in itertools.pairwise([0.0, *self._ends])]
-        return [before.elapsed_time(end) / 1000 for before, end in itertools.pairwise([self._start, *self._marks])]
+        if self._start_event is None:
+            return [end - start for start, end in itertools.pairwise([0.0, *self._end_times])]
+        events = [self._start_event, *self._events]
+        return [start.elapsed_time(end) / 1000 for start, end in itertools.pairwise(events)]
 
 
 def _on_gpu() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
-def _mark() -> torch.cuda.Event:
-    mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    mark.record()
-    return mark
+def _event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
 
 
 class Performer:
-    """A contender at work in its process."""
+    """A contender in its process."""
 
     def __init__(self, contender: Contender) -> None:
         self.contender = contender
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_perform, args=(theirs, contender))
-        start_without_main(self._process)
-        theirs.close()
+        # Not daemonic: contenders start workers of their own.
+        self._child = ChildProcess(_perform, contender, daemon=False)
 
-    def rounds(self, count: int) -> Done | Failed:
-        """Let it do some rounds."""
+    def rounds(self, count: int) -> RoundTimes | Failed:
+        """Do ``count`` rounds and wait for the times."""
         self.begin(count)
         return self.done()
 
     def begin(self, count: int) -> None:
-        """Let it begin some rounds."""
-        with suppress(ConnectionError):  # it has ended, as ``done`` will say
-            self._pipe.send(count)
+        """Start ``count`` rounds without waiting."""
+        self._child.send(count)
 
-    def done(self) -> Done | Failed:
-        """What came of the rounds that it was to do."""
+    def done(self) -> RoundTimes | Failed:
+        """Wait for the rounds that were begun."""
         try:
-            answer: Done | Failed = self._pipe.recv()
-        except (EOFError, ConnectionError):
-            self._process.join(PATIENCE)
-            killed = (self._process.exitcode or 0) < 0
-            return Failed("was killed, most likely because memory ran out" if killed else "ended unexpectedly")
+            answer: RoundTimes | Failed = self._child.receive()
+        except ChildDied as death:
+            return Failed(str(death))
         return answer
 
-    def rest(self, resting: bool = True) -> None:
-        """Let its processes lie still while another is measured, or go on."""
-        if self._process.pid:
-            rest(self._process.pid, resting)
+    def pause(self, paused: bool = True) -> None:
+        """Stop the contender's processes while another is measured, or continue them."""
+        pause(self._child.pid, paused)
 
     def host_bytes(self) -> int | None:
-        """The most memory that its processes have had."""
-        return host_memory(self._process.pid) if self._process.pid else None
+        """Peak memory of the contender's processes."""
+        return host_memory(self._child.pid)
 
     def end(self) -> None:
-        """Let it go."""
-        self.rest(False)
-        self._pipe.close()
-        self._process.join(PATIENCE)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        """End the contender's process."""
+        self.pause(False)
+        close([self._child], PATIENCE)
 
 
 def _perform(pipe: Connection, contender: Contender) -> None:
-    torch.set_num_threads(1)
     try:
         contender.perform(Stage(pipe))
-        failure = Failed("ended before its time")
+        failure = Failed("stopped too early")
     except (Enough, KeyboardInterrupt):
         return
-    except UserError as mistake:
-        failure = Failed(str(mistake))
+    except UserError as error:
+        failure = Failed(str(error))
     except torch.OutOfMemoryError:
         failure = Failed("ran out of GPU memory; lower --clients-per-round or --batch-size, or choose a smaller model")
-    except Exception as error:  # one contender that breaks must not take the measurements of the others with it
-        failure = Failed(f"broke: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    except Exception as error:  # a contender that breaks must not stop the others
+        failure = Failed(f"broke: {type(error).__name__}: {' '.join(str(error).split())[:MOST_LETTERS]}")
     try:
         pipe.send(failure)
     except ConnectionError:

@@ -20,7 +20,7 @@ from fedflat.averaging import AverageState, RunInfo, average_name
 from fedflat.data import Dataset
 from fedflat.engines.problem.task import Task
 from fedflat.engines.round.contract import Client, Cost, Engine, ModelState
-from fedflat.engines.round.randomness import drawn_apart
+from fedflat.engines.round.randomness import isolated_rng
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.batchnorm import estimated_on
 from fedflat.experiment.analysis.observer import Observer
@@ -104,7 +104,7 @@ class Run:
         self._observer = Observer(config.flatness, self.problem, self.partition, self.algorithm, config.training.rounds)
         self._stores: dict[str, RowStore] = {}
         self._statistics: dict[int, Tensor] = {}
-        self._frozen = self.problem.still.fingerprint() if self.folder else ""
+        self._frozen = self.problem.frozen.fingerprint() if self.folder else ""
         self._interval = CheckpointInterval(config.engine.checkpoint_every)
         self._begun = self._session = time.monotonic()
         self.engine: Engine = engine(self) if engine else engine_for(config, self.problem, self._own)
@@ -118,7 +118,7 @@ class Run:
         assert self.record is not None
         return self.record
 
-    @drawn_apart
+    @isolated_rng
     def steps(self) -> Generator[int, None, None]:
         """Run one round at a time, yielding the number of completed rounds; closing the generator pauses the run."""
         try:

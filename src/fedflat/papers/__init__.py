@@ -1,5 +1,8 @@
-"""The four works as data: their protocols, and every table and figure they print, cell by cell."""
+"""The four papers as data: their protocols and every table and figure, cell by cell; plans and judges reproductions.
 
-from fedflat.papers.library import Paper, Table, find, find_table, papers
+May import everything except the API and the CLI.
+"""
 
-__all__ = ["Paper", "Table", "find", "find_table", "papers"]
+from fedflat.papers.library import Paper, PaperTable, find, find_table, papers
+
+__all__ = ["Paper", "PaperTable", "find", "find_table", "papers"]

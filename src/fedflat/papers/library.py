@@ -14,19 +14,20 @@ import yaml
 from pydantic import ValidationError
 
 from fedflat.errors import UserError, one_of
-from fedflat.papers.cells import Cell, make_cell
-from fedflat.papers.schema import Note, PaperFile, Part, Protocol, TableFile, Words
+from fedflat.papers.cells import Cell
+from fedflat.papers.numbers import Gain, read
+from fedflat.papers.schema import Note, PaperData, PaperFile, Protocol, TableFile, Words
 
 ORDER = ("fedswa", "fedwmsam", "wima", "eccv")
-"""The works, as they are listed."""
+"""The papers in the order in which they are listed."""
 _GREEK = {"α": "alpha", "β": "beta", "γ": "gamma", "ρ": "rho", "λ": "lambda", "η": "eta"}
 
-File = TypeVar("File", bound=Part)
+File = TypeVar("File", bound=PaperData)
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
-    """A table or a figure of a paper, with its cells."""
+class PaperTable:
+    """A table or figure of a paper, with its cells."""
 
     paper: Paper
     name: str
@@ -34,22 +35,22 @@ class Table:
 
     @property
     def full_name(self) -> str:
-        """As on the command line: ``fedswa/table3``."""
+        """The name on the command line: ``fedswa/table3``."""
         return f"{self.paper.name}/{self.name}"
 
     @property
     def title(self) -> str:
-        """As in the paper: ``Table 3``."""
+        """The name in the paper: ``Table 3``."""
         return re.sub(r"(\d+)", r" \1", self.name).capitalize()
 
     @cached_property
     def protocols(self) -> dict[str, Protocol]:
-        """How its runs were done: the protocols of its cells, by name."""
+        """The protocols of its cells, by name."""
         return {str(cell.words["protocol"]): cell.protocol for cell in self.cells.values()}
 
     @property
     def columns(self) -> list[tuple[str, ...]]:
-        """The labels of every column, from the top of the header to its bottom."""
+        """The labels of every column, from the top of the header to the bottom."""
         return list(itertools.product(*self.file.header))
 
     @cached_property
@@ -59,89 +60,110 @@ class Table:
 
     @cached_property
     def cells(self) -> dict[str, Cell]:
-        """Every cell by its name, row by row."""
-        found: dict[str, Cell] = {}
+        """Every cell by name, row by row."""
+        cells: dict[str, Cell] = {}
         for group in self.file.all_groups:
             for method, line in group.rows.items():
                 printed = line.split()
                 if len(printed) != len(self.columns):
                     raise UserError(
-                        f"{self.full_name}: row {group.name} {method} has {len(printed)} numbers for {len(self.columns)} columns"
+                        f"{self.full_name}: row {group.name} {method} has {len(printed)} numbers "
+                        f"for {len(self.columns)} columns"
                     )
                 for labels, text in zip(self.columns, printed, strict=True):
-                    cell = make_cell(
-                        self._name(group.name, method, labels),
-                        labels,
-                        text,
-                        self._words(group.words, method, labels),
-                        self,
-                    )
-                    if cell.name in found:
-                        raise UserError(f"{self.full_name} has two cells named {cell.name}")
-                    found[cell.name] = cell
-        return found
+                    name = self._cell_name(group.name, method, labels)
+                    if name in cells:
+                        raise UserError(f"{self.full_name} has two cells named {name}")
+                    cells[name] = self._cell(name, labels, text, self._words(group.words, method, labels))
+        return cells
+
+    def _cell(self, name: str, labels: tuple[str, ...], printed: str, words: Words) -> Cell:
+        try:
+            published = read(printed)
+        except UserError as error:
+            raise UserError(f"{self.full_name}, {name}: {error}") from None
+        return Cell(name, self.full_name, labels, published, words, self.paper.protocol(str(words["protocol"])))
 
     def choose(self, patterns: list[str] | tuple[str, ...]) -> list[Cell]:
-        """The cells whose names fit any of the patterns; all of them where there is no pattern."""
-        chosen = dict.fromkeys(name for pattern in patterns or ["*"] for name in self._fitting(pattern))
+        """The cells whose names match any of the patterns; all cells without a pattern."""
+        chosen = {name for pattern in patterns or ["*"] for name in self._matching(pattern)}
         return [cell for name, cell in self.cells.items() if name in chosen]
 
     def cell_at(self, group: str, method: str, labels: tuple[str, ...]) -> Cell:
-        """The cell of a row and a column."""
-        return self.cells[self._name(group, method, labels)]
+        """The cell in a row and a column."""
+        return self.cells[self._cell_name(group, method, labels)]
+
+    def sources(self, cell: Cell) -> tuple[Cell, ...]:
+        """The cells whose runs a number comes from: minuend and subtrahend of a gain, otherwise the cell itself."""
+        gain = cell.statistic
+        if not isinstance(gain, Gain):
+            return (cell,)
+        gain_label = next(
+            label
+            for level, label in zip(self.file.header, cell.labels, strict=True)
+            if "number" in (level[label] or {})
+        )
+        group, method = self.rows[list(self.cells).index(cell.name) // len(self.columns)]
+
+        def column(label: str) -> tuple[str, ...]:
+            return tuple(label if old == gain_label else old for old in cell.labels)
+
+        minuend = self.cell_at(group, method, column(gain.of))
+        return minuend, self.cell_at(group, gain.row or method, column(gain.column or gain.of))
 
     def notes_on(self, cell: Cell) -> list[Note]:
-        """What there is to know about a cell."""
+        """The notes that concern a cell."""
         return [note for note in self.file.notes if any(fnmatchcase(cell.name, pattern) for pattern in note.cells)]
 
-    def _fitting(self, pattern: str) -> list[str]:
-        fitting = [name for name in self.cells if fnmatchcase(name, pattern.lower())]
-        if not fitting:
-            raise one_of(f"cell of {self.full_name}", pattern, self.cells, f"fedflat papers {self.full_name} --cells")
-        return fitting
+    def _matching(self, pattern: str) -> list[str]:
+        names = [name for name in self.cells if fnmatchcase(name, pattern.lower())]
+        if not names:
+            see = f"fedflat papers {self.full_name} --cells"
+            raise one_of("cell", pattern, self.cells, see, owner=self.full_name)
+        return names
 
-    def _name(self, group: str, method: str, labels: tuple[str, ...]) -> str:
+    def _cell_name(self, group: str, method: str, labels: tuple[str, ...]) -> str:
         return f"{slug(f'{group} {method}')}/{slug(' '.join(labels))}"
 
-    def _words(self, of_group: Words, method: str, labels: tuple[str, ...]) -> Words:
-        """The words of a cell; those of the header and of the row count more than the rules', the rules' more than the protocol's."""
+    def _words(self, group_words: Words, method: str, labels: tuple[str, ...]) -> Words:
+        """The words of a cell. Header and row take precedence over rules, and rules over the protocol."""
         methods = self.paper.file.methods | self.file.methods
         if method not in methods:
-            raise one_of(f"method of {self.full_name}", method, methods)
+            raise one_of("method", method, methods, owner=self.full_name)
         meaning = methods[method]
-        own: Words = {} if isinstance(meaning, dict) else {"algorithm": meaning}
+        specific: Words = {} if isinstance(meaning, dict) else {"algorithm": meaning}
         for level, label in zip(self.file.header, labels, strict=True):
-            own |= level[label] or {}
-        own |= of_group | (meaning if isinstance(meaning, dict) else {})
-        name = str(own.get("protocol", self.file.protocol))
+            specific |= level[label] or {}
+        specific |= group_words | (meaning if isinstance(meaning, dict) else {})
+        name = str(specific.get("protocol", self.file.protocol))
         protocol = self.paper.protocol(name)
         general = {"protocol": name, "number": protocol.number, "unit": protocol.unit, "evaluated": "server"}
         general |= {"needs": "", "weights": ""}
-        words: Words = general | protocol.words | self.file.words | own
+        words: Words = general | protocol.words | self.file.words | specific
         for rule in [*protocol.rules, *self.file.rules]:
             if rule.holds(words):
-                words |= rule.then | {name: own[name] for name in rule.then if name in own}
+                words |= rule.then | {word: specific[word] for word in rule.then if word in specific}
         return words
 
 
 @dataclass(frozen=True, eq=False)
 class Paper:
-    """A work with its tables and figures."""
+    """A paper with its tables and figures."""
 
     name: str
     file: PaperFile = field(repr=False)
-    tables: dict[str, Table] = field(default_factory=dict, repr=False)
+    tables: dict[str, PaperTable] = field(default_factory=dict, repr=False)
 
     def protocol(self, name: str) -> Protocol:
-        """A protocol by its name."""
+        """A protocol by name."""
         if name not in self.file.protocols:
-            raise one_of(f"protocol of {self.name}", name, self.file.protocols)
+            raise one_of("protocol", name, self.file.protocols, owner=self.name)
         return self.file.protocols[name]
 
-    def table(self, name: str) -> Table:
-        """A table or figure by its short name."""
+    def table(self, name: str) -> PaperTable:
+        """A table or figure by its short name, e.g. ``table3``."""
         if name not in self.tables:
-            raise UserError(f"{self.name} has no '{name}' here; it has {', '.join(self.tables)}")
+            raise UserError(f"{self.name} has no '{name}'; expected one of {', '.join(self.tables)}")
         return self.tables[name]
 
 
@@ -151,27 +173,27 @@ def papers() -> dict[str, Paper]:
     return {name: _read_paper(name) for name in ORDER}
 
 
-def find(name: str) -> Paper | Table:
-    """The paper or the table that a name such as ``fedswa`` or ``fedswa/table3`` means."""
-    paper, slash, table = name.strip("/").lower().partition("/")
-    if paper not in papers():
-        raise one_of("paper", paper, papers(), "fedflat papers")
-    found = papers()[paper]
-    return found.table(table.replace(" ", "")) if slash else found
+def find(name: str) -> Paper | PaperTable:
+    """The paper or table with a name such as ``fedswa`` or ``fedswa/table3``."""
+    paper_name, slash, table = name.strip("/").lower().partition("/")
+    if paper_name not in papers():
+        raise one_of("paper", paper_name, papers(), "fedflat papers")
+    paper = papers()[paper_name]
+    return paper.table(table.replace(" ", "")) if slash else paper
 
 
-def find_table(name: str) -> Table:
-    """The table that a name such as ``fedswa/table3`` means."""
-    found = find(name)
-    if isinstance(found, Paper):
+def find_table(name: str) -> PaperTable:
+    """The table or figure with a name such as ``fedswa/table3``."""
+    table = find(name)
+    if isinstance(table, Paper):
         raise UserError(
-            f"'{name}' is a paper; expected one of its tables or figures, for example {name}/{next(iter(found.tables))}"
+            f"'{name}' is a paper; expected one of its tables or figures, for example {name}/{next(iter(table.tables))}"
         )
-    return found
+    return table
 
 
 def slug(text: str) -> str:
-    """A label as part of a name.
+    """A label as part of a cell's name.
 
     >>> slug("FedSWA (i)"), slug("α=0.5/0.05 5cl")
     ('fedswa-i', 'alpha-0.5-0.05-5cl')
@@ -184,17 +206,16 @@ def slug(text: str) -> str:
 def _read_paper(name: str) -> Paper:
     folder = resources.files("fedflat.papers") / "data" / name
     paper = Paper(name, _checked(PaperFile, f"{name}/paper.yaml", (folder / "paper.yaml").read_text("utf-8")))
-    names = sorted(
-        (file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name != "paper.yaml"), key=_in_order
-    )
-    for table in names:
+    tables = (file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name != "paper.yaml")
+    for table in sorted(tables, key=_order):
         file = _checked(TableFile, f"{name}/{table}.yaml", (folder / f"{table}.yaml").read_text("utf-8"))
-        paper.tables[table] = Table(paper, table, file)
+        paper.tables[table] = PaperTable(paper, table, file)
     return paper
 
 
-def _in_order(name: str) -> tuple[bool, int]:
-    return name.startswith("figure"), int(re.sub(r"\D", "", name) or 0)
+def _order(table: str) -> tuple[bool, int]:
+    """Tables before figures, each by number."""
+    return table.startswith("figure"), int(re.sub(r"\D", "", table) or 0)
 
 
 def _checked(kind: type[File], name: str, text: str) -> File:
@@ -202,4 +223,5 @@ def _checked(kind: type[File], name: str, text: str) -> File:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise UserError(f"{name} is not as expected: {error.errors()[0]['loc']}: {error.errors()[0]['msg']}") from None
+        first = error.errors()[0]
+        raise UserError(f"{name} is invalid: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None

@@ -1,4 +1,4 @@
-"""Numbers as papers print them, and how each was formed from a run.
+"""Numbers as papers print them, and the statistics of a run that they report.
 
 >>> read("79.6±0.2")
 Published(text='79.6±0.2', value=79.6, plus_minus=0.2, beyond=False)
@@ -21,7 +21,7 @@ NOT_PRINTED, NOT_AVAILABLE = "-", "N/A"
 
 @dataclass(frozen=True)
 class Published:
-    """One printed number."""
+    """A printed number."""
 
     text: str
     value: float | None
@@ -41,122 +41,123 @@ class Published:
 
 
 def read(text: str) -> Published | None:
-    """A printed number; None where nothing is printed."""
+    """Parse a printed number; None if nothing is printed."""
     if text == NOT_PRINTED:
         return None
     if text == NOT_AVAILABLE:
         return Published(text, None)
-    found = _PRINTED.fullmatch(text)
-    if not found:
+    match = _PRINTED.fullmatch(text)
+    if not match:
         raise UserError(
-            f"cannot read the printed number '{text}'; expected 79.6, 79.6±0.2, 1000+, N/A, or - where nothing is printed"
+            f"cannot read the printed number '{text}'; "
+            "expected 79.6, 79.6±0.2, 1000+, N/A, or - where nothing is printed"
         )
-    spread = found["spread"]
-    return Published(text, float(found["value"]), None if spread is None else float(spread), bool(found["beyond"]))
+    spread = match["spread"]
+    return Published(text, float(match["value"]), None if spread is None else float(spread), bool(match["beyond"]))
 
 
-# --- how a number is formed --------------------------------------------------------------------------------------------------------
+# --- statistics -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Form:
-    """How a reported number is formed from a run, or from other numbers of its table."""
+class Statistic:
+    """How a reported number is computed from a run, or from other numbers of its table."""
 
     @property
     def text(self) -> str:
-        """The shortest text of the form."""
-        name = next(name for name, kind in FORMS.items() if kind is type(self))
+        """The shortest text that :func:`statistic` reads."""
+        name = next(name for name, kind in STATISTICS.items() if kind is type(self))
         return show(name, changed(self))
 
 
 @dataclass(frozen=True)
-class Last(Form):
+class Last(Statistic):
     """The last evaluation."""
 
 
 @dataclass(frozen=True)
-class Best(Form):
-    """The highest of all evaluations: optimistic, since the test set chose it."""
+class Best(Statistic):
+    """The highest of all evaluations; optimistic, since the test set selects it."""
 
 
 @dataclass(frozen=True)
-class Mean(Form):
+class Mean(Statistic):
     """The mean over the evaluations of the last rounds."""
 
-    rounds: int = param(100, "how many rounds that is", low=1)
+    rounds: int = param(100, "number of rounds", low=1)
     until: int | None = param(None, "the round at which they end; none is the last", low=1)
 
 
 @dataclass(frozen=True)
-class RoundsTo(Form):
+class RoundsTo(Statistic):
     """The first round whose evaluation reaches a target."""
 
     target: float = param(0.5, "the target, as a share", low=0, high=1)
 
 
 @dataclass(frozen=True)
-class Gain(Form):
-    """By how much one number of the table exceeds another: in the column ``of``, over a row or over another column."""
+class Gain(Statistic):
+    """The difference of two numbers of the table: column ``of``, minus another row or another column."""
 
-    of: str = param("", "the label of the column whose number is taken")
+    of: str = param("", "label of the column to subtract from")
     row: str = param("", "the row whose number in that column is subtracted")
     column: str = param("", "or the label of the column whose number in this row is subtracted")
     relative: bool = param(False, "in per cent of what is subtracted")
 
 
 @dataclass(frozen=True)
-class ClientSeconds(Form):
-    """Seconds of a round, which differ from machine to machine."""
+class ClientSeconds(Statistic):
+    """Seconds per round, which depend on the machine."""
 
 
 @dataclass(frozen=True)
-class OfModels(Form):
-    """What is measured on a model of a run once the run is over; ``afterwards`` does it."""
+class ModelStatistic(Statistic):
+    """A statistic that ``post_hoc`` measures on a model of a finished run."""
 
 
 @dataclass(frozen=True)
-class Eigenvalue(OfModels):
-    """The largest eigenvalue of the Hessian of the training loss, or its ratio to the ``over``-th."""
+class Eigenvalue(ModelStatistic):
+    """The largest Hessian eigenvalue of the training loss, or its ratio to the ``over``-th."""
 
     over: int | None = param(None, "none is the eigenvalue itself", low=2)
-    count: int = param(1, "how many of the largest are computed and kept, for a picture of them", low=1)
+    count: int = param(1, "number of eigenvalues to compute and store, for a figure", low=1)
 
     @property
     def needed(self) -> int:
-        """How many of the largest eigenvalues it takes."""
+        """Number of largest eigenvalues to compute."""
         return max(self.over or 1, self.count)
 
 
 @dataclass(frozen=True)
-class ClientEigenvalue(OfModels):
-    """The highest, over the clients of the next round, of the largest eigenvalue of a client's model on its own data."""
+class ClientEigenvalue(ModelStatistic):
+    """The maximum, over the next cohort, of the largest Hessian eigenvalue of a client's model on its own data."""
 
 
 @dataclass(frozen=True)
-class Corrupted(OfModels):
+class Corrupted(ModelStatistic):
     """The metric on corrupted test images of one severity, averaged over corruptions."""
 
     severity: int = param(5, "from 1 to 5", low=1, high=5)
 
 
 @dataclass(frozen=True)
-class OnClients(OfModels):
+class OnClients(ModelStatistic):
     """The metric on each client's own training data, averaged over clients."""
 
 
 @dataclass(frozen=True)
-class Features(OfModels):
+class Features(ModelStatistic):
     """The norm of the output on each client's data, averaged over clients."""
 
 
 @dataclass(frozen=True)
-class Domains(OfModels):
-    """The metric on the test examples of those domains that clients trained on, or of the others."""
+class DomainMetric(ModelStatistic):
+    """The metric on test examples of the domains that clients trained on, or of the others."""
 
-    part: Literal["seen", "unseen"] = param("seen", "which of them")
+    part: Literal["seen", "unseen"] = param("seen", "which domains")
 
 
-FORMS: dict[str, type[Form]] = {
+STATISTICS: dict[str, type[Statistic]] = {
     "last": Last,
     "best": Best,
     "mean": Mean,
@@ -168,17 +169,17 @@ FORMS: dict[str, type[Form]] = {
     "corrupted": Corrupted,
     "on-clients": OnClients,
     "features": Features,
-    "domains": Domains,
+    "domains": DomainMetric,
 }
 
 
-def form(text: str) -> Form:
-    """The form that a text names.
+def statistic(text: str) -> Statistic:
+    """Parse a statistic.
 
-    >>> form("mean(until=5000)"), form("rounds-to(target=0.78)").text
+    >>> statistic("mean(until=5000)"), statistic("rounds-to(target=0.78)").text
     (Mean(rounds=100, until=5000), 'rounds-to(target=0.78)')
     """
     call = parse_one(text)
-    if call.name not in FORMS:
-        raise one_of("way to form a number", call.name, FORMS)
-    return make(FORMS[call.name], call, "number")
+    if call.name not in STATISTICS:
+        raise one_of("statistic", call.name, STATISTICS)
+    return make(STATISTICS[call.name], call, "number")

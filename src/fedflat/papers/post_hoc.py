@@ -1,6 +1,6 @@
-"""Numbers that are measured on the models of a run once it is over: curvature, corruptions, the clients' data, domains.
+"""Statistics measured on the models of finished runs: curvature, corruptions, clients' data, domains.
 
-What was measured is kept in the run's folder, so that neither another cell nor another start measures it again.
+Results are stored in the run's folder, so that nothing is measured twice.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedflat.data import Examples, load_corruptions
+from fedflat.data import load_corruptions
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.evaluation import Evaluation, evaluate
 from fedflat.experiment.analysis.fixed_sample import Look
@@ -23,83 +23,94 @@ from fedflat.experiment.config import FlatnessSettings
 from fedflat.experiment.store.atomic_files import write_whole
 from fedflat.experiment.store.record import Record
 from fedflat.flatness import spectrum_of
-from fedflat.papers.numbers import ClientEigenvalue, Corrupted, Domains, Eigenvalue, Features, OfModels, OnClients
+from fedflat.papers.numbers import (
+    ClientEigenvalue,
+    Corrupted,
+    DomainMetric,
+    Eigenvalue,
+    Features,
+    ModelStatistic,
+    OnClients,
+)
 from fedflat.papers.small import EXAMPLES, corrupted
 
 FILE = "measured.json"
-"""In the folder of a run: everything that was measured on its models, by name."""
+"""In the folder of a run: all measurements of its models, by name."""
 EVERY_CLIENT = 1_000_000
 
 
-class Asked(NamedTuple):
-    """A number, and the model of the run that it is about."""
+class ModelQuery(NamedTuple):
+    """A statistic, and the model of a run to measure it on."""
 
-    number: OfModels
+    statistic: ModelStatistic
     model: str
 
 
-def measure(record: Record, asked: Iterable[Asked], small: bool = False) -> dict[Asked, float | str]:
-    """The numbers that are asked for, or a sentence that says why there is none."""
-    models = _Models(record, small)
-    found: dict[Asked, float | str] = {}
-    for one in sorted(
-        asked, key=_needed, reverse=True
-    ):  # what needs more eigenvalues first, so that the rest finds them
+def measure(record: Record, queries: Iterable[ModelQuery], small: bool = False) -> dict[ModelQuery, float | str]:
+    """Measure statistics on the models of a run; where that is impossible, the value is the reason.
+
+    Args:
+        record: the finished run.
+        queries: what to measure.
+        small: whether to use few examples and generated corruptions.
+    """
+    models = _RunModels(record, small)
+    values: dict[ModelQuery, float | str] = {}
+    # Most eigenvalues first: the other queries can then reuse them.
+    for query in sorted(queries, key=_eigenvalues_needed, reverse=True):
         try:
-            found[one] = models.number(one)
+            values[query] = models.value(query)
         except UserError as reason:
-            found[one] = str(reason)
-    return found
+            values[query] = str(reason)
+    return values
 
 
-def _needed(one: Asked) -> int:
-    return one.number.needed if isinstance(one.number, Eigenvalue) else 0
+def _eigenvalues_needed(query: ModelQuery) -> int:
+    return query.statistic.needed if isinstance(query.statistic, Eigenvalue) else 0
 
 
-class _Models:
-    """The models of a run, with what is known of them already."""
+class _RunModels:
+    """The models of a run, with earlier measurements."""
 
     def __init__(self, record: Record, small: bool) -> None:
         self.record, self.small = record, small
-        path = self._file
-        self.known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else {}
+        self._file: Path | None = record.folder.path / FILE if record.folder else None
+        self.stored: dict[str, Any] = {}
+        if self._file is not None and self._file.exists():
+            self.stored = json.loads(self._file.read_text(encoding="utf-8"))
 
-    @property
-    def _file(self) -> Path | None:
-        return self.record.folder.path / FILE if self.record.folder else None
-
-    def number(self, asked: Asked) -> float:
-        """One number, measured now or before."""
-        number, model = asked
-        match number:
+    def value(self, query: ModelQuery) -> float:
+        """One statistic, measured now or earlier."""
+        statistic, model = query
+        match statistic:
             case Eigenvalue():
-                values = self._spectrum(model, number.needed)["eigenvalues"]
-                return float(values[0] if number.over is None else values[0] / values[number.over - 1])
+                values = self._spectrum(model, statistic.needed)["eigenvalues"]
+                return float(values[0] if statistic.over is None else values[0] / values[statistic.over - 1])
             case ClientEigenvalue():
-                return float(max(self._kept("curvature of clients", self._clients)["lambda_max"].values()))
-            case Corrupted():
-                return float(
-                    self._kept(f"severity {number.severity}, {model}", lambda: self._corrupted(number.severity, model))[
-                        "mean"
-                    ]
-                )
+                return float(max(self._cached("curvature of clients", self._clients)["lambda_max"].values()))
+            case Corrupted(severity=severity):
+                name = f"severity {severity}, {model}"
+                return float(self._cached(name, lambda: self._corrupted(severity, model))["mean"])
             case OnClients():
-                return float(self._kept(f"clients, {model}", lambda: self._on("clients", model))["mean"])
+                return float(self._cached(f"clients, {model}", lambda: self._evaluated("clients", model))["mean"])
             case Features():
-                return fmean(self._kept(f"features, {model}", lambda: self._features(model)).values())
-            case Domains():
-                return self._domains(self._kept(f"domains, {model}", lambda: self._on("domains", model)), number.part)
-        raise UserError(f"{number.text} is not measured on models")
+                return fmean(self._cached(f"features, {model}", lambda: self._features(model)).values())
+            case DomainMetric(part=part):
+                domains = self._cached(f"domains, {model}", lambda: self._evaluated("domains", model))
+                if part not in domains:
+                    raise UserError(f"the test set has no {part} domain")
+                return float(domains[part][domains["metric"]])
+        raise UserError(f"{statistic.text} cannot be measured on a model")
 
-    def _kept(
+    def _cached(
         self, name: str, make: Callable[[], dict[str, Any]], enough: Callable[[dict[str, Any]], bool] = bool
     ) -> dict[str, Any]:
-        """What is known under a name, or is measured now and kept."""
-        if not enough(self.known.get(name, {})):
-            self.known[name] = make()
+        """The stored measurement if it is ``enough``, otherwise a new one."""
+        if not enough(self.stored.get(name, {})):
+            self.stored[name] = make()
             if self._file is not None:
-                write_whole(self._file, json.dumps(self.known, indent=1) + "\n")
-        return dict(self.known[name])
+                write_whole(self._file, json.dumps(self.stored, indent=1) + "\n")
+        return dict(self.stored[name])
 
     def _measured(self, model: str) -> Measured:
         return measured(self.record, name=model, device=self.record.config.engine.device)
@@ -107,28 +118,27 @@ class _Models:
     def _spectrum(self, model: str, needed: int) -> dict[str, Any]:
         def make() -> dict[str, Any]:
             (objective,) = self._measured(model).objectives(examples=EXAMPLES if self.small else None)
-            found = spectrum_of(objective, needed, trace_draws=0)
-            return {name: value for name, value in found.document().items() if name not in ("trace", "density")}
+            document = spectrum_of(objective, needed, trace_draws=0).document()
+            return {name: value for name, value in document.items() if name not in ("trace", "density")}
 
-        return self._kept(f"spectrum, {model}", make, lambda known: len(known.get("eigenvalues", ())) >= needed)
+        return self._cached(f"spectrum, {model}", make, lambda known: len(known.get("eigenvalues", ())) >= needed)
 
     def _clients(self) -> dict[str, Any]:
-        """The clients of the next round train once more, and their models are looked at on their own data."""
+        """Curvature of the next cohort's local models, each on its client's data."""
         server = self._measured("server")
         replay = replay_at(server)
         members = replay.members(None)
-        return Look(server.problem, server.partition, FlatnessSettings()).local_curvature(
-            replay.local_models(members, replay.train(members)), members
-        )
+        local_models = replay.local_models(members, replay.train(members))
+        return Look(server.problem, server.partition, FlatnessSettings()).local_curvature(local_models, members)
 
     def _features(self, model: str) -> dict[str, Any]:
         """The mean of ||f(x)|| over each client's data."""
-        found = self._measured(model)
-        return Look(found.problem, found.partition, FlatnessSettings(clients=EVERY_CLIENT)).features(found.state)
+        opened = self._measured(model)
+        return Look(opened.problem, opened.partition, FlatnessSettings(clients=EVERY_CLIENT)).features(opened.state)
 
-    def _on(self, part: str, model: str, **options: Any) -> dict[str, Any]:
-        found: Evaluation = evaluate(self.record, model, (part,), **options)
-        return {"metric": found.metric, **found[part]}
+    def _evaluated(self, part: str, model: str, **options: Any) -> dict[str, Any]:
+        evaluation: Evaluation = evaluate(self.record, model, (part,), **options)
+        return {"metric": evaluation.metric, **evaluation[part]}
 
     def _corrupted(self, severity: int, model: str) -> dict[str, Any]:
         data = self.record.config.data
@@ -136,17 +146,10 @@ class _Models:
             test = self._measured(model).problem.data.test
             images = corrupted(test.take(torch.arange(min(EXAMPLES, len(test)))), severity)
         else:
-            images = {name: of[severity] for name, of in load_corruptions(data.dataset, data.dir).items()}
-        with_severity: dict[str, dict[int, Examples]] = {
-            name: {severity: examples} for name, examples in images.items()
-        }
-        found = self._on("corruptions", model, corruptions=with_severity)
-        return {
-            **found,
-            "mean": fmean(one[found["metric"]] for one in found["each"].values()),
-        }  # of the paper's 19, not of the usual 15
-
-    def _domains(self, found: dict[str, Any], part: str) -> float:
-        if part not in found:
-            raise UserError(f"no domain of the test set is {part}")
-        return float(found[part][found["metric"]])
+            images = {
+                name: by_severity[severity] for name, by_severity in load_corruptions(data.dataset, data.dir).items()
+            }
+        corruptions = {name: {severity: examples} for name, examples in images.items()}
+        scores = self._evaluated("corruptions", model, corruptions=corruptions)
+        # The paper averages over all 19 corruptions, not over the usual 15.
+        return {**scores, "mean": fmean(each[scores["metric"]] for each in scores["each"].values())}

@@ -113,10 +113,10 @@ def bench(
     Example: fedflat bench --model lenet5 --local-steps 10 --algorithms fedavg,fedsam --json bench.json
     """
     from fedflat.bench.benchmark import Request, benchmark
-    from fedflat.bench.setting import Setting
+    from fedflat.bench.setting import BenchmarkSetting
     from fedflat.experiment.store.atomic_files import create_folder, write_whole
 
-    setting = Setting(
+    setting = BenchmarkSetting(
         model,
         data,
         data_dir,
@@ -211,7 +211,7 @@ def print_benchmark(found: dict[str, Any]) -> None:
 
 def _title(found: dict[str, Any]) -> str:
     s = found["setting"]
-    return f"{s['model']} on {s['data']}, {s['clients_per_round']} clients x {s['local_steps']} steps x batch {s['batch_size']}, augmentation {s['augmentation']}"
+    return f"{s['model']} on {s['dataset']}, {s['clients_per_round']} clients x {s['local_steps']} steps x batch {s['batch_size']}, augmentation {s['augmentation']}"
 
 
 def _table(found: dict[str, Any]) -> Table:

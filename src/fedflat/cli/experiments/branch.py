@@ -39,12 +39,12 @@ def branch(
 
     Example: fedflat branch runs/fedavg-digits-seed0@50 fedavg fedsam scaffold
     """
-    from fedflat.experiment.campaign.branch import start
+    from fedflat.experiment.campaign.branch import branch_point
     from fedflat.experiment.campaign.sweep import plan_sweep
     from fedflat.experiment.campaign.sweep_file import read_sweep
     from fedflat.experiment.config import assign
 
-    found = start(origin)
+    found = branch_point(origin)
     base: dict[str, Any] = {}
     for assignment in assignments:
         assign(base, assignment)

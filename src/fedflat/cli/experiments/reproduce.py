@@ -19,11 +19,11 @@ from fedflat.cli.shared.screen import facts, print_json, screen, shown_count, sh
 from fedflat.errors import UserError, one_of
 
 if TYPE_CHECKING:
+    from fedflat.experiment.campaign.estimate import RemainingWork
     from fedflat.experiment.config import Config
-    from fedflat.papers import Table
-    from fedflat.papers.cost import Cost
-    from fedflat.papers.outcome import Measured, Outcome
-    from fedflat.papers.plan import Plan, Scale
+    from fedflat.papers import PaperTable
+    from fedflat.papers.outcome import CellOutcome, MeasuredRun
+    from fedflat.papers.plan import ReproductionPlan, ReproductionScale
 
 SCALES = ("paper", "small")
 HARMLESS = ("engine.", "data.dir", "init")
@@ -84,7 +84,7 @@ def reproduce(
             raise UserError(f"{file} cannot be written: there is no folder {file.parent}; make it first")
     wanted = _scale(scale, rounds, data_dir, assignments)
     documents: list[dict[str, Any]] = []
-    result: list[Outcome] = []
+    result: list[CellOutcome] = []
     failed: UserError | None = None
     for one in found:
         folder = (out or RUNS / "reproduce" / _variant(wanted)) / one.paper.name
@@ -110,7 +110,7 @@ def reproduce(
         raise failed
 
 
-def _tables(name: str) -> list[Table]:
+def _tables(name: str) -> list[PaperTable]:
     """The table of a name, those of a paper, or all there are."""
     from fedflat.papers import Paper, find, papers
 
@@ -120,25 +120,27 @@ def _tables(name: str) -> list[Table]:
     return list(found.tables.values()) if isinstance(found, Paper) else [found]
 
 
-def _plan(found: Table, cells: Sequence[str], seeds: Sequence[int], folder: Path, scale: Scale) -> Plan:
+def _plan(
+    found: PaperTable, cells: Sequence[str], seeds: Sequence[int], folder: Path, scale: ReproductionScale
+) -> ReproductionPlan:
     from fedflat.papers.plan import make_plan
 
     return make_plan(found, found.choose(list(cells)), seeds, folder, scale)
 
 
-def _cost(plan: Plan, probing: bool) -> Cost:
-    from fedflat.papers.cost import cost_of
+def _cost(plan: ReproductionPlan, probing: bool) -> RemainingWork:
+    from fedflat.experiment.campaign.estimate import remaining_work
 
-    return cost_of(plan.runs, probing and not plan.scale.small)
+    return remaining_work(plan.runs, probing=probing and not plan.scale.small)
 
 
-def _outcomes(plan: Plan, measured: dict[Path, Measured]) -> list[Outcome]:
+def _outcomes(plan: ReproductionPlan, measured: dict[Path, MeasuredRun]) -> list[CellOutcome]:
     from fedflat.papers.outcome import outcomes
 
     return outcomes(plan, measured)
 
 
-def _before(plan: Plan, cost: Cost, silent: bool, yes: bool) -> None:
+def _before(plan: ReproductionPlan, cost: RemainingWork, silent: bool, yes: bool) -> None:
     """Say what is ahead, and at a terminal ask where it is long."""
     if silent:
         return
@@ -148,9 +150,9 @@ def _before(plan: Plan, cost: Cost, silent: bool, yes: bool) -> None:
         typer.confirm("Start?", abort=True, err=True)
 
 
-def _scale(scale: str, rounds: int | None, folder: Path | None, assignments: Sequence[str]) -> Scale:
+def _scale(scale: str, rounds: int | None, folder: Path | None, assignments: Sequence[str]) -> ReproductionScale:
     from fedflat.experiment.config import assign, config
-    from fedflat.papers.plan import Scale
+    from fedflat.papers.plan import ReproductionScale
 
     def change(one: Config) -> Config:
         if not assignments:
@@ -162,10 +164,10 @@ def _scale(scale: str, rounds: int | None, folder: Path | None, assignments: Seq
 
     changed = tuple(text for text in assignments if not text.startswith(HARMLESS))
     brought = any(text.startswith("init=") for text in assignments)
-    return Scale(scale == "small", rounds, folder, change, changed, brought)
+    return ReproductionScale(scale == "small", rounds, folder, change, changed, brought)
 
 
-def _variant(scale: Scale) -> str:
+def _variant(scale: ReproductionScale) -> str:
     """A folder for what differs from the paper, so that runs of one kind never meet those of another."""
     import hashlib
 
@@ -175,16 +177,18 @@ def _variant(scale: Scale) -> str:
     return kind + rounds + other
 
 
-def _run(plan: Plan, out: Path, jobs: int | None, silent: bool) -> tuple[dict[Path, Measured], UserError | None]:
+def _run(
+    plan: ReproductionPlan, out: Path, jobs: int | None, silent: bool
+) -> tuple[dict[Path, MeasuredRun], UserError | None]:
     """What came of every run; the mistake that ended them early, if any."""
     from fedflat.experiment.campaign.compare import run_each
-    from fedflat.papers.outcome import Measured
+    from fedflat.papers.outcome import MeasuredRun
     from fedflat.papers.post_hoc import measure
 
     if not plan.scale.small:
         for data in {run.config.data.dataset: run.config for run in plan.runs if not run.done}.values():
             fetch_if_missing(data, silent)
-    measured: dict[Path, Measured] = {}
+    measured: dict[Path, MeasuredRun] = {}
     runs = {run.folder: run for run in plan.runs}
     try:
         with progress(silent, len(plan.runs)) as shown:
@@ -192,8 +196,8 @@ def _run(plan: Plan, out: Path, jobs: int | None, silent: bool) -> tuple[dict[Pa
             for record in records:
                 assert record.folder is not None
                 run = runs[record.folder.path]
-                models = measure(record, run.asked, plan.scale.small) if record.status != "diverged" else {}
-                measured[run.folder] = Measured.of(record, models)
+                models = measure(record, run.queries, plan.scale.small) if record.status != "diverged" else {}
+                measured[run.folder] = MeasuredRun.of(record, models)
                 shown.run_over()
     except KeyboardInterrupt:
         raise Interrupted(
@@ -209,7 +213,7 @@ def _run(plan: Plan, out: Path, jobs: int | None, silent: bool) -> tuple[dict[Pa
 # --- on the screen ---------------------------------------------------------------------------------------------------------------------
 
 
-def _print_cost(plan: Plan, cost: Cost, stderr: bool = False) -> None:
+def _print_cost(plan: ReproductionPlan, cost: RemainingWork, stderr: bool = False) -> None:
     time = (
         "unknown"
         if cost.seconds is None
@@ -223,7 +227,7 @@ def _print_cost(plan: Plan, cost: Cost, stderr: bool = False) -> None:
     }
     if not plan.scale.small:
         lines["time"] = time + why
-    instead = sorted({text for run in plan.runs for text in run.instead})
+    instead = sorted({text for run in plan.runs for text in run.stand_ins})
     if instead:
         lines["stand-ins"] = "; ".join(instead)
     reasons = list(plan.lacking.values())
@@ -232,7 +236,7 @@ def _print_cost(plan: Plan, cost: Cost, stderr: bool = False) -> None:
     screen(stderr).print(facts(lines))
 
 
-def _show_plan(plan: Plan, cost: Cost, as_json: bool) -> dict[str, Any]:
+def _show_plan(plan: ReproductionPlan, cost: RemainingWork, as_json: bool) -> dict[str, Any]:
     """What would be run: as a document, or on the screen."""
     if not as_json:
         _print_cost(plan, cost)
@@ -257,7 +261,7 @@ def _show_plan(plan: Plan, cost: Cost, as_json: bool) -> dict[str, Any]:
     return {"table": plan.table.full_name, "runs": runs, "lacking": plan.lacking, "cost": vars(cost)}
 
 
-def _print_result(plan: Plan, result: Sequence[Outcome], out: Path) -> None:
+def _print_result(plan: ReproductionPlan, result: Sequence[CellOutcome], out: Path) -> None:
     from rich.text import Text
 
     from fedflat.papers.document import OUTCOME, outcome_rows
@@ -283,9 +287,9 @@ def _print_result(plan: Plan, result: Sequence[Outcome], out: Path) -> None:
     console.print(facts({"runs": out, **({"picture": picture} if picture else {})}))
 
 
-def _rule(plan: Plan) -> str:
+def _rule(plan: ReproductionPlan) -> str:
     if plan.scale.small:
-        instead = sorted({text for run in plan.runs for text in run.instead})
+        instead = sorted({text for run in plan.runs for text in run.stand_ins})
         return f"At small scale only the structure is tried; the numbers mean nothing. Stand-ins: {'; '.join(instead) or 'none'}."
     if any(plan.scale.obstacle(cell) == "other settings" for cell in plan.cells):
         return f"No verdict where it matters that settings were changed ({', '.join(plan.scale.changed)})."
@@ -297,7 +301,9 @@ def _rule(plan: Plan) -> str:
     )
 
 
-def _document(plan: Plan, cost: Cost, result: Sequence[Outcome], folder: Path) -> dict[str, Any]:
+def _document(
+    plan: ReproductionPlan, cost: RemainingWork, result: Sequence[CellOutcome], folder: Path
+) -> dict[str, Any]:
     from fedflat.papers.document import outcomes_document
     from fedflat.papers.outcome import picture_command
 
@@ -305,7 +311,7 @@ def _document(plan: Plan, cost: Cost, result: Sequence[Outcome], folder: Path) -
         "table": plan.table.full_name,
         "folder": folder,
         "scale": "small" if plan.scale.small else "paper",
-        "stand_ins": sorted({text for run in plan.runs for text in run.instead}),
+        "stand_ins": sorted({text for run in plan.runs for text in run.stand_ins}),
         "cost": vars(cost),
         "rule": _rule(plan),
         "picture": picture_command(plan, folder),
@@ -313,13 +319,13 @@ def _document(plan: Plan, cost: Cost, result: Sequence[Outcome], folder: Path) -
     }
 
 
-def _write(markdown_file: Path | None, csv_file: Path | None, result: Sequence[Outcome], small: bool) -> None:
+def _write(markdown_file: Path | None, csv_file: Path | None, result: Sequence[CellOutcome], small: bool) -> None:
     from fedflat.experiment.store.atomic_files import write_whole
     from fedflat.papers.document import OUTCOME, SMALL, comma_separated, markdown, outcome_rows, small_rows
 
     heads, lines = (SMALL, small_rows(result)) if small else (OUTCOME, outcome_rows(result))
     heads = ("table", *heads)
-    rows = [[one.cell.table.full_name, *line] for one, line in zip(result, lines, strict=True)]
+    rows = [[one.cell.table, *line] for one, line in zip(result, lines, strict=True)]
     if markdown_file is not None:
         write_whole(markdown_file, markdown(heads, rows) + "\n")
     if csv_file is not None:

@@ -92,7 +92,7 @@ def resume(
 def _go(
     config: Config, folder: Path, as_json: bool, quiet: bool, resume: bool = False, track: str | None = None
 ) -> None:
-    from fedflat.experiment.campaign.estimate import Foretell
+    from fedflat.experiment.campaign.estimate import ForecastCallback
     from fedflat.experiment.run import Run
     from fedflat.experiment.setup.problem import device_of
     from fedflat.experiment.store.run_folder import RunFolder
@@ -104,7 +104,7 @@ def _go(
     fetch_if_missing(config, quiet or as_json)
     try:
         with progress(quiet or as_json) as shown:
-            going = Run(config, folder, callbacks=(shown, Foretell(shown.foretell), *followed), resume=resume)
+            going = Run(config, folder, callbacks=(shown, ForecastCallback(shown.foretell), *followed), resume=resume)
             trained = describe_trained(going.problem.model)
             if trained and not (quiet or as_json):
                 print(f"{config.model}: {trained}", file=sys.stderr)

@@ -28,7 +28,7 @@ from fedflat.errors import UserError
 
 if TYPE_CHECKING:
     from fedflat.experiment.campaign.ranking import Ranking
-    from fedflat.experiment.campaign.sweep import Done, Sweep
+    from fedflat.experiment.campaign.sweep import Sweep, SweepResult
 
 MOST_ROWS = 40
 """Combinations that a table shows."""
@@ -82,15 +82,15 @@ def do(plan: Sweep, jobs: int | None, dry_run: bool, probe: bool, as_json: bool,
     if not silent:
         screen(stderr=True).print(facts(_cost(plan, jobs, probe)))
     done = _run(plan, jobs, silent)
-    failed = [one for one in done if one.mistake is not None]
+    failed = [one for one in done if one.error is not None]
     if len(failed) < len(done):
         print_json(_document(plan, done)) if as_json else _print(plan, done)
     if failed:
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-        raise UserError(f"{failed[0].run.name} could not be run: {failed[0].mistake}{more}")
+        raise UserError(f"{failed[0].run.name} could not be run: {failed[0].error}{more}")
 
 
-def _run(plan: Sweep, jobs: int | None, silent: bool) -> list[Done]:
+def _run(plan: Sweep, jobs: int | None, silent: bool) -> list[SweepResult]:
     from fedflat.experiment.campaign.sweep import run_sweep
 
     def waiting(runs: int) -> None:
@@ -101,7 +101,7 @@ def _run(plan: Sweep, jobs: int | None, silent: bool) -> list[Done]:
                 flush=True,
             )
 
-    found: dict[str, Done] = {}
+    found: dict[str, SweepResult] = {}
     try:
         with progress(silent, len(plan.runs)) as shown:
             for one in run_sweep(plan, (shown,), jobs, waiting):
@@ -119,37 +119,36 @@ def _run(plan: Sweep, jobs: int | None, silent: bool) -> list[Done]:
 
 def _cost(plan: Sweep, jobs: int | None, probe: bool) -> dict[str, object]:
     """What is ahead, in words."""
-    from fedflat.cli.experiments.sweep_time import seconds_ahead
+    from fedflat.experiment.campaign.estimate import remaining_work
     from fedflat.experiment.campaign.sweep import at_once
 
-    done, rounds = sum(run.done for run in plan.runs), sum(run.rounds_left for run in plan.runs)
+    on_cluster = plan.file.ray_address is not None
+    probe_here = probe and not on_cluster
+    work = remaining_work(plan.runs, at_once(plan, jobs) if probe_here else 1, probe_here)
     lines: dict[str, object] = {
-        "runs": f"{len(plan.runs)}, of which {done} are done",
-        "rounds": f"{shown_count(rounds)} to go",
+        "runs": f"{work.runs}, of which {work.done} are done",
+        "rounds": f"{shown_count(work.rounds)} to go",
         "disk": _disk(plan, jobs)[1],
     }
-    if probe and rounds:
-        seconds, why = (
-            (None, "nodes of a cluster are not probed")
-            if plan.file.ray_address
-            else seconds_ahead(plan.runs, at_once(plan, jobs))
-        )
+    if probe and work.rounds:
+        reason = "the nodes of a cluster cannot be probed" if on_cluster else work.reason
         lines["time"] = (
-            f"unknown ({why})" if seconds is None else f"about {shown_seconds(seconds)} on this machine, by a probe"
+            f"unknown ({reason})"
+            if work.seconds is None
+            else f"about {shown_seconds(work.seconds)} on this machine, by a probe"
         )
     return lines | {"folder": plan.out}
 
 
 def _disk(plan: Sweep, jobs: int | None) -> tuple[dict[str, int] | None, str]:
+    from fedflat.experiment.campaign.estimate import is_available, sweep_disk
     from fedflat.experiment.campaign.sweep import at_once
-    from fedflat.experiment.campaign.sweep_cost import sweep_disk
-    from fedflat.papers.small import at_hand
 
     missing = sorted(
-        {run.config.data.dataset for run in plan.runs if not at_hand(run.config.data.dataset, run.config.data.dir)}
+        {run.config.data.dataset for run in plan.runs if not is_available(run.config.data.dataset, run.config.data.dir)}
     )
     if missing:
-        return None, f"unknown ({missing[0]} is not here yet)"
+        return None, f"unknown ({missing[0]} is not downloaded)"
     found = sweep_disk([run.config for run in plan.runs], plan.file.keep, at_once(plan, jobs))
     words = f"up to {shown_bytes(found.most)}, logs aside"
     return vars(found), words + (f"; {shown_bytes(found.kept)} stay" if found.kept < found.most else "")
@@ -175,10 +174,10 @@ def _show(plan: Sweep, jobs: int | None, probe: bool, as_json: bool) -> None:
 # --- afterwards -------------------------------------------------------------------------------------------------------------------------
 
 
-def _document(plan: Sweep, done: list[Done]) -> dict[str, Any]:
+def _document(plan: Sweep, done: list[SweepResult]) -> dict[str, Any]:
     from fedflat.experiment.campaign.ranking import last_score, mean_and_spread, ranking
 
-    ranked = ranking(done)
+    ranked = ranking((one.run.varied, one.record) for one in done if one.record is not None)
     lines = [
         {
             "varied": line.varied,
@@ -198,7 +197,7 @@ def _document(plan: Sweep, done: list[Done]) -> dict[str, Any]:
             "varied": one.run.varied,
             "by": one.by,
             "status": "failed" if one.record is None else one.record.status,
-            "reason": str(one.mistake or (one.record.reason if one.record else "")),
+            "reason": str(one.error or (one.record.reason if one.record else "")),
             "validation": None if one.record is None else last_score(one.record, "validation"),
             "test": None if one.record is None else last_score(one.record, "test"),
         }
@@ -207,10 +206,11 @@ def _document(plan: Sweep, done: list[Done]) -> dict[str, Any]:
     return {"folder": plan.out, "metric": ranked.metric, "best_by": ranked.by, "lines": lines, "runs": runs}
 
 
-def _print(plan: Sweep, done: list[Done]) -> None:
+def _print(plan: Sweep, done: list[SweepResult]) -> None:
     from fedflat.experiment.campaign.ranking import ranking
 
-    ranked, console = ranking(done), screen()
+    ranked = ranking((one.run.varied, one.record) for one in done if one.record is not None)
+    console = screen()
     console.print()
     console.print(
         f"{with_unit(ranked.metric)} in the last evaluation, mean ± standard deviation over seeds; {_order(ranked)}",
@@ -227,7 +227,7 @@ def _print(plan: Sweep, done: list[Done]) -> None:
     if len(ranked.lines) > MOST_ROWS:
         console.print(f"... and {len(ranked.lines) - MOST_ROWS} more", style="dim")
     console.print()
-    counts = {by: sum(one.by == by and one.mistake is None for one in done) for by in ("here", "before", "elsewhere")}
+    counts = {by: sum(one.by == by and one.error is None for one in done) for by in ("here", "before", "elsewhere")}
     words = {"here": "done now", "before": "there already", "elsewhere": "done by another process"}
     ran = ", ".join(f"{count} {words[by]}" for by, count in counts.items() if count)
     console.print(

@@ -63,8 +63,7 @@ def _first(search: Search) -> dict[str, Any]:
 
 
 def _run(search: Search, jobs: int | None, silent: bool) -> None:
-    from fedflat.experiment.campaign.tune import in_words
-    from fedflat.experiment.campaign.tune_jobs import run_search_side_by_side
+    from fedflat.experiment.campaign.tune import run_search_side_by_side
 
     def waiting(trials: int) -> None:
         if not silent:
@@ -77,8 +76,8 @@ def _run(search: Search, jobs: int | None, silent: bool) -> None:
     try:
         for tried in run_search_side_by_side(search, jobs, waiting):
             if not silent:
-                came = tried.mistake or (tried.state if tried.score is None else f"validation {tried.score:.4g}")
-                print(f"{in_words(tried)}: {came}", file=sys.stderr, flush=True)
+                came = tried.error or (tried.state if tried.score is None else f"validation {tried.score:.4g}")
+                print(f"{tried}: {came}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         raise Interrupted("the same command goes on from there") from None
 

@@ -11,7 +11,7 @@ from fedflat.cli.shared.screen import facts, print_json, screen, table
 from fedflat.errors import UserError
 
 if TYPE_CHECKING:
-    from fedflat.papers import Paper, Table
+    from fedflat.papers import Paper, PaperTable
     from fedflat.papers.schema import Protocol
 
 
@@ -27,12 +27,12 @@ def papers(
 
     Example: fedflat papers fedswa/table3
     """
-    from fedflat.papers import Paper, Table, find
+    from fedflat.papers import Paper, PaperTable, find
     from fedflat.papers import papers as all_papers
     from fedflat.papers.document import paper_document, table_document, table_markdown
 
     found = None if name is None else find(name)
-    if (cells or markdown) and not isinstance(found, Table):
+    if (cells or markdown) and not isinstance(found, PaperTable):
         raise UserError(
             "--cells and --markdown are about one table; name it, for example fedflat papers fedswa/table3 --cells"
         )
@@ -96,7 +96,7 @@ def _print_protocol(name: str, protocol: Protocol) -> None:
     console.print()
 
 
-def _print_table(found: Table) -> None:
+def _print_table(found: PaperTable) -> None:
     from fedflat.papers.document import printed_rows
 
     console = screen()
@@ -137,12 +137,12 @@ def _without_repetition(columns: list[tuple[str, ...]]) -> list[tuple[str, ...]]
     return shown
 
 
-def _print_cells(found: Table) -> None:
+def _print_cells(found: PaperTable) -> None:
     rows = [
         [
             cell.name,
             cell.published and cell.published.text,
-            cell.number.text,
+            cell.statistic.text,
             cell.evaluated,
             " | ".join(config.algorithm for config in cell.configs),
             cell.configs[0].data.partition if cell.configs else None,

@@ -36,9 +36,9 @@ from fedflat.deploy.trust.privacy import CLIPPING_NORM, noise
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.aggregation import by_samples, weighted_sum
-from fedflat.engines.round.cohort_buffers import Table
+from fedflat.engines.round.cohort_buffers import CohortBuffers
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
-from fedflat.engines.round.reduction import Report, reduce_rows
+from fedflat.engines.round.reduction import ClientReport, reduce_rows
 
 log = logging.getLogger("flwr")
 
@@ -224,7 +224,7 @@ class _Round:
     def _reduced(self, taken: list[Update], common: Tensor | None) -> Outcome:
         """The means of what was accepted, by the same code that reduces a simulated cohort."""
         size, buffers = len(self.z), len(self.model.buffers)
-        table = Table.new(self.training.algorithm, size, buffers, len(taken), self.z, shared=False)
+        table = CohortBuffers.new(self.training.algorithm, size, buffers, len(taken), self.z, shared=False)
         table.client = {}  # the clients' states stay with them
         if common is not None:
             table.common_gradient.copy_(common)
@@ -247,14 +247,14 @@ class _Round:
         return outcome
 
 
-def _report(update: Update, device: torch.device) -> Report:
+def _report(update: Update, device: torch.device) -> ClientReport:
     numbers = update.numbers
     integers = {
         name.removeprefix(INTEGERS): torch.from_numpy(array).to(device)
         for name, array in update.arrays.items()
         if name.startswith(INTEGERS)
     }
-    return Report(
+    return ClientReport(
         numbers["rates"],
         numbers["loss"],
         int(numbers["steps"]),

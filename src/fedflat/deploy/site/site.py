@@ -18,7 +18,7 @@ from fedflat.deploy.trust.identity import Identity, identity_of
 from fedflat.engines.cpu.engine import LoopEngine, one_thread
 from fedflat.engines.problem.task import Task
 from fedflat.engines.round.client import common_gradient, train_client
-from fedflat.engines.round.cohort_buffers import Table
+from fedflat.engines.round.cohort_buffers import CohortBuffers
 from fedflat.engines.round.contract import ModelState, Training
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
@@ -105,11 +105,11 @@ class Site:
         figures = LoopEngine(self.problem, workers=1).evaluate({"server": state}, {"test": examples})["server"]["test"]
         return {**figures, "examples": len(examples)}
 
-    def _table(self, received: Mapping[str, Tensor], remembered: Mapping[str, Tensor]) -> Table:
+    def _table(self, received: Mapping[str, Tensor], remembered: Mapping[str, Tensor]) -> CohortBuffers:
         """A table of one row, filled with what was received and what is remembered."""
         weights, buffers, _ = self.problem.initial()
         chosen = self.training.algorithm
-        table = Table.new(chosen, len(weights), len(buffers), 1, weights, shared=False)
+        table = CohortBuffers.new(chosen, len(weights), len(buffers), 1, weights, shared=False)
         table.z.copy_(received[MODEL])
         for name, value in table.server.items():
             value.copy_(received[name])
@@ -125,7 +125,7 @@ class Site:
         """Whether anything of it lasts from round to round."""
         return self.training.own_statistics or any(self.training.algorithm.client_fields().values())
 
-    def _kept(self, table: Table) -> dict[str, Tensor]:
+    def _kept(self, table: CohortBuffers) -> dict[str, Tensor]:
         kept = {name: rows[0] for name, rows in table.client.items()}
         return kept | ({STATISTICS: table.buffers[0]} if self.training.own_statistics else {})
 

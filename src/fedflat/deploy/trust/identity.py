@@ -58,7 +58,7 @@ def model_hash(problem: Problem, training: Training) -> str:
             repr([(name, tuple(shape)) for name, shape in zip(layout.names, layout.shapes, strict=True)]).encode()
         )
     digest.update(str(problem.dtype).encode())
-    digest.update(problem.still.fingerprint().encode())
+    digest.update(problem.frozen.fingerprint().encode())
     starts = [field.start for fields in training.algorithm.client_fields().values() for field in fields]
     if "model" in starts:
         digest.update(problem.initial()[0].cpu().numpy().tobytes())

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedflat.algorithms.slot import unit
 from fedflat.data import Examples, Partition
 from fedflat.engines.problem.problem import Problem, moved
-from fedflat.engines.problem.task import Pooling
+from fedflat.engines.problem.task import PooledTask
 from fedflat.engines.round.contract import Client, ModelState
 from fedflat.engines.round.randomness import generator
 from fedflat.errors import UserError
@@ -76,7 +76,7 @@ class Look:
             problem.task.loss,
             TensorBatches(train.inputs, train.targets, min(problem.evaluation_batch, BATCH), chosen),
             prepare=self._prepared,
-            sums=None if isinstance(problem.task, Pooling) else problem.task.sums,
+            sums=None if isinstance(problem.task, PooledTask) else problem.task.sums,
             buffers={**problem.buffers.views(model.buffers), **model.integers},
             weights=model.weights,
         )

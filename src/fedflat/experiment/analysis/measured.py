@@ -18,7 +18,7 @@ import torch
 
 from fedflat.data import Examples, Partition
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.problem.task import Pooling
+from fedflat.engines.problem.task import PooledTask
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.analysis.batchnorm import with_statistics
@@ -119,7 +119,7 @@ class Measured:
             problem.task.loss,
             TensorBatches(examples.inputs, examples.targets, batch or _batch(problem), chosen),
             prepare=problem.normalised,
-            sums=None if isinstance(problem.task, Pooling) else problem.task.sums,
+            sums=None if isinstance(problem.task, PooledTask) else problem.task.sums,
             buffers={**problem.buffers.views(state.buffers), **state.integers},
             weights=state.weights,
             tf32=self.tf32,

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedflat.data import Examples
 from fedflat.engines.cpu.engine import one_thread
 from fedflat.engines.problem.problem import Problem, moved
-from fedflat.engines.problem.task import Pooling
+from fedflat.engines.problem.task import PooledTask
 from fedflat.engines.problem.totals import Totals
 from fedflat.engines.round.contract import ModelState
 
@@ -41,7 +41,7 @@ class Scorer:
 
     def by_class(self, examples: Examples) -> dict[int, Scores]:
         """The scores on the examples of each class; where each position or pixel has a class, on those of each."""
-        if isinstance(self.problem.task, Pooling):
+        if isinstance(self.problem.task, PooledTask):
             return self.problem.task.by_class(self.totals(examples).sums)
 
         def pieces() -> Iterator[tuple[Tensor, Tensor, Tensor]]:

@@ -1,8 +1,9 @@
-"""Several algorithms from one moment of a run: ``RUN@ROUND`` names its model after so many rounds, from which others go on.
+"""Start runs from the model of another run: ``RUN@ROUND`` names its model after that round.
 
-Carried over: the server's weights, BatchNorm statistics and counters, the number of rounds behind them, and every setting of the run that
-is not set anew. So the partition, cohorts, batches and learning rates of the rounds to come are those the run itself had. Not carried over:
-what the run's algorithm keeps on the server and on clients, clients' own statistics, averages, costs and metrics; they start fresh.
+A branch inherits the server's weights, BatchNorm statistics and counters, the number of finished rounds, and every
+setting that is not changed, so partition, cohorts, batches and learning rates of the remaining rounds are those of the
+original run. The algorithm's server and client state, clients' own statistics, averages, costs and metrics start
+fresh.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
+from fedflat.algorithms import algorithm
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.reopen import reopen
@@ -25,89 +27,84 @@ from fedflat.experiment.store.record import Record, load_record, model_file, sav
 from fedflat.experiment.store.run_folder import RunFolder
 
 FILE = "start.safetensors"
+MOST_LISTED = 8
 
 
 @dataclass(frozen=True)
-class Start:
-    """The model of a run after so many rounds."""
+class BranchPoint:
+    """The model of a run after ``rounds`` rounds."""
 
     record: Record
     run: Path
     rounds: int
 
     def settings(self, out: Path) -> dict[str, Any]:
-        """The settings of a run in ``out`` that goes on from here."""
-        begun = self.record.config.model_dump(mode="json")
-        return {**begun, "init": str(out.absolute() / FILE), "init_head": "given", "init_rounds": self.rounds}
+        """The settings of a run in ``out`` that starts from this model."""
+        inherited = self.record.config.model_dump(mode="json")
+        return {**inherited, "init": str(out.absolute() / FILE), "init_head": "given", "init_rounds": self.rounds}
 
     def write(self, out: Path) -> None:
-        """Put the model where those settings look for it, so that the branches do not need the run any more."""
+        """Copy the model to ``out``, so that the branches no longer depend on the original run."""
         if (out / FILE).exists():
             self.check(out)
             return
         create_folder(out)
-        about = {
+        metadata = {
             "model": self.record.config.model,
             "name": "server",
             "rounds": self.rounds,
             "run": str(self.run.absolute()),
         }
-        write_whole(out / FILE, save(self._whole(), {"fedflat": json.dumps(about)}))
+        write_whole(out / FILE, save(self._tensors(), {"fedflat": json.dumps(metadata)}))
 
     def check(self, out: Path) -> None:
-        """Refuse a folder whose branches began with another model."""
+        """Raise a ``UserError`` if the branches in ``out`` started from another model."""
         if not (out / FILE).exists():
             return
-        tensors, about = RunFolder(out).read_tensors(FILE)
-        # Compared as bytes, since the weights of a run that diverged are not equal to themselves.
-        if about["rounds"] == self.rounds and save(tensors) == save(self._whole()):
+        tensors, metadata = RunFolder(out).read_tensors(FILE)
+        # Compare bytes: the NaN weights of a diverged run are not equal to themselves.
+        if metadata["rounds"] == self.rounds and save(tensors) == save(self._tensors()):
             return
-        known = f"the model that {about['run']} then had" if "run" in about else "another model,"
         raise UserError(
-            f"the runs in {out} began with {known} after round {about['rounds']}, and not with the model that {self.run} now has "
-            f"after round {self.rounds}; choose another --out, or branch from the same model as before"
+            f"the runs in {out} started from {metadata.get('run', 'another model')} at round {metadata['rounds']}, "
+            f"not from the current model of {self.run} at round {self.rounds}; "
+            "choose another --out, or branch from the same model as before"
         )
 
-    def _whole(self) -> dict[str, Tensor]:
-        return {name: tensor.detach().cpu().contiguous() for name, tensor in self._tensors().items()}
-
     def _tensors(self) -> dict[str, Tensor]:
+        return {name: tensor.detach().cpu().contiguous() for name, tensor in self._loaded().items()}
+
+    def _loaded(self) -> dict[str, Tensor]:
         folder = RunFolder(self.run)
         if self.rounds in saved_rounds(self.run):
             return folder.read_tensors(snapshot_file("server", self.rounds))[0]
         if folder.rounds_of(model_file("server")) == self.rounds:
             return folder.read_tensors(model_file("server"))[0]
         problem, _ = reopen(self.record, as_begun=True)
-        model: ModelState = at_checkpoint(folder, _algorithm(self.record), problem, self.record.config).model
+        config = self.record.config
+        model: ModelState = at_checkpoint(folder, algorithm(config.algorithm), problem, config).model
         return problem.named(*model)
 
 
-def start(text: str) -> Start:
-    """The start that ``RUN@ROUND`` names; ``RUN`` alone is the last model there is."""
+def branch_point(text: str) -> BranchPoint:
+    """The model named by ``RUN@ROUND``; ``RUN`` alone is the run's newest model."""
     path, at, rounds = text.rpartition("@")
     run = Path(path if at else text)
     record = load_record(run)
-    there = there_rounds(run)
-    if not there:
+    available = branchable_rounds(run)
+    if not available:
+        raise UserError(f"{run} has no checkpoint or model to branch from yet; let it run first")
+    if at and not (rounds.isdigit() and int(rounds) in available):
+        listed = ", ".join(map(str, available[:MOST_LISTED])) + (", ..." if len(available) > MOST_LISTED else "")
         raise UserError(
-            f"{run} has neither a checkpoint nor a model yet, so that nothing can go on from it; let it run first"
+            f"{run} has no model after round '{rounds}'; it has models after rounds {listed} "
+            "(--save-every N saves more of them)"
         )
-    if at and not (rounds.isdigit() and int(rounds) in there):
-        known = ", ".join(map(str, there[:8])) + (", ..." if len(there) > 8 else "")
-        raise UserError(
-            f"{run} has no model after round '{rounds}'; it has those after {known} (runs keep more of them with --save-every N)"
-        )
-    return Start(record, run, int(rounds) if at else there[-1])
+    return BranchPoint(record, run, int(rounds) if at else available[-1])
 
 
-def there_rounds(run: Path) -> list[int]:
-    """The rounds after which a run can be branched: where models were kept, at its checkpoint and at its end."""
+def branchable_rounds(run: Path) -> list[int]:
+    """The rounds after which a run can be branched: saved models, the checkpoint and the final model."""
     folder = RunFolder(run)
     ends = (folder.rounds_of(file) for file in (CHECKPOINT, model_file("server")))
     return sorted({*saved_rounds(run), *(rounds for rounds in ends if rounds is not None)})
-
-
-def _algorithm(record: Record) -> Any:
-    from fedflat.algorithms import algorithm
-
-    return algorithm(record.config.algorithm)

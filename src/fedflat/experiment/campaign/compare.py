@@ -1,4 +1,4 @@
-"""Several algorithms on several seeds, each pair on the same partition, cohorts and batches."""
+"""Compare algorithms over seeds; all runs with one seed share the partition, cohorts and batches."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fedflat.data import load
 from fedflat.engines.cpu.worker_pool import available_cores, can_travel
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RemoteCallback, require_remote
-from fedflat.experiment.campaign.processes import Job, in_a_row, side_by_side
-from fedflat.experiment.campaign.registered_names import stuck
+from fedflat.experiment.campaign.processes import RunJob, in_sequence, side_by_side
+from fedflat.experiment.campaign.registered_names import unsendable_names
 from fedflat.experiment.config import Config, difference
 from fedflat.experiment.setup.problem import device_of
 from fedflat.experiment.stopping import OVER
@@ -26,13 +26,13 @@ from fedflat.experiment.store.run_folder import RunFolder
 from fedflat.models import parameter_count
 
 SMALL = 250_000
-"""Numbers of a model up to which several runs side by side are faster than one after another on all cores."""
+"""Largest number of parameters for which parallel runs beat sequential ones that use all cores."""
 WORTH_STARTING = 20_000
-"""Local steps of all runs together from which on starting processes, which takes seconds, pays for itself."""
+"""Local steps, over all runs, from which the seconds to start processes pay off."""
 
 
 class SomeFailed(UserError):
-    """Some runs of a comparison could not be done; the others are there."""
+    """Some runs of a comparison failed; the records of the others have been returned."""
 
 
 def compare(
@@ -42,40 +42,49 @@ def compare(
     out: Path | None = None,
     callbacks: tuple[Callback, ...] = (),
     jobs: int | None = None,
-    **own: Any,
+    **user_objects: Any,
 ) -> Iterator[Record]:
-    """Run every algorithm with every seed; runs already finished in ``out`` are not run again, interrupted ones go on.
+    """Run every algorithm with every seed.
 
-    ``jobs`` runs are done at the same time, as many as there are cores where they are small; records come in the same order always.
+    Args:
+        base: settings that all runs share.
+        algorithms: algorithms as text, e.g. ``"fedsam(rho=0.1)"``.
+        seeds: number of seeds (0, 1, ...), or the seeds themselves.
+        out: folder for the runs. Finished runs in it are loaded, interrupted ones resumed.
+        callbacks: callbacks of all runs.
+        jobs: runs at the same time; by default one per core if runs are small, otherwise one.
+        user_objects: user-supplied ``data``, ``model`` and ``task``.
+
+    Yields:
+        One record per run, by seed and then by algorithm, whatever the order in which runs finish.
     """
     texts = [canonical(algorithm(text)) for text in algorithms]
     for text in texts:
         if texts.count(text) > 1:
-            raise UserError(f"{text} is listed twice in the comparison; list each algorithm once")
+            raise UserError(f"the comparison lists {text} twice; list each algorithm once")
     configs = [
-        base.model_copy(update={"algorithm": text, "seed": seed}) for seed in _plain_seeds(seeds) for text in texts
+        base.model_copy(update={"algorithm": text, "seed": seed}) for seed in _seed_numbers(seeds) for text in texts
     ]
     folders = [out / folder_name(c.algorithm) / f"seed-{c.seed}" if out else None for c in configs]
-    yield from run_each(configs, folders, callbacks, jobs, **own)
+    yield from run_each(configs, folders, callbacks, jobs, **user_objects)
 
 
-def _plain_seeds(seeds: Any) -> list[int]:
-    """Seeds as numbers of Python, from how many there are or from which; whole numbers of NumPy and torch are as good."""
+def _seed_numbers(seeds: Any) -> list[int]:
+    """Seeds as Python integers, from their number or a sequence; NumPy and torch integers are accepted."""
     try:
-        found = [int(operator.index(seed)) for seed in _one_by_one(seeds)]
+        numbers = [int(operator.index(seed)) for seed in _listed(seeds)]
     except TypeError:
-        found = []
-    if not found or min(found) < 0 or len(set(found)) < len(found):
+        numbers = []
+    if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
         raise UserError(
-            f"cannot compare with seeds={seeds!r}; expected how many (3), or which, each once and none below 0 ([0, 1, 2])"
+            f"cannot compare with seeds={seeds!r}; expected their number (3) or distinct seeds of 0 or more ([0, 1, 2])"
         )
-    return found
+    return numbers
 
 
-def _one_by_one(seeds: Any) -> list[Any]:
-    # A list first: a tensor with one seed in it also passes for a number, which would be how many.
+def _listed(seeds: Any) -> list[Any]:
     try:
-        return list(seeds)
+        return list(seeds)  # first, since a tensor that holds a single seed also passes as a number of seeds
     except TypeError:
         return list(range(operator.index(seeds)))
 
@@ -85,75 +94,85 @@ def run_each(
     folders: Sequence[Path | None],
     callbacks: tuple[Callback, ...] = (),
     jobs: int | None = None,
-    **own: Any,
+    **user_objects: Any,
 ) -> Iterator[Record]:
-    """Run every config in its folder; those already finished there are not run again, interrupted ones go on."""
-    now = fingerprints(own)
-    begun = [begun_run(config, folder, now) for config, folder in zip(configs, folders, strict=True)]
-    records = {number: record for number, record in enumerate(begun) if record and record.status in OVER}
-    waiting = [number for number in range(len(configs)) if number not in records]
-    todo = [Job(configs[number], folders[number], begun[number] is not None, own) for number in waiting]
-    at_once = how_many_at_once([job.config for job in todo], callbacks, jobs, own)
+    """Run every config in its folder and yield the records in order.
+
+    Finished runs are loaded, interrupted ones resumed. Raises ``SomeFailed`` at the end if parallel runs failed.
+    """
+    description = fingerprints(user_objects)
+    existing = [existing_run(config, folder, description) for config, folder in zip(configs, folders, strict=True)]
+    records = {index: record for index, record in enumerate(existing) if record and record.status in OVER}
+    waiting = [index for index in range(len(configs)) if index not in records]
+    jobs_to_do = [RunJob(configs[i], folders[i], existing[i] is not None, user_objects) for i in waiting]
+    at_once = how_many_at_once([job.config for job in jobs_to_do], callbacks, jobs, user_objects)
     failures: dict[int, UserError] = {}
-    with closing(
-        side_by_side(todo, at_once, require_remote(callbacks)) if at_once > 1 else in_a_row(todo, callbacks)
-    ) as results:
-        for number in range(len(configs)):
-            while number not in records and number not in failures:
-                done, outcome = next(results)
+    if at_once > 1:
+        running = side_by_side(jobs_to_do, at_once, require_remote(callbacks))
+    else:
+        running = in_sequence(jobs_to_do, callbacks)
+    with closing(running) as results:
+        for index in range(len(configs)):
+            while index not in records and index not in failures:
+                job, outcome = next(results)
                 if isinstance(outcome, UserError):
-                    failures[waiting[done]] = outcome
+                    failures[waiting[job]] = outcome
                 else:
-                    records[waiting[done]] = outcome
-            if number in records:
-                yield records[number]
+                    records[waiting[job]] = outcome
+            if index in records:
+                yield records[index]
     if failures:
         first, more = min(failures), f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
-        raise SomeFailed(f"{Job(configs[first])} could not be run: {failures[first]}{more}")
+        raise SomeFailed(f"{RunJob(configs[first])} failed: {failures[first]}{more}")
 
 
-def begun_run(config: Config, path: Path | None, own: Mapping[str, str] | None = None) -> Record | None:
-    """The run that lies in a folder, which must have the same settings and what the user ``brought``; None where there is none yet."""
+def existing_run(config: Config, path: Path | None, user_objects: Mapping[str, str] | None = None) -> Record | None:
+    """The run in a folder, or None if there is none.
+
+    Raises:
+        UserError: the run there has other settings or other user-supplied objects (described by ``user_objects``).
+    """
     if not path or not RunFolder(path).exists:
         return None
     differing = difference(RunFolder(path).config(), config)
     if differing:
         raise UserError(f"{path} holds a run with other settings ({differing}); choose another --out or remove it")
-    require_same_inputs(RunFolder(path), own or {})
+    require_same_inputs(RunFolder(path), user_objects or {})
     return load_record(path)
 
 
 def how_many_at_once(
-    configs: Sequence[Config], callbacks: tuple[Callback, ...], jobs: int | None, own: dict[str, Any]
+    configs: Sequence[Config], callbacks: tuple[Callback, ...], jobs: int | None, user_objects: dict[str, Any]
 ) -> int:
-    """How many runs to do at the same time."""
+    """Number of runs to do at the same time; a ``UserError`` if ``jobs`` asks for more than is possible."""
     runs = len(configs)
     if jobs == 1 or runs < 2:
         return 1
     base = configs[0]
     workers, obstacle = base.engine.workers, ""
-    if not all(isinstance(callback, RemoteCallback) for callback in callbacks):
-        obstacle = "these callbacks look at runs of this process"
+    local_callbacks = [callback for callback in callbacks if not isinstance(callback, RemoteCallback)]
+    if local_callbacks:
+        obstacle = f"{type(local_callbacks[0]).__name__} is not a RemoteCallback and needs the run in this process"
     elif workers is not None and workers > 1:
-        obstacle = f"engine.workers={workers} gives a single run several processes"
-    elif not can_travel(own):
-        obstacle = "data, model or task that the running script defines cannot go to another process"
-    elif at_home := stuck(configs):
-        obstacle = f"{' and '.join(at_home)}, which the running script defines, cannot go to another process"
+        obstacle = f"engine.workers={workers} already gives each run several processes"
+    elif not can_travel(user_objects):
+        obstacle = "the running script defines the data, model or task, which other processes cannot import"
+    elif local := unsendable_names(configs):
+        obstacle = f"the running script defines {' and '.join(local)}, which other processes cannot import"
     if jobs is None:
-        return min(available_cores(), runs) if not obstacle and _are_small(base, runs, own) else 1
+        return min(available_cores(), runs) if not obstacle and _are_small(base, runs, user_objects) else 1
     if obstacle:
-        raise UserError(f"{jobs} jobs at the same time are not possible: {obstacle}; use 1")
+        raise UserError(f"cannot do {jobs} runs at the same time: {obstacle}; use 1 job")
     return min(jobs, runs)
 
 
-def _are_small(base: Config, runs: int, own: dict[str, Any]) -> bool:
-    """Whether runs are too small to keep all cores busy, and together long enough that starting processes pays."""
+def _are_small(base: Config, runs: int, user_objects: dict[str, Any]) -> bool:
+    """Whether a run is too small to use all cores and the runs together are long enough to start processes for."""
     if available_cores() < 2 or base.engine.name in ("lanes", "ray") or device_of(base).type != "cpu":
         return False
-    data = own.get("data") or load(base.data.dataset, base.data.dir)
-    model = own.get("model")
-    count = (
+    data = user_objects.get("data") or load(base.data.dataset, base.data.dir)
+    model = user_objects.get("model")
+    parameters = (
         parameter_count(base.model, data.input_shape, data.num_classes)
         if model is None
         else sum(p.numel() for p in model.parameters())
@@ -161,11 +180,11 @@ def _are_small(base: Config, runs: int, own: dict[str, Any]) -> bool:
     t = base.training
     per_epoch = math.ceil(len(data.train) / (base.data.clients or base.federation.clients_per_round) / t.batch_size)
     steps = runs * t.rounds * base.federation.clients_per_round * (t.local_steps or t.local_epochs * per_epoch)
-    return count <= SMALL and steps >= WORTH_STARTING
+    return parameters <= SMALL and steps >= WORTH_STARTING
 
 
 def folder_name(text: str) -> str:
-    """An algorithm's text as a folder's name.
+    """An algorithm as a folder name.
 
     >>> folder_name("fedmoswa+asam(rho=0.3)")
     'fedmoswa+asam_rho_0.3'

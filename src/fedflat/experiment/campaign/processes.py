@@ -1,99 +1,92 @@
-"""Runs side by side, each in a process of its own with one thread.
+"""Runs side by side, each in a child process with one thread.
 
-A small model cannot keep several cores busy by itself: between two rounds workers wait for one another. Several runs of a comparison
-can, and since nothing random depends on what ran before, they end as they would have in a row, bit by bit.
+A small model cannot keep several cores busy: between rounds its workers wait for one another. Several runs can. No
+random number depends on what ran before, so parallel runs are bit-identical to sequential ones.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TextIO, cast
+from typing import Any, NamedTuple, Protocol, TextIO
 
 import torch
-import torch.multiprocessing as multiprocessing
 
-from fedflat.engines.cpu.worker_pool import keep_memory, start_without_main, use_cores
+from fedflat.engines.cpu.worker_pool import keep_memory, use_cores
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RemoteCallback, RunProgress
-from fedflat.experiment.campaign.registered_names import Told, learn, tell
+from fedflat.experiment.campaign.registered_names import PickledNames, pickled_names, register_names
 from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.record import Record
 from fedflat.experiment.store.run_folder import RunFolder
+from fedflat.processes import ChildDied, ChildProcess, close, wait_for_any
 
 PATIENCE = 2.0
-"""Seconds that a process has to end by itself."""
-SECONDS_BETWEEN_NEWS = 0.2
-_WARNED: dict[str | tuple[str, type[Warning], int], int] = {}
-"""Which warnings of other processes were given: each once, however many runs have it."""
-
+"""Seconds that a process has to exit by itself; a run that is killed can be resumed."""
+SECONDS_BETWEEN_UPDATES = 0.2
+_SHOWN_WARNINGS: dict[str | tuple[str, type[Warning], int], int] = {}
+"""Registry of warnings from other processes: each is shown once, however many runs raise it."""
 
 Results = Generator[tuple[int, "Record | UserError"], None, None]
+"""Yields the index of a task with its record, or with the error that stopped it."""
 
 
-class Work(Protocol):
-    """Whatever ends in a record, here or in another process."""
+class RunTask(Protocol):
+    """Anything that ends in a record and can be sent to another process."""
 
     @property
     def config(self) -> Config:
-        """What is run."""
+        """The experiment."""
 
     @property
     def folder(self) -> Path | None:
-        """Where."""
+        """The run's folder, if it is saved."""
 
     @property
-    def own(self) -> dict[str, Any] | None:
-        """With what of the user's own."""
+    def user_objects(self) -> dict[str, Any] | None:
+        """User-supplied dataset, model and task."""
 
     def go(self, callbacks: tuple[Callback, ...]) -> Record:
-        """Do it, in this process."""
+        """Run it in this process."""
 
 
-class Job(NamedTuple):
-    """A run to do."""
+class RunJob(NamedTuple):
+    """A run to start, or to resume."""
 
     config: Config
     folder: Path | None = None
     resume: bool = False
-    own: dict[str, Any] | None = None
-    """What the user brought in Python: data, model and task."""
-
-    def run(self, callbacks: tuple[Callback, ...]) -> Run:
-        """The run itself, in this process."""
-        return Run(self.config, self.folder, callbacks=callbacks, resume=self.resume, **self.own or {})
+    user_objects: dict[str, Any] | None = None
 
     def go(self, callbacks: tuple[Callback, ...]) -> Record:
-        """Do the run, in this process."""
-        return self.run(callbacks).go()
+        """Run it in this process."""
+        run = Run(self.config, self.folder, callbacks=callbacks, resume=self.resume, **self.user_objects or {})
+        return run.go()
 
     def __str__(self) -> str:
         return f"{self.config.algorithm}, seed {self.config.seed}"
 
 
-class News(NamedTuple):
+class RunUpdate(NamedTuple):
     """How far a run has come."""
 
     rounds: int
-    newest: dict[str, Any] | None
-    """Its last evaluation."""
-    begins: dict[str, Any] | None = None
-    """At its beginning: which model stands for it, and by which metric."""
+    evaluation: dict[str, Any] | None
+    """The newest evaluation."""
+    started: dict[str, Any] | None = None
+    """With the first update: the name of the primary model and of its metric."""
 
 
-class Warned(NamedTuple):
-    """A warning, to be given where the comparison is."""
+class RunWarning(NamedTuple):
+    """A warning to show in the parent process: the arguments of ``warnings.warn_explicit``."""
 
     message: str
     category: type[Warning]
@@ -102,224 +95,169 @@ class Warned(NamedTuple):
 
 
 class DistantRun:
-    """What can be seen of a run in another process."""
+    """The view that callbacks have of a run in another process."""
 
     def __init__(self, config: Config, primary: str, metric: str) -> None:
         self.config, self.primary, self.metric = config, primary, metric
         self.rounds = 0
         self.history: list[dict[str, Any]] = []
 
-    def hear(self, news: News) -> None:
-        """Take in how far it has come."""
-        self.rounds = news.rounds
-        self.history = [news.newest] if news.newest else []
+    def update(self, rounds: int, evaluation: dict[str, Any] | None) -> None:
+        """Set the number of finished rounds and the newest evaluation."""
+        self.rounds = rounds
+        self.history = [evaluation] if evaluation else []
 
 
-@dataclass
-class Process:
-    """A process that does one job after another."""
+def start_process(serve: Callable[..., None], *args: object, device: str | None = None) -> ChildProcess:
+    """Start a process that calls ``serve(pipe, *args)`` on one core, with the names registered here.
 
-    process: Any
-    pipe: Connection
-    device: str | None = None
-    """The GPU that it alone sees."""
-    number: int = -1
-    """Of the job it has."""
-    seen: DistantRun | None = None
+    Args:
+        serve: function to call in the child.
+        args: picklable arguments.
+        device: the only GPU that the child sees; all of them by default.
+    """
+    environment = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
+    return ChildProcess(_serve_on_one_core, pickled_names(), serve, *args, environment=environment)
 
 
-def in_a_row(jobs: Sequence[Job], callbacks: tuple[Callback, ...]) -> Results:
-    """Every job's number and record, one after another in this process; a mistake ends them all."""
-    for number, job in enumerate(jobs):
-        yield number, job.go(callbacks)
+def in_sequence(jobs: Sequence[RunJob], callbacks: tuple[Callback, ...]) -> Results:
+    """Run jobs one after another in this process; the first error stops them all."""
+    for index, job in enumerate(jobs):
+        yield index, job.go(callbacks)
 
 
 def side_by_side(
-    jobs: Sequence[Work], at_once: int, callbacks: tuple[RemoteCallback, ...], devices: Sequence[str] = ()
+    tasks: Sequence[RunTask], at_once: int, callbacks: tuple[RemoteCallback, ...], devices: Sequence[str] = ()
 ) -> Results:
-    """Every job's number and record, or why there is none, as they end; a job that fails does not stop the others.
+    """Run tasks in ``at_once`` processes and yield results as they arrive; a task that fails does not stop the others.
 
-    Where ``devices`` are named, every process sees one of these GPUs alone, the one with the fewest processes.
+    With ``devices``, every process sees one of these GPUs: the one with the fewest processes.
     """
-    waiting = deque(range(len(jobs)))
-    busy: dict[Connection, Process] = {}
+    waiting = deque(range(len(tasks)))
+    workers: dict[ChildProcess, _Worker] = {}
     try:
-        while busy or waiting:
-            while waiting and len(busy) < at_once:
-                taken = [one.device for one in busy.values()]
-                one = start_process(_serve, device=min(devices, key=taken.count) if devices else None)
-                busy[one.pipe] = one
-                _give(one, jobs, waiting)
-            for pipe in cast("list[Connection]", wait(list(busy))):
-                one = busy[pipe]
-                heard = _hear(one, jobs[one.number], callbacks)
-                if heard is None:
+        while workers or waiting:
+            while waiting and len(workers) < at_once:
+                used = [worker.device for worker in workers.values()]
+                device = min(devices, key=used.count) if devices else None
+                child = start_process(_serve_tasks, device=device)
+                workers[child] = _Worker(child, device)
+                workers[child].begin(waiting.popleft(), tasks)
+            for child in wait_for_any(workers):
+                worker = workers[child]
+                outcome = worker.outcome(tasks[worker.index], callbacks)
+                if outcome is None:
                     continue
-                yield one.number, heard
-                if waiting and one.process.is_alive():
-                    _give(one, jobs, waiting)
+                yield worker.index, outcome
+                if waiting and child.is_alive:
+                    worker.begin(waiting.popleft(), tasks)
                 else:
-                    end_process(busy.pop(pipe))
+                    del workers[child]
+                    close([child], PATIENCE)
     finally:
-        for one in busy.values():
-            end_process(one)
+        close(workers, PATIENCE)
 
 
-# --- here ------------------------------------------------------------------------------------------------------------------------
+# --- in the parent ----------------------------------------------------------------------------------------------------
 
 
-def start_process(serve: Callable[..., None], *arguments: object, device: str | None = None) -> Process:
-    """A process of its own that calls ``serve`` with its end of a pipe, takes no notice of Ctrl-C and perhaps sees one GPU alone."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_knowing, args=(tell(), serve, theirs, *arguments), daemon=True)
-    with _interruptions_ignored(), _seeing(device):
-        start_without_main(process)
-    theirs.close()
-    return Process(process, ours, device)
+@dataclass
+class _Worker:
+    """A process that runs one task after another."""
 
+    child: ChildProcess
+    device: str | None
+    index: int = -1
+    """Of its current task."""
+    run: DistantRun | None = None
 
-@contextmanager
-def _seeing(device: str | None) -> Iterator[None]:
-    """Let a process that is started in here see one GPU alone."""
-    before = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if device is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = device
-    try:
-        yield
-    finally:
-        if device is not None:
-            os.environ.pop("CUDA_VISIBLE_DEVICES")
-            os.environ |= {} if before is None else {"CUDA_VISIBLE_DEVICES": before}
+    def begin(self, index: int, tasks: Sequence[RunTask]) -> None:
+        """Send it a task."""
+        self.index, self.run = index, None
+        self.child.send(tasks[index])
 
+    def outcome(self, task: RunTask, callbacks: tuple[RemoteCallback, ...]) -> Record | UserError | None:
+        """Handle the next message; returns the task's record or error, or None while it is running."""
+        try:
+            message = self.child.receive()
+        except ChildDied as death:
+            return UserError(f"its process {death}")
+        if isinstance(message, RunUpdate):
+            self._notify(task, message, callbacks)
+            return None
+        if isinstance(message, RunWarning):
+            warnings.warn_explicit(*message, registry=_SHOWN_WARNINGS)
+            return None
+        if isinstance(message, Record):
+            record = _unpacked(message, task)
+            if self.run is not None:
+                newest = record.history[-1] if record.history else None
+                self.run.update(newest["round"] if newest else 0, newest)
+                for callback in callbacks:
+                    callback.ended(self.run, record)
+            return record
+        if isinstance(message, UserError):
+            return message
+        raise message
 
-def _give(one: Process, jobs: Sequence[Work], waiting: deque[int]) -> None:
-    one.number, one.seen = waiting.popleft(), None
-    try:
-        one.pipe.send(jobs[one.number])
-    except ConnectionError:  # it has ended meanwhile, which is noticed when it is listened to
-        return
-
-
-def _hear(one: Process, job: Work, callbacks: tuple[RemoteCallback, ...]) -> Record | UserError | None:
-    """What came of a job, None while it goes on."""
-    try:
-        message = one.pipe.recv()
-    except (EOFError, ConnectionError):
-        one.process.join(PATIENCE)
-        killed = (one.process.exitcode or 0) < 0
-        return UserError(
-            f"its process {'was killed, most likely because memory ran out' if killed else 'ended unexpectedly'}"
-        )
-    if isinstance(message, News):
-        _tell(one, job, message, callbacks)
-        return None
-    if isinstance(message, Warned):
-        warnings.warn_explicit(*message, registry=_WARNED)
-        return None
-    if isinstance(message, Record):
-        record = _unpacked(message, job)
-        if one.seen is not None:
-            one.seen.hear(
-                News(
-                    record.history[-1]["round"] if record.history else 0, record.history[-1] if record.history else None
-                )
-            )
-            for callback in callbacks:
-                callback.ended(one.seen, record)
-        return record
-    if isinstance(message, UserError):
-        return message
-    raise message
-
-
-def _tell(one: Process, job: Work, news: News, callbacks: tuple[RemoteCallback, ...]) -> None:
-    if news.begins is not None:
-        one.seen = DistantRun(job.config, **news.begins)
-        one.seen.hear(news)
+    def _notify(self, task: RunTask, update: RunUpdate, callbacks: tuple[RemoteCallback, ...]) -> None:
+        if update.started is not None:
+            self.run = DistantRun(task.config, **update.started)
+        if self.run is None:
+            return
+        self.run.update(update.rounds, update.evaluation)
         for callback in callbacks:
-            callback.began(one.seen)
-    elif one.seen is not None:
-        one.seen.hear(news)
-        for callback in callbacks:
-            callback.evaluated(one.seen)
-            callback.round_done(one.seen)
+            if update.started is not None:
+                callback.began(self.run)
+            else:
+                callback.evaluated(self.run)
+                callback.round_done(self.run)
 
 
-def end_process(one: Process) -> None:
-    """End a process, by force where it does not end by itself."""
-    one.pipe.close()
-    one.process.join(PATIENCE)
-    if one.process.is_alive():  # in the middle of a round; what it has written is whole
-        one.process.kill()
-        one.process.join()
-
-
-@contextmanager
-def _interruptions_ignored() -> Iterator[None]:
-    """Let a process that is started in here take no notice of Ctrl-C: this one does, and then ends it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-# --- there -----------------------------------------------------------------------------------------------------------------------
+# --- in the child -----------------------------------------------------------------------------------------------------
 
 
 class Reporter(RemoteCallback):
-    """Sends news of a run, not too often."""
+    """Sends updates of a run, at most one every ``SECONDS_BETWEEN_UPDATES``."""
 
     def __init__(self, send: Callable[[object], None]) -> None:
         self._send, self._last = send, 0.0
 
     def began(self, run: RunProgress) -> None:
-        self._send(_news(run)._replace(begins={"primary": run.primary, "metric": run.metric}))
+        self._send(_update(run)._replace(started={"primary": run.primary, "metric": run.metric}))
 
     def round_done(self, run: RunProgress) -> None:
-        if not run.config.is_evaluated(run.rounds):  # else there will be more to tell in a moment
+        if not run.config.is_evaluated(run.rounds):  # otherwise an evaluation follows at once
             self.evaluated(run)
 
     def evaluated(self, run: RunProgress) -> None:
         now = time.monotonic()
-        if now - self._last > SECONDS_BETWEEN_NEWS:
+        if now - self._last > SECONDS_BETWEEN_UPDATES:
             self._last = now
-            self._send(_news(run))
+            self._send(_update(run))
 
 
-def _news(run: RunProgress) -> News:
-    return News(run.rounds, run.history[-1] if run.history else None)
+def _update(run: RunProgress) -> RunUpdate:
+    return RunUpdate(run.rounds, run.history[-1] if run.history else None)
 
 
-def _knowing(told: Told, serve: Callable[..., None], *arguments: object) -> None:
-    learn(told)
-    serve(*arguments)
-
-
-def alone_on_a_core() -> None:
-    """Let this process use one core, since others are as busy beside it."""
-    torch.set_num_threads(1)
+def _serve_on_one_core(pipe: Connection, names: PickledNames, serve: Callable[..., None], *args: object) -> None:
+    register_names(names)
     use_cores(1)
     keep_memory()
+    serve(pipe, *args)
 
 
-def _serve(pipe: Connection) -> None:
-    alone_on_a_core()
+def _serve_tasks(pipe: Connection) -> None:
     try:
         while True:
-            job: Work = pipe.recv()
+            task: RunTask = pipe.recv()
             try:
                 with _warnings_sent(pipe.send):
-                    answer: object = _packed(job.go((Reporter(pipe.send),)))
+                    answer: object = _packed(task.go((Reporter(pipe.send),)))
             except ConnectionError:
                 return
-            except (
-                Exception
-            ) as error:  # a mistake of the user's, or one of ours that is raised again where the comparison is
+            except Exception as error:  # the parent returns a UserError and raises anything else
                 answer = error
             pipe.send(answer)
     except (EOFError, ConnectionError, KeyboardInterrupt):
@@ -328,6 +266,8 @@ def _serve(pipe: Connection) -> None:
 
 @contextmanager
 def _warnings_sent(send: Callable[[object], None]) -> Iterator[None]:
+    """Send warnings to the parent instead of printing them."""
+
     def show(
         message: Warning | str,
         category: type[Warning],
@@ -336,8 +276,9 @@ def _warnings_sent(send: Callable[[object], None]) -> Iterator[None]:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        known = category if category.__module__ == "builtins" else UserWarning  # another may not travel
-        send(Warned(str(message), known, filename, lineno))
+        # The parent may be unable to import another package's warning class.
+        sendable = category if category.__module__ == "builtins" else UserWarning
+        send(RunWarning(str(message), sendable, filename, lineno))
 
     with warnings.catch_warnings():
         warnings.showwarning = show
@@ -345,18 +286,17 @@ def _warnings_sent(send: Callable[[object], None]) -> Iterator[None]:
 
 
 def _packed(record: Record) -> Record:
-    """A record to be sent: tensors as arrays, since a tensor would only be borrowed from a process that may end."""
-    models = {name: _each(model, lambda tensor: tensor.cpu().numpy()) for name, model in record.models.items()}
+    """The record with arrays for tensors, whose memory would be shared with a process that is about to exit."""
+    models = {name: _mapped(model, lambda tensor: tensor.cpu().numpy()) for name, model in record.models.items()}
     return replace(record, models=models, folder=None, own={})
 
 
-def _unpacked(record: Record, job: Work) -> Record:
-    models = {name: _each(model, torch.from_numpy) for name, model in record.models.items()}
-    own = {what: (job.own or {}).get(what) for what in ("data", "model", "task")}
-    return replace(record, models=models, folder=RunFolder(job.folder) if job.folder else None, own=own)
+def _unpacked(record: Record, task: RunTask) -> Record:
+    models = {name: _mapped(model, torch.from_numpy) for name, model in record.models.items()}
+    own = {name: (task.user_objects or {}).get(name) for name in ("data", "model", "task")}
+    return replace(record, models=models, folder=RunFolder(task.folder) if task.folder else None, own=own)
 
 
-def _each(model: ModelState, change: Callable[[Any], Any]) -> ModelState:
-    return ModelState(
-        change(model.weights), change(model.buffers), {name: change(value) for name, value in model.integers.items()}
-    )
+def _mapped(model: ModelState, function: Callable[[Any], Any]) -> ModelState:
+    integers = {name: function(value) for name, value in model.integers.items()}
+    return ModelState(function(model.weights), function(model.buffers), integers)

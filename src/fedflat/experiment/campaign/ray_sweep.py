@@ -1,6 +1,6 @@
-"""The runs of a sweep spread over a Ray cluster: each is a task on one of its nodes, with one core or GPU, and lies in a shared folder.
+"""Run a sweep on a Ray cluster: each run is a task on one node, with a core or a GPU, and lies in a shared folder.
 
-All that is known of a run lies in its folder, so that nothing is lost with a node: whoever gets the run next goes on from there.
+The folder of a run holds everything about it, so a lost node loses nothing: the next one resumes the run from there.
 """
 
 from __future__ import annotations
@@ -20,184 +20,227 @@ import torch
 from fedflat.data.data_dir import VARIABLE, data_dir
 from fedflat.engines.cpu.worker_pool import keep_memory, use_cores
 from fedflat.engines.ray.cluster import connect, device_for, first_line
-from fedflat.engines.ray.worker import other_version, own_version
-from fedflat.engines.ray.worker_pool import MOST_LOSSES, close_crew
+from fedflat.engines.ray.worker import own_version, version_mismatch
+from fedflat.engines.ray.worker_pool import MOST_LOSSES, close_worker_pool
 from fedflat.errors import UserError
-from fedflat.experiment.callback import Callback, require_remote
-from fedflat.experiment.campaign.following import Followed
-from fedflat.experiment.campaign.processes import Results, Work
+from fedflat.experiment.analysis.reopen import primary_model
+from fedflat.experiment.callback import Callback, RemoteCallback, require_remote
+from fedflat.experiment.campaign.processes import DistantRun, Results, RunTask
 from fedflat.experiment.config import Config
+from fedflat.experiment.store.record import Record, load_record
+from fedflat.experiment.store.run_folder import RunFolder
 
-SECONDS_BETWEEN_LOOKS = 0.5
-"""At the folders of runs that go on."""
-AHEAD = 1
-"""Runs that wait at the cluster, so that a core that is done need not wait for this process."""
-
-
-class Unfit(UserError):
-    """A node that cannot do any run of this sweep; it would fail all it is given, and fast, so that it ends the sweep."""
+SECONDS_BETWEEN_POLLS = 0.5
+"""Between looks at the folders of running runs."""
+QUEUED = 1
+"""Runs queued at the cluster, so that a free core need not wait for this process."""
 
 
-class Needs(NamedTuple):
-    """What a run takes of a node."""
+class UnfitNode(UserError):
+    """A node cannot do any run of the sweep; it would quickly fail all of them, so the sweep stops."""
+
+
+class RunResources(NamedTuple):
+    """What a run needs of a node."""
 
     cores: int
     gpus: float
 
     def fit(self, node: dict[str, Any]) -> bool:
-        """Whether a node has as much, free or not."""
-        there = node["Resources"]
-        return bool(node["Alive"]) and there.get("CPU", 0) >= self.cores and there.get("GPU", 0) >= self.gpus
+        """Whether a node of ``ray.nodes()`` has as much, free or not."""
+        resources = node["Resources"]
+        return bool(node["Alive"]) and resources.get("CPU", 0) >= self.cores and resources.get("GPU", 0) >= self.gpus
 
     def __str__(self) -> str:
         return f"{self.cores} core{'s' * (self.cores != 1)}" + (" and a GPU" if self.gpus else "")
 
 
-class Place(NamedTuple):
-    """Where a sweep is: what its nodes must see, and from where they read paths."""
+class SweepLocation(NamedTuple):
+    """Where a sweep lies: a file that its nodes must see, and the folders that paths refer to."""
 
     marker: Path
-    """A file of the shared folder."""
+    """A file in the shared folder."""
     content: bytes
     data: Path
-    """Where datasets lie, unless a run says otherwise."""
+    """Default folder of datasets."""
     folder: Path
-    """From which relative paths are read."""
+    """Working directory, for relative paths."""
 
     @classmethod
-    def here(cls, marker: Path) -> Place:
-        """As this process sees it."""
+    def here(cls, marker: Path) -> SweepLocation:
+        """The location as this process sees it."""
         return cls(marker.absolute(), marker.read_bytes(), data_dir().absolute(), Path.cwd())
 
     def enter(self) -> None:
-        """Be there, on the node of this process; refused where that sees another folder or none."""
-        found = self.marker.read_bytes() if self.marker.is_file() else None
-        if found != self.content:
-            raise Unfit(
+        """Adopt the folders on a node; raises ``UnfitNode`` if it does not see the shared folder."""
+        content = self.marker.read_bytes() if self.marker.is_file() else None
+        if content != self.content:
+            raise UnfitNode(
                 f"node {socket.gethostname()} of the Ray cluster does not see the sweep's folder {self.marker.parent}; "
-                "choose one that all nodes share, with --out"
+                "choose a folder that all nodes share, with --out"
             )
         os.environ[VARIABLE] = str(self.data)
-        with suppress(OSError):  # only paths that are not absolute are read from here
+        with suppress(OSError):  # only relative paths need it
             os.chdir(self.folder)
 
 
-class Spread:
-    """The runs of a sweep on their way through a cluster.
+class ClusterSchedule:
+    """Hands the runs of a sweep to a cluster and collects their results.
 
-    A run whose node or process is lost is given to another, which goes on from its last checkpoint; after ``MOST_LOSSES`` it is given up.
+    A run whose node or process is lost goes to another one, which resumes it from its last checkpoint; after
+    ``MOST_LOSSES`` losses it fails.
     """
 
-    def __init__(self, ray: Any, work: Sequence[Work], place: Place, jobs: int | None) -> None:
-        self.ray, self.work, self.place, self.jobs = ray, work, place, jobs
-        self.waiting = deque(range(len(work)))
+    def __init__(self, ray: Any, tasks: Sequence[RunTask], location: SweepLocation, jobs: int | None) -> None:
+        self.ray, self.tasks, self.location, self.jobs = ray, tasks, location, jobs
+        self.waiting = deque(range(len(tasks)))
         self.running: dict[Any, int] = {}
         self.losses: Counter[int] = Counter()
-        self._devices: dict[str, float] = {}
+        self._gpus: dict[str, float] = {}
 
-    def hand_out(self) -> None:
-        """Give the cluster as many runs as it has cores, or as are asked for."""
-        room = self.jobs or int(self.ray.cluster_resources().get("CPU", 0)) + AHEAD
+    def submit(self) -> None:
+        """Submit as many runs as the cluster has cores, or as ``jobs`` allows."""
+        room = self.jobs or int(self.ray.cluster_resources().get("CPU", 0)) + QUEUED
         while self.waiting and len(self.running) < room:
-            number = self.waiting.popleft()
-            self.running[self._begun(self.work[number])] = number
-        self._check_room()
+            index = self.waiting.popleft()
+            self.running[self._start(self.tasks[index])] = index
+        self._check_nodes()
 
-    def _begun(self, one: Work) -> Any:
-        needs = self._needs(one.config)
+    def _start(self, task: RunTask) -> Any:
+        needs = self._resources(task.config)
         options = {"num_cpus": needs.cores, "num_gpus": needs.gpus, "max_retries": 0, "scheduling_strategy": "SPREAD"}
-        return self.ray.remote(**options)(do_run).remote(own_version(), pickle.dumps((self.place, one, needs.cores)))
+        packed = pickle.dumps((self.location, task, needs.cores))
+        return self.ray.remote(**options)(run_on_node).remote(own_version(), packed)
 
-    def _needs(self, config: Config) -> Needs:
-        """A core for each worker process, and where that is decided at first a GPU, which later runs do not go without."""
-        wanted = config.engine.device
-        if wanted not in self._devices:
-            self._devices[wanted] = self._share() if device_for(self.ray, wanted) == "cuda" else 0.0
-        return Needs(config.engine.workers or 1, self._devices[wanted])
+    def _resources(self, config: Config) -> RunResources:
+        """A core per worker process, and a share of a GPU if the first run with this device setting got one."""
+        device = config.engine.device
+        if device not in self._gpus:
+            self._gpus[device] = self._gpu_share() if device_for(self.ray, device) == "cuda" else 0.0
+        return RunResources(config.engine.workers or 1, self._gpus[device])
 
-    def _share(self) -> float:
-        """What a run gets of a GPU: all, unless more runs are asked for than there are GPUs."""
+    def _gpu_share(self) -> float:
+        """The share of a GPU per run: all of it, unless ``jobs`` exceeds the number of GPUs."""
         gpus: float = self.ray.cluster_resources()["GPU"]
         return 1 / math.ceil(max(1, (self.jobs or 1) / gpus))
 
-    def _check_room(self) -> None:
-        """Refuse to wait for nodes that are not there (any more)."""
+    def _check_nodes(self) -> None:
+        """Fail rather than wait for a node that does not exist."""
         nodes = self.ray.nodes()
-        for needs in {self._needs(self.work[number].config) for number in self.running.values()}:
+        for needs in {self._resources(self.tasks[index].config) for index in self.running.values()}:
             if not any(needs.fit(node) for node in nodes):
                 raise UserError(
-                    f"no node of the Ray cluster has {needs}, which a run of this sweep takes; add one, or lower engine.workers, "
-                    "and start the sweep again: it goes on from here"
+                    f"a run of this sweep needs {needs}, which no node of the Ray cluster has; "
+                    "add such a node or lower engine.workers, then start the sweep again to continue"
                 )
 
     def outcomes(self) -> Iterator[tuple[int, UserError | None]]:
-        """The numbers of runs that have ended, each with what was wrong, if anything; waits a little where there are none."""
-        ready, _ = self.ray.wait(list(self.running), num_returns=1, timeout=SECONDS_BETWEEN_LOOKS)
+        """Wait briefly; yields the index of every run that has ended, with its error if it failed."""
+        ready, _ = self.ray.wait(list(self.running), num_returns=1, timeout=SECONDS_BETWEEN_POLLS)
         for ref in ready:
-            number = self.running.pop(ref)
+            index = self.running.pop(ref)
             try:
                 self.ray.get(ref)
-                yield number, None
+                yield index, None
             except self.ray.exceptions.RayTaskError as error:
-                yield number, self._told(error)
+                yield index, self._user_error(error)
             except self.ray.exceptions.RayError as loss:
-                self.losses[number] += 1
-                if self.losses[number] <= MOST_LOSSES:
-                    self.waiting.appendleft(number)
-                else:
-                    why = f"most likely because memory ran out ({first_line(loss)})"
-                    yield (
-                        number,
-                        UserError(
-                            f"it has lost {self.losses[number]} Ray workers, {why}; use fewer jobs or a smaller batch"
-                        ),
-                    )
+                self.losses[index] += 1
+                if self.losses[index] <= MOST_LOSSES:
+                    self.waiting.appendleft(index)
+                    continue
+                yield (
+                    index,
+                    UserError(
+                        f"it lost {self.losses[index]} Ray workers, most likely because memory ran out "
+                        f"({first_line(loss)}); use fewer jobs or a smaller batch size"
+                    ),
+                )
 
-    def _told(self, error: Any) -> UserError:
-        """A mistake of the user's; one of ours, or of a node, is raised here."""
-        if isinstance(error.cause, UserError) and not isinstance(error.cause, Unfit):
+    def _user_error(self, error: Any) -> UserError:
+        """The user's error in a failed run; any other error is raised."""
+        if isinstance(error.cause, UserError) and not isinstance(error.cause, UnfitNode):
             return error.cause
-        if "failed to import" in str(error.cause):  # so Ray says it, and has no error of its own for that
-            raise Unfit(
-                "a node of the Ray cluster cannot import fedflat; is fedflat installed on every node?"
-            ) from None
+        if "failed to import" in str(error.cause):  # Ray has no error class for this
+            raise UnfitNode("a node of the Ray cluster cannot import fedflat; install fedflat on every node") from None
         raise (error.cause if isinstance(error.cause, Exception) else error) from None
 
-    def end(self) -> None:
-        """End what still runs: in the middle of a round, maybe, but what it has written is whole."""
+    def cancel(self) -> None:
+        """Stop what is still running; its files are complete even in the middle of a round."""
         for ref in self.running:
             self.ray.cancel(ref, force=True)
 
 
-def spread(
-    work: Sequence[Work], address: str, jobs: int | None, callbacks: tuple[Callback, ...], marker: Path
+def run_on_cluster(
+    tasks: Sequence[RunTask], address: str, jobs: int | None, callbacks: tuple[Callback, ...], marker: Path
 ) -> Results:
-    """Every run's number and record, or why there is none, as they end; a run that fails does not stop the others.
+    """Run tasks on a Ray cluster and yield results as they arrive; a task that fails does not stop the others.
 
-    ``marker`` is a file in the folder that all nodes share, by which they show that they see it.
+    Args:
+        tasks: tasks with absolute folders that all nodes share.
+        address: the cluster's ``HOST:PORT``, or ``auto``.
+        jobs: most runs at the same time; by default as many as the cluster has cores.
+        callbacks: callbacks that can watch runs of other processes.
+        marker: a file in the shared folder, which nodes must see.
     """
-    remote = require_remote(callbacks)
-    close_crew()  # of runs with engine.name=ray that this process did before: it would keep its cores
-    doing = Spread(connect(address, None, "ray_address"), work, Place.here(marker), jobs)
-    followed = [Followed(one.config, one.folder, remote) for one in work if one.folder]
+    remote_callbacks = require_remote(callbacks)
+    close_worker_pool()  # workers of an earlier run with engine.name=ray would keep their cores
+    schedule = ClusterSchedule(connect(address, None, "ray_address"), tasks, SweepLocation.here(marker), jobs)
+    watched = [WatchedFolder(task.config, task.folder, remote_callbacks) for task in tasks if task.folder]
     try:
-        while doing.waiting or doing.running:
-            doing.hand_out()
-            for number, mistake in doing.outcomes():
-                yield number, mistake or followed[number].ended()
-            for number in doing.running.values():
-                followed[number].look()
+        while schedule.waiting or schedule.running:
+            schedule.submit()
+            for index, error in schedule.outcomes():
+                yield index, error or watched[index].finish()
+            for index in schedule.running.values():
+                watched[index].poll()
     finally:
-        doing.end()
+        schedule.cancel()
 
 
-def do_run(version: str, packed: bytes) -> None:
-    """Do a run on the node that it was given to. Packed, since another version of fedflat could not even read it."""
+def run_on_node(version: str, packed: bytes) -> None:
+    """Do a run on the node that Ray chose; pickled, since another version of fedflat could not read the task."""
     if own_version() != version:
-        raise Unfit(other_version(socket.gethostname(), own_version(), version))
-    place, work, cores = pickle.loads(packed)
-    place.enter()
+        raise UnfitNode(version_mismatch(socket.gethostname(), own_version(), version))
+    location, task, cores = pickle.loads(packed)
+    location.enter()
     torch.set_num_threads(1)
     use_cores(cores)
     keep_memory()
-    work.go(())
+    task.go(())
+
+
+class WatchedFolder:
+    """Notifies callbacks of a run on another machine, from what appears in its folder."""
+
+    def __init__(self, config: Config, folder: Path, callbacks: tuple[RemoteCallback, ...]) -> None:
+        self._config, self._folder, self._callbacks = config, RunFolder(folder), callbacks
+        self._length = 0
+        self._run: DistantRun | None = None
+
+    def poll(self) -> None:
+        """Notify callbacks if there are new evaluations."""
+        length = self._folder.metrics_length() if self._callbacks and self._folder.exists else self._length
+        if length == self._length:
+            return
+        record, self._length = load_record(self._folder.path), length
+        if not record.history:  # the first line is still being written
+            return
+        is_new = self._run is None
+        run = self._run = self._run or DistantRun(self._config, "server", record.metric)
+        run.primary = primary_model(record)
+        run.update(record.history[-1]["round"], record.history[-1])
+        for event in ("began",) * is_new + ("evaluated", "round_done"):
+            self._notify(event, run)
+
+    def finish(self) -> Record:
+        """Notify callbacks that the run has ended, and return its record."""
+        self.poll()
+        record = load_record(self._folder.path)
+        if self._run is not None:
+            self._notify("ended", self._run, record)
+        return record
+
+    def _notify(self, event: str, run: DistantRun, *args: Any) -> None:
+        for callback in self._callbacks:
+            getattr(callback, event)(run, *args)

@@ -1,4 +1,4 @@
-"""Names of the user's own, of algorithms, parts and models: known to the process that registered them, and to those it tells."""
+"""Names that users register (algorithms, slots, models), passed on to the processes that run their experiments."""
 
 from __future__ import annotations
 
@@ -13,39 +13,33 @@ from fedflat.engines.cpu.worker_pool import can_travel
 from fedflat.experiment.config import Config
 from fedflat.models import MODELS, ModelSpec
 
-Told = list[bytes]
-"""Names and what they stand for, each by itself: one that another process cannot import is no reason not to know the others."""
+PickledNames = list[bytes]
+"""(name, component) pairs, pickled one by one so that one failed import does not affect the others."""
 
 
-def tell() -> Told:
-    """The names that another process can know."""
-    return [pickle.dumps(named) for named in _own_names().items() if can_travel(named)]
+def pickled_names() -> PickledNames:
+    """The registered names whose components can be sent to another process."""
+    return [pickle.dumps(pair) for pair in _registered().items() if can_travel(pair)]
 
 
-def learn(told: Told) -> None:
-    """Know names of another process; what cannot be had here is missed where it is used."""
-    for one in told:
+def register_names(names: PickledNames) -> None:
+    """Register names from another process; a component that cannot be imported here is reported when it is used."""
+    for pickled in names:
         with suppress(Exception):
-            name, what = pickle.loads(one)
-            _name(name, what)
+            name, component = pickle.loads(pickled)
+            if isinstance(component, type) and issubclass(component, ModelSpec):
+                MODELS[name] = component
+            else:
+                registration.register(name, component)
 
 
-def stuck(configs: Iterable[Config]) -> list[str]:
-    """Names in some configs that stand for what the running script defines, and which no other process can know."""
-    fixed = {name for name, what in _own_names().items() if not can_travel(what)}
+def unsendable_names(configs: Iterable[Config]) -> list[str]:
+    """Names used in ``configs`` whose components the running script defines, which no other process can import."""
+    local = {name for name, component in _registered().items() if not can_travel(component)}
     used = {word for config in configs for word in re.findall(r"[\w-]+", f"{config.algorithm} {config.model}")}
-    return sorted(fixed & used)
+    return sorted(local & used)
 
 
-def _own_names() -> dict[str, Any]:
-    """What this process knows by name and a new one would not."""
-    return registration.registered() | {
-        name: spec for name, spec in MODELS.items() if not spec.__module__.startswith("fedflat.")
-    }
-
-
-def _name(name: str, what: Any) -> None:
-    if isinstance(what, type) and issubclass(what, ModelSpec):
-        MODELS.register(name, what)
-    else:
-        registration.register(name, what)
+def _registered() -> dict[str, Any]:
+    models = {name: spec for name, spec in MODELS.items() if not spec.__module__.startswith("fedflat.")}
+    return registration.registered() | models

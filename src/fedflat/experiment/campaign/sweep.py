@@ -1,4 +1,4 @@
-"""A sweep: every combination of a file is a run in a folder of its own, done once, by whichever process is there for it."""
+"""Sweeps: every combination of a file is a run in its own folder, done once by one of the processes that share it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,18 @@ from typing import Any, Literal, NamedTuple
 from fedflat import data as datasets
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, require_remote
-from fedflat.experiment.campaign.branch import start
-from fedflat.experiment.campaign.compare import begun_run, folder_name, how_many_at_once
+from fedflat.experiment.campaign.branch import branch_point
+from fedflat.experiment.campaign.compare import existing_run, folder_name, how_many_at_once
 from fedflat.experiment.campaign.processes import Results, side_by_side
-from fedflat.experiment.campaign.sweep_file import SweepFile, Values, combinations, fill, flat, holes
+from fedflat.experiment.campaign.sweep_file import (
+    SweepFile,
+    Values,
+    all_placeholders,
+    combinations,
+    fill,
+    flat,
+    nested,
+)
 from fedflat.experiment.config import SHORT, Config, config
 from fedflat.experiment.run import Run
 from fedflat.experiment.stopping import OVER
@@ -32,56 +40,61 @@ from fedflat.models import model_spec
 
 INDEX = "sweep.json"
 LONGEST = 100
-"""Letters of a folder's name from which on the rest is only a hash."""
-SECONDS_BETWEEN_LOOKS = 0.5
-"""At runs that other processes work on."""
+"""Longest folder name in characters; the end of a longer one becomes a hash."""
+SECONDS_BETWEEN_POLLS = 0.5
+"""Between looks at runs that other processes hold."""
 
 
 @dataclass(frozen=True)
-class Planned(Awaited):
+class SweepRun(Awaited):
     """One run of a sweep."""
 
     name: str
     varied: Values
-    """What sets it apart, by setting."""
+    """The settings that distinguish it from the other runs."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """All that is to be run, and how."""
+    """A sweep file with the runs that it describes."""
 
     file: SweepFile
     out: Path
-    runs: tuple[Planned, ...]
+    runs: tuple[SweepRun, ...]
 
 
-class Done(NamedTuple):
-    """What came of a run."""
+class SweepResult(NamedTuple):
+    """A finished or failed run of a sweep."""
 
-    run: Planned
+    run: SweepRun
     record: Record | None
     by: Literal["here", "before", "elsewhere"]
-    """Done by this call, there already, or done by another process meanwhile."""
-    mistake: UserError | None = None
+    """Done by this call, found finished, or done meanwhile by another process."""
+    error: UserError | None = None
 
 
-# --- planning -------------------------------------------------------------------------------------------------------------------------
+# --- planning ---------------------------------------------------------------------------------------------------------
 
 
 def plan_sweep(file: SweepFile, out: Path) -> Sweep:
-    """The runs of a sweep, each with its folder; nothing is written."""
-    base = _base(file, out)
-    runs = [(one, config_of({**base, **one}, one)) for one in combinations(file)]
-    seen: dict[Config, Values] = {}
-    for one, made in runs:
-        if made in seen:
-            raise UserError(f"{told(seen[made])} and {told(one)} are the same run; list each value once")
-        seen[made] = one
-    _check_cluster(file, [made for _, made in runs])
-    names = _names([one for one, _ in runs], base)
-    shown = [one | {name: value for name, value in fill({**base, **one}).items() if name in one} for one, _ in runs]
-    planned = [Planned(made, out / name, name, one) for name, one, (_, made) in zip(names, shown, runs, strict=True)]
-    return Sweep(file, out, tuple(planned))
+    """List the runs of a sweep with their folders in ``out``, without writing anything."""
+    base = _base_settings(file, out)
+    varied = combinations(file)
+    configs = [config_of({**base, **combination}, combination) for combination in varied]
+    first_with: dict[Config, Values] = {}
+    for combination, made in zip(varied, configs, strict=True):
+        if made in first_with:
+            raise UserError(
+                f"{describe(first_with[made])} and {describe(combination)} are the same run; list each value once"
+            )
+        first_with[made] = combination
+    _check_cluster(file, configs)
+    runs = []
+    for name, combination, made in zip(_names(varied, base), varied, configs, strict=True):
+        filled = fill({**base, **combination})
+        shown = {setting: filled.get(setting, value) for setting, value in combination.items()}
+        runs.append(SweepRun(made, out / name, name, shown))
+    return Sweep(file, out, tuple(runs))
 
 
 def _check_cluster(file: SweepFile, configs: Sequence[Config]) -> None:
@@ -89,122 +102,124 @@ def _check_cluster(file: SweepFile, configs: Sequence[Config]) -> None:
         return
     if file.devices:
         raise UserError(
-            "devices are GPUs of this machine, and ray_address hands out those of a cluster; leave one of them out"
+            "devices lists GPUs of this machine, but ray_address runs the sweep on a cluster; leave one of them out"
         )
     if any(made.engine.name == "ray" for made in configs):
         raise UserError(
-            "engine.name=ray spreads each run over a cluster, and ray_address the sweep; leave one of them out"
+            "engine.name=ray spreads each run over a cluster, ray_address the whole sweep; leave one of them out"
         )
 
 
-def _base(file: SweepFile, out: Path) -> Values:
-    """The settings that all runs share."""
-    begun = _begun(file.branch, out) if file.branch else {}
+def _base_settings(file: SweepFile, out: Path) -> Values:
+    """The settings that all runs share, by full name."""
     given = dict(flat(file.base))
-    clash = [name for name in ("init", "init_rounds") if file.branch and name in given]
-    if clash:
-        raise UserError(f"{clash[0]} is what branch says; leave one of them out")
-    return {**begun, **given}
-
-
-def _begun(branch: str, out: Path) -> Values:
-    """The settings of the run that a sweep goes on from."""
-    found = start(branch)
-    found.check(out)
-    return dict(flat(found.settings(out)))
+    if not file.branch:
+        return given
+    for name in ("init", "init_rounds"):
+        if name in given:
+            raise UserError(f"{name} and branch both choose the initial weights; leave one of them out")
+    start = branch_point(file.branch)
+    start.check(out)
+    return {**dict(flat(start.settings(out))), **given}
 
 
 def config_of(values: Values, varied: Values) -> Config:
-    """The config of flat settings; a mistake names the combination."""
-    nested: Values = {}
-    for name, value in fill(values).items():
-        *sections, last = name.split(".")
-        inside = nested
-        for section in sections:
-            inside = inside.setdefault(section, {})
-        inside[last] = value
+    """The config of settings by full name; errors name the combination ``varied``."""
     try:
-        made = config(nested)
-        _check_texts(made.model, made.data.dataset, made.data.partition, made.data.augmentation)
+        made = config(nested(fill(values)))
+        _check_names(made.model, made.data.dataset, made.data.partition, made.data.augmentation)
         return made
-    except UserError as mistake:
-        raise UserError(f"the combination {told(varied)} is not possible: {mistake}") from None
+    except UserError as error:
+        raise UserError(f"the combination {describe(varied)} is not possible: {error}") from None
 
 
 @lru_cache(maxsize=1024)
-def _check_texts(model: str, data: str, partition: str, augmentation: str) -> None:
-    """Refuse names that a run would only find wrong once its turn has come."""
+def _check_names(model: str, dataset: str, partition: str, augmentation: str) -> None:
+    """Report unknown names now rather than when the run's turn comes."""
     model_spec(model)
-    datasets.dataset_source(data)
+    datasets.dataset_source(dataset)
     datasets.canonical_partition(partition)
     datasets.augmentation(augmentation)
 
 
-def told(varied: Values) -> str:
-    """A combination in words."""
+def describe(varied: Values) -> str:
+    """A combination in one line.
+
+    >>> describe({"training.lr": 0.1, "seed": 0})
+    'training.lr=0.1, seed=0'
+    """
     return ", ".join(f"{name}={value}" for name, value in varied.items()) or "without changes"
 
 
 def _names(varied: Sequence[Values], base: Values) -> list[str]:
-    """A folder's name for every combination: readable, the same whenever the file is read, and never one for two."""
-    plain = [_name(one, base) for one in varied]
+    """Distinct, readable folder names that do not depend on the other combinations in the file."""
+    plain = [_name(combination, base) for combination in varied]
     lower = [name.lower() for name in plain]
-    fine = [lower.count(name.lower()) == 1 and len(name) <= LONGEST for name in plain]
-    return [name if good else _hashed(name, one) for name, good, one in zip(plain, fine, varied, strict=True)]
+    usable = [lower.count(name.lower()) == 1 and len(name) <= LONGEST for name in plain]
+    return [
+        name if is_usable else _hashed(name, combination)
+        for name, is_usable, combination in zip(plain, usable, varied, strict=True)
+    ]
 
 
-def _name(one: Values, base: Values) -> str:
-    """What sets a run apart, as a folder's name.
+def _name(varied: Values, base: Values) -> str:
+    """A combination as a folder name.
 
     >>> _name({"data.partition": "dirichlet(alpha={a})", "algorithm": "fedavg", "a": 0.1, "seed": 0}, {})
-    'fedavg--split-dirichlet_alpha_0.1--seed-0'
+    'fedavg--partition-dirichlet_alpha_0.1--seed-0'
     """
     short = {full: name for name, full in SHORT.items()}
-    filled = fill({**base, **one})
-    stand_ins = set().union(*map(holes, one.values()))
+    filled = fill({**base, **varied})
+    # The texts of the combination already contain the values of its placeholders.
+    inserted = all_placeholders(varied.values())
     texts = {
         name: folder_name(str(filled.get(name, value)))
-        for name, value in one.items()
-        if name in filled or name not in stand_ins
+        for name, value in varied.items()
+        if name in filled or name not in inserted
     }
-    shown = [texts.pop("algorithm")] if "algorithm" in texts else []
-    lasts = [name.rpartition(".")[2] for name in texts]
-    labels = [
-        short.get(name, last if lasts.count(last) == 1 else name) for name, last in zip(texts, lasts, strict=True)
-    ]
-    return "--".join([*shown, *(f"{label}-{text}" for label, text in zip(labels, texts.values(), strict=True))])
+    parts = [texts.pop("algorithm")] if "algorithm" in texts else []
+    last_words = [name.rpartition(".")[2] for name in texts]
+    for (name, text), last in zip(texts.items(), last_words, strict=True):
+        label = short.get(name, last if last_words.count(last) == 1 else name)
+        parts.append(f"{label}-{text}")
+    return "--".join(parts)
 
 
-def _hashed(name: str, one: Values) -> str:
-    digest = hashlib.sha256(json.dumps(one, sort_keys=True, default=str).encode()).hexdigest()[:10]
+def _hashed(name: str, varied: Values) -> str:
+    digest = hashlib.sha256(json.dumps(varied, sort_keys=True, default=str).encode()).hexdigest()[:10]
     return f"{name[: LONGEST - 12].rstrip('-_.')}--{digest}"
 
 
-# --- running --------------------------------------------------------------------------------------------------------------------------
+# --- running ----------------------------------------------------------------------------------------------------------
 
 
-class Over(LockedError):
-    """Another process has done the run meanwhile."""
+class AlreadyFinished(LockedError):
+    """Another process has finished the run meanwhile."""
 
 
-class Claimed(NamedTuple):
-    """A run that is done by the process that claims it first."""
+class LockedRun(NamedTuple):
+    """A run for the process that locks its folder first."""
 
     config: Config
     folder: Path
     keep: Keep = Keep()
-    own: dict[str, Any] | None = None
+    user_objects: dict[str, Any] | None = None
 
     def go(self, callbacks: tuple[Callback, ...]) -> Record:
-        """Do it, or go on with it; ``LockedError`` while another process does, ``Over`` once it has."""
+        """Start or resume the run.
+
+        Raises:
+            LockedError: another process is working on it.
+            AlreadyFinished: another process has finished it.
+        """
         with locked(self.folder):
-            begun = begun_run(self.config, self.folder)
-            over = begun is not None and begun.status in OVER
-            if not over:
-                Run(self.config, self.folder, callbacks=callbacks, resume=begun is not None).go()
+            existing = existing_run(self.config, self.folder)
+            finished = existing is not None and existing.status in OVER
+            if not finished:
+                Run(self.config, self.folder, callbacks=callbacks, resume=existing is not None).go()
             remove_locked(self.folder, self.keep.removed)
-        if over:
-            raise Over(f"{self.folder} is over")
+        if finished:
+            raise AlreadyFinished(f"{self.folder} is finished")
         return load_record(self.folder)
 
 
@@ -213,50 +228,56 @@ def run_sweep(
     callbacks: tuple[Callback, ...] = (),
     jobs: int | None = None,
     waiting: Callable[[int], None] = lambda runs: None,
-) -> Iterator[Done]:
-    """Do all runs of a sweep that are not over, several at a time, and tell of each as it ends; a run that fails stops no other.
+) -> Iterator[SweepResult]:
+    """Do all unfinished runs of a sweep and yield results as they arrive; a run that fails does not stop the others.
 
-    Several processes may do the same sweep: each run is done by one of them. Runs that others hold are looked at again at the end, and
-    gone on with where their process was killed; ``waiting`` is told how many there are.
+    Several processes may run the same sweep; each run is done by one of them. Runs that others hold are checked again
+    at the end, and resumed if their process was killed.
+
+    Args:
+        sweep: the planned sweep.
+        callbacks: callbacks of all runs.
+        jobs: runs at the same time; the file decides by default.
+        waiting: called with the number of runs held by other processes before waiting for them.
     """
-    before = {run.name for run in sweep.runs if _over(run)}
+    finished_before = {run.name for run in sweep.runs if _is_finished(run)}
     if sweep.file.branch:
         with locked(sweep.out, wait=True):
-            start(sweep.file.branch).write(sweep.out)
+            branch_point(sweep.file.branch).write(sweep.out)
     write_index(sweep)
-    todo: list[Planned] = []
+    todo: list[SweepRun] = []
     for run in sweep.runs:
-        if run.name in before:
-            _tidy(run, sweep.file.keep)
-            yield Done(run, load_record(run.folder), "before")
+        if run.name in finished_before:
+            _clean_up(run, sweep.file.keep)
+            yield SweepResult(run, load_record(run.folder), "before")
         else:
             todo.append(run)
-    told_of = 0
+    reported = 0
     while todo:
         held = []
         with closing(_results(sweep, todo, callbacks, jobs)) as results:
-            for number, outcome in results:
-                if isinstance(outcome, LockedError) and not isinstance(outcome, Over):
-                    held.append(todo[number])
+            for index, outcome in results:
+                if isinstance(outcome, LockedError) and not isinstance(outcome, AlreadyFinished):
+                    held.append(todo[index])
                 else:
-                    yield _done(todo[number], outcome)
+                    yield _result(todo[index], outcome)
         todo = held
-        if held and len(held) != told_of:
-            told_of = len(held)
-            waiting(told_of)
+        if held and len(held) != reported:
+            reported = len(held)
+            waiting(reported)
         while held:
-            time.sleep(SECONDS_BETWEEN_LOOKS)  # at least once: locks of other machines are not always seen from here
+            time.sleep(SECONDS_BETWEEN_POLLS)  # at least once: locks of other machines are not always visible here
             if any(is_free(run.folder) for run in held):
                 break
 
 
-def _over(run: Planned) -> bool:
-    begun = begun_run(run.config, run.folder)
-    return begun is not None and begun.status in OVER
+def _is_finished(run: SweepRun) -> bool:
+    existing = existing_run(run.config, run.folder)
+    return existing is not None and existing.status in OVER
 
 
-def _tidy(run: Planned, keep: Keep) -> None:
-    """Remove what is not kept of a run that was killed between its end and that."""
+def _clean_up(run: SweepRun, keep: Keep) -> None:
+    """Remove what a finished run does not keep, in case it was killed before it could."""
     if keep.removed:
         try:
             with locked(run.folder):
@@ -265,48 +286,50 @@ def _tidy(run: Planned, keep: Keep) -> None:
             return
 
 
-def _done(run: Planned, outcome: Record | UserError) -> Done:
-    if isinstance(outcome, Over):
-        return Done(run, load_record(run.folder), "elsewhere")
-    return Done(run, None, "here", outcome) if isinstance(outcome, UserError) else Done(run, outcome, "here")
+def _result(run: SweepRun, outcome: Record | UserError) -> SweepResult:
+    if isinstance(outcome, AlreadyFinished):
+        return SweepResult(run, load_record(run.folder), "elsewhere")
+    if isinstance(outcome, UserError):
+        return SweepResult(run, None, "here", outcome)
+    return SweepResult(run, outcome, "here")
 
 
-def _results(sweep: Sweep, todo: Sequence[Planned], callbacks: tuple[Callback, ...], jobs: int | None) -> Results:
-    work = [Claimed(run.config, run.folder, sweep.file.keep) for run in todo]
-    if sweep.file.ray_address is not None:
-        from fedflat.experiment.campaign.ray_sweep import spread
+def _results(sweep: Sweep, todo: Sequence[SweepRun], callbacks: tuple[Callback, ...], jobs: int | None) -> Results:
+    file = sweep.file
+    if file.ray_address is not None:
+        from fedflat.experiment.campaign.ray_sweep import run_on_cluster
 
-        work = [one._replace(folder=one.folder.absolute()) for one in work]
-        return spread(work, sweep.file.ray_address, jobs or sweep.file.jobs, callbacks, sweep.out / INDEX)
-    devices = tuple(map(str, sweep.file.devices))
-    together = how_many_at_once([run.config for run in todo], callbacks, _wanted(sweep, jobs), {})
-    if together > 1 or devices:
-        return side_by_side(work, together, require_remote(callbacks), devices)
-    return one_by_one(work, callbacks)
+        tasks = [LockedRun(run.config, run.folder.absolute(), file.keep) for run in todo]
+        return run_on_cluster(tasks, file.ray_address, jobs or file.jobs, callbacks, sweep.out / INDEX)
+    tasks = [LockedRun(run.config, run.folder, file.keep) for run in todo]
+    devices = tuple(map(str, file.devices))
+    processes = how_many_at_once([run.config for run in todo], callbacks, _requested_jobs(sweep, jobs), {})
+    if processes > 1 or devices:
+        return side_by_side(tasks, processes, require_remote(callbacks), devices)
+    return _in_sequence(tasks, callbacks)
 
 
-def _wanted(sweep: Sweep, jobs: int | None) -> int | None:
+def _requested_jobs(sweep: Sweep, jobs: int | None) -> int | None:
     return jobs or sweep.file.jobs or len(sweep.file.devices) or None
 
 
 def at_once(sweep: Sweep, jobs: int | None = None) -> int:
-    """How many of its runs will be done at the same time; on a cluster, as many as it may turn out to have room for."""
+    """Number of runs that will run at the same time; on a cluster, the most that may."""
     if sweep.file.ray_address is not None:
         return min(len(sweep.runs), jobs or sweep.file.jobs or len(sweep.runs))
-    return how_many_at_once([run.config for run in sweep.runs], (), _wanted(sweep, jobs), {})
+    return how_many_at_once([run.config for run in sweep.runs], (), _requested_jobs(sweep, jobs), {})
 
 
-def one_by_one(work: Sequence[Claimed], callbacks: tuple[Callback, ...]) -> Results:
-    """Every run's number and record, or why there is none, one after another in this process."""
-    for number, one in enumerate(work):
+def _in_sequence(tasks: Sequence[LockedRun], callbacks: tuple[Callback, ...]) -> Results:
+    for index, task in enumerate(tasks):
         try:
-            yield number, one.go(callbacks)
-        except UserError as mistake:
-            yield number, mistake
+            yield index, task.go(callbacks)
+        except UserError as error:
+            yield index, error
 
 
 def write_index(sweep: Sweep) -> None:
-    """Write which folder is which combination, where that is not said yet."""
+    """Write ``sweep.json``, which maps folder names to combinations."""
     text = json.dumps({"format": 1, "runs": {run.name: run.varied for run in sweep.runs}}, indent=1, default=str) + "\n"
     create_folder(sweep.out)
     with locked(sweep.out, wait=True):
@@ -316,7 +339,7 @@ def write_index(sweep: Sweep) -> None:
 
 
 def slug(source: str | Path) -> str:
-    """A file's name as that of a folder.
+    """A file's name as a folder name.
 
     >>> slug("sweeps/my rates.yaml")
     'my_rates'

@@ -1,13 +1,14 @@
-"""A sweep as it is written: settings that all runs share, those that vary, and what is left out.
+"""Sweep files: settings that all runs share, settings that vary, and combinations to leave out.
 
-``{name}`` in any text stands for a value that varies, so that ``algorithm: fedsam(rho={rho})`` and ``rho: [0.05, 0.1]`` are two runs.
+``{name}`` in a text is a placeholder for a value that varies: ``algorithm: fedsam(rho={rho})`` with ``rho: [0.05,
+0.1]`` gives two runs.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,57 +19,51 @@ from fedflat.experiment.config import SHORT, SettingsGroup, read_yaml, setting_n
 from fedflat.experiment.store.cleanup import Keep
 
 Values = dict[str, Any]
-HOLE = re.compile(r"\{(\w+)\}")
+SETTINGS = frozenset((*setting_names(), "flatness"))
+"""Full names of all settings; any other name in a sweep is a placeholder's."""
+PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
-class Range(SettingsGroup):
-    """Numbers between two bounds, from which a search draws."""
+class SearchRange(SettingsGroup):
+    """A range of numbers to search over."""
 
-    low: float = Field(description="the smallest value")
-    high: float = Field(description="the largest value")
-    log: bool = Field(False, description="whether to draw evenly on a logarithmic scale")
-    whole: bool = Field(False, description="whether only whole numbers are meant")
-    step: float | None = Field(None, gt=0, description="the distance of values from one another")
+    low: float = Field(description="smallest value")
+    high: float = Field(description="largest value")
+    log: bool = Field(False, description="sample on a logarithmic scale")
+    whole: bool = Field(False, description="sample integers only")
+    step: float | None = Field(None, gt=0, description="distance between values")
+
+
+Space = dict[str, SearchRange | list[Any]]
+"""What to search over, by setting: a list of values or a range."""
 
 
 class Tune(SettingsGroup):
     """A search for the settings with the best validation metric."""
 
-    trials: int = Field(20, ge=1, description="how many combinations are tried")
-    space: dict[str, Range | list[Any]] = Field(
-        description="by setting: a list of values, or a range (low, high, log, whole, step)"
-    )
-    seeds: list[int] = Field(
-        [0], min_length=1, description="every combination is run with each of these seeds; their mean counts"
-    )
-    sampler: str = Field(
-        "tpe", pattern="^(tpe|random)$", description="tpe, which learns from the trials before, or random"
-    )
-    sampler_seed: int = Field(0, ge=0, description="seed of what the sampler draws")
-    prune: bool = Field(
-        False, description="whether to stop trials that are worse than half of the others after as many rounds"
-    )
+    trials: int = Field(20, ge=1, description="number of combinations to try")
+    space: Space = Field(description="by setting: a list of values, or a range (low, high, log, whole, step)")
+    seeds: list[int] = Field([0], min_length=1, description="seeds of every trial, whose scores are averaged")
+    sampler: str = Field("tpe", pattern="^(tpe|random)$", description="tpe (learns from earlier trials) or random")
+    sampler_seed: int = Field(0, ge=0, description="seed of the sampler")
+    prune: bool = Field(False, description="stop trials that are below the median of the others at the same round")
 
 
 class SweepFile(SettingsGroup):
-    """The whole file."""
+    """A sweep file."""
 
     model_config = ConfigDict(populate_by_name=True)
 
-    base: Values = Field(default_factory=dict, description="settings of all runs, as in a config file or by short name")
-    grid: dict[str, list[Any]] = Field(
-        default_factory=dict, description="every value of each with every value of all others"
-    )
+    base: Values = Field(default_factory=dict, description="settings of all runs, by full or short name")
+    grid: dict[str, list[Any]] = Field(default_factory=dict, description="values by setting; all combinations are run")
     entries: list[Values] = Field(
         default_factory=list, alias="list", description="combinations one by one, each with the whole grid"
     )
     exclude: list[Values] = Field(default_factory=list, description="combinations to leave out")
-    branch: str | None = Field(None, description="RUN@ROUND: all runs go on from this model instead of a fresh one")
-    keep: Keep = Field(Keep(), description="what stays on disk of runs that are over")
-    jobs: int | None = Field(None, ge=1, description="runs at the same time, each in a process of its own")
-    devices: list[int | str] = Field(
-        default_factory=list, description="GPUs, by number, over which these processes are spread"
-    )
+    branch: str | None = Field(None, description="RUN@ROUND: the model from which all runs start")
+    keep: Keep = Field(Keep(), description="what finished runs keep on disk")
+    jobs: int | None = Field(None, ge=1, description="runs at the same time, each in its own process")
+    devices: list[int | str] = Field(default_factory=list, description="GPU numbers over which runs are spread")
     ray_address: str | None = Field(
         None, description="HOST:PORT of a Ray cluster, or auto: runs are spread over its nodes"
     )
@@ -76,44 +71,51 @@ class SweepFile(SettingsGroup):
 
 
 def read_sweep(source: str | Path | Mapping[str, Any]) -> SweepFile:
-    """A checked sweep from a YAML file or from its values."""
+    """Read and check a sweep, from a YAML file or a mapping."""
     where, values = (
         ("the sweep", dict(source)) if isinstance(source, Mapping) else (str(source), read_yaml(Path(source)))
     )
     known = [field.alias or name for name, field in SweepFile.model_fields.items()]
     for key in values:
         if key not in known:
-            raise one_of(f"part of a sweep ({where})", key, known)
+            raise one_of("key", key, known, owner=where)
     for key, value in values["grid"].items() if isinstance(values.get("grid"), dict) else ():
         if not isinstance(value, list) or not value:
-            found = "no values" if value is None or isinstance(value, list) else repr(value)
-            raise UserError(f"{where}: grid gives {key} {found}; expected a list such as [1, 2]")
+            given = "no values" if value is None or isinstance(value, list) else repr(value)
+            raise UserError(f"{where}: grid gives {key} {given}; expected a list such as [1, 2]")
     try:
         return SweepFile.model_validate({key: value for key, value in values.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
+        location = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
-            raise one_of(
-                f"key in {'.'.join(map(str, first['loc'][:-1]))} of {where}", first["loc"][-1], _keys(first["loc"][0])
-            ) from None
-        raise UserError(
-            f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg'][0].lower()}{first['msg'][1:]}"
-        ) from None
+            section, _, key = location.rpartition(".")
+            raise one_of("key", key, _keys(first["loc"][0]), owner=f"{section} of {where}") from None
+        raise UserError(f"{where}: {location}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
 
 
-def _keys(part: Any) -> list[str]:
-    if part == "keep":
+def _keys(section: Any) -> list[str]:
+    if section == "keep":
         return list(Keep.model_fields)
-    return [*Tune.model_fields, *Range.model_fields] if part == "tune" else list(SweepFile.model_fields)
+    return [*Tune.model_fields, *SearchRange.model_fields] if section == "tune" else list(SweepFile.model_fields)
 
 
-# --- from the file to combinations ----------------------------------------------------------------------------------------------------
+# --- from the file to combinations ------------------------------------------------------------------------------------
+
+
+def full_name(name: str) -> str:
+    """The full name of a setting that may be abbreviated.
+
+    >>> full_name("lr"), full_name("training.lr")
+    ('training.lr', 'training.lr')
+    """
+    return SHORT.get(name, name)
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings by full name; what is short is written out.
+    """Nested settings as (full name, value) pairs.
 
-    >>> dict(flat({"rounds": 3, "data": {"name": "digits"}, "training.lr": 0.1}))
+    >>> dict(flat({"rounds": 3, "data": {"dataset": "digits"}, "training.lr": 0.1}))
     {'training.rounds': 3, 'data.dataset': 'digits', 'training.lr': 0.1}
     """
     for key, value in values.items():
@@ -121,95 +123,115 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
         if isinstance(value, Mapping):
             yield from flat(value, f"{name}.")
         else:
-            yield SHORT.get(name, name), value
+            yield full_name(name), value
 
 
-def holes(value: Any) -> set[str]:
+def nested(values: Mapping[str, Any]) -> Values:
+    """Settings by full name as nested mappings, the inverse of :func:`flat`.
+
+    >>> nested({"seed": 1, "training.rounds": 3, "training.lr": 0.1})
+    {'seed': 1, 'training': {'rounds': 3, 'lr': 0.1}}
+    """
+    result: Values = {}
+    for name, value in values.items():
+        *sections, last = name.split(".")
+        inner = result
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[last] = value
+    return result
+
+
+def placeholders(value: Any) -> set[str]:
     """The names in braces in a text."""
-    return set(HOLE.findall(value)) if isinstance(value, str) else set()
+    return set(PLACEHOLDER.findall(value)) if isinstance(value, str) else set()
 
 
-def check_names(names: Mapping[str, str], known_holes: set[str]) -> None:
-    """Refuse a name that is neither a setting nor in braces in any text; ``names`` has where each one stands."""
-    settings = {*setting_names(), "flatness"}
+def all_placeholders(values: Iterable[Any]) -> set[str]:
+    """The names in braces in any of several values."""
+    return set().union(*map(placeholders, values))
+
+
+def check_names(names: Mapping[str, str], known_placeholders: set[str]) -> None:
+    """Raise a ``UserError`` for a name that is neither a setting nor a placeholder.
+
+    Args:
+        names: the names, with the part of the file in which each stands.
+        known_placeholders: the placeholders that some text contains.
+    """
     for name, where in names.items():
-        if SHORT.get(name, name) not in settings and name not in known_holes:
-            raise one_of(f"setting ({where})", name, settings | set(SHORT) | known_holes, "fedflat settings")
+        if full_name(name) not in SETTINGS and name not in known_placeholders:
+            raise one_of(f"setting in {where}", name, SETTINGS | set(SHORT) | known_placeholders, "fedflat settings")
 
 
 def combinations(file: SweepFile) -> list[Values]:
-    """Every combination of what varies, by full name, before values stand in for braces; each one once."""
+    """Every distinct combination of what varies, by full name, with placeholders still in place."""
+    _check_variation(file)
+    base = dict(flat(file.base))
+    listed_values = (value for entry in file.entries for value in entry.values())
+    known = all_placeholders([*base.values(), *itertools.chain(*file.grid.values()), *listed_values])
+    names = {**dict.fromkeys(base, "base"), **dict.fromkeys(file.grid, "grid")}
+    names |= {name: "list" for entry in file.entries for name in entry}
+    names |= {name: "exclude" for entry in file.exclude for name in entry}
+    check_names(names, known)
+    axes = [[(full_name(name), value) for value in values] for name, values in file.grid.items()]
+    entries = [{full_name(name): value for name, value in entry.items()} for entry in file.entries or [{}]]
+    products = [{**entry, **dict(chosen)} for entry in entries for chosen in itertools.product(*axes)]
+    remaining = _without_excluded([_without_unused(one, base) for one in products], base, file.exclude)
+    if not remaining:
+        raise UserError("exclude leaves no run of the sweep; remove some of its entries")
+    return remaining
+
+
+def _check_variation(file: SweepFile) -> None:
     if not file.grid and not file.entries:
         raise UserError(
             "the sweep varies nothing: grid and list are both empty; add for example grid: {seed: [0, 1, 2]}"
         )
     for name, values in file.grid.items():
-        twice = [value for number, value in enumerate(values) if value in values[:number]]
-        if twice:
-            raise UserError(f"grid lists {twice[0]} twice for {name}; list each value once")
+        repeated = [value for index, value in enumerate(values) if value in values[:index]]
+        if repeated:
+            raise UserError(f"grid lists {repeated[0]} twice for {name}; list each value once")
+    in_grid = set(map(full_name, file.grid))
     for entry in file.entries:
-        both = [name for name in entry if SHORT.get(name, name) in {SHORT.get(key, key) for key in file.grid}]
-        if both:
-            raise UserError(f"{both[0]} stands both in grid and in list; leave it in one of them")
-    base = dict(flat(file.base))
-    written = [
-        *base.values(),
-        *itertools.chain(*file.grid.values()),
-        *(value for entry in file.entries for value in entry.values()),
-    ]
-    known = set().union(*map(holes, written))
-    named = {**dict.fromkeys(base, "base"), **dict.fromkeys(file.grid, "grid")}
-    named |= {name: "list" for entry in file.entries for name in entry} | {
-        name: "exclude" for entry in file.exclude for name in entry
-    }
-    check_names(named, known)
-    axes = [[(SHORT.get(name, name), value) for value in values] for name, values in file.grid.items()]
-    listed = [{SHORT.get(name, name): value for name, value in entry.items()} for entry in file.entries or [{}]]
-    all_of_them = [{**entry, **dict(chosen)} for entry in listed for chosen in itertools.product(*axes)]
-    found = _without_excluded([_needed(one, base, known) for one in all_of_them], base, file.exclude)
-    if not found:
-        raise UserError("exclude leaves no run of the sweep; remove some of it")
-    return found
+        in_both = [name for name in entry if full_name(name) in in_grid]
+        if in_both:
+            raise UserError(f"{in_both[0]} is in both grid and list; leave it in one of them")
 
 
-def _needed(one: Values, base: Values, known: set[str]) -> Values:
-    """A combination without values that stand for braces it does not have."""
-    settings = set(setting_names())
-    used = set().union(*map(holes, {**base, **one}.values()))
-    return {
-        name: value
-        for name, value in one.items()
-        if name in settings or name == "flatness" or name not in known or name in used
-    }
+def _without_unused(combination: Values, base: Values) -> Values:
+    """A combination without values for placeholders that none of its texts contains."""
+    used = all_placeholders({**base, **combination}.values())
+    return {name: value for name, value in combination.items() if name in SETTINGS or name in used}
 
 
 def _without_excluded(found: list[Values], base: Values, exclude: list[Values]) -> list[Values]:
-    once = [one for number, one in enumerate(found) if one not in found[:number]]
+    remaining = [one for index, one in enumerate(found) if one not in found[:index]]
     for rule in exclude:
-        full = {SHORT.get(name, name): value for name, value in rule.items()}
-        left = [one for one in once if not _matches({**base, **one}, full)]
-        if len(left) == len(once):
-            said = ", ".join(f"{name}={value}" for name, value in rule.items())
-            raise UserError(f"exclude: no combination has {said or 'nothing'}; mend or remove it")
-        once = left
-    return once
+        by_full_name = {full_name(name): value for name, value in rule.items()}
+        left = [one for one in remaining if not _matches({**base, **one}, by_full_name)]
+        if len(left) == len(remaining):
+            text = ", ".join(f"{name}={value}" for name, value in rule.items())
+            raise UserError(f"exclude: no combination has {text or 'an empty rule'}; correct or remove it")
+        remaining = left
+    return remaining
 
 
-def _matches(one: Values, rule: Values) -> bool:
-    filled = fill(one) if set().union(*map(holes, one.values())) <= set(one) else one
+def _matches(values: Values, rule: Values) -> bool:
+    filled = fill(values) if all_placeholders(values.values()) <= set(values) else values
     return bool(rule) and all(
-        name in one
+        name in values
         and any(
-            _plain(name, filled[name]) == _plain(name, value)
+            _comparable(name, filled[name]) == _comparable(name, value)
             for value in (wanted if isinstance(wanted, list) else [wanted])
         )
         for name, wanted in rule.items()
     )
 
 
-def _plain(name: str, value: Any) -> Any:
-    """A value as it is compared: algorithms by what they are, numbers by their size, all else by how it is written."""
-    if name == "algorithm" and not holes(value):
+def _comparable(name: str, value: Any) -> Any:
+    """A value in a form that equal settings share: canonical algorithms, numbers as floats, anything else as text."""
+    if name == "algorithm" and not placeholders(value):
         from fedflat.algorithms import algorithm, canonical
 
         return canonical(algorithm(str(value)))
@@ -220,17 +242,17 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def fill(values: Values) -> Values:
-    """Settings with values in place of braces; values that only stood for these are gone."""
-    settings = {*setting_names(), "flatness"}
+    """Settings with placeholders replaced by their values; values that only fill placeholders are dropped."""
     by_name = {**values, **{short: values[full] for short, full in SHORT.items() if full in values}}
 
     def filled(name: str, text: Any) -> Any:
-        for hole in sorted(holes(text)):
-            if hole not in by_name:
+        for placeholder in sorted(placeholders(text)):
+            if placeholder not in by_name:
                 raise UserError(
-                    f"{name} is '{text}', and nothing gives {hole} a value; add it to the grid, for example {hole}: [0.1, 0.2]"
+                    f"{name} is '{text}', but {placeholder} has no value; "
+                    f"add it to the grid, for example {placeholder}: [0.1, 0.2]"
                 )
-            text = text.replace(f"{{{hole}}}", str(by_name[hole]))
+            text = text.replace(f"{{{placeholder}}}", str(by_name[placeholder]))
         return text
 
-    return {name: filled(name, value) for name, value in values.items() if name in settings}
+    return {name: filled(name, value) for name, value in values.items() if name in SETTINGS}

@@ -1,6 +1,6 @@
-"""The functions of ``kernels.cpp`` as operations of torch, compiled for each shape where they are first called.
+"""The functions in ``kernels.cpp`` as torch operators, compiled for each shape on first use.
 
-Images are [channels, height, width, examples], weights [out, tall, wide, in]; all are float32 on a CPU.
+Images are [channels, height, width, examples] and weights [out, tall, wide, in], float32 on a CPU.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from torch import Tensor
 
 
 def convolve(image: Tensor, weight: Tensor, bias: Tensor, above: int) -> Tensor:
-    """A convolution of stride 1; the image is as if it had ``above`` rows of zeros above and below."""
+    """A convolution of stride 1, with ``above`` rows of zero padding above and below the image."""
     out: Tensor = torch.ops.fedflat.convolve(image, weight, bias, above)
     return out
 
 
 def weigh(image: Tensor, gradient: Tensor, tall: int, wide: int, above: int) -> tuple[Tensor, Tensor]:
-    """The gradients of its weight and its bias, from that of its output."""
+    """Gradients of a convolution's weight and bias, from that of its output."""
     weight, bias = torch.ops.fedflat.weigh(image, gradient, tall, wide, above)
     return weight, bias
 
 
 def unpool(image: Tensor, gradient: Tensor, tall: int, wide: int) -> Tensor:
-    """The gradient of max-pooling over windows side by side; it goes to the first of a window's largest numbers."""
+    """Gradient of max-pooling with a stride equal to the window; it goes to each window's first maximum."""
     out: Tensor = torch.ops.fedflat.unpool(image, gradient, tall, wide)
     return out
 
@@ -61,8 +61,8 @@ def _unpooled(image: Tensor, gradient: Tensor, tall: int, wide: int) -> Tensor:
 
 
 def _unpool(image: Tensor, gradient: Tensor, tall: int, wide: int) -> Tensor:
-    whole = image.shape[1] % tall == image.shape[2] % wide == 0  # otherwise the rim is in no window
-    out = image.new_empty(image.shape) if whole else image.new_zeros(image.shape)
+    covered = image.shape[1] % tall == image.shape[2] % wide == 0  # otherwise the margin is in no window
+    out = image.new_empty(image.shape) if covered else image.new_zeros(image.shape)
     _compiled("unpool", image.shape, (tall, wide))(image, gradient, out)
     return out
 
@@ -81,13 +81,13 @@ for _name, _signature, _shaped, _computed in (
 def _compiled(
     name: str, image: tuple[int, ...], kernel: tuple[int, ...], out: int = 0, above: int = 0
 ) -> Callable[..., None]:
-    """A function for one shape, compiled and kept as torch's own compiler does with what it writes."""
+    """A kernel for one shape, compiled and cached on disk by torch's own compiler cache."""
     from torch._inductor.codecache import CppCodeCache
 
     names, sizes = ("IN", "HEIGHT", "WIDTH", "EXAMPLES", "TALL", "WIDE", "OUT", "ABOVE"), (*image, *kernel, out, above)
     constants = "".join(f"#define {name} {size}L\n" for name, size in zip(names, sizes, strict=True))
     source = Path(__file__).with_suffix(".cpp").read_text(encoding="utf-8")
-    # A product and a sum in one instruction, which torch's compiler does without for the sake of equal bits.
+    # Allow fused multiply-add, which torch's compiler disables for bitwise equality with eager mode.
     function: Any = getattr(CppCodeCache.load(constants + source, extra_flags=("-ffp-contract=fast",)), name)
 
     def call(*tensors: Tensor) -> None:

@@ -1,7 +1,8 @@
-"""Narrow convolutional networks on a CPU, where images lie with their examples innermost.
+"""Narrow convolutional networks on a CPU, with examples as the innermost dimension of images.
 
-Libraries run vectors along channels, of which a network like LeNet-5 has too few to fill them. Here vectors run along a row's columns and
-examples (``kernels.cpp``), which are always many. The numbers are the same up to the order of sums.
+Libraries vectorise over channels, and a network like LeNet-5 has too few of them to fill a vector. Here vectors run
+along the columns and examples of a row (``kernels.cpp``), of which there are always enough. Results are equal up to the
+order of summation.
 """
 
 from __future__ import annotations
@@ -13,83 +14,83 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedflat.engines.cpu.kernels import convolve, unpool, weigh
+from fedflat.engines.problem.kernels import convolve, unpool, weigh
 
 NARROW = 16
-"""Channels of its input below which a convolution is narrow."""
+"""A convolution with fewer input channels is narrow."""
 LEAST_EXAMPLES = 16
-"""Examples from which on a row fills vectors."""
+"""Smallest batch whose rows fill a vector."""
 
 
 def is_narrow(model: nn.Module, examples: int) -> bool:
-    """Whether examples are to lie innermost in this model on a CPU.
+    """Whether a model is faster with examples innermost, for batches of ``examples``.
 
-    A model is changed whole or not at all: every border between two memory orders would cost a pass over an image.
+    All convolutions must be narrow: every change of memory layout between layers would cost a pass over the images.
     """
     convolutions = [module for module in model.modules() if isinstance(module, nn.modules.conv._ConvNd)]
     fitting = all(
         parameter.dtype == torch.float32 and parameter.device.type == "cpu" for parameter in model.parameters()
     )
-    return (
-        fitting and examples >= LEAST_EXAMPLES and bool(convolutions) and all(_is_narrow(one) for one in convolutions)
-    )
+    return fitting and examples >= LEAST_EXAMPLES and bool(convolutions) and all(map(_is_narrow, convolutions))
 
 
 def narrowed(model: nn.Module) -> nn.Module:
-    """A copy of a narrow model whose convolutions and max-poolings keep examples innermost."""
+    """A copy of a narrow model whose convolutions, max-pooling and ReLU layers keep examples innermost."""
     changed = copy.deepcopy(model)
     for module in list(changed.modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.Conv2d):
-                setattr(module, name, Convolution(child))
+                setattr(module, name, NarrowConvolution(child))
             elif type(child) is nn.MaxPool2d and _is_plain(child):
-                setattr(module, name, Pooling(_pair(child.kernel_size)))
+                setattr(module, name, NarrowMaxPool(_pair(child.kernel_size)))
             elif type(child) is nn.ReLU:
-                setattr(module, name, Rectifier())
+                setattr(module, name, NarrowReLU())
         if isinstance(module, nn.Sequential):
             _pool_before_relu(module)
     return changed
 
 
-class Convolution(nn.Module):
-    """A convolution of stride 1, with the parameters of another."""
+class NarrowConvolution(nn.Module):
+    """A convolution of stride 1 that shares the parameters of ``like``."""
 
     def __init__(self, like: nn.Conv2d) -> None:
         super().__init__()
         self.weight, self.bias, self.padding = like.weight, like.bias, _pair(like.padding)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images in torch's order of dimensions, whatever their order in memory."""
+        """Images [examples, channels, height, width], in any memory layout."""
         above, beside = self.padding
-        image = _settled(_wider(images.permute(1, 2, 3, 0), beside))
+        image = _in_memory_order(_padded(images.permute(1, 2, 3, 0), beside))
         bias = image.new_zeros(self.weight.shape[0]) if self.bias is None else self.bias
-        out: Tensor = _Convolve.apply(image, self.weight.permute(0, 2, 3, 1).contiguous(), bias, above)  # type: ignore[no-untyped-call]
+        weight = self.weight.permute(0, 2, 3, 1).contiguous()
+        out: Tensor = _Convolve.apply(image, weight, bias, above)  # type: ignore[no-untyped-call]
         return out.permute(3, 0, 1, 2)
 
 
-class Pooling(nn.Module):
-    """Max-pooling over windows that lie side by side."""
+class NarrowMaxPool(nn.Module):
+    """Max-pooling with a stride equal to the window."""
 
     def __init__(self, window: tuple[int, int]) -> None:
         super().__init__()
         self.window = window
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images in torch's order of dimensions, whatever their order in memory."""
-        out: Tensor = _Pool.apply(_settled(images.permute(1, 2, 3, 0)), *self.window)  # type: ignore[no-untyped-call]
+        """Images [examples, channels, height, width], in any memory layout."""
+        image = _in_memory_order(images.permute(1, 2, 3, 0))
+        out: Tensor = _Pool.apply(image, *self.window)  # type: ignore[no-untyped-call]
         return out.permute(3, 0, 1, 2)
 
 
-class Rectifier(nn.Module):
-    """ReLU of images in their order in memory, which the compiler would lose sight of, or of anything else."""
+class NarrowReLU(nn.Module):
+    """ReLU that preserves the memory layout of images, which the compiler would otherwise change."""
 
     def forward(self, values: Tensor) -> Tensor:
-        """What is positive."""
+        """Images [examples, channels, height, width], or a tensor of any other shape."""
         return F.relu(values.permute(1, 2, 3, 0)).permute(3, 0, 1, 2) if values.ndim == 4 else F.relu(values)
 
 
 class _Convolve(torch.autograd.Function):
-    """Image [in, height, width, examples], weight [out, tall, wide, in]; the image's gradient is a convolution with the weight turned."""
+    """Convolves an image [in, height, width, examples] with a weight [out, tall, wide, in]."""
 
     @staticmethod
     def forward(image: Tensor, weight: Tensor, bias: Tensor, above: int) -> Tensor:
@@ -107,14 +108,14 @@ class _Convolve(torch.autograd.Function):
         gradient = gradient.contiguous()
         image_gradient = None
         if ctx.needs_input_grad[0]:
-            turned = weight.flip(1, 2).transpose(0, 3).contiguous()
-            nothing, above = image.new_zeros(channels), tall - 1 - ctx.above
-            image_gradient = convolve(_wider(gradient, wide - 1).contiguous(), turned, nothing, above)
+            rotated = weight.flip(1, 2).transpose(0, 3).contiguous()
+            no_bias, above = image.new_zeros(channels), tall - 1 - ctx.above
+            image_gradient = convolve(_padded(gradient, wide - 1).contiguous(), rotated, no_bias, above)
         return image_gradient, *weigh(image, gradient, tall, wide, ctx.above), None
 
 
 class _Pool(torch.autograd.Function):
-    """Image [channels, height, width, examples]; the gradient goes to the first of a window's largest numbers, as torch's does."""
+    """Pools an image [channels, height, width, examples]; the gradient goes to a window's first maximum."""
 
     @staticmethod
     def forward(image: Tensor, tall: int, wide: int) -> Tensor:
@@ -130,16 +131,16 @@ class _Pool(torch.autograd.Function):
         return unpool(ctx.saved_tensors[0], gradient.contiguous(), *ctx.window), None, None
 
 
-def _settled(image: Tensor) -> Tensor:
-    """An image as it lies in memory, where several functions can read it."""
+def _in_memory_order(image: Tensor) -> Tensor:
+    """A contiguous image that several kernels can read."""
     if image.requires_grad or not torch.compiler.is_compiling():
         return image.contiguous()
     from torch._inductor.inductor_prims import force_stride_order
 
-    # What is not computed by a layer, torch's compiler would copy for each of the functions that read it; this asks for one copy.
+    # Otherwise torch's compiler copies an image that no layer computed once for every kernel that reads it.
     _, height, width, examples = image.shape
-    settled: Tensor = force_stride_order(image, [height * width * examples, width * examples, examples, 1])
-    return settled
+    ordered: Tensor = force_stride_order(image, [height * width * examples, width * examples, examples, 1])
+    return ordered
 
 
 def _largest(image: Tensor, tall: int, wide: int) -> Tensor:
@@ -151,31 +152,30 @@ def _largest(image: Tensor, tall: int, wide: int) -> Tensor:
     return largest
 
 
-def _is_narrow(one: nn.modules.conv._ConvNd) -> bool:
+def _is_narrow(layer: nn.modules.conv._ConvNd) -> bool:
     plain = (
-        type(one) is nn.Conv2d
-        and one.stride == one.dilation == (1, 1)
-        and one.groups == 1
-        and one.padding_mode == "zeros"
+        type(layer) is nn.Conv2d
+        and layer.stride == layer.dilation == (1, 1)
+        and layer.groups == 1
+        and layer.padding_mode == "zeros"
     )
-    return plain and not isinstance(one.padding, str) and one.in_channels < NARROW
+    return plain and not isinstance(layer.padding, str) and layer.in_channels < NARROW
 
 
-def _is_plain(one: nn.MaxPool2d) -> bool:
-    side_by_side = _pair(one.kernel_size) == _pair(one.stride)
+def _is_plain(layer: nn.MaxPool2d) -> bool:
     return (
-        side_by_side
-        and _pair(one.padding) == (0, 0)
-        and _pair(one.dilation) == (1, 1)
-        and not one.ceil_mode
-        and not one.return_indices
+        _pair(layer.kernel_size) == _pair(layer.stride)
+        and _pair(layer.padding) == (0, 0)
+        and _pair(layer.dilation) == (1, 1)
+        and not layer.ceil_mode
+        and not layer.return_indices
     )
 
 
 def _pool_before_relu(layers: nn.Sequential) -> None:
-    """Let a ReLU follow the pooling that it precedes, which is the same to the bit and leaves it a part of the numbers."""
+    """Swap each ReLU with a max-pooling layer after it: bit-identical, and the ReLU has fewer numbers to process."""
     for number in range(len(layers) - 1):
-        if type(layers[number]) is Rectifier and type(layers[number + 1]) is Pooling:
+        if type(layers[number]) is NarrowReLU and type(layers[number + 1]) is NarrowMaxPool:
             layers[number], layers[number + 1] = layers[number + 1], layers[number]
 
 
@@ -183,6 +183,6 @@ def _pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else tuple(value)
 
 
-def _wider(image: Tensor, columns: int) -> Tensor:
-    """An image with columns of zeros at both sides."""
+def _padded(image: Tensor, columns: int) -> Tensor:
+    """An image with ``columns`` columns of zeros on both sides."""
     return F.pad(image, (0, 0, columns, columns)) if columns else image

@@ -1,0 +1,146 @@
+"""Supervised child processes: spawn, exchange messages over a pipe, notice death, clean up.
+
+Parallel runs, parallel searches, the CPU engine's workers and the benchmark all build on :class:`ChildProcess`.
+This module imports nothing else of fedflat.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+import torch.multiprocessing as multiprocessing
+
+PATIENCE = 5.0
+"""Seconds that a child has to exit before it is killed."""
+
+
+class ChildDied(Exception):
+    """A child process exited without an answer; the message says how, e.g. ``"ended unexpectedly"``."""
+
+
+class ChildProcess:
+    """A spawned process and the parent's end of a two-way pipe to it.
+
+    The child calls ``target(pipe, *args)`` with one torch thread. It does not run the user's script again, so that
+    scripts need no ``if __name__ == "__main__"`` guard, and never sees Ctrl-C: the parent does, and then closes its
+    children.
+
+    Args:
+        target: function that the child can import.
+        args: picklable arguments of ``target`` after its end of the pipe.
+        daemon: end the child with the parent; a daemonic child cannot start processes.
+        environment: variables that only the child gets.
+    """
+
+    def __init__(
+        self,
+        target: Callable[..., None],
+        *args: object,
+        daemon: bool = True,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process: Any = context.Process(target=_run, args=(target, theirs, *args), daemon=daemon)
+        with _environment(environment or {}), _without_main(), _interrupts_blocked():
+            self.process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return int(self.process.pid)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the child is still running."""
+        return bool(self.process.is_alive())
+
+    def send(self, message: object) -> None:
+        """Send a message; if the child has died, the next :meth:`receive` reports it."""
+        with suppress(ConnectionError):
+            self.pipe.send(message)
+
+    def receive(self) -> Any:
+        """Wait for the child's next message.
+
+        Raises:
+            ChildDied: the child exited first.
+        """
+        try:
+            return self.pipe.recv()
+        except (EOFError, ConnectionError):
+            self.process.join(PATIENCE)
+            killed = (self.process.exitcode or 0) < 0
+            reason = "was killed, most likely because memory ran out" if killed else "ended unexpectedly"
+            raise ChildDied(reason) from None
+
+
+def wait_for_any(children: Iterable[ChildProcess]) -> list[ChildProcess]:
+    """Block until a child has sent a message or died; returns all such children."""
+    by_pipe: dict[Any, ChildProcess] = {child.pipe: child for child in children}
+    return [by_pipe[pipe] for pipe in wait(list(by_pipe))]
+
+
+def close(children: Iterable[ChildProcess], patience: float = PATIENCE) -> None:
+    """Close the pipes, give the children ``patience`` seconds each to exit, and kill those that do not."""
+    children = list(children)
+    for child in children:
+        child.pipe.close()
+    for child in children:
+        child.process.join(patience)
+        if child.is_alive:
+            child.process.kill()
+            child.process.join()
+
+
+def _run(target: Callable[..., None], pipe: Connection, *args: object) -> None:
+    torch.set_num_threads(1)
+    target(pipe, *args)
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Hide the running script, which a spawned process would import as its main module."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Block SIGINT, which children inherit; in this process an interrupt arrives afterwards."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # starting it later would unblock the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,198 @@
+"""Estimated memory, disk and time against what runs actually use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedflat.bench.setting import RandomImages
+from fedflat.cli.shared.progress import in_words
+from fedflat.experiment.campaign import estimate
+from fedflat.experiment.campaign.estimate import (
+    Forecast,
+    ForecastCallback,
+    ProbedSpeed,
+    forecast,
+    probe,
+    remaining_work,
+    run_disk,
+)
+from fedflat.experiment.campaign.sweep import Sweep, plan_sweep, run_sweep
+from fedflat.experiment.campaign.sweep_file import read_sweep
+from fedflat.experiment.config import Config, config
+from fedflat.experiment.run import Run
+from fedflat.experiment.store.checkpoint import SECONDS_BETWEEN, CheckpointInterval
+
+SMALL = {
+    "model": "mlp(hidden=8)",
+    "data": {"clients": 12, "partition": "iid"},
+    "federation": {"clients_per_round": 4},
+    "training": {"rounds": 40, "local_steps": 1},
+    "evaluation": {"every": 40},
+    "engine": {"workers": 1},
+}
+
+
+def told(algorithm: str, folder: Path | None = None, long: float = 0.0) -> tuple[list[Forecast], Run]:
+    heard: list[Forecast] = []
+    run = Run(config({**SMALL, "algorithm": algorithm}), folder, callbacks=(ForecastCallback(heard.append, long),))
+    run.go()
+    return heard, run
+
+
+def test_a_run_is_foretold_once(tmp_path: Path) -> None:
+    heard, run = told("scaffold+wima", tmp_path / "run")
+    (found,) = heard
+    size = 4 * run.problem.layout.size
+    assert found.model == size
+    assert found.states == 12 * size
+    assert found.cohort == 4 * 3 * size  # displacement, control variate, and its change
+    assert found.rounds == 37
+    assert found.seconds == pytest.approx(37 * found.seconds_per_round)
+    rows = tmp_path / "run" / "state" / "clients" / "rows.bin"
+    assert rows.stat().st_size <= 2 * found.states <= found.disk
+    written = sum(file.stat().st_size for file in (tmp_path / "run").rglob("*") if file.is_file())
+    assert 0.5 * written < found.disk < 2 * written
+
+
+def test_stateless_runs_without_a_folder_need_no_disk() -> None:
+    (found,), _ = told("fedavg")
+    assert found.states == found.disk == 0
+    assert found.gpu is None
+
+
+def test_only_clients_that_can_take_part_are_counted() -> None:
+    many = {**SMALL, "algorithm": "scaffold", "data": {"clients": 10**6, "partition": "virtual"}}
+    run = Run(config(many))
+    found = forecast(run, 1.0)
+    assert found.clients == 4 * 40 and found.states == 4 * 40 * 4 * run.problem.layout.size
+    whole = run_disk(run.config, run.problem.layout.size, 0, 10**6)
+    assert (
+        whole
+        == run_disk(run.config, run.problem.layout.size, 0, 4 * 40)
+        != run_disk(run.config, run.problem.layout.size, 0, 4)
+    )
+
+
+def test_short_runs_are_not_foretold() -> None:
+    assert told("fedavg", long=1000.0)[0] == []
+
+
+def test_statistics_that_clients_keep_count() -> None:
+    own = {
+        **SMALL,
+        "model": "resnet20(norm=batch)",
+        "training": {"rounds": 3, "local_steps": 1, "batch_size": 4, "statistics": "own"},
+    }
+    run = Run(config(own), data=RandomImages(size=48, side=8).dataset())
+    run._open()
+    assert forecast(run, 1.0).states == 12 * 4 * run.problem.buffers.size
+
+
+def test_in_words() -> None:
+    text = in_words(Forecast(1000, 2000, 3000, 4_000_000, 1000, 5000, 7200.0, 0.05, 144_000, (2 * 10**9, 14 * 10**10)))
+    for number in ("144,000", "0.05 s", "2 h", "2 GB", "140 GB", "4 MB", "1,000"):
+        assert number in text
+
+
+def test_checkpoints_are_no_more_frequent_than_a_disk_likes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[int] = []
+    real = Run._checkpoint
+    monkeypatch.setattr(Run, "_checkpoint", lambda run: (saved.append(run.server.rounds), real(run))[1])
+    told("fedavg", tmp_path / "fast")
+    assert saved == [40]
+    monkeypatch.setattr("fedflat.experiment.store.checkpoint.SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr("fedflat.experiment.store.checkpoint.MOST_OF_THE_TIME", float("inf"))
+    told("fedavg", tmp_path / "slow")
+    assert saved[1:] == [10, 20, 30, 40]
+    saved.clear()
+    monkeypatch.setattr("fedflat.experiment.store.checkpoint.MOST_OF_THE_TIME", 1e-6)
+    told("fedavg", tmp_path / "dear")
+    assert saved == [10, 40]
+
+
+def test_checkpoints_that_take_long_are_further_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("fedflat.experiment.store.checkpoint.time.monotonic", lambda: now)
+    open_, asked = CheckpointInterval(None), CheckpointInterval(7)
+    assert not open_.is_due(10)
+    now += SECONDS_BETWEEN
+    assert open_.is_due(10) and not open_.is_due(15)
+    for pace in (open_, asked):
+        with pace.measured():
+            now += 2
+    now += 10
+    assert not open_.is_due(20)  # two seconds in every twelve would be too much
+    assert asked.is_due(21) and not asked.is_due(20)
+    now += 30
+    assert open_.is_due(30)
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+def configured(algorithm: str = "fedavg", **training: object) -> Config:
+    clients = {"data": {"clients": 100}, "federation": {"clients_per_round": 10}}
+    return config({"algorithm": algorithm, **clients, "training": {"batch_size": 50, **training}})
+
+
+def test_time_counts_steps_passes_and_evaluations() -> None:
+    """Clients with 500 images take 50 steps in 5 epochs with batch size 50; ten on two cores take five waves."""
+    speed = ProbedSpeed(step=0.01, example=0.0001, at_once=2, clients=100, examples=50000, tested=10000)
+    assert speed.seconds(configured(), 100) == pytest.approx(100 * 5 * 50 * 0.01 + 100 * 10000 * 0.0001)
+    assert speed.seconds(configured("fedsam"), 100) == pytest.approx(100 * 5 * 50 * 0.02 + 100 * 10000 * 0.0001)
+    assert speed.seconds(configured(local_steps=2), 100) == pytest.approx(100 * 5 * 2 * 0.01 + 100 * 10000 * 0.0001)
+
+
+def test_averages_and_every_one_of_the_final_rounds_are_evaluated() -> None:
+    speed = ProbedSpeed(step=0.0, example=0.001, at_once=1, clients=100, examples=50000, tested=1000)
+    often = configured("fedavg+swa+ema+wima", rounds=10000)
+    often = often.model_copy(update={"evaluation": often.evaluation.model_copy(update={"every": 100, "final": 100})})
+    assert speed.seconds(often, 10000) == pytest.approx((10000 / 100 + 100) * 4 * 1000 * 0.001)
+
+
+def test_a_probe_measures_this_machine() -> None:
+    speed = probe(config(SMALL))
+    assert 0 < speed.step < 5 and 0 < speed.example < 1
+    assert (speed.clients, speed.at_once) == (12, 1) and speed.examples > 1000
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Sweep:
+    base = {**SMALL, "training": {"rounds": 2, "local_steps": 1}}
+    return plan_sweep(read_sweep({"base": base, "grid": {"algorithm": ["fedavg", "fedsam"], "seed": [0, 1]}}), tmp_path)
+
+
+def test_remaining_time_is_rounds_times_speed(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    probed: list[Config] = []
+
+    def two_seconds_per_round(kind: Config) -> ProbedSpeed:
+        probed.append(kind)
+        return ProbedSpeed(0.0, 0.0, 1, 12, 1000, 100, whole_round=2.0)
+
+    monkeypatch.setattr(estimate, "measure_speed", two_seconds_per_round)
+    monkeypatch.setattr(estimate, "available_cores", lambda: 4)
+    fedavg, fedsam = 2 * 2 * 2.0, 2 * 2 * 2.0 * 2
+    work = remaining_work(sweep.runs)
+    assert (work.runs, work.done, work.rounds) == (4, 0, 8)
+    assert (work.seconds, work.reason) == (fedavg + fedsam, ""), "fedsam takes two backward passes per step"
+    assert len(probed) == 1, "runs that differ only in algorithm and seed share a probe"
+    assert remaining_work(sweep.runs, at_once=2).seconds == (fedavg + fedsam) / 2
+    results = run_sweep(sweep)
+    next(results)
+    results.close()
+    after = remaining_work(sweep.runs, probing=False)
+    assert (after.done, after.rounds, after.seconds, after.reason) == (1, 6, None, "not probed")
+
+
+def test_a_finished_sweep_takes_no_time_and_a_real_probe_is_positive(sweep: Sweep) -> None:
+    assert 0 < (remaining_work(sweep.runs[:1]).seconds or 0) < 60
+    list(run_sweep(sweep))
+    assert remaining_work(sweep.runs).seconds == 0.0
+
+
+def test_missing_data_cannot_be_probed(tmp_path: Path) -> None:
+    elsewhere = read_sweep({"base": {"dataset": "cifar10", "data_dir": str(tmp_path)}, "grid": {"seed": [0]}})
+    work = remaining_work(plan_sweep(elsewhere, tmp_path).runs)
+    assert work.seconds is None and "cifar10" in work.reason

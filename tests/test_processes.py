@@ -1,0 +1,74 @@
+"""Child processes: messages, death, environment and clean-up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from multiprocessing.connection import Connection
+
+import pytest
+import torch
+
+from fedflat.processes import ChildDied, ChildProcess, close, wait_for_any
+
+
+def describe(pipe: Connection, *names: str) -> None:
+    """Send what the child sees of itself, then repeat every message."""
+    imported_main = hasattr(sys.modules["__main__"], "__file__")
+    pipe.send((torch.get_num_threads(), [os.environ.get(name) for name in names], imported_main))
+    while True:
+        try:
+            pipe.send(pipe.recv())
+        except EOFError:
+            return
+
+
+def sleep(pipe: Connection) -> None:
+    pipe.send("asleep")
+    time.sleep(600)
+
+
+def leave(pipe: Connection) -> None:
+    pipe.close()
+
+
+def test_a_child_has_one_thread_its_own_environment_and_not_our_main_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINE", "parent")
+    child = ChildProcess(describe, "MINE", "OURS", environment={"MINE": "child"})
+    assert child.receive() == (1, ["child", None], False)
+    assert os.environ["MINE"] == "parent"
+    child.send({"any": "value"})
+    assert child.receive() == {"any": "value"}
+    close([child])
+    assert not child.is_alive
+
+
+def test_a_child_ignores_interrupts_and_a_killed_one_is_reported() -> None:
+    child = ChildProcess(sleep)
+    assert child.receive() == "asleep"
+    os.kill(child.pid, signal.SIGINT)
+    time.sleep(0.2)
+    assert child.is_alive
+    os.kill(child.pid, signal.SIGKILL)
+    with pytest.raises(ChildDied, match="killed"):
+        child.receive()
+    child.send("nobody reads this")
+    close([child])
+
+
+def test_a_child_that_leaves_is_reported() -> None:
+    child = ChildProcess(leave)
+    assert wait_for_any([child]) == [child]
+    with pytest.raises(ChildDied, match="ended"):
+        child.receive()
+    close([child])
+
+
+def test_a_busy_child_is_killed_when_it_is_closed() -> None:
+    children = [ChildProcess(sleep), ChildProcess(describe)]
+    for child in children:
+        child.receive()
+    close(children, patience=0.1)
+    assert not any(child.is_alive for child in children)
