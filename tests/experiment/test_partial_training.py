@@ -69,7 +69,8 @@ class OneFrozen(nn.Module):
         return logits
 
 
-# --- what moves, what is sent, what is kept --------------------------------------------------------------------------------------
+# --- what moves, what is sent, what is kept
+# --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -174,7 +175,8 @@ def test_a_model_of_which_everything_is_frozen() -> None:
         run_of(own=own)
 
 
-# --- engines ---------------------------------------------------------------------------------------------------------------------
+# --- engines --------------------------------------------------------------------------------------------------------
+# -------------
 
 
 def weights_by(engine: Any, algorithm: str, arithmetic: torch.dtype | None = None, **settings: Any) -> Tensor:
@@ -218,7 +220,8 @@ def test_worker_processes_have_the_frozen_part() -> None:
     assert torch.equal(here, there)
 
 
-# --- on disk ---------------------------------------------------------------------------------------------------------------------
+# --- on disk --------------------------------------------------------------------------------------------------------
+# -------------
 
 
 class Killed(Callback):
@@ -279,7 +282,8 @@ def test_a_saved_model_needs_nothing_but_its_folder(tmp_path: Path) -> None:
     assert torch.equal(plain.eval()(x), merged(x))
 
 
-# --- weights to start from -------------------------------------------------------------------------------------------------------
+# --- weights to start from
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_adapters_of_another_run_are_taken_over_or_refused(tmp_path: Path) -> None:
@@ -291,7 +295,7 @@ def test_adapters_of_another_run_are_taken_over_or_refused(tmp_path: Path) -> No
         run_of(init=saved)
     extra = "tensors blocks.0.attn.qkv.lora_a_weight, blocks.0.attn.qkv.lora_b_weight"
     assert extra in str(told.value) and str(told.value).count("lora") == 4
-    with pytest.raises(fedflat.UserError, match="lora_a_weight .*4x12.*8x12"):
+    with pytest.raises(fedflat.UserError, match=r"lora_a_weight .*4x12.*8x12"):
         run_of(train="lora(rank=4)", init=saved)
 
 

@@ -70,7 +70,8 @@ def pixels(figure: Figure) -> np.ndarray:
     return np.asarray(Image.open(drawn).convert("RGB"))
 
 
-# --- the scale -------------------------------------------------------------------------------------------------------------------
+# --- the scale
+# -------------------------------------------------------------------------------------------------------------------
 
 
 def test_one_scale_spans_all_landscapes() -> None:
@@ -144,7 +145,8 @@ def test_errors_are_in_per_cent() -> None:
     assert shown_tick(0.025, "train_error") == "2.5 %"
 
 
-# --- pictures --------------------------------------------------------------------------------------------------------------------
+# --- pictures
+# --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("draw", [contours, surfaces])
@@ -208,7 +210,8 @@ def test_more_panels_than_a_row_holds_go_below() -> None:
     assert len({round(axes.get_subplotspec().rowspan.start) for axes in visible[:5]}) == 2
 
 
-# --- the page --------------------------------------------------------------------------------------------------------------------
+# --- the page
+# --------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_page_holds_everything_once() -> None:

@@ -1,4 +1,6 @@
-"""Landscapes of models of runs: the figures are those of the run, clients' models are those of the round, shapes and data must fit."""
+"""Landscapes of models of runs: the figures are those of the run, clients' models are those of the round, shapes and
+data must fit.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ def two(runs: dict[str, Path]) -> list[Measured]:
     return [measured(runs[name], device="cpu") for name in ("fedavg", "fedsam")]
 
 
-# --- what is measured ------------------------------------------------------------------------------------------------------------
+# --- what is measured
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_models_figures_are_those_of_its_run(two: list[Measured]) -> None:
@@ -99,7 +102,8 @@ def test_files_are_read_back_as_they_were(two: list[Measured], tmp_path: Path) -
         load_landscapes(tmp_path / "none.json")
 
 
-# --- what does not fit -----------------------------------------------------------------------------------------------------------
+# --- what does not fit
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_models_of_different_shapes_are_refused(runs: dict[str, Path], two: list[Measured]) -> None:
@@ -116,7 +120,8 @@ def test_the_same_model_twice_and_no_examples_are_refused(two: list[Measured]) -
         landscapes(two[:1], points=3, examples=0)
 
 
-# --- clients' models -------------------------------------------------------------------------------------------------------------
+# --- clients' models
+# -------------------------------------------------------------------------------------------------------------
 
 
 def test_clients_models_average_to_the_next_model(runs: dict[str, Path]) -> None:
@@ -151,7 +156,8 @@ def test_clients_with_vectors_are_taken_up_at_the_checkpoint_alone(runs: dict[st
         measured_point(f"{runs['fedavg']}:client99", device="cpu")
 
 
-# --- normalisation statistics ----------------------------------------------------------------------------------------------------
+# --- normalisation statistics
+# ----------------------------------------------------------------------------------------------------
 
 
 class Normalised(nn.Module):

@@ -1,4 +1,6 @@
-"""The loss as a function of flat weights: against torch's own derivatives, on every kind of layer, from any kind of data."""
+"""The loss as a function of flat weights: against torch's own derivatives, on every kind of layer, from any kind of
+data.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,8 @@ def test_a_quadratic_has_its_own_matrix() -> None:
     torch.testing.assert_close(objective.gradient(), -matrix @ centre)
 
 
-# --- data ------------------------------------------------------------------------------------------------------------------------
+# --- data -----------------------------------------------------------------------------------------------------------
+# -------------
 
 
 def test_all_kinds_of_data_are_the_same_data() -> None:
@@ -174,7 +177,8 @@ def test_metrics_are_means_over_examples() -> None:
     assert one.objective().measured() == {"loss": float(objective.loss())}
 
 
-# --- what cannot be measured -----------------------------------------------------------------------------------------------------
+# --- what cannot be measured
+# -----------------------------------------------------------------------------------------------------
 
 
 class Dropping(nn.Module):
@@ -242,7 +246,8 @@ def test_other_mistakes() -> None:
         case("mlp").objective(0)
 
 
-# --- every model -----------------------------------------------------------------------------------------------------------------
+# --- every model
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def input_shape(name: str) -> tuple[int, ...]:

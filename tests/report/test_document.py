@@ -167,7 +167,8 @@ def test_measured_spectra_and_clients_are_found(compared):
     assert views["clients"][0]["clients"] == {"7": [None, None, None]}
 
 
-# --- tables and figures ----------------------------------------------------------------------------------------------------------
+# --- tables and figures
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_tables(document, section):

@@ -1,4 +1,6 @@
-"""The page, in a real browser: nothing is fetched, nothing fails, nothing overflows, and what can be switched switches."""
+"""The page, in a real browser: nothing is fetched, nothing fails, nothing overflows, and what can be switched
+switches.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,8 @@ def bowl() -> Landscape:
     return Landscape("around", (axis, axis), values, (Mark("model", (0.0, 0.0), 0.0, {"train_loss": 0.1}),), {})
 
 
-# --- in the browser --------------------------------------------------------------------------------------------------------------
+# --- in the browser
+# --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

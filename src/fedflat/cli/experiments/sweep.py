@@ -56,7 +56,8 @@ def sweep(
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """Run every combination of a file, each once; start it again, or in several places, and it goes on with what is missing.
+    """Run every combination of a file, each once; start it again, or in several places, and it goes on with what is
+    missing.
 
     Example: fedflat sweep rates.yaml --jobs 4
     """
@@ -114,7 +115,8 @@ def _run(plan: Sweep, jobs: int | None, silent: bool) -> list[SweepResult]:
     return [found[run.name] for run in plan.runs if run.name in found]
 
 
-# --- before -----------------------------------------------------------------------------------------------------------------------------
+# --- before ---------------------------------------------------------------------------------------------------------
+# --------------------
 
 
 def _cost(plan: Sweep, jobs: int | None, probe: bool) -> dict[str, object]:
@@ -171,7 +173,8 @@ def _show(plan: Sweep, jobs: int | None, probe: bool, as_json: bool) -> None:
         console.print(f"... and {len(rows) - MOST_ROWS} more", style="dim")
 
 
-# --- afterwards -------------------------------------------------------------------------------------------------------------------------
+# --- afterwards -----------------------------------------------------------------------------------------------------
+# --------------------
 
 
 def _document(plan: Sweep, done: list[SweepResult]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """What there is to say about an algorithm, section by section.
 
-A section is a function from an algorithm and its base's name to plain values: a list of rows becomes a table on the screen, a mapping
-becomes pairs, and both go into the JSON document as they are. What is empty is left out. A new section is one more entry of ``SECTIONS``.
+A section is a function from an algorithm and its base's name to plain values: a list of rows becomes a table on the
+screen, a mapping becomes pairs, and both go into the JSON document as they are. What is empty is left out. A new
+section is one more entry of ``SECTIONS``.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def equations(spec: object) -> str:
     return str(describe(spec)).replace("`", "")
 
 
-# --- cost ------------------------------------------------------------------------------------------------------------------------
+# --- cost -----------------------------------------------------------------------------------------------------------
+# -------------
 
 
 def cost_of(made: Algorithm) -> dict[str, Any]:
@@ -78,7 +80,8 @@ def in_units_of_p(count: Callable[[int], int]) -> str:
     return f"{'' if times == 1 else times}P" + (f" + {rest}" if rest else "")
 
 
-# --- the sections ----------------------------------------------------------------------------------------------------------------
+# --- the sections
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def _slots(made: Algorithm, base: str) -> Facts:

@@ -1,4 +1,6 @@
-"""Run folders brought together for a report: read, checked for being whole, and grouped by the data and partition that they share."""
+"""Run folders brought together for a report: read, checked for being whole, and grouped by the data and partition
+that they share.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Gathered:
 
 
 def gather(paths: Iterable[Path]) -> Gathered:
-    """The runs in these folders or below them; one that is named itself must be readable, one found below is left out if it is not."""
+    """The runs in these folders or below them; one that is named itself must be readable, one found below is left out
+    if it is not.
+    """
     records: dict[Path, Record] = {}
     left_out: list[tuple[str, str]] = []
     for path in paths:
@@ -94,7 +98,8 @@ def _once(records: list[Record], left_out: list[tuple[str, str]]) -> list[Record
     return kept
 
 
-# --- groups ----------------------------------------------------------------------------------------------------------------------
+# --- groups ---------------------------------------------------------------------------------------------------------
+# -------------
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,9 @@ class Group:
 
     @cached_property
     def rows(self) -> list[tuple[str, Row, dict[str, str]]]:
-        """A line for every model of every algorithm, over its seeds: its label, its runs, and the settings in which it differs."""
+        """A line for every model of every algorithm, over its seeds: its label, its runs, and the settings in which
+        it differs.
+        """
         together: dict[tuple[object, ...], list[Record]] = {}
         for record in self.records:
             key = (record.config.algorithm, *sorted(settings_of(record.config).items()))

@@ -69,7 +69,8 @@ def latex_text(text: str) -> str:
     return special
 
 
-# --- what stands in them ---------------------------------------------------------------------------------------------------------
+# --- what stands in them
+# ---------------------------------------------------------------------------------------------------------
 
 
 def result_table(section: Values, targets: Sequence[float]) -> Table:
