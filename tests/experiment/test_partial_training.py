@@ -69,10 +69,6 @@ class OneFrozen(nn.Module):
         return logits
 
 
-# --- what moves, what is sent, what is kept
-# --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("algorithm", "down", "up", "kept"), [("fedavg", 1, 1, 0), ("fedmoswa", 2, 2, 1), ("fedsam", 1, 1, 0)]
 )
@@ -175,10 +171,6 @@ def test_a_model_of_which_everything_is_frozen() -> None:
         run_of(own=own)
 
 
-# --- engines --------------------------------------------------------------------------------------------------------
-# -------------
-
-
 def weights_by(engine: Any, algorithm: str, arithmetic: torch.dtype | None = None, **settings: Any) -> Tensor:
     run = run_of(algorithm, rounds=2, **settings)
     if arithmetic is not None:
@@ -218,10 +210,6 @@ def test_the_step_compiles_whole_with_a_frozen_part(arithmetic: torch.dtype | No
 def test_worker_processes_have_the_frozen_part() -> None:
     here, there = (weights_by(partial(LoopEngine, workers=workers), "fedmoswa", train=LORA) for workers in (1, 2))
     assert torch.equal(here, there)
-
-
-# --- on disk --------------------------------------------------------------------------------------------------------
-# -------------
 
 
 class Killed(Callback):
@@ -280,10 +268,6 @@ def test_a_saved_model_needs_nothing_but_its_folder(tmp_path: Path) -> None:
     plain = build(VIT, (1, 8, 8), 10)
     plain.load_state_dict(merged.state_dict())
     assert torch.equal(plain.eval()(x), merged(x))
-
-
-# --- weights to start from
-# -------------------------------------------------------------------------------------------------------
 
 
 def test_adapters_of_another_run_are_taken_over_or_refused(tmp_path: Path) -> None:

@@ -24,10 +24,6 @@ def by_magnitude(values: torch.Tensor) -> torch.Tensor:
     return values[values.abs().argsort(descending=True)]
 
 
-# --- against truth
-# ---------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks_to_six_digits(name: str) -> None:
     truth = descending(true_hessian(name))
@@ -99,10 +95,6 @@ def test_the_seed_changes_the_path_and_not_the_end() -> None:
     torch.testing.assert_close(one.values, other.values)
     lanczos(Operator.of_matrix(matrix), Ends(3), progress=lambda products, found: seen.append((products, found)))
     assert seen[-1][1] == 3 and [products for products, _ in seen] == sorted({products for products, _ in seen})
-
-
-# --- repeated and negative eigenvalues
-# -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -193,10 +185,6 @@ def test_negative_curvature_is_reported_as_such() -> None:
     torch.testing.assert_close(magnitude, torch.tensor([-8.0, 5.0, -4.0, 3.0]).double())
 
 
-# --- power iteration
-# -------------------------------------------------------------------------------------------------------------
-
-
 def test_power_iteration_where_eigenvalues_lie_apart() -> None:
     values = torch.cat([torch.tensor([100.0, -50.0, 20.0, 8.0]), torch.linspace(0, 0.1, 60)])
     found = power(Operator.of_matrix(symmetric(values)), 4, iterations=60, change=1e-12)
@@ -224,10 +212,6 @@ def test_residuals_of_power_iteration_do_not_cancel_in_float32() -> None:
 def test_power_iteration_of_zero() -> None:
     found = power(Operator.of_matrix(torch.zeros(5, 5)), 2)
     assert found.values.tolist() == [0, 0] and found.products == 2
-
-
-# --- mistakes
-# --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

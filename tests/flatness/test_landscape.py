@@ -146,10 +146,6 @@ def test_any_objective_can_be_looked_at() -> None:
     assert way.values["loss"][1] == pytest.approx(float(objective.loss(objective.weights / 2)), rel=1e-6)
 
 
-# --- as plain values
-# -------------------------------------------------------------------------------------------------------------
-
-
 def test_a_landscape_survives_json_with_values_that_are_not_finite() -> None:
     def steep(model: Model) -> dict[str, Tensor]:
         far = (model.weights - CENTRE).norm()

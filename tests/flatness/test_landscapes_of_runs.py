@@ -39,10 +39,6 @@ def two(runs: dict[str, Path]) -> list[Measured]:
     return [measured(runs[name], device="cpu") for name in ("fedavg", "fedsam")]
 
 
-# --- what is measured
-# ------------------------------------------------------------------------------------------------------------
-
-
 def test_the_models_figures_are_those_of_its_run(two: list[Measured]) -> None:
     found = landscapes(two, points=3, radius=0.5, names=["a", "b"])
     for model, landscape in zip(two, found.values(), strict=True):
@@ -102,10 +98,6 @@ def test_files_are_read_back_as_they_were(two: list[Measured], tmp_path: Path) -
         load_landscapes(tmp_path / "none.json")
 
 
-# --- what does not fit
-# -----------------------------------------------------------------------------------------------------------
-
-
 def test_models_of_different_shapes_are_refused(runs: dict[str, Path], two: list[Measured]) -> None:
     with pytest.raises(
         UserError, match=r"have different shapes and cannot lie on one path: .* is .* in the first and .* in the second"
@@ -118,10 +110,6 @@ def test_the_same_model_twice_and_no_examples_are_refused(two: list[Measured]) -
         landscapes([two[0], two[0]], points=3)
     with pytest.raises(UserError, match="examples=0"):
         landscapes(two[:1], points=3, examples=0)
-
-
-# --- clients' models
-# -------------------------------------------------------------------------------------------------------------
 
 
 def test_clients_models_average_to_the_next_model(runs: dict[str, Path]) -> None:
@@ -154,10 +142,6 @@ def test_clients_with_vectors_are_taken_up_at_the_checkpoint_alone(runs: dict[st
         measured_point(f"{runs['scaffold']}:client0@1", device="cpu")
     with pytest.raises(UserError, match="client 99"):
         measured_point(f"{runs['fedavg']}:client99", device="cpu")
-
-
-# --- normalisation statistics
-# ----------------------------------------------------------------------------------------------------
 
 
 class Normalised(nn.Module):

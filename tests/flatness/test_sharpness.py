@@ -87,10 +87,6 @@ def test_pairs_of_directions_cancel_the_slope() -> None:
     assert near == pytest.approx(steep, rel=1e-5)
 
 
-# --- ASAM -----------------------------------------------------------------------------------------------------------
-# -------------
-
-
 def test_adaptive_sharpness_in_closed_form() -> None:
     model = quadratic(3)
     w, rho = model.weight.detach(), 0.4

@@ -64,10 +64,6 @@ class Apart(nn.Module):
         return logits
 
 
-# --- one layer
-# -------------------------------------------------------------------------------------------------------------------
-
-
 def test_an_adapted_layer_begins_as_the_layer_itself() -> None:
     base, x = nn.Linear(6, 9), torch.randn(5, 6)
     before = base(x)
@@ -109,10 +105,6 @@ def test_merged_is_the_same_function(bias: bool, pieces: int, adapted: tuple[int
     torch.testing.assert_close(plain(x), layer(x))
 
 
-# --- models ---------------------------------------------------------------------------------------------------------
-# -------------
-
-
 def test_queries_and_values_of_a_transformer() -> None:
     model, x = transformer(), torch.randn(2, 3, 8, 8)
     names, before = set(model.state_dict()), model(x)
@@ -151,10 +143,6 @@ def test_layers_that_torch_reads_past_are_not_adapted() -> None:
         nn.Linear(4, 4), nn.TransformerEncoderLayer(4, 2, 8), nn.MultiheadAttention(4, 2), nn.Linear(4, 2)
     )
     assert linear_layers(model) == ["0", "3"]
-
-
-# --- the text
-# --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -252,10 +240,6 @@ def test_texts_that_name_nothing(text: str, said: str) -> None:
 def test_parts_that_a_model_has_not(model: nn.Module, text: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         trained(model, text)
-
-
-# --- the page
-# --------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_figures_of_the_page() -> None:

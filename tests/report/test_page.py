@@ -55,10 +55,6 @@ def bowl() -> Landscape:
     return Landscape("around", (axis, axis), values, (Mark("model", (0.0, 0.0), 0.0, {"train_loss": 0.1}),), {})
 
 
-# --- in the browser
-# --------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Chromium without a window, that logs what it says and what it asks for."""

@@ -115,10 +115,6 @@ def _run(plan: Sweep, jobs: int | None, silent: bool) -> list[SweepResult]:
     return [found[run.name] for run in plan.runs if run.name in found]
 
 
-# --- before ---------------------------------------------------------------------------------------------------------
-# --------------------
-
-
 def _cost(plan: Sweep, jobs: int | None, probe: bool) -> dict[str, object]:
     """What is ahead, in words."""
     from fedflat.experiment.campaign.estimate import remaining_work
@@ -171,10 +167,6 @@ def _show(plan: Sweep, jobs: int | None, probe: bool, as_json: bool) -> None:
     console.print(table(("run", "state"), rows[:MOST_ROWS]))
     if len(rows) > MOST_ROWS:
         console.print(f"... and {len(rows) - MOST_ROWS} more", style="dim")
-
-
-# --- afterwards -----------------------------------------------------------------------------------------------------
-# --------------------
 
 
 def _document(plan: Sweep, done: list[SweepResult]) -> dict[str, Any]:

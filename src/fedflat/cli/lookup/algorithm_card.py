@@ -55,10 +55,6 @@ def equations(spec: object) -> str:
     return str(describe(spec)).replace("`", "")
 
 
-# --- cost -----------------------------------------------------------------------------------------------------------
-# -------------
-
-
 def cost_of(made: Algorithm) -> dict[str, Any]:
     """Numbers sent in units of P, and backward passes."""
     return {
@@ -78,10 +74,6 @@ def in_units_of_p(count: Callable[[int], int]) -> str:
     rest = count(0)
     times = count(1) - rest
     return f"{'' if times == 1 else times}P" + (f" + {rest}" if rest else "")
-
-
-# --- the sections
-# ----------------------------------------------------------------------------------------------------------------
 
 
 def _slots(made: Algorithm, base: str) -> Facts:

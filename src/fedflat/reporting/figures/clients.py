@@ -143,10 +143,6 @@ def twins_picture(looks: Sequence[Figures], title: str) -> Figure:
     return figure
 
 
-# --- panels ---------------------------------------------------------------------------------------------------------
-# -------------
-
-
 def _of_clients(cohorts: Sequence[Figures]) -> Iterator[tuple[Values, str, bool]]:
     """What is drawn of each client of a cohort: how it is read, in words, and whether on a logarithmic axis."""
 

@@ -55,10 +55,6 @@ class Panel:
     figures: str = ""
 
 
-# --- contours
-# --------------------------------------------------------------------------------------------------------------------
-
-
 def contours(panels: Sequence[Panel], value: str = "train_loss", title: str = "") -> Figure:
     """Landscapes side by side, with the same levels and one colour bar; the bold line is at the same value in all of
     them.
@@ -143,10 +139,6 @@ def plane_picture(
     return figure
 
 
-# --- surfaces
-# --------------------------------------------------------------------------------------------------------------------
-
-
 def surfaces(panels: Sequence[Panel], value: str = "train_loss", title: str = "") -> Figure:
     """The same as surfaces: height and colour are the logarithm of the value, on one scale."""
     _check(panels, 2)
@@ -181,10 +173,6 @@ def draw_surface(axes: Any, landscape: Landscape, scale: Scale) -> None:
     axes.set_box_aspect((1, 1, 0.72), zoom=1.28)
     axes.view_init(elev=28, azim=-52)
     axes.set_axis_off()
-
-
-# --- lines ----------------------------------------------------------------------------------------------------------
-# -------------
 
 
 def lines(panels: Sequence[Panel], value: str = "train_loss", title: str = "") -> Figure:
@@ -246,10 +234,6 @@ def path_picture(landscape: Landscape, values: Sequence[str] = ("train_loss", "t
             axes.yaxis.set_major_formatter(FuncFormatter(lambda tick, _: shown_tick(tick, "error")))
     _words(figure, title)
     return figure
-
-
-# --- small things
-# ----------------------------------------------------------------------------------------------------------------
 
 
 def _check(panels: Sequence[Panel], dimensions: int) -> None:

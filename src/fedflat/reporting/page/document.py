@@ -92,10 +92,6 @@ def _section(group: Group, targets: Sequence[float], baseline: str | None, by: s
     return section
 
 
-# --- rows -----------------------------------------------------------------------------------------------------------
-# -------------
-
-
 def _row(
     number: int, label: str, row: Row, settings: Mapping[str, str], metric: str, targets: Sequence[float]
 ) -> Values:
@@ -199,10 +195,6 @@ def _ranks(rows: Sequence[Values], by: str) -> Values | None:
     return {"seeds": found.seeds, "lines": lines, "friedman": found.friedman, "critical": found.critical}
 
 
-# --- curves ---------------------------------------------------------------------------------------------------------
-# -------------
-
-
 def _metrics(records: Sequence[Record]) -> list[str]:
     """The metrics that were evaluated, the one that stands for the runs first."""
     found = dict.fromkeys(
@@ -257,10 +249,6 @@ def _with_costs(record: Record) -> list[Values]:
 def _short(values: Any) -> list[float | None]:
     """Numbers to five digits, which no picture can tell from more; nothing where they are not finite."""
     return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
-
-
-# --- the partition, the runs, how to repeat it
-# ---------------------------------------------------------------------------------------
 
 
 def partition_values(partitions: Mapping[int, Values]) -> Values:

@@ -98,10 +98,6 @@ def _once(records: list[Record], left_out: list[tuple[str, str]]) -> list[Record
     return kept
 
 
-# --- groups ---------------------------------------------------------------------------------------------------------
-# -------------
-
-
 @dataclass(frozen=True)
 class Group:
     """Runs on the same data, partition in the same way: those with the same seed can be compared as pairs."""

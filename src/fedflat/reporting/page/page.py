@@ -125,10 +125,6 @@ def breakable(label: str) -> Markup:
     return Markup(re.sub(r"([+,])", r"\1<wbr>", str(escape(label))).replace("(", "<wbr>("))
 
 
-# --- words ----------------------------------------------------------------------------------------------------------
-# -------------
-
-
 def _title(sections: Sequence[Values]) -> str:
     names = [section["name"] for section in sections]
     if len(names) > 1:

@@ -70,10 +70,6 @@ def _read(path: Path) -> Values | None:
     return values if isinstance(values, dict) else None
 
 
-# --- flatness over rounds
-# --------------------------------------------------------------------------------------------------------
-
-
 def _log(group: Group) -> Values:
     """The mean over seeds of every logged quantity, for each row that logged any."""
     lines: dict[str, list[Values]] = {}
@@ -96,10 +92,6 @@ def _mean(runs: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, float]
     known = [dict(points) for points in runs]
     common = [rounds for rounds, _ in runs[0] if all(rounds in one for one in known)]
     return [(rounds, float(f"{fmean(one[rounds] for one in known):.5g}")) for rounds in common]
-
-
-# --- spectra --------------------------------------------------------------------------------------------------------
-# -------------
 
 
 def _spectra(group: Group) -> list[Values]:
@@ -141,10 +133,6 @@ def _spectrum(label: str, subsets: Sequence[Mapping[str, Any]], document: Mappin
 def _mean_or_none(subsets: Sequence[Mapping[str, Any]], name: str) -> float | None:
     known = [one[name] for one in subsets if isinstance(one.get(name), (int, float))]
     return fmean(known) if known else None
-
-
-# --- clients and forgetting
-# ------------------------------------------------------------------------------------------------------
 
 
 def _clients(records: Sequence[Record]) -> list[Values]:

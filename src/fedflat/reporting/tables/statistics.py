@@ -58,10 +58,6 @@ def compare_paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Pa
     )
 
 
-# --- intervals
-# -------------------------------------------------------------------------------------------------------------------
-
-
 def bootstrap_interval(
     values: Sequence[float], level: float = LEVEL, draws: int = DRAWS, seed: int = 0
 ) -> tuple[float, float] | None:
@@ -95,10 +91,6 @@ def t_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, fl
         return None
     half = float(t.ppf((1 + level) / 2, count - 1)) * float(np.std(values, ddof=1)) / math.sqrt(count)
     return fmean(values) - half, fmean(values) + half
-
-
-# --- tests ----------------------------------------------------------------------------------------------------------
-# -------------
 
 
 def paired_test(differences: Sequence[float]) -> tuple[str, float | None]:
@@ -164,10 +156,6 @@ def holm(ps: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
-# --- ranks ----------------------------------------------------------------------------------------------------------
-# -------------
-
-
 @dataclass(frozen=True)
 class Ranks:
     """Places of several algorithms, 1 is best, averaged over the seeds that all of them have."""
@@ -216,10 +204,6 @@ def mean_ranks(values: Mapping[str, Mapping[int, float]]) -> Ranks | None:
     )
 
 
-# --- censoring
-# -------------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Reached:
     """The rounds that runs needed to reach a target; those that ended before they reached it are censored, not left
@@ -254,10 +238,6 @@ class Reached:
             return f"{self.median:g}"
         known = (end if rounds is None else rounds for rounds, end in zip(self.rounds, self.ends, strict=True))
         return f"{median_high(known)}+"
-
-
-# --- power ----------------------------------------------------------------------------------------------------------
-# -------------
 
 
 def detectable(count: int, power: float = 0.8, level: float = LEVEL) -> float:
