@@ -26,7 +26,7 @@ from fedflat.experiment.setup.weights import fill
 from fedflat.experiment.stopping import check_target
 from fedflat.experiment.store.record import Record, load_record, model_file
 from fedflat.experiment.user_objects import as_path
-from fedflat.reporting.tables.statistics import Reached
+from fedflat.reporting.tables.statistics import RoundsToTarget
 from fedflat.reporting.tables.summary import Summary, rounds_to, spread, summarise
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ class Comparison:
             line["mean_counts"] = sorted({s.mean_count for s in found})
         for target in targets:
             rounds = tuple(rounds_to(r.history, row.model, self.metric, target) for r in row.records)
-            reached = Reached(target, rounds, (0,) * len(rounds))
+            reached = RoundsToTarget(target, rounds, (0,) * len(rounds))
             line[f"rounds to {target:g}"] = (reached.median, reached.count, len(rounds))
         ends = [r.history[-1] for r in row.records if r.history]
         for cost in ("backward_passes", "bytes_up", "bytes_down", "samples"):

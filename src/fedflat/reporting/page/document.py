@@ -16,7 +16,7 @@ from fedflat.reporting.page.gather import Gathered, Group, grouped, where
 from fedflat.reporting.page.notes import notes_of
 from fedflat.reporting.page.views import views_of
 from fedflat.reporting.result import Row
-from fedflat.reporting.tables.statistics import Reached, compare_paired, holm, mean_ranks
+from fedflat.reporting.tables.statistics import RoundsToTarget, compare_paired, holm, mean_ranks
 from fedflat.reporting.tables.summary import from_to, rounds_to, series, spread, summarise
 from fedflat.units import is_share
 
@@ -130,7 +130,7 @@ def _reached(row: Row, metric: str, target: float) -> Values:
     )
     if not runs:
         return {"target": target, "text": "–", "median": None, "reached": 0, "runs": 0, "each": []}
-    found = Reached(target, rounds, ends)
+    found = RoundsToTarget(target, rounds, ends)
     each = [f"{end}+" if at is None else str(at) for at, end in zip(rounds, ends, strict=True)]
     return {
         "target": target,
