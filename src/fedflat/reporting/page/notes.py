@@ -149,7 +149,9 @@ def _figures(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
             )
         )
     if len({row["rounds"] for row in rows}) > 1:
-        found.append(("warn", "Rows have different numbers of rounds, so their final values are not directly comparable."))
+        found.append(
+            ("warn", "Rows have different numbers of rounds, so their final values are not directly comparable.")
+        )
     return found
 
 
