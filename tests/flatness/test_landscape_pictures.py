@@ -70,9 +70,6 @@ def pixels(figure: Figure) -> np.ndarray:
     return np.asarray(Image.open(drawn).convert("RGB"))
 
 
-# --- the scale -------------------------------------------------------------------------------------------------------------------
-
-
 def test_one_scale_spans_all_landscapes() -> None:
     together = Scale.over([panel.landscape for panel in PANELS], "train_loss")
     assert together == Scale.over([panel.landscape for panel in reversed(PANELS)], "train_loss")
@@ -144,9 +141,6 @@ def test_errors_are_in_per_cent() -> None:
     assert shown_tick(0.025, "train_error") == "2.5 %"
 
 
-# --- pictures --------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("draw", [contours, surfaces])
 def test_panels_have_their_titles_and_figures_and_one_bar(draw: Callable[..., Figure]) -> None:
     figure = draw(PANELS, title="Four ways")
@@ -206,9 +200,6 @@ def test_more_panels_than_a_row_holds_go_below() -> None:
     visible = [axes for axes in figure.axes if axes.get_visible()]
     assert len(visible) == 6
     assert len({round(axes.get_subplotspec().rowspan.start) for axes in visible[:5]}) == 2
-
-
-# --- the page --------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_page_holds_everything_once() -> None:
