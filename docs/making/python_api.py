@@ -39,7 +39,7 @@ PAGES = {
             "fedflat.experiment.store.record:Record",
             "fedflat.experiment.analysis.evaluation:Evaluation",
             "fedflat.experiment.analysis.measured:Measured",
-            "fedflat.experiment.analysis.post_hoc:Afterwards",
+            "fedflat.experiment.analysis.post_hoc:PostHoc",
         ),
     ),
     "algorithms": Page(

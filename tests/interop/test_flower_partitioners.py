@@ -130,9 +130,12 @@ def test_a_run_by_a_partitioner_can_be_repeated_without_it(
     shards = partitioners.ShardPartitioner(num_partitions=6, partition_by="label", num_shards_per_partition=2)
     first = fedflat.run("scaffold", partition=shards, out=tmp_path / "run", **SETTINGS)
     assert first.config.data.partition.startswith(f"listed(path={tmp_path}/data/partitions/ShardPartitioner-")
-    assert first.record.folder.split()["clients"] == 6
+    assert first.record.folder.partition()["clients"] == 6
     again = fedflat.run(base=tmp_path / "run" / "config.yaml", out=tmp_path / "again")
-    assert again.history == first.history and again.record.folder.split()["hash"] == first.record.folder.split()["hash"]
+    assert (
+        again.history == first.history
+        and again.record.folder.partition()["hash"] == first.record.folder.partition()["hash"]
+    )
     assert torch.equal(again.record.models["server"].weights, first.record.models["server"].weights)
 
 

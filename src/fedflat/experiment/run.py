@@ -94,8 +94,7 @@ class Run:
         self.folder = RunFolder(folder) if folder else None
         self._data_are_local = engine is None
         self.history: list[dict[str, Any]] = []
-        self.record: Record | None = None
-        """The outcome, once the run has ended or paused."""
+        self.record: Record | None = None  # set when the run ends or pauses
         self._loss = torch.tensor(math.nan)
         self.training = training_of(config, self.algorithm, len(self.partition.clients))
         self._sampler = sampler_of(config, len(self.partition.clients))
@@ -275,12 +274,8 @@ class Run:
         record: dict[str, Any] = {"round": self.rounds, "train_loss": _finite(self.loss)}
         for part in self.problem.held_out:
             record[part] = {name: self._metrics(parts[part]) for name, parts in scores.items()}
-        record |= {
-            "backward_passes": cost.backward_passes,
-            "samples": cost.samples,
-            "bytes_down": cost.floats_down * item,
-            "bytes_up": cost.floats_up * item,
-        }
+        record |= {"backward_passes": cost.backward_passes, "samples": cost.samples}
+        record |= {"bytes_down": cost.floats_down * item, "bytes_up": cost.floats_up * item}
         timing: dict[str, Any] = {"round": self.rounds}
         if self._observer.due(self.rounds):
             record["flatness"] = self._observer.figures(models, scores)
@@ -339,7 +334,7 @@ class Run:
             lambda name, _: self._open_rows(name, len(flat)),
             self.config.init_rounds,
         )
-        for warning in filter(None, (average.averages_nothing(info) for average in self.algorithm.averages)):
+        for warning in filter(None, (average.warning(info) for average in self.algorithm.averages)):
             warnings.warn(warning, stacklevel=2)
         return {average_name(average): average.begin(info, flat) for average in self.algorithm.averages}
 

@@ -18,7 +18,7 @@ from fedflat.experiment.store.run_folder import RunFolder
 from fedflat.reporting.result import Result, Row
 from fedflat.text import write_value
 
-OF_THE_SPLIT = ("name", "partition", "partition_seed", "clients", "validation")
+OF_THE_SPLIT = ("dataset", "partition", "partition_seed", "clients", "validation")
 """The settings of ``data`` that, with a seed, fix who has what."""
 NO_MATTER = frozenset(
     {"algorithm", "seed", "data.dir", "evaluation.save_every", "flatness"}
