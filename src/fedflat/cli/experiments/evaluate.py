@@ -53,7 +53,8 @@ def evaluate(
     lr: float | None = optional("--tune-lr", "learning rate of fine-tuning", "the run's", rich_help_panel=FINE_TUNING),
     as_json: bool = JSON,
 ) -> None:
-    """Evaluate a model of a run: test set, classes, clients, unseen clients, domains, corruptions, before and after fine-tuning.
+    """Evaluate a model of a run: test set, classes, clients, unseen clients, domains, corruptions, before and after
+    fine-tuning.
 
     Example: fedflat evaluate runs/fedavg-digits-seed0 --on test,classes,clients
     """

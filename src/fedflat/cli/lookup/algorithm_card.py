@@ -1,7 +1,8 @@
 """What there is to say about an algorithm, section by section.
 
-A section is a function from an algorithm and its base's name to plain values: a list of rows becomes a table on the screen, a mapping
-becomes pairs, and both go into the JSON document as they are. What is empty is left out. A new section is one more entry of ``SECTIONS``.
+A section is a function from an algorithm and its base's name to plain values: a list of rows becomes a table on the
+screen, a mapping becomes pairs, and both go into the JSON document as they are. What is empty is left out. A new
+section is one more entry of ``SECTIONS``.
 """
 
 from __future__ import annotations
@@ -54,9 +55,6 @@ def equations(spec: object) -> str:
     return str(describe(spec)).replace("`", "")
 
 
-# --- cost ------------------------------------------------------------------------------------------------------------------------
-
-
 def cost_of(made: Algorithm) -> dict[str, Any]:
     """Numbers sent in units of P, and backward passes."""
     return {
@@ -76,9 +74,6 @@ def in_units_of_p(count: Callable[[int], int]) -> str:
     rest = count(0)
     times = count(1) - rest
     return f"{'' if times == 1 else times}P" + (f" + {rest}" if rest else "")
-
-
-# --- the sections ----------------------------------------------------------------------------------------------------------------
 
 
 def _slots(made: Algorithm, base: str) -> Facts:

@@ -147,9 +147,6 @@ def describe(
         _print_histogram(divided["histogram"], about["classes"], _counted(about["kind"]))
 
 
-# --- on the screen ---------------------------------------------------------------------------------------------------------------
-
-
 def _print(about: dict[str, Any]) -> None:
     classes = about["classes"]
     train, test = about["train_class_counts"], about["test_class_counts"]

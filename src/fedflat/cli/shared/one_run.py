@@ -58,7 +58,9 @@ def run_document(record: Record) -> dict[str, Any]:
 
 
 def print_run(record: Record, settings: bool = False) -> None:
-    """A run's figures, its costs, and where it lies; with ``settings`` also what was asked for and how the data were partition."""
+    """A run's figures, its costs, and where it lies; with ``settings`` also what was asked for and how the data were
+    partition.
+    """
     from rich.text import Text
 
     document, console = run_document(record), screen()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from fedflat.reporting.result import Comparison
-    from fedflat.reporting.tables.summary import Spread
+    from fedflat.reporting.tables.summary import SeedStatistics
 
 FIGURES = ("last", "mean_last", "best")
 
@@ -93,7 +93,9 @@ def print_comparison(comparison: Comparison, targets: Sequence[float] = ()) -> N
 
 
 def verdict(comparison: Comparison) -> str:
-    """Which row has the highest mean over the last rounds, and whether its lead over the first exceeds the seeds' spread."""
+    """Which row has the highest mean over the last rounds, and whether its lead over the first exceeds the seeds'
+    spread.
+    """
     lines = comparison.table()
     alive = sorted((line for line in lines if "mean_last" in line), key=lambda line: -line["mean_last"].mean)
     if not lines:
@@ -151,13 +153,13 @@ def _assignments(settings: dict[str, Any]) -> str:
     return ", ".join(f"{name}={write_value(value)}" for name, value in settings.items())
 
 
-def _words(spread: Spread, metric: str) -> str:
+def _words(spread: SeedStatistics, metric: str) -> str:
     unit = " %" if is_share(metric) else ""
     deviation = f" ± {shown_metric(spread.std, metric)}" if spread.count > 1 else ""
     return f"{shown_metric(spread.mean, metric)}{deviation}{unit}"
 
 
-def _spread(spread: Spread | None, metric: str, winner: bool = False, over: str = "") -> Text | None:
+def _spread(spread: SeedStatistics | None, metric: str, winner: bool = False, over: str = "") -> Text | None:
     from rich.text import Text
 
     if spread is None:
