@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from fedflat.errors import UserError, one_of
 
@@ -32,7 +32,7 @@ class Registry(Mapping[str, T]):
     fedflat.errors.UserError: the model 'resnet18' is already registered; choose another name
     """
 
-    _namespaces: dict[str, list[Registry[Any]]] = {}  # noqa: RUF012 - shared by all registries on purpose
+    _namespaces: ClassVar[dict[str, dict[str, Registry[Any]]]] = {}
 
     def __init__(
         self, kind: str, *, see: str = "", load: Callable[[], object] | None = None, namespace: str = ""
@@ -42,8 +42,8 @@ class Registry(Mapping[str, T]):
         self._load = load
         self._components: dict[str, T] = {}
         self._spelling: dict[str, str] = {}
-        self._siblings: list[Registry[Any]] = self._namespaces.setdefault(namespace, []) if namespace else []
-        self._siblings.append(self)
+        self._siblings: dict[str, Registry[Any]] = self._namespaces.setdefault(namespace, {}) if namespace else {}
+        self._siblings[kind] = self  # a reloaded module replaces its registry
 
     def register(self, name: str, component: T) -> None:
         """Bind ``name`` to ``component``; binding the same pair again has no effect.
@@ -58,9 +58,11 @@ class Registry(Mapping[str, T]):
         key = self.spelling(name)
         if key is not None and self._components[key] != component:
             raise UserError(f"the {self.kind} '{key}' is already registered; choose another name")
-        owner = next((other.kind for other in self._siblings if other is not self and other.spelling(name)), None)
-        if owner is not None:
-            raise UserError(f"'{name}' cannot name a {self.kind}: it already names a {owner}; choose another name")
+        for other in self._siblings.values():
+            if other.kind != self.kind and other.spelling(name):
+                raise UserError(
+                    f"'{name}' cannot name a {self.kind}: it already names a {other.kind}; choose another name"
+                )
         if key is None:
             self._components[name] = component
             self._spelling[_folded(name)] = name

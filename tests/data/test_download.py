@@ -107,7 +107,7 @@ def test_a_transfer_that_breaks_off_goes_on_where_it_stopped(cifar: SimpleNamesp
 
 def test_an_interrupted_fetch_is_resumed_by_the_next(cifar: SimpleNamespace, publisher: Publisher) -> None:
     publisher.cuts = [100] * ATTEMPTS
-    with pytest.raises(UserError, match="connection .* 5 times"):
+    with pytest.raises(UserError, match=r"connection .* 5 times"):
         download_source(cifar.source, cifar.folder)
     assert files_below(cifar.folder) == {"cifar-10-batches-py/cifar.tar.gz.part"}
     assert len(cifar.source.missing(cifar.folder)) == 6

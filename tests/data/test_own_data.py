@@ -150,9 +150,9 @@ def test_parquet_of_lists_and_of_columns(tmp_path: Path) -> None:
         dataset.test.inputs, torch.from_numpy(IMAGES[[8, 9, 18, 19]])
     )
     assert dataset.group_names == ("a", "b")
-    with pytest.raises(UserError, match="shape=3x4 .*48 numbers"):
+    with pytest.raises(UserError, match=r"shape=3x4 .*48 numbers"):
         load(f"arrays(path={tmp_path / 'mine.parquet'},shape=3x4)", tmp_path)
-    with pytest.raises(UserError, match="column 'label'.*target=.*inputs, target, group"):
+    with pytest.raises(UserError, match=r"column 'label'.*target=.*inputs, target, group"):
         load(f"arrays(path={tmp_path / 'mine.parquet'},target=label)", tmp_path)
     (tmp_path / "both").mkdir()
     for part, rows in (("train", slice(0, 15)), ("test", slice(15, 20))):

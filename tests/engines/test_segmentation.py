@@ -250,7 +250,7 @@ def test_engines_agree(other: str) -> None:
     ],
 )
 def test_sam_moves_statistics_once_per_step(network: str, engine: str) -> None:
-    """With (almost) frozen weights, FedAvg and SAM must give equal statistics: the perturbed pass may not change them."""
+    """With frozen weights, FedAvg and SAM give equal statistics: the perturbed pass must not change them."""
     torch.manual_seed(0)
     model: Any = Dense() if network == "dense" else network
     frozen = {"lr": 1e-12, "rounds": 1, "batch_size": 4}

@@ -93,9 +93,9 @@ def test_files_are_read_back_as_they_were(two: list[Measured], tmp_path: Path) -
     assert next(iter(again.values())).document() == next(iter(found.values())).document()
     assert [entry.name for entry in (tmp_path / "new").iterdir()] == ["landscape.json"]
     (tmp_path / "broken.json").write_text("{}")
-    with pytest.raises(UserError, match="no file of landscapes"):
+    with pytest.raises(UserError, match="landscape file"):
         load_landscapes(tmp_path / "broken.json")
-    with pytest.raises(UserError, match="there is no file"):
+    with pytest.raises(UserError, match="does not exist"):
         load_landscapes(tmp_path / "none.json")
 
 
@@ -112,7 +112,7 @@ def test_models_of_different_shapes_are_refused(runs: dict[str, Path], two: list
 def test_the_same_model_twice_and_no_examples_are_refused(two: list[Measured]) -> None:
     with pytest.raises(UserError, match="listed twice"):
         landscapes([two[0], two[0]], points=3)
-    with pytest.raises(UserError, match="on 0 examples"):
+    with pytest.raises(UserError, match="examples=0"):
         landscapes(two[:1], points=3, examples=0)
 
 
@@ -145,9 +145,9 @@ def test_a_client_is_named_by_its_number_and_the_round(runs: dict[str, Path]) ->
 def test_clients_with_vectors_are_taken_up_at_the_checkpoint_alone(runs: dict[str, Path]) -> None:
     last = measured_point(f"{runs['scaffold']}:client0", device="cpu")
     assert torch.equal(last.state.weights, measured_point(f"{runs['scaffold']}:client0@3", device="cpu").state.weights)
-    with pytest.raises(UserError, match="scaffold needs its clients' vectors"):
+    with pytest.raises(UserError, match="scaffold needs its client state"):
         measured_point(f"{runs['scaffold']}:client0@1", device="cpu")
-    with pytest.raises(UserError, match="there is no client 99"):
+    with pytest.raises(UserError, match="client 99"):
         measured_point(f"{runs['fedavg']}:client99", device="cpu")
 
 

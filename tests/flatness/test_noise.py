@@ -9,7 +9,7 @@ import torch
 from fedflat.data import Augmentation, Dataset, Examples, Partition
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Client, ModelState
-from fedflat.experiment.analysis.fixed_sample import Look
+from fedflat.experiment.analysis.fixed_sample import FixedSample
 from fedflat.experiment.config import FlatnessSettings
 from fedflat.flatness.theory.noise import Constants, GradientSpread, heterogeneity
 
@@ -33,7 +33,7 @@ def look() -> Look:
     partition = Partition(
         tuple(np.arange(i * EACH, (i + 1) * EACH) for i in range(CLIENTS)), np.zeros(0, np.int64), "by hand", 0
     )
-    return Look(problem, partition, FlatnessSettings())
+    return FixedSample(problem, partition, FlatnessSettings())
 
 
 def gradients() -> np.ndarray:
@@ -102,7 +102,8 @@ def test_the_norm_of_features(look: Look) -> None:
 
 def test_what_is_looked_at_depends_on_the_seed_alone(look: Look) -> None:
     some = [
-        Look(look.problem, look.partition, FlatnessSettings(examples=5, clients=2, seed=seed)) for seed in (1, 1, 2)
+        FixedSample(look.problem, look.partition, FlatnessSettings(examples=5, clients=2, seed=seed))
+        for seed in (1, 1, 2)
     ]
     assert some[0].positions.tolist() == some[1].positions.tolist() != some[2].positions.tolist()
     assert some[0].clients == some[1].clients

@@ -128,7 +128,7 @@ def test_the_original_is_the_run_itself() -> None:
 
 
 def test_bad_input_in_a_sentence() -> None:
-    with pytest.raises(UserError, match="there is no client 99; this run has 4 clients"):
+    with pytest.raises(UserError, match="client 99; .*4 clients"):
         twins(client=99)
-    with pytest.raises(UserError, match="0 twins are not possible"):
+    with pytest.raises(UserError, match="twins=0"):
         twins(count=0)

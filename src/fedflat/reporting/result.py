@@ -17,7 +17,7 @@ from fedflat.errors import UserError, one_of
 from fedflat.experiment.analysis.batchnorm import with_statistics
 from fedflat.experiment.analysis.evaluation import Evaluation, evaluate
 from fedflat.experiment.analysis.measured import Measured, measured
-from fedflat.experiment.analysis.post_hoc import Afterwards, afterwards
+from fedflat.experiment.analysis.post_hoc import PostHoc, post_hoc
 from fedflat.experiment.analysis.reopen import full_name, reopen, require_model, state_of, written_tensors
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.network import network_of
@@ -182,12 +182,12 @@ class Result:
         """
         return measured(self.record, name=model, rounds=rounds, **more)
 
-    def look(self, **wanted: Any) -> Afterwards:
+    def look(self, **wanted: Any) -> PostHoc:
         """The run over the rounds that it kept: ``result.look().clients()``, ``.gaps()``, ``.seen()``, ``.constants()``, ``.theory()``.
 
         ``wanted`` may be ``examples``, ``clients``, ``seed``, and ``data``, ``network`` and ``task`` of the run where they are your own.
         """
-        return afterwards(self.record, **wanted)
+        return post_hoc(self.record, **wanted)
 
     def plot(self, metric: str | None = None, over: str = "round") -> Figure:
         """The curve of every evaluated model."""

@@ -33,8 +33,8 @@ def algorithms(
 
 def _list(as_json: bool) -> None:
     from fedflat.algorithms.algorithm import SLOTS
-    from fedflat.algorithms.registration import load_installed
     from fedflat.algorithms.named import NAMED
+    from fedflat.algorithms.registration import load_installed
 
     load_installed()
     lines, parts = [_line(name) for name in NAMED], _parts()
@@ -59,9 +59,8 @@ def _list(as_json: bool) -> None:
 
 
 def _line(name: str) -> dict[str, Any]:
-    from fedflat.algorithms.named import CARDS
     from fedflat.algorithms.algorithm import SLOTS
-    from fedflat.algorithms.named import NAMED
+    from fedflat.algorithms.named import CARDS, NAMED
     from fedflat.cli.lookup.algorithm_card import cost_of, slot_texts
 
     slots, paper = slot_texts(NAMED[name]), CARDS[name].paper if name in CARDS else None

@@ -1,4 +1,4 @@
-"""A cohort that has just trained: where each client went, seen from the mean, and how long the vectors are that they keep."""
+"""Drift of a trained cohort: client updates relative to the mean, and norms of server and client state."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Figures = dict[str, Any]
 
 
 def cohort_figures(algorithm: Algorithm, members: list[Client], outcome: Outcome, states: States) -> Figures:
-    """Drift, disagreement, agreement with the momentum, and norms of kept vectors, of a cohort; ``states`` are those it received."""
+    """Drift, disagreement, agreement with the momentum, and state norms; ``states`` are the server states received."""
     moved = moves(algorithm, members, outcome)
     update = outcome.returned.displacement
     drift = update_drift(moved, update)
-    apart = disagreement(moved, by_samples([len(client.indices) for client in members]))
+    spread = disagreement(moved, by_samples([len(client.indices) for client in members]))
     figures: Figures = {
         "clients": [client.number for client in members],
         "length": numbers(drift.lengths),
         "distance": numbers(drift.distances),
         "cosine": numbers(drift.cosines),
         "update": number(update.norm()),
-        "disagreement": {name: number(value) for name, value in apart._asdict().items()},
+        "disagreement": {name: number(value) for name, value in spread._asdict().items()},
     }
     momentum = algorithm.momentum(states)
     if momentum is not None:
@@ -42,7 +42,7 @@ def cohort_figures(algorithm: Algorithm, members: list[Client], outcome: Outcome
 
 
 def moves(algorithm: Algorithm, members: list[Client], outcome: Outcome) -> Tensor:
-    """y_K - z of each client, a row each: what it uploaded, where that is the same."""
+    """y_K - z of each client, [clients, P]."""
     rows = rows_of(outcome).displacements
     if type(algorithm.drift).local_displacement is Drift.local_displacement:
         return rows
@@ -55,7 +55,7 @@ def moves(algorithm: Algorithm, members: list[Client], outcome: Outcome) -> Tens
 
 
 def vector_norms(algorithm: Algorithm, clients: list[Client], states: States) -> Figures:
-    """The norms of the vectors that server and clients keep (control variates, duals, momenta), by full name; nothing where none are."""
+    """Norms of server and client state vectors (control variates, duals, momenta), by full name."""
     of_server = {name for name, field in flat_fields(algorithm.server_fields()).items() if field.vector}
     of_client = [name for name, field in flat_fields(algorithm.client_fields()).items() if field.vector]
     figures: Figures = {}
@@ -64,19 +64,19 @@ def vector_norms(algorithm: Algorithm, clients: list[Client], states: States) ->
             name: number(value.norm()) for name, value in flat_state(states).items() if name in of_server
         }
     if of_client:
-        kept = [flat_state(client.state) for client in clients]
+        states_of_clients = [flat_state(client.state) for client in clients]
         figures["client_vectors"] = {
-            name: numbers(torch.stack([one[name].norm() for one in kept])) for name in of_client
+            name: numbers(torch.stack([state[name].norm() for state in states_of_clients])) for name in of_client
         }
     return figures
 
 
 def number(value: Tensor | float) -> float | None:
-    """A number as JSON knows it: what is not finite is nothing."""
+    """A JSON-compatible number; None if not finite."""
     plain = float(value)
     return plain if math.isfinite(plain) else None
 
 
 def numbers(values: Tensor) -> list[float | None]:
-    """A vector as JSON knows it."""
+    """JSON-compatible numbers; None where not finite."""
     return [value if math.isfinite(value) else None for value in values.tolist()]
