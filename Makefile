@@ -1,4 +1,4 @@
-# Two commands for newcomers: `make demo` (a first picture) and `make test` (everything checked). Both set up .venv on first use.
+# Start with `make demo` (a first comparison) or `make test` (all checks). Both set up .venv on first use.
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS := 1
@@ -31,7 +31,7 @@ package: .venv/installed
 
 coverage: .venv/installed
 	$(BIN)/coverage erase
-	-$(BIN)/coverage run -m pytest  # the report is of use even where a test that limits itself has no room for being measured
+	-$(BIN)/coverage run -m pytest  # report coverage even if a test with resource limits fails
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
@@ -39,13 +39,13 @@ lock:
 	$(PYTHON) tools/lock.py
 
 .venv/core: pyproject.toml constraints.txt
-	@echo "Setting up .venv with what fedflat needs: some quiet minutes and 1.5 GB, once."
+	@echo "Setting up .venv (1.5 GB); this takes a few minutes, once."
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e .
 	touch .venv/core
 
 .venv/installed: .venv/core
-	@echo "Adding to .venv what tests, documentation and extras need: some quiet minutes and 1.1 GB more, once."
+	@echo "Installing development dependencies and extras into .venv (1.1 GB); this takes a few minutes, once."
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch .venv/installed
 

@@ -1,6 +1,6 @@
-"""Run every named algorithm on digits and write docs/digits.md with its table and picture.
+"""Run every named algorithm on digits; write docs/digits.md, its figure, and the curves for the algorithm pages.
 
-python docs/digits_table.py [--out runs/digits]      about 15 minutes on two cores; goes on where it was interrupted
+python docs/digits_table.py [--out runs/digits]      takes about 15 minutes on two cores; resumes after an interruption
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import fedflat
-from fedflat.algorithms.table import NAMED
+from fedflat.algorithms.named import NAMED
 from fedflat.reporting.result import Comparison
 
 HERE = Path(__file__).parent
@@ -22,43 +22,57 @@ RETUNED = ("fedlesam", "fedlesam-s", "fedlesam-d", "fedwmsam")
 TARGET = 0.9
 SETTINGS: dict[str, Any] = {"rounds": 60, "eval_every": 2}
 CURVES = HERE / "measured" / "digits_curves.json"
-"""The curves of the algorithms' own pages, which docs/generate.py draws."""
+"""Accuracy curves that docs/generate.py draws on each algorithm's page."""
 
 
 def algorithms() -> list[str]:
-    """Every named algorithm; those whose published rho does not transfer, with each rho of the grid."""
+    """Every named algorithm; methods whose published rho does not transfer appear once per rho in the grid."""
     return [text for name in NAMED for text in ([f"{name}(rho={rho})" for rho in GRID] if name in RETUNED else [name])]
 
 
 def page(comparison: Comparison) -> str:
-    """The table as Markdown, best first."""
+    """The page as Markdown, with the best algorithm first."""
     lines = [
         "# All algorithms on digits",
         "",
-        "Every named algorithm at the papers' values on `digits`, Dirichlet 0.1, 50 clients, 10 per round, 5 epochs of batch 10, rate 0.1, `mlp`,",
-        "60 rounds, evaluated every 2, 3 seeds: means over seeds and their standard deviation. For FedLESAM and FedWMSAM, whose published rho does not transfer",
-        f"([D3](differences.md#d3)), rho is {', '.join(map(str, GRID))} in turn.",
-        "This page is made by `python docs/digits_table.py`.",
+        "Every named algorithm with the values of its paper on `digits`. Figures are means ± standard deviation over 3 seeds.",
         "",
-        "![The curves of a few of them](images/digits.png)",
+        "| setting | value |",
+        "|---|---|",
+        "| partition | `dirichlet(alpha=0.1)`, 50 clients, 10 per round |",
+        "| local training | `mlp`, 5 epochs, batch size 10, learning rate 0.1 |",
+        "| rounds | 60, evaluated every 2 rounds |",
+        f"| rho of FedLESAM and FedWMSAM | {', '.join(map(str, GRID))}; the published value does not transfer ([D3](differences.md#d3)) |",
         "",
-        f"| algorithm | mean of all evaluations | last | best (max over test) | rounds to {TARGET:.0%} | MB up | backward passes | diverged |",
+        "`python docs/digits_table.py` generates this page.",
+        "",
+        "![Test accuracy of eight of the algorithms over 60 rounds](images/digits.png)",
+        "",
+        "Accuracies in percent. *Best* is the maximum over the test evaluations and therefore optimistic. *Diverged*",
+        "counts seeds. Rows with a name in parentheses evaluate a second model of the same run: the plain mean of the",
+        "cohort's models.",
+        "",
+        f"| algorithm | mean of all evaluations | last | best | rounds to {TARGET:.0%} | MB sent by clients | backward passes | diverged |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    rows = sorted(comparison.table([TARGET]), key=lambda row: row["mean_last"].mean if "mean_last" in row else 0.0, reverse=True)
+    rows = sorted(
+        comparison.table([TARGET]), key=lambda row: row["mean_last"].mean if "mean_last" in row else 0.0, reverse=True
+    )
     for row in rows:
-        figures = [row[key].percent() if key in row else "–" for key in ("mean_last", "last", "best")]
+        accuracies = [row[key].percent() if key in row else "–" for key in ("mean_last", "last", "best")]
         rounds, reached, seeds = row[f"rounds to {TARGET:g}"]
-        to_target = "–" if rounds is None else f"{rounds:.0f}" + ("" if reached == seeds else f" ({reached} of {seeds} seeds)")
+        to_target = (
+            "–" if rounds is None else f"{rounds:.0f}" + ("" if reached == seeds else f" ({reached} of {seeds} seeds)")
+        )
         cost = [f"{row['bytes_up'] / 1e6:.0f}", f"{row['backward_passes']:.0f}", str(row["diverged"] or "")]
-        lines.append(f"| `{row['label']}` | " + " | ".join([*figures, to_target, *cost]) + " |")
+        lines.append(f"| `{row['label']}` | " + " | ".join([*accuracies, to_target, *cost]) + " |")
     return "\n".join([*lines, ""])
 
 
 def curves(comparison: Comparison) -> dict[str, Any]:
-    """Mean and standard deviation over seeds of the server's accuracy in percent, for every named algorithm at its defaults."""
+    """Mean and standard deviation over seeds of the server model's accuracy in percent, for each algorithm with default parameters."""
     rounds: list[int] = []
-    found: dict[str, Any] = {}
+    by_algorithm: dict[str, Any] = {}
     for row in comparison.rows():
         if row.model != "server" or row.algorithm not in NAMED:
             continue
@@ -67,12 +81,12 @@ def curves(comparison: Comparison) -> dict[str, Any]:
         mean, std = 100 * seeds.mean(0), 100 * seeds.std(0, ddof=1)
         after = [line["round"] > 0 for line in row.records[0].history]
         over_seeds = {"mean of all": 100 * seeds[:, after].mean(1), "last": 100 * seeds[:, -1]}
-        found[row.algorithm] = {
+        by_algorithm[row.algorithm] = {
             "mean": [round(float(value), 2) for value in mean],
             "std": [round(float(value), 2) for value in std],
             **{name: [round(float(v.mean()), 2), round(float(v.std(ddof=1)), 2)] for name, v in over_seeds.items()},
         }
-    return {"rounds": rounds, "seeds": len(comparison.rows()[0].records), "curves": found}
+    return {"rounds": rounds, "seeds": len(comparison.rows()[0].records), "curves": by_algorithm}
 
 
 if __name__ == "__main__":
@@ -84,5 +98,5 @@ if __name__ == "__main__":
     (HERE / "digits.md").write_text(page(comparison) + ("\n" + findings.read_text() if findings.exists() else ""))
     CURVES.write_text(json.dumps(curves(comparison)) + "\n")
     chosen = ("fedavg", "fedsam", "scaffold", "fedcm", "fedswa", "fedmoswa", "fedwmsam(rho=0.1)", "feddyn")
-    few = Comparison(r for r in comparison.records if r.config.algorithm in chosen)
-    few.plot().savefig(HERE / "images" / "digits.png", dpi=150)
+    subset = Comparison(r for r in comparison.records if r.config.algorithm in chosen)
+    subset.plot().savefig(HERE / "images" / "digits.png", dpi=150)

@@ -1,6 +1,6 @@
-"""What mkdocs.yml asks for beyond MkDocs: ``folder/*`` in the navigation, pages of the project that lie beside docs/, figures in one piece.
+"""MkDocs hooks: ``folder/*`` entries in the navigation, project files outside docs/ as pages, unbreakable ``±``.
 
-``folder/*`` stands for all pages of a folder that the navigation does not name elsewhere.
+``folder/*`` expands to all pages of a folder that the navigation does not list elsewhere.
 """
 
 from __future__ import annotations
@@ -11,44 +11,43 @@ from typing import Any
 
 from mkdocs.structure.files import File
 
-BESIDE = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
-"""Pages of the site, and the files of the project that they are."""
+PROJECT_FILES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+"""Pages of the site that are files in the root of the repository."""
 
 
 def on_config(config: Any) -> Any:
-    """Called by MkDocs before it builds."""
-    named = set(_named(config["nav"]))
-    config["nav"] = _expanded(config["nav"], Path(config["docs_dir"]), named)
+    """Expand ``folder/*`` entries of the navigation; MkDocs calls this before it builds the site."""
+    config["nav"] = _expand(config["nav"], Path(config["docs_dir"]), set(_listed_pages(config["nav"])))
     return config
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Called by MkDocs with the pages it found; links into docs/ are those of the site."""
-    for page, name in BESIDE.items():
+    """Add the project files as pages, with links into docs/ adjusted; MkDocs calls this with the files of the site."""
+    for page, name in PROJECT_FILES.items():
         text = (Path(config["docs_dir"]).parent / name).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=text.replace("](docs/", "](")))
     return files
 
 
 def on_page_markdown(markdown: str, **more: Any) -> str:
-    """Called by MkDocs with the text of a page; a mean and its deviation are not parted at the end of a line."""
+    """Keep a mean and its deviation on one line; MkDocs calls this with the Markdown of each page."""
     return markdown.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
 
 
-def _named(entry: Any) -> Iterator[str]:
-    inside = entry if isinstance(entry, list) else entry.values() if isinstance(entry, dict) else ()
+def _listed_pages(entry: Any) -> Iterator[str]:
     if isinstance(entry, str):
         yield entry
-    for one in inside:
-        yield from _named(one)
+    else:
+        for child in entry.values() if isinstance(entry, dict) else entry:
+            yield from _listed_pages(child)
 
 
-def _expanded(entry: Any, folder: Path, named: set[str]) -> Any:
+def _expand(entry: Any, docs: Path, listed: set[str]) -> Any:
     if isinstance(entry, list):
-        return [_expanded(one, folder, named) for one in entry]
+        return [_expand(child, docs, listed) for child in entry]
     if isinstance(entry, dict):
-        return {title: _expanded(inside, folder, named) for title, inside in entry.items()}
+        return {title: _expand(child, docs, listed) for title, child in entry.items()}
     if entry.endswith("/*"):
-        pages = (str(page.relative_to(folder)) for page in sorted((folder / entry).parent.glob("*.md")))
-        return [page for page in pages if page not in named]
+        pages = (str(page.relative_to(docs)) for page in sorted((docs / entry).parent.glob("*.md")))
+        return [page for page in pages if page not in listed]
     return entry

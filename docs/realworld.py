@@ -1,6 +1,6 @@
-"""Draw docs/images/realworld.png from the runs of docs/realworld.md, and print its table.
+"""Draw docs/images/realworld.png from the runs of docs/realworld.md, and print the accuracies of its table.
 
-python docs/realworld.py FOLDER      where the runs lie: femnist, shakespeare, pacs-photo, ...
+python docs/realworld.py FOLDER      FOLDER contains the run folders femnist, shakespeare, pacs-photo, ...
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ HERE = Path(__file__).parent
 PANELS = {
     "FEMNIST, by writer": ("femnist",),
     "Shakespeare, by character": ("shakespeare",),
-    "PACS, on the domain left out": ("pacs-art_painting", "pacs-cartoon", "pacs-photo", "pacs-sketch"),
+    "PACS, held-out domain": ("pacs-art_painting", "pacs-cartoon", "pacs-photo", "pacs-sketch"),
 }
 
 
 def most_frequent(name: str) -> float:
-    """What a model that always gives the most frequent class of the test set gets right."""
+    """Accuracy of always predicting the most frequent class of the test set."""
     data = load_data(name)
     counts = torch.bincount(data.test.targets.flatten(), minlength=data.num_classes)
     return float(counts.max() / counts.sum())
 
 
 def main(runs: Path) -> None:
+    """Draw one panel per dataset and print, per run: name, chance, first and final accuracy (%), examples, rounds."""
     figure = Figure(figsize=(11, 3.7), layout="constrained")
     panels: Any = figure.subplots(1, len(PANELS))
     for axes, (title, names) in zip(panels, PANELS.items(), strict=True):
         for name, colour in zip(names, COLOURS, strict=False):
             result = load(runs / name)
             rounds, values = zip(*series(result.history, "server", "accuracy"), strict=True)
-            chance = most_frequent(result.config.data.name)
+            chance = most_frequent(result.config.data.dataset)
             label = name.partition("-")[2].replace("_", " ") or "fedavg"
-            axes.plot(rounds, [100 * value for value in values], color=colour, lw=1.8, label=f"{label}   {100 * values[-1]:.1f}")
-            axes.axhline(
-                100 * chance, color=colour, lw=1, ls=":", label=None if name != "femnist" else f"most frequent class   {100 * chance:.1f}"
-            )
-            whole = result.evaluate(on="test")["test"]
-            print(
-                f"{name:18} {100 * chance:6.1f} {100 * values[0]:6.1f} {100 * whole['accuracy']:6.1f} {whole['examples']:7} {rounds[-1]:4}"
-            )
+            percent = [100 * value for value in values]
+            axes.plot(rounds, percent, color=colour, lw=1.8, label=f"{label}   {percent[-1]:.1f}")
+            chance_label = f"most frequent class   {100 * chance:.1f}" if name == "femnist" else None
+            axes.axhline(100 * chance, color=colour, lw=1, ls=":", label=chance_label)
+            test = result.evaluate(on="test")["test"]
+            accuracies = f"{100 * chance:6.1f} {percent[0]:6.1f} {100 * test['accuracy']:6.1f}"
+            print(f"{name:18} {accuracies} {test['examples']:7} {rounds[-1]:4}")
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("communication round")
         axes.set_ylim(bottom=0)

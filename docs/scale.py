@@ -1,8 +1,8 @@
-"""Write the page on scale: what clients, models and algorithms cost, from the code, with measured runs beside.
+"""Write docs/scale.md: cost of clients, models and algorithms, computed from the code, and measured runs.
 
 python docs/scale.py            write docs/scale.md
 python docs/scale.py --check    fail if it is not up to date
-python docs/scale.py --measure  run the experiments of the page's last table again (a few minutes) and keep their figures
+python docs/scale.py --measure  rerun the experiments of the page's "Measured" table (a few minutes) and save the results
 """
 
 from __future__ import annotations
@@ -10,17 +10,24 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedflat.algorithms.algorithm import flat_fields
-from fedflat.algorithms.table import NAMED
+from fedflat.algorithms.named import NAMED
 
 HERE = Path(__file__).parent
 MEASURED = HERE / "scale_measured.json"
 LARGE = 10**6
-"""A model large enough that scalars vanish beside vectors."""
+"""A model size at which scalars are negligible compared with vectors."""
 CLIENTS = (10**2, 10**3, 10**4, 10**5, 10**6, 10**7)
-MODELS = {"lenet5": ((3, 32, 32), 10), "resnet18": ((3, 32, 32), 10), "vit-s16": ((3, 224, 224), 100), "vit-b16": ((3, 224, 224), 100)}
+MODELS = {
+    "lenet5": ((3, 32, 32), 10),
+    "resnet18": ((3, 32, 32), 10),
+    "vit-s16": ((3, 224, 224), 100),
+    "vit-b16": ((3, 224, 224), 100),
+}
+COMPARED = ("fedavg", "scaffold", "mime-sgdm", "fedwmsam")
 RUNS = [(clients, algorithm) for clients in (10**4, 10**6) for algorithm in ("fedavg", "scaffold")]
 COHORT, ROUNDS = 10, 100
 
@@ -33,36 +40,43 @@ from pathlib import Path
 
 clients, algorithm, rounds, cohort = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 
-class Watch(fedflat.Callback):
+class Timer(fedflat.Callback):
     def round_done(self, run):
         if run.server.rounds == 10:
-            self.begun = time.perf_counter()
+            self.start = time.perf_counter()
         if run.server.rounds == rounds:
-            self.seconds = time.perf_counter() - self.begun
+            self.seconds = time.perf_counter() - self.start
 
 with tempfile.TemporaryDirectory() as folder:
-    watch = Watch()
-    result = fedflat.run(algorithm, data="digits", model="mlp", partition=f"virtual(clients={clients},size=50,alpha=0.1)", clients=None,
-        clients_per_round=cohort, rounds=rounds, steps=5, every=rounds, engine="loop", workers=1, out=Path(folder) / "run", callbacks=[watch])
-    kept = sum(f.stat().st_blocks * 512 for f in (Path(folder) / "run").rglob("*") if f.is_file() and "clients" in str(f.relative_to(folder)))
-size = len(result.record.models["server"].weights)
-print(json.dumps({"clients": clients, "algorithm": algorithm, "parameters": size, "milliseconds": round(1000 * watch.seconds / (rounds - 10), 1),
-    "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, "kept": kept}))
+    timer, out = Timer(), Path(folder) / "run"
+    result = fedflat.run(algorithm, dataset="digits", model="mlp", clients=None, clients_per_round=cohort, rounds=rounds,
+        partition=f"virtual(clients={clients},size=50,alpha=0.1)", local_steps=5, eval_every=rounds, engine="loop",
+        workers=1, out=out, callbacks=[timer])
+    state_files = [file for file in out.rglob("*") if file.is_file() and "clients" in str(file.relative_to(folder))]
+    stored = sum(file.stat().st_blocks * 512 for file in state_files)
+print(json.dumps({
+    "clients": clients,
+    "algorithm": algorithm,
+    "parameters": len(result.record.models["server"].weights),
+    "milliseconds": round(1000 * timer.seconds / (rounds - 10), 1),
+    "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    "kept": stored,
+}))
 """
 
 
 def sizes() -> dict[str, int]:
-    """The number of parameters of each model, without the memory for them."""
+    """Number of parameters of each model, counted without allocating them."""
     import torch
 
     from fedflat import models
 
     with torch.device("meta"):
-        return {name: sum(p.numel() for p in models.build(name, *of).parameters()) for name, of in MODELS.items()}
+        return {name: sum(p.numel() for p in models.build(name, *shape).parameters()) for name, shape in MODELS.items()}
 
 
 def shown(size: float) -> str:
-    """A number of bytes, in two or three figures.
+    """Format a number of bytes with up to three significant digits.
 
     >>> shown(248_024), shown(4.5e13)
     ('248 kB', '45 TB')
@@ -75,87 +89,96 @@ def shown(size: float) -> str:
 
 
 def state_vectors(name: str) -> int:
-    """How many vectors as long as the model a client keeps between rounds."""
+    """Number of model-sized vectors that a client keeps between rounds."""
     fields = flat_fields(NAMED[name].client_fields()).values()
     return round(sum(field.scalars(LARGE) for field in fields) / LARGE)
 
 
 def server_vectors(name: str) -> int:
-    """How many vectors the server keeps beside the model."""
+    """Number of model-sized vectors that the server keeps in addition to the model."""
     fields = flat_fields(NAMED[name].server_fields()).values()
     return round(sum(field.scalars(LARGE) for field in fields) / LARGE)
 
 
 def algorithm_table() -> list[str]:
+    """Algorithms grouped by state, communication and backward passes."""
     groups: dict[tuple[int, int, int, int, int], list[str]] = {}
     for name, algorithm in NAMED.items():
         down, up = (round(floats / LARGE) for floats in (algorithm.floats_down(LARGE), algorithm.floats_up(LARGE)))
-        groups.setdefault((state_vectors(name), down, up, server_vectors(name), algorithm.backward_passes), []).append(name)
-    lines = ["| a client keeps | down | up | the server keeps | backward passes a step | algorithms |", "|---|---|---|---|---|---|"]
-    for (state, down, up, server, passes), names in sorted(groups.items()):
-        lines.append(f"| {state or 'nothing'} | {down} | {up} | {server or '-'} | {passes} | {', '.join(f'`{name}`' for name in names)} |")
-    return lines
-
-
-def state_table(found: dict[str, int]) -> list[str]:
-    lines = ["| model | parameters | " + " | ".join(f"{clients:,}" for clients in CLIENTS) + " |", "|---|---|" + "---|" * len(CLIENTS)]
-    for name, size in found.items():
-        cells = [shown(4 * size * clients) for clients in CLIENTS]
-        lines.append(f"| `{name}` | {size:,} | " + " | ".join(cells) + " |")
-    return lines
-
-
-def round_table(found: dict[str, int]) -> list[str]:
-    lines = [
-        "| model | " + " | ".join(f"`{name}`" for name in ("fedavg", "scaffold", "mime-sgdm", "fedwmsam")) + " |",
-        "|---|" + "---|" * 4,
+        key = (state_vectors(name), down, up, server_vectors(name), algorithm.backward_passes)
+        groups.setdefault(key, []).append(name)
+    rows = [
+        (state or "none", down, up, server or "-", passes, ", ".join(f"`{name}`" for name in names))
+        for (state, down, up, server, passes), names in sorted(groups.items())
     ]
-    for model, size in found.items():
-        cells = []
-        for name in ("fedavg", "scaffold", "mime-sgdm", "fedwmsam"):
-            down, up = (COHORT * 4 * floats for floats in (NAMED[name].floats_down(size), NAMED[name].floats_up(size)))
-            cells.append(f"{shown(down)} + {shown(up)}")
-        lines.append(f"| `{model}` | " + " | ".join(cells) + " |")
-    return lines
+    return table(("client state", "down", "up", "server state", "backward passes per step", "algorithms"), rows)
+
+
+def state_table(parameters: dict[str, int]) -> list[str]:
+    """Bytes of one float32 vector per client, for each model and number of clients."""
+    rows = [
+        (f"`{name}`", f"{size:,}", *(shown(4 * size * clients) for clients in CLIENTS))
+        for name, size in parameters.items()
+    ]
+    return table(("model", "parameters", *(f"{clients:,} clients" for clients in CLIENTS)), rows)
+
+
+def round_table(parameters: dict[str, int]) -> list[str]:
+    """Bytes down and up in a round of ``COHORT`` clients."""
+
+    def traffic(name: str, size: int) -> str:
+        down, up = NAMED[name].floats_down(size), NAMED[name].floats_up(size)
+        return f"{shown(4 * COHORT * down)} + {shown(4 * COHORT * up)}"
+
+    rows = [(f"`{model}`", *(traffic(name, size) for name in COMPARED)) for model, size in parameters.items()]
+    return table(("model", *(f"`{name}`" for name in COMPARED)), rows)
 
 
 def measured_table() -> list[str]:
-    runs = json.loads(MEASURED.read_text(encoding="utf-8"))
-    lines = ["| clients | algorithm | ms a round | peak memory | state kept | by the arithmetic, at most |", "|---|---|---|---|---|---|"]
-    for run in runs:
-        # Two places per client, so that a killed run finds those of its last checkpoint.
-        most = 2 * 4 * state_vectors(run["algorithm"]) * run["parameters"] * COHORT * ROUNDS
-        cells = [
-            f"{run['clients']:,}",
-            f"`{run['algorithm']}`",
-            f"{run['milliseconds']:g}",
-            f"{run['memory']} MB",
-            shown(run["kept"]),
-            shown(most),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+    """Measured time, memory and state on disk, with the computed upper bound of the state."""
+    rows = []
+    for run in json.loads(MEASURED.read_text(encoding="utf-8")):
+        # Two slots per client, so that a killed run finds the rows of its last checkpoint.
+        bound = 2 * 4 * state_vectors(run["algorithm"]) * run["parameters"] * COHORT * ROUNDS
+        time, memory = f"{run['milliseconds']:g}", f"{run['memory']} MB"
+        rows.append((f"{run['clients']:,}", f"`{run['algorithm']}`", time, memory, shown(run["kept"]), shown(bound)))
+    return table(("clients", "algorithm", "ms per round", "peak memory", "state on disk", "computed upper bound"), rows)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """The lines of a Markdown table."""
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in (columns, *rows)]
+    return [lines[0], "|" + "---|" * len(columns), *lines[1:]]
 
 
 def page() -> str:
-    found = sizes()
+    """The text of docs/scale_text.md with its tables filled in."""
+    parameters = sizes()
+    tables = {
+        "algorithms": algorithm_table(),
+        "state": state_table(parameters),
+        "rounds": round_table(parameters),
+        "measured": measured_table(),
+    }
     text = (HERE / "scale_text.md").read_text(encoding="utf-8")
-    tables = {"algorithms": algorithm_table(), "state": state_table(found), "rounds": round_table(found), "measured": measured_table()}
     for name, lines in tables.items():
         text = text.replace(f"{{{{{name}}}}}", "\n".join(lines))
     return text
 
 
 def measure() -> None:
+    """Run the experiments of the "Measured" table, each in a new process."""
     runs = []
     for clients, algorithm in RUNS:
         command = [sys.executable, "-c", ONE_RUN, str(clients), algorithm, str(ROUNDS), str(COHORT)]
-        runs.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]))
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        runs.append(json.loads(output.splitlines()[-1]))
         print(runs[-1])
     MEASURED.write_text(json.dumps(runs, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> int:
+    """Write the page, or compare it with the file; return the exit code."""
     if "--measure" in sys.argv:
         measure()
     file, text = HERE / "scale.md", page()

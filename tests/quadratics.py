@@ -1,4 +1,4 @@
-"""The quadratic problems of the numpy reference, run through the real pipeline: a torch model, a dataset, the loop engine."""
+"""The quadratic problems of the numpy reference as torch models and datasets, trained by a real engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.data import Augmentation, Dataset, Examples
 from fedflat.engines.cpu.engine import LoopEngine
-from fedflat.engines.problem.problem import Batch, Problem
+from fedflat.engines.problem.batches import Batch
+from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.aggregation import Aggregation
 from fedflat.engines.round.contract import Client, Engine, ModelState, Outcome, Training
 from fedflat.engines.round.plan import Plan
@@ -23,11 +24,11 @@ from fedflat.text import show
 from .reference.problem import Linear
 
 RENAMED = {"sign": "perturb_sign", "signal": "alpha_signal", "asam_eta": "eta"}
-"""Parameters of the reference that fedflat calls otherwise."""
+"""Names in the reference -> names in fedflat."""
 
 
 class Bowl(nn.Module):
-    """f(x) = 0.5 (x - b)^T A (x - b); an input is A and b, laid end to end."""
+    """f(x) = 0.5 (x - b)^T A (x - b); an input is A and b, concatenated."""
 
     def __init__(self, x0: np.ndarray, names: tuple[str, ...] = ("x",)) -> None:
         super().__init__()
@@ -42,7 +43,7 @@ class Bowl(nn.Module):
 
 
 class Slope(Bowl):
-    """f(x) = b^T x, of the same inputs."""
+    """f(x) = b^T x, for the same inputs."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         return inputs[:, self.size**2 :] @ torch.cat(list(self.parameters()))
@@ -50,7 +51,7 @@ class Slope(Bowl):
 
 @dataclass(frozen=True)
 class Value:
-    """The model's output is its loss."""
+    """A task whose loss is the model's output."""
 
     metric: str = "value"
     scale: float = 1.0
@@ -64,7 +65,7 @@ class Value:
 
 @dataclass(eq=False)
 class Quick(Problem):
-    """The same problem with its gradient by formula instead of autograd, for long runs. A client's samples are all alike."""
+    """The same problem with an explicit gradient instead of autograd, for long runs."""
 
     def loss_and_gradient(self, vector: Tensor, buffers: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
         size, first = len(vector), batch.inputs[0]
@@ -74,13 +75,13 @@ class Quick(Problem):
 
 
 def text_of(method: str, **parameters: object) -> str:
-    """A method of the reference with its parameters, as fedflat names it."""
+    """A method of the reference and its parameters, in fedflat's notation."""
     return show(method.replace("_", "-"), {RENAMED.get(key, key): value for key, value in parameters.items()})  # type: ignore[misc]
 
 
 @dataclass
 class Walk:
-    """What a run of rounds leaves behind: x^1..x^T, and as many states, outcomes and further models to evaluate."""
+    """Results of a run by round: models x^1..x^T, states, outcomes and further models to evaluate."""
 
     x: list[np.ndarray] = field(default_factory=list)
     server: list[States] = field(default_factory=list)
@@ -92,12 +93,12 @@ class Walk:
 
 
 def counts_of(setting) -> np.ndarray:
-    """How many samples each client has: as many as it takes steps, where these differ (batches of one, one epoch)."""
+    """Samples of each client: one per step if the numbers of steps differ (batches of one, one epoch)."""
     return setting.problem.n.astype(int) if np.isscalar(setting.steps) else np.asarray(setting.steps)
 
 
 def schedule_of(setting, decay: float = 1.0) -> Schedule:
-    """A setting's rate, or rates that fall by one factor every round, as a schedule."""
+    """The schedule of a setting: a constant learning rate, or one that decays by a factor per round."""
     rounds = len(setting.cohorts)
     if np.isscalar(setting.eta):
         return Schedule(float(setting.eta), decay, rounds)
@@ -109,7 +110,7 @@ def schedule_of(setting, decay: float = 1.0) -> Schedule:
 def problem_of(
     setting, names: tuple[str, ...] = ("x",), scale: float = 1.0, quick: bool = False, device: str = "cpu"
 ) -> Problem:
-    """A setting of the reference as a problem: client i's data is one sample, (A_i, b_i), as often as it has samples."""
+    """A setting of the reference as a problem: all samples of client i are (A_i, b_i)."""
     q = setting.problem
     rows = np.concatenate([q.A.reshape(q.N, -1), q.b], 1)
     inputs = torch.tensor(np.repeat(rows, counts_of(setting), 0))
@@ -138,9 +139,9 @@ def walk(
     forget: bool = False,
     device: str = "cpu",
 ) -> Walk:
-    """Run an algorithm over a setting's cohorts, as an experiment would.
+    """Run an algorithm over a setting's cohorts.
 
-    ``record`` keeps every gradient, and ``forget`` makes clients lose their state after every round.
+    ``record`` keeps every gradient; with ``forget``, clients lose their state after every round.
     """
     built = algorithm(text) if isinstance(text, str) else text
     problem = problem_of(setting, names, scale, quick, device)
@@ -154,7 +155,7 @@ def walk(
         built,
         descent or Descent(),
         schedule_of(setting, decay),
-        Plan(batch=int(counts.max()), steps=setting.steps) if np.isscalar(setting.steps) else Plan(batch=1),
+        Plan(batch_size=int(counts.max()), steps=setting.steps) if np.isscalar(setting.steps) else Plan(batch_size=1),
         seed=0,
         clients=setting.problem.N,
         aggregation=Aggregation(weighting),  # type: ignore[arg-type]

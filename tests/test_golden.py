@@ -1,4 +1,4 @@
-"""Every algorithm meets its golden iterates, through the real engine."""
+"""Every algorithm reproduces its golden iterates with the loop engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Identities 29 and 57 of the specification through ``fedflat.run``: data, batches, augmentation and statistics are the real ones."""
+"""Identities 29 and 57 of the specification through ``fedflat.run``, with real data, batches and augmentation."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 
 import fedflat
 from fedflat import data, models
-from fedflat.data.augment import Mixup
-from fedflat.engines.problem.problem import Batch, Problem
+from fedflat.data.augmentations import Mixup
+from fedflat.engines.problem.batches import Batch
+from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.plan import Plan
 from fedflat.engines.round.randomness import seed_torch
 
@@ -97,7 +98,7 @@ def test_29_one_client_is_centralised_sgd(partition: str) -> None:
     indices = data.make_partition(partition, digits.train.targets, digits.num_classes, 1, 0).clients[0]
     optimiser = torch.optim.SGD(model.parameters(), lr=0.2, weight_decay=0.01)
     for round in range(3):
-        for positions in Plan(batch=8, steps=4).batches(0, round, 0, len(indices)):
+        for positions in Plan(batch_size=8, steps=4).batches(0, round, 0, len(indices)):
             batch = digits.train.take(torch.from_numpy(indices[positions]))
             inputs = (batch.inputs.double() / 255 - digits.mean[0]) / digits.std[0]
             optimiser.zero_grad()

@@ -62,12 +62,12 @@ def test_a_path_and_its_barrier_as_json(fedflat: Fedflat, finished: Path, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("landscape", "RUN", "--radius", "0"), "a landscape of radius 0 is not possible; expected a number above 0"),
+        (("landscape", "RUN", "--radius", "0"), "radius=0"),
         (("landscape", "RUN", "--one-dimensional", "kept"), "expected one of scaled, zero"),
-        (("landscape", "RUN", "--value", "loss"), "there is no value to draw 'loss'"),
+        (("landscape", "RUN", "--value", "loss"), "'loss'"),
         (("landscape", "RUN", "RUN"), "is listed twice"),
-        (("landscape", "RUN:vima"), "there is no model of this run 'vima'; did you mean wima?"),
-        (("plane", "RUN", "RUN:server"), "a plane needs three models, but here are 2"),
+        (("landscape", "RUN:vima"), "'vima'; did you mean wima?"),
+        (("plane", "RUN", "RUN:server"), "got 2"),
         (("plane", "RUN", "RUN:server", "RUN:client999"), "there is no client 999"),
         (("path", "RUN", "RUN:client3@1"), "has not kept server after round 1"),
         (("path", "RUN", "RUN:server", "--statistics", "mean"), "expected one of estimated, interpolated"),
@@ -100,12 +100,12 @@ def test_in_a_pipe_a_line_now_and_then_says_how_long_it_takes(
 ) -> None:
     clock = iter([0.0, 2.0, 10.0, 11.0, 40.0])
     monkeypatch.setattr(flatness_landscape.time, "monotonic", lambda: next(clock))
-    with flatness_landscape._progress(silent=False) as tell:
+    with flatness_landscape._progress(silent=False) as progress:
         for done in (5, 20, 22, 80):
-            tell(done, 80)
-    assert capsys.readouterr().err == "measured 20 of 80 models, about 30.0 s left\n"
-    with flatness_landscape._progress(silent=True) as tell:
-        tell(1, 2)
+            progress(done, 80)
+    assert capsys.readouterr().err == "evaluated 20 of 80 points, about 30.0 s left\n"
+    with flatness_landscape._progress(silent=True) as progress:
+        progress(1, 2)
     assert capsys.readouterr().err == ""
 
 

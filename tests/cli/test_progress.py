@@ -26,10 +26,10 @@ def run_at(
     config = Config(training={"rounds": rounds}, evaluation={"every": every})
     return SimpleNamespace(
         config=config,
-        server=SimpleNamespace(rounds=done),
+        rounds=done,
         history=history,
         primary=primary,
-        problem=SimpleNamespace(task=SimpleNamespace(metric="accuracy")),
+        metric="accuracy",
     )
 
 

@@ -1,4 +1,4 @@
-"""One Ray in this process for all tests of clusters, four workers' worth of it, and one cluster of several nodes beside it."""
+"""Fixtures: one local Ray with four cores for all tests, and a cluster of several nodes in another process."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from fedflat.engines.ray.cluster import LOCAL
 
 from .nodes import Nodes, nodes
 
-for name, value in LOCAL.items():  # before Ray is imported anywhere
+for name, value in LOCAL.items():  # before Ray is imported
     os.environ.setdefault(name, value)
 
 
 @pytest.fixture(scope="session")
 def ray() -> Iterator[Any]:
     ray = pytest.importorskip("ray", reason='Ray is not installed (pip install "fedflat[ray]")')
-    from fedflat.engines.ray import worker_pool as ray_crew
+    from fedflat.engines.ray import worker_pool
 
-    # A machine busy with other tests starts workers slowly, and these tests count on every one of them.
-    ray_crew.ENOUGH = ray_crew.STARTING
+    # Wait longer for workers: a busy machine starts them slowly, and the tests need all of them.
+    worker_pool.EXTRA_TIMEOUT = worker_pool.START_TIMEOUT
     if not ray.is_initialized():
         ray.init(
             address="local",
@@ -33,12 +33,12 @@ def ray() -> Iterator[Any]:
             object_store_memory=200_000_000,
         )
     yield ray
-    ray_crew.close_crew()
+    worker_pool.close_worker_pool()
     ray.shutdown()
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Nodes]:
     pytest.importorskip("ray", reason='Ray is not installed (pip install "fedflat[ray]")')
-    with nodes() as made:
-        yield made
+    with nodes() as several:
+        yield several

@@ -1,4 +1,4 @@
-"""A small experiment, walked round by round with any engine."""
+"""A small experiment, run round by round with any engine."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ NO_OWN: dict[str, Any] = {"data": None, "model": None, "task": None}
 
 
 def small(**settings: Any) -> Config:
-    """Digits on a tiny network."""
-    usual = {
+    """A config: digits on a tiny network."""
+    defaults = {
         "model": "mlp(hidden=8)",
         "clients": 12,
         "clients_per_round": 5,
@@ -34,7 +34,7 @@ def small(**settings: Any) -> Config:
         "device": "cpu",
         "seed": 3,
     }
-    return make_config(settings={**usual, **settings})
+    return make_config(settings={**defaults, **settings})
 
 
 def engine_of(config: Config, workers: int, model: nn.Module | None = None) -> Any:
@@ -44,17 +44,17 @@ def engine_of(config: Config, workers: int, model: nn.Module | None = None) -> A
 
 
 @cache
-def _made(text: str) -> tuple[Problem, Partition]:
-    """The problem and partition of a config, which do not depend on the algorithm."""
+def _cached_problem(text: str) -> tuple[Problem, Partition]:
+    """Problem and partition of a config, independent of the algorithm."""
     return federation(Config.model_validate(yaml.safe_load(text)))
 
 
 def walk(
     config: Config, engine: Engine | None = None, rounds: int = 5, model: nn.Module | None = None
 ) -> dict[str, Tensor]:
-    """All that server and clients hold after some rounds; without an engine, trained one client after another in this process."""
+    """Everything that server and clients hold after some rounds; the default engine is a loop in this process."""
     problem, partition = (
-        _made(config.model_copy(update={"algorithm": "fedavg"}).to_yaml())
+        _cached_problem(config.model_copy(update={"algorithm": "fedavg"}).to_yaml())
         if model is None
         else federation(config, model=model)
     )
@@ -67,17 +67,17 @@ def walk(
         outcome = replay.advance()
         loss, cost = outcome.loss, outcome.cost
     moment = replay.moment
-    found = {"weights": moment.model.weights, "buffers": moment.model.buffers, "loss": loss}
-    found |= {f"server/{name}": value for name, value in flat_state(moment.states).items()}
+    tensors = {"weights": moment.model.weights, "buffers": moment.model.buffers, "loss": loss}
+    tensors |= {f"server/{name}": value for name, value in flat_state(moment.states).items()}
     for number, (state, statistics) in replay._changed.items():
-        found |= {f"client {number}/{name}": value for name, value in flat_state(state).items()}
+        tensors |= {f"client {number}/{name}": value for name, value in flat_state(state).items()}
         if statistics is not None:
-            found[f"client {number}/statistics"] = statistics
-    found["cost"] = torch.tensor([cost.backward_passes, cost.samples, cost.floats_down, cost.floats_up])
-    return found
+            tensors[f"client {number}/statistics"] = statistics
+    tensors["cost"] = torch.tensor([cost.backward_passes, cost.samples, cost.floats_down, cost.floats_up])
+    return tensors
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    """Whether two walks ended with the same bits."""
+    """Whether two results of ``walk`` are bit-identical."""
     assert one.keys() == other.keys()
     return all(torch.equal(one[name], other[name]) for name in one)

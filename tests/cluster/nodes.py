@@ -1,4 +1,4 @@
-"""A cluster of several nodes on this machine, each a raylet of its own, in a process of its own that does what it is told by lines."""
+"""A cluster of several raylets on this machine, in a separate process that reads commands from stdin."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-LOOKS = {"RAY_health_check_initial_delay_ms": "300", "RAY_health_check_period_ms": "300"}
-"""How often a cluster looks whether its nodes are there; one that is gone says so at once, and a slow one has as much time as ever."""
+HEALTH_CHECKS = {"RAY_health_check_initial_delay_ms": "300", "RAY_health_check_period_ms": "300"}
+"""Check nodes often, so that tests need not wait; a slow node has as much time to answer as ever."""
 NODE = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 100_000_000}
 
 
 @contextmanager
 def python(*command: str) -> Iterator[subprocess.Popen[str]]:
-    """A Python process that is ended, with all of its group, however a test ends."""
+    """A Python process; its whole process group is killed at the end of the test."""
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen([sys.executable, *command], text=True, start_new_session=True, **pipes)
     try:
@@ -34,10 +34,10 @@ def python(*command: str) -> Iterator[subprocess.Popen[str]]:
                 pipe.close()
 
 
-def said(process: subprocess.Popen[str], told: str = "") -> str:
-    """The next line that a process says, after it was told something."""
+def said(process: subprocess.Popen[str], message: str = "") -> str:
+    """Send a message to a process and read its next line."""
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-    process.stdin.write(told)
+    process.stdin.write(message)
     process.stdin.flush()
     line = process.stdout.readline().strip()
     assert line, process.stderr.read()[-2000:]
@@ -45,7 +45,7 @@ def said(process: subprocess.Popen[str], told: str = "") -> str:
 
 
 class Nodes:
-    """The cluster as a test sees it."""
+    """Handle on the cluster's process."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -53,7 +53,7 @@ class Nodes:
 
     @contextmanager
     def another(self, **environment: str) -> Iterator[None]:
-        """A further node with one core, with some environment variables of its own, for as long as a test lasts."""
+        """Add a node with one core and some environment variables, for the duration of the context."""
         self._tell(json.dumps(environment))
         try:
             yield
@@ -61,11 +61,11 @@ class Nodes:
             self._tell("remove")
 
     def await_task(self, task: str) -> None:
-        """Wait until the node that was added last works on a task of this name."""
+        """Wait until the last node runs a task of this name."""
         self._tell(f"await {task}")
 
     def kill(self, task: str) -> None:
-        """Kill the node that was added last, with all of its processes, in the middle of a task of this name."""
+        """Kill the last node and all of its processes while it runs a task of this name."""
         self._tell(f"kill {task}")
 
     def _tell(self, line: str) -> None:
@@ -74,22 +74,19 @@ class Nodes:
 
 @contextmanager
 def nodes() -> Iterator[Nodes]:
-    """A cluster with one node of one core, to which others can be added."""
+    """A cluster with one node of one core."""
     with python(__file__) as process:
-        made = Nodes(process)
+        cluster = Nodes(process)
         try:
-            yield made
+            yield cluster
         finally:
             assert process.stdin is not None
             process.stdin.close()
             process.wait(60)
 
 
-# --- the process that has them ----------------------------------------------------------------------------------------------------
-
-
 def serve() -> None:
-    os.environ.update(LOOKS)
+    os.environ.update(HEALTH_CHECKS)
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args=NODE)
@@ -102,9 +99,9 @@ def serve() -> None:
             while added:
                 kill(cluster, added.pop())
         else:
-            what, task = line.split()
+            command, task = line.split()
             await_task(added[-1], task)
-            if what == "kill":
+            if command == "kill":
                 kill(cluster, added.pop())
         print("done", flush=True)
     cluster.shutdown()
@@ -120,7 +117,7 @@ def await_task(node: Any, task: str) -> None:
 
 
 def kill(cluster: Any, node: Any) -> None:
-    """As if the machine were unplugged: Ray's own processes and the workers at once."""
+    """Kill Ray's processes and the workers at once, as a power failure would."""
     for process in (raylet_of(node), *children(raylet_of(node))):
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
@@ -129,13 +126,13 @@ def kill(cluster: Any, node: Any) -> None:
 
 
 def children(process: int) -> dict[int, str]:
-    """The processes that a process has begun, and what they call themselves."""
-    found = {}
+    """Child processes of a process: process id -> title."""
+    titles = {}
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if int((path / "stat").read_text().rpartition(")")[2].split()[1]) == process:
-                found[int(path.name)] = (path / "cmdline").read_text().replace("\0", " ").strip()
-    return found
+                titles[int(path.name)] = (path / "cmdline").read_text().replace("\0", " ").strip()
+    return titles
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Workers, nodes and drivers are killed for real, and the results stay the same to the bit."""
+"""Workers, nodes and drivers are really killed, and results stay bit-identical."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ from fedflat.errors import UserError
 from .federations import engine_of, same, small, walk
 from .nodes import Nodes, python, said
 
-LONGER = {"algorithm": "scaffold", "steps": 150, "rounds": 3}
+LONGER = {"algorithm": "scaffold", "local_steps": 150, "rounds": 3}
 
 
 def test_a_worker_killed_in_the_middle_of_a_round(ray: Any) -> None:
     config = small(**LONGER)
     expected = walk(config, rounds=3)
     engine = engine_of(config, 2)
-    before = engine.crew.processes
-    lost = engine.crew.lost
-    killer = threading.Thread(target=_kill_when_it_works, args=(before[0],))
+    before = engine.pool.processes
+    lost = engine.pool.lost
+    killer = threading.Thread(target=_kill_while_training, args=(before[0],))
     killer.start()
-    found = walk(config, engine, 3)
+    result = walk(config, engine, 3)
     killer.join()
-    assert same(found, expected)
-    assert engine.crew.lost == lost + 1
-    engine.crew.wait_for_all()
-    assert len(engine.crew.processes) == 2 and before[0] not in engine.crew.processes
+    assert same(result, expected)
+    assert engine.pool.lost == lost + 1
+    engine.pool.wait_for_all()
+    assert len(engine.pool.processes) == 2 and before[0] not in engine.pool.processes
 
 
 def test_workers_killed_between_rounds_all_at_once(ray: Any) -> None:
     config = small(algorithm="mime")
     engine = engine_of(config, 2)
-    for process in engine.crew.processes:
+    for process in engine.pool.processes:
         os.kill(process, signal.SIGKILL)
     assert same(walk(config, engine), walk(config))
 
 
 def test_work_that_kills_every_worker_is_given_up(ray: Any) -> None:
     engine = engine_of(small(), 2)
-    crew = engine.crew
-    lost = crew.lost
+    pool = engine.pool
+    lost = pool.lost
     with pytest.raises(UserError, match=f"lost {MOST_LOSSES + 1} Ray workers.*fedflat resume"):
-        crew.map("__ray_terminate__", [()])
-    assert crew.lost == lost + MOST_LOSSES + 1
+        pool.map("__ray_terminate__", [()])
+    assert pool.lost == lost + MOST_LOSSES + 1
 
 
-def _kill_when_it_works(process: int) -> None:
-    """Kill a process once it has used some time on a core more than now: then it is in the middle of a client."""
-    begun = _ticks(process)
+def _kill_while_training(process: int) -> None:
+    """Kill a process once it has used some more CPU time, in the middle of training a client."""
+    start = _ticks(process)
     for _ in range(2000):
-        if _ticks(process) >= begun + 8:
+        if _ticks(process) >= start + 8:
             break
         time.sleep(0.005)
     os.kill(process, signal.SIGKILL)
@@ -69,20 +69,18 @@ def _ticks(process: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-# --- a cluster of two nodes, and drivers of their own ----------------------------------------------------------------------------
-
 DRIVER = """
 import sys
 import fedflat
-from fedflat.engines.ray import worker_pool as ray_crew
+from fedflat.engines.ray import worker_pool
 config, address, out = sys.argv[1:]
 
-class Say(fedflat.Callback):
+class PrintRound(fedflat.Callback):
     def round_done(self, run):
-        print(run.server.rounds, len(run.engine.crew.present), flush=True)
+        print(run.server.rounds, len(run.engine.pool.present), flush=True)
 
-fedflat.run(base=config, engine="ray", ray_address=address, workers=2, out=out, callbacks=[Say()])
-print("lost", ray_crew._crew.lost, flush=True)
+fedflat.run(base=config, engine="ray", ray_address=address, workers=2, out=out, callbacks=[PrintRound()])
+print("lost", worker_pool._pool.lost, flush=True)
 """
 
 
@@ -91,7 +89,7 @@ def weights(folder: Path) -> bytes:
 
 
 def test_a_whole_node_is_lost(cluster: Nodes, tmp_path: Path) -> None:
-    """With the states of its clients, of which copies are still on their way."""
+    """The states of its clients are lost before they were copied."""
     config = small(**LONGER | {"rounds": 4, "clients_per_round": 6})
     (tmp_path / "config.yaml").write_text(config.to_yaml())
     with (
@@ -100,9 +98,9 @@ def test_a_whole_node_is_lost(cluster: Nodes, tmp_path: Path) -> None:
     ):
         assert said(driver) == "1 2"
         cluster.kill("Worker")
-        told, complaints = driver.communicate(timeout=300)
-    assert driver.returncode == 0, complaints[-2000:]
-    assert told.splitlines()[-1] in ("lost 1", "lost 2")  # on a busy machine Ray may give up the other worker too
+        output, errors = driver.communicate(timeout=300)
+    assert driver.returncode == 0, errors[-2000:]
+    assert output.splitlines()[-1] in ("lost 1", "lost 2")  # on a busy machine Ray may drop the other worker too
     fedflat.run(base=config, engine="loop", workers=1, out=tmp_path / "loop")
     assert weights(tmp_path / "ray") == weights(tmp_path / "loop")
     assert (tmp_path / "ray" / "metrics.jsonl").read_bytes() == (tmp_path / "loop" / "metrics.jsonl").read_bytes()
@@ -118,13 +116,13 @@ def test_the_driver_is_killed_and_the_run_resumed(cluster: Nodes, tmp_path: Path
     ) as driver:
         deadline = time.monotonic() + 240
         while not (folder / "metrics.jsonl").exists() or len((folder / "metrics.jsonl").read_text().splitlines()) < 3:
-            assert driver.poll() is None and time.monotonic() < deadline, "the run ended or stood still"
+            assert driver.poll() is None and time.monotonic() < deadline, "the run ended or made no progress"
             time.sleep(0.02)
         os.kill(driver.pid, signal.SIGKILL)
         driver.wait()
     assert not (folder / "model.safetensors").exists()
     with python("-m", "fedflat", "resume", str(folder), "--quiet") as again:
-        complaints = again.communicate(timeout=300)[1]
-    assert again.returncode == 0, complaints[-2000:]
+        errors = again.communicate(timeout=300)[1]
+    assert again.returncode == 0, errors[-2000:]
     fedflat.run(base=config, engine="loop", workers=1, ray_address=None, out=tmp_path / "loop")
     assert weights(folder) == weights(tmp_path / "loop")

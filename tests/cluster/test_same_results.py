@@ -1,4 +1,4 @@
-"""Ray gives what the loop engine gives, to the bit, however many workers there are."""
+"""Ray is bit-identical to the loop engine for any number of workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedflat
-from fedflat.algorithms.table import NAMED, RELEASED
+from fedflat.algorithms.named import NAMED, RELEASED
 from fedflat.data import from_arrays
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.round.contract import ModelState
@@ -28,11 +28,11 @@ TEXTS = [
 
 
 def test_every_algorithm_on_two_and_on_four_workers(ray: Any) -> None:
-    """Three rounds, of which more than half of the second and third cohort have been there before, so that what they kept counts."""
+    """Three rounds, so that more than half of the later cohorts have taken part before and have state."""
     expected = {text: walk(small(algorithm=text), rounds=3) for text in TEXTS}
     for workers in (2, 4):
         engine = engine_of(small(), workers)
-        assert len(set(engine.crew.processes)) == workers
+        assert len(set(engine.pool.processes)) == workers
         different = [text for text in TEXTS if not same(walk(small(algorithm=text), engine, 3), expected[text])]
         assert different == []
 
@@ -41,7 +41,7 @@ def test_every_algorithm_on_two_and_on_four_workers(ray: Any) -> None:
     "settings", [{}, {"federation__aggregation": "median"}, {"training__statistics": "own"}], ids=str
 )
 def test_cohorts_of_many_blocks_and_normalisation(ray: Any, settings: dict[str, Any]) -> None:
-    """Seventy clients are nine blocks: enough for two workers to return sums instead of rows, unless rows are needed."""
+    """Seventy clients make nine blocks, enough for two workers to return sums, unless rows are needed."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 10))
     config = small(
@@ -49,26 +49,26 @@ def test_cohorts_of_many_blocks_and_normalisation(ray: Any, settings: dict[str, 
     )
     engine = engine_of(config, 2, model)
     assert same(walk(config, engine, 2, model), walk(config, rounds=2, model=model))
-    outcome_has_rows = engine.table is not None
-    assert outcome_has_rows == (settings.get("federation__aggregation") == "median")
+    has_rows = engine.buffers is not None
+    assert has_rows == (settings.get("federation__aggregation") == "median")
 
 
 @pytest.mark.parametrize("settings", [{}, {"training__statistics": "own"}], ids=str)
-def test_workers_that_sum_whatever_they_were_given(ray: Any, settings: dict[str, Any]) -> None:
-    """As those with a GPU do: equal but for rounding, each client's own statistics in their place."""
+def test_workers_that_sum_their_shares(ray: Any, settings: dict[str, Any]) -> None:
+    """As workers with a GPU do: equal up to rounding, with each client's own statistics."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 10))
     config = small(algorithm="fedmoswa", clients=12, clients_per_round=7, **settings)
     engine = engine_of(config, 2, model)
     engine.sums_shares = True
-    found, expected = walk(config, engine, 3, model), walk(config, rounds=3, model=model)
-    assert engine.table is None and found.keys() == expected.keys()
-    for name, value in found.items():
+    result, expected = walk(config, engine, 3, model), walk(config, rounds=3, model=model)
+    assert engine.buffers is None and result.keys() == expected.keys()
+    for name, value in result.items():
         torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
 
 
-def test_evaluation_is_the_same_and_divided(ray: Any) -> None:
-    config = small(data__validation=0.1, evaluation__batch=50)
+def test_evaluation_agrees_with_the_loop(ray: Any) -> None:
+    config = small(data__validation=0.1, evaluation__batch_size=50)
     engine = engine_of(config, 2)
     problem = federation(config)[0]
     model = ModelState(*problem.initial())
@@ -76,10 +76,10 @@ def test_evaluation_is_the_same_and_divided(ray: Any) -> None:
     assert engine.evaluate(models, engine.problem.held_out) == LoopEngine(problem, 1).evaluate(models, problem.held_out)
 
 
-def test_a_run_with_data_and_a_model_of_ones_own(ray: Any, tmp_path: Path) -> None:
+def test_a_run_with_user_supplied_data_and_model(ray: Any, tmp_path: Path) -> None:
     x, y = torch.randn(120, 6, generator=torch.Generator().manual_seed(0)), torch.arange(120) % 3
     data = from_arrays(x[:90], y[:90], x[90:], y[90:], name="mine")
-    usual: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "dataset": data,
         "clients": 6,
         "clients_per_round": 3,
@@ -90,7 +90,7 @@ def test_a_run_with_data_and_a_model_of_ones_own(ray: Any, tmp_path: Path) -> No
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.5), nn.Linear(5, 3))
     runs = [
-        fedflat.run("fedsam+ema", model=model, engine=name, workers=2, out=tmp_path / name, **usual)
+        fedflat.run("fedsam+ema", model=model, engine=name, workers=2, out=tmp_path / name, **settings)
         for name in ("loop", "ray")
     ]
     assert runs[0].history == runs[1].history

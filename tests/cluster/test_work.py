@@ -1,12 +1,12 @@
-"""How work is divided."""
+"""How a cohort is divided among workers."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedflat.engines.ray import scheduling as ray_work
-from fedflat.engines.ray.scheduling import Costs, blocks_of, pieces_of, shares_of
+from fedflat.engines.ray import scheduling
+from fedflat.engines.ray.scheduling import ClientCosts, blocks_of, pieces_of, shares_of
 from fedflat.engines.round.plan import Plan
 
 SECONDS = st.lists(st.floats(0.001, 10), min_size=1, max_size=60)
@@ -14,7 +14,7 @@ SECONDS = st.lists(st.floats(0.001, 10), min_size=1, max_size=60)
 
 @given(SECONDS, st.integers(1, 8))
 def test_shares_hold_every_client_once_and_are_even(costs: list[float], workers: int) -> None:
-    """Nobody has more than one client more than a fair share."""
+    """No share exceeds a fair one by more than one client."""
     shares = shares_of(costs, [[0.0] * workers] * len(costs))
     assert sorted(row for share in shares for row in share) == list(range(len(costs)))
     assert max(sum(costs[row] for row in share) for share in shares) <= sum(costs) / workers + max(costs) + 1e-6
@@ -39,9 +39,9 @@ def test_state_is_moved_only_where_the_round_ends_earlier(
 @given(SECONDS, st.integers(1, 8))
 def test_pieces_are_the_share_in_its_order(costs: list[float], pieces: int) -> None:
     share = sorted(range(len(costs)), key=lambda row: -costs[row])
-    found = pieces_of(share, costs, pieces)
-    assert [row for piece in found for row in piece] == share
-    assert len(found) <= (1 if pieces == 1 else 2 + (pieces >= 3) + (pieces >= 5))
+    result = pieces_of(share, costs, pieces)
+    assert [row for piece in result for row in piece] == share
+    assert len(result) <= (1 if pieces == 1 else 2 + (pieces >= 3) + (pieces >= 5))
 
 
 def test_the_first_piece_is_half_of_the_share_and_the_last_an_eighth() -> None:
@@ -55,7 +55,7 @@ def test_blocks_are_those_of_the_aggregation(count: int) -> None:
 
 
 def test_costs_are_by_samples_unless_a_client_differs() -> None:
-    costs = Costs()
+    costs = ClientCosts()
     assert not costs.known and costs.expected(7, 30) == 30
     costs.measured([1, 2], [10, 30], 4.0)
     assert costs.known and costs.expected(1, 10) == 1.0 and costs.expected(9, 50) == 5.0
@@ -70,12 +70,12 @@ def test_costs_are_by_samples_unless_a_client_differs() -> None:
 @given(st.integers(1, 20), st.integers(1, 30), st.integers(1, 3), st.one_of(st.none(), st.integers(1, 12)))
 def test_samples_of_a_round_are_those_of_its_batches(batch: int, size: int, epochs: int, steps: int | None) -> None:
     plan = Plan(batch, epochs, steps)
-    seen = sum(len(one) for one in plan.batches(0, 0, 0, size))
+    seen = sum(len(positions) for positions in plan.batches(0, 0, 0, size))
     assert seen <= plan.samples(size) <= seen + batch
 
 
 def test_costs_of_millions_of_clients_stay_small() -> None:
-    costs = Costs()
-    for client in range(ray_work.REMEMBERED + 10):
+    costs = ClientCosts()
+    for client in range(scheduling.REMEMBERED + 10):
         costs.measured([client], [1], 1.0)
-    assert len(costs._ratios) == ray_work.REMEMBERED and 0 not in costs._ratios
+    assert len(costs._ratios) == scheduling.REMEMBERED and 0 not in costs._ratios

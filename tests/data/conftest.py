@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedflat.data import Dataset, images, load
+from fedflat.data import Dataset, load
+from fedflat.data.files import images
 from fedflat.data.sources.cifar import CIFAR10, CIFAR100
 from fedflat.data.sources.idx import FILES, MNIST
 
@@ -21,7 +22,9 @@ torch.set_num_threads(1)
 
 
 def python2_pickle(fields: dict[str, object]) -> bytes:
-    """What ``cPickle.dump(fields, f, 2)`` of Python 2 writes for byte strings, lists of ints and uint8 arrays, as in CIFAR's own files."""
+    """What ``cPickle.dump(fields, f, 2)`` of Python 2 writes for byte strings, lists of ints and uint8 arrays, as in
+    CIFAR's own files.
+    """
 
     def text(value: bytes) -> bytes:
         return (b"U" + bytes([len(value)]) if len(value) < 256 else b"T" + struct.pack("<I", len(value))) + value
@@ -59,7 +62,9 @@ def idx_bytes(array: np.ndarray) -> bytes:
 
 @pytest.fixture
 def small_cifar10(tmp_path: Path) -> SimpleNamespace:
-    """CIFAR-10 with 4 images per file: the source without the hashes of the full files, the folder, and what was written."""
+    """CIFAR-10 with 4 images per file: the source without the hashes of the full files, the folder, and what was
+    written.
+    """
     rng = np.random.default_rng(0)
     written = {}
     for file in CIFAR10.files:
@@ -143,7 +148,7 @@ def decoded_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Path], Datas
 
     def load_twice(text: str, folder: Path) -> Dataset:
         first = load(text, folder)
-        monkeypatch.setattr(images, "decode_picture", lambda *_, **__: pytest.fail("decoded again"))
+        monkeypatch.setattr(images, "decode_image", lambda *_, **__: pytest.fail("decoded again"))
         second = load(text, folder)
         assert second.content == first.content and second.mean == first.mean
         return second

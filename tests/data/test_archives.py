@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedflat.data.download import fetch_source
+from fedflat.data.files.download import download_source
 from fedflat.data.sources.corruptions import CIFAR10_C
 from fedflat.data.sources.landmarks import LANDMARKS, ROOT, TEST, TRAIN
-from fedflat.data.sources.source import Download, Source
+from fedflat.data.sources.source import DatasetSource, Download
 from fedflat.data.sources.tiny_imagenet import ARCHIVE, TINY_IMAGENET
 from fedflat.errors import UserError
 
 
-def published(source: Source, archive: Path, files: tuple[str, ...]) -> Source:
+def published(source: DatasetSource, archive: Path, files: tuple[str, ...]) -> DatasetSource:
     """The source with an archive on this machine instead of the publisher's."""
     md5 = hashlib.md5(archive.read_bytes()).hexdigest()
     return dataclasses.replace(source, downloads=(Download(archive.as_uri(), md5, files),))
@@ -42,25 +42,21 @@ def lists(tmp_path: Path) -> Path:
 def test_a_zip_is_unpacked_and_only_what_is_wanted(lists: Path, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     (folder / ROOT / "images").mkdir(parents=True)
-    fetch_source(published(LANDMARKS, lists, (TRAIN, TEST)), folder)
+    download_source(published(LANDMARKS, lists, (TRAIN, TEST)), folder)
     assert files_below(tmp_path) == {f"data/{TRAIN}", f"data/{TEST}", lists.name}
 
 
 def test_a_zip_of_something_else_is_refused(lists: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"holds no file landmarks-user-160k/more\.csv; it is not the archive that was expected"
-    ):
-        fetch_source(published(LANDMARKS, lists, (TRAIN, f"{ROOT}/more.csv")), tmp_path / "data")
+    with pytest.raises(UserError, match=r"landmarks-user-160k\.zip .*landmarks-user-160k/more\.csv"):
+        download_source(published(LANDMARKS, lists, (TRAIN, f"{ROOT}/more.csv")), tmp_path / "data")
     assert not files_below(tmp_path / "data") & {TRAIN, TEST}
 
 
 def test_a_wrong_checksum_leaves_nothing(lists: Path, tmp_path: Path) -> None:
     source = published(LANDMARKS, lists, (TRAIN, TEST))
     wrong = dataclasses.replace(source, downloads=(dataclasses.replace(source.downloads[0], md5="0" * 32),))
-    with pytest.raises(
-        UserError, match=r"landmarks-user-160k.zip sent has md5 \w{32} instead of 0{32} and was thrown away"
-    ):
-        fetch_source(wrong, tmp_path / "data")
+    with pytest.raises(UserError, match=r"landmarks-user-160k\.zip .*md5 \w{32}.* 0{32}"):
+        download_source(wrong, tmp_path / "data")
     assert files_below(tmp_path / "data") == set()
 
 
@@ -72,7 +68,7 @@ def test_a_tar_without_compression(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "CIFAR-10-C.tar", "w") as tar:
         tar.add(tmp_path / "CIFAR-10-C", "CIFAR-10-C")
     source = published(dataclasses.replace(CIFAR10_C, file_md5s={}), tmp_path / "CIFAR-10-C.tar", files)
-    fetch_source(source, tmp_path / "data")
+    download_source(source, tmp_path / "data")
     assert files_below(tmp_path / "data") == set(files)
     # One file that is not as published: everything is fetched again, and still it is not.
     strict = dataclasses.replace(source, file_md5s={files[0]: "0" * 32})  # type: ignore[call-arg]
@@ -84,9 +80,9 @@ def test_an_archive_that_is_read_as_it_is_stays_packed(tmp_path: Path) -> None:
         archive.writestr("tiny-imagenet-200/wnids.txt", "n01443537\n")
     source = published(TINY_IMAGENET, tmp_path / ARCHIVE, (ARCHIVE,))
     folder = tmp_path / "data"
-    fetch_source(source, folder)
+    download_source(source, folder)
     assert files_below(folder) == {ARCHIVE} and source.is_intact(folder, ARCHIVE)
     (folder / ARCHIVE).write_bytes(b"PK damaged")
     assert not source.is_intact(folder, ARCHIVE)
-    fetch_source(source, folder)
+    download_source(source, folder)
     assert (folder / ARCHIVE).read_bytes() == (tmp_path / ARCHIVE).read_bytes()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedflat.data import Augmentation, augmentation, from_arrays, normalise
-from fedflat.data.augment import CropFlip, Cutout, Draws, Mixup
+from fedflat.data.augmentations import CropFlip, Cutout, Draws, Mixup
 from fedflat.errors import UserError
 
 SHAPE = (3, 6, 7)
@@ -178,7 +178,7 @@ def test_normalisation_is_by_channel_and_only_for_bytes() -> None:
 
 def test_texts_are_canonical_and_put_in_the_order_of_application() -> None:
     assert augmentation("mixup(alpha=1)+cutout(size=8)+crop-flip(padding=4)").text == "crop-flip+cutout(size=8)+mixup"
-    assert augmentation("mixup+crop-flip").parts == (CropFlip(), Mixup()) and augmentation("cutout").parts == (
+    assert augmentation("mixup+crop-flip").steps == (CropFlip(), Mixup()) and augmentation("cutout").steps == (
         Cutout(16),
     )
     assert augmentation("none") == Augmentation() and augmentation("none").text == "none"
@@ -188,10 +188,10 @@ def test_texts_are_canonical_and_put_in_the_order_of_application() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("crop-flop", "there is no augmentation 'crop-flop'; did you mean crop-flip"),
-        ("mixup+mixup", "expected different augmentations joined by"),
-        ("none+mixup", "or 'none' alone"),
-        ("crop-flip(style=black)", "expected one of pixel, mean"),
+        ("crop-flop", "'crop-flop'.*crop-flip"),
+        ("mixup+mixup", "mixup.*once"),
+        ("none+mixup", "'none' alone"),
+        ("crop-flip(style=black)", "style=black.*pixel, mean"),
         ("mixup(alpha=0)", "expected a number above 0"),
         ("cutout(size=-1)", "at least 0"),
     ],
@@ -204,15 +204,15 @@ def test_texts_without_meaning_are_refused(text: str, message: str) -> None:
 def test_images_are_needed_for_image_augmentation() -> None:
     vectors = from_arrays(np.zeros((2, 5)), [0, 1], np.zeros((2, 5)), [0, 1], name="mine")
     tokens = from_arrays(np.zeros((2, 5), int), [0, 1], np.zeros((2, 5), int), [0, 1], name="words")
-    with pytest.raises(UserError, match="mine holds vector inputs, so that 'crop-flip' cannot be applied"):
+    with pytest.raises(UserError, match=r"crop-flip .*vector.*mine"):
         augmentation("crop-flip").check(vectors)
-    with pytest.raises(UserError, match="'cutout' needs images, but these inputs have shape"):
+    with pytest.raises(UserError, match=r"cutout .*shape \("):
         augmentation("cutout").draw(np.random.default_rng(0), 1, 1, (5,))
     augmentation("mixup").check(vectors)
     draws = step(augmentation("mixup").draw(np.random.default_rng(0), 1, 2, (5,)))
     assert augmentation("mixup").inputs(vectors.train.inputs, draws, (), ()).shape == (2, 5)
-    with pytest.raises(UserError, match="words holds text inputs"):
+    with pytest.raises(UserError, match=r"text.*words"):
         augmentation("mixup").check(tokens)
-    with pytest.raises(UserError, match="these inputs are tokens"):
+    with pytest.raises(UserError, match=r"mixup.*tokens"):
         augmentation("mixup").inputs(tokens.train.inputs, draws, (), ())
     augmentation("none").check(tokens)

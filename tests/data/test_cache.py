@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedflat.data import MappedTensor, cache, open_mapped
-from fedflat.data.cache import entry, fingerprint, fits_in_memory, rows_of
+from fedflat.data import MappedTensor, open_mapped
+from fedflat.data.files import cache
+from fedflat.data.files.cache import cache_entry, fingerprint, fits_in_memory, select_rows
 from fedflat.errors import UserError
 
 
@@ -26,10 +27,10 @@ def left_in(folder: Path) -> list[str]:
 
 
 def test_an_entry_is_written_once(tmp_path: Path) -> None:
-    first = entry(tmp_path, "mine", fingerprint(["x"]), hello)
+    first = cache_entry(tmp_path, "mine", fingerprint(["x"]), hello)
     assert (first / "a.txt").read_text() == "hello" and left_in(tmp_path) == [first.name]
-    assert entry(tmp_path, "mine", fingerprint(["x"]), lambda side: pytest.fail("it is there")) == first
-    assert entry(tmp_path, "mine", fingerprint(["y"]), hello) != first
+    assert cache_entry(tmp_path, "mine", fingerprint(["x"]), lambda side: pytest.fail("it is there")) == first
+    assert cache_entry(tmp_path, "mine", fingerprint(["y"]), hello) != first
 
 
 def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -38,7 +39,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
         raise UserError("a picture is broken")
 
     with pytest.raises(UserError, match="a picture is broken"):
-        entry(tmp_path, "mine", "f" * 64, fail)
+        cache_entry(tmp_path, "mine", "f" * 64, fail)
     assert left_in(tmp_path) == []
 
     def interrupt(side: Path) -> None:
@@ -46,7 +47,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        entry(tmp_path, "mine", "f" * 64, interrupt)
+        cache_entry(tmp_path, "mine", "f" * 64, interrupt)
     assert left_in(tmp_path) == []
 
 
@@ -54,8 +55,8 @@ def test_a_full_disk_is_said_in_one_sentence(tmp_path: Path) -> None:
     def full(side: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(UserError, match=r"mine-ffff\w* cannot be written \(No space left on device\); make room there"):
-        entry(tmp_path, "mine", "f" * 64, full)
+    with pytest.raises(UserError, match=r"mine-ffff\w* \(No space left on device\).*FEDFLAT_DATA"):
+        cache_entry(tmp_path, "mine", "f" * 64, full)
     assert left_in(tmp_path) == []
 
 
@@ -65,7 +66,7 @@ def test_of_two_processes_the_first_wins(tmp_path: Path) -> None:
         (side.parent / "mine-ffffffffffffffff").mkdir()
         (side.parent / "mine-ffffffffffffffff" / "a.txt").write_text("theirs")
 
-    kept = entry(tmp_path, "mine", "f" * 64, while_another_finishes)
+    kept = cache_entry(tmp_path, "mine", "f" * 64, while_another_finishes)
     assert (kept / "a.txt").read_text() == "theirs" and left_in(tmp_path) == [kept.name]
 
 
@@ -80,7 +81,7 @@ def test_what_a_killed_process_left_is_cleared_and_what_a_living_one_writes_is_n
     for name in (*names.values(), elsewhere):
         (tmp_path / "decoded" / name).mkdir(parents=True)
         (tmp_path / "decoded" / name / "half.npy").touch()
-    entry(tmp_path, "mine", "f" * 64, hello)
+    cache_entry(tmp_path, "mine", "f" * 64, hello)
     assert left_in(tmp_path) == sorted([names[os.getppid()], elsewhere, "mine-ffffffffffffffff"])
 
 
@@ -90,7 +91,7 @@ def test_a_folder_that_cannot_be_written_to_has_its_entries_in_the_user_s_cache(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("read-only"))
     (tmp_path / "read-only").mkdir()
-    kept = entry(tmp_path / "read-only", "mine", "f" * 64, hello)
+    kept = cache_entry(tmp_path / "read-only", "mine", "f" * 64, hello)
     assert kept.is_relative_to(tmp_path / "cache") and not (tmp_path / "read-only" / "decoded").exists()
 
 
@@ -106,11 +107,11 @@ def test_rows_are_mapped_or_in_memory(
     mapped: MappedTensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[int], fits: bool
 ) -> None:
     monkeypatch.setattr(cache, "fits_in_memory", lambda size: fits)
-    monkeypatch.setattr(cache, "BLOCK", 2)
+    monkeypatch.setattr(cache, "BLOCK_ROWS", 2)
     consecutive = rows == list(range(rows[0], rows[0] + len(rows)))
-    taken = rows_of(mapped, np.array(rows), tmp_path, "some")
+    taken = select_rows(mapped, np.array(rows), tmp_path, "some")
     assert torch.equal(taken, mapped[rows]) and isinstance(taken, MappedTensor) == (consecutive or not fits)
-    assert rows_of(torch.arange(10), np.array(rows), tmp_path, "some").tolist() == rows
+    assert select_rows(torch.arange(10), np.array(rows), tmp_path, "some").tolist() == rows
 
 
 def test_what_fits_is_a_quarter_of_the_memory() -> None:

@@ -40,7 +40,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     for name, array in written.items():
         np.save(tmp_path / "CIFAR-10-C" / f"{name}.npy", array)
     source = dataclasses.replace(CIFAR10_C, per_severity=EACH, file_md5s={})
-    monkeypatch.setitem(registry.DATASETS, "cifar10_c", source)
+    monkeypatch.setitem(registry.DATASETS._components, "cifar10_c", source)
     return SimpleNamespace(source=source, folder=tmp_path, written=written)
 
 
@@ -69,20 +69,20 @@ def test_images_are_mapped_and_can_be_used_as_any_others(small: SimpleNamespace)
 def test_they_are_for_evaluation_only(small: SimpleNamespace) -> None:
     with pytest.raises(
         UserError,
-        match=r"cifar10_c holds test images only; train on cifar10 and evaluate on .*load_corruptions\('cifar10'\)",
+        match=r"cifar10_c .*cifar10 .*load_corruptions\('cifar10'\)",
     ):
         load("cifar10_c", small.folder)
-    with pytest.raises(UserError, match="there is no dataset with corruptions 'mnist'; expected one of cifar10"):
+    with pytest.raises(UserError, match=r"'mnist'.*cifar10"):
         load_corruptions("mnist", small.folder)
 
 
 @pytest.mark.parametrize(
     ("name", "array", "message"),
     [
-        ("fog", np.zeros((5 * EACH - 1, 32, 32, 3), np.uint8), r"fog.npy holds torch.uint8 of shape \(19, 32, 32, 3\)"),
-        ("fog", np.zeros((5 * EACH, 32, 32, 3), np.float32), "fog.npy holds torch.float32"),
-        ("labels", np.full(5 * EACH, 10, np.uint8), "labels.npy has label 10; expected labels from 0 to 9"),
-        ("labels", np.zeros(3, np.uint8), "labels.npy holds"),
+        ("fog", np.zeros((5 * EACH - 1, 32, 32, 3), np.uint8), r"fog\.npy .*uint8 .*\(19, 32, 32, 3\)"),
+        ("fog", np.zeros((5 * EACH, 32, 32, 3), np.float32), r"fog\.npy .*float32"),
+        ("labels", np.full(5 * EACH, 10, np.uint8), r"labels\.npy .*label 10.* 0 to 9"),
+        ("labels", np.zeros(3, np.uint8), r"labels\.npy .*\(3,\)"),
     ],
 )
 def test_other_arrays_are_refused(small: SimpleNamespace, name: str, array: np.ndarray, message: str) -> None:
@@ -96,14 +96,14 @@ def test_verifying_compares_with_the_published_checksums(
 ) -> None:
     assert [report.as_published for report in verify("cifar10_c", small.folder)] == [None] * 20
     md5s = {file: hashlib.md5((small.folder / file).read_bytes()).hexdigest() for file in small.source.files}
-    monkeypatch.setitem(registry.DATASETS, "cifar10_c", dataclasses.replace(small.source, file_md5s=md5s))
+    monkeypatch.setitem(registry.DATASETS._components, "cifar10_c", dataclasses.replace(small.source, file_md5s=md5s))
     assert [report.as_published for report in verify("cifar10_c", small.folder)] == [True] * 20
     changed = small.written["snow"].copy()
     changed[3, 1, 4, 1] ^= 1
     np.save(small.folder / "CIFAR-10-C/snow.npy", changed)
     with pytest.raises(
         UserError,
-        match=r"snow.npy does not hold what was published \(expected md5 \w{32}, found \w{32}\).*data get cifar10_c",
+        match=r"snow\.npy .*md5 \w{32}.*\w{32}.*data get cifar10_c",
     ):
         verify("cifar10_c", small.folder)
 

@@ -18,7 +18,7 @@ def page() -> str:
 
 
 def test_every_data_set_has_a_row_in_order(page: str) -> None:
-    table = page.split("## What there is")[1].split("###")[0]
+    table = page.split("## Available datasets")[1].split("###")[0]
     assert re.findall(r"^\| `(\w+)` ", table, re.MULTILINE) == list(DATASETS)
 
 

@@ -62,7 +62,7 @@ def test_words_are_numbered_by_the_classes_where_these_are_given() -> None:
     assert from_arrays(images(2), ["dog", "cat"], images(1), ["bird"]).train.targets.tolist() == [2, 1], (
         "in alphabetical order"
     )
-    with pytest.raises(UserError, match="there is no class among those of mine 'cta'; did you mean cat"):
+    with pytest.raises(UserError, match=r"mine .*'cta'.*cat"):
         from_arrays(images(2), ["dog", "cta"], images(1), ["dog"], name="mine", classes=["dog", "cat"])
 
 
@@ -71,7 +71,7 @@ def test_tables_of_pandas_are_arrays() -> None:
     table = pandas.DataFrame({"a": [0.5, 1.5], "b": [1.0, 2.0], "kind": ["dog", "cat"]})
     dataset = from_arrays(table[["a", "b"]], table["kind"], table[["a", "b"]], table["kind"])
     assert dataset.train.inputs.tolist() == [[0.5, 1.0], [1.5, 2.0]] and dataset.classes == ("cat", "dog")
-    with pytest.raises(UserError, match="the inputs of arrays are of type object; expected numbers"):
+    with pytest.raises(UserError, match=r"inputs of arrays .*object.*numbers"):
         from_arrays(table, table["kind"], table, table["kind"])
 
 
@@ -97,26 +97,26 @@ def test_other_inputs_than_images() -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ((images(2), [0], images(1), [0]), "the training set of mine has 2 inputs, 1 targets; expected equally many"),
-        ((images(2), [0, 1], images(1)[:0], []), "the test set of mine is empty"),
-        ((images(2), [0.0, 1.7], images(1), [0]), "mine has classes or clients of type float; expected whole numbers"),
+        ((images(2), [0], images(1), [0]), "training set of mine has 2 inputs, 1 targets"),
+        ((images(2), [0, 1], images(1)[:0], []), "test set of mine is empty"),
+        ((images(2), [0.0, 1.7], images(1), [0]), "type float"),
         (
             (images(2), torch.tensor([0.0, 1.0]), images(1), [0]),
-            "mine has classes or clients of type float; expected whole numbers",
+            "type float",
         ),
         (
             (images(2).astype(int), [0, 1], images(1), [0]),
-            "the images of mine are torch.int64; expected uint8, from 0 to 255, or float32",
+            "images of mine are torch.int64; expected uint8",
         ),
         (([[1.0, 2.0], [3.0]], [0, 1], [[1.0, 2.0]], [0]), "examples differ in shape"),
-        ((images(2), [0, -1], images(1), [0]), "the training set of mine has label -1; expected labels from 0 on"),
+        ((images(2), [0, -1], images(1), [0]), "training set of mine has label -1"),
         (
             (images(2), [0, 1], images(1)[:, :, :2], [0]),
             "the training inputs of mine are uint8 of shape (3, 5, 5), but its test inputs",
         ),
-        ((np.full((1, 2), np.nan), [0], np.zeros((1, 2)), [0]), "infinite or not a number"),
-        ((images(2).transpose(0, 2, 3, 1), [0, 1], images(2).transpose(0, 2, 3, 1), [0, 1]), "expected channels first"),
-        ((images(2).reshape(2, -1), [0, 1], images(2).reshape(2, -1), [0, 1]), "expected images [n, C, H, W]"),
+        ((np.full((1, 2), np.nan), [0], np.zeros((1, 2)), [0]), "NaN"),
+        ((images(2).transpose(0, 2, 3, 1), [0, 1], images(2).transpose(0, 2, 3, 1), [0, 1]), "channels first"),
+        ((images(2).reshape(2, -1), [0, 1], images(2).reshape(2, -1), [0, 1]), "[n, C, H, W]"),
     ],
 )
 def test_what_does_not_fit_together_is_refused_in_one_sentence(arrays: tuple, message: str) -> None:
@@ -127,11 +127,11 @@ def test_what_does_not_fit_together_is_refused_in_one_sentence(arrays: tuple, me
 
 def test_labels_beyond_the_classes_and_wrong_types_are_refused() -> None:
     good = Examples(torch.zeros(2, 3), torch.tensor([0, 1]))
-    with pytest.raises(UserError, match="has label 1; expected labels from 0 to 0"):
+    with pytest.raises(UserError, match=r"label 1;.* 0 to 0"):
         Dataset("mine", good, good, ("only",), kind="vector")
-    with pytest.raises(UserError, match="expected class numbers of type int64"):
+    with pytest.raises(UserError, match="int64"):
         Dataset("mine", Examples(torch.zeros(1, 3), torch.zeros(1)), good, ("a", "b"), kind="vector")
-    with pytest.raises(UserError, match="a mean and a deviation above 0 for each of its 3 channels"):
+    with pytest.raises(UserError, match=r"3 channels.*mean"):
         Dataset("mine", *(Examples(torch.from_numpy(images(1)), torch.tensor([0])),) * 2, ("a",), (0.5,), (0.5,))
 
 

@@ -34,7 +34,7 @@ def pacs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, picture: DrawPicture) 
                     (16, 16),
                 )
     small = dataclasses.replace(PACS, sizes=dict.fromkeys(PACS.sizes, 15), num_classes=2)
-    monkeypatch.setitem(registry.DATASETS, "pacs", small)
+    monkeypatch.setitem(registry.DATASETS._components, "pacs", small)
     return tmp_path
 
 
@@ -77,12 +77,12 @@ def test_pictures_are_decoded_once_for_all_held_out_domains(pacs: Path, decoded_
     [
         (
             lambda root: (root / "photo/dog").rename(root / "photo/cat"),
-            "has no folder cat with pictures, but other domains have",
+            "art_painting .*folder cat",
         ),
-        (lambda root: (root / "photo/dog/pic_000.png").unlink(), "photo holds 14 pictures, but 15 were expected"),
+        (lambda root: (root / "photo/dog/pic_000.png").unlink(), "photo .* 14 images.* 15"),
         (
             lambda root: [(root / d / "dog").rename(root / d / "elephant/more") for d in PACS.sizes],
-            "holds 10 pictures, but 15 were expected",
+            " 10 images.* 15",
         ),
     ],
 )
@@ -96,14 +96,14 @@ def test_domains_that_are_not_whole(
 
 
 def test_unknown_and_missing_domains(pacs: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is no domain of pacs 'sketches'; did you mean sketch"):
+    with pytest.raises(UserError, match=r"pacs .*'sketches'.*sketch"):
         load("pacs(test_domain=sketches)", pacs)
     with pytest.raises(
         UserError,
-        match=r"pacs is not all there; expected PACS/art_painting.*https://drive.google.com/\S+ .*renamed PACS",
+        match=r"pacs .*PACS/art_painting.*https://drive.google.com/\S+ .*kfold to PACS",
     ):
         load("pacs", tmp_path / "nothing")
-    with pytest.raises(UserError, match="there is no parameter of dataset pacs 'domain'"):
+    with pytest.raises(UserError, match="pacs has no parameter 'domain'"):
         load("pacs(domain=photo)", pacs)
     assert [report.file for report in verify("pacs", pacs)] == [f"PACS/{domain}" for domain in PACS.sizes]
 
@@ -116,7 +116,7 @@ def test_office_home_s_domains_have_spaces_and_capitals(
             picture(tmp_path / f"OfficeHomeDataset_10072016/{domain}/{name}/00001.jpg", 10 * number + label, (40, 20))
     (tmp_path / "OfficeHomeDataset_10072016/ImageInfo.csv").write_text("")
     small = dataclasses.replace(OFFICE_HOME, sizes=dict.fromkeys(OFFICE_HOME.sizes, 2), num_classes=2)
-    monkeypatch.setitem(registry.DATASETS, "office_home", small)
+    monkeypatch.setitem(registry.DATASETS._components, "office_home", small)
     for text in ("office_home(test_domain=real_world)", "office_home(test_domain=Real World)"):
         dataset = load(text, tmp_path)
         assert dataset.group_names == ("Art", "Clipart", "Product", "Real World") and dataset.classes == (
@@ -136,7 +136,7 @@ def test_a_user_s_own_domains(pacs: Path) -> None:
     assert own.content == load("pacs(size=16,test_domain=cartoon)", pacs).content and own.group_names == tuple(
         PACS.sizes
     )
-    with pytest.raises(UserError, match=r"domains needs to know where the pictures are; write domains\(path=FOLDER\)"):
+    with pytest.raises(UserError, match=r"domains\(path="):
         load("domains", pacs)
-    with pytest.raises(UserError, match="has 0 domains; expected folders <domain>/<class>"):
+    with pytest.raises(UserError, match=r"0 domains.*<domain>/<class>"):
         load(f"domains(path={pacs / 'PACS/photo'})", pacs)

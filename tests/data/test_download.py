@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from fedflat.data import registry
-from fedflat.data.download import ATTEMPTS, fetch_source
+from fedflat.data.files.download import ATTEMPTS, download_source
 from fedflat.data.sources.source import Download
 from fedflat.errors import UserError
 
@@ -71,7 +71,9 @@ def publisher() -> Iterator[Publisher]:
 
 @pytest.fixture
 def cifar(publisher: Publisher, small_cifar10: SimpleNamespace, tmp_path: Path) -> SimpleNamespace:
-    """A publisher of the small CIFAR-10, whose archive also holds a readme and a file that wants to be written elsewhere."""
+    """A publisher of the small CIFAR-10, whose archive also holds a readme and a file that wants to be written
+    elsewhere.
+    """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         tar.add(small_cifar10.folder / "cifar-10-batches-py", "cifar-10-batches-py")
@@ -92,7 +94,7 @@ def files_below(folder: Path) -> set[str]:
 
 def test_an_archive_is_fetched_and_unpacked_and_leaves_nothing_else(cifar: SimpleNamespace) -> None:
     seen = []
-    fetch_source(cifar.source, cifar.folder, lambda *step: seen.append(step))
+    download_source(cifar.source, cifar.folder, lambda *step: seen.append(step))
     assert files_below(cifar.folder.parent) == {f"here/{file}" for file in cifar.source.files}
     assert cifar.source.read(cifar.folder).content == cifar.source.read(cifar.original).content
     assert seen[-1] == ("cifar.tar.gz", len(cifar.archive), len(cifar.archive))
@@ -100,19 +102,19 @@ def test_an_archive_is_fetched_and_unpacked_and_leaves_nothing_else(cifar: Simpl
 
 def test_a_transfer_that_breaks_off_goes_on_where_it_stopped(cifar: SimpleNamespace, publisher: Publisher) -> None:
     publisher.cuts = [1000, 500]
-    fetch_source(cifar.source, cifar.folder)
+    download_source(cifar.source, cifar.folder)
     assert publisher.ranges == [None, "bytes=1000-", "bytes=1500-"]
     assert not cifar.source.missing(cifar.folder)
 
 
 def test_an_interrupted_fetch_is_resumed_by_the_next(cifar: SimpleNamespace, publisher: Publisher) -> None:
     publisher.cuts = [100] * ATTEMPTS
-    with pytest.raises(UserError, match="the connection broke off 5 times; what has arrived is kept"):
-        fetch_source(cifar.source, cifar.folder)
+    with pytest.raises(UserError, match=r"connection .* 5 times"):
+        download_source(cifar.source, cifar.folder)
     assert files_below(cifar.folder) == {"cifar-10-batches-py/cifar.tar.gz.part"}
     assert len(cifar.source.missing(cifar.folder)) == 6
     publisher.ranges.clear()
-    fetch_source(cifar.source, cifar.folder)
+    download_source(cifar.source, cifar.folder)
     assert publisher.ranges == [f"bytes={100 * ATTEMPTS}-"]
     assert files_below(cifar.folder) == set(cifar.source.files)
 
@@ -121,7 +123,7 @@ def test_a_server_without_ranges_starts_over(cifar: SimpleNamespace, publisher: 
     publisher.knows_ranges = False
     publisher.cuts = [1000]
     seen = []
-    fetch_source(cifar.source, cifar.folder, lambda *step: seen.append(step))
+    download_source(cifar.source, cifar.folder, lambda *step: seen.append(step))
     assert cifar.source.read(cifar.folder).num_classes == 10
     assert seen[-1] == ("cifar.tar.gz", len(cifar.archive), len(cifar.archive))
 
@@ -130,15 +132,15 @@ def test_a_part_that_is_already_whole_is_used(cifar: SimpleNamespace, publisher:
     part = cifar.source.downloads[0].part(cifar.folder)
     part.parent.mkdir(parents=True)
     part.write_bytes(cifar.archive)
-    fetch_source(cifar.source, cifar.folder)
+    download_source(cifar.source, cifar.folder)
     assert publisher.ranges == [f"bytes={len(cifar.archive)}-"]
     assert files_below(cifar.folder) == set(cifar.source.files)
 
 
 def test_wrong_bytes_leave_nothing_behind(cifar: SimpleNamespace, publisher: Publisher) -> None:
     publisher.files["cifar.tar.gz"] = cifar.archive[:-1] + b"x"
-    with pytest.raises(UserError, match=r"cifar.tar.gz sent has md5 \w{32} instead of \w{32} and was thrown away"):
-        fetch_source(cifar.source, cifar.folder)
+    with pytest.raises(UserError, match=r"cifar\.tar\.gz .*md5 \w{32}.* \w{32}"):
+        download_source(cifar.source, cifar.folder)
     assert files_below(cifar.folder) == set()
 
 
@@ -151,19 +153,19 @@ def test_what_is_whole_is_left_alone_and_what_is_damaged_is_fetched_again(
         downloads.append(Download(f"{publisher.url}/{file}", hashlib.md5(publisher.files[file]).hexdigest(), (file,)))
     source = dataclasses.replace(small_mnist.source, downloads=tuple(downloads))
     before = source.read(small_mnist.folder).content
-    fetch_source(source, small_mnist.folder)
+    download_source(source, small_mnist.folder)
     assert publisher.ranges == []
     (small_mnist.folder / source.files[0]).write_bytes(gzip.compress(b"nonsense"))
     (small_mnist.folder / source.files[3]).unlink()
-    fetch_source(source, small_mnist.folder)
+    download_source(source, small_mnist.folder)
     assert len(publisher.ranges) == 2
     assert source.read(small_mnist.folder).content == before
 
 
 def test_an_archive_of_something_else_is_refused(cifar: SimpleNamespace) -> None:
     download = dataclasses.replace(cifar.source.downloads[0], files=(*cifar.source.files, "cifar-10-batches-py/more"))
-    with pytest.raises(UserError, match="holds no file cifar-10-batches-py/more"):
-        fetch_source(dataclasses.replace(cifar.source, downloads=(download,)), cifar.folder)
+    with pytest.raises(UserError, match=r"cifar\.tar\.gz .*cifar-10-batches-py/more"):
+        download_source(dataclasses.replace(cifar.source, downloads=(download,)), cifar.folder)
     assert not files_below(cifar.folder) & set(cifar.source.files)
 
 
@@ -171,7 +173,7 @@ def test_without_a_server_the_message_says_what_to_put_where(
     cifar: SimpleNamespace, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del publisher.files["cifar.tar.gz"]
-    monkeypatch.setitem(registry.DATASETS, "cifar10", cifar.source)
+    monkeypatch.setitem(registry.DATASETS._components, "cifar10", cifar.source)
     with pytest.raises(UserError) as raised:
         registry.load("cifar10", cifar.folder)
     message = str(raised.value)
@@ -179,11 +181,11 @@ def test_without_a_server_the_message_says_what_to_put_where(
         assert part in message
     with pytest.raises(UserError, match="refused"):
         unreachable = dataclasses.replace(cifar.source.downloads[0], url="http://127.0.0.1:9/cifar.tar.gz")
-        fetch_source(dataclasses.replace(cifar.source, downloads=(unreachable,)), cifar.folder)
+        download_source(dataclasses.replace(cifar.source, downloads=(unreachable,)), cifar.folder)
 
 
 def test_loading_fetches_what_is_missing(cifar: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.DATASETS, "cifar10", cifar.source)
+    monkeypatch.setitem(registry.DATASETS._components, "cifar10", cifar.source)
     assert registry.load("cifar10", cifar.folder).content == cifar.source.read(cifar.original).content
     registry.fetch("cifar10", cifar.folder)
     assert len(registry.verify("cifar10", cifar.folder)) == 6

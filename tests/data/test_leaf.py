@@ -173,30 +173,30 @@ def damaged(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None
     [
         (
             lambda path: path.write_bytes(path.read_bytes()[:1000]),
-            r"all_data_0\S*.json is not whole JSON .*preprocess.sh",
+            r"all_data_0\S*\.json .*JSON .*preprocess\.sh",
         ),
-        (lambda path: path.write_bytes(b""), "is not whole JSON"),
+        (lambda path: path.write_bytes(b""), "JSON"),
         (
             lambda path: path.write_text("[]"),
-            "is not in LEAF's format, an object with users, num_samples and user_data",
+            "LEAF.*users, num_samples and user_data",
         ),
-        (damaged(lambda body: body.pop("num_samples")), "is not in LEAF's format"),
-        (damaged(lambda body: body["num_samples"].pop()), "names 2 users but 1 numbers of samples"),
+        (damaged(lambda body: body.pop("num_samples")), "LEAF's format"),
+        (damaged(lambda body: body["num_samples"].pop()), "2 users but 1 .*num_samples"),
         (damaged(lambda body: body["user_data"].pop("f0001_41")), "user f0001_41 in .* has no lists x and y"),
         (
             damaged(lambda body: body["user_data"]["f0001_41"]["y"].pop()),
-            "user f0001_41 in .* has 2 inputs and 1 labels instead of 2",
+            "user f0001_41 in .* 2 inputs and 1 labels; expected 2",
         ),
         (
             damaged(lambda body: body["user_data"]["f0001_41"]["y"].__setitem__(0, 62)),
-            "labels are whole numbers from 0 to 61",
+            "user f0001_41 in .*labels .*from 0 to 61",
         ),
         (
             damaged(lambda body: body["user_data"]["f0001_41"]["y"].__setitem__(0, -1)),
-            "labels are whole numbers from 0 to 61",
+            "user f0001_41 in .*labels .*from 0 to 61",
         ),
-        (damaged(lambda body: body["user_data"]["f0001_41"]["x"][0].pop()), "user f0001_41 in .* cannot be used"),
-        (damaged(lambda body: body["user_data"]["f0001_41"]["x"][0].__setitem__(5, 200)), "pixels lie between 0 and 1"),
+        (damaged(lambda body: body["user_data"]["f0001_41"]["x"][0].pop()), "user f0001_41 in .*"),
+        (damaged(lambda body: body["user_data"]["f0001_41"]["x"][0].__setitem__(5, 200)), "pixels from 0 to 1"),
         (
             damaged(
                 lambda body: (
@@ -204,7 +204,7 @@ def damaged(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None
                     body["user_data"].update({"f0001_41": {"x": [], "y": []}}),
                 )
             ),
-            "user f0001_41 in .* has no examples; .* with -k to leave out users",
+            "user f0001_41 in .* no examples; .* -k ",
         ),
     ],
 )
@@ -220,14 +220,14 @@ def test_damaged_files_are_refused_in_one_sentence_and_leave_nothing_behind(
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        ([line(0)[:-1]], ["a"], "an input is 80 characters and a label is one"),
-        ([line(0)], ["ab"], "an input is 80 characters and a label is one"),
-        ([line(0).replace("a", "ä")], ["a"], "'ä' is not one of LEAF's 80 characters"),
+        ([line(0)[:-1]], ["a"], "80 characters"),
+        ([line(0)], ["ab"], "80 characters"),
+        ([line(0).replace("a", "ä")], ["a"], "'ä' .*80 characters"),
     ],
 )
 def test_strange_text_is_refused(shakespeare: Path, x: list[str], y: list[str], message: str) -> None:
     write(shakespeare, "shakespeare", "train", {"GHOST": (x, y)}, 1)
-    with pytest.raises(UserError, match=f"the examples of user GHOST in .*{message}"):
+    with pytest.raises(UserError, match=f"user GHOST in .*{message}"):
         load("shakespeare", shakespeare)
 
 
@@ -243,5 +243,5 @@ def test_what_is_missing_is_said_with_how_to_make_it(tmp_path: Path) -> None:
     ):
         assert part in str(raised.value)
     (tmp_path / "femnist/data/train").mkdir(parents=True)
-    with pytest.raises(UserError, match="femnist is not all there"):
+    with pytest.raises(UserError, match=r"femnist .*femnist/data/train"):
         load("femnist", tmp_path)

@@ -32,9 +32,6 @@ FOUR = {
 EXPECTED = from_arrays(IMAGES[:15], LABELS[:15], IMAGES[15:], LABELS[15:]).content
 
 
-# --- arrays --------------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_an_npz_of_four_arrays(tmp_path: Path, save: Any) -> None:
     save(tmp_path / "mine.npz", **FOUR, train_groups=np.arange(15) // 5, classes=np.array(["cat", "dog"]))
@@ -96,15 +93,15 @@ def test_without_test_arrays_every_fifth_of_a_class_is_for_testing(tmp_path: Pat
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"a": LABELS}, "mine.npz has no array train_inputs, only a; expected train_inputs and train_targets"),
-        ({}, "has no array train_inputs, only none at all"),
-        ({"inputs": IMAGES}, "has no array train_targets, only inputs"),
-        ({k: v for k, v in FOUR.items() if k != "test_targets"}, "has no array test_targets, only .*expected both"),
+        ({"a": LABELS}, r"mine\.npz .*array train_inputs.*: a$"),
+        ({}, "array train_inputs.*none"),
+        ({"inputs": IMAGES}, "array train_targets.*inputs"),
+        ({k: v for k, v in FOUR.items() if k != "test_targets"}, "array test_targets.*test_inputs"),
         (
             FOUR | {"train_targets": LABELS[:15] + 5, "classes": np.array(["a", "b"])},
-            "has label 6; expected labels from 0 to 1",
+            "label 6;.* 0 to 1",
         ),
-        (FOUR | {"train_inputs": np.array([{}] * 15)}, "is not a whole .npz file of numbers"),
+        (FOUR | {"train_inputs": np.array([{}] * 15)}, r"mine\.npz is not a complete"),
     ],
 )
 def test_an_npz_without_the_expected_arrays(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
@@ -118,24 +115,19 @@ def test_an_npz_cut_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "mine.npz").write_bytes((tmp_path / "mine.npz").read_bytes()[:-500])
     for fits in (True, False):
         monkeypatch.setattr(array_files, "fits_in_memory", lambda size, fits=fits: fits)
-        with pytest.raises(UserError, match=r"mine\.npz is not a whole \.npz file"):
+        with pytest.raises(UserError, match=r"mine\.npz is not a complete"):
             load(f"arrays(path={tmp_path / 'mine.npz'})", tmp_path)
     assert not (tmp_path / "decoded").exists()
-    with pytest.raises(UserError, match="is not there or of no known kind"):
+    with pytest.raises(UserError, match=r"\.npz, \.parquet or \.csv"):
         load(f"arrays(path={tmp_path / 'other.npz'})", tmp_path)
-    with pytest.raises(UserError, match=r"write arrays\(path=FILE\)"):
+    with pytest.raises(UserError, match=r"arrays\(path="):
         load("arrays", tmp_path)
-
-
-# --- parquet -------------------------------------------------------------------------------------------------------------------------
 
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.parquet").touch()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        UserError, match=r"needs pyarrow, which is not installed; install it with: pip install 'fedflat\[hub\]'"
-    ):
+    with pytest.raises(UserError, match=r"pyarrow.*pip install 'fedflat\[hub\]'"):
         load(f"arrays(path={tmp_path / 'mine.parquet'})", tmp_path)
 
 
@@ -152,9 +144,9 @@ def test_parquet_of_lists_and_of_columns(tmp_path: Path) -> None:
         dataset.test.inputs, torch.from_numpy(IMAGES[[8, 9, 18, 19]])
     )
     assert dataset.group_names == ("a", "b")
-    with pytest.raises(UserError, match="shape=3x4 does not fit the 48 numbers"):
+    with pytest.raises(UserError, match=r"shape=3x4 .*48 numbers"):
         load(f"arrays(path={tmp_path / 'mine.parquet'},shape=3x4)", tmp_path)
-    with pytest.raises(UserError, match="has no column label, only inputs, target, group"):
+    with pytest.raises(UserError, match=r"column 'label'.*target=.*inputs, target, group"):
         load(f"arrays(path={tmp_path / 'mine.parquet'},target=label)", tmp_path)
     (tmp_path / "both").mkdir()
     for part, rows in (("train", slice(0, 15)), ("test", slice(15, 20))):
@@ -169,11 +161,8 @@ def test_parquet_of_lists_and_of_columns(tmp_path: Path) -> None:
         and columns.test.targets.tolist() == LABELS[15:].tolist()
     )
     (tmp_path / "mine.parquet").write_bytes((tmp_path / "mine.parquet").read_bytes()[:-9])
-    with pytest.raises(UserError, match=r"mine\.parquet is not a whole parquet file"):
+    with pytest.raises(UserError, match=r"mine\.parquet is not a complete"):
         load(f"arrays(path={tmp_path / 'mine.parquet'})", tmp_path)
-
-
-# --- torch ---------------------------------------------------------------------------------------------------------------------------
 
 
 class Pictures:
@@ -227,13 +216,13 @@ def test_torch_data_sets_can_be_put_in_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("items", "message"),
     [
-        ([], "the training set of mine is empty"),
-        ([IMAGES[0]], "item 0 of the training set of mine is a ndarray; expected"),
+        ([], "training set of mine is empty"),
+        ([IMAGES[0]], "item 0 of the training set of mine is a ndarray"),
         (
             [(IMAGES[0], 0), (IMAGES[0, :, :2], 1)],
             r"item 1 of the training set of mine has shape \(3, 2, 4\), but the first has \(3, 4, 4\)",
         ),
-        ([(IMAGES[0], "cat")], "expected words in both or numbers in both"),
+        ([(IMAGES[0], "cat")], "training labels and the test labels"),
     ],
 )
 def test_torch_data_sets_that_cannot_be_used(tmp_path: Path, items: list[Any], message: str) -> None:
@@ -252,9 +241,6 @@ def test_pictures_of_a_torch_data_set_become_bytes_whatever_they_are() -> None:
     ):
         dataset = from_torch([(image, 0)], [(image, 0)])
         assert dataset.train.inputs.dtype == torch.uint8 and np.array_equal(dataset.train.inputs[0].numpy(), expected)
-
-
-# --- the hub -------------------------------------------------------------------------------------------------------------------------
 
 
 def feature(kind: str, **attributes: object) -> object:
@@ -333,8 +319,8 @@ def test_grey_pictures_among_coloured_ones_have_three_channels(hub: SimpleNamesp
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("hub", r"write hub\(path=NAME\)"),
-        ("hub(path=us/none)", r"us/none cannot be had from the hub \(no such repository\)"),
+        ("hub", r"hub\(path="),
+        ("hub(path=us/none)", r"us/none .*\(no such repository\)"),
         (
             "hub(path=us/pets,inputs=image)",
             "us/pets has no column image for inputs=; its columns are text, picture, kind, owner, mixed",
@@ -342,13 +328,13 @@ def test_grey_pictures_among_coloured_ones_have_three_channels(hub: SimpleNamesp
         ("hub(path=us/pets,group=user)", "has no column user for group="),
         (
             "hub(path=us/pets,inputs=text)",
-            "item 0 of the train split of us/pets is text; expected pictures or lists of numbers",
+            "item 0 of the train split of us/pets is text",
         ),
         (
             "hub(path=us/pets,test=validation)",
-            "us/pets has no split validation to test on .*name another, or test=none",
+            "us/pets .*split validation .*test=none",
         ),
-        ("hub(path=us/pets,train=all)", "cannot be had from the hub .*partition: 'all' is not present"),
+        ("hub(path=us/pets,train=all)", "us/pets .*partition: 'all' is not present"),
     ],
 )
 def test_what_cannot_be_had_from_the_hub(hub: SimpleNamespace, tmp_path: Path, text: str, message: str) -> None:
@@ -361,9 +347,7 @@ def test_what_cannot_be_had_from_the_hub(hub: SimpleNamespace, tmp_path: Path, t
 
 def test_the_hub_without_flwr_datasets_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        UserError, match=r"needs flwr-datasets, which is not installed; install it with: pip install 'fedflat\[hub\]'"
-    ):
+    with pytest.raises(UserError, match=r"flwr-datasets.*pip install 'fedflat\[hub\]'"):
         load("hub(path=ylecun/mnist)", tmp_path)
 
 

@@ -91,7 +91,7 @@ def test_alpha_zero_on_cifar_is_the_published_split() -> None:
 
 
 def test_alpha_zero_needs_a_client_per_class() -> None:
-    with pytest.raises(UserError, match="10 classes need at least 10 clients, not 9"):
+    with pytest.raises(UserError, match=r"10 classes .*9 clients"):
         make_partition("dirichlet(alpha=0)", CIFAR_LIKE, 10, 9, 0)
 
 
@@ -140,8 +140,8 @@ def test_pathological_on_classes_as_uneven_as_those_of_mnist(clients: int) -> No
     ("text", "clients", "message"),
     [
         ("pathological(classes=11)", 100, "cannot have exactly 11 of 10 classes each"),
-        ("pathological(classes=2)", 4, "enough clients to hold them all"),
-        ("pathological(classes=1)", 11, "no way was found to give 11 clients equal sizes and exactly 1 classes"),
+        ("pathological(classes=2)", 4, "enough clients"),
+        ("pathological(classes=1)", 11, "11 clients .*exactly 1 classes"),
     ],
 )
 def test_pathological_says_what_cannot_be(text: str, clients: int, message: str) -> None:
@@ -197,7 +197,9 @@ def test_clients_follow_their_prior_while_there_is_enough() -> None:
 
 
 def test_dialect_b_serves_early_and_late_clients_alike() -> None:
-    """If clients were served one after the other, the last would get what the others left: many more classes than the first."""
+    """If clients were served one after the other, the last would get what the others left: many more classes than the
+    first.
+    """
     halves = np.zeros(2)
     for seed in range(10):
         used = np.count_nonzero(
@@ -285,11 +287,11 @@ def test_natural_clients_are_the_groups() -> None:
         make_partition("natural", np.zeros(5, int), 1, 3, 0, groups=torch.from_numpy(groups)).digest()
         == partition.digest()
     )
-    with pytest.raises(UserError, match="has 3 clients, but 4 were asked for"):
+    with pytest.raises(UserError, match="3 clients, not 4"):
         make_partition("natural", np.zeros(5, int), 1, 4, 0, groups=groups)
-    with pytest.raises(UserError, match="has no natural partition"):
+    with pytest.raises(UserError, match="no natural clients"):
         make_partition("natural", np.zeros(5, int), 1, None, 0)
-    with pytest.raises(UserError, match="has all its examples in the validation set"):
+    with pytest.raises(UserError, match=r"natural client .*validation"):
         make_partition("natural", np.zeros(5, int), 1, None, 0, validation=0.8, groups=groups)
 
 
@@ -306,14 +308,14 @@ def test_centralised_is_one_client() -> None:
 @pytest.mark.parametrize(
     ("text", "clients", "seed", "message"),
     [
-        ("dirichlet", 50_001, 0, "50000 training examples cannot be divided among 50001 clients"),
-        ("iid", 0, 0, "a number of clients of at least 1, not 0"),
-        ("iid", None, 0, "a number of clients of at least 1, not None"),
-        ("iid", 10, -1, "must be at least 0, not -1"),
+        ("dirichlet", 50_001, 0, "50000 training examples .*50001 clients"),
+        ("iid", 0, 0, "at least 1 client, not 0"),
+        ("iid", None, 0, "at least 1 client, not None"),
+        ("iid", 10, -1, "seed is -1"),
         ("dirichlet(alpha=-0.1)", 10, 0, "out of range; expected a number at least 0"),
-        ("dirichlet(beta=1)", 10, 0, "there is no parameter of partition dirichlet 'beta'"),
-        ("dirichlett", 10, 0, "there is no split 'dirichlett'; did you mean dirichlet"),
-        ("iid+dirichlet", 10, 0, "has 2 parts"),
+        ("dirichlet(beta=1)", 10, 0, "dirichlet has no parameter 'beta'"),
+        ("dirichlett", 10, 0, "'dirichlett'.*dirichlet"),
+        ("iid+dirichlet", 10, 0, "two partitions"),
     ],
 )
 def test_what_cannot_be_split_is_said_in_one_sentence(text: str, clients: int | None, seed: int, message: str) -> None:

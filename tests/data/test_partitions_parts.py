@@ -129,9 +129,7 @@ def test_sequences_can_be_split_without_labels_only() -> None:
             np.sum(described["histogram"]) == 80 * sum(map(len, partition.clients)) and described["sizes"]["max"] < 300
         )
     for text in ("dirichlet", "iid+longtail", "virtual"):
-        with pytest.raises(
-            UserError, match="needs one label per example, but here each has 80; choose iid, natural or centralised"
-        ):
+        with pytest.raises(UserError, match="each has 80"):
             make_partition(text, characters, 90, 10, 0)
 
 
@@ -154,21 +152,21 @@ def test_texts() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("longtail", "longtail is added to a partition and is none itself"),
-        ("iid+longtale", "there is no part of a partition 'longtale'; did you mean longtail"),
-        ("iid+longtail+longtail(factor=3)", "has longtail more than once"),
+        ("longtail", "longtail .*dirichlet[+]longtail"),
+        ("iid+longtale", "'longtale'.*longtail"),
+        ("iid+longtail+longtail(factor=3)", "longtail more than once"),
         (
             "longtail(factor=10)+iid",
-            "longtail is added to a partition and is none itself; write for example dirichlet[+]longtail",
+            "longtail .*dirichlet[+]longtail",
         ),
-        ("dirichlet+held-out+iid", "has 3 parts, but only longtail and held-out can be added to a partition"),
+        ("dirichlet+held-out+iid", "only longtail and held-out"),
         ("iid+longtail(factor=0.01)", "factor=0.01 is out of range; expected a number at least 1"),
         ("iid+held-out(share=0)", "share=0 is out of range; expected a number above 0 and at most 0.99"),
         (
             "dirichlet-reuse+held-out",
-            "dirichlet-reuse gives the same examples to several clients, so that none could be unseen",
+            "held-out .*dirichlet-reuse.*share examples",
         ),
-        ("virtual(clients=9)+held-out", "virtual gives the same examples to several clients"),
+        ("virtual(clients=9)+held-out", "held-out .*virtual.*share examples"),
     ],
 )
 def test_what_cannot_be_read_is_said_in_one_sentence(text: str, message: str) -> None:
@@ -178,11 +176,9 @@ def test_what_cannot_be_read_is_said_in_one_sentence(text: str, message: str) ->
 
 
 def test_what_cannot_be_done_is_said_in_one_sentence() -> None:
-    with pytest.raises(UserError, match="this partition has only one; choose a partition with at least 2"):
+    with pytest.raises(UserError, match=r"held-out .*at least 2 clients"):
         make_partition("centralised+held-out", CIFAR_LIKE, 10, 1, 0)
-    with pytest.raises(
-        UserError, match="natural client 1 has all its examples in the validation set or beyond the long tail"
-    ):
+    with pytest.raises(UserError, match=r"natural client 1 .*longtail"):
         make_partition(
             "natural+longtail(factor=1000)",
             CIFAR_LIKE,

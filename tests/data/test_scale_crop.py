@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedflat.data import IGNORED, augmentation, from_arrays
-from fedflat.data.scale_crop import Flip, ScaleCrop
+from fedflat.data.augmentations import Flip, ScaleCrop
 from fedflat.errors import UserError
 
 SHAPE = (3, 7, 10)
@@ -53,7 +53,7 @@ def slow(
 )
 def test_windows_are_those_of_a_loop_over_pixels(text: str) -> None:
     made = augmentation(text)
-    part = made.parts[0]
+    part = made.steps[0]
     assert isinstance(part, ScaleCrop)
     images, masks = batch(40)
     draws = {name: value[0] for name, value in draws_of(text).items()}
@@ -145,10 +145,10 @@ def test_texts_and_refusals() -> None:
     assert augmentation("flip+scale-crop(low=0.5, high=2)").text == "scale-crop(high=2.0)+flip"
     pictures = np.zeros((4, 3, 8, 8), np.uint8)
     images = from_arrays(pictures, [0, 1] * 2, pictures, [0, 1] * 2)
-    with pytest.raises(UserError, match="scale-crop is for segmentations, and arrays has a class for each image"):
+    with pytest.raises(UserError, match=r"scale-crop .*arrays has no masks"):
         augmentation("scale-crop").check(images)
     augmentation("flip").check(images)
-    with pytest.raises(UserError, match="holds vector inputs"):
+    with pytest.raises(UserError, match="vector"):
         augmentation("flip").check(
             from_arrays(np.zeros((4, 2), np.float32), [0] * 4, np.zeros((4, 2), np.float32), [0] * 4)
         )

@@ -20,11 +20,11 @@ from fedflat.data import (
     from_arrays,
     load,
     make_partition,
-    masks,
     registry,
     verify,
 )
 from fedflat.data.arrays import channel_statistics
+from fedflat.data.files import masks
 from fedflat.data.sources.cityscapes import CITYSCAPES, LABEL_IDS
 from fedflat.errors import UserError
 
@@ -58,7 +58,7 @@ def camvid(tmp_path: Path) -> Path:
 def decoded_once(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
     first = load(text, folder)
     with monkeypatch.context() as patch:
-        patch.setattr(masks.Decoder, "__call__", lambda *_: pytest.fail("decoded again"))
+        patch.setattr(masks.MaskDecoder, "__call__", lambda *_: pytest.fail("decoded again"))
         second = load(text, folder)
     assert second.content == first.content and second.mean == first.mean
     return second
@@ -115,13 +115,16 @@ def test_frames_without_a_drive_have_no_groups(tmp_path: Path) -> None:
         ),
         (
             lambda root: Image.new("L", (5, 5)).save(root / "trainannot/0001TP_000000.png"),
-            "has 6x8 pixels, but its mask trainannot/0001TP_000000.png has 5x5; expected the same size",
+            "6x8 pixels.* trainannot/0001TP_000000.png has 5x5",
         ),
         (
             lambda root: (root / "testannot/0001TP_000000.png").unlink(),
-            "are not both there; expected a mask of the same name",
+            "a mask of the same name",
         ),
-        (lambda root: (root / "train/0016E5_000001.png").write_bytes(b"PNG?"), "is not a whole picture"),
+        (
+            lambda root: (root / "train/0016E5_000001.png").write_bytes(b"PNG?"),
+            "0016E5_000001.png is not a complete image",
+        ),
     ],
 )
 def test_masks_that_cannot_be(camvid: Path, damage: Callable[[Path], object], sentence: str) -> None:
@@ -144,7 +147,7 @@ def cityscapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             mask = tmp_path / f"cityscapes/gtFine/{part}/{city}/{name}_gtFine_labelIds.png"
             pair(picture, mask, 10 * number + index, 34)
             Image.new("L", (WIDTH, HEIGHT)).save(mask.with_name(f"{name}_gtFine_instanceIds.png"))
-    monkeypatch.setitem(registry.DATASETS, "cityscapes", dataclasses.replace(CITYSCAPES, sizes=(7, 3)))
+    monkeypatch.setitem(registry.DATASETS._components, "cityscapes", dataclasses.replace(CITYSCAPES, sizes=(7, 3)))
     return tmp_path
 
 
@@ -177,19 +180,17 @@ def test_uniform_clients_and_splits_that_need_labels(cityscapes: Path) -> None:
     assert np.array(uniform["histogram"]).sum() == int((data.train.targets != IGNORED).sum()), "pixels that count"
     assert 0 <= uniform["heterogeneity"] < 1
     for partition in ("dirichlet", "pathological", "iid+longtail"):
-        with pytest.raises(
-            UserError, match="needs one label per example, but here each has 48; choose iid, natural or centralised"
-        ):
+        with pytest.raises(UserError, match="each has 48"):
             make_partition(partition, data.train.targets, 19, 3, 0)
 
 
 def test_cityscapes_that_are_not_whole(cityscapes: Path) -> None:
     mask = next((cityscapes / "cityscapes/gtFine/val/frankfurt").glob("*labelIds.png"))
     mask.unlink()
-    with pytest.raises(UserError, match=f"{mask.name} is missing; unpack gtFine_trainvaltest.zip beside leftImg8bit"):
+    with pytest.raises(UserError, match=f"{mask.name} is missing; .*gtFine_trainvaltest.zip"):
         load("cityscapes", cityscapes)
     next((cityscapes / "cityscapes/leftImg8bit/val/frankfurt").iterdir()).unlink()
-    with pytest.raises(UserError, match="has 7 pictures for training and 2 for validation, but 7 and 3 were expected"):
+    with pytest.raises(UserError, match=r"7 training and 2 validation.* 7 and 3"):
         load("cityscapes", cityscapes)
     with pytest.raises(
         UserError, match=r"expected cityscapes/leftImg8bit/train.*https://www.cityscapes-dataset.com/downloads/"
@@ -232,12 +233,12 @@ def test_idda_s_ids(idda: Path) -> None:
 
 def test_idda_s_bad_domains(idda: Path) -> None:
     (idda / "IDDAsmall/T01_CN_A/Semantic/0_T01_CN_A.png").unlink()
-    with pytest.raises(UserError, match=r"0_T01_CN_A\.png is missing; expected a mask for every picture"):
+    with pytest.raises(UserError, match=r"0_T01_CN_A\.png is missing"):
         load("idda", idda)
     (idda / "IDDAsmall/T01_CN_A").rename(idda / "IDDAsmall/A_country")
-    with pytest.raises(UserError, match="there is no unseen part of idda 'rain'; did you mean rainy"):
+    with pytest.raises(UserError, match=r"idda .*'rain'.*rainy"):
         load("idda(unseen=rain)", idda)
-    with pytest.raises(UserError, match="A_country is no domain of IDDA; expected town, weather and vehicle"):
+    with pytest.raises(UserError, match=r"A_country .*T01_CN_A"):
         load("idda(unseen=none)", idda)
 
 
@@ -251,9 +252,9 @@ def made(targets: torch.Tensor, side: int = 4) -> Dataset:
     [
         (
             torch.full((2, 4, 4), 7, dtype=torch.uint8),
-            "has id 7 in a mask; expected 0 to 1, or 255 for pixels that do not count",
+            "mask id 7; expected 0 to 1, or 255",
         ),
-        (torch.zeros(2, 4, 5, dtype=torch.uint8), "has images of 4x4 pixels and masks of 4x5; expected the same size"),
+        (torch.zeros(2, 4, 5, dtype=torch.uint8), "images of 4x4 pixels and masks of 4x5"),
         (torch.zeros(2, 4, 4, dtype=torch.int64), "both of type uint8"),
     ],
 )
@@ -274,7 +275,7 @@ def test_a_user_s_own_arrays(tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", inputs=images, targets=ids)
     whole = load(f"arrays(path={tmp_path / 'mine.npz'})", tmp_path)
     assert whole.kind == "segmentation" and (len(whole.train), len(whole.test)) == (8, 2), "every fifth is for testing"
-    with pytest.raises(UserError, match="masks have whole numbers from 0 to 255"):
+    with pytest.raises(UserError, match=r"masks .* 0 to 255"):
         from_arrays(images, ids - 1, images, ids)
     with pytest.raises(UserError, match="has images of 4x6 pixels and masks of 4x5"):
         from_arrays(images, ids[:, :, :5], images, ids)
@@ -283,6 +284,6 @@ def test_a_user_s_own_arrays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["mixup", "cutout", "random-resized-crop"])
 def test_augmentations_that_would_leave_masks_behind(text: str) -> None:
     data = made(torch.zeros(2, 4, 4, dtype=torch.uint8))
-    with pytest.raises(UserError, match=f"{text} does not move masks .*; use crop-flip, scale-crop, flip or 'none'"):
+    with pytest.raises(UserError, match=f"{text} .*crop-flip, scale-crop, flip or 'none'"):
         augmentation(text).check(data)
     augmentation("crop-flip+scale-crop+flip").check(data)

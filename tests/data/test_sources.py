@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedflat.data import DATASETS, data_dir, load, names, verify
+from fedflat.data import data_dir, load, names, verify
 from fedflat.data.sources.idx import FILES
 from fedflat.errors import UserError
 
@@ -57,9 +57,7 @@ def test_cifar100_has_fine_and_coarse_labels_and_its_own_names(small_cifar100: S
 
 
 def test_cifar100_is_refused_when_it_is_too_small(small_cifar100: SimpleNamespace) -> None:
-    with pytest.raises(
-        UserError, match="holds 5 images, but 50000 were expected; get it again with 'fedflat data get cifar100'"
-    ):
+    with pytest.raises(UserError, match=r"5 images; expected 50000; .*fedflat data get cifar100"):
         load("cifar100", small_cifar100.folder, download=False)
 
 
@@ -111,12 +109,12 @@ def test_one_changed_pixel_is_refused(
         and digests[BATCH] in str(raised.value)
         and "fedflat data get cifar10" in str(raised.value)
     )
-    with pytest.raises(UserError, match="data_batch_3 does not hold what was published"):
+    with pytest.raises(UserError, match=r"data_batch_3 .*sha256"):
         exact.verify(small_cifar10.folder)
 
 
 def test_the_full_data_sets_do_not_accept_small_files(small_mnist: SimpleNamespace) -> None:
-    with pytest.raises(UserError, match="does not hold what was published"):
+    with pytest.raises(UserError, match="sha256"):
         load("mnist", small_mnist.folder, download=False)
 
 
@@ -134,7 +132,7 @@ class Marker:
 def test_a_forged_pickle_is_refused_and_not_run(small_cifar10: SimpleNamespace, tmp_path: Path, protocol: int) -> None:
     marker = tmp_path / "was-run"
     (small_cifar10.folder / BATCH).write_bytes(pickle.dumps({b"data": Marker(marker)}, protocol=protocol))
-    with pytest.raises(UserError, match=r"data_batch_3 was not read, because its pickle asks for (posix|nt)\.mkdir"):
+    with pytest.raises(UserError, match=r"data_batch_3 .*(posix|nt)\.mkdir"):
         small_cifar10.source.read(small_cifar10.folder)
     assert not marker.exists()
 
@@ -152,7 +150,7 @@ def test_a_forged_pickle_is_refused_and_not_run(small_cifar10: SimpleNamespace, 
 )
 def test_only_five_names_are_admitted(small_cifar10: SimpleNamespace, name: str) -> None:
     (small_cifar10.folder / BATCH).write_bytes(b"\x80\x02c" + name.encode() + b"\n.")
-    with pytest.raises(UserError, match="asks for " + name.replace("\n", r"\.")):
+    with pytest.raises(UserError, match=r"data_batch_3 .*" + name.replace("\n", r"\.")):
         small_cifar10.source.read(small_cifar10.folder)
 
 
@@ -160,7 +158,7 @@ def test_only_five_names_are_admitted(small_cifar10: SimpleNamespace, name: str)
 def test_a_truncated_cifar_file_is_refused(small_cifar10: SimpleNamespace, keep: int) -> None:
     path = small_cifar10.folder / BATCH
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(UserError, match=r"data_batch_3 is not a whole pickle .*fedflat data get cifar10"):
+    with pytest.raises(UserError, match=r"data_batch_3 is not a complete pickle .*fedflat data get cifar10"):
         small_cifar10.source.read(small_cifar10.folder)
 
 
@@ -171,10 +169,10 @@ def test_a_truncated_cifar_file_is_refused(small_cifar10: SimpleNamespace, keep:
         ({"labels": [0], "data": np.zeros((1, 3071), np.uint8)}, "has no images of 3072 bytes"),
         (
             {"labels": [0, 1], "data": np.zeros((1, 3072), np.uint8)},
-            "does not have a label from 0 to 255 for each of its 1 images",
+            "label from 0 to 255 for each of its 1 images",
         ),
-        ({"labels": [300], "data": np.zeros((1, 3072), np.uint8)}, "does not have a label from 0 to 255"),
-        ({"labels": [12], "data": np.zeros((1, 3072), np.uint8)}, "has label 12; expected labels from 0 to 9"),
+        ({"labels": [300], "data": np.zeros((1, 3072), np.uint8)}, "label from 0 to 255"),
+        ({"labels": [12], "data": np.zeros((1, 3072), np.uint8)}, "label 12;.* 0 to 9"),
     ],
 )
 def test_a_cifar_file_of_another_form_is_refused(
@@ -190,19 +188,19 @@ def test_a_cifar_file_of_another_form_is_refused(
 
 def test_a_pickle_of_something_else_is_refused(small_cifar10: SimpleNamespace) -> None:
     (small_cifar10.folder / BATCH).write_bytes(pickle.dumps([1, 2], protocol=2))
-    with pytest.raises(UserError, match="holds a list, but a dictionary was expected"):
+    with pytest.raises(UserError, match="list; expected a dictionary"):
         small_cifar10.source.read(small_cifar10.folder)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda raw: gzip.compress(raw)[:-20], "is not a whole gzip file"),
-        (lambda raw: raw, "is not a whole gzip file"),
-        (lambda raw: gzip.compress(raw[:-1]), "holds 4703 values, but its header says 6 x 28 x 28"),
-        (lambda raw: gzip.compress(raw + b"x"), "holds 4705 values"),
-        (lambda raw: gzip.compress(b"\0\0\x09\x03" + raw[4:]), "does not begin as an idx file"),
-        (lambda raw: gzip.compress(raw[:9]), "does not begin as an idx file"),
+        (lambda raw: gzip.compress(raw)[:-20], "is not a complete gzip file"),
+        (lambda raw: raw, "is not a complete gzip file"),
+        (lambda raw: gzip.compress(raw[:-1]), "contains 4703 values.*6 x 28 x 28"),
+        (lambda raw: gzip.compress(raw + b"x"), "contains 4705 values"),
+        (lambda raw: gzip.compress(b"\0\0\x09\x03" + raw[4:]), "is not an idx file"),
+        (lambda raw: gzip.compress(raw[:9]), "is not an idx file"),
     ],
 )
 def test_a_damaged_idx_file_is_refused(
@@ -266,8 +264,8 @@ def test_names_and_unknown_names() -> None:
         {"tiny_imagenet", "landmarks"},
     )
     grouped, masked = {"femnist", "shakespeare", "office_home", "pacs"}, {"camvid", "cityscapes", "idda", "digit_masks"}
-    assert set(names()) == small | large | grouped | masked == set(DATASETS)
-    with pytest.raises(UserError, match=r"there is no dataset 'cifar'; did you mean .*cifar10"):
+    assert set(names()) == small | large | grouped | masked
+    with pytest.raises(UserError, match=r"'cifar'.*cifar10"):
         load("cifar")
 
 

@@ -14,10 +14,10 @@ from PIL import Image
 
 from fedflat.api import make_config
 from fedflat.data import load, registry
-from fedflat.data.images import PictureOptions
+from fedflat.data.files.images import ImageOptions
+from fedflat.data.files.streamed import DecodedImageCache, StreamedTensor
+from fedflat.data.files.tree import FolderTree
 from fedflat.data.sources.landmarks import LANDMARKS
-from fedflat.data.streamed import PictureCache, StreamedTensor
-from fedflat.data.tree import FolderTree
 from fedflat.errors import UserError
 from fedflat.experiment.run import Run
 
@@ -44,7 +44,7 @@ def landmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         with (tmp_path / ROOT / f"{file}.csv").open("w", newline="") as stream:
             csv.writer(stream).writerows([columns, *rows])
     monkeypatch.setitem(
-        registry.DATASETS, "landmarks", dataclasses.replace(LANDMARKS, num_classes=4, sizes=(COUNT, TESTED))
+        registry.DATASETS._components, "landmarks", dataclasses.replace(LANDMARKS, num_classes=4, sizes=(COUNT, TESTED))
     )
     return tmp_path
 
@@ -100,24 +100,24 @@ def test_a_run_is_the_same_to_the_bit(landmarks: Path) -> None:
 def test_never_more_in_memory_than_was_said(landmarks: Path) -> None:
     names = sorted(str(path.relative_to(landmarks)) for path in landmarks.rglob("*.jpg"))
     one = 3 * 8 * 8
-    cache = PictureCache(FolderTree(landmarks), names, PictureOptions(size=8), limit=4 * one + 5)
+    cache = DecodedImageCache(FolderTree(landmarks), names, ImageOptions(size=8), limit=4 * one + 5)
     assert cache.rows([0, 1, 2, 3]).shape == (4, 3, 8, 8) and cache.decoded == 4
     cache.rows([3, 2, 3, 0])
     assert cache.decoded == 4, "all of them were kept"
     cache.rows([9])
-    assert cache.decoded == 5 and set(cache.kept) == {2, 3, 0, 9}, "the one not asked for the longest is forgotten"
+    assert cache.decoded == 5 and set(cache.images) == {2, 3, 0, 9}, "the one not asked for the longest is forgotten"
     before = cache.rows([1]).clone()
-    assert cache.decoded == 6 and set(cache.kept) == {2, 0, 9, 1}
+    assert cache.decoded == 6 and set(cache.images) == {2, 0, 9, 1}
     cache.rows(list(range(10)))
-    assert sum(picture.nbytes for picture in cache.kept.values()) <= cache.limit and len(cache.kept) == 4
+    assert sum(picture.nbytes for picture in cache.images.values()) <= cache.limit and len(cache.images) == 4
     assert torch.equal(cache.rows([1]), before)
-    nothing = PictureCache(FolderTree(landmarks), names, PictureOptions(size=8), limit=0)
+    nothing = DecodedImageCache(FolderTree(landmarks), names, ImageOptions(size=8), limit=0)
     assert torch.equal(nothing.rows([1, 1])[1], before[0]) and not nothing.kept and nothing.decoded == 1
 
 
 def test_the_cache_is_bounded_in_gigabytes(landmarks: Path) -> None:
     inputs = streamed(landmarks, ",cache=0.000002")
-    assert inputs.cache.limit == 2000 and len(inputs[:]) == COUNT and len(inputs.cache.kept) == 2
+    assert inputs.cache.limit == 2000 and len(inputs[:]) == COUNT and len(inputs.cache.images) == 2
     assert streamed(landmarks).cache.limit == 2 * 10**9
     with pytest.raises(UserError, match="cache=-1 is out of range"):
         streamed(landmarks, ",cache=-1")
@@ -132,9 +132,9 @@ def test_only_a_few_sums_are_written(landmarks: Path) -> None:
 def test_it_travels_as_names_without_pictures(landmarks: Path) -> None:
     inputs = streamed(landmarks).part(2, 5)
     inputs[:]
-    assert len(inputs.cache.kept) == 5
+    assert len(inputs.cache.images) == 5
     again = pickle.loads(pickle.dumps(inputs))
-    assert isinstance(again, StreamedTensor) and not again.cache.kept and again.shape == (5, 3, 16, 16)
+    assert isinstance(again, StreamedTensor) and not again.cache.images and again.shape == (5, 3, 16, 16)
     assert torch.equal(again[:], inputs[:])
 
 
@@ -147,9 +147,7 @@ def test_what_needs_values_is_refused_instead_of_being_wrong(landmarks: Path) ->
         and not inputs.is_floating_point()
     )
     for wrong in (inputs.float, lambda: torch.add(inputs, 1), lambda: torch.stack([inputs]), inputs.sum):
-        with pytest.raises(
-            TypeError, match="cannot be applied to pictures that are decoded on demand; take rows first"
-        ):
+        with pytest.raises(TypeError, match="decoded on access"):
             wrong()
 
 

@@ -42,8 +42,8 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, picture: DrawPicture) 
     (root / "words.txt").write_text(
         "n01443537\tgoldfish, Carassius auratus\nn02124075\tEgyptian cat\nn09999999\tother\n"
     )
-    small = dataclasses.replace(TINY_IMAGENET, num_classes=3, train_per_class=2, test_pictures=4)
-    monkeypatch.setitem(registry.DATASETS, "tiny_imagenet", small)
+    small = dataclasses.replace(TINY_IMAGENET, num_classes=3, train_per_class=2, test_images=4)
+    monkeypatch.setitem(registry.DATASETS._components, "tiny_imagenet", small)
     return tmp_path
 
 
@@ -77,19 +77,19 @@ def test_tiny_imagenet_from_its_archive(tiny: Path, tmp_path: Path) -> None:
     [
         (
             lambda root: (root / "train/n01443537/images/n01443537_0.JPEG").unlink(),
-            "train/n01443537 holds 1 pictures, but 2 were expected",
+            "train/n01443537 contains 1 images; expected 2",
         ),
-        (lambda root: (root / "train/n04067472").rename(root / "elsewhere"), "train/n04067472 holds 0 pictures"),
+        (lambda root: (root / "train/n04067472").rename(root / "elsewhere"), "train/n04067472 contains 0 images"),
         (lambda root: (root / "val/images/val_3.JPEG").unlink(), "lacks val/images/val_3.JPEG"),
-        (lambda root: (root / "wnids.txt").write_text("n01443537\n"), "wnids.txt names 1 classes, but 3 were expected"),
+        (lambda root: (root / "wnids.txt").write_text("n01443537\n"), "wnids.txt lists 1 classes; expected 3"),
         (lambda root: (root / "wnids.txt").unlink(), "wnids.txt is missing"),
         (
             lambda root: (root / "val/val_annotations.txt").write_text("val_0.JPEG\tn00000000\n"),
-            "gives no known class for val_0.JPEG",
+            "val_annotations.txt .*val_0.JPEG",
         ),
         (
             lambda root: (root / "val/val_annotations.txt").write_text("val_0.JPEG\tn02124075\n"),
-            "has 1 test pictures instead of 4",
+            "1 test images; expected 4",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""The code blocks of a page of Markdown, with what a comment above one says of it."""
+"""Code blocks of a Markdown page, each with the comment above it."""
 
 from __future__ import annotations
 
@@ -11,60 +11,66 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
 _BLOCK = re.compile(
-    r"(?:^<!-- (?P<said>.+?) -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+    r"(?:^<!-- (?P<marker>.+?) -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code: its language, its text, the line where it begins, and the comment above it."""
+    """A code block.
+
+    Args:
+        language: The language after the opening fence.
+        code: The text between the fences.
+        line: The line of the page, from 1, on which the code starts.
+        marker: The HTML comment directly above the block: ``runs``, ``fails`` or ``not run: REASON``.
+    """
 
     language: str
     code: str
     line: int
-    said: str = ""
+    marker: str = ""
 
     @property
     def skipped(self) -> bool:
-        """Whether it is not to be executed; the comment says why."""
-        return self.said.startswith("not run: ") and len(self.said) > len("not run: ") + 3
+        """Whether the block is marked as not run, with a reason."""
+        return self.marker.startswith("not run: ") and len(self.marker) > len("not run: ") + 3
 
     def commands(self) -> Iterator[list[str]]:
-        """The arguments of every call of fedflat in a block of shell commands."""
+        """Arguments of every fedflat call in a shell block; of a console block, only lines after ``$`` count."""
         for line in self.code.replace("\\\n", " ").splitlines():
-            shown = line.removeprefix("$ ") if self.language == "console" else line
-            if self.language == "console" and not line.startswith("$ "):
-                continue
-            yield from calls(shown)
+            if self.language != "console":
+                yield from calls(line)
+            elif line.startswith("$ "):
+                yield from calls(line.removeprefix("$ "))
 
 
 def calls(line: str) -> Iterator[list[str]]:
-    """The arguments of every call of fedflat in a line of shell.
+    """Arguments of every fedflat call in a line of shell.
 
-    >>> list(calls("fedflat run 'fedavg+sam(rho=0.1)' --rounds 3 && fedflat show runs  # a look"))
+    >>> list(calls("fedflat run 'fedavg+sam(rho=0.1)' --rounds 3 && fedflat show runs  # comment"))
     [['run', 'fedavg+sam(rho=0.1)', '--rounds', '3'], ['show', 'runs']]
     """
-    words = shlex.split(line, comments=True)
-    part: list[str] = []
-    for word in [*words, "&&"]:
+    call: list[str] = []
+    for word in [*shlex.split(line, comments=True), "&&"]:
         if word in ("&&", ";", "|"):
-            if part[:1] == ["fedflat"]:
-                yield part[1:]
-            part = []
+            if call[:1] == ["fedflat"]:
+                yield call[1:]
+            call = []
         else:
-            part.append(word)
+            call.append(word)
 
 
 def blocks(page: Path, *languages: str) -> list[Block]:
-    """The blocks of a page in some languages, in order."""
+    """All blocks of a page in the given languages, in order."""
     text = page.read_text(encoding="utf-8")
-    found = [
-        Block(match["language"], match["code"], text.count("\n", 0, match.start("code")) + 1, match["said"] or "")
-        for match in _BLOCK.finditer(text)
+    matches = (match for match in _BLOCK.finditer(text) if match["language"] in languages)
+    return [
+        Block(match["language"], match["code"], text.count("\n", 0, match.start("code")) + 1, match["marker"] or "")
+        for match in matches
     ]
-    return [block for block in found if block.language in languages]
 
 
 def name(page: Path) -> str:
-    """A page as tests call it."""
+    """The path of a page below the repository root, used as a test id."""
     return str(page.relative_to(ROOT))

@@ -1,4 +1,4 @@
-"""What examples in the documentation register is forgotten after each page."""
+"""Undo registrations made by the examples of a page."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from fedflat.algorithms import composition
-from fedflat.algorithms.table import NAMED
+from fedflat.algorithms.named import NAMED
+from fedflat.algorithms.registration import PART_REGISTRIES
 from fedflat.models import MODELS
 
 
 @pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    """Names of algorithms, parts and models as they were before."""
-    tables = (NAMED, composition.PARTS, composition._NAMES, MODELS)
-    before = [dict(table) for table in tables]
+def restore_registries() -> Iterator[None]:
+    """Restore the registered algorithms, parts and models after each test."""
+    registries = (NAMED, *PART_REGISTRIES.values())
+    before, models = [set(registry) for registry in registries], dict(MODELS)
     yield
-    for table, was in zip(tables, before, strict=True):
-        table.clear()
-        table.update(was)
+    for registry, names in zip(registries, before, strict=True):
+        for name in set(registry) - names:
+            registry.unregister(name)
+    MODELS.clear()
+    MODELS.update(models)

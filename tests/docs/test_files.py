@@ -1,4 +1,4 @@
-"""Files that the documentation shows, sweeps, searches and TOML, are read by what reads them."""
+"""Check the sweep files, TOML snippets and source paths that the documentation shows."""
 
 from __future__ import annotations
 
@@ -12,50 +12,44 @@ import yaml
 from fedflat.experiment.campaign.sweep_file import combinations, read_sweep
 from tests.docs.blocks import PAGES, ROOT, blocks, name
 
-SWEEPS = blocks(ROOT / "docs" / "sweeps.md", "yaml")
-
-
-@pytest.mark.parametrize("number", range(len(SWEEPS)))
-def test_sweeps_can_be_read(number: int, tmp_path: Path) -> None:
-    (tmp_path / "shown.yaml").write_text(SWEEPS[number].code, encoding="utf-8")
-    found = read_sweep(tmp_path / "shown.yaml")
-    assert found.tune is not None or combinations(found)
-
-
-def test_the_sweep_shown_first_has_as_many_runs_as_the_page_says() -> None:
-    page = (ROOT / "docs" / "sweeps.md").read_text("utf-8")
-    assert f"runs    {len(combinations(read_sweep(yaml.safe_load(SWEEPS[0].code))))}, of which" in page
-
-
+SWEEPS_PAGE = ROOT / "docs" / "sweeps.md"
+SWEEPS = blocks(SWEEPS_PAGE, "yaml")
 TOML = [pytest.param(block.code, id=f"{name(page)}:{block.line}") for page in PAGES for block in blocks(page, "toml")]
 
 
+@pytest.mark.parametrize("block", SWEEPS, ids=lambda block: f"line {block.line}")
+def test_sweep_files_are_valid(block, tmp_path: Path) -> None:
+    file = tmp_path / "shown.yaml"
+    file.write_text(block.code, encoding="utf-8")
+    sweep = read_sweep(file)
+    assert sweep.tune is not None or combinations(sweep)
+
+
+def test_number_of_runs_shown_for_the_first_sweep() -> None:
+    count = len(combinations(read_sweep(yaml.safe_load(SWEEPS[0].code))))
+    assert f"{count} runs" in SWEEPS_PAGE.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("code", TOML)
-def test_toml_can_be_read(code: str) -> None:
+def test_toml_is_valid(code: str) -> None:
     assert tomllib.loads(code)
 
 
-# --- the map of the code ---------------------------------------------------------------------------------------------------------
-
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+PATHS = sorted(set(re.findall(r"`([a-z_]+(?:/\w+)*\.(?:py|yml|md)|[a-z_]+/(?:\w+/)*)`", ARCHITECTURE)))
 TREE = [f"/{path.relative_to(ROOT)}" for top in ("src", "tests", "docs", "studies") for path in (ROOT / top).rglob("*")]
 
 
-def test_the_map_names_every_folder_and_nothing_else() -> None:
-    table = ARCHITECTURE.split("## The map")[1].split("Beside `src/`")[0]
-    first = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
-    said = {piece for cell in first for piece in re.findall(r"`([\w./]+)`", cell)}
-    package = ROOT / "src" / "fedflat"
-    there = {
+def test_architecture_page_names_every_package() -> None:
+    entries = {
         f"{path.name}/" if path.is_dir() else path.name
-        for path in package.iterdir()
+        for path in (ROOT / "src" / "fedflat").iterdir()
         if not path.name.startswith(("_", "py.typed"))
     }
-    assert said == there
+    mentioned = set(re.findall(r"`(?:src/fedflat/)?([\w.]+/?)", ARCHITECTURE))
+    assert entries - mentioned == set()
 
 
-@pytest.mark.parametrize(
-    "path", sorted(set(re.findall(r"`([a-z_]+(?:/[\w]+)*\.(?:py|yml|md)|[a-z_]+/(?:[\w]+/)*)`", ARCHITECTURE)))
-)
-def test_files_on_the_map_are_there(path: str) -> None:
-    assert any(file.endswith(f"/{path.rstrip('/')}") for file in TREE) or (ROOT / path).exists()
+@pytest.mark.parametrize("path", PATHS)
+def test_path_on_architecture_page_exists(path: str) -> None:
+    assert (ROOT / path).exists() or any(file.endswith(f"/{path.rstrip('/')}") for file in TREE)

@@ -1,4 +1,4 @@
-"""The parts of docs/generate.py that could go wrong in silence."""
+"""Check what docs/generate.py derives from the code: equations, pages, curves and partition pictures."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from fedflat.algorithms.cards import CARDS
-from fedflat.algorithms.composition import PARTS
+from fedflat.algorithms.description import describe
+from fedflat.algorithms.named import CARDS
+from fedflat.algorithms.registration import parts
 from fedflat.data import DATASETS, PARTITION_MODIFIERS, PARTITIONERS
 from fedflat.models import MODELS
 from tests.docs.blocks import ROOT
@@ -21,32 +22,30 @@ DOCS = ROOT / "docs"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def importable() -> Iterator[None]:
-    """docs/ on the path, as for its own script."""
+def docs_on_path() -> Iterator[None]:
+    """Make ``making`` importable, as it is for docs/generate.py."""
     sys.path.insert(0, str(DOCS))
     yield
     sys.path.remove(str(DOCS))
 
 
-@pytest.mark.parametrize("name", ["markdown", "equations"])
-def test_doctests(name: str) -> None:
-    assert doctest.testmod(importlib.import_module(f"making.{name}")).failed == 0
+def test_doctests() -> None:
+    assert doctest.testmod(importlib.import_module("making.markdown")).failed == 0
 
 
-def test_every_part_has_equations() -> None:
-    from making.equations import said_of
-
-    without = [name for name, (_, spec) in PARTS.items() if not said_of(spec).equations]
-    assert without == []
-    assert said_of(PARTS["scaffold"][1]).equations == (
+def test_every_part_has_a_title_equations_and_a_doctest() -> None:
+    for name, (_, spec) in parts().items():
+        description = describe(spec)
+        assert description.title and description.equations, name
+        assert ">>> " in (spec.__doc__ or ""), name
+    assert describe(parts()["scaffold"][1]).equations == (
         "d_k = g - c_i + c",
-        "then c_i+ by option",
-        "c ← c + (|S|/N) mean(c_i+ - c_i)",
+        "c_i+ = c_i - c + (z - y_K) / H",
+        "c <- c + (|S| / N) mean_S (c_i+ - c_i)",
     )
-    assert said_of(PARTS["acg"][1]).equations[-1] == "x ← x + m"
 
 
-def test_there_is_a_page_for_everything() -> None:
+def test_every_component_has_a_page() -> None:
     for folder, names in (
         ("algorithms", CARDS),
         ("data", DATASETS),
@@ -56,17 +55,17 @@ def test_there_is_a_page_for_everything() -> None:
         assert {name for name in names if not (DOCS / folder / f"{name}.md").exists()} == set()
 
 
-def test_curves_are_those_of_the_table() -> None:
+def test_curves_match_the_table_on_digits() -> None:
     from making.curve import measured
 
     assert set(measured()["curves"]) == set(CARDS)
     page = (DOCS / "digits.md").read_text()
-    for name, found in measured()["curves"].items():
-        (mean, std), (last, last_std) = found["mean of all"], found["last"]
+    for name, curve in measured()["curves"].items():
+        (mean, std), (last, last_std) = curve["mean of all"], curve["last"]
         assert f"| `{name}` | {mean:.2f} ± {std:.2f} | {last:.2f} ± {last_std:.2f} |" in page
 
 
-def test_columns_of_a_split_add_up() -> None:
+def test_bars_of_a_partition_picture_add_up() -> None:
     from making.partitions import EXAMPLES, histogram, picture
 
     counts = histogram("dirichlet(alpha=0.1)")

@@ -1,4 +1,4 @@
-"""Every public name says what it is: a docstring, and types."""
+"""Every public name has a docstring and type annotations."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import fedflat
 
 
 def modules() -> Iterator[ModuleType]:
-    """fedflat, and every package below it that says what is public."""
+    """fedflat and every package below it that defines ``__all__``."""
     yield fedflat
-    for found in pkgutil.walk_packages(fedflat.__path__, "fedflat."):
-        if found.ispkg and (found.name != "fedflat.deploy" or find_spec("flwr")):
-            module = importlib.import_module(found.name)
+    for info in pkgutil.walk_packages(fedflat.__path__, "fedflat."):
+        if info.ispkg and (not info.name.startswith("fedflat.deploy") or find_spec("flwr")):
+            module = importlib.import_module(info.name)
             if hasattr(module, "__all__"):
                 yield module
 
@@ -35,24 +35,24 @@ NAMES = [
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES)
-def test_has_a_docstring_and_types(module: ModuleType, name: str) -> None:
+def test_has_docstring_and_types(module: ModuleType, name: str) -> None:
     value = inspect.unwrap(getattr(module, name))
     if inspect.isclass(value):
-        assert said(value), f"{name} has no docstring"
+        assert docstring(value), f"{name} has no docstring"
         for method, function in public_methods(value):
-            assert said(getattr(value, method)), f"{name}.{method} has no docstring"
+            assert docstring(getattr(value, method)), f"{name}.{method} has no docstring"
             check_types(f"{name}.{method}", function)
     elif inspect.isfunction(value):
-        assert said(value), f"{name} has no docstring"
+        assert docstring(value), f"{name} has no docstring"
         check_types(name, value)
     else:
-        assert name in annotated(module), f"{name} is a constant without a type, or without a text below it"
+        assert name in documented_constants(module), f"constant {name} has no type or no docstring below it"
 
 
-def said(thing: Any) -> str:
-    """A docstring of one's own, or that of the method which is overridden."""
-    found = inspect.getdoc(thing) or ""
-    return "" if found == inspect.getdoc(object) or found.startswith(f"{getattr(thing, '__name__', '')}(") else found
+def docstring(thing: Any) -> str:
+    """The docstring, possibly inherited; empty for those of object and for generated signatures."""
+    text = inspect.getdoc(thing) or ""
+    return "" if text == inspect.getdoc(object) or text.startswith(f"{getattr(thing, '__name__', '')}(") else text
 
 
 def public_methods(value: type) -> Iterator[tuple[str, Any]]:
@@ -67,31 +67,31 @@ def check_types(name: str, function: Any) -> None:
     untyped = [
         p.name for p in signature.parameters.values() if p.annotation is p.empty and p.name not in ("self", "cls")
     ]
-    assert not untyped, f"{name}: {', '.join(untyped)} without a type"
-    assert signature.return_annotation is not signature.empty, f"{name} does not say what it returns"
+    assert not untyped, f"{name}: no type for {', '.join(untyped)}"
+    assert signature.return_annotation is not signature.empty, f"{name}: no return type"
 
 
-def annotated(module: ModuleType) -> set[str]:
-    """Constants with a type and a text below them, here or in the module that they come from."""
-    found: set[str] = set()
+def documented_constants(module: ModuleType) -> set[str]:
+    """Constants with a type and a docstring below them, in the module or in one that it imports them from."""
+    names: set[str] = set()
     tree = ast.parse(inspect.getsource(module))
-    for statement, after in zip(tree.body, [*tree.body[1:], None], strict=True):
+    for statement, following in zip(tree.body, [*tree.body[1:], None], strict=True):
         if (
             isinstance(statement, ast.ImportFrom)
             and statement.module
             and any(alias.name.isupper() for alias in statement.names)
         ):
-            found |= annotated(importlib.import_module(statement.module))
-        told = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and told:
-            found.add(statement.target.id)
-    return found
+            names |= documented_constants(importlib.import_module(statement.module))
+        has_docstring = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and has_docstring:
+            names.add(statement.target.id)
+    return names
 
 
-def test_something_without_a_docstring_is_noticed() -> None:
+def test_missing_docstrings_and_types_are_noticed() -> None:
     def bare(x, y: int = 0):
         return x + y
 
-    assert not said(bare)
-    with pytest.raises(AssertionError, match="x without a type"):
+    assert not docstring(bare)
+    with pytest.raises(AssertionError, match="x"):
         check_types("bare", bare)

@@ -1,4 +1,4 @@
-"""Every Python block of the documentation runs, page by page, in order, in an empty folder; one that cannot says why above it."""
+"""Run the Python blocks of every page, in order, in an empty folder."""
 
 from __future__ import annotations
 
@@ -8,30 +8,26 @@ import pytest
 
 from tests.docs.blocks import PAGES, Block, blocks, name
 
-SAID = {page: blocks(page, "python", "bash", "console") for page in PAGES}
-WITH_PYTHON = [
-    page for page, found in SAID.items() if any(block.language == "python" and not block.skipped for block in found)
-]
+BLOCKS = {page: blocks(page, "python", "bash", "console") for page in PAGES}
 
 
-@pytest.mark.parametrize("page", WITH_PYTHON, ids=name)
+def _runnable(page: Path) -> list[Block]:
+    return [block for block in BLOCKS[page] if block.language == "python" and not block.skipped]
+
+
+@pytest.mark.parametrize("page", filter(_runnable, PAGES), ids=name)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "__main__"}
-    for block in SAID[page]:
-        if block.language == "python" and not block.skipped:
-            exec(compile(_placed(block), str(page), "exec"), namespace)
+    for block in _runnable(page):
+        padding = "\n" * (block.line - 1)  # so that tracebacks show the line of the page
+        exec(compile(padding + block.code, str(page), "exec"), namespace)
 
 
-def _placed(block: Block) -> str:
-    """The code with as many empty lines above it as the page has, so that errors name the page's own line."""
-    return "\n" * (block.line - 1) + block.code
-
-
-def test_every_comment_above_a_block_is_understood() -> None:
-    for page, found in SAID.items():
-        for block in found:
-            known = not block.said or block.said in ("runs", "fails") or block.skipped
-            assert known, (
-                f"{name(page)}:{block.line}: '{block.said}' above a block; expected runs, fails, or 'not run: REASON'"
+def test_markers_are_known() -> None:
+    for page, page_blocks in BLOCKS.items():
+        for block in page_blocks:
+            assert block.marker in ("", "runs", "fails") or block.skipped, (
+                f"{name(page)}:{block.line}: unknown marker '{block.marker}'; "
+                "expected 'runs', 'fails' or 'not run: REASON'"
             )

@@ -1,4 +1,4 @@
-"""What makes a step on a CPU fast changes no bit of it."""
+"""Optimisations of a CPU step are bit-identical."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from torch.func import functional_call
 
 from fedflat import models
 from fedflat.data import Dataset, Examples, augmentation
-from fedflat.engines.problem import batches as feed
+from fedflat.engines.problem import batches
+from fedflat.engines.problem.batches import Batch
 from fedflat.engines.problem.functional_call import FunctionalCall
-from fedflat.engines.problem.problem import Batch, Problem
+from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import Classification
 
 
@@ -29,8 +30,8 @@ def problem_of(model: str, text: str = "none", dtype: torch.dtype = torch.float3
 @pytest.mark.parametrize("model", ["lenet5", "mlp"])
 @pytest.mark.parametrize("small", [0, 10**9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_batch_is_what_it_was(model, small, dtype, monkeypatch):
-    monkeypatch.setattr(feed, "SMALL", small)
+def test_batches_are_normalised_examples(model, small, dtype, monkeypatch):
+    monkeypatch.setattr(batches, "CACHE_BYTES", small)
     problem, raw = problem_of(model, dtype=dtype), problem_of("mlp", "crop-flip").data.train
     positions = torch.tensor([3, 29, 3, 0])
     batch = problem.batch(positions, {})
@@ -40,11 +41,11 @@ def test_a_batch_is_what_it_was(model, small, dtype, monkeypatch):
     assert batch.inputs.is_contiguous(
         memory_format=torch.channels_last if model == "lenet5" else torch.contiguous_format
     )
-    assert torch.equal(problem.data.train.inputs, raw.inputs), "the examples are the same, however they lie"
+    assert torch.equal(problem.data.train.inputs, raw.inputs), "only the memory layout may change"
     assert torch.equal(problem.normalised(problem.train_examples(positions.numpy()).inputs), batch.inputs)
 
 
-def test_augmented_images_lie_as_they_came():
+def test_augmented_images_stay_contiguous():
     problem = problem_of("lenet5", "crop-flip(padding=0)")
     draws = {"corner": torch.zeros(2, 2, dtype=torch.int64), "mirrored": torch.tensor([False, True])}
     batch = problem.batch(torch.tensor([4, 5]), draws)
@@ -54,8 +55,8 @@ def test_augmented_images_lie_as_they_came():
 
 
 @pytest.mark.parametrize("model", ["lenet5", "resnet20(norm=batch)"])
-def test_gradients_are_those_of_a_fresh_problem_wherever_they_are_taken(model):
-    """The memory in which weights are differentiated is used again, and stays behind when a problem travels."""
+def test_gradients_do_not_depend_on_earlier_calls_or_pickling(model):
+    """Leaf tensors are reused between calls and left out of a pickled problem."""
     problem = problem_of(model)
     weights, statistics, integers = problem.initial()
     batch = Batch(problem.normalised(problem.data.train.inputs[:8]), problem.data.train.targets[:8])
@@ -75,7 +76,7 @@ def test_gradients_are_those_of_a_fresh_problem_wherever_they_are_taken(model):
 
 
 class Tied(nn.Module):
-    """One weight in two places, and a buffer that counts."""
+    """A tied weight, and a buffer that counts calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +92,7 @@ class Tied(nn.Module):
         return self.other(self.one(x))
 
 
-def test_places_are_a_functional_call():
+def test_functional_call_agrees_with_torch():
     model, x = Tied(), torch.randn(2, 3)
     own = dict(model.named_parameters())
     tensors = {"one.weight": torch.randn(3, 3), "one.bias": torch.randn(3)}
@@ -100,7 +101,7 @@ def test_places_are_a_functional_call():
         FunctionalCall(model).call({**tensors, "calls": calls}, x),
         functional_call(model, tensors, (x,), tie_weights=True),
     )
-    assert calls == 1 and model.calls == 1, "a buffer that is put in place moves instead of the model's own"
+    assert calls == 1 and model.calls == 1, "the buffer passed in changes, not the model's own"
     with pytest.raises(ValueError):
         FunctionalCall(model).call({**tensors, "calls": torch.full((), 8.0)}, x)
     assert (

@@ -1,4 +1,4 @@
-"""Gradients compiled for a CPU are the gradients that they replace."""
+"""Gradients compiled for a CPU agree with eager ones."""
 
 from __future__ import annotations
 
@@ -7,53 +7,58 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedflat.bench.setting import BenchmarkSetting, RandomImages
-from fedflat.engines.problem.compiled import CompiledGradient
-from fedflat.engines.problem.problem import Problem
+from fedflat.engines.problem.compiled import CompiledGradient, Loss
 from fedflat.experiment.run import Run
 
 
 def a_run(model: str = "lenet5", compiled: str = "on", augmentation: str = "none") -> Run:
-    setting = BenchmarkSetting(model, local_steps=2, batch_size=8, compile=compiled, augmentation=augmentation, workers=1)
+    setting = BenchmarkSetting(
+        model, local_steps=2, batch_size=8, compile=compiled, augmentation=augmentation, workers=1
+    )
     return Run(setting.config("fedsam", "float32", "loop", 10), data=RandomImages(size=200).dataset())
 
 
-def test_a_full_batch_is_compiled_and_the_same() -> None:
+def test_full_batches_are_compiled() -> None:
     problem = a_run().problem
     weights = problem.initial()[0]
-    fast = CompiledGradient(problem, 8, backend="eager")
+    fast = CompiledGradient(problem.model, problem.plain_loss, 8, backend="eager")
     batch = problem.batch(torch.arange(8), {})
-    found = fast(weights, batch)
-    assert found is not None
+    result = fast(weights, batch)
+    assert result is not None
     problem.compiled_size = None
     loss, gradient = problem.loss_and_gradient(weights, {}, batch)
-    assert float(found[0]) == pytest.approx(float(loss))
-    assert torch.allclose(found[1], gradient, rtol=1e-4, atol=1e-7)
+    assert float(result[0]) == pytest.approx(float(loss))
+    assert torch.allclose(result[1], gradient, rtol=1e-4, atol=1e-7)
 
 
-def test_other_batches_stay_with_the_problem() -> None:
+def test_other_batches_are_not_compiled() -> None:
     problem = a_run().problem
-    fast = CompiledGradient(problem, 8, backend="eager")
+    fast = CompiledGradient(problem.model, problem.plain_loss, 8, backend="eager")
     assert fast(problem.initial()[0], problem.batch(torch.arange(5), {})) is None
     mixing = a_run(augmentation="mixup").problem
     draws = {
         name: draw[0] for name, draw in mixing.augmentation.draw(np.random.default_rng(0), 1, 8, (3, 32, 32)).items()
     }
     assert (
-        CompiledGradient(mixing, 8, backend="eager")(mixing.initial()[0], mixing.batch(torch.arange(8), draws)) is None
+        CompiledGradient(mixing.model, mixing.plain_loss, 8, backend="eager")(
+            mixing.initial()[0], mixing.batch(torch.arange(8), draws)
+        )
+        is None
     )
     normalising = a_run("resnet20(norm=batch)").problem
-    assert CompiledGradient(normalising, 8)(normalising.initial()[0], normalising.batch(torch.arange(8), {})) is None
+    assert normalising.compiled_size is None, "BatchNorm changes its buffers in place"
 
 
-def test_where_there_is_no_compiler_the_step_runs_as_it_is() -> None:
+def test_a_compiler_error_falls_back_to_eager() -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("no compiler here")
 
     problem = a_run().problem
     weights, batch = problem.initial()[0], problem.batch(torch.arange(8), {})
-    fast = CompiledGradient(problem, 8, backend=broken)  # type: ignore[arg-type]
+    fast = CompiledGradient(problem.model, problem.plain_loss, 8, backend=broken)  # type: ignore[arg-type]
     with pytest.warns(UserWarning, match="could not be compiled"):
         assert fast(weights, batch) is None
     with warnings.catch_warnings():
@@ -61,26 +66,26 @@ def test_where_there_is_no_compiler_the_step_runs_as_it_is() -> None:
         assert fast(weights, batch) is None
 
 
-def test_memory_that_runs_out_is_no_compiler_that_fails() -> None:
+def test_out_of_memory_is_not_a_compiler_error() -> None:
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("no memory")
 
     problem = a_run().problem
-    fast = CompiledGradient(problem, 8, backend="eager")
-    fast._fast = full
+    fast = CompiledGradient(problem.model, problem.plain_loss, 8, backend="eager")
+    fast._compiled = full
     with pytest.raises(torch.OutOfMemoryError):
         fast(problem.initial()[0], problem.batch(torch.arange(8), {}))
 
 
-def test_a_run_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_compiles_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[int] = []
     real = CompiledGradient.__init__
 
-    def noted(self: CompiledGradient, problem: Problem, size: int) -> None:
+    def recorded(self: CompiledGradient, model: nn.Module, loss: Loss, size: int) -> None:
         used.append(size)
-        real(self, problem, size, "eager")
+        real(self, model, loss, size, "eager")
 
-    monkeypatch.setattr(CompiledGradient, "__init__", noted)
+    monkeypatch.setattr(CompiledGradient, "__init__", recorded)
     run = a_run()
     assert run.problem.compiled_size == 8
     run._open()

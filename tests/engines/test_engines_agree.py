@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedflat.algorithms.table import NAMED, RELEASED
+from fedflat.algorithms.named import NAMED, RELEASED
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.gpu.lane import Lane
-from fedflat.engines.gpu.step import Moved, agree, compiled
+from fedflat.engines.gpu.step import StepResult, agree, compiled
 from fedflat.engines.problem.problem import Problem
 
 from ..quadratics import problem_of, walk
@@ -47,7 +47,7 @@ def test_lanes_agree_with_the_loop(text: str) -> None:
 
 
 class OnDeviceAlone(TorchDispatchMode):
-    """Refuses what cannot be captured on a GPU: numbers brought there from the host, and numbers asked of the device."""
+    """Rejects what a CUDA graph cannot capture: copies from the host and reads from the device."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         assert func not in (torch.ops.aten.lift_fresh.default, torch.ops.aten._local_scalar_dense.default), func
@@ -55,11 +55,11 @@ class OnDeviceAlone(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_what_is_captured_stays_on_the_device(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_work_stays_on_the_device(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     replayed = []
 
     def captured(lane: Lane, work: Callable[[], None]) -> Callable[[], None]:
-        lane._try_out(work)  # which may put aside what is needed again
+        lane._warm_up(work)  # which may overwrite tensors
 
         def replay() -> None:
             with OnDeviceAlone():
@@ -71,7 +71,7 @@ def test_what_is_captured_stays_on_the_device(text: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(Lane, "_captured", captured)
     setting = bed(rounds=3, size=3)
     lanes = walk(text, setting, engine=LaneEngine(problem_of(setting), lanes=2))
-    assert len(replayed) > len(lanes.x), "beginning, stepping and finishing"
+    assert len(replayed) > len(lanes.x), "begin, step and finish"
 
 
 TRACED = [
@@ -91,8 +91,8 @@ TRACED = [
 
 
 @pytest.mark.parametrize("text", TRACED)
-def test_the_step_compiles_whole(text: str) -> None:
-    """Traced into one graph without a break, and run as traced: what a GPU compiles."""
+def test_the_step_compiles_to_one_graph(text: str) -> None:
+    """Traced into one graph without a break, as for a GPU."""
     setting = bed(rounds=2, size=3)
     loop = walk(text, setting, engine=LoopEngine(problem_of(setting), workers=1))
     traced = walk(
@@ -101,7 +101,7 @@ def test_the_step_compiles_whole(text: str) -> None:
     assert np.abs(np.array(loop.x) - np.array(traced.x)).max() < 1e-12
 
 
-def test_what_cannot_be_compiled_runs_as_it_is() -> None:
+def test_a_step_that_does_not_compile_runs_eagerly() -> None:
     def broken(graph: object, inputs: object) -> None:
         raise RuntimeError("no compiler here")
 
@@ -112,22 +112,22 @@ def test_what_cannot_be_compiled_runs_as_it_is() -> None:
     assert np.abs(np.array(loop.x) - np.array(lanes.x)).max() < 1e-12
 
 
-def test_a_compiler_that_makes_mistakes_is_found_out() -> None:
-    def mistaken(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., Any]:
+def test_a_wrong_compiled_step_is_detected() -> None:
+    def wrong(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., Any]:
         return lambda *values: tuple(
-            -one if isinstance(one, torch.Tensor) and one.ndim == 1 else one for one in graph(*values)
+            -value if isinstance(value, torch.Tensor) and value.ndim == 1 else value for value in graph(*values)
         )
 
     setting = bed(rounds=2, size=3)
     loop = walk("scaffold", setting, engine=LoopEngine(problem_of(setting), workers=1))
-    engine = LaneEngine(problem_of(setting), step=partial(compiled, backend=mistaken))  # type: ignore[arg-type]
-    with pytest.warns(UserWarning, match="found something else compiled than as it is, and runs as it is") as told:
+    engine = LaneEngine(problem_of(setting), step=partial(compiled, backend=wrong))  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match="without compilation") as caught:
         lanes = walk("scaffold", setting, engine=engine)
-    assert len(told) == 1
+    assert len(caught) == 1
     assert np.abs(np.array(loop.x) - np.array(lanes.x)).max() < 1e-12
 
 
-def test_a_compiler_that_makes_none_is_used() -> None:
+def test_a_correct_compiled_step_is_used() -> None:
     used = []
 
     def careful(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., Any]:
@@ -148,7 +148,7 @@ def test_a_compiler_that_makes_none_is_used() -> None:
 
 
 @pytest.mark.parametrize("random", [True, False])
-def test_a_step_that_is_random_is_no_mistake_of_the_compiler(random: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_random_step_is_not_a_compiler_error(random: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     setting = bed(rounds=1, size=2)
     problem, real = problem_of(setting), Problem.loss_and_gradient
 
@@ -156,18 +156,18 @@ def test_a_step_that_is_random_is_no_mistake_of_the_compiler(random: bool, monke
         loss, gradient = real(self, vector, *rest)
         return loss, gradient + 10 * (torch.randn_like(gradient) if random else torch.ones_like(gradient))
 
-    monkeypatch.setattr(Problem, "loss_and_gradient", shaken)  # of steps as they are
-    with warnings.catch_warnings(record=True) as told:
+    monkeypatch.setattr(Problem, "loss_and_gradient", shaken)  # of eager steps
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         walk("fedavg", setting, engine=LaneEngine(problem, step=partial(compiled, backend="eager")))
-    assert any("found something else" in str(one.message) for one in told) is not random
+    assert any("without compilation" in str(w.message) for w in caught) is not random
 
 
 @pytest.mark.parametrize("wrong", ["statistics", "integers", "loss"])
-def test_what_a_compiled_step_must_have_in_common(wrong: str) -> None:
+def test_compiled_steps_are_compared_in(wrong: str) -> None:
     y, statistics = torch.zeros(3), torch.ones(2)
     local: Any = SimpleNamespace(drift=SimpleNamespace(y=y))
-    step = Moved([torch.ones(3)], statistics + 0.1, {"count": torch.tensor(1)}, torch.tensor(2.0), 1)
+    step = StepResult([torch.ones(3)], statistics + 0.1, {"count": torch.tensor(1)}, torch.tensor(2.0), 1)
     assert agree(step, step, local, statistics)
     others = {"statistics": statistics + 0.3, "integers": {"count": torch.tensor(0)}, "loss": torch.tensor(2.5)}
     assert not agree(step._replace(**{wrong: others[wrong]}), step, local, statistics)
@@ -180,6 +180,6 @@ def test_a_step_too_large_to_be_compared_is_trusted(monkeypatch: pytest.MonkeyPa
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr(Problem, "loss_and_gradient", full)  # of steps as they are
+    monkeypatch.setattr(Problem, "loss_and_gradient", full)  # of eager steps
     lanes = walk("fedavg", setting, engine=LaneEngine(problem_of(setting), step=partial(compiled, backend="eager")))
     assert np.abs(np.array(loop.x) - np.array(lanes.x)).max() < 1e-12

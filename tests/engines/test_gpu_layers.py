@@ -9,7 +9,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedflat import models
-from fedflat.engines.gpu.layers import MOST_PATCHES, GroupNorm, PatchConvolution, with_gpu_layers
+from fedflat.engines.gpu.layers import MOST_PATCHES, ChannelsLastGroupNorm, PatchConvolution, with_gpu_layers
 
 CONVOLUTIONS = [
     nn.Conv2d(3, 6, 5),
@@ -60,11 +60,11 @@ def test_patches_make_a_convolution(layer: nn.Conv2d, monkeypatch: pytest.Monkey
     ],
     ids=str,
 )
-def test_other_layers_stay_with_torch(layer: nn.Module) -> None:
+def test_other_layers_are_not_replaced(layer: nn.Module) -> None:
     assert type(with_gpu_layers(nn.Sequential(layer))[0]) is type(layer)  # type: ignore[index]
 
 
-def test_patches_of_large_images_are_not_laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_images_use_an_ordinary_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Conv2d(3, 2, 5))
     changed, images = with_gpu_layers(model), torch.randn(2, 3, 8, 8)
     assert MOST_PATCHES > 2 * 4 * 4 * 75
@@ -74,17 +74,17 @@ def test_patches_of_large_images_are_not_laid_out(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("shape", [(3, 6, 5, 4), (3, 6, 1, 1), (3, 6), (3, 6, 7)], ids=str)
-def test_a_group_norm_is_torchs(shape: tuple[int, ...]) -> None:
+def test_group_norm_agrees_with_torch(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.GroupNorm(2, 6, eps=0.1)).double()
     for parameter in model.parameters():
         nn.init.normal_(parameter)
     changed = with_gpu_layers(model)
-    assert type(changed[0]) is GroupNorm  # type: ignore[index]
+    assert type(changed[0]) is ChannelsLastGroupNorm  # type: ignore[index]
     assert_same(model, changed, 3 + torch.randn(shape, dtype=torch.float64))
 
 
-def test_a_group_norm_leaves_images_as_they_lie_and_sums_in_single_precision() -> None:
+def test_group_norm_keeps_channels_last_and_sums_in_float32() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.GroupNorm(2, 8)).bfloat16()
     images = (20 + torch.randn(2, 8, 16, 16)).bfloat16().contiguous(memory_format=torch.channels_last)
@@ -95,15 +95,15 @@ def test_a_group_norm_leaves_images_as_they_lie_and_sums_in_single_precision() -
 
 
 @pytest.mark.parametrize("text", ["cnn", "resnet18(stem=torchvision)", "resnet20", "mobilenetv2"])
-def test_models_keep_their_tensors_and_their_output(text: str) -> None:
+def test_replaced_models_share_tensors_and_agree(text: str) -> None:
     torch.manual_seed(0)
     model = models.build(text, (3, 32, 32), 10).double()
     changed = with_gpu_layers(model)
-    assert any(isinstance(module, GroupNorm | PatchConvolution) for module in changed.modules())
+    assert any(isinstance(module, ChannelsLastGroupNorm | PatchConvolution) for module in changed.modules())
     assert {name: id(tensor) for name, tensor in changed.named_parameters()} == {
         name: id(p) for name, p in model.named_parameters()
     }
-    assert not any(isinstance(module, GroupNorm | PatchConvolution) for module in model.modules())
+    assert not any(isinstance(module, ChannelsLastGroupNorm | PatchConvolution) for module in model.modules())
     images = torch.randn(3, 3, 32, 32, dtype=torch.float64)
     other = {name: torch.randn_like(tensor) * 0.05 for name, tensor in model.named_parameters()}
     torch.testing.assert_close(
@@ -131,11 +131,11 @@ class Winding(nn.Module):
         return images.mean((2, 3))
 
 
-def test_layers_by_several_names_are_still_one() -> None:
+def test_shared_layers_stay_shared() -> None:
     torch.manual_seed(0)
     model = Winding().double()
     changed = with_gpu_layers(model)
-    assert isinstance(changed, Winding) and type(changed.again[0]) is type(changed.steps[1]) is GroupNorm
+    assert isinstance(changed, Winding) and type(changed.again[0]) is type(changed.steps[1]) is ChannelsLastGroupNorm
     images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
     assert_same(model, changed, images)
     for tied in (False, True):
@@ -144,6 +144,6 @@ def test_layers_by_several_names_are_still_one() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
-def test_a_model_with_nothing_to_exchange_is_not_copied() -> None:
+def test_a_model_without_such_layers_is_not_copied() -> None:
     model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.GroupNorm(2, 8, bias=False), nn.BatchNorm2d(8))
     assert with_gpu_layers(model) is model

@@ -1,4 +1,4 @@
-"""Lanes: cohorts that do not fit are trained in turns, and batches that are seldom are not captured, with the same result."""
+"""Lanes: cohorts that do not fit train in turns, and rare batch sizes are not captured, with the same result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedflat.algorithms import Algorithm
 from fedflat.algorithms.perturbation import Perturbation
-from fedflat.algorithms.slot import At, Gradient, State
+from fedflat.algorithms.slot import Gradient, LocalContext, State
 from fedflat.bench.setting import RandomImages
 from fedflat.data import Examples
 from fedflat.engines.cpu.engine import LoopEngine
@@ -52,7 +52,7 @@ def trained(rounds: int = 2) -> Run:
 
 
 def lanes_that_fit(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let all lanes but the first few find the device full."""
+    """Simulate a device with memory for only ``count`` lanes."""
     real, seen = Lane._captured, []
 
     def captured(lane: Lane, work: Callable[[], None]) -> Callable[[], None]:
@@ -74,13 +74,13 @@ def test_a_cohort_that_does_not_fit_is_split(count: int, monkeypatch: pytest.Mon
     assert torch.equal(run.server.model.weights, together)
 
 
-def test_a_client_that_does_not_fit_is_told_of_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_does_not_fit_raises_an_error_with_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     lanes_that_fit(0, monkeypatch)
-    with pytest.raises(UserError, match=r"needs 3\.0 GB more and 1\.0 GB are free; lower training\.batch \(now 10\)"):
+    with pytest.raises(UserError, match=r"needs 3\.0 GB.* 1\.0 GB are free; lower training\.batch_size \(now 10\)"):
         trained()
 
 
-def test_batches_that_are_seldom_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rare_batch_sizes_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     captured = trained(SELDOM + 4)
     sizes = [set(lane._graphs) for lane in captured.engine.lanes]  # type: ignore[attr-defined]
     used = [lane._uses for lane in captured.engine.lanes]  # type: ignore[attr-defined]
@@ -107,13 +107,11 @@ def test_a_cohort_of_one_trains_as_in_the_loop() -> None:
 
 
 TRACED = partial(compiled, backend="eager", strict=True)
-"""A step as a GPU compiles it, run as it was traced."""
+"""The compiled step, traced but run eagerly."""
 
 
 @pytest.mark.parametrize(("lanes", "compile"), [(1, "off"), (2, "off"), (5, "off"), (2, "on")])
-def test_what_batch_norm_counts_is_what_the_loop_counts(
-    lanes: int, compile: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batch_norm_counters_agree_with_the_loop(lanes: int, compile: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedflat.experiment.setup.engine.compiled", TRACED)
     torch.manual_seed(0)
     norm = nn.BatchNorm1d(
@@ -143,15 +141,15 @@ def test_what_batch_norm_counts_is_what_the_loop_counts(
 class LookBack(Perturbation):
     """Takes the gradient where the client was a step before."""
 
-    def begin(self, at: At) -> State:
+    def begin(self, at: LocalContext) -> State:
         return {"last": at.z.clone()}
 
-    def offset(self, at: At, gradient: Gradient) -> tuple[Tensor, State]:
+    def offset(self, at: LocalContext, gradient: Gradient) -> tuple[Tensor, State]:
         return at.local["last"] - at.y, {"last": at.y}
 
 
 @pytest.mark.parametrize("step", [in_place, TRACED], ids=["as it is", "compiled"])
-def test_a_step_may_keep_the_iterate_before_it(step: Callable[[Problem, Training], Advance]) -> None:
+def test_a_step_may_keep_the_previous_iterate(step: Callable[[Problem, Training], Advance]) -> None:
     setting = bed(rounds=2, size=3)
     looking_back = Algorithm(perturbation=LookBack())
     loop = walk(looking_back, setting, engine=LoopEngine(problem_of(setting), workers=1))
@@ -160,20 +158,18 @@ def test_a_step_may_keep_the_iterate_before_it(step: Callable[[Problem, Training
     assert np.abs(np.array(loop.x) - np.array(walk("fedavg", setting).x)).max() > 1e-3
 
 
-def test_where_a_step_got_some_memory_and_no_more_nobody_knows_how_much_it_needs(
+def test_the_needed_memory_may_be_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def captured(lane: Lane, work: Callable[[], None]) -> Callable[[], None]:
         raise DoesNotFit(None, 2**28)
 
     monkeypatch.setattr(Lane, "_captured", captured)
-    with pytest.raises(
-        UserError, match=r"a step needs more than the 0\.2 GB that are free; lower training\.batch \(now 10\)"
-    ):
+    with pytest.raises(UserError, match=r"needs more, and 0\.2 GB are free; lower training\.batch_size \(now 10\)"):
         trained()
 
 
-def test_memory_that_ends_in_a_trial_is_no_figure_of_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_in_a_trial_gives_no_needed_size(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, answer in {
         "memory_allocated": 0,
         "reset_peak_memory_stats": None,
@@ -191,19 +187,19 @@ def test_memory_that_ends_in_a_trial_is_no_figure_of_what_is_needed(monkeypatch:
 
 
 def test_a_lane_has_room_for_longer_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps are captured anew where a client has more than twice the steps of any before, not for every one that has more."""
+    """Memory grows only for a client with more than twice the steps of any before."""
     lane = trained().engine.lanes[0]  # type: ignore[attr-defined]
-    anew = []
+    grown = []
     for count in [4, 7, 8, 12, 15, 30, 31, 60, 61]:
-        lane.work, before = lane.work if anew else {}, lane.work
-        lane._hold(SimpleNamespace(sizes=[10] * count, tensors={"indices": torch.full((count, 10), count)}))
-        anew += [count] * (lane.work is not before)
-        assert (lane.work["indices"][:count] == count).all()
-    assert anew == [4, 12, 30, 61]
+        lane.batches, before = lane.batches if grown else {}, lane.batches
+        lane._load_batches(SimpleNamespace(sizes=[10] * count, tensors={"indices": torch.full((count, 10), count)}))
+        grown += [count] * (lane.batches is not before)
+        assert (lane.batches["indices"][:count] == count).all()
+    assert grown == [4, 12, 30, 61]
 
 
 @pytest.mark.parametrize(("device", "expected"), [("cuda", BATCHES_AT_ONCE), ("cpu", 1)])
-def test_several_batches_are_for_a_gpu(device: str, expected: int) -> None:
+def test_several_batches_at_once_only_on_a_gpu(device: str, expected: int) -> None:
     assert LaneEngine(SimpleNamespace(device=torch.device(device)))._batches_at_once == expected  # type: ignore[arg-type]
 
 
@@ -232,8 +228,8 @@ def test_evaluations_take_several_batches_at_once_where_they_fit(monkeypatch: py
         engine.evaluate(models, sets)
 
 
-def test_a_first_lane_that_needs_the_room_of_others_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client with more steps than any before is captured anew, while the other lanes hold the memory."""
+def test_the_first_lane_gets_the_memory_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first lane must capture again while the other lanes hold the memory."""
     together = trained(3).server.model.weights
     real: list[Lane] = []
 
@@ -256,7 +252,7 @@ def test_a_first_lane_that_needs_the_room_of_others_gets_it(monkeypatch: pytest.
     assert torch.equal(run.server.model.weights, together)
 
 
-def test_where_the_end_of_a_round_cannot_be_captured_it_is_done_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finish_that_cannot_be_captured_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = trained().server.model.weights
 
     def captured(lane: Lane, work: Callable[[], None]) -> Callable[[], None]:
@@ -268,7 +264,7 @@ def test_where_the_end_of_a_round_cannot_be_captured_it_is_done_as_it_is(monkeyp
     assert torch.equal(trained().server.model.weights, expected)
 
 
-def test_too_little_memory_is_no_failure_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_is_not_a_compiler_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object) -> None:
         raise torch.OutOfMemoryError("full")
 
@@ -278,7 +274,7 @@ def test_too_little_memory_is_no_failure_of_the_compiler(monkeypatch: pytest.Mon
         walk("fedavg", setting, engine=LaneEngine(problem_of(setting), step=compiled))
 
 
-def test_dropout_is_the_same_again_and_that_of_the_loop_with_one_lane() -> None:
+def test_dropout_is_reproducible_and_one_lane_agrees_with_the_loop() -> None:
     values = {
         "algorithm": "mime",
         "model": "femnist-cnn",
@@ -296,14 +292,14 @@ def test_dropout_is_the_same_again_and_that_of_the_loop_with_one_lane() -> None:
         {"name": "lanes"},
     ):
         run = Run(config({**values, "engine": {**engine, "device": "cpu"}}), data=data)
-        torch.manual_seed(len(found))  # whatever else was drawn in this process
+        torch.manual_seed(len(found))  # earlier draws in this process must not matter
         found.append(run.go().models["server"].weights)
     assert torch.equal(found[0], found[1])
     assert torch.allclose(found[0], found[2], atol=1e-6)
     assert torch.equal(found[3], found[4])
 
 
-def test_a_larger_cohort_takes_the_step_that_is_there() -> None:
+def test_a_larger_cohort_reuses_the_step() -> None:
     made: list[Training] = []
 
     def counted(problem: Problem, training: Training) -> Advance:
@@ -312,12 +308,12 @@ def test_a_larger_cohort_takes_the_step_that_is_there() -> None:
 
     setting = bed(rounds=3).but(cohorts=[[0], [0, 1, 2], [1, 2]])
     grown = walk("scaffold", setting, engine=LaneEngine(problem_of(setting), step=counted))
-    assert len(made) == 1, "which may have taken a minute to compile"
+    assert len(made) == 1, "the compiled step is reused"
     assert np.abs(np.array(grown.x) - np.array(walk("scaffold", setting).x)).max() < 1e-12
 
 
 @pytest.mark.parametrize("kind", [LaneEngine, partial(LoopEngine, workers=1)])
-def test_an_engine_may_go_on_with_another_algorithm(kind: Callable[[Problem], Engine]) -> None:
+def test_an_engine_can_switch_algorithms(kind: Callable[[Problem], Engine]) -> None:
     setting = bed(rounds=2, size=3)
     engine = kind(problem_of(setting))
     walk("fedavg", setting, engine=engine)
@@ -325,9 +321,9 @@ def test_an_engine_may_go_on_with_another_algorithm(kind: Callable[[Problem], En
     assert np.abs(np.array(again.x) - np.array(walk("scaffold", setting).x)).max() < 1e-12
 
 
-def test_compiled_steps_have_layers_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_steps_use_gpu_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[str] = []
-    for layer in (gpu_layers.GroupNorm, gpu_layers.PatchConvolution):
+    for layer in (gpu_layers.ChannelsLastGroupNorm, gpu_layers.PatchConvolution):
         real = layer.forward
         monkeypatch.setattr(
             layer, "forward", lambda self, input, real=real: used.append(type(self).__name__) or real(self, input)
@@ -350,5 +346,5 @@ def test_compiled_steps_have_layers_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -
             model=model,
         )
         weights.append(run.go().models["server"].weights)
-        assert set(used) == (set() if engine["name"] == "loop" else {"GroupNorm", "PatchConvolution"})
+        assert set(used) == (set() if engine["name"] == "loop" else {"ChannelsLastGroupNorm", "PatchConvolution"})
     assert torch.allclose(*weights, atol=1e-6)

@@ -1,4 +1,4 @@
-"""What holds on a CPU holds on a GPU, for every algorithm: run ``pytest tests/engines/test_on_a_gpu.py`` where there is one."""
+"""GPU tests of every algorithm; run ``pytest tests/engines/test_on_a_gpu.py`` on a machine with a GPU."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_compiled_step_is_that_of_the_loop() -> None:
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("text", ["fedavg", "fedsam", "fedwmsam", "scaffold", "fedmoswa"])
 def test_compiled_steps_learn_the_same(text: str, precision: str) -> None:
-    """In many steps on many batches, which a compiler could confuse; rounding alone takes FedSAM a tenth apart, in bf16 a fifth."""
+    """Over many steps and batches; rounding alone moves FedSAM by a tenth, in bf16 by a fifth."""
     data, moved = bright(RandomImages(size=2000).dataset()), []
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="the step")

@@ -1,4 +1,4 @@
-"""Cohorts and batches are functions of (seed, purpose, round, client), and of nothing else."""
+"""Cohorts and batches are functions of (seed, purpose, round, client) only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ seeds, few = st.integers(0, 2**32), st.integers(0, 1000)
 
 
 @given(seed=seeds, round=st.integers(0, 10**6), clients=st.integers(1, 300), share=st.floats(0.01, 1))
-def test_a_fixed_cohort_has_its_size_and_no_one_twice(seed: int, round: int, clients: int, share: float) -> None:
+def test_a_fixed_cohort_has_distinct_clients(seed: int, round: int, clients: int, share: float) -> None:
     wanted = max(1, int(share * clients))
     cohort = Sampler(clients, wanted)(seed, round)
     assert len(cohort) == len(set(cohort)) == wanted
@@ -29,10 +29,10 @@ def test_bernoulli_cohorts_vary_around_their_mean() -> None:
     assert abs(taken / 2000 - 0.25).max() < 0.05
 
 
-def test_those_who_drop_out_are_missing_and_the_rest_is_as_before() -> None:
-    whole = [Sampler(50, 10)(3, round) for round in range(200)]
+def test_dropout_removes_clients_and_keeps_the_others() -> None:
+    full = [Sampler(50, 10)(3, round) for round in range(200)]
     left = [Sampler(50, 10, dropout=0.3)(3, round) for round in range(200)]
-    assert all(set(some) <= set(all_) for some, all_ in zip(left, whole, strict=True))
+    assert all(set(some) <= set(all_) for some, all_ in zip(left, full, strict=True))
     assert abs(np.mean([len(some) for some in left]) - 7) < 0.4
     assert all(Sampler(5, 2, dropout=0.999)(0, round) for round in range(50))
 
@@ -61,15 +61,15 @@ def test_every_epoch_sees_every_example_once(
 def test_steps_wrap_around_epochs(size: int, batch: int, steps: int) -> None:
     batches = Plan(batch, steps=steps).batches(0, 0, 0, size)
     assert len(batches) == steps
-    whole = Plan(batch, epochs=-(-steps // -(-size // batch))).batches(0, 0, 0, size)
-    assert all(np.array_equal(a, b) for a, b in zip(batches, whole, strict=False))
+    full = Plan(batch, epochs=-(-steps // -(-size // batch))).batches(0, 0, 0, size)
+    assert all(np.array_equal(a, b) for a, b in zip(batches, full, strict=False))
 
 
-def test_partial_work_is_a_beginning_of_the_whole() -> None:
-    whole, part = Plan(5, 2), Plan(5, 2, partial=0.5)
+def test_partial_work_is_a_prefix_of_full_work() -> None:
+    full, part = Plan(5, 2), Plan(5, 2, partial=0.5)
     lengths = []
     for client in range(200):
-        all_, some = whole.batches(0, 1, client, 40), part.batches(0, 1, client, 40)
+        all_, some = full.batches(0, 1, client, 40), part.batches(0, 1, client, 40)
         assert 1 <= len(some) <= len(all_)
         assert all(np.array_equal(a, b) for a, b in zip(some, all_, strict=False))
         lengths.append(len(some))

@@ -19,7 +19,7 @@ from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.gpu.step import compiled
 from fedflat.engines.problem.segmentation import Segmentation
-from fedflat.engines.problem.task import Classification, Pooling, Task, task_for
+from fedflat.engines.problem.task import Classification, PooledTask, Task, task_for
 from fedflat.engines.problem.totals import Totals
 from fedflat.engines.round.contract import ModelState
 from fedflat.experiment.analysis.scoring import Scorer
@@ -34,7 +34,7 @@ SIDE, NAMES = 32, ("dark", "middle", "bright")
 
 
 def scenes(count: int, seed: int, groups: list[int], shift: int = 0) -> Examples:
-    """Blocks whose brightness is their class, 20 pixels in a row that do not count; each group is lighter than the one before."""
+    """Blocks whose brightness is their class, with 20 ignored pixels; each group is brighter than the previous one."""
     rng = np.random.default_rng(seed)
     masks = np.kron(rng.integers(0, 3, (count, 4, 4)), np.ones((8, 8), np.int64))
     of = np.resize(groups, count)
@@ -88,11 +88,8 @@ def settings(**more: Any) -> dict[str, Any]:
     return quick | more
 
 
-# --- the loss ---------------------------------------------------------------------------------------------------------------------------
-
-
 def logits_for(losses: list[list[float]]) -> torch.Tensor:
-    """Two-class logits [n, 2, 1, pixels] for which the cross-entropy of class 0 is what is asked for: log(1 + e^z) = loss."""
+    """Two-class logits [n, 2, 1, pixels] with given cross-entropies of class 0: log(1 + e^z) = loss."""
     z = torch.tensor(losses, dtype=torch.float64).expm1().log()
     return torch.stack([torch.zeros_like(z), z], 1)[:, :, None]
 
@@ -141,9 +138,6 @@ def test_auxiliary_heads_add_their_own_mined_losses() -> None:
     assert Segmentation().sums(heads, target)["confusion"].equal(Segmentation().sums(heads[0], target)["confusion"])
 
 
-# --- the metric --------------------------------------------------------------------------------------------------------------------------
-
-
 def certain(guess: torch.Tensor, classes: int = 4) -> torch.Tensor:
     return 100 * nn.functional.one_hot(guess, classes).movedim(-1, 1).double()
 
@@ -181,20 +175,17 @@ def test_figures_do_not_depend_on_batches() -> None:
     ), "the mean over classes"
 
 
-def test_tasks_of_other_kinds_are_means_as_before() -> None:
+def test_other_tasks_are_means_over_examples() -> None:
     assert (
         isinstance(task_for("segmentation"), Segmentation)
-        and isinstance(Segmentation(), Pooling)
+        and isinstance(Segmentation(), PooledTask)
         and isinstance(Segmentation(), Task)
     )
-    assert not isinstance(Classification(), Pooling)
+    assert not isinstance(Classification(), PooledTask)
     totals = Totals(Classification())
     totals.add({"loss": torch.tensor(3.0), "accuracy": torch.tensor(1)}, 2)
     totals.add({"loss": torch.tensor(1.0), "accuracy": torch.tensor(1)}, 2)
     assert totals.figures() == {"loss": 1.0, "accuracy": 0.5}
-
-
-# --- engines -----------------------------------------------------------------------------------------------------------------------------
 
 
 def run_of(algorithm: str, engine: Any, model: str | nn.Module = "bisenetv2(width=0.1)", **training: Any) -> Run:
@@ -209,7 +200,7 @@ def run_of(algorithm: str, engine: Any, model: str | nn.Module = "bisenetv2(widt
     }
     run = Run(
         config(values),
-        data=made(8 if training.get("batch") == 4 else 7),
+        data=made(8 if training.get("batch_size") == 4 else 7),
         model=None if isinstance(model, str) else model,
     )
     run.engine = engine(run.problem)
@@ -226,11 +217,11 @@ OTHERS = {
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_engines_agree(other: str) -> None:
-    """Auxiliary heads, mining, masks that move with their images, batches that are too short, statistics, and the metric."""
+    """With auxiliary heads, mining, augmented masks, short batches, BatchNorm statistics and the metric."""
     torch.manual_seed(0)
     model = "bisenetv2(width=0.1)" if other == "lanes" else Dense()  # tracing a deep network takes a minute
-    whole = {"batch": 4} if other == "compiled" else {}  # and each size of a batch is traced anew
-    loop, lanes = (run_of("fedasam+poly", engine, model, **whole) for engine in (LOOP, OTHERS[other]))
+    full = {"batch_size": 4} if other == "compiled" else {}  # every batch size is traced anew
+    loop, lanes = (run_of("fedasam+poly", engine, model, **full) for engine in (LOOP, OTHERS[other]))
     assert (loop.server.model.weights - lanes.server.model.weights).abs().max() < 1e-10
     assert (loop.server.model.buffers - lanes.server.model.buffers).abs().max() < 1e-10
     for one, two in zip(loop.history, lanes.history, strict=True):
@@ -250,15 +241,15 @@ def test_engines_agree(other: str) -> None:
     ],
 )
 def test_sam_moves_statistics_once_per_step(network: str, engine: str) -> None:
-    """Weights stand still, so that FedAvg and SAM see the same batches at the same point: equal, unless the perturbed pass left a trace."""
+    """With frozen weights, FedAvg and SAM give equal statistics: the perturbed pass must not change them."""
     torch.manual_seed(0)
     model: Any = Dense() if network == "dense" else network
-    still = {"lr": 1e-12, "rounds": 1, "batch_size": 4}
+    frozen = {"lr": 1e-12, "rounds": 1, "batch_size": 4}
     plain, sam = (
-        run_of(text, ({"loop": LOOP} | OTHERS)[engine], model, **still, steps=3).server.model
+        run_of(text, ({"loop": LOOP} | OTHERS)[engine], model, **frozen, local_steps=3).server.model
         for text in ("fedavg", "fedsam(rho=5.0)")
     )
-    fresh = run_of("fedavg", LOOP, model, **still, steps=1).server.model
+    fresh = run_of("fedavg", LOOP, model, **frozen, local_steps=1).server.model
     assert torch.allclose(plain.buffers, sam.buffers, atol=1e-7)
     assert not torch.allclose(plain.buffers, fresh.buffers, atol=1e-3), "three steps are not one"
     assert all(torch.equal(plain.integers[name], sam.integers[name]) for name in plain.integers)
@@ -303,7 +294,7 @@ def test_a_network_learns_to_segment() -> None:
     assert result.metric == "miou"
 
 
-def test_models_for_something_else_are_refused() -> None:
+def test_models_for_other_tasks_are_rejected() -> None:
     with pytest.raises(
         fedflat.UserError,
         match=r"lenet5 gives an output of shape \(3,\) .* at each of 32x32 pixels: choose a model for segm",
@@ -323,9 +314,6 @@ def test_models_for_something_else_are_refused() -> None:
         )
 
 
-# --- whose statistics ---------------------------------------------------------------------------------------------------------------------
-
-
 def by_hand(model: nn.Module, examples: Examples, rows: torch.Tensor, statistics: torch.Tensor | None) -> float:
     """mIoU on some examples, normalised by given statistics or, without any, by those of the batch."""
     if statistics is not None:
@@ -339,7 +327,7 @@ def by_hand(model: nn.Module, examples: Examples, rows: torch.Tensor, statistics
 
 
 @pytest.mark.parametrize("from_disk", [False, True])
-def test_silobn_tests_seen_domains_by_their_client_s_statistics_and_others_by_their_batch(
+def test_silobn_uses_client_statistics_for_seen_domains_and_batch_statistics_otherwise(
     tmp_path: Path, from_disk: bool
 ) -> None:
     torch.manual_seed(0)
@@ -352,7 +340,7 @@ def test_silobn_tests_seen_domains_by_their_client_s_statistics_and_others_by_th
         local_epochs=1,
         training__statistics="own",
         out=tmp_path / "run",
-        **settings(evaluation__batch=50),
+        **settings(evaluation__batch_size=50),
     )
     kept = result.record.statistics
     assert set(kept) == {0, 1} and not torch.allclose(kept[0], kept[1], atol=1e-2), "each client has its own"
@@ -406,7 +394,7 @@ def test_large_masks_are_evaluated_few_at_a_time(monkeypatch: pytest.MonkeyPatch
     assert run.problem.evaluation_batch == 3
 
 
-def test_batches_that_normalise_themselves_are_spread_over_the_set() -> None:
+def test_batches_with_batch_statistics_are_spread_over_the_set() -> None:
     problem = Run(config(rough_settings()), data=made(7), model=Dense()).problem
     problem = replace(problem, evaluation_batch=4)
     assert [part.tolist() for part in problem.evaluation_batches(9)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]

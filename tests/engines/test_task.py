@@ -115,9 +115,12 @@ def test_texts_of_one_label_can_be_classified():
     """A user's own model gives one row of logits per text."""
     train, test = repeating(24, 0), repeating(9, 1)
     data = Dataset(
-        "beginnings", Examples(train.inputs, train.inputs[:, 0].clone()), Examples(test.inputs, test.inputs[:, 0].clone()),
-        tuple(CHARACTERS), kind="text",
-    )  # fmt: skip
+        "beginnings",
+        Examples(train.inputs, train.inputs[:, 0].clone()),
+        Examples(test.inputs, test.inputs[:, 0].clone()),
+        tuple(CHARACTERS),
+        kind="text",
+    )
     model = nn.Sequential(nn.Embedding(3, 4), nn.Flatten(), nn.Linear(4 * LENGTH, 3))
     more = {"clients": 4, "clients_per_round": 4, "batch_size": 4, "workers": 1, "device": "cpu", "partition": "iid"}
     result = fedflat.run("fedavg", dataset=data, model=model, rounds=8, local_epochs=3, lr=0.5, **more)
@@ -125,25 +128,25 @@ def test_texts_of_one_label_can_be_classified():
 
 
 @pytest.mark.parametrize(
-    ("model", "sentence"),
+    ("model", "message"),
     [
-        ("mlp", "mlp cannot be used on alphabet, whose inputs are int64 of shape"),
-        ("lenet5", "use mlp for plain features and char-lstm for text"),
+        ("mlp", "mlp.*alphabet.*int64"),
+        ("lenet5", "char-lstm"),
     ],
 )
-def test_a_model_for_something_else_is_refused(model: str, sentence: str):
-    with pytest.raises(fedflat.UserError, match=sentence):
+def test_a_model_for_another_task_is_rejected(model: str, message: str):
+    with pytest.raises(fedflat.UserError, match=message):
         fedflat.run("fedavg", dataset=alphabet(), rounds=1, **(SMALL | {"model": model}))
 
 
 @pytest.mark.parametrize("token", [-1, len(CHARACTERS)])
 @pytest.mark.parametrize("part", ["train", "test"])
-def test_a_token_that_the_model_does_not_know_is_told_of_before_it_comes_up(part: str, token: int) -> None:
+def test_a_token_unknown_to_the_model_is_rejected_before_training(part: str, token: int) -> None:
     data = alphabet()
     getattr(data, part).inputs[-1, -1] = token
     with pytest.raises(
         fedflat.UserError,
-        match=rf"alphabet has the token {token}, and char-lstm.* knows those from 0 to 2, one for each",
+        match=rf"alphabet.*{token}.*char-lstm.*0 to 2",
     ):
         fedflat.run("fedavg", dataset=data, rounds=1, **SMALL)
 
@@ -160,24 +163,24 @@ class Several(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("own", "sentence"),
+    ("own", "message"),
     [
-        ({"model": nn.Linear}, "model is the class Linear and not one of it; expected a torch.nn.Module, or the name"),
-        ({"model": torch.relu}, "model is a builtin_function_or_method; expected a torch.nn.Module"),
-        ({"model": Several()}, "gives a dict; expected a tensor with a row for each example"),
-        ({"loss": "cross-entropy"}, "loss is 'cross-entropy'; expected a function of outputs and targets"),
+        ({"model": nn.Linear}, "class Linear.*torch.nn.Module"),
+        ({"model": torch.relu}, "builtin_function_or_method.*torch.nn.Module"),
+        ({"model": Several()}, "dict.*tensor"),
+        ({"loss": "cross-entropy"}, "cross-entropy.*function"),
         (
             {"loss": partial(F.cross_entropy, reduction="none")},
-            r"a tensor of shape \(40,\); expected a tensor with one number, the mean",
+            r"shape \(40,\).*scalar",
         ),
-        ({"loss": lambda output, target: 1.0}, "the loss of a batch is a float; expected a tensor with one number"),
-        ({"loss": lambda output, target: output.mean().detach()}, r"the loss has no gradient; leave out detach\(\)"),
-        ({"loss": F.mse_loss}, r"the loss fails on outputs and targets of shapes \(40, 2\) and \(40,\): The size"),
+        ({"loss": lambda output, target: 1.0}, "float.*scalar"),
+        ({"loss": lambda output, target: output.mean().detach()}, r"no gradient.*detach\(\)"),
+        ({"loss": F.mse_loss}, r"\(40, 2\) and \(40,\)"),
     ],
 )
-def test_own_models_and_losses_that_cannot_be_trained(own: dict[str, Any], sentence: str) -> None:
+def test_user_models_and_losses_that_cannot_be_trained(own: dict[str, Any], message: str) -> None:
     clients = [(torch.randn(20, 4) + label, torch.full((20,), label)) for label in (0, 1)]
-    with pytest.raises(fedflat.UserError, match=sentence):
+    with pytest.raises(fedflat.UserError, match=message):
         list(
             fedflat.rounds(
                 "fedavg", own.get("model", nn.Linear(4, 2)), clients, loss=own.get("loss"), rounds=1, workers=1

@@ -69,9 +69,6 @@ class OneFrozen(nn.Module):
         return logits
 
 
-# --- what moves, what is sent, what is kept --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("algorithm", "down", "up", "kept"), [("fedavg", 1, 1, 0), ("fedmoswa", 2, 2, 1), ("fedsam", 1, 1, 0)]
 )
@@ -91,7 +88,7 @@ def test_only_adapters_and_head_are_trained_sent_and_kept(
     assert [(r["bytes_down"], r["bytes_up"]) for r in run.history] == [
         (n * down * bytes_per_round, n * up * bytes_per_round) for n in range(4)
     ]
-    table = run.engine.table  # type: ignore[attr-defined]
+    table = run.engine.buffers  # type: ignore[attr-defined]
     sent = table.displacement.nbytes + sum(rows.nbytes for rows in table.sent.values())
     received = table.z.nbytes + sum(vector.nbytes for vector in table.server.values())
     assert (3 * received, sent) == (down * bytes_per_round, up * bytes_per_round), "what really lies in the tables"
@@ -170,13 +167,8 @@ def test_a_module_that_froze_a_part_itself(tmp_path: Path) -> None:
 
 def test_a_model_of_which_everything_is_frozen() -> None:
     own = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).requires_grad_(False)
-    with pytest.raises(
-        fedflat.UserError, match="all parameters of custom:Sequential are frozen"
-    ):
+    with pytest.raises(fedflat.UserError, match="all parameters of custom:Sequential are frozen"):
         run_of(own=own)
-
-
-# --- engines ---------------------------------------------------------------------------------------------------------------------
 
 
 def weights_by(engine: Any, algorithm: str, arithmetic: torch.dtype | None = None, **settings: Any) -> Tensor:
@@ -220,9 +212,6 @@ def test_worker_processes_have_the_frozen_part() -> None:
     assert torch.equal(here, there)
 
 
-# --- on disk ---------------------------------------------------------------------------------------------------------------------
-
-
 class Killed(Callback):
     """Ends a run in the middle of it."""
 
@@ -259,9 +248,7 @@ def test_a_run_does_not_go_on_with_another_frozen_part(tmp_path: Path) -> None:
         settings = SETTINGS | {"train": "head", "init": start_of(tmp_path), "engine__checkpoint_every": 1}
         fedflat.run("fedavg", out=tmp_path / "run", callbacks=[Killed()], **settings)
     start_of(tmp_path, seed=6)
-    with pytest.raises(
-        fedflat.UserError, match=r"frozen part of the model differs"
-    ):
+    with pytest.raises(fedflat.UserError, match=r"frozen part of the model differs"):
         fedflat.resume(tmp_path / "run")
     start_of(tmp_path)
     assert fedflat.resume(tmp_path / "run").status == "finished"
@@ -283,9 +270,6 @@ def test_a_saved_model_needs_nothing_but_its_folder(tmp_path: Path) -> None:
     assert torch.equal(plain.eval()(x), merged(x))
 
 
-# --- weights to start from -------------------------------------------------------------------------------------------------------
-
-
 def test_adapters_of_another_run_are_taken_over_or_refused(tmp_path: Path) -> None:
     first = fedflat.run("fedavg", out=tmp_path / "first", train=LORA, **SETTINGS)
     saved = tmp_path / "first" / "model.safetensors"
@@ -295,7 +279,7 @@ def test_adapters_of_another_run_are_taken_over_or_refused(tmp_path: Path) -> No
         run_of(init=saved)
     extra = "tensors blocks.0.attn.qkv.lora_a_weight, blocks.0.attn.qkv.lora_b_weight"
     assert extra in str(told.value) and str(told.value).count("lora") == 4
-    with pytest.raises(fedflat.UserError, match="lora_a_weight .*4x12.*8x12"):
+    with pytest.raises(fedflat.UserError, match=r"lora_a_weight .*4x12.*8x12"):
         run_of(train="lora(rank=4)", init=saved)
 
 
@@ -315,9 +299,7 @@ def test_a_head_for_other_classes(tmp_path: Path) -> None:
     torch.manual_seed(0)
     other = dict(build(VIT, (1, 16, 16), 7).state_dict())
     save_file(other, tmp_path / "seven.safetensors")
-    with pytest.raises(
-        fedflat.UserError, match=r"head\.weight .*7x12.*10x12.*init_head=fresh"
-    ):
+    with pytest.raises(fedflat.UserError, match=r"head\.weight .*7x12.*10x12.*init_head=fresh"):
         run_of(init=tmp_path / "seven.safetensors")
     run = run_of(init=tmp_path / "seven.safetensors", init_head="fresh", train="head")
     found, fresh = state(run), state(run_of())
@@ -341,7 +323,7 @@ def test_a_head_for_other_classes(tmp_path: Path) -> None:
 def test_settings_that_contradict_each_other() -> None:
     with pytest.raises(fedflat.UserError, match="init_head=fresh needs initial weights"):
         make_config(None, {"init_head": "fresh"})
-    with pytest.raises(fedflat.UserError, match="there is no part of a model to train 'tail'"):
+    with pytest.raises(fedflat.UserError, match="'tail'"):
         make_config(None, {"train": "tail"})
 
 

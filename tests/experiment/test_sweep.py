@@ -105,12 +105,13 @@ def files(folder: Path) -> list[Path]:
 
 def _holder(folder: Path) -> subprocess.Popen[str]:
     """A process that locks a folder until it reads a line."""
-    code = (
-        "import sys; from pathlib import Path; from fedflat.experiment.store.lock import Lock; "
-        "lock = Lock(Path(sys.argv[1])); lock.acquire(); print('held', flush=True); sys.stdin.readline()"
-    )
+    code = "import sys; from filelock import FileLock; lock = FileLock(sys.argv[1]); lock.acquire(); print('held'); input()"
+    folder.mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(
-        [sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-u", "-c", code, str(folder / LOCK_FILE)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None and process.stdout.readline() == "held\n"
     return process

@@ -1,4 +1,6 @@
-"""Theorem 5.1, evaluated: golden numbers, the step of the proof that it can do without, and the recursion it comes from."""
+"""Theorem 5.1, evaluated: golden numbers, the step of the proof that it can do without, and the recursion it comes
+from.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,22 @@ from hypothesis import strategies as st
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.theory import conditions, rates_of, theory
 from fedflat.experiment.config import config
-from fedflat.flatness.theory.bounds import ALGORITHMS, Bound, Rates, Setting, as_run, largest_lr, theorem
+from fedflat.flatness.theory.bounds import (
+    ALGORITHMS,
+    FederationSize,
+    GeneralisationBound,
+    RoundLearningRates,
+    as_run,
+    largest_lr,
+    theorem,
+)
 from fedflat.flatness.theory.noise import Constants, largest
 
 CONSTANTS = Constants(lipschitz=2.0, smoothness=4.0, noise=0.5, heterogeneity=1.5)
-SETTING = Setting(clients=10, examples=50, steps=3, rounds=20)
+SETTING = FederationSize(clients=10, examples=50, steps=3, rounds=20)
 
 constants = st.builds(Constants, *[st.floats(1e-2, 1e3)] * 4)
-sizes = st.builds(Setting, st.integers(1, 1000), st.floats(1, 1e4), st.integers(1, 200), st.integers(1, 100))
+sizes = st.builds(FederationSize, st.integers(1, 1000), st.floats(1, 1e4), st.integers(1, 200), st.integers(1, 100))
 
 
 def test_the_printed_bounds_by_hand() -> None:
@@ -55,9 +65,11 @@ def test_the_order_of_the_algorithms_and_the_step_that_can_be_spared(some, setti
 @settings(max_examples=50, deadline=None)
 @given(constants, sizes)
 def test_at_the_theorems_own_rates_the_recursion_stays_below_the_theorem(some, setting) -> None:
-    """Putting 1/(beta K T) into eq. 31 gives at most what is printed: sum_t e^(..) h_t <= e / beta, up to the printed e^(1/T)."""
+    """Putting 1/(beta K T) into eq. 31 gives at most what is printed: sum_t e^(..) h_t <= e / beta, up to the printed
+    e^(1/T).
+    """
     lr = largest_lr(some, setting)
-    rounds = [Rates(lr * setting.steps, lr)] * setting.rounds
+    rounds = [RoundLearningRates(lr * setting.steps, lr)] * setting.rounds
     for name in ALGORITHMS:
         for tight in (False, True):
             assert as_run(name, some, setting, rounds, tight).log10 <= theorem(name, some, setting, tight).log10 + 1e-6
@@ -65,7 +77,7 @@ def test_at_the_theorems_own_rates_the_recursion_stays_below_the_theorem(some, s
 
 def test_the_recursion_step_by_step() -> None:
     """d <- e^(beta h) (d + (2 / m n) c h G), which is eq. 30, by hand over rounds whose rates fall."""
-    rounds = [Rates(0.3, 0.15), Rates(0.2, 0.1), Rates(0.1, 0.05)]
+    rounds = [RoundLearningRates(0.3, 0.15), RoundLearningRates(0.2, 0.1), RoundLearningRates(0.1, 0.05)]
     m_n, beta = 500, 4.0
     distance = 0.0
     for h, highest in rounds:
@@ -94,10 +106,10 @@ def test_rates_follow_the_decay_over_rounds_and_the_cycle() -> None:
 
 
 def test_rounds_without_a_rate_change_nothing() -> None:
-    rates = [Rates(0.2, 0.1), Rates(0.1, 0.05)]
-    with_still_ones = [Rates(0.0, 0.0), rates[0], Rates(0.0, 0.0), rates[1]]
+    rates = [RoundLearningRates(0.2, 0.1), RoundLearningRates(0.1, 0.05)]
+    with_still_ones = [RoundLearningRates(0.0, 0.0), rates[0], RoundLearningRates(0.0, 0.0), rates[1]]
     assert as_run("fedswa", CONSTANTS, SETTING, with_still_ones) == as_run("fedswa", CONSTANTS, SETTING, rates)
-    assert as_run("fedswa", CONSTANTS, SETTING, [Rates(0.0, 0.0)]).value == 0
+    assert as_run("fedswa", CONSTANTS, SETTING, [RoundLearningRates(0.0, 0.0)]).value == 0
 
 
 def test_another_algorithm_has_its_own_rates_in_the_same_run() -> None:
@@ -111,17 +123,17 @@ def test_another_algorithm_has_its_own_rates_in_the_same_run() -> None:
 
 
 def test_numbers_beyond_any_float_are_told_by_their_logarithm() -> None:
-    many = theorem("fedsam", CONSTANTS, Setting(10, 50, 5000, 10))
+    many = theorem("fedsam", CONSTANTS, FederationSize(10, 50, 5000, 10))
     assert many.value == math.inf
     assert many.log10 == pytest.approx(4999 * math.log10(2), rel=0.01)
     assert many.vacuous(math.log(10))
-    assert not Bound(-2.0, 0.0).vacuous(math.log(10))
-    assert Bound(0.0, 0.0).vacuous(1.0), "as much as guessing is no more than guessing"
+    assert not GeneralisationBound(-2.0, 0.0).vacuous(math.log(10))
+    assert GeneralisationBound(0.0, 0.0).vacuous(1.0), "as much as guessing is no more than guessing"
 
 
 def test_what_a_run_does_of_what_the_theorem_asks_for() -> None:
     made = config({"algorithm": "fedmoswa", "federation": {"clients_per_round": 5}, "data": {"clients": 10}})
-    found = {text: met for text, met, _ in conditions(made, CONSTANTS, SETTING, [Rates(0.3, 0.1)])}
+    found = {text: met for text, met, _ in conditions(made, CONSTANTS, SETTING, [RoundLearningRates(0.3, 0.1)])}
     assert found == {
         "one of FedSAM, FedSWA, FedMoSWA": True,
         "every client in every round": False,
@@ -145,7 +157,7 @@ def test_the_theory_of_a_run_says_what_went_into_it(digits_split) -> None:
     assert found["setting"] == {
         "clients": 50,
         "examples": pytest.approx(sum(sizes) / 50),
-        "local_steps": pytest.approx(sum(2 * -(-size // 10) for size in sizes) / 50),
+        "steps": pytest.approx(sum(2 * -(-size // 10) for size in sizes) / 50),
         "rounds": 7,
     }
     assert found["trivial"] == pytest.approx(math.log(10))
@@ -162,9 +174,9 @@ def digits_split():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: theorem("fedavg", CONSTANTS, SETTING), "there is no bound for fedavg"),
-        (lambda: theorem("fedswa", replace(CONSTANTS, lipschitz=0.0), SETTING), "above 0"),
-        (lambda: Setting(0, 1, 1, 1), "no federation"),
+        (lambda: theorem("fedavg", CONSTANTS, SETTING), "fedavg"),
+        (lambda: theorem("fedswa", replace(CONSTANTS, lipschitz=0.0), SETTING), "L=0"),
+        (lambda: FederationSize(0, 1, 1, 1), "at least one client"),
     ],
 )
 def test_bad_input_in_a_sentence(call, words) -> None:

@@ -95,7 +95,9 @@ def test_the_scale_of_the_random_numbers_does_not_matter(factor: float, seed: in
 
 
 def test_rescaling_a_network_rescales_its_direction(small: tuple[Layout, Tensor]) -> None:
-    """What makes landscapes of different networks comparable: a filter that is k times larger is moved k times as far."""
+    """What makes landscapes of different networks comparable: a filter that is k times larger is moved k times as
+    far.
+    """
     layout, weights = small
     larger = weights.clone()
     layout.views(larger)["conv.weight"][2] *= 7
@@ -122,7 +124,7 @@ def test_two_directions_of_a_large_model_are_nearly_orthogonal() -> None:
 
 def test_wrong_requests_are_told() -> None:
     layout, weights = flat(nn.Linear(2, 2))
-    with pytest.raises(UserError, match="expected 6 of both"):
+    with pytest.raises(UserError, match="expected 6"):
         filter_normalised(layout, torch.zeros(5), weights)
     with pytest.raises(UserError, match="expected one of scaled, zero"):
         filter_normalised(layout, torch.zeros(6), weights, "keep")  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""Landscapes on quadratics, where every value is known; how they are kept, and what becomes of values that are not finite."""
+"""Landscapes on quadratics, where every value is known; how they are kept, and what becomes of values that are not
+finite.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 
 from fedflat.errors import UserError
 from fedflat.flatness.landscapes.directions import directions_around
-from fedflat.flatness.landscapes.grid import Landscape, Mark, Model, survey
+from fedflat.flatness.landscapes.grid import Landscape, Mark, Model, evaluate_models
 from fedflat.flatness.landscapes.landscape import landscape_around, landscape_of, symmetric_axis
 from fedflat.flatness.landscapes.path import path_of
 from fedflat.flatness.objective import Objective
@@ -89,14 +91,16 @@ def test_the_model_is_left_as_it_was_and_buffers_keep_their_values() -> None:
 def test_figures_are_fetched_some_at_a_time_and_progress_is_told() -> None:
     told: list[tuple[int, int]] = []
     models = (Model(torch.full((1,), float(n)), EMPTY) for n in range(10))
-    found = survey(lambda model: {"value": model.weights[0]}, models, 10, lambda *where: told.append(where), at_once=4)
+    found = evaluate_models(
+        lambda model: {"value": model.weights[0]}, models, 10, lambda *where: told.append(where), fetch_every=4
+    )
     assert found["value"].tolist() == list(range(10))
     assert told == [(4, 10), (8, 10), (10, 10)]
 
 
 def test_nothing_is_differentiated() -> None:
     weights = torch.ones(2, requires_grad=True)
-    found = survey(
+    found = evaluate_models(
         lambda model: {"free": torch.tensor(float((model.weights * 2).requires_grad))}, [Model(weights, EMPTY)], 1
     )
     assert found["free"].tolist() == [0.0]
@@ -116,7 +120,7 @@ def test_the_middle_of_an_odd_axis_is_exactly_the_model() -> None:
         ({"points": 1}, "at least 2"),
         ({"radius": 0.0}, "above 0"),
         ({"radius": math.nan}, "above 0"),
-        ({"dimensions": 3}, "1 or 2 dimensions, not 3"),
+        ({"dimensions": 3}, "dimensions=3"),
     ],
 )
 def test_impossible_landscapes_are_refused(wrong: dict[str, float], sentence: str) -> None:
@@ -125,7 +129,9 @@ def test_impossible_landscapes_are_refused(wrong: dict[str, float], sentence: st
 
 
 def test_any_objective_can_be_looked_at() -> None:
-    """The landscape of an objective is its loss at every point, and its path is the straight line between two vectors."""
+    """The landscape of an objective is its loss at every point, and its path is the straight line between two
+    vectors.
+    """
     torch.manual_seed(0)
     module = nn.Linear(3, 2)
     objective = Objective(module, nn.functional.mse_loss, (torch.randn(9, 3), torch.randn(9, 2)))
@@ -138,9 +144,6 @@ def test_any_objective_can_be_looked_at() -> None:
             )
     way = path_of(objective, {"here": objective.weights, "zero": torch.zeros(8)}, points=3)
     assert way.values["loss"][1] == pytest.approx(float(objective.loss(objective.weights / 2)), rel=1e-6)
-
-
-# --- as plain values -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_landscape_survives_json_with_values_that_are_not_finite() -> None:
@@ -166,5 +169,5 @@ def test_what_is_no_landscape_is_refused_in_a_sentence(change: dict[str, object]
     document = landscape_around(LAYOUT, Model(CENTRE, EMPTY), loss, points=3).document()
     with pytest.raises(UserError):
         Landscape.from_document({**document, **change})
-    with pytest.raises(UserError, match="no landscape of fedflat"):
+    with pytest.raises(UserError, match="fedflat flatness landscape"):
         Landscape.from_document({})

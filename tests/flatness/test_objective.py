@@ -1,4 +1,6 @@
-"""The loss as a function of flat weights: against torch's own derivatives, on every kind of layer, from any kind of data."""
+"""The loss as a function of flat weights: against torch's own derivatives, on every kind of layer, from any kind of
+data.
+"""
 
 from __future__ import annotations
 
@@ -120,9 +122,6 @@ def test_a_quadratic_has_its_own_matrix() -> None:
     torch.testing.assert_close(objective.gradient(), -matrix @ centre)
 
 
-# --- data ------------------------------------------------------------------------------------------------------------------------
-
-
 def test_all_kinds_of_data_are_the_same_data() -> None:
     one = case("mlp")
     pair = (one.inputs, one.targets)
@@ -174,9 +173,6 @@ def test_metrics_are_means_over_examples() -> None:
     assert one.objective().measured() == {"loss": float(objective.loss())}
 
 
-# --- what cannot be measured -----------------------------------------------------------------------------------------------------
-
-
 class Dropping(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -188,7 +184,7 @@ class Dropping(nn.Module):
 
 def test_a_random_forward_pass_is_refused() -> None:
     data = (torch.randn(8, 5), torch.arange(8) % 3)
-    with pytest.raises(UserError, match=r"not the same twice .* dropout or augmentation"):
+    with pytest.raises(UserError, match="dropout or augmentation"):
         Objective(Dropping(), F.cross_entropy, data).check()
     # The same in a layer that evaluation mode switches off is no mistake.
     Objective(nn.Sequential(nn.Dropout(0.5), nn.Linear(5, 3)).train(), F.cross_entropy, data).check()
@@ -198,23 +194,23 @@ def test_what_is_not_finite_is_refused() -> None:
     network = nn.Linear(2, 2)
     with torch.no_grad():
         network.weight.fill_(float("nan"))
-    with pytest.raises(UserError, match="the loss of this model is nan"):
+    with pytest.raises(UserError, match="loss is nan"):
         Objective(network, F.cross_entropy, (torch.ones(2, 2), torch.zeros(2, dtype=torch.long))).check()
     root = nn.Linear(1, 1, bias=False)
     with torch.no_grad():
         root.weight.zero_()
-    with pytest.raises(UserError, match="gradient of this model is not finite"):
+    with pytest.raises(UserError, match="gradient is not finite"):
         Objective(root, lambda output, target: output.abs().sqrt().mean(), (torch.ones(2, 1), torch.zeros(2))).check()
 
 
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        ([], "there are no data to measure on"),
-        (3, "int is no data; expected a DataLoader"),
-        ([torch.ones(2, 2)], "a batch is Tensor here; expected a pair"),
-        ([(torch.ones(2, 2), "ab")], "targets are str here; expected a tensor"),
-        ((torch.ones(0, 2), torch.zeros(0)), "a batch holds no examples"),
+        ([], "empty"),
+        (3, "int.*DataLoader"),
+        ([torch.ones(2, 2)], "Tensor.*pair"),
+        ([(torch.ones(2, 2), "ab")], "str.*tensor"),
+        ((torch.ones(0, 2), torch.zeros(0)), "batch is empty"),
     ],
 )
 def test_data_that_cannot_be_read(data: object, sentence: str) -> None:
@@ -224,25 +220,22 @@ def test_data_that_cannot_be_read(data: object, sentence: str) -> None:
 
 def test_a_loss_that_is_not_one_number_is_refused() -> None:
     data, network = (torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)), nn.Linear(2, 3)
-    with pytest.raises(UserError, match=r"a tensor of shape \(4,\) here; expected one number"):
+    with pytest.raises(UserError, match=r"shape \(4,\)"):
         Objective(network, lambda output, target: F.cross_entropy(output, target, reduction="none"), data).check()
-    with pytest.raises(UserError, match="the loss of a batch is float here"):
+    with pytest.raises(UserError, match="float"):
         Objective(network, lambda output, target: 1.0, data).check()  # type: ignore[arg-type,return-value]
 
 
 def test_other_mistakes() -> None:
     objective = case("mlp").objective()
-    with pytest.raises(UserError, match="a subset of 25 examples is not possible; expected between 1 and 24"):
+    with pytest.raises(UserError, match="25 examples; expected 1 to 24"):
         objective.subset(25, 0)
-    with pytest.raises(UserError, match="no point of this model; expected"):
+    with pytest.raises(UserError, match="expected \\("):
         objective.loss(torch.zeros(3))
-    with pytest.raises(UserError, match="no parameters that are trained"):
+    with pytest.raises(UserError, match="no trainable parameters"):
         Objective(nn.Flatten(), F.mse_loss, (torch.ones(2, 2), torch.ones(2)))
-    with pytest.raises(UserError, match="batches of 0 examples"):
+    with pytest.raises(UserError, match="batch size is 0"):
         case("mlp").objective(0)
-
-
-# --- every model -----------------------------------------------------------------------------------------------------------------
 
 
 def input_shape(name: str) -> tuple[int, ...]:

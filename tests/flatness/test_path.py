@@ -28,7 +28,9 @@ def test_on_a_quadratic_every_value_is_the_closed_form() -> None:
 
 
 def test_a_convex_loss_has_no_barrier_and_a_concave_one_has_its_own() -> None:
-    """Of -k t (1 - t) above the line between the ends, the highest rise is k / 4 at t = 1/2; of a convex loss there is none."""
+    """Of -k t (1 - t) above the line between the ends, the highest rise is k / 4 at t = 1/2; of a convex loss there
+    is none.
+    """
     found = path_landscape(
         ENDS, lambda m: {"convex": (m.weights**2).sum(), "concave": -(m.weights**2).sum()}, points=21
     )
@@ -92,7 +94,7 @@ def test_a_value_that_is_not_finite_is_a_barrier_without_end() -> None:
 
 
 def test_wrong_requests_are_told() -> None:
-    with pytest.raises(UserError, match="from one model to another, but here are 1"):
+    with pytest.raises(UserError, match="got 1"):
         path_landscape({"a": ENDS["a"]}, lambda m: {"x": m.weights.sum()})
     with pytest.raises(UserError, match="at least 2 points"):
         path_landscape(ENDS, lambda m: {"x": m.weights.sum()}, points=1)

@@ -1,4 +1,6 @@
-"""The plane through three models: its basis, its coordinates, its values on a quadratic; and what does not lie on one plane."""
+"""The plane through three models: its basis, its coordinates, its values on a quadratic; and what does not lie on one
+plane.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 from fedflat.errors import UserError
 from fedflat.flatness.landscapes.grid import Model
 from fedflat.flatness.landscapes.plane import Plane, plane_landscape, plane_of, spread_axis
-from fedflat.flatness.landscapes.points import refuse_different_shapes
+from fedflat.flatness.landscapes.points import require_same_shapes
 from fedflat.flatness.objective import Objective
 from fedflat.models.layout import Layout
 
@@ -122,24 +124,24 @@ def test_single_precision_models_come_back_at_their_corners() -> None:
 
 def test_models_that_span_no_plane_are_refused() -> None:
     a, b, _ = three()
-    with pytest.raises(UserError, match="two of the three models are the same"):
+    with pytest.raises(UserError, match="identical"):
         Plane.through(a, b, b)
-    with pytest.raises(UserError, match=r"lie on one line.*fedflat flatness path"):
+    with pytest.raises(UserError, match="fedflat flatness path"):
         Plane.through(a, b, 0.25 * a + 0.75 * b)
-    with pytest.raises(UserError, match="three models, but here are 2"):
+    with pytest.raises(UserError, match="got 2"):
         plane_landscape({"a": Model(a, EMPTY), "b": Model(b, EMPTY)}, lambda m: {"train_loss": m.weights.sum()})
 
 
 def test_models_of_different_shapes_are_refused_in_one_sentence() -> None:
     one, other = Layout(("w", "b"), ((2, 3), (2,))), Layout(("w", "b"), ((2, 4), (2,)))
-    refuse_different_shapes({"runs/a": one, "runs/b": one})
+    require_same_shapes({"runs/a": one, "runs/b": one})
     with pytest.raises(
         UserError,
         match=r"^runs/a and runs/b have different shapes and cannot lie on one plane: w is 2x3 .* 2x4 in the second$",
     ):
-        refuse_different_shapes({"runs/a": one, "runs/b": other})
-    with pytest.raises(UserError, match="the second alone has c"):
-        refuse_different_shapes({"a": one, "b": Layout(("w", "b", "c"), ((2, 3), (2,), ()))})
+        require_same_shapes({"runs/a": one, "runs/b": other})
+    with pytest.raises(UserError, match="only the second has c"):
+        require_same_shapes({"a": one, "b": Layout(("w", "b", "c"), ((2, 3), (2,), ()))})
 
 
 def test_an_axis_over_positions() -> None:
@@ -147,7 +149,9 @@ def test_an_axis_over_positions() -> None:
 
 
 def test_any_modules_on_one_plane() -> None:
-    """A linear model under squared loss is quadratic: the loss at a point of the plane is that of the combined module."""
+    """A linear model under squared loss is quadratic: the loss at a point of the plane is that of the combined
+    module.
+    """
     torch.manual_seed(0)
     modules: dict[str, Tensor | nn.Module] = {name: nn.Linear(3, 2).double() for name in "abc"}
     inputs, targets = torch.randn(20, 3).double(), torch.randn(20, 2).double()
@@ -163,5 +167,5 @@ def test_any_modules_on_one_plane() -> None:
     assert found.values["loss"][1, 1] == pytest.approx(nn.functional.mse_loss(output, targets).item())
     with pytest.raises(UserError, match=r"have different shapes.*weight is 2x3 in the first and 2x4 in the second"):
         plane_of(objective, {**modules, "d": nn.Linear(4, 2)})
-    with pytest.raises(UserError, match="a has 5 numbers, but the objective's model has 8"):
+    with pytest.raises(UserError, match=r"a has 5 .* 8"):
         plane_of(objective, {"a": torch.zeros(5)})

@@ -87,9 +87,6 @@ def test_pairs_of_directions_cancel_the_slope() -> None:
     assert near == pytest.approx(steep, rel=1e-5)
 
 
-# --- ASAM ------------------------------------------------------------------------------------------------------------------------
-
-
 def test_adaptive_sharpness_in_closed_form() -> None:
     model = quadratic(3)
     w, rho = model.weight.detach(), 0.4
@@ -147,12 +144,12 @@ def test_a_larger_ball_holds_a_worse_point() -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "sentence"),
     [
-        ("smm", {}, "no kind of sharpness 'smm'; did you mean"),
-        ("sam", {"rho": 0.0}, "a radius of rho=0 is not possible"),
-        ("sam", {"steps": 0}, "0 steps of ascent"),
-        ("asam", {"eta": -1.0}, "eta=-1 is not possible"),
-        ("asam", {"scope": "biases"}, "no scope of ASAM's scale 'biases'"),
-        ("average", {"directions": 1}, "an average over 1 directions has no interval"),
+        ("smm", {}, "'smm'; did you mean"),
+        ("sam", {"rho": 0.0}, "rho=0"),
+        ("sam", {"steps": 0}, "steps=0"),
+        ("asam", {"eta": -1.0}, "eta=-1"),
+        ("asam", {"scope": "biases"}, "'biases'"),
+        ("average", {"directions": 1}, "directions=1"),
     ],
 )
 def test_impossible_requests(kind: str, options: dict, sentence: str) -> None:
@@ -165,7 +162,5 @@ def test_a_rise_that_is_not_finite() -> None:
     with torch.no_grad():
         network.weight.fill_(1.0)
     objective = Objective(network, lambda output, target: output.pow(30).mean(), (torch.ones(2, 1), torch.zeros(2)))
-    with pytest.raises(
-        UserError, match="the rise of the loss is inf, so that there is no sharpness; take a smaller radius"
-    ):
+    with pytest.raises(UserError, match=r"is inf.*smaller radius"):
         sharpness_of(objective, "sam", rho=1e6)

@@ -1,4 +1,6 @@
-"""Twins that differ in one example: on quadratics their distance is known, and nothing but the example sets them apart."""
+"""Twins that differ in one example: on quadratics their distance is known, and nothing but the example sets them
+apart.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.analysis.stability import Twins
 from fedflat.experiment.analysis.theory import rates_of
 from fedflat.experiment.config import config
-from fedflat.flatness.theory.bounds import Setting, as_run
+from fedflat.flatness.theory.bounds import FederationSize, as_run
 from fedflat.flatness.theory.noise import Constants
 
 from ..quadratics import Bowl, Value
@@ -46,7 +48,9 @@ def twins(
 
 
 def test_the_stability_recursion_in_closed_form() -> None:
-    """x <- M x + (I - M) mean(b) with M = (I - eta A)^K, so that twins are (I - M^t) (b' - b) / (m n) apart after t rounds."""
+    """x <- M x + (I - M) mean(b) with M = (I - eta A)^K, so that twins are (I - M^t) (b' - b) / (m n) apart after t
+    rounds.
+    """
     pair = twins()
     M = np.linalg.matrix_power(np.eye(SIZE) - RATE * A, STEPS)
     for look in pair.go():
@@ -69,7 +73,7 @@ def test_twins_stay_within_the_papers_recursion(algorithm: str) -> None:
     longest = max(np.linalg.norm(A @ (x - b)) for x in [*points, *every] for b in every)
     constants = Constants(longest, A.max(), 0.0, 0.0)
     for rounds, distance in enumerate(distances, 1):
-        setting = Setting(CLIENTS, TRAIN / CLIENTS, STEPS, rounds)
+        setting = FederationSize(CLIENTS, TRAIN / CLIENTS, STEPS, rounds)
         bound = as_run("fedswa", constants, setting, rates_of(pair.config, STEPS)[:rounds], tight=True).value
         assert 0 < distance <= bound / longest
 
@@ -128,7 +132,7 @@ def test_the_original_is_the_run_itself() -> None:
 
 
 def test_bad_input_in_a_sentence() -> None:
-    with pytest.raises(UserError, match="there is no client 99; this run has 4 clients"):
+    with pytest.raises(UserError, match=r"client 99; .*4 clients"):
         twins(client=99)
-    with pytest.raises(UserError, match="0 twins are not possible"):
+    with pytest.raises(UserError, match="twins=0"):
         twins(count=0)

@@ -126,9 +126,9 @@ def test_many_points_are_thinned_to_both_ends(clone, tmp_path):
 def test_baseline_by_name(compared):
     document = report_document(gather([compared]), baseline="fedsam", by="last")
     assert {one["label"] for one in document["sections"][0]["differences"]} == {"fedavg", "fedmoswa"}
-    with pytest.raises(UserError, match="no row to compare with 'fedsma'; did you mean fedsam"):
+    with pytest.raises(UserError, match="'fedsma'; did you mean fedsam"):
         report_document(gather([compared]), baseline="fedsma")
-    with pytest.raises(UserError, match="no figure 'median'"):
+    with pytest.raises(UserError, match="'median'"):
         report_document(gather([compared]), by="median")
 
 
@@ -165,9 +165,6 @@ def test_measured_spectra_and_clients_are_found(compared):
     assert (spectrum["eigenvalues"], spectrum["lambda_max"], spectrum["trace"]) == ([5.0, 1.5], 5.0, 8.0)
     assert views["clients"][0]["classes"] == {"0": [0.0, 0.1, 0.2]}
     assert views["clients"][0]["clients"] == {"7": [None, None, None]}
-
-
-# --- tables and figures ----------------------------------------------------------------------------------------------------------
 
 
 def test_tables(document, section):

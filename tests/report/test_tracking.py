@@ -1,4 +1,6 @@
-"""Runs followed elsewhere: real event files where TensorBoard is installed, and the callback against a place that remembers."""
+"""Runs followed elsewhere: real event files where TensorBoard is installed, and the callback against a place that
+remembers.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,7 @@ def test_tracking_changes_no_bit(remembers, tmp_path):
 
 
 def test_unknown_and_missing_places():
-    with pytest.raises(UserError, match="no place to track runs 'tensorbord'; did you mean tensorboard"):
+    with pytest.raises(UserError, match="'tensorbord'; did you mean tensorboard"):
         Tracker("tensorbord")
 
 

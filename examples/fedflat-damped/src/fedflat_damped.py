@@ -1,4 +1,4 @@
-"""SCAFFOLD whose correction fades over a client's steps: d_k = g + s (1 - k/K) (c - c_i)."""
+"""SCAFFOLD with a correction that fades over a client's local steps: d_k = g + s (1 - k/K) (c - c_i)."""
 
 from dataclasses import dataclass
 
@@ -6,18 +6,18 @@ from torch import Tensor
 
 from fedflat import Algorithm
 from fedflat.algorithms.drift.scaffold import Scaffold
-from fedflat.algorithms.slot import At, Gradient
+from fedflat.algorithms.slot import Gradient, LocalContext
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
 class Damped(Scaffold):
-    """SCAFFOLD's variates, applied in full at a client's first step and less at every further one."""
+    """SCAFFOLD's correction, at full strength in the first local step and decreasing linearly after it."""
 
     strength: float = param(1.0, "weight of the correction at the first step", low=0)
 
-    def direction(self, g: Tensor, at: At, gradient: Gradient) -> Tensor:
-        return g + self.strength * (1 - at.step / at.steps) * at.local["correction"]
+    def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
+        return g + self.strength * (1 - ctx.step / ctx.steps) * ctx.local["correction"]
 
 
 DAMPED_SCAFFOLD = Algorithm(Damped())

@@ -77,7 +77,7 @@ class PlainLoop:
         problem, seed = self.problem, self.config.seed
         batches = self._plan.batches(seed, number, client, len(indices))
         rng = generator(seed, "augment", number, client)
-        draws = problem.augmentation.draw(rng, len(batches), self._plan.batch, problem.data.input_shape)
+        draws = problem.augmentation.draw(rng, len(batches), self._plan.batch_size, problem.data.input_shape)
         for k, positions in enumerate(batches):
             chosen = torch.from_numpy(indices[positions]).to(problem.device)
             raw, targets = self._train.inputs[chosen], self._train.targets[chosen]

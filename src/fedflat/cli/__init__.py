@@ -10,7 +10,8 @@ INTERRUPTED = 130
 
 def main() -> None:
     """The entry point: every mistake is one sentence on stderr, and a pipe that nobody reads any more is no mistake."""
-    # Read by torch when it is loaded: threads that spin while they wait make a measurement take minutes where others use the cores too.
+    # Read by torch when it is loaded: threads that spin while they wait make a measurement take minutes where others
+    # use the cores too.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

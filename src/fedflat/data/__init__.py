@@ -1,31 +1,29 @@
-"""Datasets by name, their division among clients, and their augmentation."""
+"""Datasets, their partition over clients, and augmentation.
 
-from fedflat.data.arrays import from_arrays
-from fedflat.data.augment import AUGMENTATIONS, Augmentation, augmentation, normalise
+``registry`` maps a name to a ``sources`` module, which reads files with ``files`` and returns a ``dataset.Dataset``;
+``partition`` distributes it over clients; ``augment`` turns rows into batches. Imports only ``registry``, ``text`` and
+``errors`` of fedflat.
+"""
+
+from fedflat.data.arrays import from_arrays, from_clients
+from fedflat.data.augment import Augmentation, augmentation, normalise
+from fedflat.data.augmentations import AUGMENTATIONS
 from fedflat.data.data_dir import data_dir
 from fedflat.data.dataset import IGNORED, Dataset, Examples, describe
+from fedflat.data.files.mapped import MappedTensor, open_mapped
 from fedflat.data.flower import from_flower
-from fedflat.data.mapped import MappedTensor, open_mapped
-from fedflat.data.partition import (
-    PARTITION_MODIFIERS,
-    PARTITIONERS,
-    Partition,
-    canonical_partition,
-    fixes_clients,
-    full_partition,
-    make_partition,
-)
+from fedflat.data.partition import Partition, canonical_partition, fixes_clients, full_partition, make_partition
 from fedflat.data.partitioners.listed import listed
-from fedflat.data.per_client import from_clients
+from fedflat.data.partitioners.registry import PARTITION_MODIFIERS, PARTITIONERS
 from fedflat.data.registry import (
     DATASETS,
-    OWN,
     canonical_dataset,
     dataset_source,
     fetch,
     load,
     load_corruptions,
     names,
+    spell_dataset,
     verify,
 )
 from fedflat.data.sources.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, SEVERITIES
@@ -37,10 +35,9 @@ __all__ = [
     "DATASETS",
     "EXTRA_CORRUPTIONS",
     "IGNORED",
-    "OWN",
-    "SEVERITIES",
     "PARTITIONERS",
     "PARTITION_MODIFIERS",
+    "SEVERITIES",
     "Augmentation",
     "Dataset",
     "Examples",
@@ -62,9 +59,10 @@ __all__ = [
     "listed",
     "load",
     "load_corruptions",
+    "make_partition",
     "names",
     "normalise",
     "open_mapped",
-    "make_partition",
+    "spell_dataset",
     "verify",
 ]

@@ -1,4 +1,4 @@
-"""Where datasets lie on this machine."""
+"""The data directory: where dataset files are stored on this machine."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ VARIABLE = "FEDFLAT_DATA"
 
 
 def data_dir(explicit: str | Path | None = None) -> Path:
-    """The data folder: the one asked for, else ``$FEDFLAT_DATA``, else ``fedflat/data`` in the user's cache."""
-    if explicit is not None:
-        return Path(explicit).expanduser()
-    if os.environ.get(VARIABLE):
-        return Path(os.environ[VARIABLE]).expanduser()
+    """The data directory: ``explicit`` if given, else ``$FEDFLAT_DATA``, else ``fedflat/data`` in the user's cache."""
+    chosen = explicit if explicit is not None else os.environ.get(VARIABLE)
+    return Path(chosen).expanduser() if chosen else user_cache() / "data"
+
+
+def user_cache() -> Path:
+    """The ``fedflat`` folder in the user's cache (``$XDG_CACHE_HOME``, else ``~/.cache``)."""
     cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "fedflat" / "data"
+    return (Path(cache) if cache else Path.home() / ".cache") / "fedflat"

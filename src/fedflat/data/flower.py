@@ -1,7 +1,8 @@
-"""Flower's dataset partitioners as partitions.
+"""Partitions made by the partitioners of Flower Datasets (``flwr_datasets``).
 
-A partitioner divides a table with the columns ``position``, ``label`` and, where the dataset has them, ``group`` and ``coarse_label``.
-What it did is kept in a file, and the partition is ``listed(path=FILE)``: so a run can be repeated from its config without Flower.
+A partitioner divides a table with the columns ``position``, ``label`` and, if the dataset has them, ``group`` and
+``coarse_label``. The result is written to a file and used as ``listed(path=FILE)``, so a run can be repeated from its
+config without Flower.
 """
 
 from __future__ import annotations
@@ -23,89 +24,95 @@ from fedflat.data.sources.hub import INSTALL
 from fedflat.errors import UserError
 
 POSITION = "position"
-PLAIN = (bool, int, float, str, list)
-MOST_SAID = 200
-"""How much of what Flower says is passed on."""
+PLAIN_TYPES = (bool, int, float, str, list)
+MAX_REASON = 200
+"""Number of characters of a Flower error that are repeated."""
 
 
 class FlowerPartitioner(Protocol):
-    """What fedflat asks of a partitioner of ``flwr_datasets``."""
+    """The interface of ``flwr_datasets`` partitioners that fedflat uses."""
 
     dataset: Any
 
     @property
     def num_partitions(self) -> int:
-        """How many clients there are."""
+        """Number of clients."""
         ...
 
     def load_partition(self, partition_id: int) -> Any:
-        """The part of the table that one client has."""
+        """The rows of the table that one client gets."""
         ...
 
 
 def is_partitioner(value: object) -> TypeGuard[FlowerPartitioner]:
-    """Whether a value is a partitioner; its dataset is not asked for, since a fresh one has none."""
+    """Whether ``value`` is a Flower partitioner."""
+    # ``dataset`` is not checked: accessing it on a fresh partitioner raises.
     return hasattr(type(value), "load_partition")
 
 
 def from_flower(partitioner: FlowerPartitioner, data: str | Dataset, folder: str | Path | None = None) -> str:
-    """The text of a partition by a partitioner of Flower, for ``partition=`` and ``--partition``; its lists go to a file in ``folder``.
+    """Partition a dataset with a Flower partitioner.
 
-    Partitioners name a column: ``label`` is the class of an example, ``group`` its natural client, ``coarse_label`` its superclass. Their
-    seed is their own: the partition is the same for every seed of a run. The file goes to ``partitions`` in the data folder unless said otherwise.
+    The partitioner uses its own seed, so the partition is the same for every seed of a run. Columns it may refer to:
+    ``label``, ``group`` (natural client) and ``coarse_label`` (superclass).
+
+    Args:
+        partitioner: a partitioner of ``flwr_datasets``; each instance partitions one dataset.
+        data: a dataset or its name.
+        folder: where the partition file is written; ``partitions`` in the data directory by default.
+
+    Returns:
+        The text of the partition, ``listed(path=...,hash=...)``, for ``partition=`` and ``--partition``.
     """
     dataset = load(data) if isinstance(data, str) else data
-    made_by = _described(partitioner)
-    clients = _divided(partitioner, dataset)
+    made_by = _settings(partitioner)
+    clients = _divide(partitioner, dataset)
     return listed(clients, len(dataset.train), type(partitioner).__name__, folder, made_by)
 
 
-def _divided(partitioner: FlowerPartitioner, data: Dataset) -> list[IntArray]:
+def _divide(partitioner: FlowerPartitioner, data: Dataset) -> list[IntArray]:
     if data.train.targets.ndim > 1:
         raise UserError(
-            f"{data.name} has several labels per example, which no partitioner can look at; use iid, natural or centralised"
+            f"{data.name} has several labels per example, which Flower partitioners do not support; "
+            "use iid, natural or centralised"
         )
     columns = _columns(data)
     try:
         partitioner.dataset = _table(columns)
         parts = [partitioner.load_partition(number) for number in range(partitioner.num_partitions)]
         return [np.asarray(part[POSITION], dtype=np.int64) for part in parts]
-    except Exception as error:  # Flower raises whatever its partitioners ran into
-        why = " ".join(str(error).split())[:MOST_SAID]
+    except Exception as error:  # partitioners raise exceptions of any type
+        reason = " ".join(str(error).split())[:MAX_REASON]
         known = ", ".join(name for name in columns if name != POSITION)
         raise UserError(
-            f"{type(partitioner).__name__} cannot divide {data.name} ({why}); "
-            f"the columns that it may name are {known}, and each partitioner divides one dataset once"
+            f"{type(partitioner).__name__} cannot partition {data.name} ({reason}); "
+            f"available columns: {known}; use a new partitioner for each dataset"
         ) from error
 
 
 def _columns(data: Dataset) -> dict[str, Any]:
-    found: dict[str, Any] = {POSITION: np.arange(len(data.train)), "label": data.train.targets.numpy()}
+    columns: dict[str, Any] = {POSITION: np.arange(len(data.train)), "label": data.train.targets.numpy()}
     if data.train.groups is not None:
-        found["group"] = data.train.groups.numpy()
+        columns["group"] = data.train.groups.numpy()
     if data.train.coarse is not None:
-        found["coarse_label"] = data.train.coarse.numpy()
-    return found
+        columns["coarse_label"] = data.train.coarse.numpy()
+    return columns
 
 
 def _table(columns: dict[str, Any]) -> Any:
     if importlib.util.find_spec("datasets") is None:
-        raise UserError(
-            f"partitioners of Flower need the package datasets, which is not installed; install it with: {INSTALL}"
-        )
-    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # it would report each use to its makers
+        raise UserError(f"Flower partitioners require the package datasets; install it with: {INSTALL}")
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     return importlib.import_module("datasets").Dataset.from_dict(columns)
 
 
-def _described(partitioner: FlowerPartitioner) -> dict[str, Any]:
-    """A partitioner in plain values, for whoever reads the file: its name and the parameters that it was made with."""
-    has = vars(partitioner)
-    made_with = {
-        name: has.get(f"_{name}", has.get(f"_initial_{name}"))
+def _settings(partitioner: FlowerPartitioner) -> dict[str, Any]:
+    """Class name and constructor arguments of a partitioner, as far as they are plain values."""
+    attributes = vars(partitioner)
+    arguments = {
+        name: attributes.get(f"_{name}", attributes.get(f"_initial_{name}"))
         for name in inspect.signature(type(partitioner)).parameters
     }
-    plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in made_with.items()}
-    return {
-        "name": type(partitioner).__name__,
-        **{name: value for name, value in plain.items() if isinstance(value, PLAIN)},
-    }
+    plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in arguments.items()}
+    plain = {name: value for name, value in plain.items() if isinstance(value, PLAIN_TYPES)}
+    return {"name": type(partitioner).__name__, **plain}

@@ -1,7 +1,7 @@
-"""Datasets by name: load, fetch, verify.
+"""The registry of datasets: load, download and verify a dataset by name.
 
-A text such as ``pacs(test_domain=sketch,size=64)`` names a dataset with parameters. What has no publisher, a user's own files, is named
-the same way: ``images(path=FOLDER)``, ``domains(path=FOLDER)``, ``arrays(path=FILE)``, ``hub(path=NAME)``.
+A text such as ``pacs(test_domain=sketch,size=64)`` names a dataset with parameters. User data is named the same way:
+``images(path=FOLDER)``, ``domains(path=FOLDER)``, ``arrays(path=FILE)``, ``hub(path=NAME)``.
 """
 
 from __future__ import annotations
@@ -9,75 +9,72 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from fedflat.data.data_dir import data_dir
+from fedflat.data.data_dir import data_dir as resolve_data_dir
 from fedflat.data.dataset import Dataset, Examples
-from fedflat.data.download import Progress, fetch_source
-from fedflat.data.sources.array_files import ARRAYS
-from fedflat.data.sources.camvid import CAMVID
-from fedflat.data.sources.cifar import CIFAR10, CIFAR100
-from fedflat.data.sources.cityscapes import CITYSCAPES
-from fedflat.data.sources.corruptions import CIFAR10_C, CIFAR100_C, CorruptedCifar
-from fedflat.data.sources.digit_masks import DIGIT_MASKS
-from fedflat.data.sources.digits import DIGITS
-from fedflat.data.sources.domains import OFFICE_HOME, OWN_DOMAINS, PACS
-from fedflat.data.sources.femnist import FEMNIST
-from fedflat.data.sources.hub import HUB
-from fedflat.data.sources.idda import IDDA
-from fedflat.data.sources.idx import FASHION_MNIST, MNIST
-from fedflat.data.sources.image_folder import IMAGES
-from fedflat.data.sources.landmarks import LANDMARKS
-from fedflat.data.sources.shakespeare import SHAKESPEARE
-from fedflat.data.sources.source import FileReport, Source
-from fedflat.data.sources.tiny_imagenet import TINY_IMAGENET
-from fedflat.errors import UserError, one_of
-from fedflat.text import parse_one, revise, underscored
-
-_PUBLISHED: tuple[Source, ...] = (
-    DIGITS,
-    MNIST,
-    FASHION_MNIST,
-    CIFAR10,
-    CIFAR100,
-    CIFAR10_C,
-    CIFAR100_C,
-    FEMNIST,
-    SHAKESPEARE,
-    TINY_IMAGENET,
-    LANDMARKS,
-    OFFICE_HOME,
-    PACS,
-    CAMVID,
-    CITYSCAPES,
-    IDDA,
-    DIGIT_MASKS,
+from fedflat.data.files.download import Progress, download_source
+from fedflat.data.sources import (
+    array_files,
+    camvid,
+    cifar,
+    cityscapes,
+    corruptions,
+    digit_masks,
+    digits,
+    domains,
+    femnist,
+    hub,
+    idda,
+    idx,
+    image_folder,
+    landmarks,
+    shakespeare,
+    tiny_imagenet,
 )
-DATASETS: dict[str, Source] = {source.name: source for source in _PUBLISHED}
-"""Published datasets, by name."""
-OWN: dict[str, Source] = {source.name: source for source in (IMAGES, OWN_DOMAINS, ARRAYS, HUB)}
-"""Kinds of files that a user brings."""
+from fedflat.data.sources.source import DatasetSource, FileReport
+from fedflat.errors import UserError, one_of
+from fedflat.registry import Registry
+from fedflat.text import parse_one, revise
+
+DATASETS: Registry[DatasetSource] = Registry("dataset", see="fedflat data list")
+"""All datasets by name: published ones, and the kinds of user data (those with an ``example``)."""
+for _module in (
+    digits, idx, cifar, corruptions, femnist, shakespeare, tiny_imagenet, landmarks, domains, camvid, cityscapes, idda,
+    digit_masks, image_folder, array_files, hub,
+):  # fmt: skip
+    for _source in _module.SOURCES:
+        DATASETS.register(_source.name, _source)
 
 
 def names() -> tuple[str, ...]:
     """The names of all published datasets."""
-    return tuple(DATASETS)
+    return tuple(name for name, source in DATASETS.items() if not source.example)
 
 
-def dataset_source(text: str) -> Source:
-    """The source that a text names, with its parameters checked; hyphens in the name are as good as underscores.
+def dataset_source(text: str) -> DatasetSource:
+    """Look up a dataset and check its parameters.
 
     >>> dataset_source("pacs(size=32)").options.size
     32
     """
-    call = parse_one(underscored(text))
-    known = DATASETS | OWN
-    if call.name not in known:
-        raise one_of("dataset", call.name, known, "fedflat data")
-    source = known[call.name]
-    return dataclasses.replace(source, options=revise(source.options, call.values, f"dataset {call.name}"))
+    call = parse_one(spell_dataset(text))
+    source = DATASETS.find(call.name)
+    return dataclasses.replace(source, options=revise(source.options, call.values, source.name))
+
+
+def spell_dataset(text: str) -> str:
+    """Write a dataset's name as registered, and the path of a file of arrays as ``arrays(path=FILE)``.
+
+    >>> spell_dataset("CIFAR-10"), spell_dataset("Fashion-MNIST"), spell_dataset("wine.npz")
+    ('cifar10', 'fashion_mnist', 'arrays(path=wine.npz)')
+    """
+    name, parenthesis, rest = text.strip().partition("(")
+    if not parenthesis and name.endswith(array_files.SUFFIXES):
+        return f"arrays(path={name})"
+    return (DATASETS.spelling(name.strip()) or name) + parenthesis + rest
 
 
 def canonical_dataset(text: str) -> str:
-    """The shortest text of a dataset.
+    """The shortest text that names the same dataset.
 
     >>> canonical_dataset("pacs( size=64, test_domain = sketch )"), canonical_dataset("landmarks(fit=crop)")
     ('pacs(test_domain=sketch)', 'landmarks')
@@ -86,44 +83,58 @@ def canonical_dataset(text: str) -> str:
 
 
 def load(
-    text: str, folder: str | Path | None = None, download: bool = True, progress: Progress | None = None
+    text: str, data_dir: str | Path | None = None, download: bool = True, progress: Progress | None = None
 ) -> Dataset:
-    """A dataset by name, read from the data folder and verified; what is missing is fetched first, unless ``download`` is off."""
-    source, where = dataset_source(text), data_dir(folder)
-    _complete(source, where, download, progress)
-    return source.read(where)
+    """Load a dataset by name.
+
+    Args:
+        text: name and parameters, e.g. ``cifar10`` or ``pacs(test_domain=sketch)``.
+        data_dir: the data directory; see ``fedflat.data.data_dir``.
+        download: whether to download missing files.
+        progress: called while bytes arrive with the file name, the bytes received and the total size if known.
+    """
+    source, directory = dataset_source(text), resolve_data_dir(data_dir)
+    _complete(source, directory, download, progress)
+    return source.read(directory)
 
 
 def load_corruptions(
-    name: str, folder: str | Path | None = None, download: bool = True, progress: Progress | None = None
+    name: str, data_dir: str | Path | None = None, download: bool = True, progress: Progress | None = None
 ) -> dict[str, dict[int, Examples]]:
-    """The corrupted test images of ``cifar10`` or ``cifar100``, by corruption and severity (1 to 5), mapped and not yet read."""
-    known = {
-        of: source
-        for source in DATASETS.values()
-        if isinstance(source, CorruptedCifar)
-        for of in (source.of, source.name)
-    }
-    if name not in known:
-        raise one_of("dataset with corruptions", name, known)
-    _complete(known[name], data_dir(folder), download, progress)
-    return known[name].examples(data_dir(folder))
+    """Load the corrupted test images of ``cifar10`` or ``cifar100`` (CIFAR-10-C, CIFAR-100-C).
+
+    Args:
+        name: the dataset.
+        data_dir: the data directory; see ``fedflat.data.data_dir``.
+        download: whether to download missing files.
+        progress: as for ``load``.
+
+    Returns:
+        Examples by corruption and severity (1 to 5), mapped and read on access.
+    """
+    sources = (source for source in DATASETS.values() if isinstance(source, corruptions.CorruptedCifar))
+    by_name = {name: source for source in sources for name in (source.of, source.name)}
+    if name not in by_name:
+        raise one_of("dataset with corruptions", name, by_name)
+    directory = resolve_data_dir(data_dir)
+    _complete(by_name[name], directory, download, progress)
+    return by_name[name].examples(directory)
 
 
-def fetch(text: str, folder: str | Path | None = None, progress: Progress | None = None) -> None:
-    """Fetch what is missing or damaged of a dataset."""
-    fetch_source(dataset_source(text), data_dir(folder), progress)
+def fetch(text: str, data_dir: str | Path | None = None, progress: Progress | None = None) -> None:
+    """Download the missing or damaged files of a dataset."""
+    download_source(dataset_source(text), resolve_data_dir(data_dir), progress)
 
 
-def verify(text: str, folder: str | Path | None = None) -> tuple[FileReport, ...]:
-    """Check every file of a dataset against the hashes that its publisher or we know."""
-    return dataset_source(text).verify(data_dir(folder))
+def verify(text: str, data_dir: str | Path | None = None) -> tuple[FileReport, ...]:
+    """Hash every file of a dataset and compare it with the known hashes."""
+    return dataset_source(text).verify(resolve_data_dir(data_dir))
 
 
-def _complete(source: Source, where: Path, download: bool, progress: Progress | None) -> None:
-    if not source.missing(where):
+def _complete(source: DatasetSource, directory: Path, download: bool, progress: Progress | None) -> None:
+    if not source.missing(directory):
         return
     if not download or not source.downloads:
-        by_command = f", or by 'fedflat data get {source.name}'" if source.downloads else ""
-        raise UserError(f"{source.name} is not all there; {source.expected(where)}{by_command}")
-    fetch_source(source, where, progress)
+        command = f", or run 'fedflat data get {source.name}'" if source.downloads else ""
+        raise UserError(f"{source.name} is incomplete; {source.expected(directory)}{command}")
+    download_source(source, directory, progress)

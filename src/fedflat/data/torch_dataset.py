@@ -1,4 +1,4 @@
-"""Datasets whose examples come one by one: torch datasets, and whatever else hands out (input, class) or (input, class, client)."""
+"""Datasets from examples that arrive one by one, such as those of a ``torch.utils.data.Dataset``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 
 from fedflat.data.arrays import from_arrays
 from fedflat.data.dataset import Dataset
-from fedflat.data.images import channels_first, in_bytes
-from fedflat.data.mapped import ArrayWriter, MappedTensor, open_mapped
+from fedflat.data.files.images import as_8_bit, channels_first
+from fedflat.data.files.mapped import ArrayWriter, MappedTensor, open_mapped
 from fedflat.errors import UserError
 
-AT_ONCE = 256
+BLOCK_ROWS = 256
 
 
 def from_torch(
@@ -28,87 +28,106 @@ def from_torch(
     std: Sequence[float] | None = None,
     folder: str | Path | None = None,
 ) -> Dataset:
-    """A dataset from two torch datasets whose items are (input, class) or (input, class, natural client).
+    """Build a dataset from two torch datasets.
 
-    Inputs are tensors, arrays or Pillow images of one shape. Each is asked for once, so that a random transform would be drawn once: use
-    the experiment's augmentation instead. With a ``folder`` the inputs are written there and mapped, for what is larger than memory.
+    Each item is read once, so a random transform would be applied only once; use ``augmentation`` instead.
+
+    Args:
+        train: items ``(input, class)`` or ``(input, class, natural client)``; inputs are tensors, arrays or Pillow
+            images of one shape.
+        test: as ``train``.
+        name: name of the dataset.
+        classes: class names; by default ``train.classes``, if it exists.
+        mean: mean per channel of uint8 images on the scale from 0 to 1; computed by default.
+        std: standard deviation per channel; computed by default.
+        folder: write the inputs to this folder and map them, for datasets larger than memory.
     """
     if classes is None and isinstance(getattr(train, "classes", None), list | tuple):
         classes = [str(label) for label in train.classes]
     arrays: dict[str, Any] = {}
-    for part, items in (("train", train), ("test", test)):
-        what = f"the {'training' if part == 'train' else part} set of {name}"
+    for split, items in (("train", train), ("test", test)):
+        label = f"the {'training' if split == 'train' else split} set of {name}"
         if isinstance(items, torch.utils.data.TensorDataset):
             columns: Sequence[Any] = items.tensors
         else:
-            columns = collected(_items(items), what, Path(folder) / f"{name}-{part}.npy" if folder else None)
-        arrays |= {
-            f"{part}_{what}": column for what, column in zip(("inputs", "targets", "groups"), columns, strict=False)
-        }
+            columns = collect_examples(_items(items), label, Path(folder) / f"{name}-{split}.npy" if folder else None)
+        names = (f"{split}_inputs", f"{split}_targets", f"{split}_groups")
+        arrays |= dict(zip(names, columns, strict=False))
     return from_arrays(**arrays, name=name, classes=classes, mean=mean, std=std)
 
 
-def collected(items: Iterable[Any], what: str, file: Path | None = None) -> list[Any]:
-    """Inputs, classes and perhaps clients of examples that come one by one; the inputs go to ``file``, if given, and are mapped."""
+def collect_examples(items: Iterable[Any], label: str, file: Path | None = None) -> list[Any]:
+    """Stack examples into arrays.
+
+    Args:
+        items: ``(input, class)`` or ``(input, class, client)``.
+        label: name of the items in messages.
+        file: ``.npy`` file to write the inputs to; they are then mapped instead of held in memory.
+
+    Returns:
+        Inputs [n, ...], classes [n] and, if given, clients [n].
+    """
     labels: list[Sequence[Any]] = []
-    blocks = _blocks(items, what, labels)
+    blocks = _input_blocks(items, label, labels)
     first = next(blocks, None)
     if first is None:
-        raise UserError(f"{what} is empty; expected at least one example")
-    inputs = np.concatenate([first, *blocks]) if file is None else _written(file, chain([first], blocks))
+        raise UserError(f"{label} is empty; expected at least one example")
+    inputs = np.concatenate([first, *blocks]) if file is None else _write_blocks(file, chain([first], blocks))
     return [inputs, *(np.array(column) for column in zip(*labels, strict=True))]
 
 
-def as_array(value: Any) -> np.ndarray:
-    """One input as an array: a Pillow image as bytes with its channels first, anything else as it is."""
+def _as_array(value: Any) -> np.ndarray:
+    """One input as an array; Pillow images become uint8 with channels first."""
     if isinstance(value, torch.Tensor):
         return value.numpy()
     if hasattr(value, "getbands"):
-        return channels_first(in_bytes(value))
+        return channels_first(as_8_bit(value))
     array = np.asarray(value)
     return array.astype(np.float32) if array.dtype == np.float64 else array
 
 
-def _blocks(items: Iterable[Any], what: str, labels: list[Sequence[Any]]) -> Iterator[np.ndarray]:
-    """The inputs, many at a time; what stands beside them is added to ``labels``."""
-    waiting: list[np.ndarray] = []
+def _input_blocks(items: Iterable[Any], label: str, labels: list[Sequence[Any]]) -> Iterator[np.ndarray]:
+    """Yield the inputs in blocks; append the other fields of each item to ``labels``."""
+    block: list[np.ndarray] = []
     shape: tuple[int, ...] | None = None
-    for place, item in enumerate(items):
+    for position, item in enumerate(items):
         if not isinstance(item, list | tuple) or len(item) not in (2, 3):
             raise UserError(
-                f"item {place} of {what} is a {type(item).__name__}; expected (input, class) or (input, class, client)"
+                f"item {position} of {label} is a {type(item).__name__}; "
+                "expected (input, class) or (input, class, client)"
             )
-        example = as_array(item[0])
+        example = _as_array(item[0])
         shape = example.shape if shape is None else shape
         if example.shape != shape:
             raise UserError(
-                f"the input of item {place} of {what} has shape {example.shape}, but the first has {shape}; bring all to one"
+                f"the input of item {position} of {label} has shape {example.shape}, but the first has {shape}; "
+                "expected one shape"
             )
-        waiting.append(example)
+        block.append(example)
         labels.append([value if isinstance(value, str) else np.asarray(value) for value in item[1:]])
-        if len(waiting) == AT_ONCE:
-            yield np.stack(waiting)
-            waiting = []
-    if waiting:
-        yield np.stack(waiting)
+        if len(block) == BLOCK_ROWS:
+            yield np.stack(block)
+            block = []
+    if block:
+        yield np.stack(block)
 
 
-def _written(file: Path, blocks: Iterator[np.ndarray]) -> MappedTensor:
-    """Blocks of rows in a file, which appears when all of them are there."""
+def _write_blocks(file: Path, blocks: Iterator[np.ndarray]) -> MappedTensor:
+    """Write blocks of rows to ``file``, which appears once it is complete."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    side = file.with_name(f".{file.name}.part")
+    temporary = file.with_name(f".{file.name}.part")
     first = next(blocks)
     try:
-        with ArrayWriter(side, first.shape[1:], first.dtype) as writer:
+        with ArrayWriter(temporary, first.shape[1:], first.dtype) as writer:
             for block in chain([first], blocks):
                 writer.append(block)
-        side.replace(file)
+        temporary.replace(file)
     finally:
-        side.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return open_mapped(file)
 
 
 def _items(items: Any) -> Iterable[Any]:
     if hasattr(items, "__len__") and hasattr(items, "__getitem__"):
-        return (items[place] for place in range(len(items)))
+        return (items[position] for position in range(len(items)))
     return items  # type: ignore[no-any-return]

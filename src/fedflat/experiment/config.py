@@ -17,7 +17,7 @@ from fedflat.experiment.setting_names import SHORT as SHORT
 from fedflat.experiment.setting_names import WHERE as WHERE
 from fedflat.experiment.setting_names import suggest_setting as suggest_setting
 from fedflat.experiment.setting_names import unknown_setting
-from fedflat.text import underscored, with_absolute_paths
+from fedflat.text import with_absolute_paths
 
 FORMAT: Literal[1] = 1
 """Version of configs and run folders."""
@@ -49,9 +49,9 @@ class DataSettings(SettingsGroup):
     def _canonical_dataset(cls, text: str) -> str:
         if ":" in text.partition("(")[0]:  # a user-supplied dataset, as custom:NAME
             return text
-        if "(" not in text and Path(text).suffix in (".npz", ".parquet"):
-            text = f"arrays(path={text})"
-        return _with_absolute_paths(underscored(text))
+        from fedflat.data import spell_dataset
+
+        return _with_absolute_paths(spell_dataset(text))
 
     @field_validator("partition")
     @classmethod
@@ -307,9 +307,9 @@ def _with_absolute_paths(text: str) -> str:
     """Store paths in datasets and partitions as absolute, so that a run can be resumed from any folder."""
     if "(" not in text:
         return text
-    from fedflat.data import DATASETS, OWN, PARTITIONERS
+    from fedflat.data import DATASETS, PARTITIONERS
 
-    return with_absolute_paths(text, {name: source.options for name, source in (DATASETS | OWN).items()} | PARTITIONERS)
+    return with_absolute_paths(text, {name: source.options for name, source in DATASETS.items()} | dict(PARTITIONERS))
 
 
 def config(values: dict[str, Any]) -> Config:
@@ -389,5 +389,9 @@ def _user_error(error: ValidationError) -> UserError:
             group = group.model_fields[part].annotation
         return unknown_setting(name, group.model_fields, ".".join(groups))
     where = ".".join(str(part) for part in first["loc"]) or "the config"
+    if first["type"] in ("model_type", "model_attributes_type"):
+        hint = suggest_setting(where)
+        known = f"; did you mean {SHORT.get(hint, hint)}?" if hint else "; set those instead"
+        return UserError(f"{where}={first['input']!r} is invalid: {where} is a group of settings{known}")
     more = f" (and {len(error.errors()) - 1} more)" if len(error.errors()) > 1 else ""
     return UserError(f"{where}={first['input']!r} is invalid: {first['msg'][0].lower()}{first['msg'][1:]}{more}")

@@ -20,7 +20,7 @@ from fedflat.averaging import AverageState, RunInfo, average_name
 from fedflat.data import Dataset
 from fedflat.engines.problem.task import Task
 from fedflat.engines.round.contract import Client, Cost, Engine, ModelState
-from fedflat.engines.round.randomness import drawn_apart
+from fedflat.engines.round.randomness import isolated_rng
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.batchnorm import estimated_on
 from fedflat.experiment.analysis.observer import Observer
@@ -94,8 +94,7 @@ class Run:
         self.folder = RunFolder(folder) if folder else None
         self._data_are_local = engine is None
         self.history: list[dict[str, Any]] = []
-        self.record: Record | None = None
-        """The outcome, once the run has ended or paused."""
+        self.record: Record | None = None  # set when the run ends or pauses
         self._loss = torch.tensor(math.nan)
         self.training = training_of(config, self.algorithm, len(self.partition.clients))
         self._sampler = sampler_of(config, len(self.partition.clients))
@@ -104,12 +103,10 @@ class Run:
         self._observer = Observer(config.flatness, self.problem, self.partition, self.algorithm, config.training.rounds)
         self._stores: dict[str, RowStore] = {}
         self._statistics: dict[int, Tensor] = {}
-        self._frozen = self.problem.still.fingerprint() if self.folder else ""
+        self._frozen = self.problem.frozen.fingerprint() if self.folder else ""
         self._interval = CheckpointInterval(config.engine.checkpoint_every)
         self._begun = self._session = time.monotonic()
         self.engine: Engine = engine(self) if engine else engine_for(config, self.problem, self._own)
-
-    # --- life cycle ---
 
     def go(self) -> Record:
         """Run to the end, from the last checkpoint if there is one."""
@@ -118,7 +115,7 @@ class Run:
         assert self.record is not None
         return self.record
 
-    @drawn_apart
+    @isolated_rng
     def steps(self) -> Generator[int, None, None]:
         """Run one round at a time, yielding the number of completed rounds; closing the generator pauses the run."""
         try:
@@ -209,8 +206,6 @@ class Run:
         self._checkpoint()
         return Verdict("paused", reason)
 
-    # --- one round ---
-
     def _round(self) -> None:
         server, number = self.server, self.rounds
         for store in self._stores.values():
@@ -244,8 +239,6 @@ class Run:
         """A client with its examples and state."""
         return Client(number, self.partition.clients[number], *self._clients.read(number))
 
-    # --- evaluation ---
-
     @property
     def primary(self) -> str:
         """The primary model: the last average, or ``server`` without averages."""
@@ -275,12 +268,8 @@ class Run:
         record: dict[str, Any] = {"round": self.rounds, "train_loss": _finite(self.loss)}
         for part in self.problem.held_out:
             record[part] = {name: self._metrics(parts[part]) for name, parts in scores.items()}
-        record |= {
-            "backward_passes": cost.backward_passes,
-            "samples": cost.samples,
-            "bytes_down": cost.floats_down * item,
-            "bytes_up": cost.floats_up * item,
-        }
+        record |= {"backward_passes": cost.backward_passes, "samples": cost.samples}
+        record |= {"bytes_down": cost.floats_down * item, "bytes_up": cost.floats_up * item}
         timing: dict[str, Any] = {"round": self.rounds}
         if self._observer.due(self.rounds):
             record["flatness"] = self._observer.figures(models, scores)
@@ -301,8 +290,6 @@ class Run:
                 f"the task's metric is {self.metric!r}, but it reports only {', '.join(values)}; report that metric too"
             )
         return {name: _finite(value) for name, value in values.items()}
-
-    # --- on disk ---
 
     def _open(self) -> float:
         """Set up stores and averages and restore the last checkpoint; returns the seconds spent before."""
@@ -339,7 +326,7 @@ class Run:
             lambda name, _: self._open_rows(name, len(flat)),
             self.config.init_rounds,
         )
-        for warning in filter(None, (average.averages_nothing(info) for average in self.algorithm.averages)):
+        for warning in filter(None, (average.warning(info) for average in self.algorithm.averages)):
             warnings.warn(warning, stacklevel=2)
         return {average_name(average): average.begin(info, flat) for average in self.algorithm.averages}
 

@@ -1,4 +1,8 @@
-"""How flat a loss is around a model: curvature, sharpness, landscape. Pure mathematics: any torch module, any loss, any data."""
+"""Flatness of a loss around a model: curvature, sharpness and landscapes, for any torch module, loss and data.
+
+Holds only mathematics on modules and tensors. May import ``fedflat.models.layout``, ``fedflat.errors`` and nothing
+else.
+"""
 
 from fedflat.flatness.curvature.density import Density
 from fedflat.flatness.curvature.lanczos import Eigenpairs, Ends, Largest, lanczos

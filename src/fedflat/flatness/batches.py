@@ -1,4 +1,4 @@
-"""The data of a measurement, as fixed batches that can be read any number of times."""
+"""Data of a measurement as fixed batches that can be read repeatedly."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from torch import Tensor
 from fedflat.errors import UserError
 
 Inputs = Any
-"""A tensor; or several, as a tuple (the positional arguments of the model) or a mapping (its keyword arguments)."""
+"""A tensor, a tuple of tensors (positional arguments of the model) or a mapping (keyword arguments)."""
 Batch = tuple[Inputs, Any]
 """Inputs and targets."""
 
 
-class Rows(Sequence[Batch]):
-    """The examples of two tensors, cut into batches when they are asked for; ``positions`` chooses among them."""
+class TensorBatches(Sequence[Batch]):
+    """Batches sliced from in-memory tensors on access; ``positions`` selects and orders the examples."""
 
     def __init__(self, inputs: Inputs, targets: Any, batch: int, positions: Tensor | None = None) -> None:
         if batch < 1:
-            raise UserError(f"batches of {batch} examples are not possible; expected at least 1")
+            raise UserError(f"the batch size is {batch}; expected at least 1")
         if rows_of(inputs) != rows_of(targets):
             raise UserError(
-                f"there are {rows_of(inputs)} inputs but {rows_of(targets)} targets; expected a target for every input"
+                f"got {rows_of(inputs)} inputs but {rows_of(targets)} targets; expected one target per input"
             )
         self.inputs, self.targets, self.batch = inputs, targets, batch
         self.positions = torch.arange(rows_of(targets)) if positions is None else positions
@@ -41,50 +41,50 @@ class Rows(Sequence[Batch]):
     def __getitem__(self, number: slice) -> Sequence[Batch]: ...
     def __getitem__(self, number: int | slice) -> Batch | Sequence[Batch]:
         if isinstance(number, slice):
-            return [self[one] for one in range(*number.indices(len(self)))]
+            return [self[index] for index in range(*number.indices(len(self)))]
         if not 0 <= number < len(self):
             raise IndexError(number)
         rows = self.positions[number * self.batch : (number + 1) * self.batch]
         return chosen(self.inputs, rows), chosen(self.targets, rows)
 
-    def take(self, positions: Tensor) -> Rows:
-        """Those of these examples at some positions."""
-        return Rows(self.inputs, self.targets, self.batch, self.positions[positions])
+    def take(self, positions: Tensor) -> TensorBatches:
+        """The examples at ``positions``, in batches of the same size."""
+        return TensorBatches(self.inputs, self.targets, self.batch, self.positions[positions])
 
 
 def batches_of(data: Any, batch: int = 500) -> Sequence[Batch]:
-    """Fixed batches from whatever holds examples: a pair of tensors, a list of batches, or a DataLoader.
+    """Fixed batches from a pair of tensors, a list of batches, or a DataLoader.
 
-    A DataLoader is read once, so that its order and whatever it draws at random are the same in every pass.
+    A DataLoader is read once, so its order and its random transformations are the same in every pass.
     """
     if _is_pair(data):
-        return Rows(data[0], data[1], batch)
-    if isinstance(data, Rows):
+        return TensorBatches(data[0], data[1], batch)
+    if isinstance(data, TensorBatches):
         return data
-    found = data if isinstance(data, Sequence) else list(data) if isinstance(data, Iterable) else None
-    if found is None:
+    batches = data if isinstance(data, Sequence) else list(data) if isinstance(data, Iterable) else None
+    if batches is None:
         raise UserError(
-            f"{type(data).__name__} is no data; expected a DataLoader, a list of batches, or a pair of tensors"
+            f"data is a {type(data).__name__}; expected a DataLoader, a list of batches, or a pair of tensors"
         )
-    if not len(found):
-        raise UserError("there are no data to measure on; expected at least one example")
-    first = found[0]
+    if not len(batches):
+        raise UserError("the data are empty; expected at least one example")
+    first = batches[0]
     if not isinstance(first, tuple | list) or len(first) != 2:
-        raise UserError(f"a batch is {type(first).__name__} here; expected a pair of inputs and targets")
-    return found
+        raise UserError(f"a batch is a {type(first).__name__}; expected a pair (inputs, targets)")
+    return batches
 
 
 def counts(batches: Sequence[Batch]) -> list[int]:
-    """How many examples each batch holds, found without reading them where that is possible."""
-    if isinstance(batches, Rows):
+    """Number of examples of each batch, without reading them where possible."""
+    if isinstance(batches, TensorBatches):
         whole, rest = divmod(len(batches.positions), batches.batch)
         return [batches.batch] * whole + ([rest] if rest else [])
     return [rows_of(targets) for _, targets in batches]
 
 
 def picked(batches: Sequence[Batch], positions: Tensor) -> Sequence[Batch]:
-    """The examples at some positions, counted through all batches, in batches as large as the first."""
-    if isinstance(batches, Rows):
+    """The examples at ``positions`` (indices over all batches), in batches of the first batch's size."""
+    if isinstance(batches, TensorBatches):
         return batches.take(positions)
     sizes = counts(batches)
     pieces, start = [], 0
@@ -93,28 +93,23 @@ def picked(batches: Sequence[Batch], positions: Tensor) -> Sequence[Batch]:
         if len(inside):
             pieces.append((chosen(inputs, inside), chosen(targets, inside)))
         start += size
-    return Rows(_joined([p[0] for p in pieces]), _joined([p[1] for p in pieces]), sizes[0])
+    return TensorBatches(_joined([p[0] for p in pieces]), _joined([p[1] for p in pieces]), sizes[0])
 
 
 def draw(count: int, size: int, seed: int) -> Tensor:
-    """``size`` different positions among ``count``, in order; the same for the same seed."""
+    """``size`` distinct sorted positions below ``count``, determined by the seed."""
     if not 1 <= size <= count:
-        raise UserError(
-            f"a subset of {size} examples is not possible; expected between 1 and {count}, which is all there are"
-        )
+        raise UserError(f"cannot draw {size} examples; expected 1 to {count}, the number of examples")
     return torch.from_numpy(np.sort(generator(seed, "subset").choice(count, size, replace=False)))
 
 
 def generator(seed: int, purpose: str, number: int = 0) -> np.random.Generator:
-    """The random numbers for one purpose, a function of the seed alone."""
+    """A random generator determined by the seed, the purpose and a number."""
     return np.random.default_rng(np.random.SeedSequence([seed, zlib.crc32(purpose.encode()), number]))
 
 
-# --- tensors, alone or several together --------------------------------------------------------------------------------------------
-
-
 def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """A structure of tensors with each of them changed."""
+    """Apply ``change`` to every tensor of a nested structure."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):
@@ -125,7 +120,7 @@ def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
 
 
 def rows_of(value: Any) -> int:
-    """How many examples a structure of tensors holds."""
+    """Number of examples in a nested structure of tensors."""
     inside = value
     while not isinstance(inside, Tensor):
         if isinstance(inside, Mapping) and inside:
@@ -134,15 +129,15 @@ def rows_of(value: Any) -> int:
             inside = inside[0]
         else:
             raise UserError(
-                f"inputs or targets are {type(value).__name__} here; expected a tensor, or a tuple or mapping of tensors"
+                f"inputs or targets are a {type(value).__name__}; expected a tensor, or a tuple or mapping of tensors"
             )
     if not inside.ndim or not len(inside):
-        raise UserError("a batch holds no examples; expected tensors whose first dimension counts them")
+        raise UserError("a batch is empty; expected tensors whose first dimension indexes examples")
     return len(inside)
 
 
 def chosen(value: Any, rows: Tensor) -> Any:
-    """Some rows of each tensor."""
+    """The given rows of every tensor."""
     return mapped(value, lambda tensor: tensor[rows.to(tensor.device)])
 
 
@@ -156,5 +151,5 @@ def _joined(pieces: Sequence[Any]) -> Any:
 
 
 def _is_pair(data: Any) -> bool:
-    """Whether data are inputs and targets, rather than a list of two batches."""
+    """Whether ``data`` is (inputs, targets) rather than a list of two batches."""
     return isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[1], Tensor)

@@ -1,4 +1,4 @@
-"""A mean over random draws, and how well it is known."""
+"""Mean of random draws with a confidence interval."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean, with the interval in which the true value lies with 95 % confidence."""
+    """A mean with its 95 % confidence interval ``[low, high]``."""
 
     value: float
     low: float
@@ -21,19 +21,19 @@ class Estimate:
 
     @property
     def half_width(self) -> float:
-        """How far the interval reaches to either side."""
+        """Half the width of the interval."""
         return (self.high - self.low) / 2
 
     def document(self) -> dict[str, float]:
-        """As plain values."""
+        """All values as a dictionary."""
         return asdict(self)
 
 
 def estimate(draws: Sequence[float], offset: float = 0.0) -> Estimate:
-    """The mean of independent draws plus a known number, with Student's interval.
+    """The mean of independent draws plus ``offset``, with Student's t interval.
 
-    >>> found = estimate([1.0, 2.0, 3.0])
-    >>> found.value, round(found.low, 3), round(found.high, 3)
+    >>> mean = estimate([1.0, 2.0, 3.0])
+    >>> mean.value, round(mean.low, 3), round(mean.high, 3)
     (2.0, -0.484, 4.484)
     """
     value = offset + fmean(draws)

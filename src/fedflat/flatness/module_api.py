@@ -1,4 +1,4 @@
-"""Flatness of any torch module, loss and data, in one call each: for users of other frameworks too.
+"""Flatness of any torch module, loss and data, in one call per measure.
 
 >>> import torch
 >>> model, data = torch.nn.Linear(3, 1), (torch.eye(3), torch.zeros(3, 1))
@@ -31,10 +31,15 @@ def spectrum(
     batch: int = 500,
     **options: Any,
 ) -> Spectrum:
-    """The largest eigenvalues of the Hessian of a mean loss (50 unless said), the smallest one, and the trace.
+    """The largest eigenvalues of the Hessian of the mean loss, the smallest one, and the trace.
 
-    ``loss(output, target)`` is the mean over a batch; ``data`` is a DataLoader, a list of batches, or a pair of tensors, which are cut into
-    batches of ``batch`` examples. The model is looked at in evaluation mode and left as it was. ``options`` are ``spectrum_of``'s.
+    Args:
+        model: evaluated in evaluation mode and left unchanged.
+        loss: ``loss(output, target)``, the mean over a batch.
+        data: a DataLoader, a list of batches, or a pair of tensors (inputs, targets).
+        count: number of eigenvalues; default: 50, or all if there are fewer.
+        batch: batch size for a pair of tensors.
+        options: further arguments of ``spectrum_of``.
     """
     return spectrum_of(_objective(model, loss, data, batch), count, **options)
 
@@ -48,7 +53,7 @@ def trace(
     batch: int = 500,
     seed: int = 0,
 ) -> Estimate:
-    """The trace of the Hessian with its confidence interval, from ``draws`` products."""
+    """Hutchinson's estimate of the Hessian's trace with its confidence interval; costs ``draws`` products."""
     return hutchinson(_operator(model, loss, data, batch), draws=draws, seed=seed)
 
 
@@ -62,7 +67,7 @@ def density(
     batch: int = 500,
     seed: int = 0,
 ) -> Density:
-    """The density of the Hessian's eigenvalues, from ``draws`` times ``steps`` products."""
+    """The spectral density of the Hessian; costs ``draws * steps`` products."""
     return quadrature(_operator(model, loss, data, batch), draws=draws, steps=steps, seed=seed)
 
 
@@ -75,7 +80,9 @@ def sharpness(
     batch: int = 500,
     **options: Any,
 ) -> Sharpness:
-    """How much the loss rises around the model: ``sam``, ``asam`` or ``average``; ``options`` are ``sharpness_of``'s."""
+    """The rise of the loss around the model; ``kind`` is ``sam``, ``asam`` or ``average``, ``options`` as in
+    ``sharpness_of``.
+    """
     return sharpness_of(_objective(model, loss, data, batch), kind, **options)
 
 
@@ -89,9 +96,7 @@ def _objective(model: nn.Module | Objective, loss: Loss | None, data: Any, batch
     if isinstance(model, Objective):
         return model
     if not isinstance(model, nn.Module):
-        raise UserError(f"{type(model).__name__} is no model; expected a torch module, or an Objective")
+        raise UserError(f"model is a {type(model).__name__}; expected a torch module or an Objective")
     if not callable(loss) or data is None:
-        raise UserError(
-            "a model alone has no curvature; expected a loss, a function of output and target, and data besides"
-        )
+        raise UserError("loss and data are required with a torch module: spectrum(model, loss, data)")
     return Objective(model, loss, data, batch=batch)

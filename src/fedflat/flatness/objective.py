@@ -1,10 +1,10 @@
-"""The mean loss of a model over fixed data, as a function of its weights: what every measurement of flatness looks at.
+"""The mean loss of a model over fixed data as a function of its weights. Every flatness measurement evaluates it.
 
     f(w) = 1/n sum_j loss(model_w(x_j), y_j)
 
-The model is in evaluation mode, so that BatchNorm takes its running statistics and nothing is dropped out. Hessian-vector products are
-reverse over reverse, ``H v = d/dw <df/dw, v>``: unlike forward over reverse this passes through every layer that torch can differentiate
-twice (GroupNorm in any memory order, fused LSTMs, attention), at the same number of operations.
+The model is in evaluation mode: BatchNorm uses its running statistics and dropout is off. Hessian-vector products use
+reverse-over-reverse differentiation, ``H v = d/dw <df/dw, v>``. Unlike forward-over-reverse, it supports every layer
+that torch can differentiate twice (GroupNorm in any memory format, fused LSTMs, attention), at the same cost.
 
 >>> model = torch.nn.Linear(1, 1, bias=False)
 >>> f = Objective(model, torch.nn.functional.mse_loss, (torch.tensor([[1.0], [3.0]]), torch.zeros(2, 1)))
@@ -33,18 +33,26 @@ from fedflat.flatness.precision import rounding
 from fedflat.models.layout import Layout
 
 Loss = Callable[[Any, Any], Tensor]
-"""The mean loss of a batch, from the model's output and the targets."""
+"""Maps (model output, targets) to the mean loss over a batch, a scalar tensor."""
 Sums = Callable[[Any, Any], Mapping[str, Tensor]]
-"""Metrics summed over the examples of a batch, from the model's output and the targets."""
+"""Maps (model output, targets) to metrics summed over the examples of a batch, by name."""
 
 
 class Objective:
-    """A loss to look at: of a module, on fixed data, at any flat vector of weights.
+    """The loss of a module on fixed data, evaluated at any flat weight vector of shape [P].
 
-    ``data`` is a pair of tensors (cut into batches of ``batch`` examples), a list of batches or a DataLoader; ``prepare`` turns inputs into
-    what the model takes. ``buffers`` stand in for the module's own. ``sums`` gives the metrics of ``measured``. On a GPU products are in
-    full float32 unless ``tf32`` allows rounding; images and filters then lie channel by channel, for which kernels of full precision are
-    made, unless ``channels_last`` says otherwise.
+    Args:
+        module: the model; it is evaluated functionally and never modified.
+        loss: maps (output, targets) to the mean loss over a batch.
+        data: a pair of tensors (inputs, targets), a list of batches, or a DataLoader.
+        batch: batch size for a pair of tensors.
+        prepare: applied to the inputs before the model, e.g. normalisation.
+        sums: metrics that ``measured`` reports in addition to the loss.
+        buffers: tensors used in place of the module's own buffers, by name.
+        weights: the point at which the objective is evaluated by default, [P]; default: the module's parameters.
+        tf32: whether a GPU may round float32 matrix products to TF32.
+        channels_last: memory format of images and filters; default: contiguous on a GPU in full float32, for which
+            the exact kernels are written, channels-last otherwise.
     """
 
     def __init__(
@@ -64,37 +72,35 @@ class Objective:
         self.module, self.tf32 = module, tf32
         self.layout = Layout.of_parameters(module)
         if not self.layout.names:
-            raise UserError("this model has no parameters that are trained, so that there is nothing to measure")
-        own = {name: p.detach() for name, p in module.named_parameters()}
-        self.weights = self.layout.flatten(own) if weights is None else weights.detach()
+            raise UserError("this model has no trainable parameters, so there is nothing to measure")
+        parameters = {name: p.detach() for name, p in module.named_parameters()}
+        self.weights = self.layout.flatten(parameters) if weights is None else weights.detach()
         self.batches: Sequence[Batch] = batches_of(data, batch)
         self._loss, self._prepare, self._sums, self._buffers = loss, prepare, sums, dict(buffers or {})
         self._counts = counts(self.batches)
         self._contiguous = self.device.type == "cuda" and not tf32 if channels_last is None else not channels_last
-        self._tied = len(list(module.named_parameters(remove_duplicate=False))) > len(own)
+        self._tied = len(list(module.named_parameters(remove_duplicate=False))) > len(parameters)
         self._recurrent = any(isinstance(part, nn.RNNBase) for part in module.modules())
         self._compiled: CompiledProduct | None = None
 
-    # --- what it is --------------------------------------------------------------------------------------------------------------
-
     @property
     def size(self) -> int:
-        """How many weights there are: P."""
+        """Number of weights, P."""
         return self.layout.size
 
     @property
     def examples(self) -> int:
-        """How many examples the loss is the mean over."""
+        """Number of examples in the mean."""
         return sum(self._counts)
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.weights.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision of the weights."""
+        """Data type of the weights."""
         return self.weights.dtype
 
     def on(self, batches: Sequence[Batch]) -> Objective:
@@ -114,31 +120,31 @@ class Objective:
         return other
 
     def compile(self) -> None:
-        """Have Hessian-vector products on batches as large as the first compiled, when the first one is asked for."""
+        """Compile Hessian-vector products for batches of the first batch's size; compilation happens at the first
+        product.
+        """
         self._compiled = CompiledProduct(
             lambda weights, vector, *batch: self._products(weights, [vector], *batch)[0], self._counts[0]
         )
 
     def subset(self, size: int, seed: int) -> Objective:
-        """The same on ``size`` of its examples, drawn without replacement by a seed."""
+        """The same objective on ``size`` of its examples, drawn without replacement."""
         return self.on(picked(self.batches, draw(self.examples, size, seed)))
-
-    # --- values and derivatives --------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def loss(self, w: Tensor | None = None) -> Tensor:
-        """The mean loss at w, by default at the model's own weights."""
+        """The mean loss at ``w`` (default: the model's weights), a scalar tensor."""
         tensors = self._tensors(w)
         with self._evaluating():
             return self._mean(lambda batch: self._batch_loss(tensors, batch))
 
     def gradient(self, w: Tensor | None = None) -> Tensor:
-        """The gradient of the mean loss at w."""
+        """The gradient of the mean loss at ``w``, [P]."""
         return self.loss_and_gradient(w)[1]
 
     @torch.enable_grad()
     def loss_and_gradient(self, w: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The mean loss at w and its gradient, in one pass."""
+        """The mean loss at ``w`` and its gradient, from one pass over the data."""
 
         def both(batch: Batch) -> Tensor:
             leaves = self._leaves(w)
@@ -147,17 +153,16 @@ class Objective:
             return torch.cat([loss.detach().reshape(1), self._flat(pieces)])
 
         with self._evaluating():
-            found = self._mean(both)
-        return found[0], found[1:]
+            loss_and_gradient = self._mean(both)
+        return loss_and_gradient[0], loss_and_gradient[1:]
 
     def hessian_product(self, w: Tensor | None, v: Tensor) -> Tensor:
-        """The Hessian of the mean loss at w, times a vector v."""
+        """The Hessian of the mean loss at ``w`` times ``v``, [P]."""
         return self.hessian_products(w, v[None])[0]
 
     @torch.enable_grad()
     def hessian_products(self, w: Tensor | None, vectors: Tensor) -> Tensor:
-        """The Hessian at w times each row of a matrix; the first derivative is taken once for all of them."""
-
+        """The Hessian at ``w`` times each row of ``vectors``, [b, P]; all rows share one first derivative."""
         weights = list(self._tensors(w).values())
         along = [list(self.layout.views(vector).values()) for vector in vectors]
 
@@ -173,7 +178,7 @@ class Objective:
     def _products(
         self, weights: Sequence[Tensor], vectors: Sequence[Sequence[Tensor]], inputs: Any, targets: Any
     ) -> Sequence[Sequence[Tensor]]:
-        """The products on one batch, tensor by tensor."""
+        """Hessian-vector products on one batch, as one tensor per parameter."""
         leaves = {
             name: tensor.detach().requires_grad_() for name, tensor in zip(self.layout.names, weights, strict=True)
         }
@@ -197,7 +202,7 @@ class Objective:
 
     @torch.no_grad()
     def measured(self, w: Tensor | None = None) -> dict[str, float]:
-        """The mean loss at w, and every metric where the objective knows some."""
+        """The mean loss at ``w`` and all metrics of ``sums``, by name."""
         if self._sums is None:
             return {"loss": float(self.loss(w))}
         tensors = self._tensors(w)
@@ -209,38 +214,32 @@ class Objective:
                     totals[name] = totals.get(name, 0) + value
         return {name: float(value) / self.examples for name, value in totals.items()}
 
-    # --- whether it can be measured ----------------------------------------------------------------------------------------------
-
     def check(self) -> None:
-        """Refuse a loss that is not finite, and one that differs from one evaluation to the next; each told in a sentence."""
+        """Raise a ``UserError`` if the loss or its gradient is not finite or not deterministic."""
         loss = float(self.loss())
         if not torch.isfinite(torch.tensor(loss)):
-            raise UserError(
-                f"the loss of this model is {loss}, so that it has no curvature; take a model that did not diverge"
-            )
-        one = self.on(self.batches[:1])
-        first, second = one.loss_and_gradient(), one.loss_and_gradient()
+            raise UserError(f"the loss is {loss}, so its curvature is undefined; use a model that did not diverge")
+        first_batch = self.on(self.batches[:1])
+        first, second = first_batch.loss_and_gradient(), first_batch.loss_and_gradient()
         if not bool(first[1].isfinite().all()):
             raise UserError(
-                "the gradient of this model is not finite, so that it has no curvature; take a model that did not diverge"
+                "the gradient is not finite, so the curvature is undefined; use a model that did not diverge"
             )
-        # Sums on a GPU may be taken in any order, which changes the last digits; dropout or augmentation change the first ones.
+        # GPU reductions are unordered and change the last digits; dropout or augmentation change the leading ones.
         slack = 1e-4 if self.dtype == torch.float64 else 1e-2
         for before, after in zip(first, second, strict=True):
             if float((before - after).norm()) > slack * float(before.norm()) + torch.finfo(self.dtype).eps:
                 raise UserError(
-                    f"the loss of this model is not the same twice ({float(first[0]):.6g}, then {float(second[0]):.6g}), so that no number "
-                    "would mean anything; switch off what is random in its forward pass or in its data, such as dropout or augmentation"
+                    f"the loss of this model is not deterministic ({float(first[0]):.6g}, then {float(second[0]):.6g}); "
+                    "disable randomness in its forward pass and its data, such as dropout or augmentation"
                 )
-
-    # --- small things ------------------------------------------------------------------------------------------------------------
 
     def _at(self, w: Tensor | None) -> Tensor:
         if w is None:
             return self.weights
         if w.shape != self.weights.shape:
             raise UserError(
-                f"a vector of shape {tuple(w.shape)} is no point of this model; expected {self.size} numbers"
+                f"got a weight vector of shape {tuple(w.shape)}; expected ({self.size},), one entry per weight"
             )
         return w.detach()
 
@@ -255,7 +254,7 @@ class Objective:
         return self.layout.flatten(dict(zip(self.layout.names, pieces, strict=True))).detach()
 
     def _mean(self, of_batch: Callable[[Batch], Tensor]) -> Tensor:
-        """The mean over batches, each weighted by its examples."""
+        """The mean over batches, weighted by their numbers of examples."""
         total: Tensor | None = None
         for count, batch in zip(self._counts, self.batches, strict=True):
             part = of_batch(batch).mul_(count / self.examples)
@@ -267,10 +266,8 @@ class Objective:
         inputs, targets = batch
         loss = self._loss(self._output(tensors, inputs), self._moved(targets))
         if not isinstance(loss, Tensor) or loss.numel() != 1:
-            found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise UserError(
-                f"the loss of a batch is {found} here; expected one number, the mean over its examples (reduction='mean')"
-            )
+            kind = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise UserError(f"the loss returned {kind}; expected a scalar, the mean over the batch (reduction='mean')")
         return loss.reshape(())
 
     def _output(self, tensors: Mapping[str, Tensor], inputs: Any) -> Any:
@@ -288,7 +285,9 @@ class Objective:
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """The model in evaluation mode, in full precision, by kernels that can be differentiated twice; afterwards all is as before."""
+        """The model in evaluation mode, in full precision, by kernels that can be differentiated twice; afterwards
+        all is as before.
+        """
         modes = [(part, part.training) for part in self.module.modules()]
         with ExitStack() as stack:
             for part, mode in modes:

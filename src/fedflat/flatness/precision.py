@@ -1,7 +1,8 @@
-"""Products of matrices in full precision on a GPU, whatever was allowed before.
+"""Full float32 precision of matrix products on a GPU, regardless of global settings.
 
-From torch 2.9 on there are two kinds of switches. Setting an older one sets the newer ones with it, but not the other way round, and where
-the two disagree, torch refuses to read the older. So the older are set, and where the newer have been used, these too, and last.
+Since torch 2.9 there are two sets of switches. Setting an old one also sets the new ones, but not vice versa, and
+torch refuses to read an old one that disagrees. Hence the old switches are set first, then the new ones where they
+are in use.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from typing import Any
 import torch
 
 SETTINGS: dict[str, tuple[Any, Any]] = {"allow_tf32": (False, True), "fp32_precision": ("ieee", "tf32")}
-"""The older and the newer switch: in full, and rounded."""
+"""Values of the old and the new switch: full precision, TF32."""
 
 
 def allow_tf32(allowed: bool) -> None:
-    """Let float32 products and convolutions on a GPU be rounded to TF32, or not."""
+    """Allow or forbid rounding float32 products and convolutions to TF32."""
     _set(list(_switches()), allowed)
 
 
 @contextmanager
 def rounding(allowed: bool = False) -> Iterator[None]:
-    """Within it, float32 products and convolutions on a GPU may or may not be rounded to TF32; afterwards all is as before."""
+    """Allow or forbid TF32 within the context, then restore the previous setting."""
     if not torch.cuda.is_available():
         yield
         return

@@ -1,17 +1,17 @@
-"""How much the loss rises around a point: in the worst direction, or in a random one.
+"""Sharpness: the rise of the loss within a radius, in the worst direction or averaged over random directions.
 
-With T a diagonal scale, and ``|.|`` the Euclidean norm,
+With a diagonal scale T and the Euclidean norm ``|.|``,
 
     worst case:    max over |T^-1 e| <= rho of f(w + e) - f(w)
     average case:  mean over |e| = rho of f(w + e) - f(w)
 
-SAM's sharpness has T = 1 (Foret et al. 2021); ASAM's has T = |w| + eta for weights and 1 for biases, so that at eta = 0 it does not change
-where weights are rescaled without changing the function (Kwon et al. 2021). To first order, as training takes it, the worst direction is
+SAM uses T = 1 (Foret et al. 2021). ASAM uses T = |w| + eta for weights and 1 for biases; at eta = 0 it is invariant to
+rescalings of the weights that leave the function unchanged (Kwon et al. 2021). The first-order worst direction is
 
     e = rho T^2 g / |T g|,
 
-and several steps of projected ascent find a worse one. For the average, directions come in pairs e and -e, so that the slope cancels:
-on a quadratic, the mean is rho^2 tr H / 2P.
+and several steps of projected ascent find a worse one. The average uses antithetic pairs e and -e, so the gradient term
+cancels: on a quadratic, the mean is rho^2 tr H / 2P.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ SCOPES = ("weight", "all")
 
 @dataclass(frozen=True)
 class Sharpness:
-    """By how much the loss rises within a radius."""
+    """The rise of the loss within a radius ``rho``."""
 
     kind: str
     rho: float
     loss: float
-    """The loss at the point itself."""
+    """Loss at the centre."""
     value: float
-    """The rise: the largest that was found, or the mean."""
+    """The largest rise found, or the mean rise."""
     interval: Estimate | None = None
-    """Where it is a mean: how well it is known."""
+    """Confidence interval of a mean rise."""
     steps: int = 1
-    """Where it is a worst case: steps of ascent."""
+    """Ascent steps of a worst case."""
     examples: int = 0
 
     def document(self) -> dict[str, Any]:
-        """As plain values."""
+        """All values as a dictionary."""
         return asdict(self)
 
 
@@ -63,47 +63,53 @@ def sharpness_of(
     directions: int = 20,
     seed: int = 0,
 ) -> Sharpness:
-    """The sharpness of an objective at its model's weights.
+    """The sharpness of an objective at its weights.
 
-    ``steps`` of ascent are for the worst cases, 1 being the first-order direction; ``eta`` and ``scope`` (``weight``, or ``all`` tensors)
-    for ASAM's scale; ``directions`` are the pairs of random directions of the average.
+    Args:
+        kind: ``sam``, ``asam`` (worst case) or ``average``.
+        rho: radius, in units of the weights (ASAM: relative to T).
+        steps: ascent steps of the worst case; 1 is the first-order direction.
+        eta: offset of ASAM's scale.
+        scope: tensors that ASAM scales: those named ``weight``, or ``all``.
+        directions: number of antithetic pairs of the average.
+        seed: seed of the random directions.
     """
     if kind not in KINDS:
-        raise one_of("kind of sharpness", kind, KINDS)
+        raise one_of("sharpness kind", kind, KINDS)
     if not 0 < rho < float("inf"):
-        raise UserError(f"a radius of rho={rho:g} is not possible; expected a number above 0")
+        raise UserError(f"rho={rho:g} is invalid; expected a finite radius above 0")
     objective.check()
     if kind == "average":
         return _average(objective, rho, directions, seed)
     if steps < 1:
-        raise UserError(f"{steps} steps of ascent are not possible; expected at least 1")
+        raise UserError(f"steps={steps} is invalid; expected at least 1 ascent step")
     scale = adaptive_scale(objective, eta, scope) if kind == "asam" else torch.ones_like(objective.weights)
     loss, worst = _ascent(objective, scale, rho, steps, seed)
     return Sharpness(kind, rho, loss, worst, None, steps, objective.examples)
 
 
 def adaptive_scale(objective: Objective, eta: float = 0.0, scope: str = "weight") -> Tensor:
-    """ASAM's T: |w| + eta on tensors named weight (or on all), 1 elsewhere."""
+    """ASAM's T, [P]: |w| + eta on tensors named ``weight`` (or all tensors), 1 elsewhere."""
     if scope not in SCOPES:
-        raise one_of("scope of ASAM's scale", scope, SCOPES)
+        raise one_of("ASAM scope", scope, SCOPES)
     if eta < 0:
-        raise UserError(f"eta={eta:g} is not possible; expected a number of at least 0")
+        raise UserError(f"eta={eta:g} is invalid; expected at least 0")
     w = objective.weights
     scaled = objective.layout.indicator(lambda name: scope == "all" or "weight" in name, w)
     return torch.where(scaled, w.abs() + eta, torch.ones_like(w))
 
 
 def _ascent(objective: Objective, scale: Tensor, rho: float, steps: int, seed: int) -> tuple[float, float]:
-    """The loss, and the largest rise found by normalised ascent in u = T^-1 e, projected onto the ball |u| <= rho."""
+    """The loss, and the largest rise found by normalised ascent in u = T^-1 e projected onto |u| <= rho."""
     w = objective.weights
     base, slope = objective.loss_and_gradient()
     u, worst = torch.zeros_like(w), torch.zeros_like(base)
-    # One step reaches the sphere; of several, each may cross half the ball at first and ever less towards the end.
+    # A single step reaches the sphere; several steps shrink linearly so that the ascent settles.
     lengths = [rho] if steps == 1 else [rho * (steps - number) / steps for number in range(steps)]
     for number, length in enumerate(lengths):
         uphill = scale * slope
         norm = uphill.norm()
-        if not number and float(norm) == 0.0:  # at a stationary point no direction is uphill, so any is taken
+        if not number and float(norm) == 0.0:  # stationary point: start in a random direction
             uphill = torch.as_tensor(generator(seed, "ascent").standard_normal(len(w)), dtype=w.dtype).to(w.device)
             norm = uphill.norm()
         u = u + length * uphill / norm.clamp_min(torch.finfo(w.dtype).tiny)
@@ -119,21 +125,21 @@ def _ascent(objective: Objective, scale: Tensor, rho: float, steps: int, seed: i
 
 def _average(objective: Objective, rho: float, directions: int, seed: int) -> Sharpness:
     if directions < 2:
-        raise UserError(f"an average over {directions} directions has no interval; expected at least 2")
+        raise UserError(f"directions={directions} is invalid; a confidence interval needs at least 2")
     w, base, rises = objective.weights, objective.loss(), []
     for number in range(directions):
         drawn = generator(seed, "directions", number).standard_normal(len(w))
         e = torch.as_tensor(drawn, dtype=w.dtype).to(w.device)
         e *= rho / e.norm()
         rises.append((objective.loss(w + e) + objective.loss(w - e)) / 2 - base)
-    found = estimate([_finite(rise, "rise of the loss") for rise in rises])
-    return Sharpness("average", rho, float(base), found.value, found, 0, objective.examples)
+    mean = estimate([_finite(rise, "rise of the loss") for rise in rises])
+    return Sharpness("average", rho, float(base), mean.value, mean, 0, objective.examples)
 
 
 def _finite(value: Tensor, what: str) -> float:
     number = float(value)
     if number != number or abs(number) == float("inf"):
         raise UserError(
-            f"the {what} is {number}, so that there is no sharpness; take a smaller radius, or a model that did not diverge"
+            f"the {what} is {number}, so sharpness is undefined; use a smaller radius or a model that did not diverge"
         )
     return number

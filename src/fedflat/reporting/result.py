@@ -17,7 +17,7 @@ from fedflat.errors import UserError, one_of
 from fedflat.experiment.analysis.batchnorm import with_statistics
 from fedflat.experiment.analysis.evaluation import Evaluation, evaluate
 from fedflat.experiment.analysis.measured import Measured, measured
-from fedflat.experiment.analysis.post_hoc import Afterwards, afterwards
+from fedflat.experiment.analysis.post_hoc import PostHoc, post_hoc
 from fedflat.experiment.analysis.reopen import full_name, reopen, require_model, state_of, written_tensors
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.network import network_of
@@ -83,7 +83,9 @@ class Result:
         return pd.json_normalize(self.history)
 
     def state_dict(self, model: str = "server", *, rounds: int | None = None) -> dict[str, Tensor]:
-        """The tensors of one of the run's models by name, as torch has them; with ``rounds``, as it was kept after so many."""
+        """The tensors of one of the run's models by name, as torch has them; with ``rounds``, as it was kept after so
+        many.
+        """
         model = require_model(self.record, model)
         if self.record.folder is not None or rounds is not None:
             return written_tensors(self.record, model, rounds)
@@ -130,7 +132,9 @@ class Result:
         data: Dataset | None = None,
         network: nn.Module | None = None,
     ) -> Path:
-        """Write one of the run's models for other tools: torch (.pt), safetensors or onnx, as the file's name or ``format`` says."""
+        """Write one of the run's models for other tools: torch (.pt), safetensors or onnx, as the file's name or
+        ``format`` says.
+        """
         from fedflat.experiment.store.export import format_of, write_onnx, write_state
 
         path = as_path("path", path, "model.pt")
@@ -147,7 +151,9 @@ class Result:
     def _tensors(
         self, name: str, rounds: int | None, data: Dataset | None, network: nn.Module | None
     ) -> dict[str, Tensor]:
-        """The tensors of a model for use elsewhere: with statistics of the training data where clients kept theirs, as flatness has it."""
+        """The tensors of a model for use elsewhere: with statistics of the training data where clients kept theirs,
+        as flatness has it.
+        """
         if self.config.training.statistics == "averaged":
             return self.state_dict(name, rounds=rounds)
         problem, partition = reopen(self.record, data=data, network=network, call="export")
@@ -168,26 +174,31 @@ class Result:
         return data or load(self.config.data.dataset, self.config.data.dir)
 
     def evaluate(self, model: str = "server", on: str | Iterable[str] | None = None, **more: Any) -> Evaluation:
-        """How good one of the run's models is, and for whom: test set, classes, clients, domains, corruptions, after fine-tuning.
+        """How good one of the run's models is, and for whom: test set, classes, clients, domains, corruptions, after
+        fine-tuning.
 
-        ``more`` may be ``fine_tuning``, ``corruptions``, and the ``data``, ``network`` and ``task`` of the run where they are your own.
+        ``more`` may be ``fine_tuning``, ``corruptions``, and the ``data``, ``network`` and ``task`` of the run where
+        they are your own.
         """
         return evaluate(self.record, model, on, **more)
 
     def flatness(self, model: str | None = None, rounds: int | None = None, **more: Any) -> Measured:
-        """One of the run's models, to be measured: ``result.flatness("wima").spectrum()``; by default the one that stands for the run.
+        """One of the run's models, to be measured: ``result.flatness("wima").spectrum()``; by default the one that
+        stands for the run.
 
-        ``rounds`` names a model that was kept on the way. ``more`` may be ``device``, ``precision``, and the ``data``, ``network`` and
-        ``task`` of the run where they are your own.
+        ``rounds`` names a model that was kept on the way. ``more`` may be ``device``, ``precision``, and the
+        ``data``, ``network`` and ``task`` of the run where they are your own.
         """
         return measured(self.record, name=model, rounds=rounds, **more)
 
-    def look(self, **wanted: Any) -> Afterwards:
-        """The run over the rounds that it kept: ``result.look().clients()``, ``.gaps()``, ``.seen()``, ``.constants()``, ``.theory()``.
+    def look(self, **wanted: Any) -> PostHoc:
+        """The run over the rounds that it kept: ``result.look().clients()``, ``.gaps()``, ``.seen()``,
+        ``.constants()``, ``.theory()``.
 
-        ``wanted`` may be ``examples``, ``clients``, ``seed``, and ``data``, ``network`` and ``task`` of the run where they are your own.
+        ``wanted`` may be ``examples``, ``clients``, ``seed``, and ``data``, ``network`` and ``task`` of the run where
+        they are your own.
         """
-        return afterwards(self.record, **wanted)
+        return post_hoc(self.record, **wanted)
 
     def plot(self, metric: str | None = None, over: str = "round") -> Figure:
         """The curve of every evaluated model."""
@@ -204,7 +215,9 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The algorithm with the one average that this model is, or with none: averages never change what is trained."""
+        """The algorithm with the one average that this model is, or with none: averages never change what is
+        trained.
+        """
         built = algorithm(self.algorithm)
         trained = canonical(replace(built, averages=()))
         if self.model == "server":
@@ -243,7 +256,9 @@ class Comparison:
         return list(rows.values())
 
     def table(self, targets: float | Sequence[float] = ()) -> list[dict[str, Any]]:
-        """The comparison as plain rows: mean and spread over seeds of every reported figure, and the median of rounds to each target."""
+        """The comparison as plain rows: mean and spread over seeds of every reported figure, and the median of rounds
+        to each target.
+        """
         targets = (targets,) if isinstance(targets, int | float) else targets
         for target in targets:
             check_target(target, self.metric)

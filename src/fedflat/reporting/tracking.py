@@ -1,4 +1,5 @@
-"""Runs followed by TensorBoard, MLflow or Weights & Biases: a callback that sends every evaluation, and the three places it can go.
+"""Runs followed by TensorBoard, MLflow or Weights & Biases: a callback that sends every evaluation, and the three
+places it can go.
 
 A tracker only reads: a run with one has the same bits as without.
 """

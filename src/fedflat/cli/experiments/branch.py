@@ -33,7 +33,8 @@ def branch(
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """Let several algorithms go on from the same model of a run, with its settings, partition, cohorts, batches and rates.
+    """Let several algorithms go on from the same model of a run, with its settings, partition, cohorts, batches and
+    rates.
 
     What its algorithm kept on the server and on clients is not carried over: every algorithm starts with fresh vectors.
 

@@ -62,8 +62,8 @@ def certificates(
     from fedflat.deploy.flower.version import require_flower
 
     require_flower()
-    from fedflat.deploy.flower.commands import secure_federation
     from fedflat.deploy.trust.certificates import write_certificates
+    from fedflat.deploy.trust.commands import secure_federation
 
     for path in write_certificates(folder, host, sites, days):
         print(path)

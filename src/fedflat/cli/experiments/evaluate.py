@@ -53,7 +53,8 @@ def evaluate(
     lr: float | None = optional("--tune-lr", "learning rate of fine-tuning", "the run's", rich_help_panel=FINE_TUNING),
     as_json: bool = JSON,
 ) -> None:
-    """Evaluate a model of a run: test set, classes, clients, unseen clients, domains, corruptions, before and after fine-tuning.
+    """Evaluate a model of a run: test set, classes, clients, unseen clients, domains, corruptions, before and after
+    fine-tuning.
 
     Example: fedflat evaluate runs/fedavg-digits-seed0 --on test,classes,clients
     """
@@ -67,8 +68,8 @@ def evaluate(
         raise UserError(f"--on is empty; expected some of {', '.join(PARTS)}, joined by commas")
     tuning = FineTuning(clients, epochs, share, lr)
     fetch_if_missing(record.config, as_json)
-    with _told(as_json) as tell:
-        found = evaluate(record, model, wanted, fine_tuning=tuning, tell=tell)
+    with _told(as_json) as progress:
+        found = evaluate(record, model, wanted, fine_tuning=tuning, progress=progress)
     if not found.parts:
         raise UserError(
             "; ".join(f"there is no evaluation on {part}: {reason}" for part, reason in found.missing.items())

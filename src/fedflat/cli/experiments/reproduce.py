@@ -210,9 +210,6 @@ def _run(
     return measured, None
 
 
-# --- on the screen ---------------------------------------------------------------------------------------------------------------------
-
-
 def _print_cost(plan: ReproductionPlan, cost: RemainingWork, stderr: bool = False) -> None:
     time = (
         "unknown"

@@ -96,7 +96,7 @@ def _go(
     from fedflat.experiment.run import Run
     from fedflat.experiment.setup.problem import device_of
     from fedflat.experiment.store.run_folder import RunFolder
-    from fedflat.models import trained_sentence
+    from fedflat.models import describe_trained
     from fedflat.reporting.result import Result
 
     followed = trackers(track)
@@ -105,7 +105,7 @@ def _go(
     try:
         with progress(quiet or as_json) as shown:
             going = Run(config, folder, callbacks=(shown, ForecastCallback(shown.foretell), *followed), resume=resume)
-            trained = trained_sentence(going.problem.model)
+            trained = describe_trained(going.problem.model)
             if trained and not (quiet or as_json):
                 print(f"{config.model}: {trained}", file=sys.stderr)
             record = going.go()

@@ -56,7 +56,8 @@ def sweep(
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """Run every combination of a file, each once; start it again, or in several places, and it goes on with what is missing.
+    """Run every combination of a file, each once; start it again, or in several places, and it goes on with what is
+    missing.
 
     Example: fedflat sweep rates.yaml --jobs 4
     """
@@ -114,9 +115,6 @@ def _run(plan: Sweep, jobs: int | None, silent: bool) -> list[SweepResult]:
     return [found[run.name] for run in plan.runs if run.name in found]
 
 
-# --- before -----------------------------------------------------------------------------------------------------------------------------
-
-
 def _cost(plan: Sweep, jobs: int | None, probe: bool) -> dict[str, object]:
     """What is ahead, in words."""
     from fedflat.experiment.campaign.estimate import remaining_work
@@ -169,9 +167,6 @@ def _show(plan: Sweep, jobs: int | None, probe: bool, as_json: bool) -> None:
     console.print(table(("run", "state"), rows[:MOST_ROWS]))
     if len(rows) > MOST_ROWS:
         console.print(f"... and {len(rows) - MOST_ROWS} more", style="dim")
-
-
-# --- afterwards -------------------------------------------------------------------------------------------------------------------------
 
 
 def _document(plan: Sweep, done: list[SweepResult]) -> dict[str, Any]:

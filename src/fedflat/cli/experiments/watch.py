@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SILENT_AFTER = 120.0
-"""A run that says it is running, and has written nothing for so many seconds and ten evaluations' time, is called silent."""
+"""A run that says it is running, and has written nothing for so many seconds and ten evaluations' time, is called
+silent.
+"""
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,9 @@ def sight_of(path: Path, now: float | None = None) -> Sight:
 
 
 def _pace(timing: list[dict[str, Any]]) -> float:
-    """Seconds per round over the last ten evaluations: the first rounds, which set things up, are soon no longer in it."""
+    """Seconds per round over the last ten evaluations: the first rounds, which set things up, are soon no longer in
+    it.
+    """
     late = timing[-11:]
     rounds = late[-1]["round"] - late[0]["round"] if late else 0
     return float(late[-1]["seconds"] - late[0]["seconds"]) / rounds if rounds > 0 else 0.0

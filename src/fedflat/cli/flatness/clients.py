@@ -1,61 +1,40 @@
-"""fedflat flatness clients: where the clients of a run go, how sharp their models are, what the server's model forgets."""
+"""fedflat flatness clients: client drift, sharpness of client models, and forgetting."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.flatness.flags import OUT, told
+from fedflat.cli.flatness.flags import LISTED, OUT, print_files, print_table, status_line, write_results
 from fedflat.cli.shared.flags import JSON, QUIET
-from fedflat.cli.shared.screen import facts, print_json, screen, shown_metric, table, with_unit
+from fedflat.cli.shared.screen import print_json, screen, shown_metric, table, with_unit
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from fedflat.experiment.analysis.post_hoc import Afterwards
+    from fedflat.experiment.analysis.post_hoc import PostHoc
 
 RUN = typer.Argument(metavar="RUN", help="the folder of a run")
-EXAMPLES = typer.Option(500, "--examples", metavar="N", min=1, help="look at so many training examples at most")
-CLIENTS = typer.Option(
-    10, "--clients", metavar="N", min=1, help="look at the data of so many clients, drawn by the seed"
-)
-MODEL = typer.Option(
-    "server", "--model", metavar="NAME", help="whose accuracies, features or constants, for example wima"
-)
-SEED = typer.Option(0, "--seed", min=0, help="seed of what is drawn at random")
-LISTED = 20
-"""Clients and classes are listed one by one where there are no more of them than this."""
+EXAMPLES = typer.Option(500, "--examples", metavar="N", min=1, help="maximum number of training examples")
+CLIENTS = typer.Option(10, "--clients", metavar="N", min=1, help="number of clients to measure, drawn by the seed")
+MODEL = typer.Option("server", "--model", metavar="NAME", help="model to measure, e.g. wima")
+SEED = typer.Option(0, "--seed", min=0, help="random seed")
 
 
-def looked_at(run: Path, silent: bool, tell: Any, **wanted: Any) -> Afterwards:
-    """A run to be looked at, its data fetched beforehand where they are not here."""
+def open_run(run: Path, silent: bool, progress: Any, **options: Any) -> PostHoc:
+    """Open a run for post-hoc measurements; downloads a missing dataset first."""
     from fedflat.cli.shared.downloads import fetch_if_missing
-    from fedflat.experiment.analysis.post_hoc import afterwards
+    from fedflat.experiment.analysis.post_hoc import post_hoc
     from fedflat.experiment.store.record import load_record
 
     record = load_record(run)
     fetch_if_missing(record.config, silent)
-    return afterwards(record, tell=tell, **wanted)
+    return post_hoc(record, progress=progress, **options)
 
 
-def heading_of(look: Afterwards) -> str:
-    """A run in a few words."""
-    return f"{look.config.algorithm}   {look.config.data.dataset}, seed {look.config.seed}"
-
-
-def write(folder: Path, name: str, document: dict[str, Any], picture: Figure) -> dict[str, Path]:
-    """Put numbers and a picture into a folder; says where they are."""
-    from fedflat.cli.shared.one_run import write_figure
-    from fedflat.experiment.store.atomic_files import create_folder, write_whole
-
-    files = {"numbers": folder / f"{name}.json", "picture": folder / f"{name}.png"}
-    create_folder(folder)
-    write_whole(files["numbers"], json.dumps(document, indent=2, default=str) + "\n")
-    write_figure(picture, files["picture"])
-    return files
+def heading_of(opened: PostHoc) -> str:
+    """Algorithm, dataset and seed of a run."""
+    return f"{opened.config.algorithm}   {opened.config.data.dataset}, seed {opened.config.seed}"
 
 
 def clients(
@@ -64,14 +43,12 @@ def clients(
         [],
         "--client",
         metavar="I",
-        help="these clients, counted from 0 [dim](default: each round's cohort)[/dim]",
+        help="client number, from 0; repeatable [dim](default: each round's cohort)[/dim]",
         show_default=False,
     ),
-    variates: bool = typer.Option(
-        False, "--variates", help="also list the control variates and duals that clients keep"
-    ),
+    variates: bool = typer.Option(False, "--variates", help="also list the norms of control variates and duals"),
     curvature: bool = typer.Option(
-        True, "--curvature/--no-curvature", help="lambda_max of each client's model on its own data"
+        True, "--curvature/--no-curvature", help="compute lambda_max of each client's model on its own data"
     ),
     model: str = MODEL,
     examples: int = EXAMPLES,
@@ -81,46 +58,43 @@ def clients(
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """Where clients go and how sharp their models are, by training kept rounds again; accuracies and features of the server's model.
+    """Measure client drift and the sharpness of client models by retraining single rounds.
 
-    A round can be trained again from the start, from the last checkpoint, and from models kept on the way (run --save-every N) where an
-    algorithm keeps no vectors. What a run logged itself (run --flatness every=N) is shown beside it.
+    A round can be retrained from the initial model, from the last checkpoint and, for algorithms without client state,
+    from saved models (run --save-every N). Values logged during training (run --flatness every=N) are included.
 
     Example: fedflat flatness clients runs/fedavg-digits-seed0
     """
     from fedflat.reporting.figures.clients import clients_picture
 
-    with told(quiet or as_json) as tell:
-        look = looked_at(run, quiet or as_json, tell, examples=examples, clients=most, seed=seed)
-        look.require_something()
+    with status_line(quiet or as_json) as progress:
+        opened = open_run(run, quiet or as_json, progress, examples=examples, clients=most, seed=seed)
+        opened.require_something()
         if variates:
-            look.require_vectors()
-        again, why = look.clients(client or None, curvature)
-        cohorts = sorted([*again, *look.logged()], key=lambda one: (one["round"], one["source"]))
-        seen, metric = look.seen(model), look.problem.task.metric
-    heading, lost = heading_of(look), forgotten(seen)
+            opened.require_vectors()
+        retrained, why = opened.clients(client or None, curvature)
+        cohorts = sorted([*retrained, *opened.logged()], key=lambda cohort: (cohort["round"], cohort["source"]))
+        seen, metric = opened.seen(model), opened.problem.task.metric
+    heading, lost = heading_of(opened), forgotten(seen)
     document = {"run": str(run), "rounds": cohorts, "models": seen, "forgetting": lost, "not_trained_again": why}
-    files = write(
+    files = write_results(
         out or run / "flatness" / "clients", "clients", document, clients_picture(cohorts, seen, heading, metric)
     )
     if as_json:
         print_json({"files": files, **document})
         return
     console = screen()
-    console.print(f"\n{heading}\n", style="bold", markup=False)
-    console.print(table(COLUMNS, [_row(one) for one in cohorts], numbers=COLUMNS[2:]))
-    last = next((one for one in reversed(cohorts) if "cosine" in one), None)
+    print_table(heading, COLUMNS, [_row(cohort) for cohort in cohorts], text_columns=2)
+    last = next((cohort for cohort in reversed(cohorts) if "cosine" in cohort), None)
     if last is not None and (variates or len(last["clients"]) <= LISTED):
         console.print(f"\nClients of round {last['round']}", style="bold")
         console.print(_each(last))
     if lost:
-        name = "server's model" if model == "server" else f"model {model}"
-        console.print(f"\nClasses over {len(seen)} looks at the {name}, test {with_unit(metric)}", style="bold")
+        console.print(f"\nClasses over {len(seen)} evaluations of {model}, test {with_unit(metric)}", style="bold")
         console.print(_classes(seen, lost, metric))
-    console.print()
     if why:
-        console.print(f"{why[0].upper()}{why[1:]}.", style="dim", markup=False)
-    console.print(facts(files))
+        console.print(f"\n{why[0].upper()}{why[1:]}.", style="dim", markup=False)
+    print_files(files)
 
 
 COLUMNS = (
@@ -138,50 +112,54 @@ COLUMNS = (
 )
 
 
-def _row(one: dict[str, Any]) -> tuple[object, ...]:
-    curvature = list(one.get("local", {}).get("lambda_max", {}).values())
+def _row(cohort: dict[str, Any]) -> tuple[object, ...]:
+    curvature = list(cohort.get("local", {}).get("lambda_max", {}).values())
     return (
-        one["round"],
-        one["source"],
-        len(one["clients"]),
-        shown(one.get("update")),
-        shown(mean(one.get("distance"))),
-        shown(mean(one.get("cosine"))),
-        shown(lowest(one.get("cosine"))),
-        shown(one.get("disagreement", {}).get("diversity")),
+        cohort["round"],
+        cohort["source"],
+        len(cohort["clients"]),
+        shown(cohort.get("update")),
+        shown(mean(cohort.get("distance"))),
+        shown(mean(cohort.get("cosine"))),
+        shown(lowest(cohort.get("cosine"))),
+        shown(cohort.get("disagreement", {}).get("diversity")),
         shown(median(curvature)),
         shown(None if not known(curvature) else max(known(curvature))),
-        shown(mean(one.get("momentum", {}).get("agreement"))),
+        shown(mean(cohort.get("momentum", {}).get("agreement"))),
     )
 
 
-def _each(one: dict[str, Any]) -> Any:
-    """A line for each client of a round."""
-    columns = {"length of update": one["length"], "distance from mean": one["distance"], "cosine": one["cosine"]}
-    numbers = [str(client) for client in one["clients"]]
-    if "momentum" in one:
-        columns["with momentum"] = one["momentum"]["agreement"]
-    if "local" in one:
-        columns |= {name: [one["local"][name].get(client) for client in numbers] for name in ("lambda_max", "loss")}
-    columns |= {f"norm of {name}": norms for name, norms in one.get("client_vectors", {}).items()}
+def _each(cohort: dict[str, Any]) -> Any:
+    """One line per client of a round."""
+    columns = {
+        "length of update": cohort["length"],
+        "distance from mean": cohort["distance"],
+        "cosine": cohort["cosine"],
+    }
+    numbers = [str(client) for client in cohort["clients"]]
+    if "momentum" in cohort:
+        columns["with momentum"] = cohort["momentum"]["agreement"]
+    if "local" in cohort:
+        columns |= {name: [cohort["local"][name].get(client) for client in numbers] for name in ("lambda_max", "loss")}
+    columns |= {f"norm of {name}": norms for name, norms in cohort.get("client_vectors", {}).items()}
     rows = [(client, *(shown(values[place]) for values in columns.values())) for place, client in enumerate(numbers)]
     return table(("client", *columns), rows, numbers=tuple(columns))
 
 
 def forgotten(seen: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """What the server's model lost of each class, from look to look; nothing for fewer than two looks."""
+    """Forgetting of each class over the evaluated models; empty for fewer than two."""
     from fedflat.flatness.clients.forgetting import forgetting
 
     if len(seen) < 2:
         return {}
     names = list(seen[-1]["accuracy"]["classes"])
-    found = forgetting([[one["accuracy"]["classes"][name] or 0.0 for name in names] for one in seen])
-    triples = zip(names, found.lost, found.swing, found.lowest, strict=True)
+    forgotten = forgetting([[model["accuracy"]["classes"][name] or 0.0 for name in names] for model in seen])
+    triples = zip(names, forgotten.lost, forgotten.swing, forgotten.lowest, strict=True)
     return {name: {"lost": lost, "swing": swing, "lowest": low} for name, lost, swing, low in triples}
 
 
 def _classes(seen: list[dict[str, Any]], lost: dict[str, dict[str, float]], metric: str) -> Any:
-    columns = ("class", "last", "best before, less last", "mean swing", "lowest once known")
+    columns = ("class", "last", "best minus last", "mean change", "lowest after learning")
     last = seen[-1]["accuracy"]["classes"]
     worst = sorted(lost, key=lambda name: -lost[name]["lost"])[:LISTED]
     rows = [
@@ -192,31 +170,28 @@ def _classes(seen: list[dict[str, Any]], lost: dict[str, dict[str, float]], metr
     return table(columns, rows, numbers=columns[1:])
 
 
-# --- numbers ---------------------------------------------------------------------------------------------------------------------
-
-
 def known(values: Any) -> list[float]:
-    """The values that are there."""
+    """The values that are not None."""
     return [value for value in values or [] if value is not None]
 
 
 def mean(values: Any) -> float | None:
-    """The mean of the values that are there."""
+    """The mean of the known values."""
     return sum(known(values)) / len(known(values)) if known(values) else None
 
 
 def lowest(values: Any) -> float | None:
-    """The lowest of the values that are there."""
+    """The smallest known value."""
     return min(known(values), default=None)
 
 
 def median(values: Any) -> float | None:
-    """The median of the values that are there."""
+    """The median of the known values."""
     import statistics
 
     return statistics.median(known(values)) if known(values) else None
 
 
 def shown(value: float | None) -> str | None:
-    """A number to three digits."""
+    """A number with three significant digits."""
     return None if value is None else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""fedflat flatness: how flat the loss is around the models of runs; the commands of the group are put together here."""
+"""fedflat flatness: the group of flatness commands."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ flatness = typer.Typer(no_args_is_help=True)
 
 @flatness.callback()
 def about() -> None:
-    """How flat the loss is around models of runs: curvature, sharpness, clients, landscapes, generalisation.
+    """Measure flatness around the models of runs: curvature, sharpness, landscapes, clients, generalisation.
 
-    A model is a run's folder (the model that stands for the run), or RUN:MODEL, or RUN:MODEL@ROUND where the run kept models on the way.
-    No run is repeated: clients trains single rounds again, and stability alone trains runs, which are new ones.
+    A model is RUN (the run's primary model), RUN:MODEL, or RUN:MODEL@ROUND for runs with --save-every.
+    Nothing is retrained, with two exceptions: `clients` retrains single rounds, and `stability` trains new runs.
 
     Example: fedflat flatness spectrum runs/fedavg-digits-seed0 runs/fedmoswa-digits-seed0:wima
     """

@@ -1,10 +1,8 @@
-"""fedflat flatness spectrum: the curvature of the loss around models."""
+"""fedflat flatness spectrum: curvature of the loss around models."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,25 +23,28 @@ from fedflat.cli.flatness.flags import (
     number_of_subsets,
     opened_models,
     plus_minus,
+    print_files,
+    print_table,
     short_names,
-    told,
+    status_line,
+    write_results,
 )
 from fedflat.cli.shared.flags import JSON, QUIET, optional
-from fedflat.cli.shared.screen import facts, print_json, screen, shown_count, shown_seconds, table
+from fedflat.cli.shared.screen import print_json, screen, shown_count, shown_seconds
 
 if TYPE_CHECKING:
     from fedflat.flatness import Spectrum
 
-HOW = "How it is computed"
+METHOD = "Method"
 
 
 def spectrum(
     models: list[str] = MODELS,
-    eigenvalues: int | None = optional("--eigenvalues", "how many eigenvalues", "50", metavar="K", min=1),
+    eigenvalues: int | None = optional("--eigenvalues", "number of eigenvalues", "50", metavar="K", min=1),
     by: str = typer.Option(
-        "value", "--by", metavar="ORDER", help="the largest by value (and the smallest one), or by magnitude"
+        "value", "--by", metavar="ORDER", help="value (largest eigenvalues and the smallest one) or magnitude"
     ),
-    density: bool = typer.Option(False, "--density", help="also the density of all eigenvalues"),
+    density: bool = typer.Option(False, "--density", help="also estimate the spectral density"),
     on: str = ON,
     client: int | None = CLIENT,
     examples: int | None = EXAMPLES,
@@ -53,31 +54,31 @@ def spectrum(
         "lanczos",
         "--method",
         metavar="NAME",
-        help="lanczos, or power: deflated power iteration, as published",
-        rich_help_panel=HOW,
+        help="lanczos, or power (deflated power iteration, as in the ECCV paper)",
+        rich_help_panel=METHOD,
     ),
     tolerance: float = typer.Option(
-        1e-3, "--tolerance", help="largest residual of an eigenvalue, as a share of it, by Lanczos", rich_help_panel=HOW
+        1e-3, "--tolerance", help="Lanczos: maximum relative residual", rich_help_panel=METHOD
     ),
     iterations: int = typer.Option(
-        20, "--iterations", min=1, help="products per eigenvalue by power iteration", rich_help_panel=HOW
+        20, "--iterations", min=1, help="power iteration: products per eigenvalue", rich_help_panel=METHOD
     ),
     trace_draws: int = typer.Option(
-        30, "--trace-draws", min=0, help="random vectors for the trace; 0 leaves it out", rich_help_panel=HOW
+        30, "--trace-draws", min=0, help="random vectors for the trace; 0 skips it", rich_help_panel=METHOD
     ),
     density_draws: int = typer.Option(
-        5, "--density-draws", min=1, help="random vectors for the density", rich_help_panel=HOW
+        5, "--density-draws", min=1, help="random vectors for the density", rich_help_panel=METHOD
     ),
     density_steps: int = typer.Option(
-        80, "--density-steps", min=1, help="products for each of them", rich_help_panel=HOW
+        80, "--density-steps", min=1, help="products per random vector", rich_help_panel=METHOD
     ),
     batch: int | None = BATCH,
     compile: str = typer.Option(
         "auto",
         "--compile",
         metavar="WHEN",
-        help="Hessian products: on, off, or auto, where it pays on a GPU",
-        rich_help_panel=HOW,
+        help="compile Hessian-vector products: on, off, or auto (where it pays off on a GPU)",
+        rich_help_panel=METHOD,
     ),
     device: str = DEVICE,
     precision: str | None = PRECISION,
@@ -85,22 +86,20 @@ def spectrum(
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """The curvature of the loss around models: eigenvalues of its Hessian, lambda_max / lambda_5, the most negative one, trace, density.
+    """Compute the Hessian spectrum of the loss around models: eigenvalues, trace and density.
 
     Example: fedflat flatness spectrum runs/fedavg-digits-seed0 runs/fedsam-digits-seed0 --examples 500 --subsets 3
     """
-    from fedflat.cli.shared.one_run import write_figure
-    from fedflat.experiment.store.atomic_files import create_folder, write_whole
     from fedflat.flatness import spectrum_of
     from fedflat.reporting.figures.spectrum import spectrum_picture
 
     count = number_of_subsets(subsets, examples)
-    found: dict[str, list[Spectrum]] = {}
-    with told(quiet or as_json) as tell:
+    spectra: dict[str, list[Spectrum]] = {}
+    with status_line(quiet or as_json) as progress:
         chosen = opened_models(models, quiet or as_json, device, precision)
         for name, model in zip(short_names(chosen), chosen, strict=True):
             parts = model.objectives(on, client=client, examples=examples, subsets=count, seed=seed, batch=batch)
-            found[name] = [
+            spectra[name] = [
                 spectrum_of(
                     objective,
                     eigenvalues,
@@ -113,64 +112,48 @@ def spectrum(
                     density_steps=density_steps,
                     compile=compile,
                     seed=seed,
-                    tell=partial(_tell, tell, name),
+                    progress=lambda text, name=name: progress(f"{name}: {text}"),  # type: ignore[misc]
                 )
                 for objective in parts
             ]
     where = f"client {client}" if client is not None else on
-    of = {name: model.objective(on, client=client).examples for name, model in zip(found, chosen, strict=True)}
+    of = {name: model.objective(on, client=client).examples for name, model in zip(spectra, chosen, strict=True)}
     document = {
         "on": where,
         "seed": seed,
         "models": {
-            name: {"model": model.label, "examples_of": of[name], "subsets": [one.document() for one in found[name]]}
-            for name, model in zip(found, chosen, strict=True)
+            name: {
+                "model": model.label,
+                "examples_of": of[name],
+                "subsets": [subset.document() for subset in spectra[name]],
+            }
+            for name, model in zip(spectra, chosen, strict=True)
         },
     }
-    folder = out or folder_for(chosen[0], "spectrum")
-    create_folder(folder)
-    files = {"numbers": folder / "spectrum.json", "picture": folder / "spectrum.png"}
-    write_whole(files["numbers"], json.dumps(document, indent=2) + "\n")
-    write_figure(spectrum_picture(found), files["picture"])
+    files = write_results(out or folder_for(chosen[0], "spectrum"), "spectrum", document, spectrum_picture(spectra))
     if as_json:
         print_json({"files": files, **document})
     else:
-        _print(found, where, of, files)
+        _print(spectra, where, of, files)
 
 
-def _tell(tell: Callable[[str], None], name: str, text: str) -> None:
-    tell(f"{name}: {text}")
-
-
-def _print(found: dict[str, list[Spectrum]], where: str, of: dict[str, int], files: dict[str, Path]) -> None:
-    console, first = screen(), next(iter(found.values()))
-    several = len(first) > 1
-    one = first[0]
+def _print(spectra: dict[str, list[Spectrum]], where: str, of: dict[str, int], files: dict[str, Path]) -> None:
+    subsets = next(iter(spectra.values()))
+    several, first = len(subsets) > 1, subsets[0]
     columns = ("model", "loss", "lambda_max", "lambda_max / lambda_5", "lambda_min", "trace", "products", "time")
     whole = next(iter(of.values()))
-    data = (
-        f"{len(first)} subsets of {shown_count(one.examples)} of {shown_count(whole)}"
-        if several
-        else shown_count(one.examples)
-    )
-    spread = "standard deviation over subsets" if several else "of the trace, 95 % confidence"
-    console.print()
-    console.print(
-        f"Curvature on {where}, {data} examples, {one.precision}, by {one.method}", style="bold", markup=False
-    )
-    console.print()
-    console.print(table(columns, [_row(name, spectra) for name, spectra in found.items()], numbers=columns[1:]))
-    if several or one.trace:
-        console.print(f"± {spread}", style="dim")
-    for name, spectra in found.items():
-        if not all(spectrum.converged for spectrum in spectra):
-            worst = max(r / abs(v) for s in spectra for v, r in zip(s.eigenvalues, s.residuals, strict=True) if v)
-            console.print(
-                f"Not all eigenvalues of {name} have converged: residuals up to {100 * worst:.3g} % of them.",
-                markup=False,
-            )
-    console.print()
-    console.print(facts(files))
+    data = shown_count(first.examples)
+    if several:
+        data = f"{len(subsets)} subsets of {data} of {shown_count(whole)}"
+    spread = "standard deviation over subsets" if several else "95 % confidence interval of the trace"
+    heading = f"Curvature on {where}, {data} examples, {first.precision}, {first.method}"
+    rows = [_row(name, subsets) for name, subsets in spectra.items()]
+    print_table(heading, columns, rows, f"± {spread}" if several or first.trace else "")
+    for name, subsets in spectra.items():
+        if not all(spectrum.converged for spectrum in subsets):
+            worst = max(r / abs(v) for s in subsets for v, r in zip(s.eigenvalues, s.residuals, strict=True) if v)
+            screen().print(f"{name}: not converged; relative residuals up to {100 * worst:.3g} %", markup=False)
+    print_files(files)
 
 
 def _row(name: str, spectra: Sequence[Spectrum]) -> tuple[object, ...]:

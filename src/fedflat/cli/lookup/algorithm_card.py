@@ -1,20 +1,22 @@
 """What there is to say about an algorithm, section by section.
 
-A section is a function from an algorithm and its base's name to plain values: a list of rows becomes a table on the screen, a mapping
-becomes pairs, and both go into the JSON document as they are. What is empty is left out. A new section is one more entry of ``SECTIONS``.
+A section is a function from an algorithm and its base's name to plain values: a list of rows becomes a table on the
+screen, a mapping becomes pairs, and both go into the JSON document as they are. What is empty is left out. A new
+section is one more entry of ``SECTIONS``.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import Field as Parameter
 from typing import Any, NamedTuple
 
 from fedflat.algorithms import Algorithm, canonical
-from fedflat.algorithms.cards import CARDS, DIFFERENCES
-from fedflat.algorithms.composition import SLOTS, part_name
-from fedflat.algorithms.table import NAMED, RELEASED
+from fedflat.algorithms.algorithm import SLOTS
+from fedflat.algorithms.description import describe
+from fedflat.algorithms.differences import DIFFERENCES
+from fedflat.algorithms.named import CARDS, NAMED, RELEASED
+from fedflat.algorithms.registration import part_name
 from fedflat.text import changed, choices, parameters, parse, show, write_value
 
 Facts = list[dict[str, Any]] | dict[str, Any]
@@ -42,7 +44,7 @@ def specs_of(made: Algorithm) -> list[tuple[str, Any]]:
 def slot_texts(made: Algorithm) -> dict[str, str]:
     """The text of every slot that holds a part."""
     return {
-        slot: show(part_name(spec), changed(spec))
+        slot: show(part_name(spec) or type(spec).__name__, changed(spec))
         for slot, spec in specs_of(made)
         if spec != getattr(Algorithm(), slot, None)
     }
@@ -50,10 +52,7 @@ def slot_texts(made: Algorithm) -> dict[str, str]:
 
 def equations(spec: object) -> str:
     """What a part does, in words and equations."""
-    return (inspect.getdoc(spec if isinstance(spec, type) else type(spec)) or "").replace("``", "")
-
-
-# --- cost ------------------------------------------------------------------------------------------------------------------------
+    return str(describe(spec)).replace("`", "")
 
 
 def cost_of(made: Algorithm) -> dict[str, Any]:
@@ -77,14 +76,12 @@ def in_units_of_p(count: Callable[[int], int]) -> str:
     return f"{'' if times == 1 else times}P" + (f" + {rest}" if rest else "")
 
 
-# --- the sections ----------------------------------------------------------------------------------------------------------------
-
-
 def _slots(made: Algorithm, base: str) -> Facts:
     texts = {**dict.fromkeys(SLOTS), **slot_texts(made)}
     rows = [{"slot": slot, "part": texts[slot], "equations": equations(getattr(made, slot))} for slot in SLOTS]
     return rows + [
-        {"slot": "average", "part": show(part_name(a), changed(a)), "equations": equations(a)} for a in made.averages
+        {"slot": "average", "part": show(part_name(a) or type(a).__name__, changed(a)), "equations": equations(a)}
+        for a in made.averages
     ]
 
 

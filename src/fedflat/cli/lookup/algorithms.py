@@ -32,9 +32,9 @@ def algorithms(
 
 
 def _list(as_json: bool) -> None:
-    from fedflat.algorithms.composition import SLOTS
+    from fedflat.algorithms.algorithm import SLOTS
+    from fedflat.algorithms.named import NAMED
     from fedflat.algorithms.registration import load_installed
-    from fedflat.algorithms.table import NAMED
 
     load_installed()
     lines, parts = [_line(name) for name in NAMED], _parts()
@@ -59,9 +59,8 @@ def _list(as_json: bool) -> None:
 
 
 def _line(name: str) -> dict[str, Any]:
-    from fedflat.algorithms.cards import CARDS
-    from fedflat.algorithms.composition import SLOTS
-    from fedflat.algorithms.table import NAMED
+    from fedflat.algorithms.algorithm import SLOTS
+    from fedflat.algorithms.named import CARDS, NAMED
     from fedflat.cli.lookup.algorithm_card import cost_of, slot_texts
 
     slots, paper = slot_texts(NAMED[name]), CARDS[name].paper if name in CARDS else None
@@ -69,13 +68,13 @@ def _line(name: str) -> dict[str, Any]:
 
 
 def _parts() -> list[dict[str, Any]]:
-    from fedflat.algorithms.composition import PARTS
+    from fedflat.algorithms.registration import parts
     from fedflat.cli.lookup.algorithm_card import equations
 
     slots = {"averages": "average"}
     return [
         {"part": name, "slot": slots.get(slot, slot), "summary": equations(spec).split("\n")[0]}
-        for name, (slot, spec) in PARTS.items()
+        for name, (slot, spec) in parts().items()
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ def list_all(folder: Path | None = FOLDER, as_json: bool = JSON) -> None:
     sets = [
         {"name": name, "title": source.title, "files": _presence(len(source.files), len(source.missing(where)))}
         for name, source in DATASETS.items()
+        if not source.example
     ]
     more = {
         "partitions": _described(PARTITIONERS),
@@ -145,9 +147,6 @@ def describe(
         _print_histogram(divided["histogram"], about["classes"], _counted(about["kind"]))
 
 
-# --- on the screen ---------------------------------------------------------------------------------------------------------------
-
-
 def _print(about: dict[str, Any]) -> None:
     classes = about["classes"]
     train, test = about["train_class_counts"], about["test_class_counts"]
@@ -193,7 +192,7 @@ def _presence(files: int, missing: int) -> str:
     return "here" if not missing else f"{files - missing} of {files} here"
 
 
-def _described(specs: dict[str, type[Any]]) -> list[dict[str, str]]:
+def _described(specs: Mapping[str, type[Any]]) -> list[dict[str, str]]:
     from fedflat.cli.lookup.models import defaults, summary
     from fedflat.text import show
 

@@ -100,6 +100,8 @@ def _data(folder: Path | None) -> dict[str, Any]:
     where, sets = data_dir(folder), {}
     for name, source in DATASETS.items():
         missing = len(source.missing(where))
+        if source.example:
+            continue
         if not source.files:
             sets[name] = "needs no download"
         elif missing < len(source.files):

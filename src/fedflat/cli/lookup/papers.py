@@ -23,7 +23,8 @@ def papers(
     markdown: bool = typer.Option(False, "--markdown", help="print a table in Markdown"),
     as_json: bool = JSON,
 ) -> None:
-    """List the papers whose tables are here, or print one: a paper's protocols and tables, a table's numbers as published.
+    """List the papers whose tables are here, or print one: a paper's protocols and tables, a table's numbers as
+    published.
 
     Example: fedflat papers fedswa/table3
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-TABLE = Path(__file__).parents[2] / "algorithms" / "table.py"
+CARDS = Path(__file__).parents[2] / "algorithms" / "named.py"
 
 
 def algorithm_names(incomplete: str) -> list[str]:
@@ -19,11 +19,11 @@ def algorithm_names(incomplete: str) -> list[str]:
 
 def _named() -> list[str]:
     """The keys of the table, read and not imported: torch takes longer to load than anyone waits for a completion."""
-    for statement in ast.parse(TABLE.read_text(encoding="utf-8")).body:
+    for statement in ast.parse(CARDS.read_text(encoding="utf-8")).body:
         if (
             isinstance(statement, ast.AnnAssign)
             and isinstance(statement.target, ast.Name)
-            and statement.target.id == "NAMED"
+            and statement.target.id == "CARDS"
         ):
             assert isinstance(statement.value, ast.Dict)
             return [str(key.value) for key in statement.value.keys if isinstance(key, ast.Constant)]

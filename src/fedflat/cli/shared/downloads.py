@@ -10,7 +10,7 @@ from fedflat.cli.shared.screen import screen, shown_bytes
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from fedflat.data.download import Progress
+    from fedflat.data.files.download import Progress
     from fedflat.experiment.config import Config
 
 

@@ -25,7 +25,9 @@ class Interrupted(Exception):
 
 @contextmanager
 def errors_as_messages() -> Iterator[None]:
-    """Turn every mistake that a user can mend into one sentence on stderr and exit code 2, and our warnings into one each."""
+    """Turn every mistake that a user can mend into one sentence on stderr and exit code 2, and our warnings into one
+    each.
+    """
     try:
         with _warnings_in_a_sentence():
             yield

@@ -58,7 +58,9 @@ def run_document(record: Record) -> dict[str, Any]:
 
 
 def print_run(record: Record, settings: bool = False) -> None:
-    """A run's figures, its costs, and where it lies; with ``settings`` also what was asked for and how the data were partition."""
+    """A run's figures, its costs, and where it lies; with ``settings`` also what was asked for and how the data were
+    partition.
+    """
     from rich.text import Text
 
     document, console = run_document(record), screen()
@@ -127,7 +129,7 @@ def print_partition(partition: dict[str, Any]) -> None:
 
 def partition_facts(partition: dict[str, Any]) -> dict[str, object]:
     """The facts of a partition, in words."""
-    sizes, looked_at = partition["sizes"], partition.get("looked_at", partition["clients"])
+    sizes, looked_at = partition["sizes"], partition.get("described_clients", partition["clients"])
     some = f" (figures are of the first {shown_count(looked_at)})" if looked_at < partition["clients"] else ""
     found: dict[str, object] = {
         "seed": partition["seed"],

@@ -183,7 +183,9 @@ def name_of(run: RunProgress) -> str:
 
 
 def newest_figures(run: RunProgress) -> str:
-    """The newest metric of the model that stands for the run, and its training loss; of which round, where that is not the last one."""
+    """The newest metric of the model that stands for the run, and its training loss; of which round, where that is
+    not the last one.
+    """
     if not run.history:
         return "not yet evaluated"
     test, metric = run.history[-1]["test"], run.metric

@@ -93,7 +93,9 @@ def print_comparison(comparison: Comparison, targets: Sequence[float] = ()) -> N
 
 
 def verdict(comparison: Comparison) -> str:
-    """Which row has the highest mean over the last rounds, and whether its lead over the first exceeds the seeds' spread."""
+    """Which row has the highest mean over the last rounds, and whether its lead over the first exceeds the seeds'
+    spread.
+    """
     lines = comparison.table()
     alive = sorted((line for line in lines if "mean_last" in line), key=lambda line: -line["mean_last"].mean)
     if not lines:

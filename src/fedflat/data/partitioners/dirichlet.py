@@ -1,6 +1,6 @@
-"""Label skew by the Dirichlet distribution, in the three partitioners that the literature calls by one name.
+"""Label skew by the Dirichlet distribution: three partitioners that the literature calls by one name.
 
-In all of them alpha = 0 stands for the limit in which every client has one class (as in Caldarola et al. 2022).
+In all of them ``alpha=0`` is the limit of one class per client (as in Caldarola et al. 2022).
 """
 
 from __future__ import annotations
@@ -13,28 +13,30 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedflat.data.partitioners.partitioner import ByClass, IntArray
-from fedflat.data.partitioners.sizes import SIGMA, client_sizes, equal_sizes
+from fedflat.data.partitioners.partitioner import ClassCountPartitioner, IntArray
+from fedflat.data.partitioners.sizes import SIGMA_HELP, client_sizes, equal_sizes
 from fedflat.errors import UserError
 from fedflat.text import param
 
 Reals = npt.NDArray[np.float64]
-_ALPHA = "concentration: the smaller, the fewer classes a client has; 0 is one class each"
+ALPHA_HELP = "concentration: smaller values give clients fewer classes; 0: one class per client"
 
 
 @dataclass(frozen=True)
-class Dirichlet(ByClass):
-    """Every client draws q ~ Dir(alpha) and gets equally many examples, their classes drawn from q; every example is used once.
+class Dirichlet(ClassCountPartitioner):
+    """Every client draws q ~ Dir(alpha) and gets equally many examples with classes drawn from q; each is used once.
 
-    When a class runs out, those who still want some of it draw again from q renormalised over the classes that are left
-    (Acar et al. 2021; a true partition of equal, or lognormal, sizes).
+    When a class is exhausted, clients that need more examples draw again from q renormalised over the remaining classes
+    (Acar et al. 2021).
     """
 
-    alpha: float = param(0.1, _ALPHA, low=0)
-    sigma: float = param(0.0, SIGMA, low=0, high=10)
+    sizes: ClassVar[str] = "equal or lognormal"
+    citation: ClassVar[str] = "Acar et al. 2021 (FedDyn)"
+    examples: ClassVar[tuple[str, ...]] = ("dirichlet(alpha=0.6)", "dirichlet(alpha=0.1)", "dirichlet(alpha=0)")
+    alpha: float = param(0.1, ALPHA_HELP, low=0)
+    sigma: float = param(0.0, SIGMA_HELP, low=0, high=10)
 
     def counts(self, available: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
-        """What rationing leaves of everyone's wishes."""
         sizes = partial(client_sizes, sigma=self.sigma, rng=rng)
         if self.alpha == 0:
             return one_class_each(available, clients, sizes)
@@ -43,18 +45,20 @@ class Dirichlet(ByClass):
 
 
 @dataclass(frozen=True)
-class DirichletReuse(ByClass):
-    """As ``dirichlet``, but a class that runs out is dealt again from its beginning: some examples are used twice, others never.
+class DirichletReuse(ClassCountPartitioner):
+    """As ``dirichlet``, but an exhausted class starts again: some examples are used twice, others never.
 
-    This is what the released code of FedSWA, FL-Simulator, FedLESAM and FedWMSAM does.
+    This is the partition in the released code of FedSWA, FL-Simulator, FedLESAM and FedWMSAM.
     """
 
     disjoint: ClassVar[bool] = False
-    alpha: float = param(0.1, _ALPHA, low=0)
-    sigma: float = param(0.0, SIGMA, low=0, high=10)
+    sizes: ClassVar[str] = "equal or lognormal"
+    citation: ClassVar[str] = "released code of FedSWA, FedWMSAM, FedLESAM and FL-Simulator"
+    examples: ClassVar[tuple[str, ...]] = ("dirichlet-reuse(alpha=0.1)",)
+    alpha: float = param(0.1, ALPHA_HELP, low=0)
+    sigma: float = param(0.0, SIGMA_HELP, low=0, high=10)
 
     def counts(self, available: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
-        """What every client draws from its q, whether or not there is that much."""
         sizes = partial(client_sizes, sigma=self.sigma, rng=rng)
         if self.alpha == 0:
             return one_class_each(available, clients, sizes)
@@ -66,16 +70,18 @@ class DirichletReuse(ByClass):
 
 
 @dataclass(frozen=True)
-class DirichletClasswise(ByClass):
-    """Every class is divided over the clients by a draw from Dir(alpha), so that clients differ in size.
+class DirichletClasswise(ClassCountPartitioner):
+    """Each class is distributed over the clients by a draw from Dir(alpha), so client sizes vary.
 
-    A client that would come out empty gets one example of the most frequent class of the client that is largest at that moment.
+    A client that would be empty gets one example of the most frequent class of the largest client.
     """
 
-    alpha: float = param(0.1, _ALPHA, low=0)
+    sizes: ClassVar[str] = "variable"
+    citation: ClassVar[str] = "Yurochkin et al. 2019; Flower's `DirichletPartitioner`"
+    examples: ClassVar[tuple[str, ...]] = ("dirichlet-classwise(alpha=0.1)",)
+    alpha: float = param(0.1, ALPHA_HELP, low=0)
 
     def counts(self, available: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
-        """Each class cut at the cumulated shares of its draw."""
         if self.alpha == 0:
             return one_class_each(available, clients)
         shares = softmax(log_dirichlet(self.alpha, (len(available), clients), rng))
@@ -94,13 +100,20 @@ class DirichletClasswise(ByClass):
 def ration(
     available: IntArray, sizes: IntArray, priors: Callable[[IntArray], Reals], rng: np.random.Generator
 ) -> IntArray:
-    """All clients ask at once, scarce classes are rationed by lot, and who went short asks again.
+    """Draw class counts for all clients at once; scarce classes are rationed at random, and short clients draw again.
 
-    ``priors`` gives everyone's distribution over the classes that are still open, [clients, open classes].
+    Args:
+        available: number of examples of each class [classes].
+        sizes: number of examples of each client [clients].
+        priors: maps the indices of the remaining classes to every client's distribution over them [clients, remaining].
+        rng: source of randomness.
+
+    Returns:
+        Counts [clients, classes] with row sums ``sizes``.
     """
     left, wanted = available.copy(), sizes.copy()
     given = np.zeros((len(sizes), len(available)), dtype=np.int64)
-    # Someone goes short only when a class has run out, so that there are at most as many turns as classes.
+    # A client is short only if a class was exhausted, so there are at most as many iterations as classes.
     while wanted.any():
         open_classes = np.flatnonzero(left)
         asked = rng.multinomial(wanted, priors(open_classes))
@@ -113,7 +126,12 @@ def ration(
 
 
 def one_class_each(available: IntArray, clients: int, sizes: Callable[[int, int], IntArray] = equal_sizes) -> IntArray:
-    """Every client gets one class; a class is divided by ``sizes`` among its clients, of which classes have equally many, or nearly.
+    """Counts [clients, classes] with one class per client; classes have nearly equally many clients.
+
+    Args:
+        available: number of examples of each class [classes].
+        clients: number of clients.
+        sizes: divides the examples of a class among its clients.
 
     >>> one_class_each(np.array([6, 4]), 3).tolist()
     [[3, 0], [3, 0], [0, 4]]
@@ -121,9 +139,10 @@ def one_class_each(available: IntArray, clients: int, sizes: Callable[[int, int]
     present = np.count_nonzero(available)
     if clients < present:
         raise UserError(
-            f"alpha=0 gives every client one class, so that {present} classes need at least {present} clients, not {clients}"
+            f"alpha=0 gives every client one class, but there are {present} classes and only {clients} clients; "
+            f"expected at least {present} clients"
         )
-    # A class with m examples has room for m clients: fill first, second, ... places over all classes, large classes first.
+    # A class with m examples has room for m clients: fill first places over all classes, then second places, ...
     class_of_place = np.repeat(np.arange(len(available)), available)
     place = np.concatenate([np.arange(count) for count in available])
     taken = np.lexsort((class_of_place, -available[class_of_place], place))[:clients]
@@ -137,10 +156,10 @@ def one_class_each(available: IntArray, clients: int, sizes: Callable[[int, int]
 
 
 def log_dirichlet(alpha: float | Reals, shape: tuple[int, int], rng: np.random.Generator) -> Reals:
-    """Logarithms of unnormalised rows of Dir(alpha), for any alpha above 0, one for all classes or one for each.
+    """Logarithms of unnormalised Dir(alpha) rows, for any alpha above 0, scalar or per class.
 
-    In logarithms no share is ever zero, so that it can be renormalised over whatever classes are left; log G(a) is
-    log G(a + 1) + log(U) / a, since a gamma variable of shape a underflows for small a.
+    In logarithms no share is zero, so rows can be renormalised over any subset of classes. Gamma variables of a small
+    shape a underflow, hence log G(a) = log G(a + 1) + log(U) / a.
     """
     bounded = np.clip(alpha, 1e-300, 1e300)
     logs: Reals = np.log(rng.standard_gamma(bounded + 1, shape)) + np.log1p(-rng.random(shape)) / bounded

@@ -1,39 +1,42 @@
-"""Label skew by the Dirichlet distribution as the published federated CIFAR files have it."""
+"""Label skew by the Dirichlet distribution, as in the published federated CIFAR files."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from fedflat.data.partitioners.dirichlet import log_dirichlet, one_class_each, softmax
-from fedflat.data.partitioners.partitioner import ByClass, IntArray
+from fedflat.data.partitioners.partitioner import ClassCountPartitioner, IntArray
 from fedflat.data.partitioners.sizes import equal_sizes
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
-class DirichletLda(ByClass):
-    """One client after the other draws q ~ Dir(alpha * p), p the shares of the classes, and takes equally many examples by q.
+class DirichletLda(ClassCountPartitioner):
+    """Clients in turn draw q ~ Dir(alpha * p), where p are the class shares, and take equally many examples by q.
 
-    Here alpha is the sum over all classes, so that it is C times the alpha of ``dirichlet`` (Hsu et al. 2019). Who finds a class
-    dealt out draws a new q over those that are left. So every example is used once, and the numbers of classes per client are those of
-    the published files of Hsu et al. (2020), on which FedSAM (2022) and WiMA (2023) train: 1.3 and 5 on CIFAR-10 and CIFAR-100.
+    Here alpha is the sum over all classes, i.e. C times the alpha of ``dirichlet`` (Hsu et al. 2019). A client that
+    exhausts a class draws a new q over the remaining ones, so every example is used once. The numbers of classes per
+    client match the published files of Hsu et al. (2020), used by FedSAM (2022) and WiMA (2023): 1.3 and 5 on CIFAR-10
+    and CIFAR-100.
     """
 
+    citation: ClassVar[str] = "Hsu et al. 2019; the files of Hsu et al. 2020, used by FedSAM (2022) and WiMA (2023)"
+    examples: ClassVar[tuple[str, ...]] = ("dirichlet-lda(alpha=1)", "dirichlet-lda(alpha=0.1)")
     alpha: float = param(
-        0.5, "total concentration: the smaller, the fewer classes a client has; 0 is one class each", low=0
+        0.5, "total concentration: smaller values give clients fewer classes; 0: one class per client", low=0
     )
 
     def counts(self, available: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
-        """What each client takes of what those before it have left."""
         if self.alpha == 0:
             return one_class_each(available, clients)
         concentration = self.alpha * (available / available.sum())
         left = available.copy()
         counts = np.zeros((clients, len(available)), dtype=np.int64)
         for client, wanted in enumerate(equal_sizes(int(available.sum()), clients)):
-            # Whoever goes short has emptied a class, so that there are at most as many draws as clients and classes together.
+            # A client is short only if it exhausted a class, so there are at most clients + classes draws.
             while wanted:
                 open_classes = np.flatnonzero(left)
                 shares = softmax(log_dirichlet(concentration[open_classes], (1, len(open_classes)), rng))[0]

@@ -1,4 +1,4 @@
-"""A division that somebody else made, kept in a file."""
+"""A partition read from a file."""
 
 from __future__ import annotations
 
@@ -14,65 +14,64 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedflat.data.data_dir import data_dir
-from fedflat.data.partitioners.partitioner import IntArray, Partitioner, Pool
+from fedflat.data.partitioners.partitioner import IntArray, LabelledExamples, Partitioner
 from fedflat.errors import UserError
 from fedflat.text import param, show
 
-UNWRITABLE = ",()"
-"""What no parameter of a text can hold."""
-EXPECTED = 'expected JSON of whole numbers such as {"examples": 4, "clients": [[0, 2], [1, 3]]}'
+RESERVED = ",()"
+"""Characters that a parameter of a text cannot contain."""
+EXPECTED = 'expected JSON such as {"examples": 4, "clients": [[0, 2], [1, 3]]}'
 
 
 @dataclass(frozen=True)
 class Listed(Partitioner):
-    """Each client has the training examples that a file lists for it, less those that are held out for validation."""
+    """Each client has the training examples that a file lists for it, except those held out for validation."""
 
     by_label: ClassVar[bool] = False
+    sizes: ClassVar[str] = "as listed"
+    citation: ClassVar[str] = "a Flower partitioner, or your own ([interoperability](../interop.md))"
     path: str | None = param(
-        None,
-        "a JSON file with the number of training examples and, for each client, a list of positions",
-        path=True,
+        None, "JSON file with the number of training examples and a list of positions per client", path=True
     )
-    hash: str | None = param(None, "what the file must have, as sha256- and the first 16 digits; none is not checked")
+    hash: str | None = param(
+        None, "required hash of the file: sha256- and its first 16 hexadecimal digits; none: not checked"
+    )
 
     @property
     def fixes_clients(self) -> bool:
-        """There is one client for each list."""
         return True
 
-    def divide(self, pool: Pool, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
-        """The listed examples, as far as they are in the pool."""
-        lists = self._lists(pool.total)
+    def divide(self, data: LabelledExamples, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
+        lists = self._read(data.total)
         if clients not in (None, len(lists)):
-            raise UserError(
-                f"{self.path} lists {len(lists)} clients, but {clients} were asked for; set clients to null"
-            )
-        assert pool.positions is not None
-        place = np.full(pool.total, -1)
-        place[pool.positions] = np.arange(len(pool.targets))
-        there = [places[places >= 0] for places in (np.sort(place[positions]) for positions in lists)]
-        empty = next((number for number, positions in enumerate(there) if not len(positions)), None)
+            raise UserError(f"{self.path} lists {len(lists)} clients, not {clients}; set clients to null")
+        assert data.positions is not None
+        index_of = np.full(data.total, -1)
+        index_of[data.positions] = np.arange(len(data.targets))
+        kept = [indices[indices >= 0] for indices in (np.sort(index_of[positions]) for positions in lists)]
+        empty = next((number for number, indices in enumerate(kept) if not len(indices)), None)
         if empty is not None:
             raise UserError(
-                f"client {empty} of {self.path} has all its examples in the validation set or beyond the long tail; take less away"
+                f"client {empty} of {self.path} has no examples left after validation and longtail; "
+                "choose a smaller validation share or factor"
             )
-        return there
+        return kept
 
-    def _lists(self, examples: int) -> list[IntArray]:
+    def _read(self, examples: int) -> list[IntArray]:
+        """The positions of each client in a training set of ``examples``."""
         if self.path is None:
-            raise UserError("listed needs to know the file of the partition; write listed(path=FILE.json)")
+            raise UserError("listed needs the file of the partition; write listed(path=FILE.json)")
         content = self._content(Path(self.path).expanduser())
         try:
             document = json.loads(content)
-            meant, lists = (
-                index(document["examples"]),
-                [np.array([*map(index, some)], dtype=np.int64) for some in document["clients"]],
-            )
+            listed_examples = index(document["examples"])
+            lists = [np.array([*map(index, positions)], dtype=np.int64) for positions in document["clients"]]
         except (ValueError, TypeError, KeyError, OverflowError):
-            raise UserError(f"{self.path} is not the file of a partition; {EXPECTED}") from None
-        if meant != examples:
+            raise UserError(f"{self.path} is not a partition file; {EXPECTED}") from None
+        if listed_examples != examples:
             raise UserError(
-                f"{self.path} divides {meant} training examples, but this dataset has {examples}; it was made for another one"
+                f"{self.path} partitions {listed_examples} training examples, but this dataset has {examples}; "
+                "use the dataset it was made for"
             )
         return _checked(lists, examples, self.path)
 
@@ -81,11 +80,12 @@ class Listed(Partitioner):
             content = path.read_bytes()
         except OSError as error:
             raise UserError(
-                f"the partition in {path} cannot be read: {(error.strerror or str(error)).lower()}; make it again there"
+                f"cannot read the partition {path}: {(error.strerror or str(error)).lower()}; create it again"
             ) from None
         if self.hash not in (None, content_hash(content)):
             raise UserError(
-                f"{path} has changed: its hash is {content_hash(content)}, expected {self.hash}; make the same partition again"
+                f"{path} has changed: its hash is {content_hash(content)}; expected {self.hash}; "
+                "restore the original file"
             )
         return content
 
@@ -97,49 +97,56 @@ def listed(
     folder: str | Path | None = None,
     made_by: dict[str, Any] | None = None,
 ) -> str:
-    """The text of a partition that is given as positions for each client; they are kept in a file called by its name and content."""
+    """Write a partition to a file, named after ``name`` and its content.
+
+    Args:
+        clients: positions in the training set, for each client.
+        examples: size of the training set.
+        name: prefix of the file name.
+        folder: where to write; ``partitions`` in the data directory by default.
+        made_by: plain values that document how the partition was made.
+
+    Returns:
+        The text of the partition, ``listed(path=...,hash=...)``.
+    """
     document = {
         "made_by": made_by or {"name": name},
         "examples": examples,
-        "clients": [np.sort(some).tolist() for some in clients],
+        "clients": [np.sort(positions).tolist() for positions in clients],
     }
     content = (json.dumps(document) + "\n").encode()
-    where = (data_dir(None) / "partitions" if folder is None else Path(folder)).expanduser().absolute()
-    path = where / f"{name}-{content_hash(content).removeprefix('sha256-')}.json"
-    if any(sign in str(path) for sign in UNWRITABLE):
+    directory = (data_dir(None) / "partitions" if folder is None else Path(folder)).expanduser().absolute()
+    path = directory / f"{name}-{content_hash(content).removeprefix('sha256-')}.json"
+    if any(character in str(path) for character in RESERVED):
         raise UserError(
-            f"{path} has a comma or a bracket in it, which the text of a partition cannot hold; choose another folder="
+            f"{path} contains a comma or a parenthesis, which a partition text cannot; choose another folder="
         )
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        where.mkdir(parents=True, exist_ok=True)
-        aside.write_bytes(content)
-        aside.replace(path)
+        directory.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(content)
+        temporary.replace(path)
     except OSError as error:
-        raise UserError(
-            f"the partition cannot be written to {path}: {(error.strerror or str(error)).lower()}; choose another folder="
-        ) from None
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"cannot write the partition to {path}: {reason}; choose another folder=") from None
     return show("listed", {"path": str(path), "hash": content_hash(content)})
 
 
 def content_hash(content: bytes) -> str:
-    """The hash of a partition's file, written as a word."""
+    """Hash of a partition file, as in the parameter ``hash``."""
     return f"sha256-{hashlib.sha256(content).hexdigest()[:16]}"
 
 
-def _checked(lists: list[IntArray], examples: int, where: str) -> list[IntArray]:
+def _checked(lists: list[IntArray], examples: int, path: str) -> list[IntArray]:
     if not lists or not all(map(len, lists)):
+        raise UserError(f"{path} has a client without examples; expected at least one client, with one example each")
+    positions = np.concatenate(lists)
+    if positions.min() < 0 or positions.max() >= examples:
+        wrong = positions.min() if positions.min() < 0 else positions.max()
+        raise UserError(f"{path} lists example {wrong}; expected positions from 0 to {examples - 1}")
+    counts = np.bincount(positions)
+    if counts.max() > 1:
         raise UserError(
-            f"{where} has a client without examples; expected at least one client, and one example for each"
-        )
-    every = np.concatenate(lists)
-    if every.min() < 0 or every.max() >= examples:
-        raise UserError(
-            f"{where} names example {every.min() if every.min() < 0 else every.max()}; expected positions from 0 to {examples - 1}"
-        )
-    often = np.bincount(every)
-    if often.max() > 1:
-        raise UserError(
-            f"{where} names example {often.argmax()} {often.max()} times; expected every example at most once"
+            f"{path} lists example {counts.argmax()} {counts.max()} times; expected every example at most once"
         )
     return lists

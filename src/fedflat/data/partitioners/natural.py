@@ -1,4 +1,4 @@
-"""The clients that the data come from."""
+"""The clients from which the data originates."""
 
 from __future__ import annotations
 
@@ -7,47 +7,49 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedflat.data.partitioners.partitioner import IntArray, Partitioner, Pool
+from fedflat.data.partitioners.partitioner import IntArray, LabelledExamples, Partitioner
 from fedflat.errors import UserError
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
 class Natural(Partitioner):
-    """Every writer, character, city or domain of the dataset is a client, or several where it has more than ``largest`` examples."""
+    """Every writer, role, city or domain of the dataset is a client.
+
+    With ``largest``, natural clients that have more examples are divided into several.
+    """
 
     by_label: ClassVar[bool] = False
+    sizes: ClassVar[str] = "as in the data"
+    citation: ClassVar[str] = "Caldas et al. 2018 (LEAF), Hsu et al. 2020 (Landmarks)"
+    examples: ClassVar[tuple[str, ...]] = ("natural",)
     largest: int | None = param(
-        None, "cut natural clients with more examples than this into several of nearly equal size", low=1
+        None, "divide natural clients with more examples than this into several of nearly equal size", low=1
     )
 
     @property
     def fixes_clients(self) -> bool:
-        """There is one client for each group, or as many as its size asks for."""
         return True
 
-    def divide(self, pool: Pool, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
-        """The examples of each group."""
-        if pool.groups is None:
-            raise UserError(
-                "this dataset does not say whose examples are whose, so that it has no natural partition; choose another partition"
-            )
-        sizes = np.bincount(pool.groups, minlength=pool.num_groups)
+    def divide(self, data: LabelledExamples, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
+        if data.groups is None:
+            raise UserError("this dataset has no natural clients; choose another partition, e.g. dirichlet")
+        sizes = np.bincount(data.groups, minlength=data.num_groups)
         pieces = np.ones_like(sizes) if self.largest is None else -(-sizes // self.largest)
         if clients not in (None, int(pieces.sum())):
             raise UserError(
-                f"the natural partition of this dataset has {pieces.sum()} clients, but {clients} were asked for"
+                f"the natural partition of this dataset has {pieces.sum()} clients, not {clients}; set clients to null"
             )
         if not sizes.all():
             raise UserError(
-                f"natural client {sizes.argmin()} has all its examples in the validation set or beyond the long tail; "
-                "take a smaller share or factor"
+                f"natural client {sizes.argmin()} has no training examples left after validation and longtail; "
+                "choose a smaller validation share or factor"
             )
-        whole = np.split(np.argsort(pool.groups, kind="stable"), np.cumsum(sizes)[:-1])
+        by_group = np.split(np.argsort(data.groups, kind="stable"), np.cumsum(sizes)[:-1])
         if self.largest is None:
-            return whole
+            return by_group
         return [
             np.sort(piece)
-            for some, count in zip(whole, pieces, strict=True)
-            for piece in np.array_split(rng.permutation(some), count)
+            for indices, count in zip(by_group, pieces, strict=True)
+            for piece in np.array_split(rng.permutation(indices), count)
         ]

@@ -1,8 +1,7 @@
-"""What the partitioners have in common.
+"""Base classes of partitioners and of partition modifiers.
 
-Most partitioners only say how many examples of each class every client gets, a matrix of counts; which examples those are is then left
-to chance, in one place (``deal``). So the class histograms depend on the seed and the class counts alone, never on the order in
-which the examples happen to lie.
+Most partitioners only decide how many examples of each class every client gets; ``deal`` then draws the examples. The
+class histograms therefore depend on the seed and the class counts alone, not on the order of the examples.
 """
 
 from __future__ import annotations
@@ -21,66 +20,138 @@ IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Pool:
-    """The examples that are to be divided: the class of each, and what else is known of them."""
+class LabelledExamples:
+    """The examples to distribute.
+
+    Attributes:
+        targets: class of each example [n].
+        num_classes: number of classes C.
+        groups: natural client (0, 1, ...) of each example [n]; None if unknown.
+        num_groups: number of natural clients.
+        coarse: superclass (0, 1, ...) of each class [C], -1 for classes without examples; None if unknown.
+        positions: position of each example in the training set [n].
+        total: size of the training set.
+    """
 
     targets: IntArray
     num_classes: int
     groups: IntArray | None = None
-    """The natural client (0, 1, ...) of each example."""
     num_groups: int = 0
     coarse: IntArray | None = None
-    """The superclass (0, 1, ...) of each class, -1 for classes that do not occur."""
     positions: IntArray | None = None
-    """The position of each example in the training set, which has ``total`` examples."""
     total: int = 0
+
+    @property
+    def class_counts(self) -> IntArray:
+        """Number of examples of each class [C]."""
+        return np.bincount(self.targets, minlength=self.num_classes)
 
 
 class Partitioner(ABC):
-    """A way to divide a training set among clients."""
+    """Distributes examples over clients; a frozen dataclass whose fields are the parameters of its text.
+
+    Attributes:
+        by_label: whether it uses the labels, so that every example must have exactly one.
+        disjoint: whether every example belongs to at most one client.
+        sizes: client sizes in words, for the documentation.
+        citation: publication, for the documentation.
+        examples: texts to draw in the documentation.
+    """
 
     by_label: ClassVar[bool] = True
-    """Whether it looks at the labels, so that every example must have exactly one."""
     disjoint: ClassVar[bool] = True
-    """Whether no example is given to two clients."""
+    sizes: ClassVar[str] = "equal"
+    citation: ClassVar[str] = ""
+    examples: ClassVar[tuple[str, ...]] = ()
 
     @property
     def fixes_clients(self) -> bool:
-        """Whether the partition says itself how many clients there are."""
+        """Whether the partitioner itself determines the number of clients."""
         return False
 
     @abstractmethod
-    def divide(self, pool: Pool, clients: int | None, rng: np.random.Generator) -> Sequence[IntArray]:
-        """The positions in the pool that each client gets."""
+    def divide(self, data: LabelledExamples, clients: int | None, rng: np.random.Generator) -> Sequence[IntArray]:
+        """Distribute the examples.
+
+        Args:
+            data: the examples.
+            clients: number of clients; None if the partitioner determines it.
+            rng: source of randomness.
+
+        Returns:
+            For each client, the indices of its examples in ``data``.
+        """
 
 
-class ByClass(Partitioner):
-    """A partitioner that is a matrix of counts."""
+class ClassCountPartitioner(Partitioner):
+    """A partitioner that is defined by how many examples of each class every client gets."""
 
     @abstractmethod
     def counts(self, available: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
-        """How many examples of each class every client gets, [clients, classes], given how many of each class there are."""
+        """Number of examples per client and class.
 
-    def divide(self, pool: Pool, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
-        """The examples dealt out by the matrix of counts."""
-        number = checked_clients(clients, len(pool.targets))
-        available = np.bincount(pool.targets, minlength=pool.num_classes)
-        return deal(self.counts(available, number, rng), pool.targets, rng)
+        Args:
+            available: number of examples of each class [classes].
+            clients: number of clients.
+            rng: source of randomness.
+
+        Returns:
+            Counts [clients, classes].
+        """
+
+    def divide(self, data: LabelledExamples, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
+        number = check_clients(clients, len(data.targets))
+        return deal(self.counts(data.class_counts, number, rng), data.targets, rng)
 
 
-def checked_clients(clients: int | None, examples: int) -> int:
-    """The number of clients, refused where there is none or where there are too few examples for it."""
+class PartitionModifier(ABC):
+    """Added to a partition with ``+``; a frozen dataclass whose fields are the parameters of its text.
+
+    Attributes:
+        stream: number of its own random stream.
+        by_label: whether it uses the labels.
+        needs_disjoint: whether it requires that clients share no examples.
+        citation: publication, for the documentation.
+        examples: texts to draw in the documentation.
+    """
+
+    stream: ClassVar[int]
+    by_label: ClassVar[bool] = False
+    needs_disjoint: ClassVar[bool] = False
+    citation: ClassVar[str] = ""
+    examples: ClassVar[tuple[str, ...]] = ()
+
+    def select(self, targets: IntArray, num_classes: int, rng: np.random.Generator) -> IntArray:
+        """Before partitioning: sorted indices of the examples to keep, given their classes [n]."""
+        return np.arange(len(targets))
+
+    def separate(
+        self, clients: tuple[IntArray, ...], rng: np.random.Generator
+    ) -> tuple[tuple[IntArray, ...], tuple[IntArray, ...]]:
+        """After partitioning: the clients that train, and those that never do."""
+        return clients, ()
+
+
+def check_clients(clients: int | None, examples: int) -> int:
+    """The number of clients, which must be at least 1 and at most the number of examples."""
     if clients is None or clients < 1:
-        raise UserError(f"this partition needs a number of clients of at least 1, not {clients}")
+        raise UserError(f"this partition needs at least 1 client, not {clients}")
     if clients > examples:
-        raise UserError(
-            f"{examples} training examples cannot be divided among {clients} clients; expected at most one client each"
-        )
+        raise UserError(f"{examples} training examples are too few for {clients} clients; expected at least one each")
     return clients
 
 
 def deal(counts: IntArray, targets: IntArray, rng: np.random.Generator) -> list[IntArray]:
-    """Hand out the examples of each class in random order; a class of which more is asked than there is starts again from its first."""
+    """Draw examples without replacement; an exhausted class starts again from its first example.
+
+    Args:
+        counts: number of examples per client and class [clients, classes].
+        targets: class of each example [n].
+        rng: source of randomness.
+
+    Returns:
+        For each client, the sorted indices of its examples.
+    """
     clients, classes = counts.shape
     shuffled = rng.permutation(len(targets))
     by_class = np.split(

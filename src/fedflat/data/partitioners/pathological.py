@@ -1,57 +1,61 @@
-"""A fixed number of classes per client (McMahan et al. 2017), kept exactly."""
+"""A fixed number of classes per client (McMahan et al. 2017), met exactly."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from fedflat.data.partitioners.partitioner import ByClass, IntArray
+from fedflat.data.partitioners.partitioner import ClassCountPartitioner, IntArray
 from fedflat.data.partitioners.sizes import equal_sizes
 from fedflat.errors import UserError
 from fedflat.text import param
 
-ATTEMPTS = 50
-"""How many graphs are tried at most; of large ones fewer, since they either nearly all will do or nearly none."""
+MAX_ATTEMPTS = 50
+"""Number of random graphs to try; fewer for large ones, of which nearly all or nearly none are feasible."""
 Graph = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Pathological(ByClass):
-    """Every client has exactly so many classes, clients are equally large, and every example is used once.
+class Pathological(ClassCountPartitioner):
+    """Every client has exactly ``classes`` classes, clients are equally large, and every example is used once.
 
-    The usual shards of a sorted list keep these promises only if the shards happen to end where classes do. Here who holds which class
-    is drawn at random, with a number of holders per class in proportion to its size; how much of it each gets is a flow in that graph
-    from clients to classes, the one whose smallest share is largest. For balanced classes all shares are then equal.
+    The usual shards of a sorted list guarantee this only if shards end at class boundaries. Here a random bipartite
+    graph decides which client holds which class, with holders in proportion to class size. The counts are a flow in
+    that graph that maximises the smallest count; for balanced classes all counts are equal.
     """
 
-    classes: int = param(2, "how many classes every client has", low=1)
+    citation: ClassVar[str] = "McMahan et al. 2017"
+    examples: ClassVar[tuple[str, ...]] = ("pathological(classes=2)", "pathological(classes=4)")
+    classes: int = param(2, "number of classes per client", low=1)
 
     def counts(self, available: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
-        """A random graph of who holds what, and the flow in it."""
         sizes, present = equal_sizes(int(available.sum()), clients), np.flatnonzero(available)
         if not self.classes <= len(present) <= clients * self.classes or self.classes > sizes.min():
             raise UserError(
-                f"{clients} clients of {sizes.min()} examples cannot have exactly {self.classes} of {len(present)} classes each; "
-                "expected no more than there are, no more than a client has examples, and enough clients to hold them all"
+                f"{clients} clients of {sizes.min()} examples cannot have exactly {self.classes} of {len(present)} "
+                f"classes each; expected at most {min(len(present), sizes.min())} classes per client, "
+                "and enough clients to hold all classes"
             )
         holders = _holders(available[present], clients, clients * self.classes)
         if holders.sum() == clients * self.classes:
-            for _ in range(max(3, min(ATTEMPTS, 5_000_000 // (clients * len(present))))):
+            for _ in range(max(3, min(MAX_ATTEMPTS, 5_000_000 // (clients * len(present))))):
                 shares = _balanced_shares(_random_graph(holders, clients, self.classes, rng), sizes, available[present])
                 if shares is not None:
                     counts = np.zeros((clients, len(available)), dtype=np.int64)
                     counts[:, present] = shares
                     return counts
         raise UserError(
-            f"no way was found to give {clients} clients equal sizes and exactly {self.classes} classes each out of classes of "
-            f"{available[present].min()} to {available[present].max()} examples; try other numbers, or dirichlet(alpha=0)"
+            f"cannot give {clients} clients equal sizes and exactly {self.classes} classes each from classes of "
+            f"{available[present].min()} to {available[present].max()} examples; "
+            "try other numbers, or dirichlet(alpha=0)"
         )
 
 
 def _holders(available: IntArray, clients: int, places: int) -> IntArray:
-    """How many clients hold each class: at least one, at most all, otherwise in proportion to its size (D'Hondt's rule)."""
+    """Number of clients per class: between 1 and all, in proportion to class size (D'Hondt's method)."""
     rank = np.arange(1, clients + 1)
     claim = np.where(rank <= available[:, None], available[:, None] / rank, 0)
     claim[:, 0] = np.inf
@@ -60,13 +64,13 @@ def _holders(available: IntArray, clients: int, places: int) -> IntArray:
 
 
 def _random_graph(holders: IntArray, clients: int, degree: int, rng: np.random.Generator) -> Graph:
-    """Who holds what, [clients, classes]: ``degree`` classes per client and ``holders`` clients per class."""
+    """Which client holds which class [clients, classes]: ``degree`` per client, ``holders`` per class."""
     graph = np.zeros((clients, len(holders)), dtype=bool)
     left = holders.copy()
     for client in range(clients):
         with np.errstate(divide="ignore"):
             urgency = np.log(left) + rng.gumbel(size=len(left))
-        # Classes that need every client still to come must be taken now; then the rest can always be completed.
+        # A class that needs every remaining client must be taken now; then the graph can always be completed.
         urgency[left == clients - client] = np.inf
         chosen = np.argsort(-urgency, kind="stable")[:degree]
         graph[client, chosen] = True
@@ -75,7 +79,7 @@ def _random_graph(holders: IntArray, clients: int, degree: int, rng: np.random.G
 
 
 def _balanced_shares(graph: Graph, sizes: IntArray, available: IntArray) -> IntArray | None:
-    """Counts along the graph with the given row and column sums and the largest possible smallest count, if there are any."""
+    """Counts along the graph with the given margins that maximise the smallest count; None if infeasible."""
     best = None
     low, high = 1, int(min((sizes // graph.sum(1)).min(), (available // graph.sum(0)).min()))
     while low <= high:
@@ -89,7 +93,7 @@ def _balanced_shares(graph: Graph, sizes: IntArray, available: IntArray) -> IntA
 
 
 def _shares(graph: Graph, sizes: IntArray, available: IntArray, least: int) -> IntArray | None:
-    """Counts of at least ``least`` along the graph with the given row and column sums, if there are any: a maximum flow."""
+    """Counts of at least ``least`` along the graph with the given row and column sums, as a maximum flow."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import maximum_flow
 

@@ -1,4 +1,4 @@
-"""How many examples each client gets, where the partitioner leaves that open."""
+"""Client sizes, for partitioners that do not determine them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import numpy as np
 
 from fedflat.data.partitioners.partitioner import IntArray
 
-SIGMA = "deviation of the logarithm of client sizes; 0 is equal sizes"
+SIGMA_HELP = "standard deviation of the logarithm of client sizes; 0: equal sizes"
 
 
 def equal_sizes(total: int, parts: int) -> IntArray:
-    """``total`` in ``parts`` whole numbers that differ by at most one, the larger ones first.
+    """``total`` as ``parts`` integers that differ by at most one, larger ones first.
 
     >>> equal_sizes(11, 4).tolist()
     [3, 3, 3, 2]
@@ -19,9 +19,9 @@ def equal_sizes(total: int, parts: int) -> IntArray:
 
 
 def client_sizes(total: int, parts: int, sigma: float, rng: np.random.Generator) -> IntArray:
-    """``total`` in ``parts`` whole numbers, equal for sigma = 0, otherwise in proportion to exp(sigma * N(0, 1)) (Acar et al. 2021).
+    """``total`` as ``parts`` integers in proportion to exp(sigma * N(0, 1)) (Acar et al. 2021); equal for sigma = 0.
 
-    Everyone gets one example first, so that no client is empty; the others are apportioned by largest remainders.
+    Every client gets one example first, so none is empty; the rest is apportioned by largest remainders.
     """
     if sigma == 0:
         return equal_sizes(total, parts)

@@ -1,4 +1,4 @@
-"""Partitions without heterogeneity: everything at random, or everything in one place."""
+"""Partitions without heterogeneity: i.i.d. clients, or a single client."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedflat.data.partitioners.partitioner import ByClass, IntArray, Partitioner, Pool
-from fedflat.data.partitioners.sizes import SIGMA, client_sizes
+from fedflat.data.partitioners.partitioner import ClassCountPartitioner, IntArray, LabelledExamples, Partitioner
+from fedflat.data.partitioners.sizes import SIGMA_HELP, client_sizes
 from fedflat.errors import UserError
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
-class Iid(ByClass):
-    """Every client gets an equal share of all examples, or a lognormal one, drawn at random."""
+class Iid(ClassCountPartitioner):
+    """Every client gets random examples; client sizes are equal, or lognormal with ``sigma``."""
 
     by_label: ClassVar[bool] = False
-    sigma: float = param(0.0, SIGMA, low=0, high=10)
+    sizes: ClassVar[str] = "equal or lognormal"
+    citation: ClassVar[str] = "McMahan et al. 2017"
+    examples: ClassVar[tuple[str, ...]] = ("iid", "iid(sigma=0.5)")
+    sigma: float = param(0.0, SIGMA_HELP, low=0, high=10)
 
     def counts(self, available: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
-        """The class counts of consecutive blocks of a random permutation."""
         classes = len(available)
         labels = rng.permutation(np.repeat(np.arange(classes), available))
         owner = np.repeat(np.arange(clients), client_sizes(len(labels), clients, self.sigma, rng))
@@ -30,17 +32,18 @@ class Iid(ByClass):
 
 @dataclass(frozen=True)
 class Centralised(Partitioner):
-    """One client has everything: the reference run that federated ones are compared with."""
+    """A single client has all examples: the reference for federated runs."""
 
     by_label: ClassVar[bool] = False
+    sizes: ClassVar[str] = "all examples"
+    citation: ClassVar[str] = "the centralised reference run"
+    examples: ClassVar[tuple[str, ...]] = ("centralised",)
 
     @property
     def fixes_clients(self) -> bool:
-        """There is one client."""
         return True
 
-    def divide(self, pool: Pool, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
-        """All examples."""
+    def divide(self, data: LabelledExamples, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
         if clients not in (None, 1):
-            raise UserError(f"a centralised partition has 1 client, but {clients} were asked for; set clients to 1")
-        return [np.arange(len(pool.targets))]
+            raise UserError(f"a centralised partition has 1 client, not {clients}; set clients to 1")
+        return [np.arange(len(data.targets))]

@@ -1,1 +1,4 @@
-"""Datasets as their publishers give them out: the files, where they come from, and how to read them."""
+"""Datasets, one module per file format or publisher; each module lists its datasets in ``SOURCES``.
+
+To add a dataset, write a module here and name it in ``fedflat.data.registry``.
+"""

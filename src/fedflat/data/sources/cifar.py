@@ -1,8 +1,8 @@
-"""CIFAR-10 and CIFAR-100 from their Python pickles.
+"""CIFAR-10 and CIFAR-100, from their Python pickles.
 
-The content hash of a file is the sha256 of the same images in the publisher's binary layout: label byte (for CIFAR-100 coarse,
-then fine), then 3,072 pixel bytes in planes of red, green and blue, image after image. For CIFAR-100 no such hash is known to us:
-its archive is verified when it is fetched, its files by size, shape and range of labels when they are read.
+The content hash of a file is the sha256 of the same images in the publisher's binary layout: label byte (CIFAR-100:
+coarse, then fine), then 3,072 pixel bytes as red, green and blue planes, image after image. No such hash is known for
+CIFAR-100: its archive is verified when downloaded, its files by size, shape and label range when read.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from fedflat.data.dataset import Dataset, Examples
-from fedflat.data.sources.plain_pickle import read_plain_pickle
-from fedflat.data.sources.source import Download, FileSource
+from fedflat.data.files.plain_pickle import read_plain_pickle
+from fedflat.data.sources.source import DatasetCard, Download, FileSource
 from fedflat.errors import UserError
 
 PIXELS = 3 * 32 * 32
@@ -26,22 +26,27 @@ PIXELS = 3 * 32 * 32
 
 @dataclass(frozen=True)
 class Cifar(FileSource[dict[str, Any]]):
-    """A dataset in the layout of CIFAR."""
+    """Images of 3x32x32 pixels in pickled batches.
+
+    Attributes:
+        labels: keys of the labels in a batch; the targets come last.
+        class_names: file and key of the class names, if ``classes`` is empty.
+        sizes: required number of images per file.
+        mean: mean per channel, on the scale from 0 to 1.
+        std: standard deviation per channel.
+    """
 
     train_files: tuple[str, ...] = ()
     test_file: str = ""
     labels: tuple[str, ...] = ("labels",)
-    """The keys under which the labels lie, the targets last."""
     classes: tuple[str, ...] = ()
     class_names: tuple[str, str] | None = None
-    """The file and the key that hold the names of the classes, where they are not given."""
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """How many images each file must hold."""
     mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
     std: tuple[float, float, float] = (1.0, 1.0, 1.0)
 
     def parse(self, path: Path) -> tuple[dict[str, Any], str]:
-        """The dictionary in a file, its labels as bytes, and the sha256 of its content."""
+        """Read a batch: pixels [n, 3072] under ``data`` and labels [n], both uint8."""
         content = read_plain_pickle(path, self.remedy)
         if self.class_names and path.name == Path(self.class_names[0]).name:
             names = content.get(self.class_names[1])
@@ -49,55 +54,47 @@ class Cifar(FileSource[dict[str, Any]]):
                 raise UserError(f"{path} has no list of class names under '{self.class_names[1]}'; {self.remedy}")
             return content, hashlib.sha256(b"\n".join(names)).hexdigest()
         pixels = content.get("data")
-        if (
-            not isinstance(pixels, np.ndarray)
-            or pixels.dtype != np.uint8
-            or pixels.ndim != 2
-            or pixels.shape[1] != PIXELS
-        ):
+        if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (PIXELS,):
             raise UserError(f"{path} has no images of {PIXELS} bytes under 'data'; {self.remedy}")
         for key in self.labels:
             content[key] = self._labels(path, content.get(key), key, len(pixels))
         rows = np.column_stack([*(content[key] for key in self.labels), pixels])
         return content, hashlib.sha256(np.ascontiguousarray(rows).data).hexdigest()
 
-    def open(self, folder: Path, file: str) -> dict[str, Any]:
-        """What a file holds, verified, with as many images as it must have."""
-        content = super().open(folder, file)
+    def open(self, data_dir: Path, file: str) -> dict[str, Any]:
+        content = super().open(data_dir, file)
         if file in self.sizes and len(content["data"]) != self.sizes[file]:
             raise UserError(
-                f"{folder / file} holds {len(content['data'])} images, but {self.sizes[file]} were expected; {self.remedy}"
+                f"{data_dir / file} contains {len(content['data'])} images; expected {self.sizes[file]}; {self.remedy}"
             )
         return content
 
-    def read(self, folder: Path) -> Dataset:
-        """The dataset from its files."""
+    def read(self, data_dir: Path) -> Dataset:
         classes = self.classes
         if self.class_names:
             file, key = self.class_names
-            classes = tuple(name.decode() for name in self.open(folder, file)[key])
-        train, test = (self._examples(folder, files) for files in (self.train_files, (self.test_file,)))
+            classes = tuple(name.decode() for name in self.open(data_dir, file)[key])
+        train, test = (self._examples(data_dir, files) for files in (self.train_files, (self.test_file,)))
         return Dataset(self.name, train, test, classes, self.mean, self.std)
 
-    def _examples(self, folder: Path, files: tuple[str, ...]) -> Examples:
-        contents = [self.open(folder, file) for file in files]
-        pixels = np.concatenate([content["data"] for content in contents])
+    def _examples(self, data_dir: Path, files: tuple[str, ...]) -> Examples:
+        batches = [self.open(data_dir, file) for file in files]
+        pixels = np.concatenate([batch["data"] for batch in batches])
         labels = [
-            torch.from_numpy(np.concatenate([content[key] for content in contents]).astype(np.int64))
-            for key in self.labels
+            torch.from_numpy(np.concatenate([batch[key] for batch in batches]).astype(np.int64)) for key in self.labels
         ]
-        return Examples(
-            torch.from_numpy(pixels).view(-1, 3, 32, 32), labels[-1], coarse=labels[0] if len(labels) > 1 else None
-        )
+        images = torch.from_numpy(pixels).view(-1, 3, 32, 32)
+        return Examples(images, labels[-1], coarse=labels[0] if len(labels) > 1 else None)
 
     def _labels(self, path: Path, labels: object, key: str, images: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         if (
             not isinstance(labels, list)
             or len(labels) != images
-            or not all(isinstance(v, int) and 0 <= v <= 255 for v in labels)
+            or not all(isinstance(label, int) and 0 <= label <= 255 for label in labels)
         ):
             raise UserError(
-                f"{path} does not have a label from 0 to 255 for each of its {images} images under '{key}'; {self.remedy}"
+                f"{path} does not have one label from 0 to 255 for each of its {images} images under '{key}'; "
+                f"{self.remedy}"
             )
         return np.array(labels, dtype=np.uint8)
 
@@ -118,7 +115,7 @@ _HUNDRED = {
 
 CIFAR10 = Cifar(
     "cifar10",
-    "small pictures of 10 kinds of things, 32x32",
+    "natural images of 10 classes, 32x32",
     (
         Download(
             "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", tuple(_TEN)
@@ -130,11 +127,20 @@ CIFAR10 = Cifar(
     classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     mean=(0.4914, 0.4822, 0.4465),
     std=(0.2470, 0.2435, 0.2616),
+    card=DatasetCard(
+        examples="50,000 / 10,000",
+        shape="3x32x32",
+        classes="10",
+        citation="Krizhevsky 2009",
+        licence="none stated; the author asks to be cited",
+        size="170 MB",
+        checks="md5 of the download; sha256 of the content of every file, whenever it is read",
+    ),
 )
 
 CIFAR100 = Cifar(
     "cifar100",
-    "small pictures of 100 kinds of things in 20 superclasses, 32x32",
+    "natural images of 100 classes in 20 superclasses, 32x32",
     (
         Download(
             "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
@@ -150,4 +156,15 @@ CIFAR100 = Cifar(
     sizes={"cifar-100-python/train": 50_000, "cifar-100-python/test": 10_000},
     mean=(0.5071, 0.4865, 0.4409),
     std=(0.2673, 0.2564, 0.2762),
+    card=DatasetCard(
+        examples="50,000 / 10,000",
+        shape="3x32x32",
+        classes="100 in 20 superclasses",
+        citation="Krizhevsky 2009",
+        licence="none stated; the author asks to be cited",
+        size="169 MB",
+        checks="md5 of the archive and of its files; number of images, range of labels",
+        model="resnet18",
+    ),
 )
+SOURCES = (CIFAR10, CIFAR100)

@@ -1,7 +1,7 @@
-"""CIFAR-10-C and CIFAR-100-C (Hendrycks and Dietterich 2019): the test images under 19 corruptions in 5 severities, for evaluation.
+"""CIFAR-10-C and CIFAR-100-C (Hendrycks and Dietterich 2019): the test images under 19 corruptions in 5 severities.
 
-Each corruption is an ``.npy`` file [50000, 32, 32, 3] of bytes, 10,000 images of severity 1 first, then those of severity 2 and so on;
-``labels.npy`` holds the 50,000 labels that go with each of them.
+For evaluation only. Each corruption is an ``.npy`` file [50000, 32, 32, 3] uint8: 10,000 images of severity 1, then
+those of severity 2, and so on. ``labels.npy`` [50000] holds the labels of every such file.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from fedflat.data.dataset import Dataset, Examples
-from fedflat.data.mapped import MappedTensor, open_mapped
-from fedflat.data.sources.source import Download, FileSource, md5_of
+from fedflat.data.files.mapped import MappedTensor, open_mapped
+from fedflat.data.sources.source import DatasetCard, Download, FileSource, md5_of
 from fedflat.errors import UserError
 
 CORRUPTIONS: tuple[str, ...] = (
@@ -36,82 +36,98 @@ CORRUPTIONS: tuple[str, ...] = (
 )
 """The 15 corruptions of the benchmark."""
 EXTRA_CORRUPTIONS: tuple[str, ...] = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
-"""The 4 that are meant for choosing hyperparameters."""
+"""The 4 corruptions intended for hyperparameter selection."""
 SEVERITIES: tuple[int, ...] = (1, 2, 3, 4, 5)
-"""How strong a corruption may be."""
+"""Severities, from weak to strong."""
 LABELS = "labels"
 
 
 @dataclass(frozen=True)
 class CorruptedCifar(FileSource[MappedTensor]):
-    """The corrupted test images of one of the two."""
+    """Corrupted test images of CIFAR-10 or CIFAR-100.
+
+    Attributes:
+        root: folder of the files.
+        of: dataset whose test images are corrupted.
+        num_classes: number of classes.
+        per_severity: number of images per corruption and severity.
+    """
 
     root: str = ""
     of: str = ""
-    """The dataset whose test images they are."""
     num_classes: int = 10
     per_severity: int = 10_000
 
     def parse(self, path: Path) -> tuple[MappedTensor, str]:
-        """The array in a file, and the sha256 of its values; a file that is not the published one is refused."""
-        published, found = self.file_md5s.get(f"{self.root}/{path.name}"), md5_of(path)
-        if published not in (None, found):
-            raise UserError(
-                f"{path} does not hold what was published (expected md5 {published}, found {found}); {self.remedy}"
-            )
+        """Map the array in a file after checking the file's md5."""
+        published, md5 = self.file_md5s.get(f"{self.root}/{path.name}"), md5_of(path)
+        if published not in (None, md5):
+            raise UserError(f"{path} differs from the published file (md5 {md5}; expected {published}); {self.remedy}")
         array = open_mapped(path)
         return array, hashlib.sha256(array.numpy().data).hexdigest()
 
-    def read(self, folder: Path) -> Dataset:
-        """Nothing to train on."""
+    def read(self, data_dir: Path) -> Dataset:
         raise UserError(
-            f"{self.name} holds test images only; train on {self.of} and evaluate on fedflat.data.load_corruptions('{self.of}')"
+            f"{self.name} has no training images; train on {self.of} and evaluate on "
+            f"fedflat.data.load_corruptions('{self.of}')"
         )
 
-    def examples(self, folder: Path) -> dict[str, dict[int, Examples]]:
-        """The images by corruption and severity, none of them read yet."""
-        labels = self._array(folder, LABELS, ()).long()
+    def examples(self, data_dir: Path) -> dict[str, dict[int, Examples]]:
+        """Images [per_severity, 3, 32, 32] by corruption and severity, mapped but not read."""
+        labels = self._array(data_dir, LABELS, ()).long()
         if int(labels.min()) < 0 or int(labels.max()) >= self.num_classes:
             wrong = labels[(labels < 0) | (labels >= self.num_classes)][0]
             raise UserError(
-                f"{folder / self.root}/labels.npy has label {wrong}; expected labels from 0 to {self.num_classes - 1}"
+                f"{data_dir / self.root}/labels.npy has label {wrong}; expected 0 to {self.num_classes - 1}"
             )
-        found: dict[str, dict[int, Examples]] = {}
+        examples: dict[str, dict[int, Examples]] = {}
         for corruption in CORRUPTIONS + EXTRA_CORRUPTIONS:
-            images = self._array(folder, corruption, (32, 32, 3)).channels_first()
-            places = {severity: (severity - 1) * self.per_severity for severity in SEVERITIES}
-            found[corruption] = {
+            images = self._array(data_dir, corruption, (32, 32, 3)).channels_first()
+            starts = {severity: (severity - 1) * self.per_severity for severity in SEVERITIES}
+            examples[corruption] = {
                 severity: Examples(images.part(start, self.per_severity), labels[start : start + self.per_severity])
-                for severity, start in places.items()
+                for severity, start in starts.items()
             }
-        return found
+        return examples
 
-    def _array(self, folder: Path, name: str, shape: tuple[int, ...]) -> MappedTensor:
-        path = folder / self.root / f"{name}.npy"
+    def _array(self, data_dir: Path, name: str, shape: tuple[int, ...]) -> MappedTensor:
+        path = data_dir / self.root / f"{name}.npy"
         array, expected = open_mapped(path), (len(SEVERITIES) * self.per_severity, *shape)
-        if tuple(array.shape) != expected or array.dtype not in (
-            (torch.uint8,) if shape else (torch.uint8, torch.int32, torch.int64)
-        ):
+        types = (torch.uint8,) if shape else (torch.uint8, torch.int32, torch.int64)
+        if tuple(array.shape) != expected or array.dtype not in types:
             raise UserError(
-                f"{path} holds {array.dtype} of shape {tuple(array.shape)}, but bytes of {expected} were expected; {self.remedy}"
+                f"{path} contains {array.dtype} of shape {tuple(array.shape)}; expected uint8 of shape {expected}; "
+                f"{self.remedy}"
             )
         return array
 
 
-def _corrupted(
-    name: str, title: str, of: str, record: int, md5: str, root: str, num_classes: int, md5s: str
-) -> CorruptedCifar:
+def _corrupted(name: str, of: str, record: int, md5: str, root: str, num_classes: int, md5s: str) -> CorruptedCifar:
+    """A source on Zenodo; ``md5s`` are those of the files in alphabetical order."""
     files = tuple(f"{root}/{file}.npy" for file in sorted((*CORRUPTIONS, *EXTRA_CORRUPTIONS, LABELS)))
     url = f"https://zenodo.org/records/{record}/files/{root}.tar"
-    known = dict(zip(files, md5s.split(), strict=True))  # in the alphabetical order of the files
     return CorruptedCifar(
-        name, title, (Download(url, md5, files),), file_md5s=known, root=root, of=of, num_classes=num_classes
+        name,
+        f"{root.removesuffix('-C')}'s test images under 19 corruptions in 5 severities (evaluation only)",
+        (Download(url, md5, files),),
+        file_md5s=dict(zip(files, md5s.split(), strict=True)),
+        root=root,
+        of=of,
+        num_classes=num_classes,
+        card=DatasetCard(
+            examples="- / 19 x 5 x 10,000",
+            shape="3x32x32",
+            classes=str(num_classes),
+            citation="Hendrycks and Dietterich 2019",
+            licence="CC BY 4.0",
+            size="2.9 GB",
+            checks="md5 of the archive; md5 of all 20 files by `get` and `verify`; shapes and labels whenever read",
+        ),
     )
 
 
 CIFAR10_C = _corrupted(
     "cifar10_c",
-    "CIFAR-10's test images under 19 corruptions in 5 severities (evaluation only)",
     "cifar10",
     2535967,
     "56bf5dcef84df0e2308c6dcbcbbd8499",
@@ -130,7 +146,6 @@ CIFAR10_C = _corrupted(
 
 CIFAR100_C = _corrupted(
     "cifar100_c",
-    "CIFAR-100's test images under 19 corruptions in 5 severities (evaluation only)",
     "cifar100",
     3555552,
     "11f0ed0f1191edbf9fa23466ae6021d3",
@@ -146,3 +161,4 @@ CIFAR100_C = _corrupted(
     e3f215b1a0f9fd9fd6f0d1cf94a7ce99 0204613400c034a81c4830d5df81cb82
 """,
 )
+SOURCES = (CIFAR10_C, CIFAR100_C)

@@ -1,6 +1,7 @@
-"""The embedded digits as a segmentation: each pixel is background or a stroke of one of ten digits; five weathers are the domains.
+"""The scikit-learn digits as a segmentation task: each pixel is background or part of one of ten digits.
 
-A dense task that needs no file, to try things out on: what is learnt on it says nothing about street scenes.
+Five artificial weather conditions serve as domains. The dataset needs no download and is meant for trying things out;
+results say nothing about street scenes.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from torch.nn import functional as F
 from fedflat.data.arrays import channel_statistics
 from fedflat.data.dataset import Dataset, Examples
 from fedflat.data.sources.digits import DIGITS
-from fedflat.data.sources.source import Source
+from fedflat.data.sources.source import DatasetCard, DatasetSource
 from fedflat.errors import one_of
 from fedflat.text import param
 
-ENLARGED = 4
-"""By how much: 8x8 pixels become 32x32, the least that BiSeNetV2 takes."""
+UPSCALING = 4
+"""8x8 pixels become 32x32, the smallest size that BiSeNetV2 accepts."""
 STROKE = 0.5
-"""The ink from which on a pixel belongs to the digit."""
+"""Grey level above which a pixel belongs to the digit."""
 
 
 def _noise(images: Tensor) -> Tensor:
@@ -37,28 +38,27 @@ WEATHERS: dict[str, Callable[[Tensor], Tensor]] = {
     "snow": lambda images: 0.7 * images + 0.3 * _noise(images),
     "night": lambda images: 1 - images,
 }
-"""What a weather does to grey values from 0 to 1."""
+"""Effect of each weather on grey levels from 0 to 1."""
 
 
 @dataclass(frozen=True)
 class WeatherOptions:
-    """Which domain is unseen."""
+    """Which domain is unseen in training."""
 
-    unseen: str | None = param(None, "the weather that is for testing alone: " + ", ".join(WEATHERS) + " or none")
+    unseen: str | None = param(None, f"weather used only for testing: {', '.join(WEATHERS)} or none")
 
 
 @dataclass(frozen=True)
-class DigitMasks(Source):
-    """1,797 grey images of 32x32 pixels with their masks, one after another in each of the weathers."""
+class DigitMasks(DatasetSource):
+    """1,797 greyscale images of 32x32 pixels with masks; the five weathers alternate."""
 
     options: WeatherOptions = field(default=WeatherOptions(), kw_only=True)
 
-    def read(self, folder: Path) -> Dataset:
-        """The digits, enlarged, with masks; of an unseen weather there are no training examples."""
+    def read(self, data_dir: Path) -> Dataset:
         if self.options.unseen not in (None, *WEATHERS):
-            raise one_of("weather of digit_masks", self.options.unseen, (*WEATHERS, "none"))
-        digits = DIGITS.read(folder)
-        train, test = _dense(digits.train), _dense(digits.test)
+            raise one_of("weather", self.options.unseen, (*WEATHERS, "none"), owner=self.name)
+        digits = DIGITS.read(data_dir)
+        train, test = _with_masks(digits.train), _with_masks(digits.test)
         if self.options.unseen is not None:
             assert train.groups is not None
             train = train.take(torch.nonzero(train.groups != list(WEATHERS).index(self.options.unseen)).flatten())
@@ -67,13 +67,27 @@ class DigitMasks(Source):
         return Dataset(self.text, train, test, classes, mean, std, kind="segmentation", group_names=tuple(WEATHERS))
 
 
-def _dense(examples: Examples) -> Examples:
-    grey = F.interpolate(examples.inputs.float() / 255, scale_factor=ENLARGED, mode="bilinear")
+def _with_masks(examples: Examples) -> Examples:
+    grey = F.interpolate(examples.inputs.float() / 255, scale_factor=UPSCALING, mode="bilinear")
     groups = torch.arange(len(examples)) % len(WEATHERS)
     masks = torch.where(grey[:, 0] > STROKE, (examples.targets + 1)[:, None, None], 0).to(torch.uint8)
-    for number, change in enumerate(WEATHERS.values()):
-        grey[groups == number] = change(grey[groups == number])
+    for number, weather in enumerate(WEATHERS.values()):
+        grey[groups == number] = weather(grey[groups == number])
     return Examples((255 * grey).round().clamp(0, 255).to(torch.uint8), masks, groups)
 
 
-DIGIT_MASKS = DigitMasks("digit_masks", "the digits of scikit-learn in five weathers, each pixel of one of 11 classes")
+DIGIT_MASKS = DigitMasks(
+    "digit_masks",
+    "the digits of scikit-learn in five weathers, each pixel of one of 11 classes",
+    card=DatasetCard(
+        examples="1,442 / 355",
+        shape="1x32x32, masks",
+        classes="11",
+        clients="5 weathers; one may be unseen in training",
+        citation="derived from `digits`",
+        licence="that of `digits`",
+        model="'bisenetv2(width=0.25,auxiliary=false)'",
+        partition="natural",
+    ),
+)
+SOURCES = (DIGIT_MASKS,)

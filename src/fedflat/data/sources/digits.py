@@ -1,4 +1,4 @@
-"""The 8x8 digits inside scikit-learn: real handwriting that needs no file, and so the default dataset."""
+"""The 8x8 digits of scikit-learn: real handwriting without a download, and therefore the default dataset."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ import torch
 
 from fedflat.data.arrays import channel_statistics
 from fedflat.data.dataset import Dataset, Examples
-from fedflat.data.sources.source import Source
+from fedflat.data.sources.source import DatasetCard, DatasetSource
 
 TEST_EVERY = 5
 
 
 @dataclass(frozen=True)
-class Digits(Source):
-    """1,797 grey images of 8x8 pixels with 17 levels; every fifth example of a class, in the order of the file, is a test example."""
+class Digits(DatasetSource):
+    """1,797 greyscale images of 8x8 pixels with 17 levels; every fifth example of each class is a test example."""
 
-    def read(self, folder: Path) -> Dataset:
-        """The digits, with the same test set whatever the seed of an experiment."""
+    def read(self, data_dir: Path) -> Dataset:
         levels, labels = _published()
         pixels = torch.from_numpy(np.rint(levels * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8))
         is_test = np.zeros(len(labels), dtype=bool)
@@ -36,10 +35,10 @@ class Digits(Source):
 
 @cache
 def _published() -> tuple[np.ndarray, np.ndarray]:
-    """Grey levels and labels; from scikit-learn's file, since importing it takes longer than most of what is done with digits."""
+    """Grey levels [n, 64] and labels [n], read directly from scikit-learn's file because importing it is slow."""
     package = find_spec("sklearn")
-    places = (package.submodule_search_locations if package else None) or []
-    for path in (Path(place) / "datasets" / "data" / "digits.csv.gz" for place in places):
+    folders = (package.submodule_search_locations if package else None) or []
+    for path in (Path(folder) / "datasets" / "data" / "digits.csv.gz" for folder in folders):
         if path.is_file():
             numbers = np.loadtxt(path, dtype=np.uint8, delimiter=",")
             return numbers[:, :-1].astype(np.float64), numbers[:, -1]
@@ -49,4 +48,16 @@ def _published() -> tuple[np.ndarray, np.ndarray]:
     return levels, labels
 
 
-DIGITS = Digits("digits", "handwritten digits of scikit-learn, 8x8")
+DIGITS = Digits(
+    "digits",
+    "handwritten digits of scikit-learn, 8x8",
+    card=DatasetCard(
+        examples="1,442 / 355",
+        shape="1x8x8",
+        classes="10",
+        citation="scikit-learn",
+        licence="CC BY 4.0 (UCI: Optical Recognition of Handwritten Digits), as part of scikit-learn",
+        model="mlp",
+    ),
+)
+SOURCES = (DIGITS,)

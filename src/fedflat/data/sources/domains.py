@@ -1,7 +1,7 @@
-"""Datasets of several domains, ``<domain>/<class>/*.jpg``: PACS, Office-Home, and a user's own.
+"""Datasets of several domains, ``<domain>/<class>/*.jpg``: PACS, Office-Home, and user data.
 
-Each domain is a natural client. With ``test_domain`` one of them is held out whole as the test set (leave-one-domain-out); without it
-every fifth picture of every class of every domain, in the order of names, is.
+Each domain is a natural client. ``test_domain`` holds out one domain as the test set (leave-one-domain-out); without
+it, every fifth image of every class and domain is a test example.
 """
 
 from __future__ import annotations
@@ -11,153 +11,159 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedflat.data.dataset import Dataset
-from fedflat.data.images import Listing, PictureOptions, is_picture, picture_dataset
-from fedflat.data.sources.source import FileReport, Source
-from fedflat.data.tree import Tree, open_tree
+from fedflat.data.files.images import ImageList, ImageOptions, image_dataset, is_image
+from fedflat.data.files.tree import Tree, open_tree
+from fedflat.data.sources.source import DatasetCard, FolderSource
 from fedflat.errors import UserError, one_of
 from fedflat.text import param
 
+ImagesByClass = dict[str, list[str]]
+
 
 @dataclass(frozen=True)
-class DomainOptions(PictureOptions):
-    """Which domain is held out, and how pictures are brought to one size."""
+class DomainOptions(ImageOptions):
+    """Image size, and which domain is held out."""
 
     test_domain: str | None = param(
-        None, "the domain that is the test set; none: every fifth picture of each class and domain"
+        None, "domain used as the test set; none: every fifth image of each class and domain"
     )
 
 
 @dataclass(frozen=True)
-class OwnDomainOptions(DomainOptions):
-    """Where the domains lie."""
+class UserDomainOptions(DomainOptions):
+    """Options of user data, with its location."""
 
-    path: str = param("", "the folder or zip archive with one folder per domain", path=True)
+    path: str = param("", "folder or zip archive with one folder per domain", path=True)
 
 
 @dataclass(frozen=True)
-class Domains(Source):
-    """A folder of domains."""
+class DomainFolders(FolderSource):
+    """One folder per domain, with one folder per class in each.
+
+    Attributes:
+        sizes: required number of images per domain; empty accepts any domains.
+        num_classes: required number of classes; None accepts any.
+    """
 
     options: DomainOptions = field(default=DomainOptions(), kw_only=True)
-    roots: tuple[str, ...] = ()
-    """Names under which the folder is found; the first is the one to recommend."""
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """The domains, and how many pictures each must have; empty where anything will do."""
     num_classes: int | None = None
 
     @property
-    def files(self) -> tuple[str, ...]:
-        """The folder of each domain."""
-        return tuple(f"{self.roots[0]}/{domain}" for domain in self.sizes)
+    def parts(self) -> tuple[str, ...]:
+        return tuple(self.sizes)
 
     @property
     def remedy(self) -> str:
-        """What to do about a folder that is not as expected."""
-        return "unpack the dataset anew" if self.roots else "mend the folder"
+        return "correct the folder" if self.example else super().remedy
 
-    def find(self, folder: Path, file: str) -> Path | None:
-        """The folder of a domain."""
-        inside = file.partition("/")[2]
-        return next((folder / root / inside for root in self.roots if (folder / root / inside).is_dir()), None)
+    def tree(self, data_dir: Path) -> Tree:
+        return open_tree(Path(self.path).expanduser().absolute()) if self.example else super().tree(data_dir)
 
-    def verify(self, folder: Path) -> tuple[FileReport, ...]:
-        """The hash over names and bytes of all files of a domain; none is published."""
-        tree = self._tree(folder)
-        return tuple(
-            FileReport(f"{tree.where.name}/{domain}", tree.hash(domain), None) for domain in self._pictures(tree)
-        )
-
-    def read(self, folder: Path) -> Dataset:
-        """The dataset, from the cache after the first time."""
-        tree = self._tree(folder)
-        pictures = self._pictures(tree)
-        domains, held_out = list(pictures), self._held_out(list(pictures))
-        classes = self._classes(tree, pictures)
-        listing = Listing()
-        for group, domain in enumerate(domains):
+    def read(self, data_dir: Path) -> Dataset:
+        tree = self.tree(data_dir)
+        images = self._images(tree)
+        test_domain = self._test_domain(list(images))
+        classes = self._classes(tree, images)
+        listing = ImageList()
+        for group, (domain, by_class) in enumerate(images.items()):
             for target, name in enumerate(classes):
-                listing.add(pictures[domain][name], target, group, None if held_out is None else domain == held_out)
-        return picture_dataset(self.text, folder, tree, listing, classes, self.options, domains)
+                listing.add(by_class[name], target, group, None if test_domain is None else domain == test_domain)
+        return image_dataset(self.text, data_dir, tree, listing, classes, self.options, list(images))
 
-    def _tree(self, folder: Path) -> Tree:
-        if isinstance(self.options, OwnDomainOptions):
-            if not self.options.path:
-                raise UserError(f"{self.name} needs to know where the pictures are; write {self.name}(path=FOLDER)")
-            return open_tree(Path(self.options.path).expanduser().absolute())
-        found = self.find(folder, self.files[0])
-        if found is None:
-            raise UserError(f"{self.name} is not there; {self.expected(folder)}")
-        return open_tree(found.parent)
-
-    def _pictures(self, tree: Tree) -> dict[str, dict[str, list[str]]]:
-        """The pictures of every domain and class, all in the order of names."""
-        found: dict[str, dict[str, list[str]]] = {domain: {} for domain in self.sizes}
+    def _images(self, tree: Tree) -> dict[str, ImagesByClass]:
+        """The files of every domain and class, in sorted order."""
+        images: dict[str, ImagesByClass] = {domain: {} for domain in self.sizes}
         for file in tree.stamps:
-            parts = file.split("/")
-            if len(parts) == 3 and is_picture(file) and (not self.sizes or parts[0] in self.sizes):
-                found.setdefault(parts[0], {}).setdefault(parts[1], []).append(file)
+            pieces = file.split("/")
+            if len(pieces) == 3 and is_image(file) and (not self.sizes or pieces[0] in self.sizes):
+                images.setdefault(pieces[0], {}).setdefault(pieces[1], []).append(file)
         for domain, expected in self.sizes.items():
-            count = sum(map(len, found[domain].values()))
+            count = sum(map(len, images[domain].values()))
             if count != expected:
-                raise UserError(
-                    f"{tree.where}/{domain} holds {count} pictures, but {expected} were expected; {self.remedy}"
-                )
-        if len(found) < 2:
+                raise UserError(f"{tree.path}/{domain} contains {count} images; expected {expected}; {self.remedy}")
+        if len(images) < 2:
             raise UserError(
-                f"{tree.where} has {len(found)} domains; expected folders <domain>/<class> with pictures, of at least 2 domains"
+                f"{tree.path} has {len(images)} domains; expected at least 2 folders <domain>/<class> with images"
             )
-        return found
+        return images
 
-    def _classes(self, tree: Tree, pictures: dict[str, dict[str, list[str]]]) -> list[str]:
-        classes = sorted({name for of_domain in pictures.values() for name in of_domain})
-        for domain, of_domain in pictures.items():
-            lacking = [name for name in classes if name not in of_domain]
+    def _classes(self, tree: Tree, images: dict[str, ImagesByClass]) -> list[str]:
+        classes = sorted({name for by_class in images.values() for name in by_class})
+        for domain, by_class in images.items():
+            lacking = [name for name in classes if name not in by_class]
             if lacking:
                 raise UserError(
-                    f"{tree.where}/{domain} has no folder {lacking[0]} with pictures, but other domains have; {self.remedy}"
+                    f"{tree.path}/{domain} has no folder {lacking[0]} with images, unlike other domains; {self.remedy}"
                 )
         if self.num_classes not in (None, len(classes)):
-            raise UserError(
-                f"{tree.where} has {len(classes)} classes, but {self.num_classes} were expected; {self.remedy}"
-            )
+            raise UserError(f"{tree.path} has {len(classes)} classes; expected {self.num_classes}; {self.remedy}")
         return classes
 
-    def _held_out(self, domains: list[str]) -> str | None:
+    def _test_domain(self, domains: list[str]) -> str | None:
         if self.options.test_domain is None:
             return None
-        spelled = {_plain(domain): domain for domain in domains}
-        if _plain(self.options.test_domain) not in spelled:
-            raise one_of(f"domain of {self.name}", self.options.test_domain, domains)
-        return spelled[_plain(self.options.test_domain)]
+        by_folded_name = {_folded(domain): domain for domain in domains}
+        if _folded(self.options.test_domain) not in by_folded_name:
+            raise one_of("domain", self.options.test_domain, domains, owner=self.name)
+        return by_folded_name[_folded(self.options.test_domain)]
 
 
-def _plain(domain: str) -> str:
-    """A domain's name without regard to case and spaces, so that 'real_world' is Office-Home's 'Real World'."""
+def _folded(domain: str) -> str:
+    """Name for comparison: ``real_world`` finds Office-Home's ``Real World``."""
     return domain.lower().replace(" ", "_")
 
 
-PACS = Domains(
+_CHECKS = "number of images per domain; every domain has every class"
+
+PACS = DomainFolders(
     "pacs",
-    "photos, art, cartoons and sketches of 7 kinds of things",
+    "photos, art, cartoons and sketches of 7 classes",
     roots=("PACS", "pacs", "kfold"),
     sizes={"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929},
     num_classes=7,
     instructions=(
-        "out of PACS.zip at https://drive.google.com/uc?id=1JFr8f805nMUelQWWmfnJR3y4_SYoN5Pd "
-        "(from https://dali-dl.github.io/project_iccv2017.html), whose folder kfold is to be renamed PACS"
+        "from PACS.zip at https://drive.google.com/uc?id=1JFr8f805nMUelQWWmfnJR3y4_SYoN5Pd "
+        "(published at https://dali-dl.github.io/project_iccv2017.html); rename its folder kfold to PACS"
+    ),
+    card=DatasetCard(
+        examples="9,991 in total",
+        shape="3x64x64",
+        classes="7",
+        clients="4 domains",
+        citation="Li et al. 2017",
+        licence="none stated",
+        checks=_CHECKS,
+        partition="natural",
     ),
 )
 
-OFFICE_HOME = Domains(
+OFFICE_HOME = DomainFolders(
     "office_home",
-    "art, clip art, product pictures and photos of 65 things of office and home",
+    "art, clip art, product images and photos of 65 everyday objects",
     roots=("OfficeHomeDataset_10072016", "office_home", "OfficeHome"),
     sizes={"Art": 2427, "Clipart": 4365, "Product": 4439, "Real World": 4357},
     num_classes=65,
     instructions=(
-        "out of OfficeHomeDataset_10072016.zip at https://drive.google.com/uc?id=1uY0pj7oFsjMxRwaD3Sxy0jgel0fsYXLC "
-        "(from https://www.hemanthdv.org/officeHomeDataset.html)"
+        "from OfficeHomeDataset_10072016.zip at https://drive.google.com/uc?id=1uY0pj7oFsjMxRwaD3Sxy0jgel0fsYXLC "
+        "(published at https://www.hemanthdv.org/officeHomeDataset.html)"
+    ),
+    card=DatasetCard(
+        examples="15,588 in total",
+        shape="3x64x64",
+        classes="65",
+        clients="4 domains",
+        citation="Venkateswara et al. 2017",
+        licence="for non-commercial research and teaching",
+        checks=_CHECKS,
+        partition="natural",
     ),
 )
 
-OWN_DOMAINS = Domains("domains", "your own pictures, <domain>/<class>/*.jpg", options=OwnDomainOptions())
+USER_DOMAINS = DomainFolders(
+    "domains",
+    "your images, <domain>/<class>/*.jpg",
+    options=UserDomainOptions(),
+    example="domains(path=pets,size=64)",
+)
+SOURCES = (OFFICE_HOME, PACS, USER_DOMAINS)

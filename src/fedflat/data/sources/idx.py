@@ -1,7 +1,7 @@
-"""MNIST and Fashion-MNIST from their idx files, gzipped or not.
+"""MNIST and Fashion-MNIST, from their idx files, gzipped or not.
 
-An idx file is two zero bytes, a type code (8 for unsigned bytes), the number of dimensions, each dimension as a big-endian
-32-bit number, and the values.
+An idx file consists of two zero bytes, a type code (8: unsigned bytes), the number of dimensions, each dimension as a
+big-endian 32-bit integer, and the values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from fedflat.data.dataset import Dataset, Examples
-from fedflat.data.sources.source import Download, FileSource
+from fedflat.data.sources.source import DatasetCard, Download, FileSource
 from fedflat.errors import UserError
 
 Bytes = npt.NDArray[np.uint8]
@@ -32,37 +32,42 @@ UNSIGNED_BYTES = 8
 
 @dataclass(frozen=True)
 class Idx(FileSource[Bytes]):
-    """A dataset in the four files of MNIST."""
+    """Greyscale images in the four idx files of MNIST.
+
+    Attributes:
+        root: folder of the files.
+        classes: class names.
+        mean: mean of the pixels, on the scale from 0 to 1.
+        std: standard deviation of the pixels.
+    """
 
     root: str = ""
     classes: tuple[str, ...] = ()
     mean: float = 0.0
     std: float = 1.0
 
-    def find(self, folder: Path, file: str) -> Path | None:
-        """The gzipped file, or else the same file without gzip."""
-        return super().find(folder, file) or super().find(folder, file.removesuffix(".gz"))
+    def find(self, data_dir: Path, file: str) -> Path | None:
+        """The gzipped file, else the uncompressed one."""
+        return super().find(data_dir, file) or super().find(data_dir, file.removesuffix(".gz"))
 
     def parse(self, path: Path) -> tuple[Bytes, str]:
-        """The array in an idx file, and the sha256 of the file without gzip."""
+        """Read an idx file; the hash is that of the uncompressed file."""
         try:
             raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         except (OSError, EOFError, zlib.error) as error:
-            raise UserError(f"{path} is not a whole gzip file ({error}); {self.remedy}") from error
+            raise UserError(f"{path} is not a complete gzip file ({error}); {self.remedy}") from error
         dimensions = 3 if "idx3" in path.name else 1
         if raw[:4] != bytes((0, 0, UNSIGNED_BYTES, dimensions)) or len(raw) < 4 + 4 * dimensions:
-            raise UserError(f"{path} does not begin as an idx file of bytes in {dimensions} dimensions; {self.remedy}")
+            raise UserError(f"{path} is not an idx file of bytes in {dimensions} dimensions; {self.remedy}")
         shape = tuple(int(size) for size in np.frombuffer(raw, ">u4", dimensions, offset=4))
         values = np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions)
         if len(values) != np.prod(shape):
-            raise UserError(
-                f"{path} holds {len(values)} values, but its header says {' x '.join(map(str, shape))}; {self.remedy}"
-            )
+            declared = " x ".join(map(str, shape))
+            raise UserError(f"{path} contains {len(values)} values; its header declares {declared}; {self.remedy}")
         return values.reshape(shape), hashlib.sha256(raw).hexdigest()
 
-    def read(self, folder: Path) -> Dataset:
-        """The dataset from its four files."""
-        arrays = [self.open(folder, f"{self.root}/{file}") for file in FILES]
+    def read(self, data_dir: Path) -> Dataset:
+        arrays = [self.open(data_dir, f"{self.root}/{file}") for file in FILES]
         train, test = (
             Examples(torch.tensor(images).unsqueeze(1), torch.tensor(labels, dtype=torch.int64))
             for images, labels in (arrays[:2], arrays[2:])
@@ -76,6 +81,19 @@ def _downloads(base: str, root: str, md5s: tuple[str, ...]) -> tuple[Download, .
 
 def _digests(root: str, digests: tuple[str, ...]) -> dict[str, str]:
     return {f"{root}/{file}": digest for file, digest in zip(FILES, digests, strict=True)}
+
+
+def _card(citation: str, licence: str, size: str) -> DatasetCard:
+    return DatasetCard(
+        examples="60,000 / 10,000",
+        shape="1x28x28",
+        classes="10",
+        citation=citation,
+        licence=licence,
+        size=size,
+        checks="md5 of every download; sha256 of the content of every file, whenever it is read",
+        model="lenet5",
+    )
 
 
 MNIST = Idx(
@@ -104,11 +122,12 @@ MNIST = Idx(
     classes=tuple("0123456789"),
     mean=0.1307,
     std=0.3081,
+    card=_card("LeCun et al. 1998", "CC BY-SA 3.0", "11 MB"),
 )
 
 FASHION_MNIST = Idx(
     "fashion_mnist",
-    "pictures of clothes, 28x28",
+    "images of clothing, 28x28",
     _downloads(
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
         "FashionMNIST/raw",
@@ -132,4 +151,6 @@ FASHION_MNIST = Idx(
     classes=("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
     mean=0.2860,
     std=0.3530,
+    card=_card("Xiao et al. 2017", "MIT", "30 MB"),
 )
+SOURCES = (MNIST, FASHION_MNIST)

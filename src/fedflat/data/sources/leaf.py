@@ -1,8 +1,8 @@
-"""LEAF's JSON (Caldas et al. 2018): ``data/train/*.json`` and ``data/test/*.json``, in each of them users and what is theirs.
+"""Datasets in the JSON format of LEAF (Caldas et al. 2018): ``data/train/*.json`` and ``data/test/*.json``.
 
-A file is an object with ``users``, a list of names; ``num_samples``, how many examples each has; and ``user_data``, for each user lists
-``x`` and ``y``. What is read is kept as arrays, users in alphabetical order, so that neither the order of the files nor that of the
-users in them plays a role.
+A file is an object with ``users`` (names), ``num_samples`` (examples per user) and ``user_data`` (lists ``x`` and ``y``
+for each user). Examples are converted to arrays once, with users in alphabetical order, so neither the order of the
+files nor that of the users matters.
 """
 
 from __future__ import annotations
@@ -18,29 +18,38 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedflat.data.cache import entry, fingerprint, open_kept
 from fedflat.data.dataset import Dataset
-from fedflat.data.mapped import ArrayWriter, MappedTensor
-from fedflat.data.sources.source import FileReport, Source
+from fedflat.data.files.cache import cache_entry, fingerprint, open_cached
+from fedflat.data.files.mapped import ArrayWriter, MappedTensor
+from fedflat.data.sources.source import DatasetSource, FileReport
 from fedflat.errors import UserError
 
-PARTS = ("train", "test")
+SPLITS = ("train", "test")
+ArraysByName = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The arrays of a LEAF dataset: those of the source by name, training examples first."""
+class LeafArrays:
+    """The converted arrays of a LEAF dataset, training examples first.
+
+    Attributes:
+        arrays: mapped arrays [n, ...] by name.
+        groups: user of each example [n] int64.
+        train: number of training examples.
+        users: names of the users.
+        statistics: result of ``Leaf.statistics``.
+    """
 
     arrays: dict[str, MappedTensor]
     groups: torch.Tensor
     train: int
     users: tuple[str, ...]
-    facts: dict[str, Any]
+    statistics: dict[str, Any]
 
-    def part(self, array: str, test: bool) -> MappedTensor:
-        """The training or the test examples of an array."""
-        whole = self.arrays[array]
-        return whole.part(self.train, len(whole) - self.train) if test else whole.part(0, self.train)
+    def split(self, array: str, test: bool) -> MappedTensor:
+        """The training or test examples of an array."""
+        values = self.arrays[array]
+        return values.part(self.train, len(values) - self.train) if test else values.part(0, self.train)
 
     def groups_of(self, test: bool) -> torch.Tensor:
         """The user of each training or test example."""
@@ -48,118 +57,119 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Leaf(Source):
+class Leaf(DatasetSource):
     """A dataset in LEAF's format."""
 
     @abstractmethod
-    def convert(self, x: list[Any], y: list[Any]) -> dict[str, np.ndarray]:
-        """The examples of one user as arrays of equal length; a ValueError says what is wrong with them."""
+    def convert(self, x: list[Any], y: list[Any]) -> ArraysByName:
+        """The examples of one user as arrays of equal length; raises a ``ValueError`` for invalid examples."""
 
     @abstractmethod
-    def assemble(self, kept: Kept) -> Dataset:
-        """The dataset from its arrays."""
+    def assemble(self, leaf: LeafArrays) -> Dataset:
+        """Build the dataset from its arrays."""
 
-    def facts(self, train: list[dict[str, np.ndarray]]) -> dict[str, Any]:
-        """What is worth keeping of the arrays of all training users, as plain values."""
+    def statistics(self, train: list[ArraysByName]) -> dict[str, Any]:
+        """Plain values computed from the training users' arrays, stored with them."""
         return {}
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The two folders of JSON files."""
-        return tuple(f"{self.name}/data/{part}" for part in PARTS)
+        return tuple(f"{self.name}/data/{split}" for split in SPLITS)
 
     @property
     def remedy(self) -> str:
-        """What to do about a file that cannot be used."""
-        return "make it again with LEAF's preprocess.sh"
+        return "generate it again with LEAF's preprocess.sh"
 
-    def find(self, folder: Path, file: str) -> Path | None:
-        """A folder that holds a JSON file."""
-        return folder / file if any((folder / file).glob("*.json")) else None
+    def find(self, data_dir: Path, file: str) -> Path | None:
+        return data_dir / file if any((data_dir / file).glob("*.json")) else None
 
-    def verify(self, folder: Path) -> tuple[FileReport, ...]:
-        """The hash of every file; LEAF makes them anew on every machine, so that none is published."""
+    def verify(self, data_dir: Path) -> tuple[FileReport, ...]:
+        """Hash every file; no hashes are published, since LEAF generates the files on each machine."""
         return tuple(
             FileReport(f"{file}/{path.name}", hashlib.sha256(path.read_bytes()).hexdigest(), None)
             for file in self.files
-            for path in sorted((folder / file).glob("*.json"))
+            for path in sorted((data_dir / file).glob("*.json"))
         )
 
-    def read(self, folder: Path) -> Dataset:
-        """The dataset; JSON is parsed the first time only."""
-        paths = {part: sorted((folder / file).glob("*.json")) for part, file in zip(PARTS, self.files, strict=True)}
+    def read(self, data_dir: Path) -> Dataset:
+        paths = {
+            split: sorted((data_dir / file).glob("*.json")) for split, file in zip(SPLITS, self.files, strict=True)
+        }
         stamps = [
-            f"{part}/{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}"
-            for part, found in paths.items()
-            for path in found
+            f"{split}/{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}"
+            for split, files in paths.items()
+            for path in files
         ]
-        kept = entry(folder, self.name, fingerprint(stamps), lambda side: self._write(paths, side))
-        about = json.loads((kept / "about.json").read_text(encoding="utf-8"))
-        arrays = {name: open_kept(kept, name) for name in about["arrays"]}
-        groups = open_kept(kept, "groups").clone()
-        return self.assemble(Kept(arrays, groups, about["train"], tuple(about["users"]), about["facts"]))
+        entry = cache_entry(data_dir, self.name, fingerprint(stamps), lambda folder: self._write(paths, folder))
+        about = json.loads((entry / "about.json").read_text(encoding="utf-8"))
+        arrays = {name: open_cached(entry, name) for name in about["arrays"]}
+        groups = open_cached(entry, "groups").clone()
+        return self.assemble(LeafArrays(arrays, groups, about["train"], tuple(about["users"]), about["statistics"]))
 
-    def _write(self, paths: dict[str, list[Path]], side: Path) -> None:
-        parts = {part: self._users(found, allow_empty=part == "test") for part, found in paths.items()}
-        users = sorted({user for part in parts.values() for user in part})
+    def _write(self, paths: dict[str, list[Path]], folder: Path) -> None:
+        splits = {split: self._users(files, allow_empty=split == "test") for split, files in paths.items()}
+        users = sorted({user for by_user in splits.values() for user in by_user})
         number = {user: place for place, user in enumerate(users)}
-        ordered = [(number[user], parts[part][user]) for part in PARTS for user in sorted(parts[part])]
-        if not parts["train"] or not parts["test"]:
-            raise UserError(
-                f"{self.name} has no examples for {'testing' if parts['train'] else 'training'}; {self.remedy}"
-            )
+        ordered = [(number[user], splits[split][user]) for split in SPLITS for user in sorted(splits[split])]
+        if not splits["train"] or not splits["test"]:
+            empty = "test" if splits["train"] else "training"
+            raise UserError(f"{self.name} has no {empty} examples; {self.remedy}")
         names = list(ordered[0][1])
         for name in names:
             first = ordered[0][1][name]
-            with ArrayWriter(side / f"{name}.npy", first.shape[1:], first.dtype) as writer:
+            with ArrayWriter(folder / f"{name}.npy", first.shape[1:], first.dtype) as writer:
                 for _, arrays in ordered:
                     writer.append(arrays[name])
         lengths = [len(arrays[names[0]]) for _, arrays in ordered]
-        np.save(side / "groups.npy", np.repeat([group for group, _ in ordered], lengths))
-        train = list(parts["train"].values())
-        about = {"arrays": names, "users": users, "train": sum(lengths[: len(train)]), "facts": self.facts(train)}
-        (side / "about.json").write_text(json.dumps(about), encoding="utf-8")
+        np.save(folder / "groups.npy", np.repeat([group for group, _ in ordered], lengths))
+        train = list(splits["train"].values())
+        about = {
+            "arrays": names,
+            "users": users,
+            "train": sum(lengths[: len(train)]),
+            "statistics": self.statistics(train),
+        }
+        (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
 
-    def _users(self, paths: list[Path], allow_empty: bool) -> dict[str, dict[str, np.ndarray]]:
-        found: dict[str, list[dict[str, np.ndarray]]] = {}
+    def _users(self, paths: list[Path], allow_empty: bool) -> dict[str, ArraysByName]:
+        """The arrays of each user, joined over files."""
+        by_user: dict[str, list[ArraysByName]] = {}
         for path in paths:
             for user, x, y in _examples(path, self.remedy):
                 if not x:
                     if allow_empty:
                         continue
                     raise UserError(
-                        f"user {user} in {path} has no examples; {self.remedy}, with -k to leave out users with too few"
+                        f"user {user} in {path} has no examples; {self.remedy} -k N to drop users with fewer than N"
                     )
                 try:
-                    found.setdefault(user, []).append(self.convert(x, y))
+                    by_user.setdefault(user, []).append(self.convert(x, y))
                 except (ValueError, TypeError) as error:
-                    raise UserError(
-                        f"the examples of user {user} in {path} cannot be used: {error}; {self.remedy}"
-                    ) from error
+                    raise UserError(f"user {user} in {path} has invalid examples: {error}; {self.remedy}") from error
         return {
-            user: {name: np.concatenate([one[name] for one in some]) for name in some[0]}
-            for user, some in found.items()
+            user: {name: np.concatenate([arrays[name] for arrays in pieces]) for name in pieces[0]}
+            for user, pieces in by_user.items()
         }
 
 
 def _examples(path: Path, remedy: str) -> Iterator[tuple[str, list[Any], list[Any]]]:
-    """The users of a file, and the inputs and labels of each."""
+    """The users of a file, with the inputs and labels of each."""
     try:
         body = json.loads(path.read_bytes())
     except ValueError as error:
-        raise UserError(f"{path} is not whole JSON ({error}); {remedy}") from error
+        raise UserError(f"{path} is not complete JSON ({error}); {remedy}") from error
     if not isinstance(body, dict) or not {"users", "num_samples", "user_data"} <= body.keys():
-        raise UserError(f"{path} is not in LEAF's format, an object with users, num_samples and user_data; {remedy}")
-    if len(body["users"]) != len(body["num_samples"]):
-        raise UserError(
-            f"{path} names {len(body['users'])} users but {len(body['num_samples'])} numbers of samples; {remedy}"
-        )
-    for user, count in zip(body["users"], body["num_samples"], strict=True):
+        raise UserError(f"{path} is not in LEAF's format; expected users, num_samples and user_data; {remedy}")
+    users, counts = body["users"], body["num_samples"]
+    if len(users) != len(counts):
+        raise UserError(f"{path} has {len(users)} users but {len(counts)} entries in num_samples; {remedy}")
+    for user, count in zip(users, counts, strict=True):
         data = body["user_data"].get(user)
         if not isinstance(data, dict) or not isinstance(data.get("x"), list) or not isinstance(data.get("y"), list):
             raise UserError(f"user {user} in {path} has no lists x and y under user_data; {remedy}")
         if not len(data["x"]) == len(data["y"]) == count:
             raise UserError(
-                f"user {user} in {path} has {len(data['x'])} inputs and {len(data['y'])} labels instead of {count}; {remedy}"
+                f"user {user} in {path} has {len(data['x'])} inputs and {len(data['y'])} labels; expected {count}; "
+                f"{remedy}"
             )
         yield user, data["x"], data["y"]

@@ -1,4 +1,4 @@
-"""What every published dataset has in common: files that can be fetched, found, verified and read."""
+"""Base classes of datasets: where their files come from, how they are verified, and how they are read."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fedflat.data.dataset import Dataset
+from fedflat.data.files.tree import Tree, open_tree
 from fedflat.errors import UserError
 from fedflat.text import changed, show
 
@@ -18,7 +19,13 @@ Content = TypeVar("Content")
 
 @dataclass(frozen=True)
 class Download:
-    """One file on the publisher's server, and the files of the data folder that it holds (itself, unless it is an archive)."""
+    """A file on the publisher's server.
+
+    Attributes:
+        url: its address.
+        md5: its published md5.
+        files: the files it provides, relative to the data directory; itself, unless it is an archive.
+    """
 
     url: str
     md5: str
@@ -29,134 +36,228 @@ class Download:
         """Whether the files have to be unpacked."""
         return len(self.files) > 1 or PurePosixPath(self.url).name != PurePosixPath(self.files[0]).name
 
-    def part(self, folder: Path) -> Path:
-        """Where the bytes lie while they arrive: beside the files, under a name that no reader looks for."""
-        return (folder / self.files[0]).with_name(PurePosixPath(self.url).name + ".part")
+    def part(self, data_dir: Path) -> Path:
+        """Where the bytes are stored during the download."""
+        return (data_dir / self.files[0]).with_name(PurePosixPath(self.url).name + ".part")
 
 
 @dataclass(frozen=True)
 class FileReport:
-    """What ``verify`` found out about one file."""
+    """Result of verifying one file.
+
+    Attributes:
+        file: its name, relative to the data directory.
+        sha256: hash of its content, independent of compression.
+        as_published: whether a published hash confirms it; None if no hash is known.
+    """
 
     file: str
     sha256: str
-    """Of what the file holds, not of how it is packed."""
     as_published: bool | None
-    """Whether a published hash confirms it; None where there is no hash of the content and the file was packed anew."""
+
+
+@dataclass(frozen=True)
+class DatasetCard:
+    """Facts about a dataset for its documentation page; every field may be left empty.
+
+    Attributes:
+        examples: number of training / test examples.
+        shape: shape of one example.
+        classes: number of classes.
+        clients: natural clients.
+        citation: publication.
+        licence: licence.
+        size: size of the download.
+        checks: what fedflat verifies.
+        model: model for the example command.
+        partition: partition for the example command.
+    """
+
+    examples: str = ""
+    shape: str = ""
+    classes: str = ""
+    clients: str = ""
+    citation: str = ""
+    licence: str = ""
+    size: str = ""
+    checks: str = ""
+    model: str = "cnn"
+    partition: str = "dirichlet(alpha=0.1)"
 
 
 @dataclass(frozen=True)
 class NoOptions:
-    """What can be said of a dataset that has no parameters."""
+    """Options of a dataset without parameters."""
 
 
 @dataclass(frozen=True)
-class Source(ABC):
-    """A dataset that can be fetched, found and read."""
+class DatasetSource(ABC):
+    """A dataset by name.
+
+    Attributes:
+        name: its registered name.
+        title: one line for lists.
+        downloads: files that can be downloaded.
+        options: frozen dataclass of the parameters in ``name(parameter=value)``.
+        instructions: how to obtain files that cannot be downloaded automatically.
+        example: for user data, an example such as ``images(path=pets)``; empty for published datasets.
+        card: facts for the documentation.
+    """
 
     name: str
     title: str
     downloads: tuple[Download, ...] = ()
-    options: object = field(default=NoOptions(), kw_only=True)
-    """What the text in parentheses may change: a frozen dataclass."""
+    options: Any = field(default=NoOptions(), kw_only=True)
     instructions: str = field(default="", kw_only=True)
-    """How to get what is not fetched by itself."""
+    example: str = field(default="", kw_only=True)
+    card: DatasetCard = field(default=DatasetCard(), kw_only=True)
 
     @abstractmethod
-    def read(self, folder: Path) -> Dataset:
-        """The dataset from its files, every one of them verified."""
+    def read(self, data_dir: Path) -> Dataset:
+        """Read and verify the files, and build the dataset."""
 
-    def verify(self, folder: Path) -> tuple[FileReport, ...]:
-        """The content hash of every file, and whether it is the published one."""
+    def verify(self, data_dir: Path) -> tuple[FileReport, ...]:
+        """Hash every file and compare it with the published hash."""
         return ()
 
     @property
     def text(self) -> str:
-        """The shortest text that names the dataset with its parameters."""
+        """Canonical text: the name with the parameters that differ from their defaults."""
         return show(self.name, changed(self.options))
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Every file or folder that is needed, relative to the data folder."""
+        """Required files or folders, relative to the data directory."""
         return tuple(file for download in self.downloads for file in download.files)
 
     @property
     def remedy(self) -> str:
-        """What to do about a file that cannot be used."""
-        return f"get it again with 'fedflat data get {self.name}'"
+        """Advice in messages about damaged files."""
+        return f"download it again with 'fedflat data get {self.name}'"
 
-    def find(self, folder: Path, file: str) -> Path | None:
-        """Where a file or folder lies, if it is there."""
-        return folder / file if (folder / file).exists() else None
+    @property
+    def path(self) -> str:
+        """The parameter ``path`` of user data; a ``UserError`` if it is not given."""
+        if not self.options.path:
+            raise UserError(f"{self.name} needs a path; write for example {self.example}")
+        return str(self.options.path)
 
-    def missing(self, folder: Path) -> tuple[str, ...]:
-        """The files that are not there."""
-        return tuple(file for file in self.files if self.find(folder, file) is None)
+    def find(self, data_dir: Path, file: str) -> Path | None:
+        """Path of a required file or folder, or None if it is missing."""
+        return data_dir / file if (data_dir / file).exists() else None
 
-    def is_intact(self, folder: Path, file: str) -> bool:
-        """Whether a file is there and can be used."""
-        return self.find(folder, file) is not None
+    def missing(self, data_dir: Path) -> tuple[str, ...]:
+        """Required files that are missing."""
+        return tuple(file for file in self.files if self.find(data_dir, file) is None)
 
-    def expected(self, folder: Path) -> str:
-        """One clause on the files that are needed, where, and where they come from."""
+    def is_intact(self, data_dir: Path, file: str) -> bool:
+        """Whether a file exists and is valid."""
+        return self.find(data_dir, file) is not None
+
+    def expected(self, data_dir: Path) -> str:
+        """Part of a message: which files are expected where, and where to get them."""
         urls = " and ".join(sorted({download.url.rpartition("/")[0] + "/" for download in self.downloads}))
         origin = "; ".join(filter(None, (f"from {urls}" if urls else "", self.instructions)))
-        return f"expected {', '.join(self.files)} in {folder}, {origin}"
+        return f"expected {', '.join(self.files)} in {data_dir}, {origin}"
 
 
 @dataclass(frozen=True)
-class FileSource(Source, Generic[Content]):
-    """A dataset in a few files, each of which is verified as a whole; tests make small ones by replacing ``digests`` and ``downloads``."""
+class FileSource(DatasetSource, Generic[Content]):
+    """A dataset in a few files, each read and verified as a whole.
+
+    Attributes:
+        digests: sha256 of each file's content; a file that differs is rejected.
+        file_md5s: md5 of the files themselves, for files without a known content hash; only reported by ``verify``,
+            because a valid copy may be compressed differently.
+    """
 
     digests: Mapping[str, str] = field(default_factory=dict)
-    """sha256 of the content of each file: a file that differs is refused."""
     file_md5s: Mapping[str, str] = field(default_factory=dict)
-    """md5 of the files themselves, where no content hash is known: reported but not required, since a faithful copy may be packed anew."""
 
     @abstractmethod
     def parse(self, path: Path) -> tuple[Content, str]:
-        """What a file holds, and the sha256 of it."""
+        """Read a file; returns its content and the sha256 of the content."""
 
-    def find(self, folder: Path, file: str) -> Path | None:
-        """Where a file lies, if it is there."""
-        return folder / file if (folder / file).is_file() else None
+    def find(self, data_dir: Path, file: str) -> Path | None:
+        return data_dir / file if (data_dir / file).is_file() else None
 
-    def open(self, folder: Path, file: str) -> Content:
-        """What a file holds, verified."""
-        return self._verified(folder, file)[0]
+    def open(self, data_dir: Path, file: str) -> Content:
+        """Verified content of a file."""
+        return self._verified(data_dir, file)[0]
 
-    def verify(self, folder: Path) -> tuple[FileReport, ...]:
-        """The content hash of every file, and whether it is the published one."""
-        return tuple(self._report(folder, file) for file in self.files)
+    def verify(self, data_dir: Path) -> tuple[FileReport, ...]:
+        return tuple(self._report(data_dir, file) for file in self.files)
 
-    def is_intact(self, folder: Path, file: str) -> bool:
-        """Whether a file is there and can be used."""
+    def is_intact(self, data_dir: Path, file: str) -> bool:
         try:
-            self.open(folder, file)
+            self.open(data_dir, file)
         except UserError:
             return False
         return True
 
-    def _verified(self, folder: Path, file: str) -> tuple[Content, str]:
-        path = self.find(folder, file)
+    def _verified(self, data_dir: Path, file: str) -> tuple[Content, str]:
+        path = self.find(data_dir, file)
         if path is None:
-            raise UserError(f"{folder / file} is missing; {self.remedy}")
+            raise UserError(f"{data_dir / file} is missing; {self.remedy}")
         content, digest = self.parse(path)
         if self.digests.get(file, digest) != digest:
             raise UserError(
-                f"{path} does not hold what was published (expected sha256 {self.digests[file]}, found {digest}); {self.remedy}"
+                f"{path} differs from the published file (sha256 {digest}; expected {self.digests[file]}); "
+                f"{self.remedy}"
             )
         return content, digest
 
-    def _report(self, folder: Path, file: str) -> FileReport:
-        digest = self._verified(folder, file)[1]
+    def _report(self, data_dir: Path, file: str) -> FileReport:
+        digest = self._verified(data_dir, file)[1]
         if file in self.digests:
             return FileReport(file, digest, True)
-        same_file = file in self.file_md5s and md5_of(folder / file) == self.file_md5s[file]
+        same_file = file in self.file_md5s and md5_of(data_dir / file) == self.file_md5s[file]
         return FileReport(file, digest, True if same_file else None)
 
 
+@dataclass(frozen=True)
+class FolderSource(DatasetSource):
+    """A dataset in a folder of many files, obtained by hand.
+
+    Attributes:
+        roots: accepted names of the folder; the first is recommended.
+    """
+
+    roots: tuple[str, ...] = field(default=(), kw_only=True)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Required subfolders."""
+        return ()
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return tuple(f"{self.roots[0]}/{part}" for part in self.parts) or self.roots[:1]
+
+    @property
+    def remedy(self) -> str:
+        return "unpack the dataset again"
+
+    def find(self, data_dir: Path, file: str) -> Path | None:
+        part = file.partition("/")[2]
+        return next((data_dir / root / part for root in self.roots if (data_dir / root / part).is_dir()), None)
+
+    def verify(self, data_dir: Path) -> tuple[FileReport, ...]:
+        """Hash the names and contents of all files of each part; no hashes are published."""
+        tree = self.tree(data_dir)
+        parts = self.parts or tree.subfolders("")
+        return tuple(FileReport(f"{tree.path.name}/{part}", tree.digest(part), None) for part in parts)
+
+    def tree(self, data_dir: Path) -> Tree:
+        """The folder of the dataset."""
+        path = self.find(data_dir, self.files[0])
+        if path is None:
+            raise UserError(f"{self.name} is missing; {self.expected(data_dir)}")
+        root = next(data_dir / root for root in self.roots if path.is_relative_to(data_dir / root))
+        return open_tree(root)
+
+
 def md5_of(path: Path) -> str:
-    """The md5 of a file, which is what publishers of datasets print."""
+    """The md5 of a file."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -1,7 +1,8 @@
-"""Tiny ImageNet: 200 classes of 500 pictures of 64x64 (Le and Yang 2015), from its zip archive or the folder that is in it.
+"""Tiny ImageNet (Le and Yang 2015): 200 classes of 500 images of 64x64 pixels, from its zip archive or unpacked.
 
-``train/<class>/images/*.JPEG`` are the training pictures; ``val/images/*.JPEG``, whose classes ``val/val_annotations.txt`` tells, are
-the test set, since the published test pictures have no labels. Classes are numbered in the order of their names, as most code does.
+``train/<class>/images/*.JPEG`` are the training images. ``val/images/*.JPEG``, with classes in
+``val/val_annotations.txt``, are the test set, since the published test images have no labels. Classes are numbered in
+the alphabetical order of their ids.
 """
 
 from __future__ import annotations
@@ -10,85 +11,83 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedflat.data.dataset import Dataset
-from fedflat.data.images import Listing, PictureOptions, is_picture, picture_dataset
-from fedflat.data.sources.source import Download, FileReport, Source, md5_of
-from fedflat.data.tree import Tree, open_tree
+from fedflat.data.files.images import ImageList, ImageOptions, image_dataset, is_image
+from fedflat.data.files.tree import Tree, open_tree
+from fedflat.data.sources.source import DatasetCard, DatasetSource, Download, FileReport, md5_of
 from fedflat.errors import UserError
 
 ARCHIVE, ROOT = "tiny-imagenet-200.zip", "tiny-imagenet-200"
 
 
 @dataclass(frozen=True)
-class TinyImageNet(Source):
+class TinyImageNet(DatasetSource):
     """Tiny ImageNet, decoded once."""
 
-    options: PictureOptions = field(default=PictureOptions(), kw_only=True)
+    options: ImageOptions = field(default=ImageOptions(), kw_only=True)
     num_classes: int = 200
     train_per_class: int = 500
-    test_pictures: int = 10_000
+    test_images: int = 10_000
 
-    def find(self, folder: Path, file: str) -> Path | None:
-        """The folder, or else the archive, which need not be unpacked."""
-        return next((folder / place for place in (ROOT, ARCHIVE) if (folder / place).exists()), None)
+    def find(self, data_dir: Path, file: str) -> Path | None:
+        """The folder, else the archive, which need not be unpacked."""
+        return next((data_dir / name for name in (ROOT, ARCHIVE) if (data_dir / name).exists()), None)
 
-    def is_intact(self, folder: Path, file: str) -> bool:
-        """Whether the folder is there, or the archive as it was published."""
-        found = self.find(folder, file)
-        return found is not None and (found.is_dir() or md5_of(found) == self.downloads[0].md5)
+    def is_intact(self, data_dir: Path, file: str) -> bool:
+        path = self.find(data_dir, file)
+        return path is not None and (path.is_dir() or md5_of(path) == self.downloads[0].md5)
 
-    def verify(self, folder: Path) -> tuple[FileReport, ...]:
-        """The hash over all files; of the archive it is known."""
-        where = self._place(folder)
-        published = where.is_file() and md5_of(where) == self.downloads[0].md5
-        tree = open_tree(where)
+    def verify(self, data_dir: Path) -> tuple[FileReport, ...]:
+        path = self._path(data_dir)
+        published = path.is_file() and md5_of(path) == self.downloads[0].md5
+        tree = open_tree(path)
         return tuple(
-            FileReport(f"{where.name}/{part}", tree.hash(part), published or None) for part in ("train", "val")
+            FileReport(f"{path.name}/{part}", tree.digest(part), published or None) for part in ("train", "val")
         )
 
-    def read(self, folder: Path) -> Dataset:
-        """The dataset, from the cache after the first time."""
-        tree = open_tree(self._place(folder))
+    def read(self, data_dir: Path) -> Dataset:
+        tree = open_tree(self._path(data_dir))
         ids = sorted(set(tree.text("wnids.txt").split()))
         if len(ids) != self.num_classes:
             raise UserError(
-                f"{tree.where}/wnids.txt names {len(ids)} classes, but {self.num_classes} were expected; {self.remedy}"
+                f"{tree.path}/wnids.txt lists {len(ids)} classes; expected {self.num_classes}; {self.remedy}"
             )
-        listing = Listing()
+        listing = ImageList()
         for target, name in enumerate(ids):
-            found = [file for file in tree.below(f"train/{name}/images") if is_picture(file)]
-            if len(found) != self.train_per_class:
+            files = [file for file in tree.files_below(f"train/{name}/images") if is_image(file)]
+            if len(files) != self.train_per_class:
                 raise UserError(
-                    f"{tree.where}/train/{name} holds {len(found)} pictures, but {self.train_per_class} were expected; {self.remedy}"
+                    f"{tree.path}/train/{name} contains {len(files)} images; expected {self.train_per_class}; "
+                    f"{self.remedy}"
                 )
-            listing.add(found, target, test=False)
+            listing.add(files, target, test=False)
         for file, target in self._test(tree, ids).items():
             listing.add([file], target, test=True)
-        return picture_dataset(self.text, folder, tree, listing, _class_names(tree, ids), self.options)
+        return image_dataset(self.text, data_dir, tree, listing, _class_names(tree, ids), self.options)
 
     def _test(self, tree: Tree, ids: list[str]) -> dict[str, int]:
+        """The test images, with the class of each."""
         number = {name: target for target, name in enumerate(ids)}
         lines = [line.split("\t") for line in tree.text("val/val_annotations.txt").splitlines() if line.strip()]
         wrong = [line[0] for line in lines if len(line) < 2 or line[1] not in number]
         if wrong:
-            raise UserError(f"{tree.where}/val/val_annotations.txt gives no known class for {wrong[0]}; {self.remedy}")
-        found = {f"val/images/{line[0]}": number[line[1]] for line in lines}
-        absent = [name for name in found if name not in tree.stamps]
-        if absent or len(found) != self.test_pictures:
-            lacking = (
-                f"lacks {absent[0]}" if absent else f"has {len(found)} test pictures instead of {self.test_pictures}"
-            )
-            raise UserError(f"{tree.where} {lacking}; {self.remedy}")
-        return found
+            raise UserError(f"{tree.path}/val/val_annotations.txt has no known class for {wrong[0]}; {self.remedy}")
+        targets = {f"val/images/{line[0]}": number[line[1]] for line in lines}
+        absent = [name for name in targets if name not in tree.stamps]
+        if absent:
+            raise UserError(f"{tree.path} lacks {absent[0]}; {self.remedy}")
+        if len(targets) != self.test_images:
+            raise UserError(f"{tree.path} has {len(targets)} test images; expected {self.test_images}; {self.remedy}")
+        return targets
 
-    def _place(self, folder: Path) -> Path:
-        found = self.find(folder, ROOT)
-        if found is None:
-            raise UserError(f"{self.name} is not there; {self.expected(folder)}")
-        return found
+    def _path(self, data_dir: Path) -> Path:
+        path = self.find(data_dir, ROOT)
+        if path is None:
+            raise UserError(f"{self.name} is missing; {self.expected(data_dir)}")
+        return path
 
 
 def _class_names(tree: Tree, ids: list[str]) -> list[str]:
-    """The first of the words for each class, where there is a list of them."""
+    """The first word for each class in ``words.txt``, if that file exists."""
     if "words.txt" not in tree.stamps:
         return ids
     words = dict(line.split("\t", 1) for line in tree.text("words.txt").splitlines() if "\t" in line)
@@ -97,6 +96,17 @@ def _class_names(tree: Tree, ids: list[str]) -> list[str]:
 
 TINY_IMAGENET = TinyImageNet(
     "tiny_imagenet",
-    "pictures of 200 kinds of things, 64x64",
+    "natural images of 200 classes, 64x64",
     (Download(f"http://cs231n.stanford.edu/{ARCHIVE}", "90528d7ca1a48142e341f4ef8d21d0de", (ARCHIVE,)),),
+    card=DatasetCard(
+        examples="100,000 / 10,000",
+        shape="3x64x64",
+        classes="200",
+        citation="Le and Yang 2015",
+        licence="none stated; the images are from ImageNet, whose terms allow non-commercial research",
+        size="248 MB",
+        checks="md5 of the archive; 200 classes of 500 training images, 10,000 test images",
+        model="resnet18",
+    ),
 )
+SOURCES = (TINY_IMAGENET,)

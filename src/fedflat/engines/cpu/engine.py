@@ -1,4 +1,4 @@
-"""The loop engine: clients one after another, or spread over worker processes with one thread each."""
+"""The loop engine: clients train one after another, or spread over worker processes with one thread each."""
 
 from __future__ import annotations
 
@@ -12,174 +12,155 @@ from torch import Tensor
 
 from fedflat.algorithms.algorithm import States
 from fedflat.data import Examples
-from fedflat.engines.cpu.worker_pool import Pool, available_cores, can_travel, pool_of, shortage_of_shared_memory_told
+from fedflat.engines.cpu.worker_pool import (
+    ProcessPool,
+    available_cores,
+    can_travel,
+    explain_full_shared_memory,
+    process_pool,
+)
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.problem.totals import Totals
-from fedflat.engines.round.aggregation import by_samples, weighted_sum
+from fedflat.engines.problem.totals import evaluation_plan, evaluation_result
 from fedflat.engines.round.client import common_gradient, train_client
-from fedflat.engines.round.cohort_buffers import Table
+from fedflat.engines.round.cohort_buffers import Arrays, CohortBuffers
+from fedflat.engines.round.cohort_engine import CohortEngine
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
-from fedflat.engines.round.reduction import Report, reduce_rows
+from fedflat.engines.round.reduction import ClientReport
 
 
-class LoopEngine:
-    """Trains the clients of a cohort in a loop; with several workers each process takes the next client that waits."""
+class LoopEngine(CohortEngine):
+    """Trains the clients of a cohort in a loop; with several workers, each takes the next waiting client.
+
+    Args:
+        problem: model, task and data.
+        workers: worker processes; by default one per core. Falls back to this process on a GPU, and for a problem or an
+            algorithm defined in the running script, which workers cannot import.
+    """
 
     def __init__(self, problem: Problem, workers: int | None = None) -> None:
-        self.problem = problem
+        super().__init__(problem)
         wanted = available_cores() if workers is None else workers
         self.workers = wanted if wanted > 1 and problem.device.type == "cpu" and can_travel(problem) else 1
-        self.table: Table | None = None
-        self._table_of: Training | None = None
-        self._here: dict[str, Any] = {"problem": problem}
-        self._pool: Pool | None = None
+        self._allocated_for: Training | None = None
+        self._shared: dict[str, Any] = {"problem": problem}
+        self._pool: ProcessPool | None = None
         self._turn = object()
-        self._known: Training | None = None
-
-    # --- training ----------------------------------------------------------------------------------------------------------------
+        self._checked: Training | None = None
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
-        """Train a cohort for one round and reduce what it sends, in cohort order."""
-        with one_thread(), shortage_of_shared_memory_told():
-            self._stay_if_it_cannot_travel(training)
-            table = self.room(training, len(cohort), model.weights)
-            z = table.fill(training.algorithm, model, server, cohort)
-            pre = (0, 0)
-            if training.algorithm.drift.whole_gradient == "common":
-                pre = self.take_gradients(training, round, table, cohort)
-                table.common_gradient.copy_(
-                    weighted_sum(table.gradient[: len(cohort)], by_samples([len(c.indices) for c in cohort]))
-                )
-            reports = self.train_rows(training, round, table, cohort, model.integers)
-            outcome = reduce_rows(training, round, model, z, table, cohort, reports)
-            outcome.cost.backward_passes += pre[0]
-            outcome.cost.samples += pre[1]
-            return outcome
+        """Train a cohort for one round and average what it sends, in cohort order."""
+        with one_thread(), explain_full_shared_memory():
+            if training is not self._checked:
+                self._checked = training
+                self.workers = self.workers if self.workers == 1 or can_travel(training) else 1
+            return super().train(training, round, model, server, cohort)
 
-    def take_gradients(self, training: Training, round: int, table: Table, cohort: list[Client]) -> tuple[int, int]:
-        """Each client's whole gradient at z into its row; returns the passes and samples that took."""
-        found = self._map(
-            _whole_gradient, [(training, round, row, c.number, c.indices) for row, c in enumerate(cohort)]
-        )
-        return sum(passes for passes, _ in found), sum(samples for _, samples in found)
+    def allocate(self, training: Training, rows: int, like: Tensor) -> CohortBuffers:
+        """Memory for a cohort of ``rows`` clients, shared with the workers."""
+        if self.buffers is None or self.buffers.rows < rows or self._allocated_for is not training:
+            sizes = self.problem.layout.size, self.problem.buffers.size
+            self.buffers = CohortBuffers.new(training.algorithm, *sizes, rows, like, shared=self.workers > 1)
+            self._allocated_for = training
+            self._share("cohort", self.buffers)
+        return self.buffers
+
+    def whole_gradients(
+        self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client]
+    ) -> tuple[int, int]:
+        """Write each client's full gradient at z into ``buffers.gradient``; returns backward passes and samples."""
+        tasks = [(training, round, row, client.number, client.indices) for row, client in enumerate(cohort)]
+        costs = self._map(_whole_gradient, tasks)
+        return sum(passes for passes, _ in costs), sum(samples for _, samples in costs)
 
     def train_rows(
-        self, training: Training, round: int, table: Table, cohort: list[Client], integers: dict[str, Tensor]
-    ) -> list[Report]:
-        """Train clients whose rows of the table are filled, and leave there what they keep and send."""
+        self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client], integers: dict[str, Tensor]
+    ) -> list[ClientReport]:
+        """Train clients whose rows are filled, and write their results there."""
         sent = _arrays(integers)
-        found = self._map(_train, [(training, round, row, c.number, c.indices, sent) for row, c in enumerate(cohort)])
-        return [report._replace(integers=_tensors(counted, self.problem.device)) for report, counted in found]
-
-    def _stay_if_it_cannot_travel(self, training: Training) -> None:
-        """Train in this process where the algorithm is of the running script, which workers do not import."""
-        if training is not self._known:
-            self._known = training
-            self.workers = self.workers if self.workers == 1 or can_travel(training) else 1
-
-    def room(self, training: Training, rows: int, like: Tensor) -> Table:
-        """The table for cohorts of up to so many clients."""
-        if self.table is None or self.table.rows < rows or self._table_of is not training:
-            problem = self.problem
-            self.table = Table.new(
-                training.algorithm, problem.layout.size, problem.buffers.size, rows, like, self.workers > 1
-            )
-            self._table_of = training
-            self._share("table", self.table)
-        return self.table
+        tasks = [(training, round, row, client.number, client.indices, sent) for row, client in enumerate(cohort)]
+        reports = self._map(_train, tasks)
+        return [report._replace(integers=_tensors(arrays, self.problem.device)) for report, arrays in reports]
 
     def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:
-        """Nothing: workers draw their batches themselves."""
-
-    # --- evaluation --------------------------------------------------------------------------------------------------------------
+        """Does nothing: workers draw their batches themselves."""
 
     def evaluate(
         self, models: dict[str, ModelState], examples: dict[str, Examples]
     ) -> dict[str, dict[str, dict[str, float]]]:
-        """Every metric of every model on every set of examples."""
-        with one_thread(), shortage_of_shared_memory_told():
+        """Metrics of every model on every set of examples: model -> set -> metric -> value."""
+        with one_thread(), explain_full_shared_memory():
             weights = torch.stack([torch.cat([m.weights, m.buffers]) for m in models.values()])
             if self.workers > 1:
                 weights.share_memory_()  # type: ignore[no-untyped-call]
             self._share("models", (weights, [m.integers for m in models.values()]))
             self._share("examples", examples)
-            tasks = [
-                (index, name, part)
-                for index in range(len(models))
-                for name, some in examples.items()
-                for part in self.problem.evaluation_batches(len(some))
-            ]
-            sums = self._map(_evaluate, tasks)
-        totals = {(index, name): Totals(self.problem.task) for index in range(len(models)) for name in examples}
-        for (index, name, positions), part in zip(tasks, sums, strict=True):
-            totals[index, name].add(part, len(positions))
-        return {model: {name: totals[index, name].figures() for name in examples} for index, model in enumerate(models)}
-
-    # --- workers -----------------------------------------------------------------------------------------------------------------
+            plan = evaluation_plan(self.problem, len(models), examples)
+            sums = self._map(_evaluate, [tuple(batch) for batch in plan])
+        return evaluation_result(self.problem.task, plan, sums, list(models), examples)
 
     def _share(self, name: str, value: object) -> None:
-        self._here[name] = value
+        self._shared[name] = value
         if self.workers > 1 and self._pool is not None and self._pool.turn is self._turn:
             self._pool.share(name, value)
 
     def _map(self, call: Any, tasks: list[tuple[Any, ...]]) -> list[Any]:
         if self.workers == 1:
-            return [call(self._here, *task) for task in tasks]
-        pool = pool_of(self.workers)
+            return [call(self._shared, *task) for task in tasks]
+        pool = process_pool(self.workers)
         if pool is not self._pool or pool.turn is not self._turn:
             self._pool, pool.turn = pool, self._turn
-            for name, value in self._here.items():
+            for name, value in self._shared.items():
                 pool.share(name, value)
         return pool.map(call, tasks)
 
 
 def _train(
-    here: dict[str, Any],
+    shared: dict[str, Any],
     training: Training,
     round: int,
     row: int,
     client: int,
     indices: np.ndarray,
-    integers: dict[str, np.ndarray],
-) -> tuple[Report, dict[str, np.ndarray]]:
-    problem: Problem = here["problem"]
-    report = train_client(
-        problem, training, here["table"], round, row, client, indices, _tensors(integers, problem.device)
-    )
-    # As numbers and arrays: a tensor on its way through a pipe would take a piece of shared memory of its own.
+    integers: Arrays,
+) -> tuple[ClientReport, Arrays]:
+    problem: Problem = shared["problem"]
+    tensors = _tensors(integers, problem.device)
+    report = train_client(problem, training, shared["cohort"], round, row, client, indices, tensors)
+    # Numbers and arrays, because a tensor in a pipe would take its own piece of shared memory.
     return report._replace(rates=float(report.rates), loss=float(report.loss), integers={}), _arrays(report.integers)
 
 
-def _arrays(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
-    return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
-
-
-def _tensors(arrays: dict[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
-
-
 def _whole_gradient(
-    here: dict[str, Any], training: Training, round: int, row: int, client: int, indices: np.ndarray
+    shared: dict[str, Any], training: Training, round: int, row: int, client: int, indices: np.ndarray
 ) -> tuple[int, int]:
-    table: Table = here["table"]
-    gradient, passes, samples = common_gradient(here["problem"], training, table, round, client, indices, row)
-    table.gradient[row].copy_(gradient)
+    cohort: CohortBuffers = shared["cohort"]
+    gradient, passes, samples = common_gradient(shared["problem"], training, cohort, round, client, indices, row)
+    cohort.gradient[row].copy_(gradient)
     return passes, samples
 
 
-def _evaluate(here: dict[str, Any], index: int, name: str, part: Tensor) -> dict[str, np.ndarray]:
-    problem: Problem = here["problem"]
-    models, integers = here["models"]
-    weights, buffers = torch.split(models[index], [problem.layout.size, problem.buffers.size])
-    examples: Examples = here["examples"][name]
-    sums = problem.sum_tensors(weights, {**problem.buffers.views(buffers), **integers[index]}, examples.take(part))
-    # As arrays: a tensor on its way through a pipe would take a piece of shared memory of its own.
+def _evaluate(shared: dict[str, Any], model: int, name: str, positions: Tensor) -> Arrays:
+    problem: Problem = shared["problem"]
+    models, integers = shared["models"]
+    weights, buffers = torch.split(models[model], [problem.layout.size, problem.buffers.size])
+    examples: Examples = shared["examples"][name]
+    named_buffers = {**problem.buffers.views(buffers), **integers[model]}
+    sums = problem.sum_tensors(weights, named_buffers, examples.take(positions))
+    # Arrays, because a tensor in a pipe would take its own piece of shared memory.
     return {name: value.double().cpu().numpy() for name, value in sums.items()}
+
+
+def _arrays(tensors: dict[str, Tensor]) -> Arrays:
+    return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+
+
+def _tensors(arrays: Arrays, device: torch.device) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch on one thread: sums then do not depend on the machine, and busy cores are not fought over."""
+    """Run torch on one thread, so that sums do not depend on the machine and workers do not compete for cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""Worker processes: one thread each, started once, fed over pipes; weights travel through shared memory."""
+"""Worker processes: one thread each, started once and reused, fed over pipes; weights travel through shared memory."""
 
 from __future__ import annotations
 
@@ -21,19 +21,22 @@ import torch.multiprocessing as multiprocessing
 from fedflat.cores import usable_cores
 from fedflat.errors import UserError
 
-KEPT = 2**28
-"""Bytes up to which a worker keeps freed memory, and takes it in one piece from what it has."""
+MALLOC_THRESHOLD = 2**28
+"""Bytes of freed memory that a process keeps, and largest allocation that it serves from them."""
 
 
-class Pool:
-    """Worker processes that each hold one object at a time and call its methods."""
+class ProcessPool:
+    """Worker processes that hold shared values by name and call functions with them.
+
+    Attributes:
+        turn: identifies the engine whose values the workers hold; engines take turns when runs alternate.
+    """
 
     def __init__(self, workers: int) -> None:
         context = multiprocessing.get_context("spawn")
         self.processes: list[Any] = []
         self.pipes: list[Connection] = []
         self.turn: object = None
-        """Whose values the workers hold: engines take turns where runs go on side by side."""
         for _ in range(workers):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs,), daemon=True)
@@ -44,38 +47,38 @@ class Pool:
 
     @property
     def alive(self) -> bool:
-        """Whether every worker is still there."""
+        """Whether every worker is running."""
         return bool(self.pipes) and all(process.is_alive() for process in self.processes)
 
     def share(self, name: str, value: object) -> None:
-        """Give every worker a value under a name."""
+        """Send a value to every worker, under a name."""
         for pipe in self.pipes:
             self._send(pipe, ("share", name, value))
 
     def map(self, call: Callable[..., Any], tasks: Iterable[tuple[Any, ...]]) -> list[Any]:
-        """``call(shared, *task)`` for every task, spread over the workers; results in the order of the tasks.
+        """``call(shared, *task)`` for every task, spread over the workers; results are in the order of the tasks.
 
-        Whatever breaks it off ends the workers, whose answers the next caller would take for its own.
+        Any exception, Ctrl-C included, stops the workers, because the next caller would receive their stale answers.
         """
         waiting = list(enumerate(tasks))[::-1]
         results: list[Any] = [None] * len(waiting)
         busy: dict[Connection, int] = {}
         try:
             for pipe in self.pipes:
-                self._next(pipe, call, waiting, busy)
+                self._start_next(pipe, call, waiting, busy)
             while busy:
                 for pipe in cast("list[Connection]", wait(list(busy))):
-                    failed, result = self._received(pipe)
+                    failed, result = self._receive(pipe)
                     if failed:
                         raise result
                     results[busy.pop(pipe)] = result
-                    self._next(pipe, call, waiting, busy)
+                    self._start_next(pipe, call, waiting, busy)
         except BaseException:
             self.close(patience=0.2)
             raise
         return results
 
-    def _next(
+    def _start_next(
         self, pipe: Connection, call: Callable[..., Any], waiting: list[Any], busy: dict[Connection, int]
     ) -> None:
         if waiting:
@@ -88,7 +91,7 @@ class Pool:
         except (BrokenPipeError, ConnectionError):
             raise self._lost() from None
 
-    def _received(self, pipe: Connection) -> tuple[bool, Any]:
+    def _receive(self, pipe: Connection) -> tuple[bool, Any]:
         try:
             answer: tuple[bool, Any] = pipe.recv()
         except (EOFError, ConnectionError):
@@ -96,19 +99,17 @@ class Pool:
         return answer
 
     def _lost(self) -> UserError:
-        codes = [p.exitcode for p in self.processes if not p.is_alive()]
+        codes = [process.exitcode for process in self.processes if not process.is_alive()]
         self.close()
-        killed = (
-            "was killed, most likely because memory ran out"
-            if any(c and c < 0 for c in codes)
-            else "ended unexpectedly"
-        )
+        killed = any(code and code < 0 for code in codes)
+        reason = "was killed, most likely because memory ran out" if killed else "ended unexpectedly"
         return UserError(
-            f"a worker process {killed}; use fewer of them (--workers 1) or a smaller batch, then go on with fedflat resume"
+            f"a worker process {reason}; use fewer workers (--workers 1) or a smaller batch size, "
+            "then continue with fedflat resume"
         )
 
     def close(self, patience: float = 5.0) -> None:
-        """End the workers, those that are busy after some seconds."""
+        """Stop the workers; kill those that are still busy after ``patience`` seconds each."""
         for pipe in self.pipes:
             pipe.close()
         for process in self.processes:
@@ -118,16 +119,16 @@ class Pool:
         self.pipes = []
 
 
-_pool: Pool | None = None
+_pool: ProcessPool | None = None
 
 
-def pool_of(workers: int) -> Pool:
-    """The pool of this process, started anew only when its size changes: starting workers costs seconds."""
+def process_pool(workers: int) -> ProcessPool:
+    """The pool of this process, restarted only if its size changes or a worker died: starting workers takes seconds."""
     global _pool  # noqa: PLW0603
     if _pool is None or len(_pool.pipes) != workers or not _pool.alive:
         if _pool is not None:
             _pool.close()
-        _pool = Pool(workers)
+        _pool = ProcessPool(workers)
     return _pool
 
 
@@ -139,34 +140,34 @@ def _close_pool() -> None:
             _pool.close(patience=0)
 
 
-# Where this process is itself one of multiprocessing's, which knows no ``atexit``, workers would be ended in the middle of what they do.
+# Not atexit, which does not run in multiprocessing's child processes: their workers would be killed during a task.
 Finalize(None, _close_pool, exitpriority=0)
 
 
-_most_cores: int | None = None
+_core_limit: int | None = None
 
 
 def use_cores(most: int) -> None:
-    """Let this process use so many cores at most: one of several that share a machine."""
-    global _most_cores  # noqa: PLW0603
-    _most_cores = most
-
-
-def keep_memory() -> None:
-    """Let this process keep what it frees, where the C library can: a step frees and takes the same megabytes again and again."""
-    with suppress(OSError, AttributeError, TypeError):
-        library = ctypes.CDLL(None)
-        for option in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
-            library.mallopt(option, KEPT)
+    """Limit this process to ``most`` cores, if several processes share the machine."""
+    global _core_limit  # noqa: PLW0603
+    _core_limit = most
 
 
 def available_cores() -> int:
-    """The cores this process may really use."""
-    return usable_cores() if _most_cores is None else _most_cores
+    """Cores that this process may use."""
+    return usable_cores() if _core_limit is None else _core_limit
+
+
+def keep_memory() -> None:
+    """Make malloc keep freed memory: every training step frees and allocates the same megabytes again."""
+    with suppress(OSError, AttributeError, TypeError):
+        library = ctypes.CDLL(None)
+        for option in (-1, -3):  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
+            library.mallopt(option, MALLOC_THRESHOLD)
 
 
 def can_travel(value: object) -> bool:
-    """Whether a value can be sent to a worker: not when it is defined in the running script, which workers do not import."""
+    """Whether a value can be sent to a worker: it is picklable and not defined in the running script."""
     buffer = io.BytesIO()
     try:
         _WithoutTensors(buffer).dump(value)
@@ -176,33 +177,33 @@ def can_travel(value: object) -> bool:
 
 
 class _WithoutTensors(pickle.Pickler):
-    """Looks at everything but tensors, which would be moved to shared memory by looking."""
+    """Pickles everything except tensors, which pickling would move to shared memory."""
 
     def reducer_override(self, value: Any) -> Any:
         return (int, ()) if isinstance(value, torch.Tensor) else NotImplemented
 
 
 def start_without_main(process: Any) -> None:
-    """Start a spawned process that does not run the user's script again: a script then needs no ``if __name__ == "__main__"``.
+    """Start a spawned process that does not import the user's script, so that it needs no ``__main__`` guard.
 
-    Nor does it hear of Ctrl-C, which is for the process that started it, and which it would tell of at length.
+    The process ignores Ctrl-C, which its parent handles.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
-        with _without_interruption():
+        with _interrupts_blocked():
             process.start()
     finally:
         sys.modules["__main__"] = main
 
 
 @contextmanager
-def _without_interruption() -> Iterator[None]:
-    """Processes that are started meanwhile inherit it; here, an interruption is heard of afterwards."""
+def _interrupts_blocked() -> Iterator[None]:
+    """Block SIGINT; processes started meanwhile inherit the mask, this one receives the signal afterwards."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    resource_tracker.ensure_running()  # whose own start would end it
+    resource_tracker.ensure_running()  # starting it later would unblock the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -211,41 +212,43 @@ def _without_interruption() -> Iterator[None]:
 
 
 @contextmanager
-def shortage_of_shared_memory_told() -> Iterator[None]:
-    """Turn shared memory that is full, of which containers have little, into a sentence that says what to change."""
+def explain_full_shared_memory() -> Iterator[None]:
+    """Replace torch's error for full shared memory, which is small in containers, by one that says what to change."""
     try:
         yield
     except RuntimeError as error:
-        if "</torch_" not in str(error):  # the file that torch cannot make
+        if "</torch_" not in str(error):  # the name of the file that torch could not create
             raise
+        reason = str(error).rpartition(": ")[2].lower()
         raise UserError(
-            f"data and weights do not fit in the memory that worker processes share ({str(error).rpartition(': ')[2].lower()}); enlarge it "
-            "(/dev/shm, in Docker with --shm-size=8g) or use --workers 1; a run that had begun goes on with fedflat resume"
+            f"data and weights do not fit into the shared memory of the worker processes ({reason}); enlarge /dev/shm "
+            "(in Docker with --shm-size=8g) or use --workers 1, then continue with fedflat resume"
         ) from None
 
 
-def travelling(error: Exception) -> Exception:
-    """An error as it can be sent: itself, or where its class cannot be read again, what it says."""
+def sendable(error: Exception) -> Exception:
+    """The error itself if it can be unpickled, otherwise a RuntimeError with its class and message."""
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # of any kind: the class may ask for anything
+    except Exception:  # the class of the error may raise anything
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
 
 
 def _serve(pipe: Connection) -> None:
+    """Main loop of a worker: store shared values, call functions with them."""
     torch.set_num_threads(1)
     keep_memory()
     shared: dict[str, Any] = {}
     while True:
         try:
-            kind, what, value = pipe.recv()
+            kind, name_or_call, value = pipe.recv()
             if kind == "share":
-                shared[what] = value
+                shared[name_or_call] = value
                 continue
             try:
-                pipe.send((False, what(shared, *value)))
-            except Exception as error:  # what went wrong in a worker is raised again where the run is
-                pipe.send((True, travelling(error)))
-        except (EOFError, KeyboardInterrupt, ConnectionError, FileNotFoundError):  # whoever asked is gone
+                pipe.send((False, name_or_call(shared, *value)))
+            except Exception as error:  # raised again in the process that asked
+                pipe.send((True, sendable(error)))
+        except (EOFError, KeyboardInterrupt, ConnectionError, FileNotFoundError):  # the parent is gone
             return

@@ -1,8 +1,9 @@
-"""The GPU engine: clients side by side in lanes, each a stream that replays a captured local step.
+"""The lanes engine: clients train side by side on one GPU, each in a lane that replays a captured local step.
 
-A lane holds one client at a time in tensors that never move: its iterate, its state, its batches. One local step, from gathering the
-batch to the update, is captured once as a CUDA graph and then replayed K times without the host in between; lanes run at the same
-time, and their clients may have different numbers of steps. On a CPU the same code runs without graphs, which tests use.
+A lane is a CUDA stream with tensors that never move: the iterate, state and batches of one client at a time. One local
+step, from gathering the batch to the update, is captured as a CUDA graph and replayed K times without the host in
+between. Lanes run concurrently, and their clients may have different numbers of steps. On a CPU, which tests use, the
+same code runs without graphs.
 """
 
 from __future__ import annotations
@@ -15,73 +16,91 @@ import torch
 from torch import Tensor
 
 from fedflat.algorithms.algorithm import States
-from fedflat.engines.gpu.lane import DoesNotFit, Lane, Work
+from fedflat.engines.gpu.lane import ClientBatches, DoesNotFit, Lane
 from fedflat.engines.gpu.step import Advance, in_place
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.totals import Totals
-from fedflat.engines.round.aggregation import by_samples, weighted_sum
 from fedflat.engines.round.client import common_gradient
-from fedflat.engines.round.cohort_buffers import Table
+from fedflat.engines.round.cohort_buffers import CohortBuffers
+from fedflat.engines.round.cohort_engine import CohortEngine
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
 from fedflat.engines.round.randomness import seed_torch
-from fedflat.engines.round.reduction import Report, reduce_rows
+from fedflat.engines.round.reduction import ClientReport
 from fedflat.errors import UserError
 
 MOST_LANES = 16
-"""More streams than this bring nothing: the GPU is full."""
+"""More streams than this do not help: the GPU is full."""
 BATCHES_AT_ONCE = 5
-"""So many batches of an evaluation go through a GPU together where they fit: smaller ones leave it idle."""
+"""Evaluation batches that go through a GPU together if they fit: single ones leave it idle."""
 
 
-class LaneEngine:
-    """Trains the clients of a cohort at the same time on one device, or in turns where they do not fit together."""
+class LaneEngine(CohortEngine):
+    """Trains the clients of a cohort concurrently on one device, or in turns if they do not fit together.
+
+    Args:
+        problem: model, task and data.
+        lanes: most clients to train at once.
+        step: builds the local step, eager (``in_place``) or compiled (``step.compiled``).
+    """
 
     def __init__(
         self, problem: Problem, lanes: int = MOST_LANES, step: Callable[[Problem, Training], Advance] = in_place
     ) -> None:
-        self.problem, self.most, self.step = problem, lanes, step
-        self.table: Table | None = None
+        super().__init__(problem)
+        self.most, self.step = lanes, step
         self.lanes: list[Lane] = []
-        self._prepared: dict[tuple[int, int], Work] = {}
+        self._prepared: dict[tuple[int, int], ClientBatches] = {}
         self._batches_at_once = BATCHES_AT_ONCE if problem.device.type == "cuda" else 1
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
-        """Queue a cohort's round on the lanes and reduce what it sends; nothing waits for the device."""
-        self.problem.training_mode()  # an evaluation may have come between
-        table = self.room(training, len(cohort), model.weights)
-        z = table.fill(training.algorithm, model, server, cohort)
-        extra = (0, 0)
-        if training.algorithm.drift.whole_gradient == "common":
-            extra = self.take_gradients(training, round, table, cohort)
-            table.common_gradient.copy_(
-                weighted_sum(table.gradient[: len(cohort)], by_samples([len(c.indices) for c in cohort]))
+        """Queue a cohort's round on the lanes and reduce what it sends, without waiting for the device."""
+        self.problem.training_mode()  # an evaluation may have come before
+        return super().train(training, round, model, server, cohort)
+
+    def allocate(self, training: Training, rows: int, like: Tensor) -> CohortBuffers:
+        """Memory for a cohort of ``rows`` clients, and the lanes that work on it."""
+        if self.buffers is None or self.buffers.rows < rows or self.lanes[0].training is not training:
+            problem = self.problem
+            known = self.lanes and self.lanes[0].training is training
+            advance = self.lanes[0].advance if known else self.step(problem, training)  # reuse a compiled step
+            sizes = problem.layout.size, problem.buffers.size
+            self.buffers = CohortBuffers.new(training.algorithm, *sizes, rows, like)
+            self.lanes = [Lane(problem, training, self.buffers, advance) for _ in range(min(rows, self.most))]
+        return self.buffers
+
+    def whole_gradients(
+        self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client]
+    ) -> tuple[int, int]:
+        """Write each client's full gradient at z into ``buffers.gradient``; returns backward passes and samples."""
+        passes = samples = 0
+        for row, client in enumerate(cohort):
+            gradient, client_passes, client_samples = common_gradient(
+                self.problem, training, buffers, round, client.number, client.indices, row
             )
-        reports = self.train_rows(training, round, table, cohort, model.integers)
-        outcome = reduce_rows(training, round, model, z, table, cohort, reports)
-        outcome.cost.backward_passes += extra[0]
-        outcome.cost.samples += extra[1]
-        return outcome
+            buffers.gradient[row].copy_(gradient)
+            passes, samples = passes + client_passes, samples + client_samples
+        return passes, samples
 
     def train_rows(
-        self, training: Training, round: int, table: Table, cohort: list[Client], integers: dict[str, Tensor]
-    ) -> list[Report]:
-        """Train clients whose rows of the table are filled, and leave there what they keep and send."""
-        self._join(to_lanes=True)
-        reports: list[Report] = []
+        self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client], integers: dict[str, Tensor]
+    ) -> list[ClientReport]:
+        """Train clients whose rows are filled, and write their results there."""
+        self._synchronise(to_lanes=True)
+        reports: list[ClientReport] = []
         while len(reports) < len(cohort):
             reports += self._side_by_side(training, round, list(enumerate(cohort))[len(reports) :], integers)
-        self._join(to_lanes=False)
+        self._synchronise(to_lanes=False)
         return reports
 
     def _side_by_side(
         self, training: Training, round: int, clients: list[tuple[int, Client]], integers: dict[str, Tensor]
-    ) -> list[Report]:
-        """Train the first of some clients, as many as there are lanes; none where lanes were in the way of the first."""
+    ) -> list[ClientReport]:
+        """Train the first clients, one per lane; returns no report if other lanes took the first's memory."""
         lanes: list[Lane] = []
         for lane, (row, client) in zip(list(self.lanes), clients, strict=False):
             try:
                 with lane.on_stream():
-                    lane.load(round, row, client, self._work(training, round, client), integers)
+                    lane.load(round, row, client, self._batches(training, round, client), integers)
             except DoesNotFit as shortage:
                 self._use_fewer(lane, training, shortage)
                 break
@@ -98,82 +117,58 @@ class LaneEngine:
         return reports
 
     def _use_fewer(self, lane: Lane, training: Training, shortage: DoesNotFit) -> None:
-        """Go on with the lanes before one that does not fit, whose client trains in a later turn; or with it alone, if it is the first."""
+        """Keep only the lanes before one that does not fit, or that one alone if it is the first."""
         fitting = self.lanes.index(lane)
         if len(self.lanes) == 1:
             free = f"{shortage.free / 2**30:.1f} GB"
-            needed = (
-                f"more than the {free} that"
-                if shortage.needed is None
-                else f"{shortage.needed / 2**30:.1f} GB more and {free}"
-            )
+            needed = "more" if shortage.needed is None else f"{shortage.needed / 2**30:.1f} GB"
             raise UserError(
-                f"the GPU is too small for one client at a time: a step needs {needed} are free; "
-                f"lower training.batch_size (now {training.plan.batch}), use engine.precision=bf16, or choose a smaller model"
+                f"the GPU is too small for even one client: a step needs {needed}, and {free} are free; "
+                f"lower training.batch_size (now {training.plan.batch_size}), use engine.precision=bf16, or choose a "
+                "smaller model"
             )
         self.lanes = self.lanes[: max(1, fitting)]
         torch.cuda.empty_cache()
 
-    def _work(self, training: Training, round: int, client: Client) -> Work:
+    def _batches(self, training: Training, round: int, client: Client) -> ClientBatches:
         prepared = self._prepared.pop((round, client.number), None)
-        return prepared or Work(self.problem, training, round, client.number, client.indices)
+        return prepared or ClientBatches(self.problem, training, round, client.number, client.indices)
 
     def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:
         """Draw a coming round's batches while the device is busy with this one."""
         self._prepared = {
-            (round, number): Work(self.problem, training, round, number, indices) for number, indices in cohort
+            (round, number): ClientBatches(self.problem, training, round, number, indices) for number, indices in cohort
         }
+
+    def _synchronise(self, to_lanes: bool) -> None:
+        """Make the lanes wait for work queued on the main stream, or the main stream for the lanes."""
+        for lane in self.lanes:
+            if lane.stream is not None:
+                main = torch.cuda.current_stream()
+                lane.stream.wait_stream(main) if to_lanes else main.wait_stream(lane.stream)
 
     def evaluate(
         self, models: dict[str, ModelState], examples: dict[str, Any]
     ) -> dict[str, dict[str, dict[str, float]]]:
-        """Every metric of every model on every set of examples."""
+        """Metrics of every model on every set of examples: model -> set -> metric -> value."""
         return {
-            name: {part: self._figures(model, some) for part, some in examples.items()}
-            for name, model in models.items()
+            model: {name: self._metrics(state, some) for name, some in examples.items()}
+            for model, state in models.items()
         }
 
-    def _figures(self, model: ModelState, examples: Any) -> dict[str, float]:
+    def _metrics(self, model: ModelState, examples: Any) -> dict[str, float]:
         try:
-            return self._means(model, examples)
+            return self._metrics_at_once(model, examples)
         except torch.OutOfMemoryError:
             if self._batches_at_once == 1:
                 raise
         self._batches_at_once = 1
         torch.cuda.empty_cache()
-        return self._means(model, examples)
+        return self._metrics_at_once(model, examples)
 
-    def _means(self, model: ModelState, examples: Any) -> dict[str, float]:
+    def _metrics_at_once(self, model: ModelState, examples: Any) -> dict[str, float]:
         problem, totals = self.problem, Totals(self.problem.task)
         buffers = {**problem.buffers.views(model.buffers), **model.integers}
         for positions in problem.evaluation_batches(len(examples), at_once=self._batches_at_once):
             totals.add(problem.sum_tensors(model.weights, buffers, examples.take(positions)), len(positions))
         return totals.figures()
-
-    def room(self, training: Training, rows: int, like: Tensor) -> Table:
-        """The table for cohorts of up to so many clients, and the lanes that work on it."""
-        if self.table is None or self.table.rows < rows or self.lanes[0].training is not training:
-            problem = self.problem
-            known = self.lanes and self.lanes[0].training is training
-            advance = self.lanes[0].advance if known else self.step(problem, training)  # which may have been compiled
-            self.table = Table.new(training.algorithm, problem.layout.size, problem.buffers.size, rows, like, False)
-            self.lanes = [Lane(problem, training, self.table, advance) for _ in range(min(rows, self.most))]
-        return self.table
-
-    def take_gradients(self, training: Training, round: int, table: Table, cohort: list[Client]) -> tuple[int, int]:
-        """Each client's whole gradient at z into its row; returns the passes and samples that took."""
-        passes = samples = 0
-        for row, client in enumerate(cohort):
-            gradient, some, seen = common_gradient(
-                self.problem, training, table, round, client.number, client.indices, row
-            )
-            table.gradient[row].copy_(gradient)
-            passes, samples = passes + some, samples + seen
-        return passes, samples
-
-    def _join(self, to_lanes: bool) -> None:
-        """Make the lanes wait for what was queued before them, or the main stream for the lanes."""
-        for lane in self.lanes:
-            if lane.stream is not None:
-                main = torch.cuda.current_stream()
-                lane.stream.wait_stream(main) if to_lanes else main.wait_stream(lane.stream)

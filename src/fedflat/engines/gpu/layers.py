@@ -1,7 +1,7 @@
-"""Layers that a GPU's compiler does better than torch's own, in a copy of a model: the same numbers, up to the order of sums.
+"""Replacements for torch layers that compile to faster GPU code; results are equal up to the order of summation.
 
-Images lie channels last. torch's GroupNorm turns them round on a GPU, so that every convolution after one, and every gradient before one,
-copies them back. And convolutions of three channels do not fill matrix units.
+Images are channels last. torch's GroupNorm makes them contiguous on a GPU, so that the next convolution, and the
+gradient before it, copies them back. And convolutions of three channels do not fill matrix units.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from torch import Tensor, nn
 
 FEW_CHANNELS = 4
 LEAST_PATCH, MOST_PATCHES = 64, 2**25
-"""A convolution of few channels is a product of matrices from so many numbers in a patch on, up to so many in all patches of a batch."""
+"""Bounds for turning a convolution into a matrix product: numbers in one patch, and in all patches of a batch."""
 MULTIPLE = 8
-"""Matrix units want rows of a multiple of this many numbers."""
+"""Matrix units need rows whose length is a multiple of this."""
 
 
 def with_gpu_layers(model: nn.Module) -> nn.Module:
-    """A copy of a model with the same tensors, in which a GPU's layers stand for torch's; the model itself where nothing is exchanged."""
-    if not any(_for_gpu(module) for module in model.modules()):
+    """A copy of a model that shares its tensors and uses the layers below; the model itself if nothing is replaced."""
+    if not any(_replacement(module) for module in model.modules()):
         return model
     changed = copy.deepcopy(model, {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]})
     for module in changed.modules():
-        # The module stays, and only what it computes by changes: it may be used in several places, and by several names.
-        module.__class__ = _for_gpu(module) or module.__class__
+        # Change the class in place: a module may be used in several places and under several names.
+        module.__class__ = _replacement(module) or module.__class__
     return changed
 
 
-class GroupNorm(nn.GroupNorm):
-    """A GroupNorm of images that lie channels last, and stay so."""
+class ChannelsLastGroupNorm(nn.GroupNorm):
+    """A GroupNorm that keeps images channels last."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Images in torch's order of dimensions, or anything else; statistics have at least single precision.
+        """Normalise images [n, channels, height, width], or any other input; statistics are at least float32.
 
-        A scale and a shift for each example and channel: all gradients then come from two sums over pixels, which are taken in one pass.
+        With a scale and a shift per example and channel, all gradients come from two sums over pixels, in one pass.
         """
         if input.ndim != 4:
             return super().forward(input)
@@ -53,42 +53,40 @@ class GroupNorm(nn.GroupNorm):
 
 
 class PatchConvolution(nn.Conv2d):
-    """A convolution as a product of matrices: a row for each patch of an image, a product for each image.
+    """A convolution as one matrix product per image, with a row for each patch.
 
-    One product for all images would leave the weight's gradient, which is small, to few of the GPU's processors.
+    A single product for all images would compute the weight's small gradient on only a few of the GPU's processors.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Images in torch's order of dimensions; the outcome lies channels last."""
+        """Convolve images [n, channels, height, width]; the result is channels last."""
         outputs, _, tall, wide = self.weight.shape
         above, beside = (int(side) for side in self.padding)
         pixels = F.pad(input, (beside, beside, above, above)).permute(0, 2, 3, 1)
         patches = pixels.unfold(1, tall, self.stride[0]).unfold(2, wide, self.stride[1]).permute(0, 1, 2, 4, 5, 3)
         examples, height, width = patches.shape[:3]
-        if (
-            patches.numel() > MOST_PATCHES or height * width < self.weight[0].numel()
-        ):  # gradients of so few patches are larger than they
+        # With fewer patches than weights, the gradients would be larger than the patches.
+        if patches.numel() > MOST_PATCHES or height * width < self.weight[0].numel():
             return super().forward(input)
-        rows = _filled_up(patches.reshape(examples, height * width, -1))
-        kernel = _filled_up(self.weight.permute(0, 2, 3, 1).reshape(outputs, -1))
+        rows = _padded(patches.reshape(examples, height * width, -1))
+        kernel = _padded(self.weight.permute(0, 2, 3, 1).reshape(outputs, -1))
         product = torch.bmm(rows, kernel.T.expand(examples, -1, -1))
         convolved = product.view(examples, height, width, outputs).permute(0, 3, 1, 2)
         return convolved if self.bias is None else convolved + self.bias[:, None, None]
 
 
-def _filled_up(rows: Tensor) -> Tensor:
+def _padded(rows: Tensor) -> Tensor:
     return F.pad(rows, (0, -rows.shape[-1] % MULTIPLE))
 
 
-def _for_gpu(layer: nn.Module) -> type[nn.Module] | None:
-    """The class of layer that stands for one of torch's."""
+def _replacement(layer: nn.Module) -> type[nn.Module] | None:
+    """The class that replaces a layer's, if any."""
     if type(layer) is nn.GroupNorm and layer.weight is not None and layer.bias is not None:
-        return GroupNorm
+        return ChannelsLastGroupNorm
     return PatchConvolution if type(layer) is nn.Conv2d and _has_few_channels(layer) else None
 
 
-def _has_few_channels(one: nn.Conv2d) -> bool:
-    plain = (
-        one.dilation == (1, 1) and one.groups == 1 and one.padding_mode == "zeros" and not isinstance(one.padding, str)
-    )
-    return plain and one.in_channels <= FEW_CHANNELS and one.weight[0].numel() >= LEAST_PATCH
+def _has_few_channels(layer: nn.Conv2d) -> bool:
+    zero_padded = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    plain = layer.dilation == (1, 1) and layer.groups == 1 and zero_padded
+    return plain and layer.in_channels <= FEW_CHANNELS and layer.weight[0].numel() >= LEAST_PATCH

@@ -1,4 +1,4 @@
-"""One local step on a GPU, as it is or compiled: what a lane captures."""
+"""One local step on a GPU, eager or compiled: what a lane captures."""
 
 from __future__ import annotations
 
@@ -9,18 +9,26 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedflat.algorithms.algorithm import Local
+from fedflat.algorithms.algorithm import LocalState
 from fedflat.engines.gpu.layers import with_gpu_layers
-from fedflat.engines.problem.problem import Pass, Problem
+from fedflat.engines.problem.problem import PassResult, Problem
 from fedflat.engines.round.client import StepGradient
 from fedflat.engines.round.contract import Training
 
 CLOSE, SAME = 0.5, 0.05
-"""How far a compiled step may be from the step as it is, and that from itself, as a share: low precision rounds, mistakes do more."""
+"""Relative distance allowed between a compiled and an eager step, and between two eager ones; rounding is smaller."""
 
 
-class Moved(NamedTuple):
-    """What a local step changes, and what it took."""
+class StepResult(NamedTuple):
+    """Result of a local step.
+
+    Attributes:
+        client: new values of the tensors in ``changing``, in the same order.
+        statistics: new BatchNorm statistics [buffers].
+        integers: new integer buffers by name.
+        loss: mean loss of the batch.
+        passes: backward passes.
+    """
 
     client: list[Tensor]
     statistics: Tensor
@@ -29,112 +37,115 @@ class Moved(NamedTuple):
     passes: int
 
 
-Advance = Callable[[Local, Tensor, dict[str, Tensor], Tensor, dict[str, Tensor]], Moved]
-"""One local step of a client: (client, positions, draws, statistics, integers)."""
+Advance = Callable[[LocalState, Tensor, dict[str, Tensor], Tensor, dict[str, Tensor]], StepResult]
+"""One local step: (client, positions [batch], augmentation draws, statistics [buffers], integers) -> result."""
 
 
 def in_place(problem: Problem, training: Training) -> Advance:
-    """The step as it is; BatchNorm statistics and counters move in place."""
+    """The eager step; BatchNorm statistics and counters change in place."""
 
     def advance(
-        local: Local, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
-    ) -> Moved:
+        local: LocalState, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
+    ) -> StepResult:
         gradient = StepGradient(
             problem, problem.batch(positions, draws), {**problem.buffers.views(statistics), **integers}
         )
         moved = training.algorithm.step(local, gradient, training.schedule, training.descent)
-        return Moved(changing(moved), statistics, integers, gradient.loss, gradient.passes)
+        return StepResult(changing(moved), statistics, integers, gradient.loss, gradient.passes)
 
     return advance
 
 
 def compiled(problem: Problem, training: Training, backend: str = "inductor", strict: bool = False) -> Advance:
-    """The step as a pure function, compiled whole: fewer and larger kernels, for some tens of seconds at the start.
+    """The step as a pure function, compiled as one graph: fewer and larger kernels, after tens of seconds of compiling.
 
-    torch's ``combo_kernels`` stay off: with them steps went wrong in bf16 on a GPU (docs/benchmarks.md). Where a compiler fails, as it does
-    on a few models, or finds something else, the step runs as it is, unless ``strict``.
+    torch's ``combo_kernels`` stay off: they gave wrong bf16 results on a GPU (docs/benchmarks.md). Unless ``strict``,
+    the step falls back to eager mode, with a warning, if compiling fails or the compiled result differs.
     """
     problem.training_mode()
     model = with_gpu_layers(problem.model)
 
     def advance(
-        local: Local, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
-    ) -> Moved:
+        local: LocalState, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
+    ) -> StepResult:
         batch = problem.batch(positions, draws)
-        passes: list[Pass] = []
+        passes: list[PassResult] = []
 
         def gradient(point: Tensor) -> Tensor:
             passes.append(problem.functional_pass(point, statistics, integers, batch, model))
             return passes[-1].gradient
 
         moved = training.algorithm.step(local, gradient, training.schedule, training.descent)
-        first = passes[0]  # others leave no trace
-        return Moved(changing(moved), first.statistics, first.integers, first.loss, len(passes))
+        first = passes[0]  # only the first pass updates statistics
+        return StepResult(changing(moved), first.statistics, first.integers, first.loss, len(passes))
 
-    torch.compiler.reset()  # what was compiled for another run is of no use, and counts against torch's limit
+    torch.compiler.reset()  # code of earlier runs counts against torch's recompilation limit
     fast: Advance = torch.compile(advance, dynamic=False, fullgraph=True, backend=backend)
-    plain = in_place(problem, training)
+    eager = in_place(problem, training)
     usable: bool | None = None
 
     def attempt(
-        local: Local, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
-    ) -> Moved:
+        local: LocalState, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
+    ) -> StepResult:
         nonlocal usable
         step = (local, positions, draws, statistics, integers)
-        if usable is False or len(positions) < training.plan.batch:  # every other size would be compiled anew
-            return plain(*step)
+        if usable is False or len(positions) < training.plan.batch_size:  # other sizes would be compiled anew
+            return eager(*step)
         try:
-            found = fast(*step)
+            result = fast(*step)
         except torch.OutOfMemoryError:
-            raise  # which tells a lane that it does not fit
-        except (
-            Exception
-        ) as error:  # compilers fail in many ways; a mistake of the user's own comes back from the plain step
-            usable, why = False, f"could not be compiled and runs as it is ({type(error).__name__})"
+            raise  # tells the lane that it does not fit
+        except Exception as error:  # compilers fail in many ways; the eager step re-raises errors of the user's code
+            usable, reason = False, f"could not be compiled ({type(error).__name__})"
         else:
-            usable = trusted(found, *step) if usable is None else usable
-            why = "found something else compiled than as it is, and runs as it is"
+            usable = trusted(result, *step) if usable is None else usable
+            reason = "computes another result when compiled"
         if not usable:
-            warnings.warn(f"the step {why}", stacklevel=2)
-        return found if usable else plain(*step)
+            warnings.warn(f"the local step {reason}; continuing without compilation", stacklevel=2)
+        return result if usable else eager(*step)
 
     def trusted(
-        found: Moved,
-        local: Local,
+        result: StepResult,
+        local: LocalState,
         positions: Tensor,
         draws: dict[str, Tensor],
         statistics: Tensor,
         integers: dict[str, Tensor],
     ) -> bool:
-        def expected() -> Moved:
-            return plain(
+        def expected() -> StepResult:
+            return eager(
                 local, positions, draws, statistics.clone(), {name: value.clone() for name, value in integers.items()}
             )
 
         try:
             once = expected()
-            return agree(found, once, local, statistics) or not agree(
-                expected(), once, local, statistics, SAME
-            )  # a step that is random
+            if agree(result, once, local, statistics):
+                return True
+            return not agree(expected(), once, local, statistics, SAME)  # a random step cannot be compared
         except torch.OutOfMemoryError:
-            return True  # compiled it takes less
+            return True  # a compiled step takes less memory
         finally:
             if positions.is_cuda:
-                torch.cuda.reset_peak_memory_stats()  # by which a lane learns how much a step takes
+                torch.cuda.reset_peak_memory_stats()  # by which a lane measures the memory of a step
 
     return fast if strict else attempt
 
 
-def agree(found: Moved, expected: Moved, local: Local, statistics: Tensor, share: float = CLOSE) -> bool:
-    """Whether two steps from the same place are one: their losses, and how far they move the iterate and BatchNorm's statistics."""
-    moves = [(found.client[0], expected.client[0], local.drift.y), (found.statistics, expected.statistics, statistics)]
-    close = all(bool((one - other).norm() <= share * (other - start).norm()) for one, other, start in moves)
-    counted = all(bool((expected.integers[name] == value).all()) for name, value in found.integers.items())
-    return close and counted and bool(torch.isclose(found.loss, expected.loss, rtol=SAME, atol=SAME))
+def agree(
+    result: StepResult, expected: StepResult, local: LocalState, statistics: Tensor, share: float = CLOSE
+) -> bool:
+    """Whether two steps from the same point agree in loss, counters, and the moves of iterate and statistics."""
+    moves = [
+        (result.client[0], expected.client[0], local.drift.y),
+        (result.statistics, expected.statistics, statistics),
+    ]
+    close = all(bool((new - other).norm() <= share * (other - start).norm()) for new, other, start in moves)
+    counted = all(bool((expected.integers[name] == value).all()) for name, value in result.integers.items())
+    return close and counted and bool(torch.isclose(result.loss, expected.loss, rtol=SAME, atol=SAME))
 
 
-def changing(local: Local) -> list[Tensor]:
-    """What a step changes of a client; drift and perturbation share the iterate and the counters."""
+def changing(local: LocalState) -> list[Tensor]:
+    """The tensors of a client that a step changes; drift and perturbation share the iterate and the counters."""
     velocity = [] if local.velocity is None else [local.velocity]
     at = local.drift
-    return [at.y, at.step, at.rates, *at.local.values(), *local.perturbation.local.values(), *velocity]
+    return [at.y, at.step, at.lr_sum, *at.local.values(), *local.perturbation.local.values(), *velocity]

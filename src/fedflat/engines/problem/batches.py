@@ -1,25 +1,39 @@
-"""From positions in the training set to batches that a model can take."""
+"""Batches: from positions in the training set to augmented, normalised inputs and targets."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fedflat.data import Augmentation, Examples, MappedTensor, normalise
 
-SMALL = 64 * 2**20
-"""Bytes of normalised training images up to which they are kept, instead of being normalised batch by batch."""
+CACHE_BYTES = 64 * 2**20
+"""Normalise the training images once and keep them if they take at most this many bytes."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs and targets of one step.
+
+    With mixup, ``mixed_targets`` holds the targets of the second image and ``share`` the weight of the first.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    mixed_targets: Tensor | None = None
+    share: float | Tensor = 1.0
 
 
 class BatchLoader:
-    """Gathers training inputs and targets, augments and normalises them.
+    """Gathers, augments and normalises training examples.
 
-    ``examples`` are the same examples, in the memory order that this likes.
+    On a CPU, images in memory that are not augmented are stored channels last: convolutions want that layout, and whole
+    rows can then be gathered and normalised.
 
-    On a CPU, images that lie in memory and are not augmented are kept channels last, as convolutions want them: they are then gathered,
-    and normalised, by whole rows.
+    Attributes:
+        examples: the training examples, in the memory layout chosen here.
     """
 
     def __init__(
@@ -35,11 +49,11 @@ class BatchLoader:
         self._augmentation, self._mean, self._std, self._dtype = augmentation, mean, std, dtype
         self._channels_last = channels_last and examples.inputs.ndim == 4
         self._by_pixel = self._normalised = False
-        if not augmentation.parts and _images_in_memory(examples.inputs):
+        if not augmentation.steps and _images_in_memory(examples.inputs):
             self._prepare()
 
-    def __call__(self, positions: Tensor, draws: dict[str, Tensor]) -> Tensor:
-        """The inputs at some positions, augmented by given draws."""
+    def inputs(self, positions: Tensor, draws: dict[str, Tensor]) -> Tensor:
+        """Inputs at ``positions`` [batch], augmented with the given random draws and normalised."""
         rows = self._rows.index_select(0, positions)
         raw = rows.permute(0, 3, 1, 2) if self._by_pixel else rows
         if self._normalised:
@@ -48,7 +62,7 @@ class BatchLoader:
         return values.contiguous(memory_format=torch.channels_last) if self._channels_last else values
 
     def targets(self, positions: Tensor, draws: dict[str, Tensor]) -> Tensor:
-        """The targets at some positions; masks are augmented by the draws of their images."""
+        """Targets at ``positions`` [batch]; masks are augmented like their images."""
         return self._augmentation.targets(self.examples.targets.index_select(0, positions), draws)
 
     def _prepare(self) -> None:
@@ -58,14 +72,14 @@ class BatchLoader:
         self.examples = replace(self.examples, inputs=inputs)
         if self._by_pixel:
             self._mean, self._std = (v.repeat(*inputs.shape[2:], 1).permute(2, 0, 1) for v in (self._mean, self._std))
-        self._normalised = inputs.numel() * self._dtype.itemsize <= SMALL
+        self._normalised = inputs.numel() * self._dtype.itemsize <= CACHE_BYTES
         if self._normalised:
             inputs = normalise(inputs, self._mean, self._std, self._dtype)
         self._rows = inputs.permute(0, 2, 3, 1) if self._by_pixel else inputs
 
 
 def _images_in_memory(inputs: Tensor) -> bool:
-    """Whether inputs are images in the memory of this machine, neither in a file nor on a GPU."""
+    """Whether the inputs are images in main memory, neither memory-mapped nor on a GPU."""
     return (
         inputs.dtype == torch.uint8
         and inputs.ndim == 4

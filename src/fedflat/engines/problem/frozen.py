@@ -1,4 +1,4 @@
-"""What does not move while a model is trained: its frozen parameters, and the statistics of normalisations that are frozen whole."""
+"""The frozen part of a model: parameters that are not trained, and statistics of fully frozen BatchNorm layers."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from torch import Tensor, nn
 
 
 class FrozenParameters:
-    """The frozen part of a model, which stays in the model itself and in no flat vector."""
+    """Frozen tensors of a model. They stay in the module itself and appear in no flat vector.
+
+    Attributes:
+        low_precision: by name, copies in the precision of the forward pass; empty if that is the model's own.
+    """
 
     def __init__(self, model: nn.Module, arithmetic: torch.dtype | None = None, channels_last: bool = False) -> None:
         self._parameters = {name: p for name, p in model.named_parameters() if not p.requires_grad}
         for parameter in self._parameters.values():
-            if channels_last and parameter.ndim == 4:  # as the trained ones lie in a flat vector
+            if channels_last and parameter.ndim == 4:  # the layout of trained parameters in a flat vector
                 parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-        self.rounded = (
+        self.low_precision = (
             {} if arithmetic is None else {name: p.detach().to(arithmetic) for name, p in self._parameters.items()}
         )
-        """Copies in the precision in which the model is passed through, where that is lower."""
         self._norms = {
-            name: m
-            for name, m in model.named_modules()
-            if isinstance(m, nn.modules.batchnorm._BatchNorm) and _frozen(m)
+            name: module
+            for name, module in model.named_modules()
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and _is_frozen(module)
         }
         self._buffers = {
             f"{prefix}.{name}" if prefix else name: buffer
@@ -34,20 +37,20 @@ class FrozenParameters:
 
     @property
     def buffers(self) -> set[str]:
-        """The names of the statistics that stay as they are."""
+        """Names of the frozen statistics."""
         return set(self._buffers)
 
-    def rest(self) -> None:
-        """Let frozen normalisations use their statistics, and not those of a batch."""
+    def use_running_statistics(self) -> None:
+        """Make frozen BatchNorm layers normalise by their running statistics, not by those of a batch."""
         for norm in self._norms.values():
             norm.eval()
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that is frozen, by name."""
+        """All frozen tensors by name."""
         return {**{name: p.detach() for name, p in self._parameters.items()}, **self._buffers}
 
     def fingerprint(self) -> str:
-        """sha256 of all that is frozen; empty where nothing is."""
+        """SHA-256 of all frozen tensors; an empty string if nothing is frozen."""
         digest = hashlib.sha256()
         for name, tensor in self.tensors().items():
             digest.update(name.encode())
@@ -55,8 +58,8 @@ class FrozenParameters:
         return digest.hexdigest() if self.tensors() else ""
 
 
-def must_be_plain(model: nn.Module) -> bool:
-    """Whether images may not lie channels last: torch's GroupNorm on a CPU then crashes where it trains but nothing before it does."""
+def crashes_channels_last(model: nn.Module) -> bool:
+    """Whether channels-last images would crash training: torch's CPU GroupNorm does if nothing before it trains."""
     parameters = list(model.parameters())
     trains = any(p.requires_grad for m in model.modules() if isinstance(m, nn.GroupNorm) for p in m.parameters())
     first = next((m for m in model.modules() if any(p is not None for p in m._parameters.values())), None)
@@ -64,6 +67,6 @@ def must_be_plain(model: nn.Module) -> bool:
     return trains and alone and parameters[0].device.type == "cpu"
 
 
-def _frozen(module: nn.Module) -> bool:
+def _is_frozen(module: nn.Module) -> bool:
     parameters = list(module.parameters())
     return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)

@@ -1,17 +1,22 @@
-"""What a task summed over batches, and the figures that are made of it in the end."""
+"""Metrics of models over sets of examples: batches to evaluate, running sums, and the final figures."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedflat.engines.problem.task import Pooling, Task
+from fedflat.data import Examples
+from fedflat.engines.problem.problem import Problem
+from fedflat.engines.problem.task import PooledTask, Task
+
+Metrics = dict[str, float]
 
 
 class Totals:
-    """The sums of a task over any number of batches, in double precision; nothing here waits for a device before ``figures``."""
+    """A task's sums over any number of batches, in float64. Only ``figures`` waits for the device."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -19,25 +24,57 @@ class Totals:
         self.count = 0
 
     def add(self, sums: Mapping[str, Tensor], count: int) -> None:
-        """The sums of one more batch of so many examples."""
+        """Add the sums of a batch of ``count`` examples."""
         for name, value in sums.items():
             wide = torch.as_tensor(value).double()
             self.sums[name] = self.sums[name] + wide if name in self.sums else wide
         self.count += count
 
     def merge(self, other: Totals) -> None:
-        """Everything that another has summed."""
+        """Add everything that ``other`` has summed."""
         self.add(other.sums, other.count)
 
     def means(self) -> dict[str, Tensor]:
-        """The same figures as tensors, for which nothing waits for a device where they are means over examples."""
-        if isinstance(self._task, Pooling):
+        """The metrics as float64 tensors; does not wait for the device unless the task pools its metrics."""
+        if isinstance(self._task, PooledTask):
             return {name: torch.tensor(value, dtype=torch.float64) for name, value in self.figures().items()}
         return {name: value / self.count for name, value in self.sums.items()}
 
-    def figures(self) -> dict[str, float]:
-        """Every metric: what the task makes of its totals, or else the mean over examples."""
+    def figures(self) -> Metrics:
+        """The metrics as numbers: means over examples, or what a ``PooledTask`` computes from its totals."""
         totals = {name: value.cpu() for name, value in self.sums.items()}
-        if isinstance(self._task, Pooling):
+        if isinstance(self._task, PooledTask):
             return self._task.finish(totals, self.count)
         return {name: float(value) / self.count for name, value in totals.items()}
+
+
+class EvaluationBatch(NamedTuple):
+    """One batch to evaluate: index of the model, name of the set of examples, positions in it [batch]."""
+
+    model: int
+    examples: str
+    positions: Tensor
+
+
+def evaluation_plan(problem: Problem, models: int, examples: Mapping[str, Examples]) -> list[EvaluationBatch]:
+    """All batches of an evaluation, in the order in which their sums must be added."""
+    return [
+        EvaluationBatch(model, name, positions)
+        for model in range(models)
+        for name, some in examples.items()
+        for positions in problem.evaluation_batches(len(some))
+    ]
+
+
+def evaluation_result(
+    task: Task,
+    plan: Sequence[EvaluationBatch],
+    sums: Sequence[Mapping[str, Tensor]],
+    models: Sequence[str],
+    examples: Collection[str],
+) -> dict[str, dict[str, Metrics]]:
+    """Metrics by model and set of examples, from the task's sums over each batch of the plan."""
+    totals = {model: {name: Totals(task) for name in examples} for model in models}
+    for batch, batch_sums in zip(plan, sums, strict=True):
+        totals[models[batch.model]][batch.examples].add(batch_sums, len(batch.positions))
+    return {model: {name: total.figures() for name, total in sets.items()} for model, sets in totals.items()}

@@ -1,89 +1,77 @@
-"""The Ray engine: a cohort spread over worker processes on one machine or many, each with one core or GPU and the local engine.
+"""The Ray engine: a cohort is spread over worker processes, each with one core or GPU and a loop or lanes engine.
 
-The driver keeps the server's model. What all clients of a round read is put into the object store once; a worker takes it from there,
-trains the clients it is sent, keeps their state, and returns their rows, or the sums of a block of the aggregation where the cohort has
-blocks enough to keep everyone busy. Sums are taken in cohort order over the same blocks as everywhere, so that the result does not depend
-on how many workers there were, on who trained whom, or on workers that were lost on the way. A GPU, whose own sums are equal to others only
-to rounding, always sums what it trained: the rows would take longer on their way than the training.
+The driver holds the server's model. What all clients of a round read goes into Ray's object store once. A worker trains
+the clients it is sent, keeps their state, and returns their rows. If the cohort has enough blocks of the aggregation to
+keep all workers busy, it returns sums over blocks instead. Sums are taken in cohort order over fixed blocks, so results
+do not depend on the number of workers, on who trained whom, or on lost workers. Workers with a GPU always return sums
+of what they trained, because sending rows would take longer than training; these sums are equal to others only up to
+rounding.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedflat.algorithms.algorithm import States, flat_fields, flat_state, nested_state
-from fedflat.algorithms.slot import State
 from fedflat.data import Examples
 from fedflat.engines.cpu.engine import LoopEngine, one_thread
 from fedflat.engines.gpu.engine import MOST_LANES
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.problem.totals import Totals
+from fedflat.engines.problem.totals import evaluation_plan, evaluation_result
 from fedflat.engines.ray.cluster import Device, connect, device_for, gpus_each, workers_for
-from fedflat.engines.ray.scheduling import LEAST, PIECES, Costs, blocks_of, pieces_of, shares_of
+from fedflat.engines.ray.messages import FRESH, Broadcast, ProblemSource, WorkerSetup
+from fedflat.engines.ray.results import (
+    CohortResults,
+    RoundContext,
+    in_cohort_order,
+    most_common_state,
+    outcome_from_sums,
+)
+from fedflat.engines.ray.scheduling import LEAST, PIECES, ClientCosts, blocks_of, pieces_of, shares_of
 from fedflat.engines.ray.state_directory import StateDirectory
-from fedflat.engines.ray.worker import FRESH, Arrays, Broadcast, Local, Source, Trained, arrays_of, facts
-from fedflat.engines.ray.worker_pool import Job, WorkerHandle, WorkerPool, crew_of
-from fedflat.engines.round.aggregation import BLOCK, by_samples, sum_of_blocks, weighted_sum
-from fedflat.engines.round.cohort_buffers import Table
+from fedflat.engines.ray.worker import facts
+from fedflat.engines.ray.worker_pool import WorkerHandle, WorkerPool, WorkItem, worker_pool
+from fedflat.engines.round.aggregation import BLOCK, by_samples, weighted_sum
+from fedflat.engines.round.cohort_buffers import Arrays, CohortBuffers, state_to_arrays
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
-from fedflat.engines.round.reduction import Report, Shares, outcome_of, reduce_rows
+from fedflat.engines.round.reduction import CohortWeights, reduce_rows
 from fedflat.engines.round.remote_state import RemoteState
 
 BLOCKS_PER_WORKER = 4
-"""Where a cohort has so many blocks for each worker, a block is what one worker does, and only its sums come back."""
-
-
-class Round(NamedTuple):
-    """What a round's jobs have in common."""
-
-    training: Training
-    cohort: list[Client]
-    told: Broadcast
-    shared: Any
-    """A reference to what is told."""
-    gradient: Any
-    """A reference to the cohort's whole gradient, where the algorithm has one."""
-    fresh: object
-    """The state that several of the cohort start with."""
-
-
-class Gathered(NamedTuple):
-    """A round's work as it came back from the workers, each with some of the cohort."""
-
-    training: Training
-    round: int
-    model: ModelState
-    z: Tensor
-    common: Tensor | None
-    """The cohort's whole gradient, where the algorithm has one."""
-    cohort: list[Client]
-    units: list[list[int]]
-    """Which of the cohort each worker had."""
-    found: list[Trained]
-    states: list[Mapping[str, State]]
-    """What each client keeps, in the order of the cohort."""
-
-    @property
-    def reports(self) -> list[Report]:
-        """What each client reported, in the order of the cohort."""
-        return _placed(self.units, [one.reports for one in self.found])
+"""With this many blocks per worker, a worker trains whole blocks and returns only their sums."""
 
 
 class RayEngine:
-    """Trains the clients of a cohort on the workers of a Ray cluster."""
+    """Trains the clients of a cohort on the workers of a Ray cluster.
+
+    Args:
+        problem: model, task and data, in the driver.
+        build: for a device, a function that a worker calls to build its problem and engine.
+        address: HOST:PORT of a Ray cluster or ``auto``; None starts one on this machine.
+        workers: number of workers; by default one per GPU or core.
+        device: ``cpu``, ``cuda`` or ``auto``.
+        shows_rows: whether every client's row must reach the driver, for in-run measurements.
+
+    Attributes:
+        sums_shares: whether a worker sums whatever it was given, not only whole blocks; equal only up to rounding.
+        costs: measured cost of clients.
+        slowest: seconds that the slowest worker trained in the last round.
+        buffers: rows of the last cohort, if they reached the driver.
+        states: where the clients' states are.
+    """
 
     def __init__(
         self,
         problem: Problem,
-        build: Callable[[Device], Callable[[], Local]],
+        build: Callable[[Device], Callable[[], WorkerSetup]],
         *,
         address: str | None = None,
         workers: int | None = None,
@@ -92,49 +80,41 @@ class RayEngine:
     ) -> None:
         self.problem = problem
         self.shows_rows = shows_rows
-        """Whether somebody looks at single clients: then every row comes to the driver."""
         self.ray = connect(address, workers)
         self.device = device_for(self.ray, device)
         self.workers = workers_for(self.ray, workers, self.device)
         self.gpus = gpus_each(self.ray, self.workers) if self.device == "cuda" else 0.0
         self.sums_shares = self.device == "cuda"
-        """Whether a worker sums whatever it was given, and not blocks of the cohort alone: equal to other sums only to rounding."""
-        self.costs = Costs()
+        self.costs = ClientCosts()
         self.slowest = 0.0
-        """Seconds that the slowest worker trained in the last round; what a round takes longer are messages and the server's step."""
-        self.table: Table | None = None
-        self._source = Source(uuid.uuid4().hex, [self.ray.put(build(self.device))], facts(problem))
-        self._trainings: tuple[Training, str] | None = None
+        self.buffers: CohortBuffers | None = None
+        self._source = ProblemSource(uuid.uuid4().hex, [self.ray.put(build(self.device))], facts(problem))
+        self._training: tuple[Training, str] | None = None
         self._stamp = FRESH
-        self.states = StateDirectory(lambda: self.crew)
-        crew = self.crew
-        crew.wait_for_all()
-        crew.open(self._source)
+        self.states = StateDirectory(lambda: self.pool)
+        pool = self.pool
+        pool.wait_for_all()
+        pool.open(self._source)
 
     @property
-    def crew(self) -> WorkerPool:
+    def pool(self) -> WorkerPool:
         """The workers."""
-        return crew_of(self.ray, self.workers, self.device, self.gpus)
-
-    # --- training ----------------------------------------------------------------------------------------------------------------
+        return worker_pool(self.ray, self.workers, self.device, self.gpus)
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
-        """Train a cohort for one round and reduce what it sends, in cohort order."""
+        """Train a cohort for one round and average what it sends, in cohort order."""
         with one_thread():
             z = training.algorithm.broadcast(model.weights, server)
             fresh = most_common_state(cohort)
-            told = self._told(training, round, z, server, model, cohort, fresh)
-            this = Round(training, cohort, told, self.ray.put(told), None, fresh)
-            passes, samples, common = self._common_gradient(this, z)
+            broadcast = self._broadcast(training, round, z, server, model, cohort, fresh)
+            context = RoundContext(training, cohort, broadcast, self.ray.put(broadcast), None, fresh)
+            common, extra_cost = self._common_gradient(context, z)
             if common is not None:
-                this = this._replace(gradient=self.ray.put(common.numpy()))
-            done = self._trained(this, model, z, common)
-            outcome = self._from_rows(done) if done.found[0].rows else _from_sums(done)
-            outcome.cost.backward_passes += passes
-            outcome.cost.samples += samples
-            return outcome
+                context = context._replace(gradient_ref=self.ray.put(common.numpy()))
+            results = self._train_clients(context, model, z, common, extra_cost)
+            return self._from_rows(results) if results.parts[0].rows else outcome_from_sums(results)
 
-    def _told(
+    def _broadcast(
         self,
         training: Training,
         round: int,
@@ -144,246 +124,218 @@ class RayEngine:
         cohort: list[Client],
         fresh: Any,
     ) -> Broadcast:
-        if self._trainings is None or self._trainings[0] is not training:
-            self._trainings, self.table = (training, uuid.uuid4().hex), None
+        if self._training is None or self._training[0] is not training:
+            self._training, self.buffers = (training, uuid.uuid4().hex), None
         self._stamp += 1
         received = {name for name, field in flat_fields(training.algorithm.server_fields()).items() if field.sent}
-        sent = {name: value.numpy() for name, value in flat_state(server).items() if name in received}
-        integers = {name: value.numpy() for name, value in model.integers.items()}
-        start = {} if fresh is None else arrays_of(fresh)
         return Broadcast(
-            self._trainings[1],
-            training,
-            round,
-            z.numpy(),
-            sent,
-            model.buffers.numpy(),
-            integers,
-            len(cohort),
-            self._stamp,
-            start,
+            key=self._training[1],
+            training=training,
+            round=round,
+            z=z.numpy(),
+            server={name: value.numpy() for name, value in flat_state(server).items() if name in received},
+            buffers=model.buffers.numpy(),
+            integers={name: value.numpy() for name, value in model.integers.items()},
+            count=len(cohort),
+            stamp=self._stamp,
+            fresh={} if fresh is None else state_to_arrays(fresh),
         )
 
-    def _common_gradient(self, this: Round, z: Tensor) -> tuple[int, int, Tensor | None]:
-        if this.training.algorithm.drift.whole_gradient != "common":
-            return 0, 0, None
-        units, jobs = self._jobs("gradients", this, None)
-        self.crew.do(jobs, self._source)
-        rows = torch.empty(len(this.cohort), len(z), dtype=z.dtype)
+    def _common_gradient(self, context: RoundContext, z: Tensor) -> tuple[Tensor | None, tuple[int, int]]:
+        """The cohort's gradient at z [parameters], if the algorithm has one, with its backward passes and samples."""
+        if context.training.algorithm.drift.whole_gradient != "common":
+            return None, (0, 0)
+        units, items = self._work_items("gradients", context, None)
+        self.pool.run(items, self._source)
+        rows = torch.empty(len(context.cohort), len(z), dtype=z.dtype)
         passes = samples = 0
-        for unit, job in zip(units, jobs, strict=True):
-            gradients, some, seen = job.result
+        for unit, item in zip(units, items, strict=True):
+            gradients, unit_passes, unit_samples = item.result
             rows.numpy()[unit] = gradients
-            passes, samples = passes + some, samples + seen
-        return passes, samples, weighted_sum(rows, by_samples([len(client.indices) for client in this.cohort]))
+            passes, samples = passes + unit_passes, samples + unit_samples
+        weights = by_samples([len(client.indices) for client in context.cohort])
+        return weighted_sum(rows, weights), (passes, samples)
 
-    def _trained(self, this: Round, model: ModelState, z: Tensor, common: Tensor | None) -> Gathered:
-        cohort = this.cohort
-        takes_sums = self._takes_sums(this.training, len(cohort))
-        shares = (
-            Shares.of(this.training.aggregation, [len(client.indices) for client in cohort]) if takes_sums else None
-        )
-        units, jobs = self._jobs("train", this, shares)
-        self.crew.do(jobs, self._source, self.states.bring_all)
-        self.states.bring_all()
-        work = self._work(this)
-        seconds: Counter[WorkerHandle | None] = Counter()
-        for unit, job in zip(units, jobs, strict=True):
-            self.costs.measured([cohort[row].number for row in unit], [work[row] for row in unit], job.result.seconds)
-            seconds[job.hand] += job.result.seconds
-        self.slowest = max(seconds.values())
+    def _train_clients(
+        self,
+        context: RoundContext,
+        model: ModelState,
+        z: Tensor,
+        common: Tensor | None,
+        extra_cost: tuple[int, int],
+    ) -> CohortResults:
+        training, cohort = context.training, context.cohort
+        weights = None
+        if self._takes_sums(training, len(cohort)):
+            weights = CohortWeights.of(training.aggregation, [len(client.indices) for client in cohort])
+        units, items = self._work_items("train", context, weights)
+        self.pool.run(items, self._source, self.states.fetch_all)
+        self.states.fetch_all()
+        self._measure(context, units, items)
         states: list[Any] = [nested_state({})] * len(cohort)
-        if flat_fields(this.training.algorithm.client_fields()):
-            rows: dict[WorkerHandle, list[int]] = {}
-            for unit, job in zip(units, jobs, strict=True):
-                assert job.hand is not None
-                rows.setdefault(job.hand, []).extend(unit)
-            states = _placed(list(rows.values()), [self._left_with(hand, this, some) for hand, some in rows.items()])
-        return Gathered(
-            this.training, this.told.round, model, z, common, cohort, units, [job.result for job in jobs], states
-        )
+        if flat_fields(training.algorithm.client_fields()):
+            by_worker: dict[WorkerHandle, list[int]] = {}
+            for unit, item in zip(units, items, strict=True):
+                assert item.worker is not None
+                by_worker.setdefault(item.worker, []).extend(unit)
+            remote = [self._remote_states(worker, context, rows) for worker, rows in by_worker.items()]
+            states = in_cohort_order(list(by_worker.values()), remote)
+        parts = [item.result for item in items]
+        return CohortResults(context, model, z, common, units, parts, states, extra_cost)
 
-    # --- who does what -----------------------------------------------------------------------------------------------------------
+    def _measure(self, context: RoundContext, units: list[list[int]], items: list[WorkItem]) -> None:
+        samples = _samples(context)
+        seconds: Counter[WorkerHandle | None] = Counter()
+        for unit, item in zip(units, items, strict=True):
+            numbers = [context.cohort[row].number for row in unit]
+            self.costs.measured(numbers, [samples[row] for row in unit], item.result.seconds)
+            seconds[item.worker] += item.result.seconds
+        self.slowest = max(seconds.values())
 
-    def _work(self, this: Round) -> list[int]:
-        return [this.training.plan.samples(len(client.indices)) for client in this.cohort]
-
-    def _jobs(self, call: str, this: Round, shares: Shares | None) -> tuple[list[list[int]], list[Job]]:
-        """The cohort in units, and each as a job for the worker that has its clients' state, or has time."""
+    def _work_items(
+        self, call: str, context: RoundContext, weights: CohortWeights | None
+    ) -> tuple[list[list[int]], list[WorkItem]]:
+        """Split the cohort into units, each with a work item for the worker that has its states or has time."""
         costs = [
-            self.costs.expected(client.number, work) for client, work in zip(this.cohort, self._work(this), strict=True)
+            self.costs.expected(client.number, samples)
+            for client, samples in zip(context.cohort, _samples(context), strict=True)
         ]
-        blocks = shares is not None and not self.sums_shares
-        units = blocks_of(len(costs)) if blocks else [[row] for row in range(len(costs))]
-        loads = [sum(costs[row] for row in unit) for unit in units]
-        hands: list[WorkerHandle | None] = [*self.crew.present] or [None] * self.workers
-        size = 0 if call == "gradients" else self._state_bytes(this.training)
+        by_block = weights is not None and not self.sums_shares
+        groups = blocks_of(len(costs)) if by_block else [[row] for row in range(len(costs))]
+        loads = [sum(costs[row] for row in group) for group in groups]
+        workers: list[WorkerHandle | None] = [*self.pool.present] or [None] * self.workers
+        size = 0 if call == "gradients" else self._state_bytes(context.training)
         moving = [
-            [sum(self.states.moving(this.cohort[row], hand, size) for row in unit) for hand in hands] for unit in units
+            [sum(self.states.moving(context.cohort[row], worker, size) for row in group) for worker in workers]
+            for group in groups
         ]
-        found: list[list[int]] = []
-        jobs = []
-        for hand, share in zip(hands, shares_of(loads, moving), strict=True):
-            for piece in self._pieces(share, loads, blocks):
-                found.append(sorted(row for index in piece for row in units[index]))
-                away = sum(max(moving[index]) for index in piece)
-                job = Job(call, _nothing, hand, sum(loads[index] for index in piece), away)
-                jobs.append(self._told_whom(job, this, found[-1], shares, size))
-        return found, jobs
+        units: list[list[int]] = []
+        items = []
+        for worker, share in zip(workers, shares_of(loads, moving), strict=True):
+            for piece in self._pieces(share, loads, by_block):
+                units.append(sorted(row for index in piece for row in groups[index]))
+                arguments = self._arguments(call, context, units[-1], weights, worker, size)
+                seconds, away = sum(loads[index] for index in piece), sum(max(moving[index]) for index in piece)
+                items.append(WorkItem(call, arguments, worker, seconds, away))
+        return units, items
 
-    def _pieces(self, share: list[int], loads: list[float], blocks: bool) -> list[list[int]]:
-        if blocks:
+    def _pieces(self, share: list[int], loads: list[float], by_block: bool) -> list[list[int]]:
+        if by_block:
             return [[index] for index in share]
-        if self.sums_shares:  # and trains side by side what it is given
-            return (
-                [list(map(int, piece)) for piece in np.array_split(share, ceil(len(share) / MOST_LANES))]
-                if share
-                else []
-            )
-        return pieces_of(
-            share, loads, PIECES, LEAST if self.costs.known else 0.0
-        )  # unmeasured, a client is worth a message
+        if self.sums_shares:  # a worker with a GPU trains a piece side by side
+            count = ceil(len(share) / MOST_LANES)
+            return [list(map(int, piece)) for piece in np.array_split(share, count)] if share else []
+        # Before costs are measured, every client is worth a message.
+        return pieces_of(share, loads, PIECES, LEAST if self.costs.known else 0.0)
 
-    def _told_whom(self, job: Job, this: Round, unit: list[int], shares: Shares | None, size: int) -> Job:
-        """A job with the clients of a unit, whose states other workers are asked for now, before they begin to train."""
-        clients = [this.cohort[row] for row in unit]
-        part = None if shares is None else shares.of_some(unit)
-        call, home = job.call, job.home  # and not the job, which would hold itself, and the round with it
-        coming, handed_over = self.states.hand_over(clients, home, this.told, size) if size else (set(), [])
+    def _arguments(
+        self,
+        call: str,
+        context: RoundContext,
+        unit: list[int],
+        weights: CohortWeights | None,
+        home: WorkerHandle | None,
+        size: int,
+    ) -> Callable[[WorkerHandle, bool], tuple[Any, ...]]:
+        """Arguments of a call for the clients of a unit; asks other workers for their states before these start."""
+        clients = [context.cohort[row] for row in unit]
+        unit_weights = None if weights is None else weights.subset(unit)
+        broadcast = context.broadcast
+        coming, transfers = self.states.hand_over(clients, home, broadcast, size) if size else (set(), [])
 
-        def arguments(hand: WorkerHandle, whole: bool) -> tuple[Any, ...]:
-            as_planned = hand is home and not whole
-            members = [
-                self.states.member(client, hand, this.told, this.fresh, whole, as_planned and client.number in coming)
+        def arguments(worker: WorkerHandle, with_state: bool) -> tuple[Any, ...]:
+            as_planned = worker is home and not with_state
+            dispatched = [
+                self.states.dispatch(
+                    client, worker, broadcast, context.fresh, with_state, as_planned and client.number in coming
+                )
                 for client in clients
             ]
             if call == "gradients":
-                return this.shared, members
-            return this.shared, this.gradient, members, part, False, *(handed_over if as_planned else ())
+                return context.broadcast_ref, dispatched
+            sent = transfers if as_planned else ()
+            return context.broadcast_ref, context.gradient_ref, dispatched, unit_weights, False, *sent
 
-        job.arguments = arguments
-        return job
+        return arguments
 
     def _state_bytes(self, training: Training) -> int:
         fields = flat_fields(training.algorithm.client_fields()).values()
-        return (
-            sum(field.scalars(self.problem.layout.size) for field in fields) * torch.finfo(self.problem.dtype).bits // 8
-        )
+        numbers = sum(field.scalars(self.problem.layout.size) for field in fields)
+        return numbers * torch.finfo(self.problem.dtype).bits // 8
 
-    def _left_with(self, hand: WorkerHandle, this: Round, rows: list[int]) -> list[RemoteState]:
-        """The states of some of the cohort, which stay with the worker that trained them."""
-        clients = [this.cohort[row] for row in rows]
+    def _remote_states(self, worker: WorkerHandle, context: RoundContext, rows: list[int]) -> list[RemoteState]:
+        """The new states of the clients in some rows, which stay with the worker that trained them."""
+        clients = [context.cohort[row] for row in rows]
 
-        def again() -> tuple[WorkerHandle, Arrays]:
-            def arguments(hand: WorkerHandle, whole: bool) -> tuple[Any, ...]:
-                members = [self.states.member(client, hand, this.told, None, True) for client in clients]
-                return this.shared, this.gradient, members, None, True
+        def retrain() -> tuple[WorkerHandle, Arrays]:
+            def arguments(worker: WorkerHandle, with_state: bool) -> tuple[Any, ...]:
+                broadcast = context.broadcast
+                dispatched = [self.states.dispatch(client, worker, broadcast, None, True) for client in clients]
+                return context.broadcast_ref, context.gradient_ref, dispatched, None, True
 
-            once_more = Job("train", arguments)
-            self.crew.do_now(once_more, self._source)
-            assert once_more.hand is not None
-            return once_more.hand, once_more.result.state
+            item = WorkItem("train", arguments)
+            self.pool.run_now(item, self._source)
+            assert item.worker is not None
+            return item.worker, item.result.state
 
-        return self.states.trained(hand, this.told, clients, again)
+        return self.states.trained(worker, context.broadcast, clients, retrain)
 
     def _takes_sums(self, training: Training, count: int) -> bool:
         enough = self.sums_shares or count >= BLOCK * BLOCKS_PER_WORKER * self.workers
         return enough and not self.shows_rows and not training.aggregation.needs_rows
 
-    # --- what comes of it --------------------------------------------------------------------------------------------------------
-
-    def _from_rows(self, done: Gathered) -> Outcome:
+    def _from_rows(self, results: CohortResults) -> Outcome:
         """The outcome from every client's rows."""
-        table = self._room(done.training, len(done.cohort), done.z)
-        for unit, one in zip(done.units, done.found, strict=True):
-            # From the object store into the table, with one copy.
-            table.displacement.numpy()[unit] = one.rows["displacement"]
-            table.buffers.numpy()[unit] = one.rows["buffers"]
-            for name, rows in table.sent.items():
-                rows.numpy()[unit] = one.rows[f"sent/{name}"]
-        if done.common is not None:
-            table.common_gradient.copy_(done.common)
-        return reduce_rows(done.training, done.round, done.model, done.z, table, done.cohort, done.reports, done.states)
-
-    def _room(self, training: Training, rows: int, like: Tensor) -> Table:
-        if self.table is None or self.table.rows < rows:
-            problem = self.problem
-            self.table = Table.new(training.algorithm, problem.layout.size, problem.buffers.size, rows, like, False)
-        return self.table
+        training, cohort = results.context.training, results.context.cohort
+        if self.buffers is None or self.buffers.rows < len(cohort):
+            sizes = self.problem.layout.size, self.problem.buffers.size
+            self.buffers = CohortBuffers.new(training.algorithm, *sizes, len(cohort), results.z)
+        buffers = self.buffers
+        for unit, part in zip(results.units, results.parts, strict=True):
+            # Through numpy, which copies from the object store only once.
+            buffers.displacement.numpy()[unit] = part.rows["displacement"]
+            buffers.buffers.numpy()[unit] = part.rows["buffers"]
+            for name, rows in buffers.sent.items():
+                rows.numpy()[unit] = part.rows[f"sent/{name}"]
+        if results.common_gradient is not None:
+            buffers.common_gradient.copy_(results.common_gradient)
+        return reduce_rows(
+            training,
+            results.context.broadcast.round,
+            results.model,
+            results.z,
+            buffers,
+            cohort,
+            results.reports,
+            results.states,
+            results.extra_cost,
+        )
 
     def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:
-        """Nothing: workers draw their batches themselves."""
-
-    # --- evaluation --------------------------------------------------------------------------------------------------------------
+        """Does nothing: workers draw their batches themselves."""
 
     def evaluate(
         self, models: dict[str, ModelState], examples: dict[str, Examples]
     ) -> dict[str, dict[str, dict[str, float]]]:
-        """Every metric of every model on every set of examples; sets other than the problem's own are evaluated here."""
+        """Metrics of every model on every set of examples; sets other than the problem's own are evaluated here."""
         problem = self.problem
         if examples is not problem.held_out:
             return LoopEngine(problem, 1).evaluate(models, examples)
-        tasks = [
-            (index, name, positions.numpy())
-            for index in range(len(models))
-            for name, some in examples.items()
-            for positions in problem.evaluation_batches(len(some))
-        ]
-        parts = [tasks[start :: self.workers * 2] for start in range(min(len(tasks), self.workers * 2))]
-        sent = [
+        plan = evaluation_plan(problem, len(models), examples)
+        tasks = [(batch.model, batch.examples, batch.positions.numpy()) for batch in plan]
+        stride = self.workers * 2
+        parts = [tasks[start::stride] for start in range(min(len(tasks), stride))]
+        arrays = [
             (m.weights.numpy(), m.buffers.numpy(), {name: value.numpy() for name, value in m.integers.items()})
             for m in models.values()
         ]
-        shared = self.ray.put(sent)
-        answers = self.crew.map("evaluate", [(shared, part) for part in parts], self._source)
+        models_ref = self.ray.put(arrays)
+        answers = self.pool.map("evaluate", [(models_ref, part) for part in parts], self._source)
         sums: list[Any] = [None] * len(tasks)
         for start, answer in enumerate(answers):
-            sums[start :: self.workers * 2] = [{name: np.array(value) for name, value in one.items()} for one in answer]
-        totals = {(index, name): Totals(problem.task) for index in range(len(models)) for name in examples}
-        for (index, name, positions), part in zip(tasks, sums, strict=True):
-            totals[index, name].add(part, len(positions))
-        return {model: {name: totals[index, name].figures() for name in examples} for index, model in enumerate(models)}
+            sums[start::stride] = [{name: np.array(value) for name, value in batch.items()} for batch in answer]
+        return evaluation_result(problem.task, plan, sums, list(models), examples)
 
 
-def _from_sums(done: Gathered) -> Outcome:
-    """The outcome from the sums of blocks, in the order of the cohort."""
-    blocks = [one for _, one in sorted(zip(done.units, done.found, strict=True), key=lambda pair: pair[0][0])]
-    sums = {
-        name: sum_of_blocks([torch.from_numpy(np.array(block.sums[name])) for block in blocks])
-        for name in blocks[0].sums
-    }
-    statistics: list[Tensor | None] = [None] * len(done.cohort)
-    if done.training.own_statistics:
-        statistics = [
-            torch.from_numpy(np.array(row))
-            for row in _placed(done.units, [_rows_of(one.statistics) for one in done.found])
-        ]
-    clients = [
-        client._replace(state=state, statistics=own)
-        for client, state, own in zip(done.cohort, done.states, statistics, strict=True)
-    ]
-    return outcome_of(done.training, done.round, done.model, done.z, sums, clients, done.reports, done.common, None)
-
-
-def most_common_state(cohort: list[Client]) -> Mapping[str, State] | None:
-    """The very state that several clients have, which is what those start with who take part for the first time."""
-    counts = Counter(id(client.state) for client in cohort)
-    same, count = counts.most_common(1)[0]
-    return next(client.state for client in cohort if id(client.state) == same) if count > 1 else None
-
-
-def _placed(units: list[list[int]], values: Sequence[Sequence[Any]]) -> list[Any]:
-    """The values of all units, in the order of the cohort."""
-    placed = {
-        row: value for unit, some in zip(units, values, strict=True) for row, value in zip(unit, some, strict=True)
-    }
-    return [placed[row] for row in range(len(placed))]
-
-
-def _rows_of(matrix: np.ndarray | None) -> Sequence[np.ndarray]:
-    return [] if matrix is None else list(matrix)
-
-
-def _nothing(hand: WorkerHandle, whole: bool) -> tuple[Any, ...]:
-    """The arguments of a job that is not made up yet."""
-    return ()
+def _samples(context: RoundContext) -> list[int]:
+    return [context.training.plan.samples(len(client.indices)) for client in context.cohort]

@@ -1,4 +1,8 @@
-"""One client's round, as every CPU engine runs it: local steps over its batches, reading from and writing to a table of rows."""
+"""Local training of one client, as the loop engine, Ray workers and deployed sites run it.
+
+``train_client`` draws the client's batches, lets the algorithm take its local steps, and writes the result into the
+client's row of ``CohortBuffers``. ``gpu/lane.py`` does the same with a captured step.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +10,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedflat.algorithms.algorithm import flat_state, nested_state
-from fedflat.engines.problem.problem import Batch, Problem
-from fedflat.engines.round.cohort_buffers import Table
+from fedflat.engines.problem.batches import Batch
+from fedflat.engines.problem.problem import Problem
+from fedflat.engines.round.cohort_buffers import CohortBuffers
 from fedflat.engines.round.contract import Training
 from fedflat.engines.round.randomness import generator, seed_torch
-from fedflat.engines.round.reduction import Report
+from fedflat.engines.round.reduction import ClientReport
 from fedflat.errors import UserError
 
 ONE_VALUE = "Expected more than 1 value per channel"
-"""What torch says of a batch that BatchNorm cannot normalise."""
+"""torch's message for a batch that BatchNorm cannot normalise."""
 
 
 class StepGradient:
-    """The gradient of one batch at any point. BatchNorm statistics move with the first call alone, so a second pass leaves no trace."""
+    """The gradient [parameters] of one batch at any point [parameters]; a step may call it several times.
+
+    Only the first call updates BatchNorm statistics.
+
+    Attributes:
+        passes: backward passes so far.
+        loss: mean loss of the batch at the first point.
+    """
 
     def __init__(self, problem: Problem, batch: Batch, buffers: dict[str, Tensor]) -> None:
         self.problem, self.batch, self.buffers = problem, batch, buffers
@@ -34,8 +45,8 @@ class StepGradient:
             if ONE_VALUE not in str(error):
                 raise
             raise UserError(
-                f"BatchNorm cannot normalise a batch of {len(self.batch.targets)}, on which an epoch of some client ends; choose "
-                "another training.batch_size or another normalisation"
+                f"BatchNorm cannot normalise a batch of {len(self.batch.targets)}, the last batch of some client's "
+                "epoch; choose another training.batch_size or another normalisation"
             ) from None
         if self.passes == 0:
             self.loss = loss
@@ -46,87 +57,113 @@ class StepGradient:
 def train_client(
     problem: Problem,
     training: Training,
-    table: Table,
+    cohort: CohortBuffers,
     round: int,
     row: int,
     client: int,
     indices: np.ndarray,
     integers: dict[str, Tensor],
-) -> Report:
-    """Train one client: its state is read from its row of the table and written back, with its message beside it."""
+) -> ClientReport:
+    """Train one client for one round.
+
+    Reads z, the server's state and the client's state from ``cohort``; writes the client's displacement, messages,
+    state and BatchNorm statistics into its row.
+
+    Args:
+        problem: model, task and data.
+        training: how clients train.
+        cohort: the memory of the cohort.
+        round: number of the round, from 0.
+        row: the client's row in ``cohort``.
+        client: the client's number in the federation.
+        indices: int64 positions of its examples in the training set [examples].
+        integers: integer buffers of the model by name; copied, not changed.
+    """
     algorithm, schedule, descent = training.algorithm, training.schedule, training.descent
     batches = training.plan.batches(training.seed, round, client, len(indices))
     draws = problem.augmentation.draw(
-        generator(training.seed, "augment", round, client), len(batches), training.plan.batch, problem.data.input_shape
+        generator(training.seed, "augment", round, client),
+        len(batches),
+        training.plan.batch_size,
+        problem.data.input_shape,
     )
-    z = table.z
-    statistics = table.buffers[row]
+    z = cohort.z
     integers = {name: value.clone() for name, value in integers.items()}
-    buffers = {**problem.buffers.views(statistics), **integers}
+    buffers = {**problem.buffers.views(cohort.buffers[row]), **integers}
     seed_torch(training.seed, "dropout", round, client)
     problem.training_mode()
 
     passes = samples = 0
-    own = None
+    own_gradient = None
     if algorithm.drift.whole_gradient == "own":
-        own, passes, samples = whole_gradient(problem, training, table, round, client, indices, row)
+        own_gradient, passes, samples = whole_gradient(problem, training, cohort, round, client, indices, row)
     local = algorithm.begin(
         z,
-        nested_state(table.server),
-        nested_state({name: rows[row] for name, rows in table.client.items()}),
+        cohort.server_state(),
+        cohort.client_state(row),
         problem.layout,
         schedule,
         torch.tensor(round, dtype=z.dtype, device=z.device),
         torch.tensor(len(batches), dtype=z.dtype, device=z.device),
         descent,
-        own_gradient=own,
-        common_gradient=table.common_gradient if algorithm.drift.whole_gradient == "common" else None,
+        own_gradient=own_gradient,
+        common_gradient=cohort.common_gradient if algorithm.drift.whole_gradient == "common" else None,
     )
-    losses = torch.zeros((), dtype=z.dtype, device=z.device)
+    loss = torch.zeros((), dtype=z.dtype, device=z.device)
     for k, positions in enumerate(batches):
         chosen = torch.from_numpy(indices[positions]).to(z.device)
         batch = problem.batch(chosen, {name: draw[k].to(z.device) for name, draw in draws.items()})
         gradient = StepGradient(problem, batch, buffers)
         local = algorithm.step(local, gradient, schedule, descent)
-        passes, samples, losses = (
-            passes + gradient.passes,
-            samples + gradient.passes * len(positions),
-            losses + gradient.loss,
-        )
-    kept, message = algorithm.finish(local)
-
-    table.displacement[row].copy_(message.displacement)
-    for name, value in flat_state(kept).items():
-        table.client[name][row].copy_(value)
-    for name, value in flat_state(message.sent).items():
-        table.sent[name][row].copy_(value)
-    return Report(message.rates, losses, len(batches), passes, samples, integers)
+        passes += gradient.passes
+        samples += gradient.passes * len(positions)
+        loss = loss + gradient.loss
+    state, message = algorithm.finish(local)
+    cohort.write(row, state, message)
+    return ClientReport(message.lr_sum, loss, len(batches), passes, samples, integers)
 
 
 def common_gradient(
-    problem: Problem, training: Training, table: Table, round: int, client: int, indices: np.ndarray, row: int
+    problem: Problem,
+    training: Training,
+    cohort: CohortBuffers,
+    round: int,
+    client: int,
+    indices: np.ndarray,
+    row: int,
 ) -> tuple[Tensor, int, int]:
-    """A client's part of the cohort's whole gradient, which is taken before anyone trains, whoever takes it."""
+    """A client's part of the cohort's common gradient, which is computed before anyone trains."""
     seed_torch(training.seed, "whole gradient dropout", round, client)
-    return whole_gradient(problem, training, table, round, client, indices, row)
+    return whole_gradient(problem, training, cohort, round, client, indices, row)
 
 
 def whole_gradient(
-    problem: Problem, training: Training, table: Table, round: int, client: int, indices: np.ndarray, row: int
+    problem: Problem,
+    training: Training,
+    cohort: CohortBuffers,
+    round: int,
+    client: int,
+    indices: np.ndarray,
+    row: int,
 ) -> tuple[Tensor, int, int]:
-    """The gradient of a client's data at z, without augmentation; with the passes and samples it took."""
+    """The gradient of a client's whole dataset at z, without augmentation.
+
+    If the drift limits it to a number of batches, a random part of the dataset is used.
+
+    Returns:
+        The gradient [parameters], the backward passes it counts as, and the examples it saw.
+    """
     size, chunk = len(indices), problem.evaluation_batch
     if training.algorithm.drift.whole_gradient_batches:
-        count = min(size, training.algorithm.drift.whole_gradient_batches * training.plan.batch)
+        count = min(size, training.algorithm.drift.whole_gradient_batches * training.plan.batch_size)
         indices = indices[generator(training.seed, "whole gradient", round, client).permutation(size)[:count]]
         size = count
-    total = torch.zeros_like(table.z)
+    total = torch.zeros_like(cohort.z)
     problem.training_mode()
     for start in range(0, size, chunk):
-        chosen = problem.train_examples(indices[start : start + chunk])
-        buffers = {name: b.clone() for name, b in problem.buffers.views(table.buffers[row]).items()}
-        _, gradient = problem.loss_and_gradient(
-            table.z, buffers, Batch(problem.normalised(chosen.inputs), chosen.targets)
-        )
-        total.add_(gradient, alpha=len(chosen) / size)
-    return total, -(-size // training.plan.batch), size
+        examples = problem.train_examples(indices[start : start + chunk])
+        buffers = {name: b.clone() for name, b in problem.buffers.views(cohort.buffers[row]).items()}
+        batch = Batch(problem.normalised(examples.inputs), examples.targets)
+        _, gradient = problem.loss_and_gradient(cohort.z, buffers, batch)
+        total.add_(gradient, alpha=len(examples) / size)
+    return total, -(-size // training.plan.batch_size), size

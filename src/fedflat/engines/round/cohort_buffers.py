@@ -1,20 +1,40 @@
-"""The table of rows that a cohort works on: what everyone reads, and one row per client to write."""
+"""The memory that a cohort trains in: what all clients read, and one row per client to write.
+
+The only place where client state is converted between its representations (see ``contract.py``): nested by slot at the
+engine's interface, rows of ``CohortBuffers`` during a round, and flat numpy arrays between processes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedflat.algorithms.algorithm import Algorithm, States, flat_fields, flat_state
-from fedflat.algorithms.slot import Field
+from fedflat.algorithms.algorithm import Algorithm, Message, States, flat_fields, flat_state, nested_state
+from fedflat.algorithms.slot import Field, State
 from fedflat.engines.round.contract import Client, ModelState
+
+Arrays = dict[str, np.ndarray]
+"""Tensors as numpy arrays, by flat name, as they travel between processes."""
 
 
 @dataclass
-class Table:
-    """Vectors that the cohort reads, and a row per client for state and messages; shared between processes where asked."""
+class CohortBuffers:
+    """Tensors of one cohort; all have one dtype and device. Dictionaries have flat names, ``slot.field``.
+
+    Attributes:
+        z: the model that clients start from [parameters].
+        server: what the server sends besides z; each [parameters] or scalar.
+        common_gradient: the cohort's mean gradient at z [parameters]; empty unless the drift needs it.
+        client: the clients' state; each [cohort, parameters] or [cohort].
+        sent: what clients send besides their displacement; each [cohort, parameters] or [cohort].
+        displacement: the clients' displacements [cohort, parameters].
+        gradient: each client's full gradient at z [cohort, parameters]; empty unless the drift needs it.
+        buffers: BatchNorm statistics [cohort, buffers].
+    """
 
     z: Tensor
     server: dict[str, Tensor]
@@ -26,44 +46,55 @@ class Table:
     buffers: Tensor
 
     @classmethod
-    def new(cls, algorithm: Algorithm, size: int, buffers: int, rows: int, like: Tensor, shared: bool) -> Table:
-        """An empty table for cohorts of up to ``rows`` clients, in the precision and on the device of ``like``."""
+    def new(
+        cls, algorithm: Algorithm, size: int, buffers: int, rows: int, like: Tensor, shared: bool = False
+    ) -> CohortBuffers:
+        """Zeros for cohorts of up to ``rows`` clients.
 
-        def empty(*shape: int) -> Tensor:
+        Args:
+            algorithm: declares the fields of clients, server and messages.
+            size: parameters of the model.
+            buffers: numbers in its floating-point buffers.
+            rows: largest cohort.
+            like: gives dtype and device.
+            shared: whether to allocate shared memory, for worker processes.
+        """
+
+        def zeros(*shape: int) -> Tensor:
             tensor = torch.zeros(shape, dtype=like.dtype, device=like.device)
             if shared:
                 tensor.share_memory_()  # type: ignore[no-untyped-call]
             return tensor
 
-        def fields(of: dict[str, Field], *leading: int) -> dict[str, Tensor]:
-            return {name: empty(*leading, *((size,) if field.vector else ())) for name, field in of.items()}
+        def for_fields(fields: dict[str, Field], *leading: int) -> dict[str, Tensor]:
+            return {name: zeros(*leading, *((size,) if field.vector else ())) for name, field in fields.items()}
 
         common = algorithm.drift.whole_gradient == "common"
         received = {name: field for name, field in flat_fields(algorithm.server_fields()).items() if field.sent}
         return cls(
-            z=empty(size),
-            server=fields(received),
-            common_gradient=empty(size if common else 0),
-            client=fields(flat_fields(algorithm.client_fields()), rows),
-            sent=fields(flat_fields(algorithm.message_fields()), rows),
-            displacement=empty(rows, size),
-            gradient=empty(rows, size if common else 0),
-            buffers=empty(rows, buffers),
+            z=zeros(size),
+            server=for_fields(received),
+            common_gradient=zeros(size if common else 0),
+            client=for_fields(flat_fields(algorithm.client_fields()), rows),
+            sent=for_fields(flat_fields(algorithm.message_fields()), rows),
+            displacement=zeros(rows, size),
+            gradient=zeros(rows, size if common else 0),
+            buffers=zeros(rows, buffers),
         )
 
     @property
     def rows(self) -> int:
-        """How many clients fit."""
+        """Largest cohort that fits."""
         return len(self.displacement)
 
-    def fill(self, algorithm: Algorithm, model: ModelState, server: States, cohort: list[Client]) -> Tensor:
-        """Put in what a cohort reads: z, which is returned, the server's vectors, and each client's own state."""
+    def fill(self, algorithm: Algorithm, model: ModelState, server: States, cohort: Sequence[Client]) -> Tensor:
+        """Copy in what a cohort reads; returns z, the model that its clients start from [parameters]."""
         z = algorithm.broadcast(model.weights, server)
         self.receive(z, server, model.buffers, cohort)
         return z
 
-    def receive(self, z: Tensor, server: States, buffers: Tensor, cohort: list[Client]) -> None:
-        """The same where z is known already."""
+    def receive(self, z: Tensor, server: States, buffers: Tensor, cohort: Sequence[Client]) -> None:
+        """Copy in what a cohort reads, for a given z."""
         self.z.copy_(z)
         for name, value in flat_state(server).items():
             if name in self.server:
@@ -72,3 +103,34 @@ class Table:
             for name, value in flat_state(client.state).items():
                 self.client[name][row].copy_(value)
             self.buffers[row].copy_(buffers if client.statistics is None else client.statistics)
+
+    def server_state(self) -> States:
+        """What the server sends, by slot; views of this memory."""
+        return nested_state(self.server)
+
+    def client_state(self, row: int) -> States:
+        """The state in a client's row, by slot; views of this memory."""
+        return nested_state({name: rows[row] for name, rows in self.client.items()})
+
+    def write(self, row: int, state: States, message: Message) -> None:
+        """Copy a trained client's new state and its message into its row."""
+        self.displacement[row].copy_(message.displacement)
+        for name, value in flat_state(state).items():
+            self.client[name][row].copy_(value)
+        for name, value in flat_state(message.sent).items():
+            self.sent[name][row].copy_(value)
+
+
+def copied(state: Mapping[str, State]) -> States:
+    """A deep copy of a client's state."""
+    return nested_state({name: value.clone() for name, value in flat_state(state).items()})
+
+
+def state_to_arrays(state: Mapping[str, State]) -> Arrays:
+    """A client's state as flat arrays on the CPU."""
+    return {name: value.detach().cpu().numpy() for name, value in flat_state(state).items()}
+
+
+def state_from_arrays(arrays: Mapping[str, np.ndarray], copy: bool = True) -> States:
+    """The inverse of ``state_to_arrays``; without ``copy``, tensors share the arrays' memory and must only be read."""
+    return nested_state({name: torch.from_numpy(np.array(a) if copy else np.asarray(a)) for name, a in arrays.items()})

@@ -1,4 +1,4 @@
-"""Who takes part in a round, and which batches each client sees: functions of the seed, the round and the client alone."""
+"""Who takes part in a round and which batches each client sees, as functions of seed, round and client only."""
 
 from __future__ import annotations
 
@@ -12,60 +12,78 @@ from fedflat.engines.round.randomness import generator
 
 @dataclass(frozen=True)
 class Sampler:
-    """Draws the cohort of a round."""
+    """Samples the cohort of a round.
+
+    Args:
+        clients: number of clients in the federation.
+        clients_per_round: size of a cohort; its mean for ``bernoulli``.
+        kind: ``fixed`` draws exactly that many clients, ``bernoulli`` draws each client independently.
+        dropout: probability that a sampled client never answers.
+    """
 
     clients: int
     clients_per_round: int
     kind: Literal["fixed", "bernoulli"] = "fixed"
     dropout: float = 0.0
-    """The probability that a sampled client never answers."""
 
     def __call__(self, seed: int, round: int) -> list[int]:
-        """The clients of a round, in ascending order; never none."""
+        """The clients of a round in ascending order, at least one."""
         rng = generator(seed, "cohort", round)
-        # A binomial number of clients drawn without replacement is each client on its own with the same probability, at the cohort's cost.
+        # Drawing a binomial number of clients without replacement equals independent draws, at the cohort's cost.
         count = (
             self.clients_per_round
             if self.kind == "fixed"
             else max(1, int(rng.binomial(self.clients, self.clients_per_round / self.clients)))
         )
-        chosen = rng.choice(self.clients, count, replace=False)
-        answers = [int(i) for i in sorted(chosen) if generator(seed, "dropout", round, int(i)).random() >= self.dropout]
-        return answers or [int(min(chosen))]
+        sampled = rng.choice(self.clients, count, replace=False)
+        clients = [int(client) for client in sorted(sampled)]
+        present = [c for c in clients if generator(seed, "dropout", round, c).random() >= self.dropout]
+        return present or [int(min(sampled))]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much a client works in a round: E epochs, or K steps, in batches of B."""
+    """How much a client trains in a round.
 
-    batch: int
+    Args:
+        batch_size: examples per batch.
+        epochs: local epochs; ignored if ``steps`` is given.
+        steps: local steps.
+        partial: probability that a client does only part of its steps.
+    """
+
+    batch_size: int
     epochs: int = 1
     steps: int | None = None
     partial: float = 0.0
-    """The probability that a client does only part of its work."""
 
     def batches(self, seed: int, round: int, client: int, size: int) -> list[np.ndarray]:
-        """Positions in the client's data, batch by batch: without replacement within an epoch, the last short batch kept."""
+        """A client's batches, as positions in its ``size`` examples.
+
+        Within an epoch examples are drawn without replacement; the last batch may be smaller.
+        """
         rng = generator(seed, "batches", round, client)
-        per_epoch = -(-size // self.batch)
+        per_epoch = -(-size // self.batch_size)
         total = per_epoch * self.epochs if self.steps is None else self.steps
-        order = [rng.permutation(size) for _ in range(-(-total // per_epoch))]
-        batches = [epoch[start : start + self.batch] for epoch in order for start in range(0, size, self.batch)]
-        return batches[: self._done(total, seed, round, client)]
+        orders = [rng.permutation(size) for _ in range(-(-total // per_epoch))]
+        batches = [
+            order[start : start + self.batch_size] for order in orders for start in range(0, size, self.batch_size)
+        ]
+        return batches[: self._steps_done(total, seed, round, client)]
 
     def samples(self, size: int) -> int:
-        """How many examples a client that has ``size`` of them sees in a round, all its steps done.
+        """Examples that a client with ``size`` examples sees in a round if it does all its steps.
 
         >>> Plan(10, epochs=2).samples(25), Plan(10, steps=4).samples(25), Plan(10, steps=4).samples(5)
         (50, 35, 20)
         """
         if self.steps is None:
             return self.epochs * size
-        per_epoch = -(-size // self.batch)
-        whole, rest = divmod(self.steps, per_epoch)
-        return whole * size + rest * min(self.batch, size)
+        per_epoch = -(-size // self.batch_size)
+        full_epochs, rest = divmod(self.steps, per_epoch)
+        return full_epochs * size + rest * min(self.batch_size, size)
 
-    def _done(self, total: int, seed: int, round: int, client: int) -> int:
+    def _steps_done(self, total: int, seed: int, round: int, client: int) -> int:
         if not self.partial:
             return total
         rng = generator(seed, "partial", round, client)

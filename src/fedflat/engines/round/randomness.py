@@ -1,4 +1,4 @@
-"""Randomness as a function of (seed, purpose, round, client), never of a stream that someone advanced."""
+"""Random numbers as a function of (seed, purpose, round, client), so that no draw depends on earlier ones."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 P = ParamSpec("P")
-Steps = Generator[int, None, None]
+Rounds = Generator[int, None, None]
 
 
 def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
-    """The random numbers for one purpose, in one round, for one client.
+    """A numpy generator for one purpose, in one round, for one client.
 
     >>> bool(generator(1, "batches", 2, 3).random() == generator(1, "batches", 2, 3).random())
     True
@@ -25,50 +25,50 @@ def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.ra
 
 
 def seed_torch(seed: int, purpose: str, round: int = 0, client: int = 0) -> None:
-    """Seed torch's global generator, for what draws from it by itself: initial weights and dropout."""
+    """Seed torch's global generator, from which initial weights and dropout are drawn."""
     number = int(generator(seed, purpose, round, client).integers(2**62))
-    # torch.manual_seed takes half a millisecond to note where it was called from, for a GPU that may never be used.
+    # torch.manual_seed would spend half a millisecond recording a stack trace for a GPU that may never be used.
     torch.default_generator.manual_seed(number)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(number)
 
 
-class Stream:
-    """Draws from torch's global generator on the CPU that go on from one another, and move nobody else's."""
+class RngStream:
+    """A separate stream of torch's global CPU generator, which can be switched to and from."""
 
     def __init__(self) -> None:
         self._state = torch.get_rng_state()
 
     @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Let torch draw from here; afterwards its generator is as it was."""
-        others = torch.get_rng_state()
+    def active(self) -> Iterator[None]:
+        """Make torch draw from this stream; the global generator's state is restored afterwards."""
+        outer = torch.get_rng_state()
         torch.set_rng_state(self._state)
         try:
             yield
         finally:
             self._state = torch.get_rng_state()
-            torch.set_rng_state(others)
+            torch.set_rng_state(outer)
 
 
-def drawn_apart(steps: Callable[P, Steps]) -> Callable[P, Steps]:
-    """Let steps draw from a stream of their own, so that whoever asks for them finds torch's generator as it was, between them too.
+def isolated_rng(rounds: Callable[P, Rounds]) -> Callable[P, Rounds]:
+    """Decorate a generator function so that its draws do not affect torch's CPU generator as the caller sees it.
 
-    A GPU's generator is left alone, since captured graphs draw from it.
+    The GPU's generator is left alone, because captured graphs draw from it.
     """
 
-    @functools.wraps(steps)
-    def apart(*args: P.args, **kwargs: P.kwargs) -> Steps:
-        stream, going = Stream(), steps(*args, **kwargs)
+    @functools.wraps(rounds)
+    def isolated(*args: P.args, **kwargs: P.kwargs) -> Rounds:
+        stream, running = RngStream(), rounds(*args, **kwargs)
         try:
             while True:
-                with stream.in_use():
-                    done = next(going, None)
+                with stream.active():
+                    done = next(running, None)
                 if done is None:
                     return
                 yield done
         finally:
-            with stream.in_use():
-                going.close()
+            with stream.active():
+                running.close()
 
-    return apart
+    return isolated

@@ -1,4 +1,9 @@
-"""From a cohort's rows to what the server needs: means, in cohort order."""
+"""Reduction of a cohort: from the rows that its clients wrote to the means that the server needs.
+
+Engines call ``reduce_rows`` once all clients have trained. It averages [cohort, ...] rows into [...] vectors, in cohort
+order, and returns the ``Outcome``. A Ray worker that trained a whole block of the aggregation sends ``weighted_rows``
+summed instead, and the driver builds the outcome from these sums with ``build_outcome``.
+"""
 
 from __future__ import annotations
 
@@ -9,61 +14,76 @@ import torch
 from torch import Tensor
 
 from fedflat.algorithms.algorithm import flat_fields, nested_state
-from fedflat.algorithms.slot import Returned, State
+from fedflat.algorithms.slot import CohortMeans, State
 from fedflat.engines.round.aggregation import Aggregation, by_samples, uniform, weighted_sum
-from fedflat.engines.round.cohort_buffers import Table
+from fedflat.engines.round.cohort_buffers import CohortBuffers, copied
 from fedflat.engines.round.contract import Client, CohortRows, Cost, ModelState, Outcome, Training
 
 
-class Report(NamedTuple):
-    """What a client reports beside its vectors."""
+class ClientReport(NamedTuple):
+    """What a client reports besides its row.
+
+    Attributes:
+        rates: sum of its learning rates over all local steps.
+        loss: sum of its batches' mean losses.
+        steps: local steps.
+        backward_passes: backward passes, perturbations and full gradients included.
+        samples: examples seen, once per backward pass.
+        integers: its integer buffers by name.
+    """
 
     rates: Tensor | float
-    """H, the sum of its learning rates."""
     loss: Tensor | float
-    """The sum of its batches' losses."""
     steps: int
     backward_passes: int
     samples: int
     integers: dict[str, Tensor]
 
 
-class Shares(NamedTuple):
-    """By what the clients of a cohort, or of a part of it, are weighted: a number for each."""
+class CohortWeights(NamedTuple):
+    """Weights of the clients of a cohort, or of a part of it: one number per client in each list.
 
-    even: list[float]
-    sized: list[float]
-    chosen: list[float]
-    """As the aggregation weights displacements."""
+    Attributes:
+        uniform: equal weights.
+        by_samples: proportional to sample counts.
+        aggregation: the weights that the aggregation gives displacements.
+    """
+
+    uniform: list[float]
+    by_samples: list[float]
+    aggregation: list[float]
 
     @classmethod
-    def of(cls, aggregation: Aggregation, samples: list[int]) -> Shares:
-        """The shares of a whole cohort."""
+    def of(cls, aggregation: Aggregation, samples: list[int]) -> CohortWeights:
+        """Weights of a whole cohort, from its clients' sample counts."""
         return cls(uniform(len(samples)), by_samples(samples), aggregation.weights(samples))
 
-    def of_some(self, places: Sequence[int]) -> Shares:
-        """Those of some of its clients."""
-        return Shares(*([numbers[place] for place in places] for numbers in self))
+    def subset(self, positions: Sequence[int]) -> CohortWeights:
+        """Weights of the clients at some positions of the cohort."""
+        return CohortWeights(*([numbers[position] for position in positions] for numbers in self))
 
 
-Weighted = dict[str, tuple[Tensor, Sequence[float] | Tensor]]
+WeightedRows = dict[str, tuple[Tensor, Sequence[float] | Tensor]]
+"""By name: rows [clients, ...] and their weights [clients]."""
 
 
-def weighted_rows(training: Training, table: Table, shares: Shares, reports: list[Report], count: int) -> Weighted:
-    """All that is summed over a cohort of ``count``, by name: the rows of these of its clients, and their weights."""
+def weighted_rows(
+    training: Training, buffers: CohortBuffers, weights: CohortWeights, reports: list[ClientReport], count: int
+) -> WeightedRows:
+    """Everything that is averaged over a cohort of ``count`` clients, for the clients that have a report."""
     here = len(reports)
-    rows = table.displacement[:here]
-    found: Weighted = {
-        "displacement": (rows, shares.chosen),
-        "uniform": (rows, shares.even),
+    rows = buffers.displacement[:here]
+    parts: WeightedRows = {
+        "displacement": (rows, weights.aggregation),
+        "uniform": (rows, weights.uniform),
         "direction": (rows, -1 / (count * _stacked([report.rates for report in reports], rows))),
     }
     if not training.own_statistics:
-        found["buffers"] = table.buffers[:here], shares.chosen
+        parts["buffers"] = buffers.buffers[:here], weights.aggregation
     fields = flat_fields(training.algorithm.message_fields())
-    return found | {
-        f"sent/{name}": (sent[:here], shares.sized if fields[name].by_samples else shares.even)
-        for name, sent in table.sent.items()
+    return parts | {
+        f"sent/{name}": (sent[:here], weights.by_samples if fields[name].by_samples else weights.uniform)
+        for name, sent in buffers.sent.items()
     }
 
 
@@ -72,62 +92,71 @@ def reduce_rows(
     round: int,
     model: ModelState,
     z: Tensor,
-    table: Table,
+    buffers: CohortBuffers,
     cohort: list[Client],
-    reports: list[Report],
+    reports: list[ClientReport],
     states: Sequence[Mapping[str, State]] | None = None,
+    extra_cost: tuple[int, int] = (0, 0),
 ) -> Outcome:
-    """The means of all that a cohort sent, its new states, which are the table's unless they lie elsewhere, and what it cost."""
+    """Average the rows of a trained cohort.
+
+    Args:
+        training: how clients trained.
+        round: number of the round.
+        model: the server's model before the round.
+        z: the model that clients started from [parameters].
+        buffers: the rows that the clients wrote.
+        cohort: the clients, in the order of their rows.
+        reports: their reports, in the same order.
+        states: their new states, if these are not in ``buffers``.
+        extra_cost: backward passes and samples besides those in the reports.
+    """
     count = len(cohort)
-    samples = [len(client.indices) for client in cohort]
-    shares = Shares.of(training.aggregation, samples)
-    parts = weighted_rows(training, table, shares, reports, count)
-    centre = _robust_centres if training.aggregation.needs_rows else _means
-    sums = centre(training.aggregation, parts, model)
+    weights = CohortWeights.of(training.aggregation, [len(client.indices) for client in cohort])
+    parts = weighted_rows(training, buffers, weights, reports, count)
+    if training.aggregation.needs_rows:
+        sums = _robust_centres(training.aggregation, parts, model)
+    else:
+        sums = {name: weighted_sum(*part) for name, part in parts.items()}
     clients = [
         client._replace(
-            state=nested_state({name: kept[row].clone() for name, kept in table.client.items()})
-            if states is None
-            else states[row],
-            statistics=table.buffers[row].clone() if training.own_statistics else None,
+            state=copied(buffers.client_state(row)) if states is None else states[row],
+            statistics=buffers.buffers[row].clone() if training.own_statistics else None,
         )
         for row, client in enumerate(cohort)
     ]
-    common = table.common_gradient.clone() if training.algorithm.drift.whole_gradient == "common" else None
-    seen = CohortRows(table.displacement[:count], table.buffers[:count])
-    return outcome_of(training, round, model, z, sums, clients, reports, common, seen)
+    common = buffers.common_gradient.clone() if training.algorithm.drift.whole_gradient == "common" else None
+    rows = CohortRows(buffers.displacement[:count], buffers.buffers[:count])
+    return build_outcome(training, round, model, z, sums, clients, reports, common, rows, extra_cost)
 
 
-def _means(aggregation: Aggregation, parts: Weighted, model: ModelState) -> dict[str, Tensor]:
-    return {name: weighted_sum(*what) for name, what in parts.items()}
-
-
-def _robust_centres(aggregation: Aggregation, parts: Weighted, model: ModelState) -> dict[str, Tensor]:
-    """A robust centre of all that is sent, not of the displacements alone: a lie could come in any of it."""
+def _robust_centres(aggregation: Aggregation, parts: WeightedRows, model: ModelState) -> dict[str, Tensor]:
+    """Robust centres of everything that clients send, since an attacker may tamper with any of it."""
     rows, weights = parts["direction"]
     count, scale = len(rows), torch.as_tensor(weights)
     parts["direction"] = rows * (count * scale)[:, None], uniform(count)
-    sums = {name: aggregation.combine(*what) for name, what in parts.items()}
-    if "buffers" in parts:  # how far they have moved, since it is not their size that tells of a lie
+    centres = {name: aggregation.combine(*part) for name, part in parts.items()}
+    if "buffers" in parts:  # centre how far statistics have moved, because their size reveals no attack
         buffers, weights = parts["buffers"]
-        sums["buffers"] = model.buffers + aggregation.combine(buffers - model.buffers, weights)
-    return sums
+        centres["buffers"] = model.buffers + aggregation.combine(buffers - model.buffers, weights)
+    return centres
 
 
-def outcome_of(
+def build_outcome(
     training: Training,
     round: int,
     model: ModelState,
     z: Tensor,
     sums: dict[str, Tensor],
     clients: list[Client],
-    reports: list[Report],
+    reports: list[ClientReport],
     common_gradient: Tensor | None,
     rows: CohortRows | None,
+    extra_cost: tuple[int, int] = (0, 0),
 ) -> Outcome:
-    """What came back from a cohort, from its sums (those of ``weighted_rows``) and its clients' new states."""
+    """The outcome of a round, from the sums of ``weighted_rows`` and the clients with their new states."""
     count, size = len(clients), len(z)
-    returned = Returned(
+    returned = CohortMeans(
         x=model.weights,
         z=z,
         displacement=sums["displacement"],
@@ -139,16 +168,17 @@ def outcome_of(
         common_gradient=common_gradient,
     )
     own = training.own_statistics
-    statistics = 0 if own else len(model.buffers)  # shared ones go both ways
+    statistics = 0 if own else len(model.buffers)  # shared statistics travel both ways
     cost = Cost(
-        sum(report.backward_passes for report in reports),
-        sum(report.samples for report in reports),
+        extra_cost[0] + sum(report.backward_passes for report in reports),
+        extra_cost[1] + sum(report.samples for report in reports),
         count * (training.algorithm.floats_down(size) + statistics),
         count * (training.algorithm.floats_up(size) + statistics),
     )
+    sent = {name.removeprefix("sent/"): value for name, value in sums.items() if name.startswith("sent/")}
     return Outcome(
         returned,
-        nested_state({name.removeprefix("sent/"): value for name, value in sums.items() if name.startswith("sent/")}),
+        nested_state(sent),
         clients,
         model.buffers if own else sums["buffers"],
         model.integers if own else reports[0].integers,
@@ -159,5 +189,5 @@ def outcome_of(
 
 
 def _stacked(values: list[Tensor | float], like: Tensor) -> Tensor:
-    """Numbers from workers, or tensors that are still being computed, as one tensor."""
+    """Scalars, or scalar tensors that are still being computed, as one tensor with the dtype and device of ``like``."""
     return torch.stack([torch.as_tensor(value, dtype=like.dtype, device=like.device) for value in values])

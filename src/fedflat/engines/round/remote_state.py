@@ -1,4 +1,4 @@
-"""The state of a client that lies with a worker: it comes here when somebody looks at it, or when there is time."""
+"""The state of a client that is still on the worker that trained it, fetched when it is read or when there is time."""
 
 from __future__ import annotations
 
@@ -11,40 +11,44 @@ Read = Callable[[], States]
 
 
 class RemoteState(Mapping[str, State]):
-    """A client's state after a certain round, wherever that lies."""
+    """A client's state by slot after a certain round, wherever it is stored.
 
-    def __init__(self, stamp: int, bring: Callable[[], None]) -> None:
+    Args:
+        stamp: distinguishes this state from other states of the same client.
+        fetch: gets the state from its worker and passes it to ``deliver``.
+    """
+
+    def __init__(self, stamp: int, fetch: Callable[[], None]) -> None:
         self.stamp = stamp
-        """What tells it from other states of the same client."""
-        self._bring = bring
+        self._fetch = fetch
         self._read: Read | None = None
-        self._keeper: Callable[[States], Read] | None = None
+        self._store: Callable[[States], Read] | None = None
 
     @property
-    def is_here(self) -> bool:
-        """Whether it has come."""
+    def is_local(self) -> bool:
+        """Whether the state has arrived in this process."""
         return self._read is not None
 
-    def arrived(self, states: States) -> None:
-        """Say that it has come; where somebody else keeps it, it is not kept here."""
-        self._read = self._keeper(states) if self._keeper else lambda: states
-        self._keeper, self._bring = None, _nothing  # they know the state before, and that the one before it
+    def deliver(self, states: States) -> None:
+        """Take the state that has arrived: pass it to the store if there is one, otherwise keep it in memory."""
+        self._read = self._store(states) if self._store else lambda: states
+        self._store, self._fetch = None, _do_nothing  # both hold references to earlier states
 
-    def kept_by(self, keeper: Callable[[States], Read]) -> None:
-        """Let somebody keep it as soon as it is here, who says how to read it again."""
+    def store_with(self, store: Callable[[States], Read]) -> None:
+        """Persist the state once it has arrived; ``store`` returns a reader."""
         if self._read is None:
-            self._keeper = keeper
+            self._store = store
         else:
-            self._read = keeper(self._read())
+            self._read = store(self._read())
 
-    def bring(self) -> None:
-        """Have it here."""
+    def fetch(self) -> None:
+        """Get the state from its worker, unless it has arrived."""
         if self._read is None:
-            self._bring()
+            self._fetch()
 
     def states(self) -> States:
-        """It, brought here where it is not."""
-        self.bring()
+        """The state, fetched if necessary."""
+        self.fetch()
         assert self._read is not None
         return self._read()
 
@@ -58,9 +62,9 @@ class RemoteState(Mapping[str, State]):
         return len(self.states())
 
     def items(self) -> ItemsView[str, State]:
-        """As of any mapping, read once."""
+        """Slots and their state, read once."""
         return self.states().items()
 
 
-def _nothing() -> None:
-    """What is left to do for a state that is here."""
+def _do_nothing() -> None:
+    """Replaces the fetch of a state that has arrived."""

@@ -20,8 +20,8 @@ import torch
 from fedflat.data.data_dir import VARIABLE, data_dir
 from fedflat.engines.cpu.worker_pool import keep_memory, use_cores
 from fedflat.engines.ray.cluster import connect, device_for, first_line
-from fedflat.engines.ray.worker import other_version, own_version
-from fedflat.engines.ray.worker_pool import MOST_LOSSES, close_crew
+from fedflat.engines.ray.worker import own_version, version_mismatch
+from fedflat.engines.ray.worker_pool import MOST_LOSSES, close_worker_pool
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.reopen import primary_model
 from fedflat.experiment.callback import Callback, RemoteCallback, require_remote
@@ -184,7 +184,7 @@ def run_on_cluster(
         marker: a file in the shared folder, which nodes must see.
     """
     remote_callbacks = require_remote(callbacks)
-    close_crew()  # workers of an earlier run with engine.name=ray would keep their cores
+    close_worker_pool()  # workers of an earlier run with engine.name=ray would keep their cores
     schedule = ClusterSchedule(connect(address, None, "ray_address"), tasks, SweepLocation.here(marker), jobs)
     watched = [WatchedFolder(task.config, task.folder, remote_callbacks) for task in tasks if task.folder]
     try:
@@ -201,7 +201,7 @@ def run_on_cluster(
 def run_on_node(version: str, packed: bytes) -> None:
     """Do a run on the node that Ray chose; pickled, since another version of fedflat could not read the task."""
     if own_version() != version:
-        raise UnfitNode(other_version(socket.gethostname(), own_version(), version))
+        raise UnfitNode(version_mismatch(socket.gethostname(), own_version(), version))
     location, task, cores = pickle.loads(packed)
     location.enter()
     torch.set_num_threads(1)

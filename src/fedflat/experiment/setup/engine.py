@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedflat.data.data_dir import data_dir
-from fedflat.data.streamed import StreamedTensor
+from fedflat.data.files.streamed import StreamedTensor
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.cpu.worker_pool import available_cores
 from fedflat.engines.gpu.engine import LaneEngine
@@ -25,7 +25,7 @@ from fedflat.experiment.setup.problem import federation
 if TYPE_CHECKING:
     from fedflat.engines.ray.cluster import Device
     from fedflat.engines.ray.engine import RayEngine
-    from fedflat.engines.ray.worker import Local
+    from fedflat.engines.ray.messages import WorkerSetup
 
 Own = dict[str, Any]
 """User-supplied ``data``, ``model`` and ``task``, or None for each."""
@@ -82,19 +82,19 @@ def ray_engine(config: Config, problem: Problem, own: Own) -> RayEngine:
     )
 
 
-def _worker_setup(config: Config, own: Own, device: Device) -> Callable[[], Local]:
+def _worker_setup(config: Config, own: Own, device: Device) -> Callable[[], WorkerSetup]:
     """What a worker calls to set up. It reads datasets from its own node; only user-supplied objects are sent."""
     engine = config.engine.model_copy(update={"name": "auto", "device": device, "workers": 1, "ray_address": None})
     data = config.data.model_copy(update={"dir": data_dir(config.data.dir).absolute()})
     return partial(_set_up_worker, config.model_copy(update={"engine": engine, "data": data}), own)
 
 
-def _set_up_worker(config: Config, own: Own) -> Local:
-    from fedflat.engines.ray.worker import Local
+def _set_up_worker(config: Config, own: Own) -> WorkerSetup:
+    from fedflat.engines.ray.messages import WorkerSetup
 
     problem, _ = federation(config, **own)
     engine: Any = engine_for(config, problem)
-    return Local(problem, engine)
+    return WorkerSetup(problem, engine)
 
 
 @contextmanager

@@ -70,15 +70,15 @@ class ClientStateStore:
             self._write(client, client.state)
             return
         self._remote[client.number] = client.state, client.statistics
-        client.state.kept_by(partial(self._write, client))
+        client.state.store_with(partial(self._write, client))
         while len(self._remote) > MOST_REMOTE:
             oldest = next(iter(self._remote))
-            self._remote.pop(oldest)[0].bring()
+            self._remote.pop(oldest)[0].fetch()
 
     def settle(self) -> None:
         """Fetch all remote states, before a checkpoint relies on them."""
         for state, _ in list(self._remote.values()):
-            state.bring()
+            state.fetch()
 
     def _write(self, client: Client, state: Mapping[str, State]) -> Callable[[], States]:
         """Store a state; returns a function that reads it again."""

@@ -1,6 +1,6 @@
-"""Where clients go, seen from the mean: lengths, distances and cosines of updates, and how far gradients disagree.
+"""Client drift: norms, distances and cosines of client updates, and disagreement of client gradients.
 
-Everything takes rows [clients, P] and goes through them one by one, so that nothing of their size is copied.
+All functions take rows [clients, P] and process one row at a time, without copying the matrix.
 
 >>> rows = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
 >>> update_drift(rows, rows.mean(0)).cosines.tolist()
@@ -17,41 +17,41 @@ from torch import Tensor
 
 
 class UpdateDrift(NamedTuple):
-    """Each client's update beside the global one."""
+    """Client updates D_i compared with the server's update D, each [clients]."""
 
     lengths: Tensor
-    """||D_i||: how far the client moved."""
+    """||D_i||."""
     distances: Tensor
-    """||D_i - D||: how far from where the server moved."""
+    """||D_i - D||."""
     cosines: Tensor
-    """cos(D_i, D); not a number where either is zero."""
+    """cos(D_i, D); NaN if either is zero."""
 
 
 class Disagreement(NamedTuple):
-    """How far vectors of several clients pull in different directions."""
+    """Disagreement of client vectors v_i with weights p_i."""
 
     mean_norm: Tensor
     """The mean of ||v_i||."""
     norm_of_mean: Tensor
     """||sum_i p_i v_i||."""
     diversity: Tensor
-    """sum_i p_i ||v_i||^2 / ||sum_i p_i v_i||^2: 1 where all agree, and without bound where they cancel (Li et al. 2020, B^2)."""
+    """sum_i p_i ||v_i||^2 / ||sum_i p_i v_i||^2: 1 if all agree, unbounded if they cancel (B^2 of Li et al. 2020)."""
     pairwise_cosine: Tensor
-    """The mean of cos(v_i, v_j) over pairs i < j; not a number for fewer than two."""
+    """The mean of cos(v_i, v_j) over pairs i < j; NaN for fewer than two clients."""
     conflicting: Tensor
-    """The share of pairs with a negative cosine."""
+    """The fraction of pairs with a negative cosine."""
 
 
-def cosine(one: Tensor, other: Tensor) -> Tensor:
-    """cos(a, b) of two vectors; not a number, which is no signal, where either is zero."""
-    norms = one.norm() * other.norm()
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    """cos(a, b) of two vectors; NaN if either is zero."""
+    norms = a.norm() * b.norm()
     return torch.where(
-        norms > 0, (one @ other) / norms.clamp(min=torch.finfo(norms.dtype).tiny), torch.full_like(norms, torch.nan)
+        norms > 0, (a @ b) / norms.clamp(min=torch.finfo(norms.dtype).tiny), torch.full_like(norms, torch.nan)
     )
 
 
 def update_drift(rows: Tensor, update: Tensor) -> UpdateDrift:
-    """The drift of every client: D_i is row i and D the server's update in the same round."""
+    """The drift of every client; ``rows`` holds the updates D_i, ``update`` is the server's update D."""
     return UpdateDrift(
         torch.stack([row.norm() for row in rows]),
         torch.stack([torch.dist(row, update) for row in rows]),
@@ -60,7 +60,7 @@ def update_drift(rows: Tensor, update: Tensor) -> UpdateDrift:
 
 
 def disagreement(rows: Tensor, weights: Sequence[float] | None = None) -> Disagreement:
-    """How far the rows disagree, weighted by p_i (equal unless given) in the mean and counted once each in the pairs."""
+    """The disagreement of ``rows``; ``weights`` are the p_i of the mean (default: equal), pairs are unweighted."""
     count = len(rows)
     share = torch.tensor(
         [1 / count] * count if weights is None else list(weights), dtype=rows.dtype, device=rows.device

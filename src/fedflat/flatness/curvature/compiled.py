@@ -1,4 +1,4 @@
-"""Hessian-vector products compiled whole: less than half the time on a GPU, for some seconds to two minutes at the start."""
+"""Compiled Hessian-vector products: less than half the time on a GPU, after seconds to two minutes of compilation."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from torch import Tensor
 
 BACKEND = "inductor"
 Product = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor, Tensor], Sequence[Tensor]]
-"""The Hessian on one batch times a vector: (weights, vector, inputs, targets) to the product, each tensor by tensor."""
+"""Maps (weights, vector, inputs, targets) to the Hessian-vector product on one batch; one tensor per parameter."""
 
 
 class CompiledProduct:
-    """A product on batches of one size and shape, compiled at its first call; other batches are for the product as it is.
+    """A Hessian-vector product compiled at its first call for one batch shape; other shapes return None.
 
-    The function is run once and written down operation by operation, both derivatives with it, and that is what is compiled: what only the
-    gradient would need, such as its own filters' part, is then never computed.
+    The product is traced once, including both derivatives, and the trace is compiled. Dead-code elimination then drops
+    what only the gradient would need.
     """
 
     def __init__(self, product: Product, examples: int) -> None:
         self._product, self._examples = product, examples
         self._shape: torch.Size | None = None
-        self._fast: Any = None
+        self._compiled: Any = None
         self._usable = True
 
     def __call__(
         self, weights: Sequence[Tensor], vector: Sequence[Tensor], inputs: Any, targets: Any
     ) -> Sequence[Tensor] | None:
-        """The product; None where this batch is not compiled, or cannot be."""
+        """The product, or None if this batch cannot use the compiled function."""
         if (
             not self._usable
             or not isinstance(inputs, Tensor)
@@ -42,23 +42,22 @@ class CompiledProduct:
         if inputs.shape != self._shape:
             return None
         try:
-            if self._fast is None:
+            if self._compiled is None:
                 from torch.fx.experimental.proxy_tensor import make_fx
 
-                written = make_fx(self._product)(weights, vector, inputs, targets)
-                written.graph.eliminate_dead_code()
-                written.recompile()
-                self._fast = torch.compile(written, dynamic=False, fullgraph=True, backend=BACKEND)
+                traced = make_fx(self._product)(weights, vector, inputs, targets)
+                traced.graph.eliminate_dead_code()
+                traced.recompile()
+                self._compiled = torch.compile(traced, dynamic=False, fullgraph=True, backend=BACKEND)
             with torch.no_grad():
-                found: Sequence[Tensor] = self._fast(weights, vector, inputs, targets)
+                product: Sequence[Tensor] = self._compiled(weights, vector, inputs, targets)
         except torch.OutOfMemoryError:
             raise
-        except (
-            Exception
-        ) as error:  # compilers fail in many ways; a mistake of the user's own comes back from the product as it is
+        except Exception as error:  # compilers fail in many ways; a user's error reappears in the eager product
             self._usable = False
             warnings.warn(
-                f"the Hessian product could not be compiled and runs as it is ({type(error).__name__})", stacklevel=2
+                f"compiling the Hessian-vector product failed ({type(error).__name__}); continuing without compilation",
+                stacklevel=2,
             )
             return None
-        return found
+        return product

@@ -1,12 +1,13 @@
-"""An orthonormal basis that grows by products with a symmetric matrix, and the matrix as seen in it.
+"""An orthonormal Krylov basis of a symmetric matrix H, and the projection of H onto it.
 
-With V the basis (its rows), T = V H V' and q the next vector, orthogonal to V,
+With the basis V (as rows), T = V H V' and the next vector q, orthogonal to V,
 
     H V' = V' T + beta q e' + carried,
 
-where e picks the last vector and ``carried`` is what was left over when the basis was begun anew from vectors that were nearly, but not
-wholly, invariant. A Ritz pair (theta, y = V' s), T s = theta s, therefore has the residual |H y - theta y| = beta |s_last|, at no cost.
-Every new vector is orthogonalised against the whole basis, twice: without that, Lanczos finds the largest eigenvalues over and over.
+where e selects the last vector and ``carried`` is the remainder of a restart from vectors that were not exactly
+invariant. A Ritz pair (theta, y = V' s) with T s = theta s has the residual |H y - theta y| = beta |s_last|, at no
+cost. Every new vector is orthogonalised twice against the whole basis; otherwise Lanczos finds the largest
+eigenvalues repeatedly.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from torch import Tensor
 from fedflat.flatness.curvature.operator import Operator
 
 COLUMNS = 1 << 20
-"""Columns of the basis that are combined at a time, so that no second basis is needed."""
+"""Basis columns combined at a time, to avoid allocating a second basis."""
 
 
 class Ritz(NamedTuple):
-    """Eigenvalues as seen in a basis, ascending, with how far each is from one of the matrix."""
+    """Ritz values in ascending order with their residual norms."""
 
     values: np.ndarray
     vectors: np.ndarray
-    """Columns, in terms of the basis."""
+    """Ritz vectors as columns, in coordinates of the basis."""
     residuals: np.ndarray
     ahead: np.ndarray
-    """The part of the residuals that further products can take away."""
+    """The part of the residuals that further steps can reduce."""
 
 
 class Krylov:
-    """A basis of at most ``room`` vectors for an operator, grown from a random vector, or from ``first``."""
+    """A basis of at most ``room`` vectors, started from ``first`` or from a random vector."""
 
     def __init__(self, operator: Operator, room: int, seed: int = 0, first: Tensor | None = None) -> None:
         self.operator, self.room = operator, min(room, operator.size)
@@ -49,26 +50,26 @@ class Krylov:
 
     @property
     def full(self) -> bool:
-        """Whether there is no room for another vector."""
+        """Whether the basis has reached ``room`` vectors."""
         return self.size == self.room
 
     @property
     def complete(self) -> bool:
-        """Whether the basis spans all there is, so that what it shows is exact."""
+        """Whether the basis spans the whole space, so Ritz values are exact."""
         return self.size == self.operator.size
 
     @property
     def invariant(self) -> bool:
-        """Whether the last product led nowhere new."""
+        """Whether the basis spans an invariant subspace."""
         return self._beta == 0.0
 
     @property
     def seen(self) -> np.ndarray:
-        """T: the matrix in the basis."""
+        """T, the projection of H onto the basis."""
         return self._seen[: self.size, : self.size]
 
     def step(self) -> None:
-        """Take the next vector into the basis, and multiply it to find the one after it."""
+        """Append the next vector to the basis and compute the following one from its product with H."""
         basis = self._rows[: self.size + 1]
         left = self.operator(basis[-1:])[0]
         onto = torch.zeros_like(basis[:, 0])
@@ -84,18 +85,18 @@ class Krylov:
             self._beta = 0.0
             return
         self._beta = float(left.norm())
-        if self._beta <= 10 * torch.finfo(left.dtype).eps * self._scale:  # rounding alone: the basis is invariant
+        if (
+            self._beta <= 10 * torch.finfo(left.dtype).eps * self._scale
+        ):  # only rounding error is left: the subspace is invariant
             self._beta = 0.0
             self._rows[self.size] = self._random()
-        elif self._beta <= torch.finfo(left.dtype).eps ** 0.5 * np.linalg.norm(
-            seen
-        ):  # rounding in part: twice was not enough
+        elif self._beta <= torch.finfo(left.dtype).eps ** 0.5 * np.linalg.norm(seen):  # partly rounding error
             self._rows[self.size] = self._orthogonal(left / self._beta)
         else:
             self._rows[self.size] = left / self._beta
 
     def ritz(self) -> Ritz:
-        """The eigenvalues of the matrix as seen in the basis, and how far each is from a true one."""
+        """Ritz values, vectors and residuals of the current basis."""
         values, vectors = np.linalg.eigh(self.seen)
         ahead = self._beta * np.abs(vectors[-1])
         return Ritz(values, vectors, np.hypot(ahead, self._left_behind(vectors)), ahead)
@@ -120,7 +121,7 @@ class Krylov:
         self._rows[count] = self._random() if anew else following
 
     def _left_behind(self, vectors: np.ndarray) -> np.ndarray:
-        """The residuals that combinations of the basis have from when it was begun anew."""
+        """Residuals inherited from the last restart."""
         none = self.complete or not self._carried.any()
         return (
             np.zeros(vectors.shape[1]) if none else np.linalg.norm(vectors * self._carried[: self.size, None], axis=0)
@@ -132,7 +133,7 @@ class Krylov:
         return self._orthogonal(row / row.norm())
 
     def _orthogonal(self, row: Tensor) -> Tensor:
-        """A unit vector orthogonal to the basis."""
+        """``row`` orthogonalised against the basis and normalised."""
         basis = self._rows[: self.size]
         for _ in range(2):
             row = row - (basis @ row) @ basis

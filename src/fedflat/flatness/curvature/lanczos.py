@@ -1,12 +1,12 @@
-"""Eigenvalues at the ends of a spectrum by Lanczos: full reorthogonalisation, thick restarts, and a second look for what was missed.
+"""Extreme eigenvalues by Lanczos with full reorthogonalisation, thick restarts and a check for repeated eigenvalues.
 
-From one starting vector, Lanczos sees one direction of each eigenspace, and so finds a repeated eigenvalue once. Therefore, when all that
-was asked for has converged, it is kept and the search goes on from a new random vector orthogonal to it, until the next eigenvalue outside
-has converged too. If that belongs among those asked for, it is taken in, and the search goes on; if not, nothing was missed.
+From one starting vector, Lanczos finds a repeated eigenvalue only once. Therefore, once all requested eigenvalues have
+converged, their vectors are kept and the search restarts from a random vector orthogonal to them, until the next
+eigenvalue has converged too. If it belongs to the requested ones, the search continues; otherwise nothing was missed.
 
 >>> matrix = torch.diag(torch.tensor([5.0, 3.0, 3.0, 3.0, -4.0] + 20 * [1.0], dtype=torch.float64))
->>> found = lanczos(Operator.of_matrix(matrix), Ends(4, 1))
->>> [round(value, 6) for value in found.values.tolist()], found.converged
+>>> pairs = lanczos(Operator.of_matrix(matrix), Ends(4, 1))
+>>> [round(value, 6) for value in pairs.values.tolist()], pairs.converged
 ([5.0, 3.0, 3.0, 3.0, -4.0], True)
 """
 
@@ -24,60 +24,60 @@ from fedflat.flatness.curvature.krylov import Krylov, Ritz
 from fedflat.flatness.curvature.operator import Operator
 from fedflat.flatness.precision import rounding
 
-LOOK_EVERY = 5
-"""Products between looks at what has converged."""
+CHECK_EVERY = 5
+"""Products between convergence checks."""
 TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
 class Ends:
-    """Which eigenvalues are asked for: the largest, and the smallest."""
+    """Requests the ``high`` largest and the ``low`` smallest eigenvalues."""
 
     high: int
     low: int = 0
 
     @property
     def count(self) -> int:
-        """How many they are."""
+        """Number of requested eigenvalues."""
         return self.high + self.low
 
     def chosen(self, values: np.ndarray) -> np.ndarray:
-        """Their places among ascending values, from the largest to the smallest."""
+        """Indices of the requested values among ascending ``values``, largest first."""
         order = np.arange(len(values))[::-1]
         return (
             order if self.count >= len(order) else np.concatenate([order[: self.high], order[len(order) - self.low :]])
         )
 
     def and_next(self) -> Ends:
-        """One more at each end that is asked for."""
+        """The request extended by one at each requested end."""
         return Ends(self.high + bool(self.high), self.low + bool(self.low))
 
 
 @dataclass(frozen=True)
 class Largest:
-    """The eigenvalues largest in magnitude."""
+    """Requests the ``count`` eigenvalues of largest magnitude."""
 
     count: int
 
     def chosen(self, values: np.ndarray) -> np.ndarray:
-        """Their places among ascending values, from the largest magnitude to the smallest."""
+        """Indices of the requested values among ascending ``values``, largest magnitude first."""
         return np.argsort(-np.abs(values), kind="stable")[: self.count]
 
     def and_next(self) -> Largest:
-        """One more."""
+        """The request extended by one."""
         return Largest(self.count + 1)
 
 
 @dataclass(frozen=True)
 class Eigenpairs:
-    """Eigenvalues in the order in which they were asked for, with what is known of their quality."""
+    """Eigenpairs in the requested order, with residuals."""
 
     values: Tensor
-    """float64, on the CPU."""
+    """[k] float64, on the CPU."""
     vectors: Tensor
-    """Unit eigenvectors, as rows."""
+    """[k, P], unit eigenvectors as rows."""
     residuals: Tensor
-    """|H v - lambda v| of each."""
+    """[k], |H v - lambda v| of each pair."""
     products: int
     converged: bool
 
@@ -90,32 +90,38 @@ def lanczos(
     room: int | None = None,
     most: int | None = None,
     seed: int = 0,
-    tell: Callable[[int, int], None] = lambda products, found: None,
+    progress: Callable[[int, int], None] = lambda products, found: None,
 ) -> Eigenpairs:
-    """The eigenvalues that are asked for, each until its residual is below ``tolerance`` times its magnitude.
+    """Compute the requested eigenpairs until every residual is below ``tolerance`` times the eigenvalue's magnitude.
 
-    ``room`` bounds the vectors in memory (by default three times as many as asked for, and 40), ``most`` the products; ``tell`` is called
-    now and then with the products taken and the number of eigenvalues that have converged.
+    Args:
+        operator: the symmetric matrix.
+        wanted: ``Ends`` or ``Largest``.
+        tolerance: relative residual at which an eigenvalue counts as converged.
+        room: maximum number of basis vectors in memory; default: 3 * count + 40.
+        most: maximum number of products; default: 20 * (room + count).
+        seed: seed of the starting vectors.
+        progress: called with (products, converged eigenvalues) at every convergence check.
     """
     _check(operator, wanted, tolerance)
     room = room or 3 * wanted.count + 40
     if room < min(operator.size, wanted.count + 4):
         raise UserError(
-            f"{room} vectors are too few for {wanted.count} eigenvalues; expected room for at least {wanted.count + 4}"
+            f"room={room} is too small for {wanted.count} eigenvalues; expected at least {wanted.count + 4}"
         )
     most = most or 20 * (room + wanted.count)
-    before, looked, second, locked = operator.products, 0, False, np.zeros(0)
+    before, checked, second, locked = operator.products, 0, False, np.zeros(0)
     with rounding(allowed=False), torch.no_grad():
         space = Krylov(operator, room, seed)
         while True:
             space.step()
             taken = operator.products - before
-            if not space.full and taken < most and taken - looked < LOOK_EVERY:
+            if not space.full and taken < most and taken - checked < CHECK_EVERY:
                 continue
-            looked, ritz = taken, space.ritz()
+            checked, ritz = taken, space.ritz()
             places = wanted.chosen(ritz.values)
             good = _good(ritz, tolerance, operator.dtype)[places]
-            tell(taken, int(good.sum()))
+            progress(taken, int(good.sum()))
             if space.complete or taken >= most:
                 break
             if (
@@ -141,12 +147,12 @@ def _good(ritz: Ritz, tolerance: float, dtype: torch.dtype) -> np.ndarray:
 
 
 def _floor(ritz: Ritz, dtype: torch.dtype) -> float:
-    """The rounding of products with a matrix of this norm, below which nothing is known."""
+    """Rounding error of products with a matrix of this norm."""
     return float(50 * torch.finfo(dtype).eps * np.abs(ritz.values).max())
 
 
 def _next_good(ritz: Ritz, wanted: Ends | Largest, tolerance: float, dtype: torch.dtype) -> bool:
-    """Whether the next eigenvalues outside are known to be outside: they have converged well, or lie clearly apart from all within."""
+    """Whether the next eigenvalues are certainly not requested: converged tightly, or clearly separated."""
     inside = wanted.chosen(ritz.values)
     outside = np.setdiff1d(wanted.and_next().chosen(ritz.values), inside)
     rank = np.abs(ritz.values) if isinstance(wanted, Largest) else ritz.values
@@ -156,12 +162,12 @@ def _next_good(ritz: Ritz, wanted: Ends | Largest, tolerance: float, dtype: torc
 
 
 def _same(ritz: Ritz, places: np.ndarray, before: np.ndarray, dtype: torch.dtype) -> bool:
-    """Whether no eigenvalue has taken another's place: each moved by less than its own uncertainty."""
+    """Whether every eigenvalue moved by less than its uncertainty since ``before``."""
     return bool((np.abs(ritz.values[places] - before) <= 2 * ritz.residuals[places] + _floor(ritz, dtype)).all())
 
 
 def _worth_keeping(ritz: Ritz, wanted: Ends | Largest, space: Krylov) -> np.ndarray:
-    """Half the room beyond what is asked for goes to the next Ritz vectors, which would be lost and found again otherwise."""
+    """Indices kept at a restart: the requested ones and further Ritz vectors for half of the remaining room."""
     more = wanted
     while more.count < min(wanted.count + (space.room - wanted.count) // 2, len(ritz.values) - 2):
         more = more.and_next()
@@ -170,10 +176,8 @@ def _worth_keeping(ritz: Ritz, wanted: Ends | Largest, space: Krylov) -> np.ndar
 
 def _check(operator: Operator, wanted: Ends | Largest, tolerance: float) -> None:
     if wanted.count < 1:
-        raise UserError("no eigenvalue is asked for; expected at least 1")
+        raise UserError("no eigenvalue requested; expected at least 1")
     if wanted.count > operator.size:
-        raise UserError(
-            f"{wanted.count} eigenvalues are more than the {operator.size} parameters of this model; ask for fewer"
-        )
+        raise UserError(f"{wanted.count} eigenvalues requested, but the model has only {operator.size} parameters")
     if not 0 < tolerance < 1:
-        raise UserError(f"a tolerance of {tolerance:g} is not possible; expected a number between 0 and 1")
+        raise UserError(f"tolerance={tolerance:g} is invalid; expected a number between 0 and 1")

@@ -1,18 +1,19 @@
-"""GroupNorm and LayerNorm whose second derivative is as short as the first.
+"""GroupNorm and LayerNorm with fast second derivatives.
 
-Over the M numbers of a group, with e = (x - mean x) r and r = 1 / sqrt(var x + eps),
+Over the M entries of a group, with e = (x - mean x) r and r = 1 / sqrt(var x + eps),
 
     dx = r (P g - e r s / M)        P g = g - mean g - e mean(e g)
 
-where g is the gradient by e and s that by r. P is symmetric, so that the gradients of <u, r P g> are short too:
+where g is the gradient with respect to e, and s with respect to r. P is symmetric, so <u, r P g> has short gradients:
 
-    by g: r P u        by e: -r (mean(e u) g + mean(e g) u)        by r: <u, P g>
+    w.r.t. g: r P u        w.r.t. e: -r (mean(e u) g + mean(e g) u)        w.r.t. r: <u, P g>
 
-torch's own second derivative of these layers takes about a hundred passes over the activations instead.
+torch's own second derivative of these layers makes about a hundred passes over the activations instead.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,8 +22,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
-class Standardised(torch.autograd.Function):
-    """e and r of x, over some of its axes."""
+class Standardise(torch.autograd.Function):
+    """Maps x to (e, r), with statistics over ``axes``."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axes: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor]:
@@ -37,15 +38,15 @@ class Standardised(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (g, s), (e, r) = gradients, ctx.saved_tensors
-        found = None if g is None else by_input(g, e, r, ctx.axes)
+        gradient = None if g is None else by_input(g, e, r, ctx.axes)
         if s is not None:
             through_r = e * (r * r * s / _size(e, ctx.axes))
-            found = -through_r if found is None else found - through_r
-        return found, None, None
+            gradient = -through_r if gradient is None else gradient - through_r
+        return gradient, None, None
 
 
-class ByInput(torch.autograd.Function):
-    """r P g."""
+class StandardiseGradient(torch.autograd.Function):
+    """r P g, the gradient through e."""
 
     @staticmethod
     def forward(ctx: Any, g: Tensor, e: Tensor, r: Tensor, axes: tuple[int, ...]) -> Tensor:
@@ -65,14 +66,14 @@ class ByInput(torch.autograd.Function):
         return by_g, by_e, by_r, None
 
 
-by_input: Callable[..., Tensor] = ByInput.apply
-standardised: Callable[..., tuple[Tensor, Tensor]] = Standardised.apply
+by_input: Callable[..., Tensor] = StandardiseGradient.apply
+standardised: Callable[..., tuple[Tensor, Tensor]] = Standardise.apply
 
 
 def group_norm(
     input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
-    """`torch.nn.functional.group_norm`, of images in either memory order without a copy."""
+    """`torch.nn.functional.group_norm` for contiguous and channels-last images, without a copy."""
     last = input.dim() == 4 and input.is_contiguous(memory_format=torch.channels_last)
     x = input.movedim(1, -1) if last else input
     axis = x.dim() - 1 if last else 1
@@ -80,8 +81,8 @@ def group_norm(
     e = standardised(groups, tuple(place for place in range(1, groups.dim()) if place != axis), eps)[0].flatten(
         axis, axis + 1
     )
-    found = _scaled(e, weight, bias, [1 if place != axis else -1 for place in range(x.dim())])
-    return found.movedim(-1, 1) if last else found
+    output = _scaled(e, weight, bias, [1 if place != axis else -1 for place in range(x.dim())])
+    return output.movedim(-1, 1) if last else output
 
 
 def layer_norm(
@@ -103,8 +104,5 @@ def _scaled(e: Tensor, weight: Tensor | None, bias: Tensor | None, shape: list[i
 
 
 def _size(x: Tensor, axes: tuple[int, ...]) -> int:
-    """How many numbers a group has: M."""
-    found = 1
-    for axis in axes:
-        found *= x.shape[axis]
-    return found
+    """Number of entries of a group, M."""
+    return math.prod(x.shape[axis] for axis in axes)

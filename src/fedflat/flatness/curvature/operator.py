@@ -1,4 +1,4 @@
-"""A symmetric matrix that is known by its products with vectors alone.
+"""A symmetric matrix defined by its matrix-vector products.
 
 >>> Operator.of_matrix(torch.tensor([[2.0, 0.0], [0.0, 3.0]]))(torch.eye(2)).tolist()
 [[2.0, 0.0], [0.0, 3.0]]
@@ -19,42 +19,40 @@ from fedflat.flatness.objective import Objective
 
 @dataclass
 class Operator:
-    """Products of a symmetric matrix with the rows of another, counted."""
+    """Matrix-vector products of a symmetric P x P matrix, with a counter."""
 
     apply: Callable[[Tensor], Tensor]
-    """From rows [b, P] to the products of the matrix with each of them, [b, P]."""
+    """Maps rows [b, P] to the products of the matrix with each row, [b, P]."""
     size: int
     dtype: torch.dtype = torch.float32
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     products: int = 0
-    """How many products were taken so far."""
+    """Number of products computed so far."""
 
     @classmethod
     def of_matrix(cls, matrix: Tensor) -> Operator:
-        """A matrix that is there as a whole."""
+        """The operator of a dense matrix."""
         return cls(lambda rows: rows @ matrix, len(matrix), matrix.dtype, matrix.device)
 
     @classmethod
     def of_hessian(cls, objective: Objective, w: Tensor | None = None) -> Operator:
-        """The Hessian of an objective at w, by default at the model's own weights."""
+        """The Hessian of an objective at ``w`` (default: its weights)."""
         return cls(lambda rows: objective.hessian_products(w, rows), objective.size, objective.dtype, objective.device)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """The products with some rows."""
-        found = self.apply(rows)
+        """The products with ``rows``, [b, P]; raises a ``UserError`` if they are not finite."""
+        products = self.apply(rows)
         self.products += len(rows)
-        if not bool(found.isfinite().all()):
-            raise UserError(
-                "a Hessian product of this model is not finite, so that it has no curvature; take a model that did not diverge"
-            )
-        return found
+        if not bool(products.isfinite().all()):
+            raise UserError("a Hessian-vector product of this model is not finite; use a model that did not diverge")
+        return products
 
     def normal(self, seed: int, purpose: str, number: int = 0) -> Tensor:
-        """A vector of standard normal numbers, a function of its arguments."""
+        """A standard normal vector [P], determined by the arguments."""
         return self._placed(generator(seed, purpose, number).standard_normal(self.size, dtype="float32"))
 
     def signs(self, seed: int, purpose: str, number: int = 0) -> Tensor:
-        """A vector of random signs."""
+        """A Rademacher vector [P], determined by the arguments."""
         return self._placed(generator(seed, purpose, number).integers(0, 2, self.size, dtype="int8") * 2.0 - 1.0)
 
     def _placed(self, values: object) -> Tensor:

@@ -1,9 +1,9 @@
-"""Eigenvalues by power iteration with deflation, as published figures were made (Caldarola et al. 2022, appendix C.4: 20 iterations).
+"""Power iteration with deflation, the method behind published figures (Caldarola et al. 2022, appendix C.4).
 
     v <- H' v / |H' v|,   H' = H - sum_i lambda_i v_i v_i',   lambda = v . H' v
 
-It finds the largest in magnitude first. Twenty iterations seldom converge where eigenvalues lie close together, and errors carry over to
-all that follow: the residuals say by how much. For exact values there is Lanczos.
+It finds the eigenvalue of largest magnitude first. The published 20 iterations seldom converge for close eigenvalues,
+and errors propagate to all later ones; the residuals state by how much. Use Lanczos for accurate values.
 """
 
 from __future__ import annotations
@@ -25,18 +25,23 @@ def power(
     iterations: int = 20,
     change: float = 1e-4,
     seed: int = 0,
-    tell: Callable[[int, int], None] = lambda products, found: None,
+    progress: Callable[[int, int], None] = lambda products, found: None,
 ) -> Eigenpairs:
-    """``count`` eigenvalues, largest in magnitude first as the iteration found them.
+    """``count`` eigenpairs in the order in which the iteration found them, roughly by decreasing magnitude.
 
-    Each takes at most ``iterations`` products, fewer once an eigenvalue moves by less than the share ``change`` of itself.
+    Args:
+        iterations: maximum number of products per eigenvalue.
+        change: relative change of an eigenvalue below which the iteration stops.
+        seed: seed of the starting vectors.
+        progress: called with (products, eigenvalues found) after each eigenvalue.
     """
     if not 1 <= count <= operator.size:
         raise UserError(
-            f"{count} eigenvalues of a model with {operator.size} parameters are not possible; ask for 1 to {operator.size}"
+            f"cannot compute {count} eigenvalues of a model with {operator.size} parameters; "
+            f"expected 1 to {operator.size}"
         )
     if iterations < 1:
-        raise UserError(f"{iterations} iterations are not possible; expected at least 1")
+        raise UserError(f"iterations={iterations} is invalid; expected at least 1")
     before, settled = operator.products, True
     values, residuals = torch.zeros(count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)
     vectors = torch.zeros(count, operator.size, dtype=operator.dtype, device=operator.device)
@@ -50,7 +55,7 @@ def power(
                 known = vectors[:number]
                 product -= ((known @ vector) * values[:number].to(product)) @ known
                 value, length = float(vector @ product), float(product.norm())
-                # A vector's residual belongs to the vector that was multiplied, so it is that one which is kept.
+                # Keep the multiplied vector, to which the residual belongs.
                 vectors[number], values[number] = vector, value
                 residuals[number] = float((product - value * vector).norm())
                 moved = abs(value - last) / abs(value) if value else float("inf")
@@ -58,5 +63,5 @@ def power(
                     break
                 last, vector = value, product / length
             settled &= moved < change
-            tell(operator.products - before, number + 1)
+            progress(operator.products - before, number + 1)
     return Eigenpairs(values, vectors, residuals, operator.products - before, settled)

@@ -1,4 +1,4 @@
-"""Layers that stand in for torch's own while a Hessian is looked at: the same values, and second derivatives that cost little."""
+"""Replaces torch layers by equivalents with cheap second derivatives while Hessian-vector products are computed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch.overrides import TorchFunctionMode
 from fedflat.flatness.curvature.convolution import convolution
 from fedflat.flatness.curvature.normalisation import group_norm, layer_norm
 
-STAND_INS: dict[Callable[..., Any], Callable[..., Any]] = {
-    **{theirs: partial(convolution, theirs) for theirs in (torch.conv1d, torch.conv2d, torch.conv3d)},
+REPLACEMENTS: dict[Callable[..., Any], Callable[..., Any]] = {
+    **{function: partial(convolution, function) for function in (torch.conv1d, torch.conv2d, torch.conv3d)},
     F.group_norm: group_norm,
     F.layer_norm: layer_norm,
 }
 
 
 class TwiceDifferentiable(TorchFunctionMode):
-    """Within it, every convolution, GroupNorm and LayerNorm of a model is one of ours.
+    """Context in which convolutions, GroupNorm and LayerNorm use our implementations.
 
     >>> x, w = torch.ones(1, 1, 3), torch.ones(1, 1, 2)
     >>> with TwiceDifferentiable():
@@ -32,5 +32,5 @@ class TwiceDifferentiable(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Call a function of torch, or what stands in for it."""
-        return STAND_INS.get(func, func)(*args, **kwargs or {})
+        """Call ``func`` or its replacement."""
+        return REPLACEMENTS.get(func, func)(*args, **kwargs or {})

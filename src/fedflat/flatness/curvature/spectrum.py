@@ -1,4 +1,4 @@
-"""The curvature of a loss in one call: its largest eigenvalues, its most negative one, its trace, its density."""
+"""Curvature of a loss in one call: largest eigenvalues, smallest eigenvalue, trace and spectral density."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from fedflat.flatness.objective import Objective
 
 COUNT = 50
 PRODUCTS = 4
-"""About how many products Lanczos takes for each of many eigenvalues."""
+"""Approximate number of Lanczos products per eigenvalue."""
 COMPILE = ("auto", "on", "off")
-WORTH = 120.0
-"""Seconds of products from which compiling them pays."""
+COMPILE_SECONDS = 120.0
+"""Total seconds of products above which compilation pays off."""
 METHODS = ("lanczos", "power")
 BY = ("value", "magnitude")
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """What is known of a Hessian's eigenvalues."""
+    """Eigenvalues of a Hessian, with estimates of its trace and density."""
 
     eigenvalues: tuple[float, ...]
-    """The largest, in descending order; by magnitude where they were asked for so."""
+    """The largest eigenvalues in descending order (of magnitude if ``by`` is ``magnitude``)."""
     residuals: tuple[float, ...]
-    """|H v - lambda v| of each; an eigenvalue lies within that of each number."""
+    """|H v - lambda v| of each; the true eigenvalue lies within this distance."""
     lambda_min: float | None
-    """The smallest eigenvalue: negative curvature, where there is any. Power iteration does not know it."""
+    """The smallest (most negative) eigenvalue; None with power iteration."""
     trace: Estimate | None
     density: Density | None
     method: str
     by: str
     converged: bool
     products: int
-    """Hessian-vector products, all together."""
+    """Total number of Hessian-vector products."""
     seconds: float
     parameters: int
     examples: int
@@ -58,18 +58,18 @@ class Spectrum:
 
     @property
     def ratio(self) -> float | None:
-        """lambda_max / lambda_5, by which Jastrzebski et al. (2020) and Caldarola et al. (2022) describe how the spectrum falls off."""
+        """lambda_max / lambda_5, the decay measure of Jastrzebski et al. (2020) and Caldarola et al. (2022)."""
         ordered = sorted(self.eigenvalues, reverse=True)
         return ordered[0] / ordered[4] if len(ordered) > 4 and ordered[4] else None
 
     @property
     def negative(self) -> int:
-        """How many of the eigenvalues found are negative by more than their uncertainty."""
+        """Number of computed eigenvalues that are negative beyond their uncertainty."""
         low = 0 if self.lambda_min is None or self.lambda_min in self.eigenvalues else int(self.lambda_min < 0)
         return low + sum(value < -residual for value, residual in zip(self.eigenvalues, self.residuals, strict=True))
 
     def document(self) -> dict[str, Any]:
-        """Everything as plain values."""
+        """All values as JSON-compatible types."""
         plain = {name: value for name, value in vars(self).items() if name not in ("trace", "density")}
         return {
             "lambda_max": self.lambda_max,
@@ -96,40 +96,52 @@ def spectrum_of(
     room: int | None = None,
     compile: str = "auto",
     seed: int = 0,
-    tell: Callable[[str], None] = lambda text: None,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> Spectrum:
-    """The spectrum of an objective's Hessian at its model's weights.
+    """The spectrum of an objective's Hessian at its weights.
 
-    ``by`` is ``value`` (the largest, and the smallest one besides) or ``magnitude``. Draws of 0 leave out trace or density.
-    ``compile`` is ``on``, ``off`` or ``auto``: products are compiled on a GPU on which they would take more than two minutes.
+    Args:
+        count: number of eigenvalues; default: 50, or all if there are fewer.
+        method: ``lanczos`` or ``power``.
+        by: ``value`` (the largest eigenvalues and the smallest one) or ``magnitude``.
+        tolerance: relative residual for Lanczos.
+        iterations: products per eigenvalue for power iteration.
+        trace_draws: Hutchinson draws; 0 skips the trace.
+        density_draws: random vectors for the density; 0 skips it.
+        density_steps: Lanczos steps per random vector.
+        room: maximum number of Lanczos vectors in memory.
+        compile: ``on``, ``off`` or ``auto`` (on a GPU if the products would take over two minutes).
+        seed: seed of all random vectors.
+        progress: called with a status line.
     """
     if method not in METHODS:
-        raise one_of("method for eigenvalues", method, METHODS)
+        raise one_of("eigenvalue method", method, METHODS)
     if by not in BY:
-        raise one_of("order of eigenvalues", by, BY)
+        raise one_of("eigenvalue order", by, BY)
     count = min(COUNT, objective.size) if count is None else count
     if not 1 <= count <= objective.size:
         raise UserError(
-            f"{count} eigenvalues of a model with {objective.size} parameters are not possible; ask for 1 to {objective.size}"
+            f"cannot compute {count} eigenvalues of a model with {objective.size} parameters; "
+            f"expected 1 to {objective.size}"
         )
     if trace_draws:
         check_draws(trace_draws)
     begun = time.monotonic()
-    tell("checking that the loss is the same twice")
+    progress("checking that the loss is deterministic")
     objective.check()
     products = iterations * count if method == "power" else PRODUCTS * count
     if compile_where_it_pays(objective, compile, products + trace_draws + density_draws * density_steps):
-        tell("compiling the Hessian product, for ten seconds to two minutes")
+        progress("compiling the Hessian-vector product (10 s to 2 min)")
     operator = Operator.of_hessian(objective)
 
-    def progress(products: int, found: int) -> None:
-        tell(f"{min(found, count)} of {count} eigenvalues after {products} Hessian products")
+    def report(products: int, converged: int) -> None:
+        progress(f"{min(converged, count)} of {count} eigenvalues after {products} Hessian-vector products")
 
     if method == "power":
-        pairs = power(operator, count, iterations=iterations, seed=seed, tell=progress)
+        pairs = power(operator, count, iterations=iterations, seed=seed, progress=report)
     else:
         wanted = Largest(count) if by == "magnitude" else Ends(count, 1 if count < objective.size else 0)
-        pairs = lanczos(operator, wanted, tolerance=tolerance, room=room, seed=seed, tell=progress)
+        pairs = lanczos(operator, wanted, tolerance=tolerance, room=room, seed=seed, progress=report)
     trace = None
     if trace_draws:
         known: dict[str, Any] = {"values": pairs.values, "vectors": pairs.vectors} if method == "lanczos" else {}
@@ -138,7 +150,7 @@ def spectrum_of(
             draws=trace_draws,
             seed=seed,
             **known,
-            tell=lambda done: tell(f"trace: {done} of {trace_draws} draws"),
+            progress=lambda done: progress(f"trace: {done} of {trace_draws} draws"),
         )
     density = None
     if density_draws:
@@ -148,12 +160,12 @@ def spectrum_of(
             draws=density_draws,
             steps=density_steps,
             seed=seed,
-            tell=lambda done: tell(f"density: {done} of {steps} Hessian products"),
+            progress=lambda done: progress(f"density: {done} of {steps} Hessian-vector products"),
         )
-    return _made(objective, operator, pairs, count, method, by, trace, density, time.monotonic() - begun)
+    return _assemble(objective, operator, pairs, count, method, by, trace, density, time.monotonic() - begun)
 
 
-def _made(
+def _assemble(
     objective: Objective,
     operator: Operator,
     pairs: Eigenpairs,
@@ -188,14 +200,14 @@ def _made(
 
 
 def compile_where_it_pays(objective: Objective, compile: str, products: int) -> bool:
-    """Compile products where that is asked for; with ``auto``, on a GPU on which so many would take minutes. Whether it does.
+    """Compile the objective's products if requested or, with ``auto``, if it pays off on a GPU; returns whether it did.
 
-    On a CPU, where numbers are the same to the last digit from run to run, nothing may hang on how fast it is at the moment.
+    On a CPU ``auto`` never compiles: results must not depend on how fast the machine happens to be.
     """
     if compile not in COMPILE:
-        raise one_of("value of compile", compile, COMPILE)
+        raise one_of("compile mode", compile, COMPILE)
     if compile == "on" or (
-        compile == "auto" and objective.device.type == "cuda" and products * _seconds(objective) > WORTH
+        compile == "auto" and objective.device.type == "cuda" and products * _seconds(objective) > COMPILE_SECONDS
     ):
         objective.compile()
         return True
@@ -203,9 +215,9 @@ def compile_where_it_pays(objective: Objective, compile: str, products: int) -> 
 
 
 def _seconds(objective: Objective) -> float:
-    """About how long a product takes, from one on the first batch."""
+    """Estimated seconds per product, from one product on the first batch."""
     first = objective.on(objective.batches[:1])
-    for _ in range(2):  # the first chooses its kernels
+    for _ in range(2):  # the first call selects kernels
         torch.cuda.synchronize(objective.device)
         begun = time.perf_counter()
         first.hessian_product(None, objective.weights)

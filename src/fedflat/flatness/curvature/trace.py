@@ -1,6 +1,6 @@
-"""The trace of a Hessian by Hutchinson's estimator: for random signs z, E[z . H z] = tr H.
+"""Trace of a Hessian by Hutchinson's estimator: for Rademacher vectors z, E[z . H z] = tr H.
 
-Eigenvectors that are known are taken out first, since they hold most of the variance: with Q their span,
+Known eigenvectors are deflated first, because they contribute most of the variance. With their projector Q,
 
     tr H = sum_i v_i . H v_i + tr (1 - Q) H (1 - Q).
 """
@@ -27,23 +27,25 @@ def hutchinson(
     seed: int = 0,
     values: Tensor | None = None,
     vectors: Tensor | None = None,
-    tell: Callable[[int], None] = lambda done: None,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> Estimate:
-    """The trace with its confidence interval, from as many products as there are draws; ``values`` and ``vectors`` are known eigenpairs."""
+    """The trace with its confidence interval from ``draws`` products; ``values`` [k] and ``vectors`` [k, P] are
+    deflated.
+    """
     check_draws(draws)
-    found = []
+    samples = []
     with rounding(allowed=False), torch.no_grad():
         for number in range(draws):
             probe = operator.signs(seed, "trace", number)
             if vectors is not None:
                 probe -= (vectors @ probe) @ vectors
-            found.append((probe @ operator(probe[None])[0]).double())
-            tell(number + 1)
+            samples.append((probe @ operator(probe[None])[0]).double())
+            progress(number + 1)
     known = 0.0 if values is None else float(values.sum())
-    return estimate(torch.stack(found).tolist(), known)
+    return estimate(torch.stack(samples).tolist(), known)
 
 
 def check_draws(draws: int) -> None:
-    """One draw has no interval."""
+    """Reject fewer than two draws, which give no interval."""
     if draws < 2:
-        raise UserError(f"an interval needs at least 2 draws, not {draws}")
+        raise UserError(f"draws={draws} is invalid; a confidence interval needs at least 2")

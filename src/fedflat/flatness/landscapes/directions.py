@@ -1,17 +1,18 @@
-"""Directions in which to look from a model: random, and normalised filter by filter so that models of any scale can be compared.
+"""Random, filter-normalised directions, so that landscapes of models of any scale are comparable.
 
-A ReLU network can be rescaled, one layer up and the next one down, without changing what it computes; along a plain random direction the
-larger weights then look flatter. Filter normalisation (Li et al. 2018, section 4) gives each filter of the direction the norm of the
-model's own filter,
+Scaling one layer of a ReLU network up and the next one down leaves its function unchanged, but along a plain random
+direction the larger weights look flatter. Filter normalisation (Li et al. 2018, section 4) gives each filter of the
+direction the norm of the model's filter,
 
     d_ij <- d_ij / ||d_ij|| * ||w_ij||,
 
-where filter j of tensor i is what makes one output: a kernel of a convolution, a row of a linear layer, an embedding's row, a gate's row.
-Tensors with one dimension (biases, the scales and shifts of normalisation) have no filters. They stay where they are (``zero``), as in the
-commands that were published with the paper, or each counts as one filter (``scaled``).
+where filter j of tensor i produces one output: a convolution kernel, a row of a linear layer, an embedding or a gate.
+One-dimensional tensors (biases, normalisation scales and shifts) have no filters. They are not moved (``zero``, as in
+the commands published with the paper), or each counts as one filter (``scaled``).
 
 >>> layout = Layout.of({"a.weight": torch.zeros(2, 2), "a.bias": torch.zeros(2)})
->>> filter_normalised(layout, torch.tensor([3.0, 4.0, 0.0, 2.0, 1.0, 1.0]), torch.tensor([0.0, 10.0, 0.0, 1.0, 5.0, 5.0])).tolist()
+>>> direction, weights = torch.tensor([3.0, 4.0, 0.0, 2.0, 1.0, 1.0]), torch.tensor([0.0, 10.0, 0.0, 1.0, 5.0, 5.0])
+>>> filter_normalised(layout, direction, weights).tolist()
 [6.0, 8.0, 0.0, 1.0, 0.0, 0.0]
 """
 
@@ -32,7 +33,7 @@ ONE_DIMENSIONAL: tuple[OneDimensional, ...] = ("zero", "scaled")
 
 
 def random_direction(size: int, seed: int, number: int, like: Tensor) -> Tensor:
-    """Direction ``number`` of a seed: standard normal numbers, the same on every device and for every model of this size."""
+    """Direction ``number`` of a seed, [size]: standard normal, identical on every device."""
     draws = np.random.default_rng(np.random.SeedSequence([seed, zlib.crc32(b"landscape"), number])).standard_normal(
         size
     )
@@ -42,18 +43,20 @@ def random_direction(size: int, seed: int, number: int, like: Tensor) -> Tensor:
 def filter_normalised(
     layout: Layout, direction: Tensor, weights: Tensor, one_dimensional: OneDimensional = "zero"
 ) -> Tensor:
-    """A direction whose filters have the norms of the model's own: d_ij ||w_ij|| / ||d_ij|| (Li et al. 2018, section 4).
+    """``direction`` [P] rescaled so that each filter has the norm of the model's: d_ij ||w_ij|| / ||d_ij||.
 
-    A filter that is zero in the model, or in the direction, is zero in the result.
+    A filter that is zero in ``weights`` or in ``direction`` is zero in the result.
     """
     if one_dimensional not in ONE_DIMENSIONAL:
-        raise one_of("way to treat tensors with one dimension", one_dimensional, ONE_DIMENSIONAL)
+        raise one_of("treatment of one-dimensional tensors", one_dimensional, ONE_DIMENSIONAL)
     if not len(direction) == len(weights) == layout.size:
         raise UserError(
-            f"a direction of {len(direction)} numbers does not fit a model of {len(weights)}; expected {layout.size} of both"
+            f"direction has {len(direction)} entries and weights {len(weights)}; expected {layout.size} each"
         )
-    own = layout.views(weights)
-    return layout.flatten({name: _scaled(d, own[name], one_dimensional) for name, d in layout.views(direction).items()})
+    views = layout.views(weights)
+    return layout.flatten(
+        {name: _scaled(d, views[name], one_dimensional) for name, d in layout.views(direction).items()}
+    )
 
 
 def _scaled(direction: Tensor, weights: Tensor, one_dimensional: OneDimensional) -> Tensor:
@@ -71,7 +74,7 @@ def _norms(tensor: Tensor, inside: tuple[int, ...]) -> Tensor:
 def directions_around(
     layout: Layout, weights: Tensor, seed: int = 0, count: int = 2, one_dimensional: OneDimensional = "zero"
 ) -> tuple[Tensor, ...]:
-    """``count`` random, filter-normalised directions around a model: from the same random numbers for every model of this layout."""
+    """``count`` random, filter-normalised directions [P]; the same random numbers for every model of this layout."""
     return tuple(
         filter_normalised(layout, random_direction(layout.size, seed, number, weights), weights, one_dimensional)
         for number in range(count)

@@ -1,4 +1,4 @@
-"""Many models measured one after another, with the memory of one; and what came of it, as plain numbers with their axes."""
+"""Landscapes as numbers on a grid, and the evaluation of many models with the memory of one."""
 
 from __future__ import annotations
 
@@ -17,48 +17,48 @@ from fedflat.errors import UserError
 Kind = Literal["around", "plane", "path"]
 Values = npt.NDArray[np.float64]
 FORMAT = 1
-AT_ONCE = 32
-"""Models that are measured before their figures are fetched: a GPU need not wait for the host in between, and progress is still seen."""
+FETCH_EVERY = 32
+"""Models evaluated between transfers to the host, so that the GPU does not wait and progress stays visible."""
 
 
 class Model(NamedTuple):
-    """A model as it is measured: its flat weights and its floating buffers, BatchNorm's running statistics for instance."""
+    """A point of a landscape: flat weights [P] and flat floating-point buffers (e.g. BatchNorm statistics)."""
 
     weights: Tensor
     buffers: Tensor
 
 
 Measure = Callable[[Model], Mapping[str, Tensor]]
-"""What is measured of a model: scalars by name, left on the model's device."""
-Tell = Callable[[int, int], None]
-"""Told how many of how many models have been measured."""
+"""Maps a model to scalar tensors by name, on the model's device."""
+Progress = Callable[[int, int], None]
+"""Called with (models evaluated, total)."""
 
 
 def silent(done: int, total: int) -> None:
-    """Tell nobody."""
+    """Report no progress."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A model's place in a landscape; ``off`` is its distance from the plane, where it does not lie in it."""
+    """A model's position in a landscape; ``off`` is its distance from the plane."""
 
     name: str
     at: tuple[float, ...]
     off: float = 0.0
     values: dict[str, float] = field(default_factory=dict)
-    """What was measured of the model itself, which need not lie on a point of the grid."""
+    """Measurements of the model itself, which need not lie on a grid point."""
 
 
 @dataclass(frozen=True)
 class Landscape:
-    """Figures on a line or a grid: ``values[name][i, j]`` is at ``(axes[0][i], axes[1][j])``."""
+    """Values on a line or a grid: ``values[name][i, j]`` belongs to ``(axes[0][i], axes[1][j])``."""
 
     kind: Kind
     axes: tuple[tuple[float, ...], ...]
     values: dict[str, Values]
     marks: tuple[Mark, ...] = ()
     made: dict[str, Any] = field(default_factory=dict)
-    """How it was made: names, seed, radius, examples and whatever else is needed to make it again."""
+    """How it was computed: names, seed, radius, number of examples, ..."""
 
     @property
     def dimensions(self) -> int:
@@ -71,17 +71,15 @@ class Landscape:
         return float(self.values[name][nearest])
 
     def not_finite(self, name: str) -> int:
-        """How many of the values are infinite or not a number."""
+        """Number of infinite or NaN values."""
         return int((~np.isfinite(self.values[name])).sum())
 
     def named(self, **made: Any) -> Landscape:
-        """The same with more said of how it was made."""
+        """A copy with further entries in ``made``."""
         return replace(self, made={**self.made, **made})
 
-    # --- as plain values ---------------------------------------------------------------------------------------------------------
-
     def document(self) -> dict[str, Any]:
-        """Everything as values that JSON knows; numbers that are not finite are the words nan, inf and -inf."""
+        """JSON-compatible values; non-finite numbers become the strings nan, inf and -inf."""
         return {
             "format": FORMAT,
             "kind": self.kind,
@@ -101,11 +99,11 @@ class Landscape:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Landscape:
-        """What ``document`` wrote."""
+        """The landscape that ``document`` describes."""
         try:
             if document["format"] != FORMAT:
                 raise UserError(
-                    f"this landscape has format {document['format']}, but this version reads format {FORMAT}; compute it anew"
+                    f"this landscape has format {document['format']}; this version reads format {FORMAT}, so recompute it"
                 )
             axes = tuple(tuple(float(x) for x in axis) for axis in document["axes"])
             values = {name: np.array(_read(grid), dtype=np.float64) for name, grid in document["values"].items()}
@@ -123,14 +121,14 @@ class Landscape:
             return cls(document["kind"], axes, values, marks, dict(document["made"]))
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
-                f"this is no landscape of fedflat ({error}); expected what fedflat flatness landscape, plane or path wrote"
+                f"not a fedflat landscape ({error}); expected a file of fedflat flatness landscape, plane or path"
             ) from None
 
 
-def survey(
-    measure: Measure, models: Iterable[Model], total: int, tell: Tell = silent, at_once: int = AT_ONCE
+def evaluate_models(
+    measure: Measure, models: Iterable[Model], total: int, progress: Progress = silent, fetch_every: int = FETCH_EVERY
 ) -> dict[str, Values]:
-    """Measure models one after another; figures stay on the device and are fetched ``at_once`` at a time."""
+    """Evaluate ``measure`` on every model; values stay on the device and are fetched in groups."""
     rows: list[Values] = []
     waiting: list[Tensor] = []
     names: tuple[str, ...] = ()
@@ -142,23 +140,24 @@ def survey(
 
     with torch.no_grad():
         for done, model in enumerate(models, 1):
-            found = measure(model)
-            names = names or tuple(found)
-            waiting.append(torch.stack([found[name].double() for name in names]))
-            if len(waiting) == at_once or done == total:
+            values = measure(model)
+            names = names or tuple(values)
+            waiting.append(torch.stack([values[name].double() for name in names]))
+            if len(waiting) == fetch_every or done == total:
                 fetch()
-                tell(done, total)
+                progress(done, total)
     fetch()
     table = np.concatenate(rows) if rows else np.zeros((0, 0))
     return {name: table[:, column] for column, name in enumerate(names)}
 
 
 def with_values(measure: Measure, marks: Iterable[Mark], models: Iterable[Model]) -> tuple[Mark, ...]:
-    """Marks with what is measured of their models themselves."""
+    """``marks`` with the measurements of their models."""
     placed = tuple(marks)
-    found = survey(measure, models, len(placed))
+    values = evaluate_models(measure, models, len(placed))
     return tuple(
-        replace(mark, values={name: float(some[n]) for name, some in found.items()}) for n, mark in enumerate(placed)
+        replace(mark, values={name: float(column[n]) for name, column in values.items()})
+        for n, mark in enumerate(placed)
     )
 
 

@@ -1,4 +1,4 @@
-"""The landscape around one model, along random directions normalised filter by filter: L(w + x d_1 + y d_2) (Li et al. 2018)."""
+"""The landscape around one model along filter-normalised random directions, L(w + x d_1 + y d_2) (Li et al. 2018)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from torch import Tensor
 
 from fedflat.errors import UserError
 from fedflat.flatness.landscapes.directions import OneDimensional, directions_around
-from fedflat.flatness.landscapes.grid import Landscape, Mark, Measure, Model, Tell, silent, survey, with_values
+from fedflat.flatness.landscapes.grid import (
+    Landscape,
+    Mark,
+    Measure,
+    Model,
+    Progress,
+    evaluate_models,
+    silent,
+    with_values,
+)
 from fedflat.flatness.landscapes.points import loss_of, models_of
 from fedflat.flatness.objective import Objective
 from fedflat.models.layout import Layout
@@ -27,43 +36,53 @@ def landscape_around(
     points: int = 41,
     seed: int = 0,
     one_dimensional: OneDimensional = "zero",
-    tell: Tell = silent,
+    progress: Progress = silent,
 ) -> Landscape:
-    """What is measured around a model on a line (one dimension) or a square (two) of half-width ``radius``.
+    """Evaluate ``measure`` on a line or a square around a model. Buffers keep their values.
 
-    The radius is in filter norms: at 1 every filter has been moved by as much as its own length. Buffers keep their values.
+    Args:
+        layout: parameter layout of the model.
+        model: the centre.
+        measure: maps a model to scalars.
+        name: label of the centre.
+        dimensions: 1 (line) or 2 (square).
+        radius: half-width in filter norms; at 1, every filter has moved by its own norm.
+        points: grid points per side.
+        seed: seed of the directions.
+        one_dimensional: ``zero`` or ``scaled``, see ``filter_normalised``.
+        progress: called with (points evaluated, total).
     """
     if dimensions not in (1, 2):
-        raise UserError(f"a landscape has 1 or 2 dimensions, not {dimensions}")
+        raise UserError(f"dimensions={dimensions} is invalid; expected 1 or 2")
     axis = symmetric_axis(radius, points)
     directions = directions_around(layout, model.weights, seed, dimensions, one_dimensional)
     moved = _moved(model, directions, [axis] * dimensions)
-    values = survey(measure, moved, points**dimensions, tell)
+    values = evaluate_models(measure, moved, points**dimensions, progress)
     return Landscape(
         "around",
         (axis,) * dimensions,
-        {what: found.reshape((points,) * dimensions) for what, found in values.items()},
+        {quantity: column.reshape((points,) * dimensions) for quantity, column in values.items()},
         with_values(measure, [Mark(name, (0.0,) * dimensions)], [model]),
         {"directions": "random, filter-normalised", "one_dimensional": one_dimensional, "radius": radius, "seed": seed},
     )
 
 
 def landscape_of(objective: Objective, **options: Any) -> Landscape:
-    """The loss of an objective around its model's weights; ``options`` are ``landscape_around``'s."""
+    """The loss of an objective around its weights; ``options`` as in ``landscape_around``."""
     (model,) = models_of(objective, {"model": objective.weights}).values()
     return landscape_around(objective.layout, model, loss_of(objective), **options)
 
 
 def symmetric_axis(radius: float, points: int) -> tuple[float, ...]:
-    """Evenly spaced positions from -radius to radius; with an odd number of them the middle one is exactly 0.
+    """Evenly spaced positions from -radius to radius; with an odd number of points the middle one is exactly 0.
 
     >>> symmetric_axis(1.0, 5)
     (-1.0, -0.5, 0.0, 0.5, 1.0)
     """
     if points < 2:
-        raise UserError(f"a landscape of {points} points a side is not possible; expected at least 2")
+        raise UserError(f"points={points} is invalid; expected at least 2 per side")
     if not radius > 0:
-        raise UserError(f"a landscape of radius {radius:g} is not possible; expected a number above 0")
+        raise UserError(f"radius={radius:g} is invalid; expected a number above 0")
     return tuple(radius * ((2 * number - (points - 1)) / (points - 1)) for number in range(points))
 
 

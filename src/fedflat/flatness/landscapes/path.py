@@ -1,11 +1,11 @@
-"""The straight line between two models, w(t) = (1 - t) a + t b, and the barrier on it.
+"""The straight line between two models, w(t) = (1 - t) a + t b, and the loss barrier on it.
 
-The barrier is how far the loss on the way rises above the straight line between its values at the ends,
+The barrier is the largest rise of the loss above the linear interpolation of its values at the ends,
 
     max_t [ L(w(t)) - (1 - t) L(a) - t L(b) ],    0 <= t <= 1
 
-(Entezari et al. 2022, definition 1; where both ends are equally good this is the error barrier of Frankle et al. 2020). Two models with no
-barrier lie in one basin: their average is as good as they are.
+(Entezari et al. 2022, definition 1; for equally good ends, the error barrier of Frankle et al. 2020). Two models
+without a barrier lie in the same basin: their average is as good as they are.
 """
 
 from __future__ import annotations
@@ -18,41 +18,57 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedflat.errors import UserError
-from fedflat.flatness.landscapes.grid import Landscape, Mark, Measure, Model, Tell, Values, silent, survey, with_values
+from fedflat.flatness.landscapes.grid import (
+    Landscape,
+    Mark,
+    Measure,
+    Model,
+    Progress,
+    Values,
+    evaluate_models,
+    silent,
+    with_values,
+)
 from fedflat.flatness.landscapes.points import loss_of, models_of
 from fedflat.flatness.objective import Objective
 
 
 @dataclass(frozen=True)
 class Barrier:
-    """The highest rise above the line between the ends, and the share of the way at which it is."""
+    """The largest rise above the interpolated loss, and the position t at which it occurs."""
 
     height: float
     at: float
 
 
 def path_landscape(
-    models: dict[str, Model], measure: Measure, *, points: int = 41, beyond: float = 0.0, tell: Tell = silent
+    models: dict[str, Model], measure: Measure, *, points: int = 41, beyond: float = 0.0, progress: Progress = silent
 ) -> Landscape:
-    """What is measured on the line from the first model (t = 0) to the second (t = 1), and ``beyond`` them; buffers go the same way."""
+    """Evaluate ``measure`` on the line from the first model (t = 0) to the second (t = 1), interpolating buffers too.
+
+    Args:
+        models: two models by name.
+        measure: maps a model to scalars.
+        points: number of points.
+        beyond: extension past both ends, in units of t.
+        progress: called with (points evaluated, total).
+    """
     if len(models) != 2:
-        raise UserError(f"a path leads from one model to another, but here are {len(models)}")
+        raise UserError(f"a path needs two models, got {len(models)}")
     if points < 2 or beyond < 0:
-        raise UserError(
-            f"a path of {points} points reaching {beyond:g} beyond its ends is not possible; expected at least 2 points, and 0 or more"
-        )
+        raise UserError(f"points={points}, beyond={beyond:g} is invalid; expected at least 2 points and beyond >= 0")
     (first, a), (second, b) = models.items()
     evenly = np.linspace(-beyond, 1 + beyond, points)
-    apart = [end for end in (0.0, 1.0) if not np.isclose(evenly, end).any()]  # barriers rise above the ends themselves
-    axis = tuple(sorted(map(float, [*evenly, *apart])))
-    values = survey(measure, _between(a, b, axis), len(axis), tell)
+    missing_ends = [end for end in (0.0, 1.0) if not np.isclose(evenly, end).any()]  # barriers need both ends
+    axis = tuple(sorted(map(float, [*evenly, *missing_ends])))
+    values = evaluate_models(measure, _between(a, b, axis), len(axis), progress)
     distance = float((b.weights.double() - a.weights.double()).norm())
     marks = with_values(measure, [Mark(first, (0.0,)), Mark(second, (1.0,))], [a, b])
     return Landscape("path", (axis,), values, marks, {"distance": distance, "beyond": beyond})
 
 
 def path_of(objective: Objective, models: dict[str, Tensor | nn.Module], **options: Any) -> Landscape:
-    """The loss of an objective on the way from one module or flat vector to another; ``options`` are ``path_landscape``'s."""
+    """The loss of an objective between two modules or flat vectors; ``options`` as in ``path_landscape``."""
     return path_landscape(models_of(objective, models), loss_of(objective), **options)
 
 
@@ -62,16 +78,16 @@ def _between(a: Model, b: Model, axis: Sequence[float]) -> Iterator[Model]:
 
 
 def barrier(shares: Sequence[float], values: Values) -> Barrier:
-    """The barrier of values along a path; without end where one of them on the way is not finite.
+    """The barrier of ``values`` at positions ``shares``; infinite if a value between the ends is not finite.
 
     >>> barrier((0.0, 0.25, 0.5, 0.75, 1.0), np.array([1.0, 1.5, 4.0, 2.0, 3.0]))
     Barrier(height=2.0, at=0.5)
     """
     t = np.array(shares)
     within = (t >= -1e-9) & (t <= 1 + 1e-9)
-    t, on_the_way = t[within], values[within]
+    t, between = t[within], values[within]
     ends = np.interp([0.0, 1.0], np.array(shares), values)
-    rise = on_the_way - ((1 - t) * ends[0] + t * ends[1])
+    rise = between - ((1 - t) * ends[0] + t * ends[1])
     if not np.isfinite(rise).all():
         return Barrier(float("inf"), float(t[~np.isfinite(rise)][0]))
     highest = int(rise.argmax())

@@ -2,8 +2,8 @@
 
     u = (b - a) / ||b - a||,    v = r / ||r||,  r = (c - a) - <c - a, u> u,    P(x, y) = a + x u + y v
 
-The first model lies at (0, 0), the second at (||b - a||, 0), and distances in the plane are distances between weights. Everything but the
-measuring is done in double precision.
+The first model lies at (0, 0), the second at (||b - a||, 0), and distances in the plane equal distances between
+weights. Coordinates are computed in float64.
 """
 
 from __future__ import annotations
@@ -18,12 +18,21 @@ import torch
 from torch import Tensor, nn
 
 from fedflat.errors import UserError
-from fedflat.flatness.landscapes.grid import Landscape, Mark, Measure, Model, Tell, silent, survey, with_values
+from fedflat.flatness.landscapes.grid import (
+    Landscape,
+    Mark,
+    Measure,
+    Model,
+    Progress,
+    evaluate_models,
+    silent,
+    with_values,
+)
 from fedflat.flatness.landscapes.points import loss_of, models_of
 from fedflat.flatness.objective import Objective
 
-NEARLY_ONE_LINE = 1e-5
-"""The sine of the angle between two sides of the triangle below which its corners lie on one line, but for rounding."""
+COLLINEAR = 1e-5
+"""Sine of the angle between two sides below which three models count as collinear."""
 
 
 @dataclass(frozen=True)
@@ -38,39 +47,37 @@ class Plane:
 
     @classmethod
     def through(cls, a: Tensor, b: Tensor, c: Tensor) -> Plane:
-        """The plane through three models, refused where they do not span one."""
+        """The plane through three weight vectors; raises a ``UserError`` if they do not span one."""
         origin, first, second = a.double(), b.double() - a.double(), c.double() - a.double()
         one, two = first.norm(), second.norm()
         if min(float(one), float(two), float((first - second).norm())) == 0:
-            raise UserError(
-                "two of the three models are the same, so there is no plane through them; take three different ones"
-            )
+            raise UserError("two of the three models are identical and span no plane; use three different models")
         u = first / one
         along = second @ u
         rest = second - along * u
         across = rest.norm()
-        if float(across) <= NEARLY_ONE_LINE * float(two):
+        if float(across) <= COLLINEAR * float(two):
             raise UserError(
-                "the three models lie on one line, so there is no plane through them; look at the line (fedflat flatness path)"
+                "the three models are collinear and span no plane; use fedflat flatness path for the line between them"
             )
         return cls(origin, u, rest / across, ((0.0, 0.0), (float(one), 0.0), (float(along), float(across))))
 
     def coordinates(self, weights: Tensor) -> tuple[float, float]:
-        """Where a model lies in the plane, or its nearest point does."""
+        """Coordinates of the orthogonal projection of ``weights`` onto the plane."""
         offset = weights.double() - self.origin
         return float(offset @ self.u), float(offset @ self.v)
 
     def distance(self, weights: Tensor) -> float:
-        """How far a model is from the plane."""
+        """Distance of ``weights`` from the plane."""
         x, y = self.coordinates(weights)
         return float((weights.double() - self.at(x, y)).norm())
 
     def at(self, x: float, y: float) -> Tensor:
-        """The weights at a point of the plane: a + x u + y v."""
+        """The weights at (x, y): a + x u + y v, [P] float64."""
         return self.origin + x * self.u + y * self.v
 
     def shares(self, x: float, y: float) -> tuple[float, float, float]:
-        """The point as a combination of the three models: shares that add up to 1, all positive inside the triangle."""
+        """Barycentric coordinates of (x, y): weights of the three models, which sum to 1."""
         (_, _), (bx, _), (cx, cy) = self.corners
         third = y / cy
         second = (x - third * cx) / bx
@@ -83,18 +90,24 @@ def plane_landscape(
     *,
     points: int = 41,
     margin: float = 0.25,
-    tell: Tell = silent,
+    progress: Progress = silent,
 ) -> Landscape:
-    """What is measured on the plane through the first three models; further ones are marked where they are nearest to it.
+    """Evaluate ``measure`` on the plane through the first three models; further models are projected onto it.
 
-    The grid reaches beyond the models by a share ``margin`` of their extent. Buffers at a point are the same combination of the three
-    models' buffers as its weights are of their weights.
+    Buffers are interpolated with the same barycentric coordinates as the weights.
+
+    Args:
+        models: at least three models by name.
+        measure: maps a model to scalars.
+        points: grid points per side.
+        margin: extension of the grid beyond the models, as a fraction of their extent.
+        progress: called with (points evaluated, total).
     """
     names = list(models)
     if len(names) < 3:
-        raise UserError(f"a plane needs three models, but here are {len(names)}")
+        raise UserError(f"a plane needs three models, got {len(names)}")
     if points < 2:
-        raise UserError(f"a plane of {points} points a side is not possible; expected at least 2")
+        raise UserError(f"points={points} is invalid; expected at least 2 per side")
     three = [models[name] for name in names[:3]]
     plane = Plane.through(*(model.weights for model in three))
     marks = [Mark(name, corner) for name, corner in zip(names, plane.corners, strict=False)]
@@ -102,21 +115,23 @@ def plane_landscape(
         Mark(name, plane.coordinates(models[name].weights), plane.distance(models[name].weights)) for name in names[3:]
     ]
     xs, ys = (spread_axis([mark.at[i] for mark in marks], points, margin) for i in (0, 1))
-    values = survey(measure, _points(plane, three, xs, ys), points**2, tell)
+    values = evaluate_models(measure, _points(plane, three, xs, ys), points**2, progress)
     made = {"plane_through": names[:3], "margin": margin, "distances": _distances(three, names)}
-    grids = {what: found.reshape(points, points) for what, found in values.items()}
+    grids = {quantity: column.reshape(points, points) for quantity, column in values.items()}
     return Landscape("plane", (xs, ys), grids, with_values(measure, marks, models.values()), made)
 
 
 def spread_axis(positions: Sequence[float], points: int, margin: float) -> tuple[float, ...]:
-    """Evenly spaced positions over the extent of some, and beyond it by a share of it."""
+    """Evenly spaced positions over the range of ``positions``, extended by the fraction ``margin`` on both sides."""
     low, high = min(positions), max(positions)
     room = margin * (high - low)
     return tuple(float(x) for x in np.linspace(low - room, high + room, points))
 
 
 def plane_of(objective: Objective, models: Mapping[str, Tensor | nn.Module], **options: Any) -> Landscape:
-    """The loss of an objective on the plane through three modules or flat vectors; ``options`` are ``plane_landscape``'s."""
+    """The loss of an objective on the plane through three modules or flat vectors; ``options`` as in
+    ``plane_landscape``.
+    """
     return plane_landscape(models_of(objective, models), loss_of(objective), **options)
 
 

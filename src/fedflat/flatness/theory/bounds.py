@@ -5,15 +5,17 @@ The generalisation error of T rounds of K local steps on m clients with n exampl
     (2 L / (m n beta)) e^(1 + 1/T) (c L + c sigma_g + c sigma)      FedSAM with c = c-bar, FedSWA with c = c-tilde
     (2 L / (m n beta)) e^(1 + 1/T) (c L +   sigma_g + c sigma)      FedMoSWA with c = c-tilde
 
-with c = 1 + (2 + 1/(K T))^(K-1) / T, provided that every client takes part in every round, alpha = 1, option I, and rates of at most
-1 / (beta K T). The paper orders c-bar > c-tilde because FedSWA's rates fall within a round; at the printed rate both have this value, so
-FedSAM and FedSWA differ only in ``as_run``, where the rates are those that were used. With mu-strong convexity (Theorems E.3 and F.3)
-e^(1 + 1/T) becomes e^(1 - mu / ((beta + mu) T)) and c becomes b = 1 + (mu / ((beta + mu) K))^(K-1) / T.
+with c = 1 + (2 + 1/(K T))^(K-1) / T, provided that every client participates in every round, alpha = 1, option I, and
+learning rates of at most 1 / (beta K T). The paper states c-bar > c-tilde because FedSWA's learning rate decays
+within a round; at the stated learning rate both have this value, so FedSAM and FedSWA differ only in ``as_run``,
+which uses the learning rates of a run. With mu-strong convexity (Theorems E.3 and F.3) e^(1 + 1/T) becomes e^(1 - mu
+/ ((beta + mu) T)) and c becomes b = 1 + (mu / ((beta + mu) K))^(K-1) / T.
 
-The factor (2 + 1/(K T))^(K-1) comes from a step of the proof (Lemma E.4) that bounds products of (1 + beta eta) <= c by powers of 1 + c.
-Powers of c are enough, which gives c = 1 + (1 + 1/(K T))^(K-1) / T <= 1 + e^(1/T) / T: ``tight`` takes that.
+The factor (2 + 1/(K T))^(K-1) comes from a step of the proof (Lemma E.4) that bounds products of (1 + beta eta) <= c
+by powers of 1 + c. Powers of c suffice, which gives c = 1 + (1 + 1/(K T))^(K-1) / T <= 1 + e^(1/T) / T; ``tight``
+uses this.
 
-Values can be beyond any float, so everything is computed as a logarithm.
+Bounds can exceed the largest float, so everything is computed in logarithms.
 """
 
 from __future__ import annotations
@@ -27,12 +29,12 @@ from fedflat.errors import UserError
 from fedflat.flatness.theory.noise import Constants
 
 ALGORITHMS = ("fedsam", "fedswa", "fedmoswa")
-"""The algorithms whose bounds are stated."""
+"""Algorithms with a stated bound."""
 
 
 @dataclass(frozen=True)
-class Setting:
-    """The size of a federation: m clients with n examples each, K local steps, T rounds."""
+class FederationSize:
+    """m clients with n examples each, K local steps, T rounds."""
 
     clients: int
     examples: float
@@ -41,11 +43,11 @@ class Setting:
 
     def __post_init__(self) -> None:
         if self.clients < 1 or self.examples <= 0 or self.steps < 1 or self.rounds < 1:
-            raise UserError(f"{self} is no federation; expected at least one client, example, step and round")
+            raise UserError(f"{self} is invalid; expected at least one client, example, step and round")
 
 
-class Bound(NamedTuple):
-    """A bound on the generalisation error, by its logarithm."""
+class GeneralisationBound(NamedTuple):
+    """A bound on the generalisation error, as a logarithm."""
 
     log10: float
     factor: float
@@ -53,29 +55,29 @@ class Bound(NamedTuple):
 
     @property
     def value(self) -> float:
-        """The bound itself; infinite where no float holds it."""
+        """The bound itself; infinite if it exceeds 1e300."""
         return 10.0**self.log10 if self.log10 < 300 else math.inf
 
     def vacuous(self, trivial: float) -> bool:
-        """Whether it says no more than a trivial value does, such as the loss of a model that guesses."""
+        """Whether the bound is at least ``trivial``, e.g. the loss of random guessing."""
         return self.log10 >= math.log10(trivial)
 
 
-class Rates(NamedTuple):
-    """The local rates of a round."""
+class RoundLearningRates(NamedTuple):
+    """The local learning rates of one round."""
 
     total: float
-    """The sum over its steps."""
+    """Sum over the local steps."""
     highest: float
 
 
-def largest_lr(constants: Constants, setting: Setting) -> float:
-    """1 / (beta K T), the largest local rate of which the theorem speaks."""
+def largest_lr(constants: Constants, setting: FederationSize) -> float:
+    """1 / (beta K T), the largest local learning rate that the theorem allows."""
     return 1 / (constants.smoothness * setting.steps * setting.rounds)
 
 
-def theorem(algorithm: str, constants: Constants, setting: Setting, tight: bool = False) -> Bound:
-    """The bound as printed, at the theorem's own rates: strongly convex where mu is known, else non-convex."""
+def theorem(algorithm: str, constants: Constants, setting: FederationSize, tight: bool = False) -> GeneralisationBound:
+    """The bound as stated, at the theorem's learning rates; strongly convex if mu is known, else non-convex."""
     _check(algorithm, constants)
     K, T, mu, beta = setting.steps, setting.rounds, constants.convexity, constants.smoothness
     if mu:
@@ -87,18 +89,23 @@ def theorem(algorithm: str, constants: Constants, setting: Setting, tight: bool 
 
 
 def as_run(
-    algorithm: str, constants: Constants, setting: Setting, rounds: Sequence[Rates], tight: bool = False
-) -> Bound:
-    """The same proof before rates are put in (eqs. 31 and 54), with the rates of a run: what it says of that run itself.
+    algorithm: str,
+    constants: Constants,
+    setting: FederationSize,
+    rounds: Sequence[RoundLearningRates],
+    tight: bool = False,
+) -> GeneralisationBound:
+    """The bound with a run's learning rates instead of the theorem's (eqs. 31 and 54).
 
-    E||theta_T - theta_T'|| <= 2/(m n) sum_t exp(beta sum_(l>t) h_l) h_t e^(beta h_t) (c_t L + c_t sigma_g + c_t sigma), where h_t is the
-    sum of a round's rates, c_t = 1 + (1 + c)^(K-1) beta h_t and c = 1 + beta eta_t; ``factor`` is the largest c_t.
+    E||theta_T - theta_T'|| <= 2/(m n) sum_t exp(beta sum_(l>t) h_l) h_t e^(beta h_t) (c_t L + c_t sigma_g + c_t
+    sigma), where h_t is the sum of a round's learning rates, c_t = 1 + (1 + c)^(K-1) beta h_t and c = 1 + beta eta_t;
+    ``factor`` is the largest c_t.
     """
     _check(algorithm, constants)
     beta = constants.smoothness
     terms, largest, later = [], 0.0, 0.0
     for rates in reversed(rounds):
-        if not rates.total:  # nothing moves in such a round
+        if not rates.total:  # no client moved
             continue
         c = 1 + beta * rates.highest
         log_factor = _log_one_plus((setting.steps - 1) * math.log(c if tight else 1 + c) + math.log(beta * rates.total))
@@ -107,26 +114,28 @@ def as_run(
         terms.append(
             _bound(algorithm, constants, setting, log_factor, later + math.log(rates.total)).log10 * math.log(10)
         )
-    return Bound(_log_sum(terms) / math.log(10) if terms else -math.inf, largest / math.log(10))
+    return GeneralisationBound(_log_sum(terms) / math.log(10) if terms else -math.inf, largest / math.log(10))
 
 
-def _bound(algorithm: str, constants: Constants, setting: Setting, log_factor: float, log_rest: float) -> Bound:
-    """(2 L / (m n)) e^rest (c L + c sigma_g + c sigma), or with sigma_g alone for FedMoSWA."""
+def _bound(
+    algorithm: str, constants: Constants, setting: FederationSize, log_factor: float, log_rest: float
+) -> GeneralisationBound:
+    """(2 L / (m n)) e^rest (c L + c sigma_g + c sigma); FedMoSWA has sigma_g without the factor c."""
     L, sigma, sigma_g = constants.lipschitz, constants.noise, constants.heterogeneity
     apart = algorithm == "fedmoswa"
     with_factor = L + sigma + (0 if apart else sigma_g)
     bracket = _log_sum([log_factor + math.log(with_factor), *([math.log(sigma_g)] if apart and sigma_g > 0 else [])])
     log = math.log(2 * L / (setting.clients * setting.examples)) + log_rest + bracket
-    return Bound(log / math.log(10), log_factor / math.log(10))
+    return GeneralisationBound(log / math.log(10), log_factor / math.log(10))
 
 
 def _check(algorithm: str, constants: Constants) -> None:
     if algorithm not in ALGORITHMS:
-        raise UserError(f"there is no bound for {algorithm}; expected one of {', '.join(ALGORITHMS)}")
+        raise UserError(f"no bound is known for {algorithm}; expected one of {', '.join(ALGORITHMS)}")
     if not constants.lipschitz > 0 or not constants.smoothness > 0:
         raise UserError(
-            f"the bounds need L and beta above 0, and here L={constants.lipschitz:g} and beta={constants.smoothness:g}; "
-            "look at a model that still has a gradient"
+            f"the bounds need L > 0 and beta > 0, got L={constants.lipschitz:g}, beta={constants.smoothness:g}; "
+            "use a model with a non-zero gradient"
         )
 
 
@@ -136,6 +145,6 @@ def _log_one_plus(log: float) -> float:
 
 
 def _log_sum(logs: Sequence[float]) -> float:
-    """log of a sum of numbers given by their logarithms."""
+    """log(sum(exp(logs)))."""
     top = max(logs)
     return top + math.log(sum(math.exp(log - top) for log in logs))

@@ -1,13 +1,13 @@
-"""The constants that generalisation theorems speak of, seen at a point: gradient norms, gradient noise, heterogeneity.
+"""Empirical constants of generalisation theorems: gradient norms, gradient noise, heterogeneity.
 
-All of them are suprema over every model and every example; what can be seen is the largest value over the models and examples that were
-looked at, hence a lower bound of each.
+The theorems use suprema over all models and examples. The values here are maxima over those measured, hence lower
+bounds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Constants:
-    """L, beta, sigma and sigma_g of Liu et al. 2025, Assumptions 2 to 5; mu of Assumption 1 where the loss is strongly convex."""
+    """L, beta, sigma and sigma_g of Liu et al. 2025, Assumptions 2 to 5, and mu of Assumption 1 (strong convexity)."""
 
     lipschitz: float
     """L: the largest ||grad l(theta; z)|| of a single example."""
@@ -26,31 +26,28 @@ class Constants:
     heterogeneity: float
     """sigma_g: 1/m sum_i ||grad F_i(theta) - grad F(theta)||."""
     convexity: float | None = None
-    """mu, where it is known to be above 0."""
+    """mu, if known to be positive."""
 
     def plain(self) -> dict[str, float]:
-        """The constants that are there, by name."""
+        """The known constants, by name."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def largest(seen: Iterable[Constants]) -> Constants:
-    """The constants of a whole run from those of its models: the largest of each, and the smallest mu."""
-    together: Constants | None = None
-    for one in seen:
-        if together is None:
-            together = one
-            continue
-        names = ("lipschitz", "smoothness", "noise", "heterogeneity")
-        together = replace(together, **{name: max(getattr(together, name), getattr(one, name)) for name in names})
-        if one.convexity is not None and together.convexity is not None:
-            together = replace(together, convexity=min(one.convexity, together.convexity))
-    if together is None:
-        raise ValueError("no constants to take the largest of")
-    return together
+    """Constants of a run from those of its models: the largest of each, and the smallest mu."""
+    models = list(seen)
+    if not models:
+        raise ValueError("no constants given")
+    names = ("lipschitz", "smoothness", "noise", "heterogeneity")
+    known = [model.convexity for model in models if model.convexity is not None]
+    return Constants(
+        **{name: max(getattr(model, name) for model in models) for name in names},
+        convexity=None if models[0].convexity is None else min(known),
+    )
 
 
-class Spread:
-    """Gradients of single examples, taken in one by one: their largest norm, and their mean squared distance from a centre."""
+class GradientSpread:
+    """Running statistics of per-example gradients: largest norm, and mean squared distance from a centre."""
 
     def __init__(self, centre: Tensor) -> None:
         self.centre = centre
@@ -59,14 +56,14 @@ class Spread:
         self._longest = torch.zeros((), dtype=torch.float64, device=centre.device)
 
     def add(self, gradient: Tensor) -> None:
-        """Take in the gradient of one example."""
+        """Add the gradient of one example, [P]."""
         self.count += 1
         self._squares += torch.dist(gradient, self.centre).double() ** 2
         self._longest = torch.maximum(self._longest, gradient.norm().double())
 
     @property
     def noise(self) -> float:
-        """(mean ||g_z - centre||^2)^(1/2): the client's sigma, where the centre is the gradient of its whole data."""
+        """(mean ||g_z - centre||^2)^(1/2); the client's sigma if the centre is its full gradient."""
         return float((self._squares / max(self.count, 1)).sqrt())
 
     @property
@@ -76,7 +73,7 @@ class Spread:
 
 
 def heterogeneity(rows: Tensor) -> float:
-    """sigma_g = 1/m sum_i ||grad F_i - grad F||, with F the mean over clients, each counting the same (Assumption 5).
+    """sigma_g = 1/m sum_i ||grad F_i - grad F||, with F the unweighted mean over clients (Assumption 5).
 
     >>> heterogeneity(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
     1.0

@@ -1,4 +1,6 @@
-"""Clients, gaps, constants and twins over rounds, drawn quietly: shades that are read in grey as well, and labels where the lines end."""
+"""Clients, gaps, constants and twins over rounds, drawn quietly: shades that are read in grey as well, and labels
+where the lines end.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,9 @@ def constants_picture(looks: Sequence[Figures], title: str) -> Figure:
 
 
 def twins_picture(looks: Sequence[Figures], title: str) -> Figure:
-    """How far twins are apart over rounds, in weights and in losses: a thin line for each twin, a strong one for their mean."""
+    """How far twins are apart over rounds, in weights and in losses: a thin line for each twin, a strong one for
+    their mean.
+    """
     figure = Figure(figsize=(10.4, 4.2), layout="constrained")
     rounds = [one["round"] for one in looks]
     panels = (
@@ -137,9 +141,6 @@ def twins_picture(looks: Sequence[Figures], title: str) -> Figure:
         axes.legend(frameon=False, fontsize=9, loc="upper left")
     _title(figure, title)
     return figure
-
-
-# --- panels ----------------------------------------------------------------------------------------------------------------------
 
 
 def _of_clients(cohorts: Sequence[Figures]) -> Iterator[tuple[Values, str, bool]]:

@@ -32,7 +32,9 @@ COLOURS = ("#1b6ca8", "#d1495b", "#edae49", "#00798c", "#7b4b94", "#66a182", "#8
 def curves(
     lines: Sequence[tuple[str, Sequence[list[dict[str, Any]]], str]], metric: str, over: str = "round"
 ) -> Figure:
-    """A figure with one line per (label, histories by seed, model): the mean over seeds and one standard deviation around it."""
+    """A figure with one line per (label, histories by seed, model): the mean over seeds and one standard deviation
+    around it.
+    """
     if over not in OVER:
         raise one_of("axis", over, OVER)
     many = len(lines) > len(COLOURS)

@@ -70,7 +70,9 @@ def _median(look: Look) -> float | None:
 
 
 def logged(record: Record, model: str = "server") -> dict[str, Points]:
-    """Every quantity that a run logged, over rounds; those of models are of one of them, or of the server's before there is one."""
+    """Every quantity that a run logged, over rounds; those of models are of one of them, or of the server's before
+    there is one.
+    """
     looks = [(entry["round"], entry["flatness"]) for entry in record.history if "flatness" in entry]
     if not looks:
         where = record.folder.path if record.folder else "this run"

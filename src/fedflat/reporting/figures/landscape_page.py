@@ -142,9 +142,6 @@ def _curves(panels: Sequence[Panel], scale: Scale) -> Any:
     return figure
 
 
-# --- small things ----------------------------------------------------------------------------------------------------------------
-
-
 def _grid(panels: Sequence[Panel], kind: str) -> Any:
     from plotly.subplots import make_subplots
 

@@ -144,7 +144,9 @@ def shown_tick(tick: float, value: str) -> str:
 
 
 def common_line(landscapes: Sequence[Landscape], scale: Scale) -> float:
-    """A level to compare by: the round number of the scale that most landscapes contain, the lowest of those above all centres."""
+    """A level to compare by: the round number of the scale that most landscapes contain, the lowest of those above
+    all centres.
+    """
     centres = [float(np.nanmin(scale.clipped(grid_of(landscape, scale.value)))) for landscape in landscapes]
     edges = [float(np.nanmax(scale.clipped(grid_of(landscape, scale.value)))) for landscape in landscapes]
     inside = [tick for tick in scale.ticks if max(centres) * 1.3 < tick < min(edges)]

@@ -1,4 +1,6 @@
-"""Landscapes as pictures: contours and surfaces on one scale, the plane of three models, curves along a line, a path and its barrier."""
+"""Landscapes as pictures: contours and surfaces on one scale, the plane of three models, curves along a line, a path
+and its barrier.
+"""
 
 from __future__ import annotations
 
@@ -53,11 +55,10 @@ class Panel:
     figures: str = ""
 
 
-# --- contours --------------------------------------------------------------------------------------------------------------------
-
-
 def contours(panels: Sequence[Panel], value: str = "train_loss", title: str = "") -> Figure:
-    """Landscapes side by side, with the same levels and one colour bar; the bold line is at the same value in all of them."""
+    """Landscapes side by side, with the same levels and one colour bar; the bold line is at the same value in all of
+    them.
+    """
     _check(panels, 2)
     scale = Scale.over([panel.landscape for panel in panels], value)
     line = common_line([panel.landscape for panel in panels], scale)
@@ -109,7 +110,9 @@ def draw_marks(axes: Axes, marks: Sequence[Mark], alone: bool = False) -> None:
 def plane_picture(
     landscape: Landscape, values: Sequence[str] = ("train_loss", "test_error"), title: str = ""
 ) -> Figure:
-    """The plane through three models, once for each value with a scale of its own; distances are distances between weights."""
+    """The plane through three models, once for each value with a scale of its own; distances are distances between
+    weights.
+    """
     _check([Panel("", landscape)], 2)
     figure, grid = _panels(len(values), 3.6 * min(max(_ratio(landscape), 0.75), 1.5) + 0.9, 4.1)
     for axes, value in zip(grid, values, strict=False):
@@ -134,9 +137,6 @@ def plane_picture(
     )
     _words(figure, title)
     return figure
-
-
-# --- surfaces --------------------------------------------------------------------------------------------------------------------
 
 
 def surfaces(panels: Sequence[Panel], value: str = "train_loss", title: str = "") -> Figure:
@@ -175,9 +175,6 @@ def draw_surface(axes: Any, landscape: Landscape, scale: Scale) -> None:
     axes.set_axis_off()
 
 
-# --- lines -----------------------------------------------------------------------------------------------------------------------
-
-
 def lines(panels: Sequence[Panel], value: str = "train_loss", title: str = "") -> Figure:
     """Landscapes along one direction in one frame, a line each."""
     _check(panels, 1)
@@ -205,7 +202,9 @@ def lines(panels: Sequence[Panel], value: str = "train_loss", title: str = "") -
 
 
 def path_picture(landscape: Landscape, values: Sequence[str] = ("train_loss", "test_error"), title: str = "") -> Figure:
-    """Each value on the way from one model to another, and the barrier: its highest rise above the line between the ends."""
+    """Each value on the way from one model to another, and the barrier: its highest rise above the line between the
+    ends.
+    """
     _check([Panel("", landscape)], 1)
     figure = Figure(figsize=(4.4 * len(values), 3.6), layout="constrained")
     t = np.array(landscape.axes[0])
@@ -235,9 +234,6 @@ def path_picture(landscape: Landscape, values: Sequence[str] = ("train_loss", "t
             axes.yaxis.set_major_formatter(FuncFormatter(lambda tick, _: shown_tick(tick, "error")))
     _words(figure, title)
     return figure
-
-
-# --- small things ----------------------------------------------------------------------------------------------------------------
 
 
 def _check(panels: Sequence[Panel], dimensions: int) -> None:

@@ -1,4 +1,6 @@
-"""The pictures of a report for a paper: vector graphics of the curves, the paired differences, the ranks and the partition."""
+"""The pictures of a report for a paper: vector graphics of the curves, the paired differences, the ranks and the
+partition.
+"""
 
 from __future__ import annotations
 

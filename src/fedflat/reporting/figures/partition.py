@@ -1,4 +1,6 @@
-"""Who has what, drawn: a column per client, its classes in colours, or a shaded cell per client and class where there are many."""
+"""Who has what, drawn: a column per client, its classes in colours, or a shaded cell per client and class where there
+are many.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def partition_pictures(histograms: Mapping[str, IntArray | Sequence[Sequence[int
 
 
 def _ordered(counts: IntArray) -> IntArray:
-    """Clients by their most frequent class, those with most of it first; evenly spaced ones where there are too many."""
+    """Clients by their most frequent class, those with most of it first; evenly spaced ones where there are too
+    many.
+    """
     share = counts.max(1) / counts.sum(1)
     ordered = counts[np.lexsort((-share, counts.argmax(1)))]
     shown: IntArray = ordered[np.linspace(0, len(ordered) - 1, min(len(ordered), MOST_CLIENTS)).round().astype(int)]
@@ -72,7 +76,9 @@ def _measured(counts: IntArray, shown: int) -> str:
 
 
 def _columns(axes: Axes, counts: IntArray, classes: Sequence[str]) -> None:
-    """A column per client, as high as it is large, its classes stacked in colours: the most frequent one below, then in their order."""
+    """A column per client, as high as it is large, its classes stacked in colours: the most frequent one below, then
+    in their order.
+    """
     most = counts.argmax(1)
     first = counts.max(1)
     axes.bar(

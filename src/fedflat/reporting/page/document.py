@@ -43,7 +43,9 @@ def report_document(
     by: str = "mean_last",
     apart: bool = False,
 ) -> Values:
-    """What a report says of these runs: a section for every partition, with its rows, differences, ranks, curves, views and notes."""
+    """What a report says of these runs: a section for every partition, with its rows, differences, ranks, curves,
+    views and notes.
+    """
     if by not in FIGURES:
         raise one_of("figure", by, FIGURES)
     groups = grouped(gathered.records, apart)
@@ -90,9 +92,6 @@ def _section(group: Group, targets: Sequence[float], baseline: str | None, by: s
     return section
 
 
-# --- rows ------------------------------------------------------------------------------------------------------------------------
-
-
 def _row(
     number: int, label: str, row: Row, settings: Mapping[str, str], metric: str, targets: Sequence[float]
 ) -> Values:
@@ -123,7 +122,8 @@ def _row(
 def _reached(row: Row, metric: str, target: float) -> Values:
     runs = [record for record in row.records if record.history]
     rounds = tuple(rounds_to(record.history, row.model, metric, target) for record in runs)
-    # A run that diverged after it had reached the target did reach it; one that had not never will, and its last round says too little.
+    # A run that diverged after it had reached the target did reach it; one that had not never will, and its last
+    # round says too little.
     ends = tuple(
         record.config.training.rounds if record.status == "diverged" else int(record.history[-1]["round"])
         for record in runs
@@ -169,7 +169,9 @@ def _differences(rows: Sequence[Values], baseline: int | None, by: str) -> list[
 
 
 def uneven(rows: Sequence[Values], by: str) -> bool:
-    """Whether rows are not comparable by a figure: means over different numbers of evaluations, as where an average begins late."""
+    """Whether rows are not comparable by a figure: means over different numbers of evaluations, as where an average
+    begins late.
+    """
     return by == "mean_last" and len({count for row in rows for count in row["mean_counts"].values()}) > 1
 
 
@@ -193,9 +195,6 @@ def _ranks(rows: Sequence[Values], by: str) -> Values | None:
     return {"seeds": found.seeds, "lines": lines, "friedman": found.friedman, "critical": found.critical}
 
 
-# --- curves ----------------------------------------------------------------------------------------------------------------------
-
-
 def _metrics(records: Sequence[Record]) -> list[str]:
     """The metrics that were evaluated, the one that stands for the runs first."""
     found = dict.fromkeys(
@@ -210,7 +209,8 @@ def _metrics(records: Sequence[Record]) -> list[str]:
 
 
 def _curve(row: Row, most: int) -> Values:
-    """Mean and standard deviation over seeds of every metric, and what they are drawn over; of too many points, evenly spaced ones.
+    """Mean and standard deviation over seeds of every metric, and what they are drawn over; of too many points,
+    evenly spaced ones.
 
     A run that diverged would end the mean of all others where it ended, so it counts only where all did.
     """
@@ -249,9 +249,6 @@ def _with_costs(record: Record) -> list[Values]:
 def _short(values: Any) -> list[float | None]:
     """Numbers to five digits, which no picture can tell from more; nothing where they are not finite."""
     return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
-
-
-# --- the partition, the runs, how to repeat it ---------------------------------------------------------------------------------------
 
 
 def partition_values(partitions: Mapping[int, Values]) -> Values:

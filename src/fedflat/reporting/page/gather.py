@@ -1,4 +1,6 @@
-"""Run folders brought together for a report: read, checked for being whole, and grouped by the data and partition that they share."""
+"""Run folders brought together for a report: read, checked for being whole, and grouped by the data and partition
+that they share.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from fedflat.experiment.store.run_folder import RunFolder
 from fedflat.reporting.result import Result, Row
 from fedflat.text import write_value
 
-OF_THE_SPLIT = ("name", "partition", "partition_seed", "clients", "validation")
+OF_THE_SPLIT = ("dataset", "partition", "partition_seed", "clients", "validation")
 """The settings of ``data`` that, with a seed, fix who has what."""
 NO_MATTER = frozenset(
     {"algorithm", "seed", "data.dir", "evaluation.save_every", "flatness"}
@@ -36,7 +38,9 @@ class Gathered:
 
 
 def gather(paths: Iterable[Path]) -> Gathered:
-    """The runs in these folders or below them; one that is named itself must be readable, one found below is left out if it is not."""
+    """The runs in these folders or below them; one that is named itself must be readable, one found below is left out
+    if it is not.
+    """
     records: dict[Path, Record] = {}
     left_out: list[tuple[str, str]] = []
     for path in paths:
@@ -94,9 +98,6 @@ def _once(records: list[Record], left_out: list[tuple[str, str]]) -> list[Record
     return kept
 
 
-# --- groups ----------------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Group:
     """Runs on the same data, partition in the same way: those with the same seed can be compared as pairs."""
@@ -108,7 +109,9 @@ class Group:
 
     @cached_property
     def rows(self) -> list[tuple[str, Row, dict[str, str]]]:
-        """A line for every model of every algorithm, over its seeds: its label, its runs, and the settings in which it differs."""
+        """A line for every model of every algorithm, over its seeds: its label, its runs, and the settings in which
+        it differs.
+        """
         together: dict[tuple[object, ...], list[Record]] = {}
         for record in self.records:
             key = (record.config.algorithm, *sorted(settings_of(record.config).items()))

@@ -1,4 +1,6 @@
-"""What a reader must know before believing a table: what diverged, what is unfinished or censored, how little few seeds can say."""
+"""What a reader must know before believing a table: what diverged, what is unfinished or censored, how little few
+seeds can say.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,9 @@ def report_page(
     made: str = "",
     value: str = "train_loss",
 ) -> str:
-    """The page of a report; ``landscapes`` are those of each section, and bring the library that turns them into the page."""
+    """The page of a report; ``landscapes`` are those of each section, and bring the library that turns them into the
+    page.
+    """
     sections = document["sections"]
     turned = _landscapes(landscapes, value) or [None] * len(sections)
     library = _library() if any(turned) else ""
@@ -121,9 +123,6 @@ def breakable(label: str) -> Markup:
     from markupsafe import Markup, escape
 
     return Markup(re.sub(r"([+,])", r"\1<wbr>", str(escape(label))).replace("(", "<wbr>("))
-
-
-# --- words -----------------------------------------------------------------------------------------------------------------------
 
 
 def _title(sections: Sequence[Values]) -> str:

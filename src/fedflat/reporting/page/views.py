@@ -1,4 +1,6 @@
-"""What was measured of runs beside their training, as plain values: flatness over rounds, spectra, landscapes, clients, forgetting."""
+"""What was measured of runs beside their training, as plain values: flatness over rounds, spectra, landscapes,
+clients, forgetting.
+"""
 
 from __future__ import annotations
 
@@ -68,9 +70,6 @@ def _read(path: Path) -> Values | None:
     return values if isinstance(values, dict) else None
 
 
-# --- flatness over rounds --------------------------------------------------------------------------------------------------------
-
-
 def _log(group: Group) -> Values:
     """The mean over seeds of every logged quantity, for each row that logged any."""
     lines: dict[str, list[Values]] = {}
@@ -95,11 +94,9 @@ def _mean(runs: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, float]
     return [(rounds, float(f"{fmean(one[rounds] for one in known):.5g}")) for rounds in common]
 
 
-# --- spectra ---------------------------------------------------------------------------------------------------------------------
-
-
 def _spectra(group: Group) -> list[Values]:
-    """Every model of every file; a file may hold models of other runs than the one that it lies in, so its names are taken as they are.
+    """Every model of every file; a file may hold models of other runs than the one that it lies in, so its names are
+    taken as they are.
 
     Each has the number, and so the colour, of the row with its name, or one that no row has.
     """
@@ -136,9 +133,6 @@ def _spectrum(label: str, subsets: Sequence[Mapping[str, Any]], document: Mappin
 def _mean_or_none(subsets: Sequence[Mapping[str, Any]], name: str) -> float | None:
     known = [one[name] for one in subsets if isinstance(one.get(name), (int, float))]
     return fmean(known) if known else None
-
-
-# --- clients and forgetting ------------------------------------------------------------------------------------------------------
 
 
 def _clients(records: Sequence[Record]) -> list[Values]:

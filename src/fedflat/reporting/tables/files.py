@@ -69,9 +69,6 @@ def latex_text(text: str) -> str:
     return special
 
 
-# --- what stands in them ---------------------------------------------------------------------------------------------------------
-
-
 def result_table(section: Values, targets: Sequence[float]) -> Table:
     """The results of a section."""
     metric = section["metric"]

@@ -1,6 +1,8 @@
-"""Honest statistics of few seeds: paired differences, their interval, a paired test, Holm's correction, ranks, censored rounds.
+"""Honest statistics of few seeds: paired differences, their interval, a paired test, Holm's correction, ranks,
+censored rounds.
 
-Two algorithms that ran with the same seed saw the same partition, cohorts and batches, so that their difference is freed of all of these.
+Two algorithms that ran with the same seed saw the same partition, cohorts and batches, so that their difference is
+freed of all of these.
 
 >>> pair = compare_paired({0: 0.91, 1: 0.93, 2: 0.92}, {0: 0.90, 1: 0.91, 2: 0.89})
 >>> round(pair.mean, 3), pair.seeds, pair.test
@@ -21,7 +23,9 @@ import numpy as np
 LEVEL = 0.95
 DRAWS = 10_000
 SIGNED_RANK_FROM = 6
-"""With 5 pairs the signed-rank test cannot go below p = 2 / 2^5 = 0.0625, whatever the data; from 6 on it can (0.031)."""
+"""With 5 pairs the signed-rank test cannot go below p = 2 / 2^5 = 0.0625, whatever the data; from 6 on it can
+(0.031).
+"""
 EVERY_RESAMPLE = 6
 """Up to so many values all resamples, n^n of them, are looked at instead of some drawn at random."""
 
@@ -54,16 +58,14 @@ def compare_paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Pa
     )
 
 
-# --- intervals -------------------------------------------------------------------------------------------------------------------
-
-
 def bootstrap_interval(
     values: Sequence[float], level: float = LEVEL, draws: int = DRAWS, seed: int = 0
 ) -> tuple[float, float] | None:
     """The percentile bootstrap interval of a mean; None for fewer than two values.
 
-    Up to six values every resample is counted, so that nothing is drawn at random. Of three values it is their range, which holds the
-    true median of the differences in 75 % of all cases and not in 95 %: that is what three values can say.
+    Up to six values every resample is counted, so that nothing is drawn at random. Of three values it is their range,
+    which holds the true median of the differences in 75 % of all cases and not in 95 %: that is what three values can
+    say.
 
     >>> bootstrap_interval([0.01, 0.02, 0.03])
     (0.01, 0.03)
@@ -91,9 +93,6 @@ def t_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, fl
     return fmean(values) - half, fmean(values) + half
 
 
-# --- tests -----------------------------------------------------------------------------------------------------------------------
-
-
 def paired_test(differences: Sequence[float]) -> tuple[str, float | None]:
     """The name of the test and its two-sided p: paired t below six pairs, Wilcoxon's signed-rank test from six on."""
     if len(differences) < 2:
@@ -111,14 +110,17 @@ def paired_test(differences: Sequence[float]) -> tuple[str, float | None]:
 
 
 def _without_last_bits(values: Any) -> np.ndarray:
-    """Numbers without their last bits, in which means of shares of the same test set differ that are the same in truth."""
+    """Numbers without their last bits, in which means of shares of the same test set differ that are the same in
+    truth.
+    """
     return np.round(np.asarray(values, dtype=float), 12)
 
 
 def signed_rank(differences: Sequence[float]) -> float:
     """The exact two-sided p of Wilcoxon's signed-rank test, with ties; differences of zero are left out.
 
-    Under the null hypothesis each sign is a fair coin, so that the distribution of the sum of positive ranks is a convolution.
+    Under the null hypothesis each sign is a fair coin, so that the distribution of the sum of positive ranks is a
+    convolution.
     """
     rounded = _without_last_bits(differences)
     values = rounded[rounded != 0]
@@ -139,7 +141,8 @@ def signed_rank(differences: Sequence[float]) -> float:
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:
-    """Holm's step-down correction: the family-wise error of all these comparisons stays below the level; None stays None.
+    """Holm's step-down correction: the family-wise error of all these comparisons stays below the level; None stays
+    None.
 
     >>> holm([0.01, 0.04, None, 0.03])
     [0.03, 0.06, None, 0.06]
@@ -151,9 +154,6 @@ def holm(ps: Sequence[float | None]) -> list[float | None]:
         highest = max(highest, min(1.0, (len(known) - passed) * p))
         adjusted[place] = highest
     return adjusted
-
-
-# --- ranks -----------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,9 @@ class Ranks:
 
 
 def mean_ranks(values: Mapping[str, Mapping[int, float]]) -> Ranks | None:
-    """Places by seed; a value of minus infinity (a run that diverged) comes last. None where not two algorithms share a seed."""
+    """Places by seed; a value of minus infinity (a run that diverged) comes last. None where not two algorithms share
+    a seed.
+    """
     from scipy.stats import friedmanchisquare, rankdata, studentized_range
 
     if len(values) < 2:
@@ -202,12 +204,11 @@ def mean_ranks(values: Mapping[str, Mapping[int, float]]) -> Ranks | None:
     )
 
 
-# --- censoring -------------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Reached:
-    """The rounds that runs needed to reach a target; those that ended before they reached it are censored, not left out."""
+    """The rounds that runs needed to reach a target; those that ended before they reached it are censored, not left
+    out.
+    """
 
     target: float
     rounds: tuple[int | None, ...]
@@ -220,7 +221,9 @@ class Reached:
 
     @property
     def median(self) -> float | None:
-        """The median over all runs; None where it is beyond the end of the runs. (A mean over those that made it would flatter.)"""
+        """The median over all runs; None where it is beyond the end of the runs. (A mean over those that made it
+        would flatter.)
+        """
         middle = median(math.inf if rounds is None else rounds for rounds in self.rounds)
         return middle if math.isfinite(middle) else None
 
@@ -237,11 +240,9 @@ class Reached:
         return f"{median_high(known)}+"
 
 
-# --- power -----------------------------------------------------------------------------------------------------------------------
-
-
 def detectable(count: int, power: float = 0.8, level: float = LEVEL) -> float:
-    """The true difference, in standard deviations of the differences, that a paired t test of so many pairs finds with this probability.
+    """The true difference, in standard deviations of the differences, that a paired t test of so many pairs finds
+    with this probability.
 
     >>> round(detectable(3), 1), round(detectable(10), 1)
     (3.3, 1.0)

@@ -1,0 +1,150 @@
+"""Cache of arrays that are costly to produce, in ``decoded/`` of the data directory.
+
+An entry is a folder that appears atomically: it is written under a temporary name and then renamed. Its name contains a
+fingerprint of everything it was made from, so it never goes stale. Entries may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from fedflat.data.data_dir import user_cache
+from fedflat.data.files.mapped import ArrayWriter, MappedTensor, open_mapped
+from fedflat.errors import UserError
+
+FOLDER = "decoded"
+VERSION = 2
+"""Part of every fingerprint; increase it when decoding changes."""
+BLOCK_ROWS = 256
+
+
+class DiskSpace(NamedTuple):
+    """Disk space that an entry needs: its size in bytes, what it is for, and what to do if the disk is too full."""
+
+    size: int
+    purpose: str
+    remedy: str
+
+
+def cache_entry(
+    data_dir: Path, name: str, fingerprint: str, write: Callable[[Path], None], space: DiskSpace | None = None
+) -> Path:
+    """Return the folder of a cache entry, creating it if needed.
+
+    Args:
+        data_dir: the data directory; if it is read-only, the entry goes to the user's cache.
+        name: readable prefix of the entry's name.
+        fingerprint: result of ``fingerprint`` over everything that determines the content.
+        write: writes the content into an empty folder.
+        space: disk space to check before writing.
+    """
+    root = data_dir / FOLDER if _writable(data_dir) else user_cache() / FOLDER
+    entry = root / f"{name}-{fingerprint[:16]}"
+    if entry.is_dir():
+        return entry
+    temporary = root / f".writing-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        _remove_abandoned(root)
+        temporary.mkdir(parents=True)
+        if space is not None:
+            require_space(space, root)
+        write(temporary)
+        try:
+            temporary.rename(entry)
+        except OSError:
+            if not entry.is_dir():  # otherwise another process wrote the same entry first
+                raise
+    except OSError as error:
+        raise UserError(
+            f"cannot write {entry} ({error.strerror or error}); free disk space there, or set FEDFLAT_DATA"
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return entry
+
+
+def open_cached(entry: Path, name: str) -> MappedTensor:
+    """Map the array ``name`` of a cache entry."""
+    return open_mapped(entry / f"{name}.npy", f"delete {entry} to have it rebuilt")
+
+
+def fingerprint(values: Iterable[object]) -> str:
+    """sha256 over the text of ``values`` and the cache version."""
+    digest = hashlib.sha256(f"{VERSION}\n".encode())
+    for value in values:
+        digest.update(f"{value}\n".encode())
+    return digest.hexdigest()
+
+
+def select_rows(inputs: torch.Tensor, rows: np.ndarray, data_dir: Path, name: str) -> torch.Tensor:
+    """Rows of an array, without exceeding memory.
+
+    Consecutive rows of a mapped array stay mapped. Other rows are copied to memory if they fit there, else to a cache
+    entry ``name`` that is mapped.
+    """
+    consecutive = len(rows) > 0 and bool((np.diff(rows) == 1).all())
+    if consecutive and isinstance(inputs, MappedTensor):
+        return inputs.part(int(rows[0]), len(rows))
+    if not isinstance(inputs, MappedTensor) or fits_in_memory(len(rows) * inputs[:1].nbytes):
+        return inputs[torch.from_numpy(rows)]
+
+    def copy(folder: Path) -> None:
+        with ArrayWriter(folder / "rows.npy", tuple(inputs.shape[1:]), inputs[:0].numpy().dtype) as writer:
+            for start in range(0, len(rows), BLOCK_ROWS):
+                writer.append(inputs[torch.from_numpy(rows[start : start + BLOCK_ROWS])].numpy())
+
+    stamp = inputs.path.stat()
+    rows_hash = hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest()
+    key = fingerprint((inputs.path, stamp.st_size, stamp.st_mtime_ns, rows_hash))
+    return open_cached(cache_entry(data_dir, name, key, copy), "rows")
+
+
+def require_space(space: DiskSpace, root: Path) -> None:
+    """Raise a ``UserError`` if the disk of ``root`` is too full; checked before hours of decoding."""
+    free = shutil.disk_usage(root).free
+    if space.size > free:
+        needed, available = (
+            f"{size / 1e9:.1f} GB" if size > 1e8 else f"{size / 1e6:.3f} MB" for size in (space.size, free)
+        )
+        raise UserError(
+            f"{space.purpose} needs {needed} once decoded, but {root} has {available} free; "
+            f"free disk space there, or {space.remedy}"
+        )
+
+
+def fits_in_memory(size: int) -> bool:
+    """Whether ``size`` bytes are at most a quarter of the memory of this machine or container."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.is_file() and (allowed := limit.read_text().strip()).isdigit():
+        memory = min(memory, int(allowed))
+    return 4 * size <= memory
+
+
+def _writable(data_dir: Path) -> bool:
+    """Whether entries can be written below ``data_dir``, or below its nearest existing parent."""
+    existing = next(place for place in (data_dir / FOLDER, data_dir, *data_dir.absolute().parents) if place.is_dir())
+    return os.access(existing, os.W_OK)
+
+
+def _remove_abandoned(root: Path) -> None:
+    """Remove temporary folders of this machine's processes that were killed while writing."""
+    prefix = f".writing-{socket.gethostname()}-"
+    for folder in root.glob(f"{prefix}*"):
+        process = int(folder.name.removeprefix(prefix).partition("-")[0])
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            shutil.rmtree(folder, ignore_errors=True)
+        except PermissionError:
+            continue

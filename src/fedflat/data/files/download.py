@@ -1,0 +1,130 @@
+"""Downloading a dataset: resumed after a broken connection, verified, and visible only when complete."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.client import HTTPException
+from pathlib import Path
+from typing import IO
+
+from fedflat.data.sources.source import DatasetSource, Download, md5_of
+from fedflat.errors import UserError
+
+Progress = Callable[[str, int, int | None], None]
+"""Called while bytes arrive with the file name, the bytes received, and the total size if the server reports it."""
+
+Member = Callable[[str], IO[bytes] | None]
+"""Opens a file of an archive by name; None if there is no such file."""
+
+ATTEMPTS = 5
+TIMEOUT_SECONDS = 30
+BLOCK_BYTES = 1 << 16
+
+
+def download_source(source: DatasetSource, data_dir: Path, progress: Progress | None = None) -> None:
+    """Download the missing or damaged files of a dataset; intact files are left alone."""
+    for download in source.downloads:
+        if all(source.is_intact(data_dir, file) for file in download.files):
+            continue
+        try:
+            _download(download, data_dir, progress or (lambda name, done, total: None))
+        except (OSError, HTTPException) as error:
+            reason = str(error) or type(error).__name__
+            raise UserError(
+                f"cannot download {source.name} from {download.url} ({reason}); {source.expected(data_dir)}"
+            ) from error
+    if source.missing(data_dir):
+        raise UserError(
+            f"{source.name} is incomplete, and the rest cannot be downloaded automatically; {source.expected(data_dir)}"
+        )
+
+
+def _download(download: Download, data_dir: Path, progress: Progress) -> None:
+    part = download.part(data_dir)
+    part.parent.mkdir(parents=True, exist_ok=True)
+    _receive_all(download.url, part, progress)
+    md5 = md5_of(part)
+    if md5 != download.md5:
+        part.unlink()
+        raise UserError(
+            f"the file from {download.url} has md5 {md5}; expected {download.md5}; it was deleted: try again later"
+        )
+    if download.is_archive:
+        _unpack(part, download, data_dir)
+        part.unlink()
+    else:
+        part.replace(data_dir / download.files[0])
+
+
+def _receive_all(url: str, part: Path, progress: Progress) -> None:
+    for _ in range(ATTEMPTS - 1):
+        try:
+            if _receive(url, part, progress):
+                return
+        except (ConnectionError, TimeoutError, HTTPException):
+            continue
+    if not _receive(url, part, progress):
+        raise ConnectionError(f"the connection broke {ATTEMPTS} times; run the command again to resume the download")
+
+
+def _receive(url: str, part: Path, progress: Progress) -> bool:
+    """Append the missing bytes to ``part``; False if the connection broke."""
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
+    received = part.stat().st_size if part.exists() else 0
+    headers = {"Range": f"bytes={received}-"} if received else {}
+    try:
+        response = urlopen(Request(url, headers=headers), timeout=TIMEOUT_SECONDS)
+    except HTTPError as error:
+        if error.code == 416 and received:  # no bytes follow ours; the checksum tells whether the file is complete
+            return True
+        raise
+    with response:
+        resumed = response.status == 206
+        received = received if resumed else 0
+        length = response.headers.get("Content-Length")
+        total = received + int(length) if length else None
+        with part.open("ab" if resumed else "wb") as out:
+            while block := response.read1(BLOCK_BYTES):
+                out.write(block)
+                received += len(block)
+                progress(part.name.removesuffix(".part"), received, total)
+    return total is None or received >= total
+
+
+def _unpack(archive: Path, download: Download, data_dir: Path) -> None:
+    """Unpack the wanted files into a temporary folder, then move them into place.
+
+    Destinations come from ``download.files``; names in the archive never decide where a file is written.
+    """
+    open_archive = _open_zip if download.url.endswith(".zip") else _open_tar
+    with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=data_dir) as folder, open_archive(archive) as member:
+        for number, file in enumerate(download.files):
+            stream = member(file)
+            if stream is None:
+                raise UserError(f"{download.url} contains no file {file}; it is not the expected archive")
+            with stream, (Path(folder) / str(number)).open("wb") as out:
+                shutil.copyfileobj(stream, out)
+        for number, file in enumerate(download.files):
+            (data_dir / file).parent.mkdir(parents=True, exist_ok=True)
+            (Path(folder) / str(number)).replace(data_dir / file)
+
+
+@contextmanager
+def _open_tar(archive: Path) -> Iterator[Member]:
+    with tarfile.open(archive) as tar:
+        files = {member.name: member for member in tar.getmembers() if member.isreg()}
+        yield lambda name: tar.extractfile(files[name]) if name in files else None
+
+
+@contextmanager
+def _open_zip(archive: Path) -> Iterator[Member]:
+    with zipfile.ZipFile(archive) as zipped:
+        files = {member.filename: member for member in zipped.infolist() if not member.is_dir()}
+        yield lambda name: zipped.open(files[name]) if name in files else None

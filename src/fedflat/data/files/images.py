@@ -1,0 +1,233 @@
+"""Datasets of image files: listed, decoded once to one size into the cache, then read through a memory map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedflat.cores import usable_cores
+from fedflat.data.arrays import statistics_of_sums
+from fedflat.data.dataset import Dataset, Examples
+from fedflat.data.files.cache import DiskSpace, cache_entry, fingerprint, open_cached, select_rows
+from fedflat.data.files.mapped import ArrayWriter
+from fedflat.data.files.tree import Tree
+from fedflat.errors import UserError
+from fedflat.text import param
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+TEST_EVERY = 5
+"""Without a given test set, every fifth example of a class is a test example."""
+BATCH = 64
+
+Pixels = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """How images are resized."""
+
+    size: int = param(64, "height and width in pixels to which images are resized", low=1)
+    fit: Literal["squash", "crop"] = param(
+        "squash", "squash: resize the whole image to the square; crop: use the largest centred square"
+    )
+
+
+@dataclass
+class ImageList:
+    """The image files of a dataset, in parallel lists.
+
+    Attributes:
+        files: file name of each image in a ``Tree``.
+        targets: class of each image (classification).
+        masks: file name of each image's mask (segmentation).
+        groups: natural client of each image.
+        is_test: whether the image is a test example.
+    """
+
+    files: list[str] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+    masks: list[str] = field(default_factory=list)
+    groups: list[int] = field(default_factory=list)
+    is_test: list[bool] = field(default_factory=list)
+
+    def add(self, files: Sequence[str], target: int, group: int = 0, test: bool | None = None) -> None:
+        """Add images of one class; with ``test=None``, every fifth of them is a test example."""
+        self.files += files
+        self.targets += [target] * len(files)
+        self.groups += [group] * len(files)
+        self.is_test += [place % TEST_EVERY == TEST_EVERY - 1 if test is None else test for place in range(len(files))]
+
+    def add_masked(self, file: str, mask: str, group: int = 0, test: bool = False) -> None:
+        """Add an image and its mask."""
+        self.files.append(file)
+        self.masks.append(mask)
+        self.groups.append(group)
+        self.is_test.append(test)
+
+    def examples(self, rows: npt.NDArray[np.int64], inputs: torch.Tensor, grouped: bool) -> Examples:
+        """The examples at positions ``rows``, whose images are ``inputs``; ``grouped`` keeps the natural clients."""
+        targets, groups = (
+            torch.from_numpy(np.array(values, dtype=np.int64)[rows]) for values in (self.targets, self.groups)
+        )
+        return Examples(inputs, targets, groups if grouped else None)
+
+
+def is_image(name: str) -> bool:
+    """Whether a file name has the suffix of an image."""
+    return name.lower().endswith(SUFFIXES)
+
+
+def image_dataset(
+    name: str,
+    data_dir: Path,
+    tree: Tree,
+    listing: ImageList,
+    classes: Sequence[str],
+    options: ImageOptions,
+    group_names: Sequence[str] = (),
+) -> Dataset:
+    """Build a classification dataset from image files.
+
+    Args:
+        name: canonical text of the dataset.
+        data_dir: directory whose cache holds the decoded images.
+        tree: the files.
+        listing: which files, with their classes and natural clients.
+        classes: class names.
+        options: how images are resized.
+        group_names: names of the natural clients; empty if there are none.
+
+    Returns:
+        A dataset with inputs [n, 3, size, size] uint8 and targets [n] int64.
+    """
+
+    def decode(file: str) -> dict[str, npt.NDArray[Any]]:
+        image = decode_image(tree, file, options)
+        return {"inputs": image, "sums": channel_sums(image)}
+
+    size, prefix = options.size, f"{name.partition('(')[0]}-{options.size}"
+    stamps = (f"{file} {tree.stamps[file]}" for file in listing.files)
+    shapes = {"inputs": (3, size, size), "sums": (2, 3)}
+    entry = cache_entry(
+        data_dir,
+        prefix,
+        fingerprint((size, options.fit, *stamps)),
+        partial(write_decoded, decode, listing.files, shapes),
+        DiskSpace(len(listing.files) * 3 * size**2, name, "choose a smaller size"),
+    )
+    return decoded_dataset(name, data_dir, entry, prefix, listing, classes, group_names)
+
+
+def write_decoded(
+    decode: Callable[[Any], Mapping[str, npt.NDArray[Any]]],
+    items: Sequence[Any],
+    shapes: Mapping[str, tuple[int, ...]],
+    folder: Path,
+) -> None:
+    """Decode ``items`` in parallel and write the arrays of each as one row of ``<name>.npy`` in ``folder``.
+
+    Args:
+        decode: maps an item to arrays by name; ``sums`` are int64, all others uint8.
+        items: what to decode, one per row.
+        shapes: shape of a row of each array.
+        folder: where to write.
+    """
+    with ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(usable_cores()))
+        writers = {
+            name: stack.enter_context(
+                ArrayWriter(folder / f"{name}.npy", shape, np.int64 if name == "sums" else np.uint8)
+            )
+            for name, shape in shapes.items()
+        }
+        for start in range(0, len(items), BATCH):
+            rows = list(pool.map(decode, items[start : start + BATCH]))
+            for name, writer in writers.items():
+                writer.append(np.stack([row[name] for row in rows]))
+
+
+def decoded_dataset(
+    name: str,
+    data_dir: Path,
+    entry: Path,
+    prefix: str,
+    listing: ImageList,
+    classes: Sequence[str],
+    group_names: Sequence[str],
+) -> Dataset:
+    """The dataset of a cache entry written by ``write_decoded``; statistics are those of the training images."""
+    inputs, sums = open_cached(entry, "inputs"), open_cached(entry, "sums").numpy()
+    is_test = np.array(listing.is_test, dtype=bool)
+    splits = []
+    for rows in (np.flatnonzero(~is_test), np.flatnonzero(is_test)):
+        images = select_rows(inputs, rows, data_dir, f"{prefix}-rows")
+        if listing.masks:
+            masks = select_rows(open_cached(entry, "masks"), rows, data_dir, f"{prefix}-mask-rows")
+            groups = torch.from_numpy(np.array(listing.groups, dtype=np.int64)[rows])
+            splits.append(Examples(images, masks, groups if group_names else None))
+        else:
+            splits.append(listing.examples(rows, images, bool(group_names)))
+    pixels = int(np.prod(inputs.shape[2:])) * int((~is_test).sum())
+    mean, std = statistics_of_sums(sums[~is_test].sum(0), pixels)
+    kind: Literal["segmentation", "image"] = "segmentation" if listing.masks else "image"
+    return Dataset(name, splits[0], splits[1], tuple(classes), mean, std, kind, tuple(group_names))
+
+
+def channel_sums(image: Pixels) -> npt.NDArray[np.int64]:
+    """Sum and sum of squares of each channel of an image [channels, height, width], as [2, channels]."""
+    values = image.reshape(len(image), -1).astype(np.int64)
+    return np.stack([values.sum(1), np.square(values).sum(1)])
+
+
+def decode_image(tree: Tree, name: str, options: ImageOptions) -> Pixels:
+    """Decode an image file to [3, size, size]."""
+    from PIL import Image
+
+    try:
+        with tree.open(name) as stream, Image.open(stream) as image:
+            return to_pixels(image, options)
+    except Exception as error:  # a damaged image can fail with any exception
+        raise UserError(f"{tree.path}/{name} is not a complete image ({error}); replace or remove it") from error
+
+
+def to_pixels(image: Any, options: ImageOptions, mode: Literal["RGB", "L"] = "RGB") -> Pixels:
+    """Resize a Pillow image to [channels, size, size]."""
+    from PIL import Image
+
+    side = options.size
+    image.draft(mode, (2 * side, 2 * side))  # JPEG decodes many times faster at a fraction of its size
+    image = as_8_bit(image).convert(mode)
+    width, height = image.size
+    if (width, height) != (side, side):
+        edge = min(width, height)
+        left, top = (width - edge) / 2, (height - edge) / 2
+        box = (left, top, left + edge, top + edge) if options.fit == "crop" else None
+        image = image.resize((side, side), Image.Resampling.BILINEAR, box)
+    return channels_first(image)
+
+
+def as_8_bit(image: Any) -> Any:
+    """A Pillow image with one byte per channel: palettes are resolved, 16-bit values keep their upper byte."""
+    from PIL import Image
+
+    has_16_bits = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG")
+    if has_16_bits:  # Pillow itself clips all but the 256 darkest of 65,536 shades to white
+        return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise UserError("it has 32-bit pixels without a defined white level; save it with 8 or 16 bits")
+    return image.convert({"1": "L", "P": "RGB"}[image.mode]) if image.mode in ("1", "P") else image
+
+
+def channels_first(image: Any) -> Pixels:
+    """The pixels of a Pillow image as [channels, height, width]."""
+    pixels = np.asarray(image)
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels[None])

@@ -1,0 +1,146 @@
+"""Datasets of images with segmentation masks: both decoded once to one size, then read through memory maps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from fedflat.data.dataset import IGNORED, Dataset
+from fedflat.data.files.cache import cache_entry, fingerprint
+from fedflat.data.files.images import ImageList, Pixels, channel_sums, channels_first, decoded_dataset, write_decoded
+from fedflat.data.files.tree import Tree
+from fedflat.errors import UserError
+from fedflat.text import param
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as PillowImage
+
+
+@dataclass(frozen=True)
+class MaskOptions:
+    """How images and masks are resized."""
+
+    size: int | None = param(
+        None, "height in pixels to which images are resized, keeping their shape; none: original size", low=1
+    )
+
+
+@dataclass(frozen=True)
+class MaskDecoder:
+    """Resizes an image and its mask, and maps the ids of the mask to classes."""
+
+    tree: Tree
+    classes: Mapping[int, int]
+    """Class of each valid id; ``IGNORED`` for pixels that do not count."""
+    height: int
+    width: int
+
+    def __call__(self, files: tuple[str, str]) -> dict[str, npt.NDArray[np.generic]]:
+        """Decode an image file and its mask file.
+
+        Returns:
+            ``inputs`` [3, height, width] (bilinear), ``masks`` [height, width] (nearest), ``sums`` [2, 3].
+        """
+        from PIL import Image
+
+        file, mask = files
+        image, mask_image = self._open(file), self._open(mask)
+        if image.size != mask_image.size:
+            raise UserError(
+                f"{self.tree.path}/{file} has {_size_text(image)} pixels, but its mask {mask} has "
+                f"{_size_text(mask_image)}; expected the same size: replace one of them"
+            )
+        pixels = channels_first(image.convert("RGB").resize((self.width, self.height), Image.Resampling.BILINEAR))
+        ids = np.asarray(mask_image)
+        ids = ids[..., 0] if ids.ndim == 3 else ids  # some publishers store the id in the first colour channel
+        self._check_ids(ids, mask)
+        class_of_id = np.full(256, IGNORED, np.uint8)
+        class_of_id[list(self.classes)] = list(self.classes.values())
+        # As Pillow's nearest: the source pixel that contains the centre of the target pixel.
+        rows, columns = (
+            (2 * np.arange(new) + 1) * old // (2 * new)
+            for new, old in zip((self.height, self.width), ids.shape, strict=True)
+        )
+        return {"inputs": pixels, "masks": class_of_id[ids[np.ix_(rows, columns)]], "sums": channel_sums(pixels)}
+
+    def _check_ids(self, ids: Pixels, mask: str) -> None:
+        unknown = sorted(set(np.unique(ids).tolist()) - set(self.classes))
+        if unknown:
+            raise UserError(
+                f"{self.tree.path}/{mask} has id {unknown[0]}, which is no class of this dataset; "
+                f"expected ids from {min(self.classes)} to {max(self.classes)}: replace the mask"
+            )
+
+    def _open(self, name: str) -> PillowImage:
+        from PIL import Image
+
+        try:
+            with self.tree.open(name) as stream:
+                image = Image.open(stream)
+                image.load()
+                return image
+        except Exception as error:  # a damaged image can fail with any exception
+            raise UserError(
+                f"{self.tree.path}/{name} is not a complete image ({error}); replace or remove it"
+            ) from error
+
+
+def mask_dataset(
+    name: str,
+    data_dir: Path,
+    tree: Tree,
+    listing: ImageList,
+    class_of_id: Mapping[int, int],
+    classes: Sequence[str],
+    options: MaskOptions,
+    group_names: Sequence[str] = (),
+) -> Dataset:
+    """Build a segmentation dataset from image and mask files.
+
+    Args:
+        name: canonical text of the dataset.
+        data_dir: directory whose cache holds the decoded images.
+        tree: the files.
+        listing: which files, with their masks and natural clients.
+        class_of_id: class of each id in the mask files, ``IGNORED`` for pixels that do not count.
+        classes: class names.
+        options: how images are resized.
+        group_names: names of the natural clients; empty if there are none.
+
+    Returns:
+        A dataset with inputs [n, 3, height, width] uint8 and masks [n, height, width] uint8.
+    """
+    height, width = _target_size(tree, listing.files[0], options)
+    pairs = list(zip(listing.files, listing.masks, strict=True))
+    stamps = (f"{file} {tree.stamps[file]}" for pair in pairs for file in pair)
+    prefix = f"{name.partition('(')[0]}-{height}x{width}"
+    shapes = {"inputs": (3, height, width), "masks": (height, width), "sums": (2, 3)}
+    entry = cache_entry(
+        data_dir,
+        prefix,
+        fingerprint((height, width, sorted(class_of_id.items()), *stamps)),
+        partial(write_decoded, MaskDecoder(tree, class_of_id, height, width), pairs, shapes),
+    )
+    return decoded_dataset(name, data_dir, entry, prefix, listing, classes, group_names)
+
+
+def _target_size(tree: Tree, first: str, options: MaskOptions) -> tuple[int, int]:
+    """Height and width of all images: those of the first file, scaled."""
+    from PIL import Image
+
+    with tree.open(first) as stream:
+        try:
+            width, height = Image.open(stream).size
+        except OSError as error:
+            raise UserError(f"{tree.path}/{first} is not a complete image ({error}); replace it") from error
+    return (height, width) if options.size is None else (options.size, max(1, round(options.size * width / height)))
+
+
+def _size_text(image: PillowImage) -> str:
+    return f"{image.size[1]}x{image.size[0]}"

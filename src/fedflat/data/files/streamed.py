@@ -1,0 +1,169 @@
+"""Images decoded on access, with recently used ones cached in memory.
+
+For datasets whose decoded images fit neither in memory nor on disk. Images are decoded exactly as they would be in
+advance, so results are the same; only speed differs.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from fedflat.cores import usable_cores
+from fedflat.data.arrays import statistics_of_sums
+from fedflat.data.dataset import Dataset
+from fedflat.data.files.cache import cache_entry, fingerprint, open_cached
+from fedflat.data.files.images import ImageList, ImageOptions, Pixels, channel_sums, decode_image
+from fedflat.data.files.mapped import ArrayWriter, MappedTensor
+from fedflat.data.files.tree import Tree
+
+SAMPLE = 1000
+"""Number of evenly spaced training images from which mean and standard deviation are computed."""
+
+
+class DecodedImageCache:
+    """Least-recently-used cache of decoded images.
+
+    Args:
+        tree: the files.
+        names: file name of each position.
+        options: how images are resized.
+        limit: size of the cache in bytes.
+    """
+
+    def __init__(self, tree: Tree, names: Sequence[str], options: ImageOptions, limit: int) -> None:
+        self.tree, self.names, self.options, self.limit = tree, list(names), options, limit
+        self.images: OrderedDict[int, Pixels] = OrderedDict()
+        self.decoded = 0
+        """Number of images decoded so far."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
+        return 3, self.options.size, self.options.size
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State for another process, which starts with an empty cache."""
+        return {**vars(self), "images": OrderedDict(), "decoded": 0}
+
+    def rows(self, positions: Sequence[int]) -> torch.Tensor:
+        """The images at ``positions``, [n, 3, size, size] uint8."""
+        requested = list(dict.fromkeys(positions))
+        missing = [position for position in requested if position not in self.images]
+        fresh = dict(zip(missing, self._decode(missing), strict=True))
+        images = {position: fresh[position] if position in fresh else self.images[position] for position in requested}
+        batch = np.empty((len(positions), *self.shape), np.uint8)
+        for row, position in enumerate(positions):
+            batch[row] = images[position]
+        capacity = self.limit // int(np.prod(self.shape))
+        for position, image in images.items():
+            self.images[position] = image
+            self.images.move_to_end(position)
+            while len(self.images) > capacity:
+                self.images.popitem(last=False)
+        return torch.from_numpy(batch)
+
+    def _decode(self, positions: list[int]) -> list[Pixels]:
+        self.decoded += len(positions)
+        names = [self.names[position] for position in positions]
+        decode = partial(decode_image, self.tree, options=self.options)
+        threads = usable_cores()
+        if len(names) < 2 or threads == 1:
+            return [decode(name) for name in names]
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(decode, names))
+
+
+class StreamedTensor(MappedTensor):
+    """Image files as a uint8 tensor [n, 3, size, size] without storage: indexing its first dimension decodes images.
+
+    Every operation that would need the values, other than indexing, raises a ``TypeError``.
+    """
+
+    cache: DecodedImageCache
+    first: int
+
+    @classmethod
+    def over(cls, cache: DecodedImageCache, first: int, count: int) -> StreamedTensor:
+        """``count`` images of ``cache``, from position ``first`` on."""
+        streamed = torch.Tensor._make_subclass(cls, torch.zeros(1, dtype=torch.uint8).expand(count, *cache.shape))
+        streamed.cache, streamed.first, streamed.path = cache, first, cache.tree.path
+        return streamed
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Answer queries such as ``shape``; reject operations on the values, which do not exist."""
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            raise TypeError(
+                f"{getattr(func, '__name__', func)} is not available for images decoded on access; index rows first"
+            )
+        return result
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        rows = torch.arange(len(self))[index.cpu() if isinstance(index, torch.Tensor) else index]
+        images = self.cache.rows([self.first + row for row in rows.reshape(-1).tolist()])
+        images = images.reshape(*rows.shape, *self.cache.shape)
+        return images.to(index.device) if isinstance(index, torch.Tensor) else images
+
+    def index_select(self, dim: int, index: torch.Tensor) -> torch.Tensor:
+        """The images at positions ``index``, on the device of ``index``."""
+        assert dim == 0
+        return self[index]
+
+    def part(self, start: int, length: int, dim: int = 0) -> StreamedTensor:
+        """``length`` consecutive images."""
+        assert dim == 0
+        return StreamedTensor.over(self.cache, self.first + start, length)
+
+    def to(self, *_: Any, **__: Any) -> Self:
+        """Do nothing: images are decoded on the host, and rows move to the device of their index."""
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        return StreamedTensor.over, (self.cache, self.first, len(self))
+
+
+def streamed_dataset(
+    name: str,
+    data_dir: Path,
+    tree: Tree,
+    listing: ImageList,
+    classes: Sequence[str],
+    options: ImageOptions,
+    group_names: Sequence[str],
+    limit: int,
+) -> Dataset:
+    """As ``image_dataset``, but images are decoded on access.
+
+    Training images must come first in ``listing``; ``limit`` is the size in bytes of each process's cache.
+    """
+    train = listing.is_test.count(False)
+    assert not any(listing.is_test[:train]), "training images must come first"
+    inputs = StreamedTensor.over(DecodedImageCache(tree, listing.files, options, limit), 0, len(listing.files))
+    rows = np.unique(np.linspace(0, train - 1, min(train, SAMPLE)).round().astype(np.int64))
+    sample = [listing.files[row] for row in rows]
+    key = fingerprint((options.size, options.fit, *(f"{file} {tree.stamps[file]}" for file in sample)))
+    prefix = f"{name.partition('(')[0]}-{options.size}-sample"
+    entry = cache_entry(data_dir, prefix, key, partial(_write_sums, tree, sample, options))
+    sums = open_cached(entry, "sums").numpy()
+    mean, std = statistics_of_sums(sums.sum(0), options.size**2 * len(sample))
+    splits = [
+        listing.examples(np.arange(start, stop), inputs.part(start, stop - start), bool(group_names))
+        for start, stop in ((0, train), (train, len(listing.files)))
+    ]
+    return Dataset(name, splits[0], splits[1], tuple(classes), mean, std, group_names=tuple(group_names))
+
+
+def _write_sums(tree: Tree, names: list[str], options: ImageOptions, folder: Path) -> None:
+    with ArrayWriter(folder / "sums.npy", (2, 3), np.int64) as sums:
+        for name in names:
+            sums.append(channel_sums(decode_image(tree, name, options))[None])

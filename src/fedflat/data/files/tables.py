@@ -1,0 +1,109 @@
+"""Tables in parquet or CSV files: one row per example.
+
+A table has a column of classes, optionally a column of natural clients, and the inputs: a column ``inputs`` of lists
+(parquet only), or else every other numeric column.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+
+from fedflat.errors import UserError
+
+INPUTS = "inputs"
+SUFFIXES = (".parquet", ".csv")
+
+
+def is_table(path: Path) -> bool:
+    """Whether ``path`` is a table, or a folder of tables."""
+    return path.suffix in SUFFIXES or (path.is_dir() and any(file.suffix in SUFFIXES for file in path.iterdir()))
+
+
+def read_table(path: Path, target: str, group: str, shape: str) -> dict[str, Any]:
+    """Read arrays from a table file, or from a folder with ``train`` and ``test`` tables.
+
+    Args:
+        path: a ``.parquet`` or ``.csv`` file, or a folder with ``train.parquet`` and ``test.parquet`` (or ``.csv``).
+        target: column of classes.
+        group: column of natural clients; may be absent.
+        shape: shape of one example such as ``3x32x32``, or empty to keep inputs as they are.
+
+    Returns:
+        ``train_inputs`` [n, *shape], ``train_targets`` [n], ``train_groups`` [n] if present, and the same for ``test``.
+    """
+    files = {"train": path} if path.is_file() else {part: _file_of(path, part) for part in ("train", "test")}
+    arrays: dict[str, Any] = {}
+    for part, file in files.items():
+        columns = _arrays(_read(file), file, target, group, shape)
+        arrays |= {f"{part}_{name}": values for name, values in columns.items()}
+    return arrays
+
+
+def _file_of(folder: Path, part: str) -> Path:
+    file = next((folder / f"{part}{suffix}" for suffix in SUFFIXES if (folder / f"{part}{suffix}").is_file()), None)
+    if file is None:
+        raise UserError(
+            f"{folder / part}.parquet is missing; expected train.parquet and test.parquet (or .csv) in {folder}, "
+            "or the path of a single file"
+        )
+    return file
+
+
+def _read(file: Path) -> pandas.DataFrame:
+    if not file.is_file():
+        raise UserError(f"{file} does not exist; check the path")
+    if file.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise UserError(f"reading {file} requires pyarrow; install it with: pip install 'fedflat[hub]'")
+    try:
+        return pandas.read_parquet(file) if file.suffix == ".parquet" else pandas.read_csv(file)
+    except Exception as error:  # pyarrow has its own exception types
+        raise UserError(f"{file} is not a complete {file.suffix[1:]} file ({error}); write it again") from error
+
+
+def _arrays(table: pandas.DataFrame, file: Path, target: str, group: str, shape: str) -> dict[str, Any]:
+    if target not in table:
+        raise UserError(
+            f"{file} has no column '{target}'; name the column of classes with target= "
+            f"(columns: {', '.join(map(str, table))})"
+        )
+    arrays: dict[str, Any] = {"targets": table[target].to_numpy()}
+    if group in table:
+        arrays["groups"] = table[group].to_numpy()
+    rest = table.drop(columns=[name for name in (target, group) if name in table])
+    if INPUTS in rest:
+        inputs = _stacked(rest[INPUTS].tolist(), file)
+    else:
+        inputs = rest.select_dtypes("number").to_numpy(dtype=np.float32)
+        if not inputs.shape[1]:
+            raise UserError(f"{file} has no inputs; expected a column '{INPUTS}' of lists, or numeric columns")
+    arrays["inputs"] = inputs.reshape(len(inputs), *_sizes(shape, inputs[:1].size, file)) if shape else inputs
+    return arrays
+
+
+def _stacked(rows: list[Any], file: Path) -> np.ndarray:
+    """Nested lists as one array."""
+    try:
+        inputs = np.array([_nested(row) for row in rows])
+    except ValueError as error:
+        raise UserError(f"the lists in column '{INPUTS}' of {file} differ in shape; expected one shape") from error
+    if inputs.dtype.kind not in "biuf":
+        raise UserError(f"column '{INPUTS}' of {file} does not contain numbers; expected a list of numbers per example")
+    return inputs
+
+
+def _nested(row: Any) -> Any:
+    return [_nested(item) for item in row] if isinstance(row, np.ndarray) and row.dtype == object else row
+
+
+def _sizes(shape: str, numbers: int, file: Path) -> tuple[int, ...]:
+    sizes = shape.lower().split("x")
+    if not all(size.isdigit() for size in sizes) or np.prod([int(size) for size in sizes]) != numbers:
+        raise UserError(
+            f"shape={shape} does not match the {numbers} numbers per example in {file}; expected e.g. 3x32x32"
+        )
+    return tuple(int(size) for size in sizes)

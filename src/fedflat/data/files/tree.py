@@ -1,0 +1,125 @@
+"""A tree of files: a folder, or a zip archive read in place."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import IO
+
+from fedflat.errors import UserError
+
+
+class Tree(ABC):
+    """Files by name relative to ``path``, with ``/`` as the separator."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    @abstractmethod
+    def stamps(self) -> dict[str, str]:
+        """Every file name in sorted order, with a short text that changes when the file changes."""
+
+    @abstractmethod
+    def open(self, name: str) -> IO[bytes]:
+        """Open a file for reading; safe to call from several threads."""
+
+    @abstractmethod
+    def subfolders(self, folder: str) -> list[str]:
+        """Names of the folders directly in ``folder``, including empty ones."""
+
+    def text(self, name: str) -> str:
+        """Content of a text file."""
+        if name not in self.stamps:
+            raise UserError(f"{self.path}/{name} is missing; unpack the dataset again")
+        with self.open(name) as stream:
+            return stream.read().decode("utf-8", "replace")
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return list(self.stamps)
+
+    def files_below(self, folder: str) -> list[str]:
+        """Names of all files below ``folder``, at any depth."""
+        # "0" is the character after "/".
+        first, last = (bisect_left(self._names, bound) for bound in (f"{folder}/", f"{folder}0"))
+        return self._names[first:last]
+
+    def digest(self, folder: str) -> str:
+        """sha256 over the names and contents of all files below ``folder``."""
+        digest = hashlib.sha256()
+        for name in self.files_below(folder):
+            with self.open(name) as stream:
+                digest.update(f"{name}\n{hashlib.sha256(stream.read()).hexdigest()}\n".encode())
+        return digest.hexdigest()
+
+
+class FolderTree(Tree):
+    """The files of a folder, without hidden ones; stamps are size and modification time."""
+
+    @cached_property
+    def stamps(self) -> dict[str, str]:
+        return dict(sorted(_folder_stamps(self.path, "")))
+
+    def subfolders(self, folder: str) -> list[str]:
+        children = (self.path / folder).iterdir()
+        return sorted(child.name for child in children if child.is_dir() and not child.name.startswith("."))
+
+    def open(self, name: str) -> IO[bytes]:
+        return (self.path / name).open("rb")
+
+
+class ZipTree(Tree):
+    """The files of a zip archive, relative to its single top-level folder if it has one; stamps are size and CRC."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        try:
+            self._zip = zipfile.ZipFile(path)
+        except (OSError, zipfile.BadZipFile) as error:
+            raise UserError(f"{path} is not a complete zip archive ({error}); download it again") from error
+        members = (info for info in self._zip.infolist() if not info.is_dir() and "__MACOSX" not in info.filename)
+        self._files = {info.filename: info for info in members}
+        top_level = {name.partition("/")[0] for name in self._files}
+        single = len(top_level) == 1 and all("/" in name for name in self._files)
+        self._root = f"{top_level.pop()}/" if single else ""
+
+    @cached_property
+    def stamps(self) -> dict[str, str]:
+        stamps = {name.removeprefix(self._root): f"{info.file_size} {info.CRC}" for name, info in self._files.items()}
+        return dict(sorted(stamps.items()))
+
+    def subfolders(self, folder: str) -> list[str]:
+        start = f"{self._root}{folder}/" if folder else self._root
+        inside = (name.removeprefix(start) for name in self._zip.namelist() if name.startswith(start))
+        return sorted({name.partition("/")[0] for name in inside if "/" in name})
+
+    def open(self, name: str) -> IO[bytes]:
+        return self._zip.open(self._files[f"{self._root}{name}"])
+
+
+def _folder_stamps(folder: Path, prefix: str) -> Iterator[tuple[str, str]]:
+    with os.scandir(folder) as children:
+        for child in children:
+            if child.name.startswith("."):
+                continue
+            if child.is_dir():
+                yield from _folder_stamps(Path(child.path), f"{prefix}{child.name}/")
+            else:
+                status = child.stat()
+                yield f"{prefix}{child.name}", f"{status.st_size} {status.st_mtime_ns}"
+
+
+def open_tree(path: Path) -> Tree:
+    """Open a folder or a zip archive."""
+    if path.is_dir():
+        return FolderTree(path)
+    if path.is_file():
+        return ZipTree(path)
+    raise UserError(f"{path} is neither a folder nor a zip archive; expected one that contains the images")

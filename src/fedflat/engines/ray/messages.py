@@ -1,0 +1,126 @@
+"""What the driver and its Ray workers send each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedflat.engines.cpu.engine import LoopEngine
+from fedflat.engines.gpu.engine import LaneEngine
+from fedflat.engines.problem.problem import Problem
+from fedflat.engines.round.cohort_buffers import Arrays
+from fedflat.engines.round.contract import Training
+from fedflat.engines.round.reduction import ClientReport
+
+FRESH = 0
+"""Stamp of the state that clients start with."""
+
+
+class WorkerSetup(NamedTuple):
+    """What a worker trains with: a problem on its own device and the engine for that device."""
+
+    problem: Problem
+    engine: LoopEngine | LaneEngine
+
+
+class WorkerInfo(NamedTuple):
+    """What a worker says about itself: fedflat's version, host name, process id and Ray's actor id."""
+
+    version: str
+    node: str
+    process: int
+    actor: str
+
+
+@dataclass(frozen=True)
+class ProblemSource:
+    """How a worker builds the problem.
+
+    Attributes:
+        key: unique name.
+        build: one reference to a function that returns a ``WorkerSetup``; in a list, so that Ray does not resolve it.
+        facts: properties of the driver's problem that the worker's must share.
+    """
+
+    key: str
+    build: list[Any]
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """What every client of a round reads; sent once per round and node.
+
+    Attributes:
+        key: name of ``training``, because lanes are set up for one training object.
+        training: how clients train.
+        round: number of the round.
+        z: the model that clients start from [parameters].
+        server: the server's state, as flat arrays.
+        buffers: BatchNorm statistics [buffers].
+        integers: integer buffers by name.
+        count: clients in the whole cohort.
+        stamp: stamp of the states that clients end the round with.
+        fresh: the state that clients start with when they first take part.
+    """
+
+    key: str
+    training: Training
+    round: int
+    z: np.ndarray
+    server: Arrays
+    buffers: np.ndarray
+    integers: Arrays
+    count: int
+    stamp: int
+    fresh: Arrays
+
+
+class DispatchedClient(NamedTuple):
+    """A client as it is sent to a worker.
+
+    Attributes:
+        number: index of the client in the federation.
+        indices: positions of its examples [examples].
+        stamp: which of its states it trains from.
+        state: that state; None if the worker has it.
+        statistics: its own BatchNorm statistics [buffers], if any.
+    """
+
+    number: int
+    indices: np.ndarray
+    stamp: int
+    state: Arrays | None
+    statistics: np.ndarray | None
+
+
+StateTransfer = list[tuple[int, int, Arrays]]
+"""States sent from one worker to another: client, stamp and state."""
+
+
+@dataclass(frozen=True)
+class TrainedClients:
+    """What a worker returns for the clients it trained: their rows, or for a block of the aggregation its sums.
+
+    Attributes:
+        reports: one per client.
+        state: the clients' new states as rows, if requested; otherwise empty, and the worker keeps them.
+        statistics: the clients' own BatchNorm statistics [clients, buffers], if they keep them.
+        rows: what the clients send [clients, ...], by name.
+        sums: weighted sums of these [...], by name.
+        seconds: time spent training.
+    """
+
+    reports: list[ClientReport]
+    state: Arrays
+    statistics: np.ndarray | None
+    rows: Arrays
+    sums: Arrays
+    seconds: float
+
+
+def size_of(arrays: Arrays) -> int:
+    """Bytes in some arrays."""
+    return sum(array.nbytes for array in arrays.values())
