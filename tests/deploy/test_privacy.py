@@ -221,6 +221,5 @@ def test_the_docs_list_the_supported_algorithms() -> None:
         chosen = algorithm(name)
         private = not_private(problem, training_of(experiment_of(SETTINGS), chosen, SITES))
         robust = next((slot.needs_the_mean() for _, slot in chosen.slots() if slot.needs_the_mean()), "")
-        assert [answer.split(":")[0] for answer in answers] == ["no" if why else "yes" for why in (private, robust)], (
-            name
-        )
+        expected = ["no" if reason else "yes" for reason in (private, robust)]
+        assert [answer.split(":")[0] for answer in answers] == expected, name

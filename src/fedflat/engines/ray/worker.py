@@ -241,9 +241,7 @@ def own_version() -> str:
 
 def version_mismatch(node: str, theirs: str, ours: str) -> str:
     """The error message for a node with another version of fedflat, whose results might differ."""
-    return (
-        f"node {node} of the Ray cluster has fedflat {theirs}, not {ours}; install the same version on every node"
-    )
+    return f"node {node} of the Ray cluster has fedflat {theirs}, not {ours}; install the same version on every node"
 
 
 def facts(problem: Problem) -> dict[str, Any]:
