@@ -15,7 +15,13 @@ from making.equations import SYMBOLS, said_of
 from making.markdown import block, code, joined, table
 from making.papers_cited import in_full
 
-WORDS = {"drift": "Drift correction", "perturbation": "Perturbation", "lr_schedule": "Learning-rate schedule", "server": "Server", "averages": "Average"}
+WORDS = {
+    "drift": "Drift correction",
+    "perturbation": "Perturbation",
+    "lr_schedule": "Learning-rate schedule",
+    "server": "Server",
+    "averages": "Average",
+}
 WHOLE = {
     "own": ", and one over all of the client's data in every round",
     "common": ", and one over all of the client's data before every round",
@@ -37,7 +43,9 @@ def index() -> str:
     rows = []
     for name, card in CARDS.items():
         cost, slots = cost_of(NAMED[name]), " + ".join(map(code, slot_texts(NAMED[name]).values()))
-        rows.append([f"[{name}](algorithms/{name}.md)", card.title, slots, cost["down"], cost["up"], cost["passes"], card.paper])
+        rows.append(
+            [f"[{name}](algorithms/{name}.md)", card.title, slots, cost["down"], cost["up"], cost["passes"], card.paper]
+        )
     return joined(
         [
             "# Algorithms",
@@ -110,13 +118,24 @@ def one(name: str) -> str:
     lines += ["## Parameters", "", *(filled or ["None.", ""])]
     if card.values:
         lines += [f"The papers' values: {card.values}.", ""]
-    lines += ["## Cost", "", "For a model of P numbers, per client:", "", *_cost(made), *_state(made), *_differences(name), *_code(made)]
+    lines += [
+        "## Cost",
+        "",
+        "For a model of P numbers, per client:",
+        "",
+        *_cost(made),
+        *_state(made),
+        *_differences(name),
+        *_code(made),
+    ]
     return joined(lines)
 
 
 def _composed(texts: dict[str, str]) -> str:
     return (
-        ", ".join(f"{WORDS[slot].lower()} [`{text}`](parts.md#{text.partition('(')[0]})" for slot, text in texts.items())
+        ", ".join(
+            f"{WORDS[slot].lower()} [`{text}`](parts.md#{text.partition('(')[0]})" for slot, text in texts.items()
+        )
         or "none but the defaults"
     )
 
@@ -153,7 +172,10 @@ def _cost(made: Algorithm) -> list[str]:
     kept = [field for fields in made.client_fields().values() for field in fields]
     vectors, scalars = sum(f.vector for f in kept), sum(not f.vector for f in kept)
     state = (
-        " + ".join(filter(None, (f"{'' if vectors == 1 else vectors}P" if vectors else "", str(scalars) if scalars else ""))) or "nothing"
+        " + ".join(
+            filter(None, (f"{'' if vectors == 1 else vectors}P" if vectors else "", str(scalars) if scalars else ""))
+        )
+        or "nothing"
     )
     passes = f"{cost['passes']}{WHOLE.get(made.drift.whole_gradient, '')}"
     return table(
@@ -177,8 +199,12 @@ def _state(made: Algorithm) -> list[str]:
     for where, by_slot in places.items():
         for slot, fields in by_slot.items():
             for field in fields:
-                sent = {"the server keeps": "down" if field.sent else "never", "every client keeps": "never"}.get(where, "up")
-                rows.append((where, code(field.name), WORDS[slot].lower(), "vector" if field.vector else "scalar", sent))
+                sent = {"the server keeps": "down" if field.sent else "never", "every client keeps": "never"}.get(
+                    where, "up"
+                )
+                rows.append(
+                    (where, code(field.name), WORDS[slot].lower(), "vector" if field.vector else "scalar", sent)
+                )
     return table(("", "name", "slot", "kind", "sent"), rows)
 
 
@@ -195,7 +221,10 @@ def _differences(name: str) -> list[str]:
         *table(("", "where", "what differs", "here"), rows),
     ]
     if name in RELEASED:
-        lines += [f"`{name}(variant=released)` is short for `{show(name, RELEASED[name])}`: as in the published code.", ""]
+        lines += [
+            f"`{name}(variant=released)` is short for `{show(name, RELEASED[name])}`: as in the published code.",
+            "",
+        ]
     return lines
 
 
@@ -222,7 +251,12 @@ def _code(made: Algorithm) -> list[str]:
     plain = Algorithm()
     own = [getattr(made, slot) for slot in SLOTS if getattr(made, slot) != getattr(plain, slot)]
     files = dict.fromkeys(type(value).__module__.removeprefix("fedflat.").replace(".", "/") + ".py" for value in own)
-    return ["## In the code", "", f"One line in `algorithms/table.py`; {', '.join(map(code, files)) or 'every slot has its default'}.", ""]
+    return [
+        "## In the code",
+        "",
+        f"One line in `algorithms/table.py`; {', '.join(map(code, files)) or 'every slot has its default'}.",
+        "",
+    ]
 
 
 def differences() -> str:
@@ -237,10 +271,14 @@ def differences() -> str:
         ],
         table(
             ("number", "where", "what differs", "here"),
-            [(f"<span id='{d.number.lower()}'>{d.number}</span>", d.where, d.fault, d.here) for d in DIFFERENCES.values()],
+            [
+                (f"<span id='{d.number.lower()}'>{d.number}</span>", d.where, d.fault, d.here)
+                for d in DIFFERENCES.values()
+            ],
         ),
         ["## What `variant=released` sets", ""],
         table(
-            ("algorithm", "is short for"), [(f"`{name}(variant=released)`", code(show(name, values))) for name, values in RELEASED.items()]
+            ("algorithm", "is short for"),
+            [(f"`{name}(variant=released)`", code(show(name, values))) for name, values in RELEASED.items()],
         ),
     )

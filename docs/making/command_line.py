@@ -70,7 +70,9 @@ def _told(option: Any) -> tuple[str, str]:
     value = option.default
     if value in (None, False, (), []) or callable(value) or option.is_flag:
         return _text(option.help), ""
-    return _text(option.help), code(",".join(map(str, value)) if isinstance(value, (list, tuple)) else write_value(value))
+    return _text(option.help), code(
+        ",".join(map(str, value)) if isinstance(value, (list, tuple)) else write_value(value)
+    )
 
 
 def settings() -> str:
@@ -93,5 +95,11 @@ def settings() -> str:
     ]
     for section, rows in sections.items():
         said = Config.model_fields[section].annotation.__doc__ if section else "The experiment itself."
-        lines += [f"## {section or 'Experiment'}", "", said or "", "", *table(("setting", "type", "default", "flag", "meaning"), rows)]
+        lines += [
+            f"## {section or 'Experiment'}",
+            "",
+            said or "",
+            "",
+            *table(("setting", "type", "default", "flag", "meaning"), rows),
+        ]
     return joined(lines)

@@ -81,4 +81,7 @@ def _names(name: str, own: float, base: float, low: float) -> list[str]:
     if name != "fedavg":
         parts.append(words(x, theirs, f"fedavg  {base:.1f}", colour=BASE))
     parts.append(words(x, HEIGHT - BOTTOM, "grey: all others", size=10, colour=FAINT))
-    return [*parts, words(LEFT, TOP - 8, "test accuracy, mean of 3 seeds and their standard deviation", size=11, colour=INK)]
+    return [
+        *parts,
+        words(LEFT, TOP - 8, "test accuracy, mean of 3 seeds and their standard deviation", size=11, colour=INK),
+    ]

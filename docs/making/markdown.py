@@ -41,7 +41,10 @@ def about(thing: Any) -> str:
     """A docstring as Markdown: code in single backticks, examples as a block."""
     text = inspect.getdoc(thing) or ""
     parts = re.split(r"\n\s*\n", text)
-    shown = [f"```pycon\n{part}\n```" if EXAMPLE.match(part.lstrip()) else _indented(part.replace("``", "`")) for part in parts]
+    shown = [
+        f"```pycon\n{part}\n```" if EXAMPLE.match(part.lstrip()) else _indented(part.replace("``", "`"))
+        for part in parts
+    ]
     return "\n\n".join(shown)
 
 

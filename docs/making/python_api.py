@@ -61,9 +61,17 @@ PAGES = {
             "fedflat.text:param",
         ),
     ),
-    "averaging": Page("Averages", "Averages of the server's models over rounds: evaluated, never fed back.", ("fedflat.averaging",)),
-    "data": Page("Data and partitions", "Datasets by name, your own arrays, their division among clients, augmentation.", ("fedflat.data",)),
-    "models": Page("Models", "Networks by name, and training a part of one.", ("fedflat.models", "fedflat.models.layout:Layout")),
+    "averaging": Page(
+        "Averages", "Averages of the server's models over rounds: evaluated, never fed back.", ("fedflat.averaging",)
+    ),
+    "data": Page(
+        "Data and partitions",
+        "Datasets by name, your own arrays, their division among clients, augmentation.",
+        ("fedflat.data",),
+    ),
+    "models": Page(
+        "Models", "Networks by name, and training a part of one.", ("fedflat.models", "fedflat.models.layout:Layout")
+    ),
     "tasks": Page(
         "Tasks and callbacks",
         "Loss and metrics of your own ([how](../how-to/bring-your-own.md)), and whoever wants to see a run while it goes.",
@@ -76,7 +84,11 @@ PAGES = {
             "fedflat.experiment.callback:Callback",
         ),
     ),
-    "flatness": Page("Flatness", "Curvature, sharpness and landscapes of any torch module, any loss, any data.", ("fedflat.flatness",)),
+    "flatness": Page(
+        "Flatness",
+        "Curvature, sharpness and landscapes of any torch module, any loss, any data.",
+        ("fedflat.flatness",),
+    ),
     "landscapes": Page(
         "Landscapes of runs",
         "Around models of runs, on planes, along paths; and their pictures.",
@@ -96,7 +108,9 @@ PAGES = {
         ),
     ),
     "papers": Page(
-        "Papers", "Four works as data: protocols, tables and figures, cell by cell ([what is there](../papers.md)).", ("fedflat.papers",)
+        "Papers",
+        "Four works as data: protocols, tables and figures, cell by cell ([what is there](../papers.md)).",
+        ("fedflat.papers",),
     ),
     "deploy": Page(
         "Deployment",
@@ -104,7 +118,9 @@ PAGES = {
         ("fedflat.deploy",),
     ),
     "testing": Page(
-        "Testing", "Checks for what you bring yourself: one call each, and a message that names what does not hold.", ("fedflat.testing",)
+        "Testing",
+        "Checks for what you bring yourself: one call each, and a message that names what does not hold.",
+        ("fedflat.testing",),
     ),
 }
 
@@ -147,7 +163,12 @@ def _entry(module: str, name: str) -> list[str]:
     if inspect.isfunction(value):
         return [*lines, *block(signature(name, value).splitlines(), "py"), about(value), "", *_from(module, name)]
     kind, meaning = constants(module).get(name, (type(value).__name__, ""))
-    return [*lines, *block([f"{name}: {kind}"], "py"), *([meaning.replace("``", "`"), ""] if meaning else []), *_from(module, name)]
+    return [
+        *lines,
+        *block([f"{name}: {kind}"], "py"),
+        *([meaning.replace("``", "`"), ""] if meaning else []),
+        *_from(module, name),
+    ]
 
 
 def _from(module: str, name: str) -> list[str]:
@@ -188,7 +209,9 @@ def _own_init(value: type) -> bool:
 def members(value: type) -> Iterator[tuple[str, Any]]:
     """The public methods and properties that a class itself defines."""
     for name, member in vars(value).items():
-        if not name.startswith("_") and (isinstance(member, (property, classmethod, staticmethod)) or inspect.isfunction(member)):
+        if not name.startswith("_") and (
+            isinstance(member, (property, classmethod, staticmethod)) or inspect.isfunction(member)
+        ):
             yield name, member
 
 
@@ -198,7 +221,11 @@ def fields(value: type) -> dict[str, tuple[str, str]]:
         (tree,) = ast.parse(inspect.cleandoc(inspect.getsource(value))).body
     except (OSError, TypeError, SyntaxError):
         return {}
-    return {name: said for name, said in annotated(tree.body) if not name.startswith("_")} if isinstance(tree, ast.ClassDef) else {}
+    return (
+        {name: said for name, said in annotated(tree.body) if not name.startswith("_")}
+        if isinstance(tree, ast.ClassDef)
+        else {}
+    )
 
 
 def annotated(body: list[ast.stmt]) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -218,7 +245,11 @@ def annotated(body: list[ast.stmt]) -> Iterator[tuple[str, tuple[str, str]]]:
             and isinstance(statement.value, ast.Call)
             and getattr(statement.value.func, "id", "") == "param"
         ):
-            texts = [part.value for part in statement.value.args if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+            texts = [
+                part.value
+                for part in statement.value.args
+                if isinstance(part, ast.Constant) and isinstance(part.value, str)
+            ]
             said = texts[-1][:1].upper() + texts[-1][1:] + "." if texts else ""
         yield target.id, (kind, said)
 
@@ -249,7 +280,11 @@ def signature(name: str, function: Any, *, bound: bool = True, one_line: bool = 
         if p.kind is p.KEYWORD_ONLY and not any(o.kind is o.VAR_POSITIONAL for o in given):
             shown.insert(position, "*")
             break
-    back = "" if found.return_annotation in (found.empty, None, "None") or name == "__init__" else f" -> {_type(found.return_annotation)}"
+    back = (
+        ""
+        if found.return_annotation in (found.empty, None, "None") or name == "__init__"
+        else f" -> {_type(found.return_annotation)}"
+    )
     line = f"{name}({', '.join(shown)}){back}"
     if one_line or len(line) <= 96:
         return line

@@ -13,7 +13,14 @@ def drawing(width: int, height: int, parts: Sequence[str], title: str) -> str:
     """The whole file, on white, so that it reads on a dark page too."""
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="{FONT}" role="img">'
     return "\n".join(
-        [head, f"<title>{escaped(title)}</title>", f'<rect width="{width}" height="{height}" rx="6" fill="#fff"/>', *parts, "</svg>", ""]
+        [
+            head,
+            f"<title>{escaped(title)}</title>",
+            f'<rect width="{width}" height="{height}" rx="6" fill="#fff"/>',
+            *parts,
+            "</svg>",
+            "",
+        ]
     )
 
 
@@ -22,7 +29,9 @@ def escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def words(x: float, y: float, text: str, *, size: int = 12, colour: str = FAINT, anchor: str = "start", bold: bool = False) -> str:
+def words(
+    x: float, y: float, text: str, *, size: int = 12, colour: str = FAINT, anchor: str = "start", bold: bool = False
+) -> str:
     """A line of text."""
     weight = ' font-weight="600"' if bold else ""
     return f'<text x="{_n(x)}" y="{_n(y)}" font-size="{size}" fill="{colour}" text-anchor="{anchor}"{weight}>{escaped(text)}</text>'
@@ -55,4 +64,8 @@ def _points(points: Sequence[Point]) -> str:
 
 
 def _n(value: float) -> str:
-    return f"{value:.1f}".rstrip("0").rstrip(".").replace("-0", "0") if abs(value) < 0.05 else f"{value:.1f}".rstrip("0").rstrip(".")
+    return (
+        f"{value:.1f}".rstrip("0").rstrip(".").replace("-0", "0")
+        if abs(value) < 0.05
+        else f"{value:.1f}".rstrip("0").rstrip(".")
+    )

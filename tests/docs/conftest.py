@@ -14,9 +14,11 @@ from fedflat.models import MODELS
 @pytest.fixture(autouse=True)
 def restore_registries() -> Iterator[None]:
     """Restore the registered algorithms, parts and models after each test."""
-    tables = (NAMED, composition.PARTS, composition._NAMES, MODELS)
-    before = [dict(table) for table in tables]
+    tables = (NAMED, composition.PARTS, composition._NAMES)
+    before, models = [dict(table) for table in tables], set(MODELS)
     yield
     for table, entries in zip(tables, before, strict=True):
         table.clear()
         table.update(entries)
+    for name in set(MODELS) - models:
+        MODELS.unregister(name)
