@@ -108,7 +108,7 @@ def _print(search: Search, chosen: dict[str, Any]) -> None:
     console.print(
         facts(
             {
-                f"validation {with_unit(metric)}": f"{shown_metric(chosen['validation'], metric)} (best of many, optimistic)",
+                f"validation {with_unit(metric)}": f"{shown_metric(chosen['validation'], metric)} (optimistic)",
                 f"test {with_unit(metric)}": f"{shown_metric(fmean(test), metric)} (evaluated once)",
                 "trial": chosen["trial"],
                 "folder": search.out,
