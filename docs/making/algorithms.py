@@ -17,7 +17,6 @@ from making.citations import full_citations
 from making.curve import curve, measured
 from making.markdown import block, code, joined, table
 
-<<<<<<< HEAD
 SYMBOLS = {
     "x": "server model",
     "z": "model that clients receive and start from; z = x unless a method looks ahead",
@@ -33,18 +32,6 @@ SYMBOLS = {
     "c_i, c, m, a_i, h_i, Delta": "vectors that clients (with index i) or the server keep between rounds, initially 0",
     "unit(v)": "v / ||v|| with one l2 norm over all parameters",
     "t, T": "round, counted from 0, and number of rounds",
-=======
-WORDS = {
-    "drift": "Drift correction",
-    "perturbation": "Perturbation",
-    "lr_schedule": "Learning-rate schedule",
-    "server": "Server",
-    "averages": "Average",
-}
-WHOLE = {
-    "own": ", and one over all of the client's data in every round",
-    "common": ", and one over all of the client's data before every round",
->>>>>>> data
 }
 ROUND = """\
 server   broadcasts z and the slots' vectors to the cohort S
@@ -78,16 +65,9 @@ def overview() -> str:
     """The table of all algorithms, the symbols, and the steps of a round."""
     rows = []
     for name, card in CARDS.items():
-<<<<<<< HEAD
         cost, slots = cost_of(card.algorithm), " + ".join(map(code, slot_texts(card.algorithm).values()))
         link = f"[{name}](algorithms/{name}.md)"
         rows.append([link, card.title, slots, cost["down"], cost["up"], cost["passes"], card.paper])
-=======
-        cost, slots = cost_of(NAMED[name]), " + ".join(map(code, slot_texts(NAMED[name]).values()))
-        rows.append(
-            [f"[{name}](algorithms/{name}.md)", card.title, slots, cost["down"], cost["up"], cost["passes"], card.paper]
-        )
->>>>>>> data
     return joined(
         [
             "# Algorithm overview",
@@ -138,7 +118,6 @@ def algorithm_page(name: str) -> str:
     lines += ["### Server step", "", *_slot(algorithm, "server")]
     lines += ["## Parameters", "", *(_parameters(specs_of(algorithm)) or ["None.", ""])]
     if card.values:
-<<<<<<< HEAD
         lines += [f"Published values: {card.values}.", ""]
     lines += ["## Cost", "", "For a model of P parameters, per client:", "", *_cost(algorithm), *_state(algorithm)]
     return joined([*lines, *_differences(name), *_source(algorithm)])
@@ -146,29 +125,6 @@ def algorithm_page(name: str) -> str:
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
-=======
-        lines += [f"The papers' values: {card.values}.", ""]
-    lines += [
-        "## Cost",
-        "",
-        "For a model of P numbers, per client:",
-        "",
-        *_cost(made),
-        *_state(made),
-        *_differences(name),
-        *_code(made),
-    ]
-    return joined(lines)
-
-
-def _composed(texts: dict[str, str]) -> str:
-    return (
-        ", ".join(
-            f"{WORDS[slot].lower()} [`{text}`](parts.md#{text.partition('(')[0]})" for slot, text in texts.items()
-        )
-        or "none but the defaults"
-    )
->>>>>>> data
 
 
 def _slot(algorithm: Algorithm, slot: str) -> list[str]:
@@ -197,25 +153,11 @@ def _parameters(specs: list[tuple[str, Any]]) -> list[str]:
     return table(("parameter", "slot", "default", "range", "meaning"), rows)
 
 
-<<<<<<< HEAD
 def _cost(algorithm: Algorithm) -> list[str]:
     cost = cost_of(algorithm)
     fields = [field for fields in algorithm.client_fields().values() for field in fields]
     vectors, scalars = sum(f.vector for f in fields), sum(not f.vector for f in fields)
     state = [f"{'' if vectors == 1 else vectors}P" if vectors else "", str(scalars) if scalars else ""]
-=======
-def _cost(made: Algorithm) -> list[str]:
-    cost = cost_of(made)
-    kept = [field for fields in made.client_fields().values() for field in fields]
-    vectors, scalars = sum(f.vector for f in kept), sum(not f.vector for f in kept)
-    state = (
-        " + ".join(
-            filter(None, (f"{'' if vectors == 1 else vectors}P" if vectors else "", str(scalars) if scalars else ""))
-        )
-        or "nothing"
-    )
-    passes = f"{cost['passes']}{WHOLE.get(made.drift.whole_gradient, '')}"
->>>>>>> data
     return table(
         ("", "numbers"),
         [
@@ -230,7 +172,6 @@ def _cost(made: Algorithm) -> list[str]:
     )
 
 
-<<<<<<< HEAD
 def _state(algorithm: Algorithm) -> list[str]:
     rows = [
         (where, code(field.name), SLOT_NAMES[slot], "vector" if field.vector else "scalar", sent(field))
@@ -243,25 +184,6 @@ def _state(algorithm: Algorithm) -> list[str]:
         for field in fields
     ]
     return table(("state", "name", "slot", "type", "sent"), rows)
-=======
-def _state(made: Algorithm) -> list[str]:
-    places = {
-        "the server keeps": made.server_fields(),
-        "every client keeps": made.client_fields(),
-        "a client sends, beside D_i": made.message_fields(),
-    }
-    rows = []
-    for where, by_slot in places.items():
-        for slot, fields in by_slot.items():
-            for field in fields:
-                sent = {"the server keeps": "down" if field.sent else "never", "every client keeps": "never"}.get(
-                    where, "up"
-                )
-                rows.append(
-                    (where, code(field.name), WORDS[slot].lower(), "vector" if field.vector else "scalar", sent)
-                )
-    return table(("", "name", "slot", "kind", "sent"), rows)
->>>>>>> data
 
 
 def _differences(name: str) -> list[str]:
@@ -280,14 +202,7 @@ def _differences(name: str) -> list[str]:
         *table(("", "where", "difference", "fedflat"), rows),
     ]
     if name in RELEASED:
-<<<<<<< HEAD
         lines += [f"`{name}(variant=released)` selects the published code: `{show(name, RELEASED[name])}`.", ""]
-=======
-        lines += [
-            f"`{name}(variant=released)` is short for `{show(name, RELEASED[name])}`: as in the published code.",
-            "",
-        ]
->>>>>>> data
     return lines
 
 
@@ -314,23 +229,10 @@ def _curve(name: str) -> list[str]:
     ]
 
 
-<<<<<<< HEAD
 def _source(algorithm: Algorithm) -> list[str]:
     values = [getattr(algorithm, slot) for slot in SLOTS if getattr(algorithm, slot) != getattr(Algorithm(), slot)]
     files = {type(value).__module__.removeprefix("fedflat.").replace(".", "/") + ".py": None for value in values}
     return ["## Source", "", ", ".join(map(code, ["algorithms/named.py", *files])) + ".", ""]
-=======
-def _code(made: Algorithm) -> list[str]:
-    plain = Algorithm()
-    own = [getattr(made, slot) for slot in SLOTS if getattr(made, slot) != getattr(plain, slot)]
-    files = dict.fromkeys(type(value).__module__.removeprefix("fedflat.").replace(".", "/") + ".py" for value in own)
-    return [
-        "## In the code",
-        "",
-        f"One line in `algorithms/table.py`; {', '.join(map(code, files)) or 'every slot has its default'}.",
-        "",
-    ]
->>>>>>> data
 
 
 def differences_page() -> str:
@@ -345,11 +247,7 @@ def differences_page() -> str:
             "",
         ],
         table(
-<<<<<<< HEAD
             ("number", "where", "difference", "fedflat"),
-=======
-            ("number", "where", "what differs", "here"),
->>>>>>> data
             [
                 (f"<span id='{d.number.lower()}'>{d.number}</span>", d.where, d.fault, d.here)
                 for d in DIFFERENCES.values()
@@ -357,12 +255,7 @@ def differences_page() -> str:
         ),
         ["## Released variants", ""],
         table(
-<<<<<<< HEAD
             ("variant", "equivalent to"),
             [(code(f"{name}(variant=released)"), code(show(name, values))) for name, values in RELEASED.items()],
-=======
-            ("algorithm", "is short for"),
-            [(f"`{name}(variant=released)`", code(show(name, values))) for name, values in RELEASED.items()],
->>>>>>> data
         ),
     )

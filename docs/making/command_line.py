@@ -69,15 +69,8 @@ def _option(option: Any) -> tuple[str, str]:
     if inline:
         return inline[1], code(inline[2])
     if value in (None, False, (), []) or callable(value) or option.is_flag:
-<<<<<<< HEAD
         return text, ""
     return text, code(",".join(map(str, value)) if isinstance(value, (list, tuple)) else write_value(value))
-=======
-        return _text(option.help), ""
-    return _text(option.help), code(
-        ",".join(map(str, value)) if isinstance(value, (list, tuple)) else write_value(value)
-    )
->>>>>>> data
 
 
 def settings() -> str:
@@ -100,18 +93,7 @@ def settings() -> str:
         "",
     ]
     for section, rows in sections.items():
-<<<<<<< HEAD
         description = summary(Config.model_fields[section].annotation) if section else "The experiment itself."
         columns = ("setting", "type", "default", "flag", "meaning")
         lines += [f"## {section or 'Experiment'}", "", description, "", *table(columns, rows)]
-=======
-        said = Config.model_fields[section].annotation.__doc__ if section else "The experiment itself."
-        lines += [
-            f"## {section or 'Experiment'}",
-            "",
-            said or "",
-            "",
-            *table(("setting", "type", "default", "flag", "meaning"), rows),
-        ]
->>>>>>> data
     return joined(lines)

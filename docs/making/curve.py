@@ -77,15 +77,6 @@ def _labels(name: str, own: float, base: float, low: float) -> list[str]:
         own_y, base_y = middle + sign * 7.5, middle - sign * 7.5
     parts = [words(x, own_y, f"{name}  {own:.1f}", colour=OWN, bold=True)]
     if name != "fedavg":
-<<<<<<< HEAD
         parts.append(words(x, base_y, f"fedavg  {base:.1f}", colour=BASE))
     parts.append(words(x, HEIGHT - BOTTOM, "grey: other algorithms", size=10, colour=FAINT))
     return [*parts, words(LEFT, TOP - 8, "test accuracy, mean ± standard deviation over 3 seeds", size=11, colour=INK)]
-=======
-        parts.append(words(x, theirs, f"fedavg  {base:.1f}", colour=BASE))
-    parts.append(words(x, HEIGHT - BOTTOM, "grey: all others", size=10, colour=FAINT))
-    return [
-        *parts,
-        words(LEFT, TOP - 8, "test accuracy, mean of 3 seeds and their standard deviation", size=11, colour=INK),
-    ]
->>>>>>> data

@@ -39,7 +39,6 @@ def block(lines: Iterable[str], language: str = "") -> list[str]:
 
 
 def about(thing: Any) -> str:
-<<<<<<< HEAD
     """A docstring as Markdown, with sections as lists and examples and equations as code blocks.
 
     >>> def double(x):
@@ -56,16 +55,6 @@ def about(thing: Any) -> str:
     - `x`: a number.
     """
     return "\n\n".join(map(_paragraph, _paragraphs(thing)))
-=======
-    """A docstring as Markdown: code in single backticks, examples as a block."""
-    text = inspect.getdoc(thing) or ""
-    parts = re.split(r"\n\s*\n", text)
-    shown = [
-        f"```pycon\n{part}\n```" if EXAMPLE.match(part.lstrip()) else _indented(part.replace("``", "`"))
-        for part in parts
-    ]
-    return "\n\n".join(shown)
->>>>>>> data
 
 
 def summary(thing: Any) -> str:

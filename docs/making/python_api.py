@@ -64,7 +64,6 @@ PAGES = {
         ),
     ),
     "averaging": Page(
-<<<<<<< HEAD
         "Averages",
         "Averages of the server model over rounds. They are evaluated and never fed back into training.",
         ("fedflat.averaging",),
@@ -74,17 +73,6 @@ PAGES = {
     ),
     "models": Page(
         "Models", "Networks by name, and partial training.", ("fedflat.models", "fedflat.models.layout:Layout")
-=======
-        "Averages", "Averages of the server's models over rounds: evaluated, never fed back.", ("fedflat.averaging",)
-    ),
-    "data": Page(
-        "Data and partitions",
-        "Datasets by name, your own arrays, their division among clients, augmentation.",
-        ("fedflat.data",),
-    ),
-    "models": Page(
-        "Models", "Networks by name, and training a part of one.", ("fedflat.models", "fedflat.models.layout:Layout")
->>>>>>> data
     ),
     "tasks": Page(
         "Tasks and callbacks",
@@ -100,11 +88,7 @@ PAGES = {
     ),
     "flatness": Page(
         "Flatness",
-<<<<<<< HEAD
         "Curvature, sharpness and loss landscapes of any `torch.nn.Module`, loss and data.",
-=======
-        "Curvature, sharpness and landscapes of any torch module, any loss, any data.",
->>>>>>> data
         ("fedflat.flatness",),
     ),
     "landscapes": Page(
@@ -127,11 +111,7 @@ PAGES = {
     ),
     "papers": Page(
         "Papers",
-<<<<<<< HEAD
         "Protocols, tables and figures of four papers as data, cell by cell ([overview](../papers.md)).",
-=======
-        "Four works as data: protocols, tables and figures, cell by cell ([what is there](../papers.md)).",
->>>>>>> data
         ("fedflat.papers",),
     ),
     "deploy": Page(
@@ -142,11 +122,7 @@ PAGES = {
     ),
     "testing": Page(
         "Testing",
-<<<<<<< HEAD
         "Checks for user-defined algorithms, models, datasets and partitions, and inputs for calling slots by hand.",
-=======
-        "Checks for what you bring yourself: one call each, and a message that names what does not hold.",
->>>>>>> data
         ("fedflat.testing",),
     ),
 }
@@ -192,17 +168,8 @@ def _entry(module: str, name: str) -> list[str]:
     if inspect.isfunction(value):
         return [*lines, *block(signature(name, value).splitlines(), "py"), about(value), "", *_import(module, name)]
     kind, meaning = constants(module).get(name, (type(value).__name__, ""))
-<<<<<<< HEAD
     text = [meaning.replace("``", "`"), ""] if meaning else []
     return [*lines, *block([f"{name}: {kind}"], "py"), *text, *_import(module, name)]
-=======
-    return [
-        *lines,
-        *block([f"{name}: {kind}"], "py"),
-        *([meaning.replace("``", "`"), ""] if meaning else []),
-        *_from(module, name),
-    ]
->>>>>>> data
 
 
 def _import(module: str, name: str) -> list[str]:
@@ -237,14 +204,8 @@ def _has_own_init(value: type) -> bool:
 def members(value: type) -> Iterator[tuple[str, Any]]:
     """The public methods and properties that a class itself defines."""
     for name, member in vars(value).items():
-<<<<<<< HEAD
         documented = isinstance(member, (property, classmethod, staticmethod)) or inspect.isfunction(member)
         if documented and not name.startswith("_"):
-=======
-        if not name.startswith("_") and (
-            isinstance(member, (property, classmethod, staticmethod)) or inspect.isfunction(member)
-        ):
->>>>>>> data
             yield name, member
 
 
@@ -254,17 +215,9 @@ def fields(value: type) -> dict[str, tuple[str, str]]:
         (tree,) = ast.parse(inspect.cleandoc(inspect.getsource(value))).body
     except (OSError, TypeError, SyntaxError):
         return {}
-<<<<<<< HEAD
     if not isinstance(tree, ast.ClassDef):
         return {}
     return {name: entry for name, entry in annotated(tree.body) if not name.startswith("_")}
-=======
-    return (
-        {name: said for name, said in annotated(tree.body) if not name.startswith("_")}
-        if isinstance(tree, ast.ClassDef)
-        else {}
-    )
->>>>>>> data
 
 
 def annotated(body: list[ast.stmt]) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -273,7 +226,6 @@ def annotated(body: list[ast.stmt]) -> Iterator[tuple[str, tuple[str, str]]]:
         if not isinstance(statement, (ast.AnnAssign, ast.Assign)):
             continue
         target = statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
-<<<<<<< HEAD
         if isinstance(target, ast.Name):
             kind = ast.unparse(statement.annotation) if isinstance(statement, ast.AnnAssign) else ""
             yield target.id, (kind, _meaning(statement, following))
@@ -288,26 +240,6 @@ def _meaning(statement: ast.Assign | ast.AnnAssign, following: ast.stmt | None) 
         texts = [part.value for part in call.args if isinstance(part, ast.Constant) and isinstance(part.value, str)]
         return texts[-1][:1].upper() + texts[-1][1:] + "." if texts else ""
     return ""
-=======
-        if not isinstance(target, ast.Name):
-            continue
-        kind = ast.unparse(statement.annotation) if isinstance(statement, ast.AnnAssign) else ""
-        said = ""
-        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
-            said = " ".join(after.value.value.replace("``", "`").split())
-        elif (
-            isinstance(statement, ast.AnnAssign)
-            and isinstance(statement.value, ast.Call)
-            and getattr(statement.value.func, "id", "") == "param"
-        ):
-            texts = [
-                part.value
-                for part in statement.value.args
-                if isinstance(part, ast.Constant) and isinstance(part.value, str)
-            ]
-            said = texts[-1][:1].upper() + texts[-1][1:] + "." if texts else ""
-        yield target.id, (kind, said)
->>>>>>> data
 
 
 @cache
@@ -336,18 +268,9 @@ def signature(name: str, function: Any, *, bound: bool = True, one_line: bool = 
         if p.kind is p.KEYWORD_ONLY and not any(o.kind is o.VAR_POSITIONAL for o in parameters):
             shown.insert(position, "*")
             break
-<<<<<<< HEAD
     result = found.return_annotation
     arrow = "" if result in (found.empty, None, "None") or name == "__init__" else f" -> {_type(result)}"
     line = f"{name}({', '.join(shown)}){arrow}"
-=======
-    back = (
-        ""
-        if found.return_annotation in (found.empty, None, "None") or name == "__init__"
-        else f" -> {_type(found.return_annotation)}"
-    )
-    line = f"{name}({', '.join(shown)}){back}"
->>>>>>> data
     if one_line or len(line) <= 96:
         return line
     return "\n".join([f"{name}(", *(f"    {part}," for part in shown), f"){arrow}"])

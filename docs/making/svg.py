@@ -12,21 +12,8 @@ INK, FAINT, GRID = "#22303c", "#6b7580", "#e3e7eb"
 def drawing(width: int, height: int, parts: Sequence[str], title: str) -> str:
     """A complete SVG file with a white background, readable on dark pages too."""
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="{FONT}" role="img">'
-<<<<<<< HEAD
     background = f'<rect width="{width}" height="{height}" rx="6" fill="#fff"/>'
     return "\n".join([head, f"<title>{escaped(title)}</title>", background, *parts, "</svg>", ""])
-=======
-    return "\n".join(
-        [
-            head,
-            f"<title>{escaped(title)}</title>",
-            f'<rect width="{width}" height="{height}" rx="6" fill="#fff"/>',
-            *parts,
-            "</svg>",
-            "",
-        ]
-    )
->>>>>>> data
 
 
 def escaped(text: str) -> str:
@@ -35,7 +22,6 @@ def escaped(text: str) -> str:
 
 
 def words(
-<<<<<<< HEAD
     x: float,
     y: float,
     text: str,
@@ -44,9 +30,6 @@ def words(
     colour: str = FAINT,
     anchor: str = "start",
     bold: bool = False,
-=======
-    x: float, y: float, text: str, *, size: int = 12, colour: str = FAINT, anchor: str = "start", bold: bool = False
->>>>>>> data
 ) -> str:
     """A line of text."""
     weight = ' font-weight="600"' if bold else ""
@@ -82,13 +65,5 @@ def _points(points: Sequence[Point]) -> str:
 
 
 def _n(value: float) -> str:
-<<<<<<< HEAD
     shown = f"{value:.1f}".rstrip("0").rstrip(".")
     return shown.replace("-0", "0") if abs(value) < 0.05 else shown
-=======
-    return (
-        f"{value:.1f}".rstrip("0").rstrip(".").replace("-0", "0")
-        if abs(value) < 0.05
-        else f"{value:.1f}".rstrip("0").rstrip(".")
-    )
->>>>>>> data

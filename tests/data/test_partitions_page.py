@@ -1,10 +1,4 @@
-<<<<<<< HEAD
-"""The tables of docs/partitions.md say what the code does; the labels alone decide them, so that no images are
-needed.
-"""
-=======
 """The tables of docs/partitions.md agree with the code; they depend on labels only, so no images are needed."""
->>>>>>> data
 
 from __future__ import annotations
 
