@@ -14,7 +14,7 @@ from fedflat.models import MODELS
 @pytest.fixture(autouse=True)
 def restore_registries() -> Iterator[None]:
     """Restore the registered algorithms, parts and models after each test."""
-    registries = (NAMED, MODELS, *PART_REGISTRIES.values())
+    registries = (NAMED, *PART_REGISTRIES.values(), MODELS)
     before = [set(registry) for registry in registries]
     yield
     for registry, names in zip(registries, before, strict=True):

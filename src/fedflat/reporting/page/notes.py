@@ -149,7 +149,9 @@ def _figures(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
             )
         )
     if len({row["rounds"] for row in rows}) > 1:
-        found.append(("warn", "Rows have different numbers of rounds, so their final values are not directly comparable."))
+        found.append(
+            ("warn", "Rows have different numbers of rounds, so their final values are not directly comparable.")
+        )
     return found
 
 
@@ -158,8 +160,8 @@ def _censored(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     if not missed:
         return []
     text = (
-        f"{_many(missed, 'time')} a run ended before it reached a target. Such runs are censored: 1000+ means not reached "
-        "by round 1000. Rounds to a target are medians over all seeds, including censored ones."
+        f"{_many(missed, 'time')} a run ended before it reached a target. Such runs are censored: 1000+ means not "
+        "reached by round 1000. Rounds to a target are medians over all seeds, including censored ones."
     )
     return [("warn", text)]
 

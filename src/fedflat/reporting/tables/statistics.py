@@ -1,6 +1,7 @@
 """Statistics over few seeds: paired differences, intervals, tests, Holm's correction, ranks, censored rounds.
 
-Two algorithms with the same seed share partition, cohorts and batches, so their paired difference removes that variation.
+Two algorithms with the same seed share partition, cohorts and batches, so their paired difference removes that
+variation.
 
 >>> pair = compare_paired({0: 0.91, 1: 0.93, 2: 0.92}, {0: 0.90, 1: 0.91, 2: 0.89})
 >>> round(pair.mean, 3), pair.seeds, pair.test
