@@ -32,7 +32,7 @@ FOUR = {
 EXPECTED = from_arrays(IMAGES[:15], LABELS[:15], IMAGES[15:], LABELS[15:]).content
 
 
-# --- arrays --------------------------------------------------------------------------------------------------------------------------
+# --- arrays ---
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
@@ -127,7 +127,7 @@ def test_an_npz_cut_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         load("arrays", tmp_path)
 
 
-# --- parquet -------------------------------------------------------------------------------------------------------------------------
+# --- parquet ---
 
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +171,7 @@ def test_parquet_of_lists_and_of_columns(tmp_path: Path) -> None:
         load(f"arrays(path={tmp_path / 'mine.parquet'})", tmp_path)
 
 
-# --- torch ---------------------------------------------------------------------------------------------------------------------------
+# --- torch ---
 
 
 class Pictures:
@@ -252,7 +252,7 @@ def test_pictures_of_a_torch_data_set_become_bytes_whatever_they_are() -> None:
         assert dataset.train.inputs.dtype == torch.uint8 and np.array_equal(dataset.train.inputs[0].numpy(), expected)
 
 
-# --- the hub -------------------------------------------------------------------------------------------------------------------------
+# --- the hub ---
 
 
 def feature(kind: str, **attributes: object) -> object:

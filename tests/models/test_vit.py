@@ -74,7 +74,7 @@ def as_hugging_face(tensors: dict[str, Tensor], depth: int) -> dict[str, Tensor]
     return found
 
 
-# --- the network -----------------------------------------------------------------------------------------------------------------
+# --- the network ---
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_what_cannot_be_cut(text: str, image: tuple[int, ...], said: str) -> Non
         build(text, image, 10)
 
 
-# --- weights of others -----------------------------------------------------------------------------------------------------------
+# --- weights of others ---
 
 
 def test_weights_of_hugging_face_become_timms() -> None:
