@@ -47,11 +47,25 @@ def test_reduction_under_full_participation_only(identity: Identity) -> None:
 
 
 BASES: list[tuple[str, dict[str, Any]]] = [
-    ("fedavg", {}), ("fedavgm", {}), ("fedprox", {"mu": 0.3}), ("fedadam", {"tau": 0.1}), ("fedyogi", {"tau": 0.1}),
-    ("fedadagrad", {"tau": 0.1}), ("scaffold", {}), ("scaffold", {"option": "I"}), ("feddyn", {"alpha": 0.3}),
-    ("adabest", {"mu": 0.3, "beta": 0.5}), ("mime", {}), ("mime", {"beta": 0.9}), ("mimelite", {"beta": 0.9}), ("fedcm", {}),
-    ("fedacg", {}), ("fedswa", {}), ("fedmo", {}), ("fedmoswa", {"option": "I"}),
-]  # fmt: skip
+    ("fedavg", {}),
+    ("fedavgm", {}),
+    ("fedprox", {"mu": 0.3}),
+    ("fedadam", {"tau": 0.1}),
+    ("fedyogi", {"tau": 0.1}),
+    ("fedadagrad", {"tau": 0.1}),
+    ("scaffold", {}),
+    ("scaffold", {"option": "I"}),
+    ("feddyn", {"alpha": 0.3}),
+    ("adabest", {"mu": 0.3, "beta": 0.5}),
+    ("mime", {}),
+    ("mime", {"beta": 0.9}),
+    ("mimelite", {"beta": 0.9}),
+    ("fedcm", {}),
+    ("fedacg", {}),
+    ("fedswa", {}),
+    ("fedmo", {}),
+    ("fedmoswa", {"option": "I"}),
+]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Identities 29 and 57 of the specification through ``fedflat.run``: data, batches, augmentation and statistics are the real ones."""
+"""Identities 29 and 57 of the specification through ``fedflat.run``, with real data, batches and augmentation."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[
 pytest.importorskip("ray", reason='Ray is not installed (pip install "fedflat[ray]")')
 
 from fedflat.deploy.flower.project import write_project
-from fedflat.deploy.server.settings import experiment_of
+from fedflat.deploy.settings import experiment_of
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.record import load_record
 from fedflat.experiment.store.run_folder import RunFolder

@@ -1,4 +1,4 @@
-"""Without Flower, what helps its tests cannot be imported either."""
+"""Skip helpers that need Flower if it is not installed."""
 
 from importlib.util import find_spec
 

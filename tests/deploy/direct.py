@@ -1,4 +1,4 @@
-"""A federation inside one process: real messages and the real ClientApp, without the wire; and what one can do to it."""
+"""A federation in one process: real messages and the real ClientApp, without a network, and hooks to disturb it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SMALL: dict[str, Any] = {
 
 
 class DirectGrid(Grid):
-    """Delivers messages to as many nodes as there are contexts, at once; ``tamper`` may change or drop what comes back."""
+    """Delivers messages directly to one node per context; ``tamper`` may change or drop answers."""
 
     def __init__(self, contexts: list[Context], app: ClientApp | None = None) -> None:
         self.contexts = {100 + number: context for number, context in enumerate(contexts)}
@@ -39,19 +39,18 @@ class DirectGrid(Grid):
         self.sent: list[Message] = []
         self.came: list[Message] = []
         self._waiting: dict[str, Message] = {}
-        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = (
-            1  # Flower sets these in a ServerApp's process
-        )
+        # Flower sets these in a ServerApp's process.
+        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
 
     def set_run(self, run: Any) -> None:
-        raise AssertionError("fedflat is not meant to call this of a Flower grid")
+        raise AssertionError("fedflat should not call this method of a Flower grid")
 
     @property
     def run(self) -> Any:
-        raise AssertionError("fedflat is not meant to call this of a Flower grid")
+        raise AssertionError("fedflat should not call this method of a Flower grid")
 
     def create_message(self, *args: Any, **more: Any) -> Message:
-        raise AssertionError("fedflat is not meant to call this of a Flower grid")
+        raise AssertionError("fedflat should not call this method of a Flower grid")
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.contexts)
@@ -75,15 +74,15 @@ class DirectGrid(Grid):
         return [self._waiting.pop(number) for number in message_ids if number in self._waiting]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        raise AssertionError("fedflat is not meant to call this of a Flower grid")
+        raise AssertionError("fedflat should not call this method of a Flower grid")
 
 
 def federation_of(folder: Path, settings: dict[str, Any], nodes: int = 4) -> DirectGrid:
-    """A grid of nodes, each with a folder of its own."""
+    """A grid of nodes, each with its own folder."""
     return DirectGrid([node(folder, settings, number) for number in range(nodes)])
 
 
 def node(folder: Path, settings: dict[str, Any], number: int) -> Context:
-    """A node: which client it is, and where it remembers."""
+    """The context of a node: its client and its state folder."""
     where = {"partition-id": number, "state": str(folder / f"node-{number}")}
     return Context(1, 100 + number, where, RecordDict(), dict(settings))

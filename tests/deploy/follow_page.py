@@ -1,10 +1,10 @@
-"""Follows the newcomer's path of docs/deploy.md word for word, in an empty folder that is also the home of whoever follows it.
+"""Follow the newcomer's path in docs/deploy.md word for word, in an empty home folder.
 
 python tests/deploy/follow_page.py               with the fedflat and Flower of this Python
-python tests/deploy/follow_page.py --install     from nothing: the page's first commands too, with fedflat from this repository
+python tests/deploy/follow_page.py --install     from scratch: also the installation, with fedflat from this repository
 
-Only ports are others than on the page, so that it can be followed while something else uses those. What the page starts in terminals of
-their own is started in the background.
+Only ports differ from the page, so that it can be followed while others use those. Commands that the page runs in
+separate terminals run in the background.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LONG = 600
 
 
 def commands() -> list[str]:
-    """The commands of the section, in order."""
+    """The commands of the section in order."""
     page = (ROOT / "docs" / "deploy.md").read_text()
     section = page.split(f"## {SECTION}\n")[1].split("\n## ")[0]
     blocks = re.findall(r"```console\n(.*?)```", section, re.S)
@@ -38,7 +38,7 @@ def commands() -> list[str]:
 
 
 class Newcomer:
-    """Somebody in an empty folder, with a shell."""
+    """A user with a shell in an empty folder."""
 
     def __init__(self, folder: Path, install: bool) -> None:
         self.folder, self.install = folder, install
@@ -54,7 +54,7 @@ class Newcomer:
         self.terminals: list[subprocess.Popen[bytes]] = []
 
     def follow(self, command: str) -> None:
-        """Do what a line of the page says."""
+        """Execute a command of the page."""
         if command.startswith(INSTALLING) and not self.install:
             return
         for port, other in self.ports.items():
@@ -95,14 +95,14 @@ class Newcomer:
 
 
 def free_port() -> int:
-    """A port that nobody uses."""
+    """A free port."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
 
 
 def until_open(port: int) -> None:
-    """Wait for a server to listen, for two minutes."""
+    """Wait up to two minutes for a server to listen."""
     for _ in range(600):
         with suppress(OSError):
             socket.create_connection(("127.0.0.1", port), 1).close()
@@ -112,7 +112,7 @@ def until_open(port: int) -> None:
 
 
 def main(install: bool) -> None:
-    """Follow the page to its end, and see whether the run is finished."""
+    """Follow the page to its end and check that the run is finished."""
     with tempfile.TemporaryDirectory(prefix="newcomer-") as folder:
         newcomer = Newcomer(Path(folder), install)
         try:

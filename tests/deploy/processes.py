@@ -1,4 +1,4 @@
-"""A real federation on this machine: a SuperLink and SuperNodes as processes, on free ports, all ended in every case."""
+"""A real federation on this machine: SuperLink and SuperNodes as processes on free ports, always cleaned up."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ def free_port() -> int:
 
 
 class RealFederation:
-    """The processes of a federation; each in a session of its own, so that it ends with all that it started.
+    """The processes of a federation, each in its own session, so that its children end with it.
 
-    With ``tls``, the SuperLink has a certificate and admits registered keys alone. With ``proxied``, each node has a way of its own there.
+    With ``tls``, the SuperLink has a certificate and admits only registered keys. With ``proxied``, each node connects
+    through its own proxy.
     """
 
     def __init__(self, folder: Path, nodes: int, tls: bool = False, proxied: bool = False) -> None:
@@ -58,7 +59,7 @@ class RealFederation:
         (folder / "flwr" / "config.toml").write_text(text)
 
     def start_link(self) -> None:
-        """The SuperLink; and with TLS, the keys of all sites are registered with it."""
+        """Start the SuperLink; with TLS, register the keys of all sites."""
         here = ["--disable-runtime-dependency-installation", "--isolation", "process", "--port", str(self.port)]
         self._start("superlink", ["flower-superlink", *here, *self._link_trust()])
         self._until_open()
@@ -71,7 +72,7 @@ class RealFederation:
             assert [process.wait(60) for process in asked] == [0] * len(keys)
 
     def start_simulation(self) -> None:
-        """A SuperLink that simulates its nodes itself."""
+        """Start a SuperLink that simulates its nodes."""
         here = ["--insecure", "--simulation", "--disable-runtime-dependency-installation", "--port", str(self.port)]
         self._start("superlink", ["flower-superlink", *here])
         self._until_open()
@@ -84,13 +85,13 @@ class RealFederation:
         return [*given, "--enable-supernode-auth"]
 
     def start_warm(self, name: str) -> None:
-        """What works on messages, started once."""
+        """Start the preloaded SuperExec."""
         link, nodes = f"127.0.0.1:{self.port}", [f"127.0.0.1:{port}" for port in self.node_ports]
         link_too = ["--tls", link, str(self.certificates / "ca.crt")] if self.certificates else [link]
         self._start(name, [sys.executable, "-m", "fedflat.deploy.flower.warm", *nodes, *link_too])
 
     def start_node(self, number: int, name: str = "", trust: list[str] | None = None, port: int | None = None) -> None:
-        """A node for a client; under another name, with other certificates and keys, a stranger."""
+        """Start a node for a client; another name, certificates or keys make it a stranger."""
         name = name or f"node-{number}"
         where = f'partition-id={number} state="{self.folder / name}"'
         link = self.proxies[number].port if self.proxies else self.port
@@ -121,7 +122,7 @@ class RealFederation:
         self.until(answers, 60)
 
     def start_run(self, project: Path, settings: dict[str, Any]) -> str:
-        """``flwr run``, which hands the run over and returns; what it printed. To stream logs as well costs a core."""
+        """Submit a run with ``flwr run`` and return its output, without streaming logs, which takes a core."""
         command = ["flwr", "run", str(project), "sites", "--run-config", toml(settings)]
         done = subprocess.run(
             command, check=False, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=60
@@ -129,7 +130,7 @@ class RealFederation:
         return done.stdout + done.stderr
 
     def run(self, project: Path, settings: dict[str, Any], timeout: float = 120) -> str:
-        """``flwr run``, and wait until the run is over; what it printed."""
+        """Submit a run with ``flwr run``, wait until it ends, and return the output."""
         printed = self.start_run(project, settings)
         out = RunFolder(Path(settings["deploy.out"]))
         last = "sites.json" if settings.get("deploy.score", True) else "status.json"
@@ -137,14 +138,14 @@ class RealFederation:
         return printed
 
     def stop_run(self, printed: str) -> None:
-        """``flwr stop`` for a run, by what ``flwr run`` printed of it."""
+        """Stop a run, given the output of ``flwr run``."""
         number = printed.split("started run ")[1].split()[0]
         subprocess.run(
             ["flwr", "stop", number, "sites"], check=True, env=self.environment, capture_output=True, timeout=60
         )
 
     def until(self, happened: Callable[[], bool], timeout: float) -> None:
-        """Wait for something."""
+        """Wait until a condition holds."""
         end = time.monotonic() + timeout
         while not happened():
             if time.monotonic() > end or "\nfedflat: " in self.log("warm"):
@@ -152,19 +153,19 @@ class RealFederation:
             time.sleep(0.2)
 
     def log(self, name: str) -> str:
-        """What a process has printed; empty where there is none of that name."""
+        """The output of a process; empty if there is none of that name."""
         path = self.folder / f"{name}.log"
         return path.read_text() if path.exists() else ""
 
     def kill(self, name: str) -> None:
-        """SIGKILL for a process and all that it started."""
+        """Kill a process and its children."""
         process = self.processes.pop(name)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
     def kill_server_of(self, out: Path) -> None:
-        """SIGKILL for the ServerApp that works on a run: the process which holds its config."""
+        """Kill the ServerApp of a run: the process that has its config."""
         for process in Path("/proc").glob("[0-9]*"):
             try:
                 holds = any(link.readlink() == out / "config.yaml" for link in (process / "fd").iterdir())
@@ -183,7 +184,7 @@ class RealFederation:
 
 
 def rounds_done(out: Path) -> int:
-    """After how many rounds the last checkpoint was."""
+    """Rounds completed at the last checkpoint."""
     if not (out / "checkpoint" / "state.safetensors").exists():
         return 0
     return int(RunFolder(out).read_tensors("checkpoint/state.safetensors")[1]["rounds"])

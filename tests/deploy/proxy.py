@@ -1,4 +1,4 @@
-"""A way between a node and its SuperLink that counts what passes, and can be cut."""
+"""A proxy between a node and its SuperLink that counts bytes and can be disconnected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CHUNK = 1 << 16
 
 
 class Passed(NamedTuple):
-    """Some bytes that passed at a time, to the node or from it."""
+    """Bytes that passed at some time, to or from the node."""
 
     when: float
     down: bool
@@ -20,7 +20,7 @@ class Passed(NamedTuple):
 
 
 class Proxy:
-    """Listens on a port of its own and passes everything on, as it is."""
+    """Forwards everything from its own port."""
 
     def __init__(self, target: int) -> None:
         self._target, self.port = target, 0
@@ -30,18 +30,18 @@ class Proxy:
         self.mend()
 
     def bytes_between(self, start: float, end: float) -> tuple[int, int]:
-        """How many bytes passed to the node, and from it, between two times."""
+        """Bytes to and from the node between two times."""
         inside = [one for one in list(self.passed) if start <= one.when < end]
         return sum(one.count for one in inside if one.down), sum(one.count for one in inside if not one.down)
 
     def cut(self) -> None:
-        """End every connection, and do not listen for new ones."""
+        """Close every connection and stop listening."""
         with self._lock:
             for end in (self._listening, *self._connected):
                 _end(end)
 
     def mend(self) -> None:
-        """Let everything through, at the port where it was before."""
+        """Listen again, on the same port."""
         self._listening = socket.create_server(("127.0.0.1", self.port))
         self.port = self._listening.getsockname()[1]
         threading.Thread(target=self._accept, args=(self._listening,), daemon=True).start()
@@ -73,7 +73,7 @@ class Proxy:
 
 
 def _end(one: socket.socket) -> None:
-    """Shut a connection down at both ends, so that whoever reads from it wakes up."""
+    """Shut a connection down at both ends, which wakes up its readers."""
     with suppress(OSError):
         one.shutdown(socket.SHUT_RDWR)
     one.close()

@@ -1,4 +1,4 @@
-"""A federation gives what the loop gives, to the bit, for every algorithm; and sends what the card says."""
+"""A federation is bit-identical to the loop engine for every algorithm, and sends what the card says."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
 
 from fedflat.algorithms import algorithm
-from fedflat.algorithms.table import NAMED
+from fedflat.algorithms.named import NAMED
 from fedflat.deploy.server.app import serve
-from fedflat.deploy.server.settings import experiment_of
+from fedflat.deploy.settings import experiment_of
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.record import Record
 
@@ -34,7 +34,7 @@ def simulated(text: str, **more: Any) -> Record:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_federation_gives_what_the_loop_gives(text: str, tmp_path: Path) -> None:
+def test_a_federation_agrees_with_the_loop(text: str, tmp_path: Path) -> None:
     record, _ = deployed(text, tmp_path)
     expected = simulated(text)
     assert record.status == "finished"
@@ -45,7 +45,7 @@ def test_a_federation_gives_what_the_loop_gives(text: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("statistics", ["averaged", "own"])
-def test_normalisation_statistics_are_averaged_or_stay(statistics: str, tmp_path: Path) -> None:
+def test_batch_norm_statistics_are_averaged_or_stay(statistics: str, tmp_path: Path) -> None:
     more = {
         "model": "resnet20(norm=batch)",
         "training.statistics": statistics,

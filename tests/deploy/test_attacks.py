@@ -1,4 +1,4 @@
-"""One of five sites attacks: what is refused leaves the model as it would be without that site, and what is not is bounded."""
+"""One of five sites attacks: refused updates leave no trace, and a robust centre bounds the effect of others."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[
 from flwr.app import Array, ArrayRecord, Message
 
 from fedflat.deploy.server.app import serve
+from fedflat.deploy.server.nodes import NOT_CONNECTED
 from fedflat.experiment.store.record import Record
 
 from .direct import SMALL, federation_of
@@ -53,32 +54,35 @@ def number(name: str, value: float) -> Attack:
 
 
 def poisoned(value: float) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda whole: np.where(np.arange(len(whole)) == 3, value, whole).astype(whole.dtype)
+    return lambda vector: np.where(np.arange(len(vector)) == 3, value, vector).astype(vector.dtype)
 
 
 REFUSED: dict[str, tuple[Attack, str]] = {
-    "a NaN": (array("displacement", poisoned(math.nan)), "displacement holds NaN"),
-    "an infinity": (array("drift.dm", poisoned(math.inf)), "drift.dm holds infinite numbers"),
-    "a vector too short": (array("displacement", lambda whole: whole[:-1]), r"displacement has shape \(\d+,\), not"),
-    "a matrix": (array("displacement", lambda whole: whole.reshape(2, -1)), r"displacement has shape \(2, \d+\), not"),
+    "a NaN": (array("displacement", poisoned(math.nan)), "displacement.*NaN"),
+    "an infinity": (array("drift.dm", poisoned(math.inf)), "drift.dm.*infinite"),
+    "a vector too short": (array("displacement", lambda vector: vector[:-1]), r"displacement.*\(\d+,\)"),
+    "a matrix": (
+        array("displacement", lambda vector: vector.reshape(2, -1)),
+        r"displacement.*\(2, \d+\)",
+    ),
     "another type": (
-        array("displacement", lambda whole: whole.astype(np.float64)),
+        array("displacement", lambda vector: vector.astype(np.float64)),
         "displacement is float64, not float32",
     ),
-    "a missing vector": (lambda arrays, numbers: arrays.pop("drift.dm"), "it misses drift.dm"),
-    "an unknown vector": (lambda arrays, numbers: arrays.update(hook=np.zeros(3)), "it brings unknown hook"),
+    "a missing vector": (lambda arrays, numbers: arrays.pop("drift.dm"), "drift.dm"),
+    "an unknown vector": (lambda arrays, numbers: arrays.update(hook=np.zeros(3)), "unknown hook"),
     "a thousandfold step": (
-        array("displacement", lambda whole: whole * 1000),
-        "the norm of displacement is .* more than 30 times",
+        array("displacement", lambda vector: vector * 1000),
+        "norm of displacement.* 30 times",
     ),
     "a thousandfold step back": (
-        array("displacement", lambda whole: whole * -1000),
-        "the norm of displacement is .* more than 30 times",
+        array("displacement", lambda vector: vector * -1000),
+        "norm of displacement.* 30 times",
     ),
-    "squares that overflow": (array("drift.dm", lambda whole: whole * 1e25), "the norm of drift.dm is"),
-    "a lied sample count": (number("examples", 1e9), "it claims 1e[+]09 examples, but joined with"),
-    "lied steps": (number("steps", 1000), "it claims 1000 steps, but"),
-    "lied rates": (number("rates", 1e-9), "its learning rates add up to 1e-09, not to"),
+    "squares that overflow": (array("drift.dm", lambda vector: vector * 1e25), "norm of drift.dm"),
+    "a lied sample count": (number("examples", 1e9), "1e[+]09 examples"),
+    "lied steps": (number("steps", 1000), "1000 steps"),
+    "lied rates": (number("rates", 1e-9), "learning rates.*1e-09"),
     "a loss that is no number": (number("loss", math.nan), "its loss is nan"),
 }
 
@@ -86,7 +90,7 @@ REFUSED: dict[str, tuple[Attack, str]] = {
 def federated(
     folder: Path, attacks: list[Attack], sites: int = SITES, **more: Any
 ) -> tuple[Record, list[dict[str, Any]]]:
-    """A run of a federation whose last site attacks, in each round as listed; and what the server noted."""
+    """A run whose last site attacks, one attack per round, and the lines of its ledger."""
     settings = {**SETTINGS, **more, "deploy.out": str(folder / "run")}
     grid = federation_of(folder, settings, sites)
 
@@ -115,32 +119,32 @@ def accuracy(record: Record) -> float:
     return float(record.history[-1]["test"]["server"]["accuracy"])
 
 
-def test_what_is_refused_does_no_harm(tmp_path: Path) -> None:
-    """In every round another attack; in the end all is, to the bit, as if the attacker had not been there."""
+def test_refused_updates_leave_no_trace(tmp_path: Path) -> None:
+    """With another attack in every round, the result is bit-identical to a run without the attacker."""
     more = {"training.rounds": len(REFUSED), "training.local_steps": 8}
     record, lines = federated(tmp_path / "with", [attack for attack, _ in REFUSED.values()], **more)
     without, noted = federated(tmp_path / "without", [], SITES - 1, **more)
     for line, (name, (_, why)) in zip(lines, REFUSED.items(), strict=True):
         assert line["accepted"] == [0, 1, 2, 3], name
         assert re.search(why, line["refused"][str(ATTACKER)]), line
-    assert all(line["missing"] == {str(ATTACKER): "its node is not there"} for line in noted)
+    assert all(line["missing"] == {str(ATTACKER): NOT_CONNECTED} for line in noted)
     assert torch.equal(record.models["server"].weights, without.models["server"].weights)
     assert accuracy(record) == accuracy(without)
     assert accuracy(record) > 0.85
 
 
-def test_what_would_happen_without_looking(tmp_path: Path) -> None:
-    """The same step back, let through: one site of five ruins the model."""
+def test_an_attack_succeeds_without_inspection(tmp_path: Path) -> None:
+    """Without inspection, one site of five ruins the model."""
     attack = REFUSED["a thousandfold step back"][0]
     assert accuracy(federated(tmp_path, [attack] * 4, **{"deploy.bound": 1e9})[0]) < 0.3
 
 
 @pytest.mark.parametrize("centre", ["mean", "median", "trimmed", "clipped"])
-def test_a_lie_within_all_bounds_is_bounded_by_a_robust_centre(centre: str, tmp_path: Path) -> None:
-    """Twenty times the update, backwards: no norm gives it away."""
+def test_a_robust_centre_bounds_an_unnoticed_attack(centre: str, tmp_path: Path) -> None:
+    """Twenty times the update, reversed: its norm is not suspicious."""
 
     def back(arrays: Arrays, numbers: dict[str, Any]) -> None:
-        arrays.update({name: -20 * one for name, one in arrays.items()})
+        arrays.update({name: -20 * array for name, array in arrays.items()})
 
     record, lines = federated(tmp_path, [back] * 4, **{"federation.aggregation": centre, "federation.trim": 0.2})
     assert all(line["accepted"] == list(range(SITES)) for line in lines)

@@ -1,4 +1,4 @@
-"""Twelve broken or malicious updates, each refused by name, and the model unharmed."""
+"""Broken and malicious updates are refused with the reason, and the model is unharmed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fedflat.deploy.trust.inspection import Expected, Form, Update, inspect_updates
+from fedflat.deploy.trust.inspection import ArraySpec, ExpectedUpdates, Update, inspect_updates
 
 SIZE, CLIENTS = 6, 5
 REAL = np.dtype(np.float32)
-EXPECTED = Expected(
-    forms={
-        "displacement": Form((SIZE,), REAL),
-        "drift.c": Form((SIZE,), REAL),
-        "integers/n": Form((), np.dtype(np.int64)),
+EXPECTED = ExpectedUpdates(
+    arrays={
+        "displacement": ArraySpec((SIZE,), REAL),
+        "drift.c": ArraySpec((SIZE,), REAL),
+        "integers/n": ArraySpec((), np.dtype(np.int64)),
     },
     examples={client: 100 + client for client in range(CLIENTS)},
     steps=dict.fromkeys(range(CLIENTS), 10),
@@ -48,42 +48,42 @@ def without(name: str) -> Callable[[Update], Update]:
 
 
 def poisoned(value: float) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda whole: np.where(np.arange(SIZE) == 3, value, whole).astype(REAL)
+    return lambda vector: np.where(np.arange(SIZE) == 3, value, vector).astype(REAL)
 
 
 BAD: dict[str, tuple[Callable[[Update], Update], str]] = {
-    "one NaN": (array("displacement", poisoned(math.nan)), "displacement holds NaN"),
-    "one infinity": (array("drift.c", poisoned(-math.inf)), "drift.c holds infinite numbers"),
-    "another shape": (array("displacement", lambda whole: whole[:-1]), r"displacement has shape \(5,\), not \(6,\)"),
-    "as a matrix": (array("displacement", lambda whole: whole.reshape(2, 3)), r"displacement has shape \(2, 3\)"),
+    "one NaN": (array("displacement", poisoned(math.nan)), "displacement.*NaN"),
+    "one infinity": (array("drift.c", poisoned(-math.inf)), "drift.c.*infinite"),
+    "another shape": (array("displacement", lambda vector: vector[:-1]), r"displacement has shape \(5,\), not \(6,\)"),
+    "as a matrix": (array("displacement", lambda vector: vector.reshape(2, 3)), r"displacement has shape \(2, 3\)"),
     "another type": (
-        array("displacement", lambda whole: whole.astype(np.float64)),
+        array("displacement", lambda vector: vector.astype(np.float64)),
         "displacement is float64, not float32",
     ),
-    "without a vector": (without("drift.c"), "it misses drift.c"),
-    "with one more": (lambda u: u._replace(arrays={**u.arrays, "hook": np.zeros(3)}), "it brings unknown hook"),
+    "without a vector": (without("drift.c"), "drift.c"),
+    "with one more": (lambda u: u._replace(arrays={**u.arrays, "hook": np.zeros(3)}), "unknown hook"),
     "scaled up": (
-        array("displacement", lambda whole: whole * 1000),
-        "the norm of displacement is .* more than 30 times",
+        array("displacement", lambda vector: vector * 1000),
+        "norm of displacement.* 30 times",
     ),
-    "so large that squares overflow": (array("drift.c", lambda whole: whole * 1e30), "the norm of drift.c is"),
-    "more examples than it has": (number("examples", 1e9), "it claims 1e[+]09 examples, but joined with 102"),
-    "more steps than planned": (number("steps", 1000), "it claims 1000 steps, but 102 examples make 10"),
-    "tiny rates": (number("rates", 1e-12), "its learning rates add up to 1e-12, not to 1"),
+    "so large that squares overflow": (array("drift.c", lambda vector: vector * 1e30), "norm of drift.c"),
+    "more examples than it has": (number("examples", 1e9), "1e[+]09 examples.* 102"),
+    "more steps than planned": (number("steps", 1000), "1000 steps.* 10"),
+    "tiny rates": (number("rates", 1e-12), "learning rates.*1e-12.* 1"),
     "a loss that is not a number": (number("loss", math.nan), "its loss is nan"),
-    "without numbers": (lambda u: u._replace(numbers={}), "it does not say its rates"),
+    "without numbers": (lambda u: u._replace(numbers={}), "rates"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_update_is_refused_by_name_and_the_others_are_taken(name: str) -> None:
+def test_a_bad_update_is_refused_and_the_others_are_accepted(name: str) -> None:
     spoil, why = BAD[name]
     updates = [spoil(honest(client)) if client == 2 else honest(client) for client in range(CLIENTS)]
-    taken, refused = inspect_updates(updates, EXPECTED)
-    assert [update.client for update in taken] == [0, 1, 3, 4]
+    accepted, refused = inspect_updates(updates, EXPECTED)
+    assert [update.client for update in accepted] == [0, 1, 3, 4]
     assert list(refused) == [2]
     assert re.search(why, refused[2]), refused[2]
-    mean = np.mean([update.arrays["displacement"] for update in taken], axis=0)
+    mean = np.mean([update.arrays["displacement"] for update in accepted], axis=0)
     assert np.allclose(mean, np.mean([honest(client).arrays["displacement"] for client in (0, 1, 3, 4)], axis=0))
 
 
@@ -92,8 +92,8 @@ def test_all_honest_updates_are_taken_in_order() -> None:
     assert inspect_updates(updates, EXPECTED) == (updates, {})
 
 
-def test_a_spoiled_update_does_not_shift_what_is_usual() -> None:
-    """The median is taken over updates that are sound in themselves: infinities of two of five do not make the rest look small."""
+def test_a_bad_update_does_not_shift_the_median() -> None:
+    """The median is taken over sound updates only."""
     spoil = BAD["one infinity"][0]
     updates = [spoil(honest(client)) if client < 2 else honest(client) for client in range(CLIENTS)]
     assert list(inspect_updates(updates, EXPECTED)[1]) == [0, 1]

@@ -1,4 +1,4 @@
-"""What a node remembers of a client, and what the server notes of each round."""
+"""The state that a node saves of its client, and the server's record of participation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedflat.deploy.server.ledger import Ledger
-from fedflat.deploy.site.client_memory import FRESH, Memory
+from fedflat.deploy.site.client_memory import FRESH, ClientMemory
 from fedflat.errors import UserError
 
 
@@ -16,8 +16,8 @@ def vectors(value: float) -> dict[str, torch.Tensor]:
     return {"drift.c": torch.full((3,), value), "drift.alpha": torch.tensor(value)}
 
 
-def test_two_generations_are_kept(tmp_path: Path) -> None:
-    memory = Memory(tmp_path, "experiment", 2)
+def test_two_states_are_kept(tmp_path: Path) -> None:
+    memory = ClientMemory(tmp_path, "experiment", 2)
     assert memory.read(FRESH) == {}
     before = FRESH
     for stamp in (1, 4, 5):
@@ -25,34 +25,34 @@ def test_two_generations_are_kept(tmp_path: Path) -> None:
         before = stamp
     assert torch.equal(memory.read(5)["drift.c"], torch.full((3,), 5.0))
     assert float(memory.read(4)["drift.alpha"]) == 4
-    with pytest.raises(UserError, match="this node has no state after round 1"):
+    with pytest.raises(UserError, match="no state after round 1"):
         memory.read(1)
     assert sorted(path.name for path in memory.folder.iterdir()) == ["4.safetensors", "5.safetensors"]
 
 
-def test_a_lost_update_is_written_over_and_what_the_server_knows_of_stays(tmp_path: Path) -> None:
-    memory = Memory(tmp_path, "experiment", 0)
+def test_the_state_of_a_lost_update_is_overwritten(tmp_path: Path) -> None:
+    memory = ClientMemory(tmp_path, "experiment", 0)
     memory.write(vectors(1), 1, FRESH)
     memory.write(vectors(2), 2, 1)  # never accepted
     memory.write(vectors(3), 3, 1)
     assert sorted(int(path.stem) for path in memory.folder.iterdir()) == [1, 3]
 
 
-def test_experiments_and_clients_do_not_meet(tmp_path: Path) -> None:
-    Memory(tmp_path, "a", 1).write(vectors(1), 1, FRESH)
-    for other in (Memory(tmp_path, "a", 2), Memory(tmp_path, "b", 1)):
+def test_experiments_and_clients_are_separate(tmp_path: Path) -> None:
+    ClientMemory(tmp_path, "a", 1).write(vectors(1), 1, FRESH)
+    for other in (ClientMemory(tmp_path, "a", 2), ClientMemory(tmp_path, "b", 1)):
         with pytest.raises(UserError):
             other.read(1)
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "/etc", "", "a/b", "." * 3, "x" * 101])
 def test_a_server_cannot_choose_a_folder_elsewhere(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is no name for a folder"):
-        Memory(tmp_path, name, 0)
+    with pytest.raises(UserError, match="folder name"):
+        ClientMemory(tmp_path, name, 0)
 
 
-def test_a_damaged_file_is_said(tmp_path: Path) -> None:
-    memory = Memory(tmp_path, "a", 0)
+def test_a_damaged_file_is_reported(tmp_path: Path) -> None:
+    memory = ClientMemory(tmp_path, "a", 0)
     memory.write(vectors(1), 1, FRESH)
     (memory.folder / "1.safetensors").write_bytes(b"half")
     with pytest.raises(UserError, match="is damaged"):
@@ -66,10 +66,10 @@ def test_the_ledger_knows_when_a_client_was_last_accepted(tmp_path: Path) -> Non
     again = Ledger(ledger.path)
     assert again.lines == ledger.lines
     assert [again.last(client, 2) for client in (0, 1, 2)] == [2, 1, FRESH]
-    assert again.last(0, 1) == 1  # the second round is asked for once more
+    assert again.last(0, 1) == 1  # the second round is trained again
 
 
-def test_rounds_that_are_trained_again_replace_what_was_noted(tmp_path: Path) -> None:
+def test_rounds_trained_again_replace_their_lines(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "participation.jsonl")
     for round in range(4):
         ledger.record(round, [0], {}, {})
@@ -78,7 +78,7 @@ def test_rounds_that_are_trained_again_replace_what_was_noted(tmp_path: Path) ->
     assert [(line["round"], line["accepted"]) for line in Ledger(ledger.path).lines] == [(0, [0]), (1, [0]), (2, [1])]
 
 
-def test_a_line_cut_off_by_a_kill_does_not_count(tmp_path: Path) -> None:
+def test_an_incomplete_line_is_ignored(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "participation.jsonl")
     ledger.record(0, [0], {}, {})
     with ledger.path.open("a") as file:

@@ -1,4 +1,4 @@
-"""A federation with TLS and node keys, each node behind a proxy: who is let in, how many bytes pass, and what a cut does."""
+"""A federation with TLS and node keys behind proxies: authentication, bytes on the wire, lost connections."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ import torch
 from fedflat.data import Dataset, Examples
 
 def site_data(number):
-    """Pictures of CIFAR's shape, so that the model is as large as in the papers."""
+    """Images of CIFAR's shape, so that the model has the size of the papers' models."""
     draws = torch.Generator().manual_seed(number)
     def some(count):
         pictures = torch.randint(0, 256, (count, 3, 32, 32), generator=draws, dtype=torch.uint8)
@@ -59,12 +59,12 @@ SETTINGS: dict[str, Any] = {
     "deploy.score": False,
 }
 LIKE_THE_CARD = 0.05
-"""The share by which bytes on the wire may differ from those of the card."""
+"""Relative difference allowed between bytes on the wire and those of the card."""
 
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFederation]:
-    """Two sites that are registered; and three strangers, who say that they are the second of them."""
+    """Two registered sites, and three strangers that claim to be the second."""
     folder = tmp_path_factory.mktemp("wire")
     write_project(folder / "sites", "fedavg", SITES)
     (folder / "sites" / "sites" / "plug.py").write_text(PLUG)
@@ -89,10 +89,10 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFederat
 
 
 @pytest.mark.parametrize("text", ["fedavg", "fedmoswa"])
-def test_bytes_on_the_wire_are_those_of_the_card_and_a_cut_changes_nothing(
+def test_bytes_on_the_wire_agree_with_the_card_despite_a_lost_connection(
     text: str, federation: RealFederation, tmp_path: Path
 ) -> None:
-    """All bytes of the second round, TLS, headers and polls too; in the first, Flower spares itself repetitions in vectors of zeros."""
+    """All bytes of the second round, with TLS, headers and polls; in the first, Flower compresses vectors of zeros."""
     cut = text == "fedmoswa"
     out = federation.folder / text
     settings = {**SETTINGS, "algorithm": text, "training.rounds": 4 if cut else 2, "deploy.out": str(out)}
@@ -125,13 +125,13 @@ def test_bytes_on_the_wire_are_those_of_the_card_and_a_cut_changes_nothing(
 
 
 def after_round(federation: RealFederation, out: Path, rounds: int) -> float:
-    """When the checkpoint after so many rounds was written: before it is all that belongs to them, after it all that does not."""
+    """When the checkpoint after a number of rounds was written."""
     federation.until(lambda: rounds_done(out) == rounds, 120)
     return (out / CHECKPOINT).stat().st_mtime
 
 
 def cut_off_and_mend(federation: RealFederation, number: int) -> None:
-    """Cut a node off while it works on a message, until it has noticed."""
+    """Disconnect a node while it handles a message, until it notices."""
     name, before = f"node-{number}", federation.log(f"node-{number}").count("Received successfully")
     federation.until(lambda: federation.log(name).count("Received successfully") > before, 60)
     tries = federation.log(name).count("Connection attempt failed")
@@ -141,7 +141,7 @@ def cut_off_and_mend(federation: RealFederation, number: int) -> None:
 
 
 def undisturbed(settings: dict[str, Any], folder: Path) -> Any:
-    """The same federation inside this process."""
+    """The same federation in this process."""
     plug: dict[str, Any] = {}
     exec(PLUG, plug)
     settings = {**settings, "deploy.out": str(folder / "run")}
@@ -150,7 +150,7 @@ def undisturbed(settings: dict[str, Any], folder: Path) -> Any:
 
 
 def test_strangers_get_nothing(federation: RealFederation) -> None:
-    """They end, with a reason; nothing was sent to them."""
+    """They exit with a reason, and nothing was sent to them."""
     reasons = {
         "another-authority": "CERTIFICATE_VERIFY_FAILED",
         "another-key": "Failed to activate SuperNode",
@@ -158,8 +158,8 @@ def test_strangers_get_nothing(federation: RealFederation) -> None:
     }
     for name, why in reasons.items():
         assert federation.processes[name].wait(60) != 0
-        said = federation.log(name)
-        assert why in said, said
-        assert "SuperNode ID" not in said
-        assert "Receiving" not in said
+        log = federation.log(name)
+        assert why in log, log
+        assert "SuperNode ID" not in log
+        assert "Receiving" not in log
         assert not (federation.folder / name).exists()

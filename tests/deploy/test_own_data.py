@@ -1,4 +1,4 @@
-"""Sites with data and a model of their own, which the server never sees."""
+"""Sites with their own data and model, which the server never sees."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZES = (40, 70, 20)
 
 
 def data_of(number: int, size: int) -> Dataset:
-    """Two clouds that can be told apart, somewhat elsewhere at every site."""
+    """Two separable clouds, shifted at every site."""
     draws = torch.Generator().manual_seed(number)
     targets = torch.arange(size + 10) % 2
     inputs = torch.randn(size + 10, 5, generator=draws) + 2.0 * targets[:, None] - 1.0 + 0.05 * number
@@ -41,9 +41,7 @@ def network() -> nn.Module:
     return nn.Linear(5, 2)
 
 
-def test_a_site_whose_classes_are_numbered_otherwise_is_refused(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_site_with_another_class_order_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings: dict[str, Any] = {
         **SMALL,
         "data.clients": 3,
@@ -76,9 +74,9 @@ def test_sites_train_on_their_own_data(tmp_path: Path) -> None:
     record = serve(grid, settings, data_of(9, 30), network())
     assert record.status == "finished"
     assert record.history[-1]["test"]["server"]["accuracy"] >= 0.8
-    assert record.config.data.name == "custom:site 9"
+    assert record.config.data.dataset == "custom:site 9"
     hello = [reply.content.config_records["words"] for reply in grid.came if "words" in reply.content]
-    assert sorted(said["examples"] for said in hello) == sorted(SIZES)
+    assert sorted(words["examples"] for words in hello) == sorted(SIZES)
     scores = (tmp_path / "run" / "sites.json").read_text()
     assert '"examples": 10.0' in scores
     assert not any(

@@ -1,4 +1,4 @@
-"""A real SuperLink and real SuperNodes on loopback give the model that the loop gives."""
+"""A real SuperLink and real SuperNodes on loopback agree with the loop engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
 
 from fedflat.deploy.flower.project import write_project
-from fedflat.deploy.server.settings import experiment_of
+from fedflat.deploy.settings import experiment_of
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.record import load_record
 from fedflat.experiment.store.run_folder import RunFolder
@@ -38,9 +38,9 @@ SETTINGS: dict[str, Any] = {
     "deploy.score": False,
 }
 KILLED = {**SETTINGS, "algorithm": "scaffold+ema", "training.rounds": 4}
-"""Of the run whose server is killed."""
+"""Rounds of the run whose server is killed."""
 PATIENCE = 420
-"""Seconds for the runs at once: a minute, unless a site's process hangs, which Flower notices after three and a half and begins anew."""
+"""Seconds for all runs: usually a minute, but Flower restarts a hanging process only after 3.5 minutes."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFederat
 
 @pytest.fixture(scope="module")
 def runs(federation: RealFederation) -> dict[str, Path]:
-    """The folders of all runs that no test disturbs from outside, by name; all at once, since most of a round is waiting for it."""
+    """Folders of all undisturbed runs by name; they run at once, since a round is mostly waiting."""
     project = federation.folder.parent / "sites"
 
     def run(text: str) -> Path:
@@ -71,7 +71,7 @@ def runs(federation: RealFederation) -> dict[str, Path]:
         printed = federation.start_run(project, settings)
         federation.until(lambda: rounds_done(out) >= 1, PATIENCE)
         federation.kill_server_of(out)
-        federation.stop_run(printed)  # otherwise nodes wait, until Flower notices, for messages that were cut off
+        federation.stop_run(printed)  # otherwise nodes wait for lost messages until Flower notices
         assert 1 <= rounds_done(out) < KILLED["training.rounds"]
         federation.run(project, settings, timeout=PATIENCE)
         return out
@@ -87,7 +87,7 @@ def participation(out: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("text", ALGORITHMS)
-def test_six_algorithms_give_what_the_loop_gives(text: str, runs: dict[str, Path]) -> None:
+def test_six_algorithms_agree_with_the_loop(text: str, runs: dict[str, Path]) -> None:
     out = runs[text]
     expected = Run(experiment_of({**SETTINGS, "algorithm": text})).go()
     record = load_record(out)
@@ -101,13 +101,13 @@ def test_six_algorithms_give_what_the_loop_gives(text: str, runs: dict[str, Path
     assert all(len(line["accepted"]) == 2 and not line["refused"] and not line["missing"] for line in lines)
 
 
-def test_every_site_scores_the_model_on_what_it_held_out(runs: dict[str, Path]) -> None:
+def test_every_site_scores_the_model(runs: dict[str, Path]) -> None:
     scores = json.loads((runs["fedavg"] / "sites.json").read_text())
     assert sorted(scores["sites"]) == ["0", "1", "2", "3"]
     assert all(score["accuracy"] > 0.5 for score in scores["sites"].values())
 
 
-def test_vectors_stay_in_the_folders_of_their_nodes(federation: RealFederation, runs: dict[str, Path]) -> None:
+def test_client_states_stay_at_their_nodes(federation: RealFederation, runs: dict[str, Path]) -> None:
     experiment = json.loads((runs["scaffold"] / "experiment.json").read_text())["experiment"]
     for number in range(SITES):
         kept: list[Path] = sorted((federation.folder / f"node-{number}" / experiment).rglob("*.safetensors"))
@@ -116,7 +116,7 @@ def test_vectors_stay_in_the_folders_of_their_nodes(federation: RealFederation, 
         assert sorted(int(path.stem) for path in kept) == stamps[-2:]
 
 
-def test_a_server_killed_between_rounds_goes_on_to_the_same_end(runs: dict[str, Path]) -> None:
+def test_a_server_killed_between_rounds_resumes(runs: dict[str, Path]) -> None:
     record, expected = load_record(runs["killed server"]), Run(experiment_of(KILLED)).go()
     assert record.status == "finished"
     assert record.history == expected.history
@@ -125,7 +125,7 @@ def test_a_server_killed_between_rounds_goes_on_to_the_same_end(runs: dict[str, 
     assert all(len(line["accepted"]) == 2 for line in lines)
 
 
-def test_a_node_killed_in_the_middle_of_a_round_comes_back_with_its_state(federation: RealFederation) -> None:
+def test_a_node_killed_during_a_round_returns_with_its_state(federation: RealFederation) -> None:
     project, out = federation.folder.parent / "sites", federation.folder / "killed-node"
     more = {
         "algorithm": "scaffold",

@@ -1,4 +1,4 @@
-"""Rounds that go on: refused updates, late and dead clients, nodes that do not fit, restarts from a checkpoint."""
+"""Rounds with refused updates, late and dead clients, and mismatched nodes; restarts from a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 
 from fedflat.deploy.server import app as server
 from fedflat.deploy.server.app import serve
-from fedflat.deploy.server.settings import deployment_of, experiment_of
+from fedflat.deploy.server.nodes import NOT_CONNECTED
+from fedflat.deploy.settings import deployment_of, experiment_of
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.run import Run
@@ -41,9 +42,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "run" / "participation.jsonl").read_text().splitlines()]
 
 
-def test_a_poisoned_update_is_refused_and_logged_and_the_round_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_poisoned_update_is_refused_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = settings_of(tmp_path)
     grid = federation_of(tmp_path, settings)
 
@@ -61,12 +60,12 @@ def test_a_poisoned_update_is_refused_and_logged_and_the_round_goes_on(
     assert record.status == "finished"
     assert torch.isfinite(record.models["server"].weights).all()
     assert [line["accepted"] for line in lines_of(tmp_path)] == [[0, 1, 3]] * 3
-    assert all(line["refused"] == {"2": "displacement holds NaN"} for line in lines_of(tmp_path))
-    assert "round 0: client 2 is refused: displacement holds NaN" in caplog.text
+    assert all(re.search("displacement.*NaN", line["refused"]["2"]) for line in lines_of(tmp_path))
+    assert re.search("round 0: client 2 is refused.*NaN", caplog.text)
 
 
-def test_a_client_whose_update_was_lost_goes_on_from_what_the_server_knows(tmp_path: Path) -> None:
-    """Its second update never arrives: afterwards all is as if it had not taken part in that round."""
+def test_a_client_whose_update_was_lost_continues_from_its_accepted_state(tmp_path: Path) -> None:
+    """Its second update never arrives; the result is as if it had not taken part in that round."""
     settings = settings_of(tmp_path)
     grid = federation_of(tmp_path, settings)
 
@@ -87,14 +86,14 @@ def _simulated_without(settings: dict[str, Any], round: int, client: int) -> tor
     sampler = run._sampler
 
     def sample(seed: int, number: int) -> list[int]:
-        return [one for one in sampler(seed, number) if (number, one) != (round, client)]
+        return [other for other in sampler(seed, number) if (number, other) != (round, client)]
 
     run._sampler = sample  # type: ignore[assignment]
     return run.go().models["server"].weights
 
 
-def test_a_server_that_is_killed_between_rounds_goes_on_and_counts_none_twice(tmp_path: Path) -> None:
-    """Killed after the sites have trained the third round, before its checkpoint: they go back by one generation."""
+def test_a_server_killed_between_rounds_resumes_and_counts_no_round_twice(tmp_path: Path) -> None:
+    """Killed after the sites trained the third round but before its checkpoint: they return to their previous state."""
     settings = settings_of(tmp_path, algorithm="fedmoswa+ema")
     expected = Run(experiment_of(settings)).go()
     grid = federation_of(tmp_path, settings)
@@ -118,9 +117,9 @@ def test_a_server_that_is_killed_between_rounds_goes_on_and_counts_none_twice(tm
     assert [line["round"] for line in lines_of(tmp_path)] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("number", [203, 103], ids=["killed and started anew", "cut off for long"])
-def test_a_node_that_is_gone_is_done_without_and_takes_its_place_again(number: int, tmp_path: Path) -> None:
-    """After a kill Flower gives it a new number, after a cut it has its old one."""
+@pytest.mark.parametrize("number", [203, 103], ids=["killed and restarted", "disconnected"])
+def test_a_lost_node_is_skipped_and_may_return(number: int, tmp_path: Path) -> None:
+    """After a kill Flower gives it a new id, after a lost connection it keeps the old one."""
     settings = settings_of(tmp_path)
     grid = federation_of(tmp_path, settings)
 
@@ -131,30 +130,30 @@ def test_a_node_that_is_gone_is_done_without_and_takes_its_place_again(number: i
             if run.server.rounds == 2:
                 grid.contexts[number] = node(tmp_path, settings, 3)
 
-    told = server._Told
+    log = server._ProgressLog
     try:
-        server._Told = type("Both", (told,), {"round_done": Reaper.round_done})  # type: ignore[misc]
+        server._ProgressLog = type("Both", (log,), {"round_done": Reaper.round_done})  # type: ignore[misc]
         record = serve(grid, settings)
     finally:
-        server._Told = told  # type: ignore[misc]
+        server._ProgressLog = log  # type: ignore[misc]
     assert record.status == "finished"
     assert [line["accepted"] for line in lines_of(tmp_path)] == [[0, 1, 2, 3], [0, 1, 2], [0, 1, 2, 3]]
-    assert lines_of(tmp_path)[1]["missing"] == {"3": "its node is not there"}
+    assert lines_of(tmp_path)[1]["missing"] == {"3": NOT_CONNECTED}
 
 
-def test_too_few_updates_pause_the_run_which_then_goes_on(tmp_path: Path) -> None:
+def test_too_few_updates_pause_the_run(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, **{"deploy.minimum": 4, "deploy.tries": 2})
     grid = federation_of(tmp_path, settings)
     grid.tamper = lambda reply: (
         None if grid.sent[-1].metadata.group_id == "1" and grid.sent[-1].metadata.dst_node_id == 100 else reply
     )
-    with pytest.raises(UserError, match=r"round 1 has too few updates: 3 of at least 4 \(deploy.minimum\)"):
+    with pytest.raises(UserError, match=r"round 1.* 3 of at least 4 \(deploy.minimum\)"):
         serve(grid, settings)
     record = serve(federation_of(tmp_path, settings), settings)
     assert torch.equal(record.models["server"].weights, Run(experiment_of(settings)).go().models["server"].weights)
 
 
-def test_lost_memory_is_said(tmp_path: Path) -> None:
+def test_lost_state_is_reported(tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
     grid = federation_of(tmp_path, settings)
 
@@ -165,7 +164,7 @@ def test_lost_memory_is_said(tmp_path: Path) -> None:
 
     grid.tamper = tamper
     serve(grid, settings)
-    assert "this node has no state after round 1" in lines_of(tmp_path)[1]["missing"]["0"]
+    assert "no state after round 1" in lines_of(tmp_path)[1]["missing"]["0"]
 
 
 @pytest.mark.parametrize(
@@ -180,11 +179,11 @@ def test_a_node_with_another_experiment_is_refused_at_hello(change: dict[str, An
     settings = settings_of(tmp_path, **{"deploy.minimum": 4})
     grid = federation_of(tmp_path, settings)
     grid.contexts[102].run_config |= change
-    with pytest.raises(UserError, match="too few sites have joined: 3 of at least 4"):
+    with pytest.raises(UserError, match="3 of at least 4"):
         serve(grid, settings)
-    said = [reply.content.config_records["refusal"]["why"] for reply in grid.came if "refusal" in reply.content]
-    assert len(said) == 1
-    assert re.search(why, str(said[0])), said
+    reasons = [reply.content.config_records["refusal"]["why"] for reply in grid.came if "refusal" in reply.content]
+    assert len(reasons) == 1
+    assert re.search(why, str(reasons[0])), reasons
 
 
 def test_another_version_is_refused_by_the_server_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -205,23 +204,23 @@ def test_another_version_is_refused_by_the_server_too(tmp_path: Path, caplog: py
 def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, **{"training.rounds": 1})
     serve(federation_of(tmp_path, settings), settings)
-    with pytest.raises(UserError, match=r"is over \(finished\)"):
+    with pytest.raises(UserError, match=r"finished"):
         serve(federation_of(tmp_path, settings), settings)
-    with pytest.raises(UserError, match="there is a run of another experiment"):
+    with pytest.raises(UserError, match="another experiment"):
         serve(federation_of(tmp_path, settings), {**settings, "seed": 1})
 
 
-def test_settings_that_cannot_be(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is no setting in deploy 'timout'; did you mean timeout"):
+def test_invalid_settings(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"timout.*did you mean timeout"):
         deployment_of({"deploy.timout": 3})
-    with pytest.raises(UserError, match=r"deploy.minimum=0 is not possible"):
+    with pytest.raises(UserError, match=r"deploy.minimum=0"):
         deployment_of({"deploy.minimum": 0})
-    with pytest.raises(UserError, match="leave it out and look at the run later"):
+    with pytest.raises(UserError, match=r"flatness\.every"):
         experiment_of({"flatness.every": 1})
-    with pytest.raises(UserError, match="real clients drop out by themselves"):
+    with pytest.raises(UserError, match=r"federation\.dropout"):
         experiment_of({"federation.dropout": 0.1})
     for name, value in {"name": "ray", "compile": "on", "checkpoint_every": 10, "workers": 4}.items():
-        with pytest.raises(UserError, match=f"engine.{name} is for simulations; a site trains its client alone"):
+        with pytest.raises(UserError, match=f"engine.{name}"):
             experiment_of({f"engine.{name}": value})
 
 
@@ -236,10 +235,10 @@ def test_settings_that_cannot_be(tmp_path: Path) -> None:
         RecordDict({"refusal": ConfigRecord()}),
         RecordDict({"words": ConfigRecord({"client": "two", "examples": -1})}),
     ],
-    ids=["nothing", "lists for numbers", "bytes that are no array", "no without a reason", "words alone"],
+    ids=["empty", "lists for numbers", "bytes that are no array", "refusal without a reason", "words only"],
 )
-def test_an_answer_that_makes_no_sense_harms_nobody(records: RecordDict, tmp_path: Path) -> None:
-    """Neither in training nor at hello."""
+def test_a_garbled_answer_does_no_harm(records: RecordDict, tmp_path: Path) -> None:
+    """In training and at hello."""
     for kind, accepted in (("train", [0, 1, 3]), ("query.hello", [0, 1, 3])):
         settings = settings_of(tmp_path / kind, **{"training.rounds": 1})
         grid = federation_of(tmp_path / kind, settings)
@@ -259,7 +258,7 @@ def test_an_answer_that_makes_no_sense_harms_nobody(records: RecordDict, tmp_pat
         assert list(line["refused"] | line["missing"]) == ["2"]
 
 
-def test_a_node_that_never_answers_a_greeting_is_not_waited_for_in_every_round(tmp_path: Path) -> None:
+def test_a_node_that_never_answers_is_greeted_twice(tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
     grid = federation_of(tmp_path, settings)
     grid.tamper = lambda reply: None if grid.sent[-1].metadata.dst_node_id == 103 else reply

@@ -1,4 +1,4 @@
-"""Certificates that are written, and what keeps a node from a SuperLink, in one sentence each."""
+"""Certificates, and errors when a SuperLink cannot be reached or trusted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def answering(
     certificates: Path | None, answer: bytes = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 ) -> Iterator[str]:
-    """Something that answers like a SuperLink does when it is asked for its health; its address."""
+    """A server that answers a health check like a SuperLink; yields its address."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:
@@ -62,7 +62,7 @@ def answering(
         thread.join(10)
 
 
-def test_certificates_are_written_once_and_keys_are_their_owners_alone(tmp_path: Path) -> None:
+def test_certificates_are_written_once_and_keys_are_private(tmp_path: Path) -> None:
     folder = tmp_path / "certificates"
     asked = ["deploy", "certificates", str(folder), "--host", "server.example.org", "--sites", "2"]
     done = CliRunner().invoke(app, asked)
@@ -79,14 +79,14 @@ def test_certificates_are_written_once_and_keys_are_their_owners_alone(tmp_path:
     before = {path: path.read_bytes() for path in folder.iterdir()}
     again = CliRunner().invoke(app, asked)
     assert again.exit_code == 2
-    assert "exists and is not written over" in again.output
+    assert "is not overwritten" in again.output
     assert before == {path: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_a_host_with_a_port_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"'server:8000' is no host; expected a name or an address without a port"):
+    with pytest.raises(UserError, match=r"'server:8000'.*without a port"):
         write_certificates(tmp_path / "new", ["server:8000"], 0, 1)
-    with pytest.raises(UserError, match=r"'sérver' is no host"):
+    with pytest.raises(UserError, match=r"'sérver'"):
         write_certificates(tmp_path / "new", ["sérver"], 0, 1)
     assert not (tmp_path / "new").exists()
 
@@ -100,29 +100,27 @@ def test_a_superlink_that_answers_and_is_trusted(valid: Path) -> None:
         assert reach(address, insecure=True).until is None
 
 
-def test_an_expired_certificate_is_said(valid: Path, tmp_path: Path) -> None:
+def test_an_expired_certificate_is_reported(valid: Path, tmp_path: Path) -> None:
     write_certificates(tmp_path, ["localhost"], sites=0, days=-1)
     with answering(tmp_path) as address:
         done = CliRunner().invoke(app, ["deploy", "check", address, "--root-certificates", str(tmp_path / "ca.crt")])
     assert done.exit_code == 2
-    assert (
-        f"the certificate of {address} has expired; its operator makes a new one with: fedflat deploy certificates"
-        in done.output
-    )
+    output = " ".join(done.output.split())
+    assert f"{address} has expired" in output and "fedflat deploy certificates" in output
 
 
-def test_an_authority_that_is_not_the_federations_is_said(valid: Path, tmp_path: Path) -> None:
+def test_an_unknown_authority_is_reported(valid: Path, tmp_path: Path) -> None:
     write_certificates(tmp_path, ["localhost"], sites=0, days=1)
     with answering(valid) as address, pytest.raises(UserError, match=r"is not signed by .*ca\.crt"):
         reach(address, tmp_path / "ca.crt")
     with (
         answering(valid) as address,
-        pytest.raises(UserError, match=r"give the federation's with --root-certificates ca\.crt"),
+        pytest.raises(UserError, match=r"--root-certificates ca\.crt"),
     ):
         reach(address)
 
 
-def test_a_certificate_for_another_time_or_another_machine_is_said(
+def test_a_certificate_for_another_time_or_machine_is_reported(
     valid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Tomorrow(datetime):
@@ -134,7 +132,7 @@ def test_a_certificate_for_another_time_or_another_machine_is_said(
     write_certificates(tmp_path / "tomorrow", ["localhost"], sites=0, days=2)
     with (
         answering(tmp_path / "tomorrow") as address,
-        pytest.raises(UserError, match="is not valid yet; set the clocks of both machines"),
+        pytest.raises(UserError, match=r"not valid yet.*clocks"),
     ):
         reach(address, tmp_path / "tomorrow" / "ca.crt")
     monkeypatch.undo()
@@ -143,14 +141,12 @@ def test_a_certificate_for_another_time_or_another_machine_is_said(
     for host in ("127.0.0.1", "localhost"):
         with answering(tmp_path / "elsewhere") as address:
             address = address.replace("127.0.0.1", host)
-            with pytest.raises(
-                UserError, match=f"the certificate of {address} is not for {host}; .* or make one with --host {host}"
-            ):
+            with pytest.raises(UserError, match=f"{address} is not for {host}.*--host {host}"):
                 reach(address, tmp_path / "elsewhere" / "ca.crt")
 
 
-def test_what_a_certificate_says(tmp_path: Path) -> None:
-    """It is for the hosts, by name or address, and for the machine itself; the authority signs servers alone; clocks may differ."""
+def test_the_contents_of_certificates(tmp_path: Path) -> None:
+    """Valid for the hosts and for the machine itself; the authority signs servers only; clocks may differ."""
     write_certificates(tmp_path, ["server.example.org", "10.0.0.7"], sites=0, days=30)
     authority, server = (
         x509.load_pem_x509_certificate((tmp_path / name).read_bytes()) for name in ("ca.crt", "server.pem")
@@ -161,40 +157,40 @@ def test_what_a_certificate_says(tmp_path: Path) -> None:
     signs = authority.extensions.get_extension_for_class(x509.BasicConstraints).value
     assert (signs.ca, signs.path_length) == (True, 0)
     assert not server.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    for one in (authority, server):
-        assert timedelta(minutes=4) < datetime.now(UTC) - one.not_valid_before_utc < timedelta(minutes=10)
-        assert timedelta(days=29) < one.not_valid_after_utc - datetime.now(UTC) <= timedelta(days=30)
+    for certificate in (authority, server):
+        assert timedelta(minutes=4) < datetime.now(UTC) - certificate.not_valid_before_utc < timedelta(minutes=10)
+        assert timedelta(days=29) < certificate.not_valid_after_utc - datetime.now(UTC) <= timedelta(days=30)
 
 
-def test_what_cannot_be_reached_is_said(valid: Path, tmp_path: Path) -> None:
+def test_unreachable_servers_are_reported(valid: Path, tmp_path: Path) -> None:
     ca = valid / "ca.crt"
-    with pytest.raises(UserError, match=r"cannot be reached \(connection refused\); is its SuperLink running"):
+    with pytest.raises(UserError, match=r"connection refused"):
         reach(f"127.0.0.1:{free_port()}", ca)
-    with pytest.raises(UserError, match=r"\[::1\]:\d+ cannot be reached"):
+    with pytest.raises(UserError, match=r"\[::1\]:\d+"):
         reach(f"[::1]:{free_port()}", ca)
-    with pytest.raises(UserError, match="there is no machine called 'nowhere"):
+    with pytest.raises(UserError, match="'nowhere"):
         reach("nowhere.invalid:8000", ca)
     for address in ("server", "server:70000", "https://server:8000", "server:port", ":8000"):
-        with pytest.raises(UserError, match=f"'{address}' is no address of a SuperLink; expected host:port"):
+        with pytest.raises(UserError, match=f"'{address}'.*HOST:PORT"):
             reach(address, ca)
-    with pytest.raises(UserError, match="either --insecure or --root-certificates, not both"):
+    with pytest.raises(UserError, match="either --insecure or --root-certificates"):
         reach("server:8000", ca, insecure=True)
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
-        pytest.raises(UserError, match=r"cannot be reached \(no answer\)"),
+        pytest.raises(UserError, match=r"no answer"),
     ):
         reach(f"127.0.0.1:{silent.getsockname()[1]}", insecure=True, timeout=0.2)
-    with answering(None) as address, pytest.raises(UserError, match="does not speak TLS"):
+    with answering(None) as address, pytest.raises(UserError, match="TLS"):
         reach(address, ca)
-    with answering(valid) as address, pytest.raises(UserError, match="try it without --insecure"):
+    with answering(valid) as address, pytest.raises(UserError, match="without --insecure"):
         reach(address, insecure=True)
     with (
         answering(None, b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n") as address,
-        pytest.raises(UserError, match="is no SuperLink"),
+        pytest.raises(UserError, match="not a SuperLink"),
     ):
         reach(address, insecure=True)
-    with pytest.raises(UserError, match=r"there is no file .*; expected the authority's certificate"):
+    with pytest.raises(UserError, match=r"none\.crt does not exist"):
         reach("localhost:1", tmp_path / "none.crt")
     (tmp_path / "empty.crt").write_text("nothing")
-    with pytest.raises(UserError, match="is no certificate in PEM form"):
+    with pytest.raises(UserError, match="PEM"):
         reach("localhost:1", tmp_path / "empty.crt")

@@ -16,7 +16,7 @@ from torch import nn
 import fedflat
 from fedflat.algorithms import registration
 from fedflat.algorithms.drift.scaffold import Scaffold
-from fedflat.algorithms.table import NAMED
+from fedflat.algorithms.named import NAMED
 from fedflat.data import from_arrays
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RemoteCallback

@@ -29,9 +29,6 @@ def lists(text: str) -> dict[str, Any]:
     return json.loads(Path(text.partition("path=")[2].partition(",")[0]).read_text())
 
 
-# --- lists -----------------------------------------------------------------------------------------------------------------------------
-
-
 def test_a_listed_split_is_what_the_file_says(tmp_path: Path) -> None:
     text = listed([np.array([5, 1]), np.array([7, 2, 30])], 40, "mine", tmp_path)
     partition = make_partition(text, TARGETS, 4, None, seed=3)
@@ -96,9 +93,6 @@ def test_a_file_that_is_gone_changed_or_not_named(tmp_path: Path) -> None:
         )
 
 
-# --- Flower ----------------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def partitioners() -> Any:
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
@@ -130,9 +124,12 @@ def test_a_run_by_a_partitioner_can_be_repeated_without_it(
     shards = partitioners.ShardPartitioner(num_partitions=6, partition_by="label", num_shards_per_partition=2)
     first = fedflat.run("scaffold", partition=shards, out=tmp_path / "run", **SETTINGS)
     assert first.config.data.partition.startswith(f"listed(path={tmp_path}/data/partitions/ShardPartitioner-")
-    assert first.record.folder.split()["clients"] == 6
+    assert first.record.folder.partition()["clients"] == 6
     again = fedflat.run(base=tmp_path / "run" / "config.yaml", out=tmp_path / "again")
-    assert again.history == first.history and again.record.folder.split()["hash"] == first.record.folder.split()["hash"]
+    assert (
+        again.history == first.history
+        and again.record.folder.partition()["hash"] == first.record.folder.partition()["hash"]
+    )
     assert torch.equal(again.record.models["server"].weights, first.record.models["server"].weights)
 
 

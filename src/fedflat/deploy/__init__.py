@@ -1,4 +1,8 @@
-"""Real sites: the same algorithms on Flower. ``server_app`` and ``client_app`` are all that a Flower project needs."""
+"""Deployment to real sites on Flower; a Flower project needs only ``server_app`` and ``client_app``.
+
+Layers, bottom to top: ``settings`` < ``flower`` < ``trust`` < ``site`` < ``server``. Below them: experiment and
+engines.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +17,11 @@ __all__ = ["client_app", "server_app"]
 
 
 def __getattr__(name: str) -> Any:
-    # When first used, so that a command which only writes a project does not need Flower.
+    # Lazy, so that commands which only write a project do not need Flower.
     if name in __all__:
         from fedflat.deploy.flower.version import require_flower
 
         require_flower()
-        return getattr(
-            importlib.import_module(f"fedflat.deploy.{'server' if name == 'server_app' else 'site'}.app"), name
-        )
+        package = "server" if name == "server_app" else "site"
+        return getattr(importlib.import_module(f"fedflat.deploy.{package}.app"), name)
     raise AttributeError(f"module 'fedflat.deploy' has no attribute '{name}'")

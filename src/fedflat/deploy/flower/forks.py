@@ -17,25 +17,25 @@ from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExec
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 from flwr.supercore.tls import get_client_tls_args
 
-ENTRIES = {
+ENTRY_POINTS = {
     TaskType.CLIENT_APP: "flwr.supernode.cli:flwr_clientapp",
     TaskType.SERVER_APP: "flwr.superlink.cli:flwr_serverapp",
 }
-"""What Flower's own commands call."""
+"""What Flower's commands call."""
 PRELOADED = ("fedflat.deploy.site.app", "fedflat.deploy.server.app", "numpy.ma", "numpy.random")
-"""The last two numpy would import at their first use, and so anew in every fork."""
+"""numpy would import the last two lazily, and so again in every fork."""
 POLL = 0.2
-"""Seconds between looks for a SuperNode or SuperLink that is not there yet."""
+"""Seconds between attempts to reach a SuperNode or SuperLink that is not up yet."""
 FORK = multiprocessing.get_context("fork")
 
 
-class Forks(SubprocessExecutor):
-    """Works on a task in a fork of this process instead of a new one."""
+class ForkExecutor(SubprocessExecutor):
+    """Runs a task in a fork of this process instead of a new process."""
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
-        """Start on a task."""
+        """Start a task."""
         task = TaskType(spec.task_type)
-        if task not in ENTRIES:
+        if task not in ENTRY_POINTS:
             return super().launch(spec)
         command = [
             TASK_TYPE_TO_COMMAND[task],
@@ -47,16 +47,16 @@ class Forks(SubprocessExecutor):
         command += get_client_tls_args(spec.insecure, spec.root_certificates_path)
         if spec.parent_pid is not None:
             command += ["--parent-pid", str(spec.parent_pid)]
-        FORK.Process(target=_work, args=(ENTRIES[task], command)).start()
+        FORK.Process(target=_run_task, args=(ENTRY_POINTS[task], command)).start()
         return LaunchResult.accepted()
 
 
 def serve(addresses: Mapping[str, str | None]) -> None:
-    """Work on the tasks of the Runtime APIs at these addresses, each with the authority that signed it or without TLS."""
+    """Handle the tasks of Runtime APIs: address -> certificate of its authority, or None without TLS."""
     for name in PRELOADED:
         importlib.import_module(name)
-    for entry in ENTRIES.values():
-        _found(entry)
+    for entry_point in ENTRY_POINTS.values():
+        _load(entry_point)
     servers = [FORK.Process(target=_serve, args=(*pair, os.getpid())) for pair in addresses.items()]
     for server in servers:
         server.start()
@@ -65,15 +65,15 @@ def serve(addresses: Mapping[str, str | None]) -> None:
 
 
 def _serve(address: str, root_certificates: str | None, parent: int) -> None:
-    """Wait for the tasks of one SuperNode or SuperLink on this machine, as long as the process that began it lives."""
-    if not _opened(address, parent):
+    """Handle the tasks of one SuperNode or SuperLink for as long as the parent process lives."""
+    if not _wait_until_open(address, parent):
         return
-    superexec.get_executor = lambda *some, **more: Forks()
+    superexec.get_executor = lambda *args, **kwargs: ForkExecutor()
     superexec.run_superexec(address, root_certificates is None, root_certificates, parent_pid=parent)
 
 
-def _opened(address: str, parent: int) -> bool:
-    """Wait until somebody listens, since Flower's own tries to connect lie further and further apart; false once nobody waits any more."""
+def _wait_until_open(address: str, parent: int) -> bool:
+    """Poll until the port accepts (Flower's retry backs off); False once the parent process is gone."""
     host, _, port = address.rpartition(":")
     while os.getppid() == parent:
         try:
@@ -84,11 +84,11 @@ def _opened(address: str, parent: int) -> bool:
     return False
 
 
-def _work(entry: str, command: list[str]) -> None:
+def _run_task(entry_point: str, command: list[str]) -> None:
     sys.argv = command
-    _found(entry)()
+    _load(entry_point)()
 
 
-def _found(entry: str) -> Any:
-    module, name = entry.split(":")
+def _load(entry_point: str) -> Any:
+    module, name = entry_point.split(":")
     return getattr(importlib.import_module(module), name)

@@ -1,4 +1,4 @@
-"""A complete, small Flower project: what ``fedflat deploy init`` writes."""
+"""The Flower project that ``fedflat deploy init`` writes."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ publisher = "{name}"
 serverapp = "{package}.server:app"
 clientapp = "{package}.client:app"
 
-# The experiment: every key is a setting of fedflat (see fedflat settings). flwr run --run-config 'algorithm="scaffold"' changes those
-# that stand here.
+# The experiment: every key is a setting of fedflat (list them with fedflat settings).
+# Change one for a single run with: flwr run --run-config 'algorithm="scaffold"'
 [tool.flwr.app.config]
 algorithm = "{algorithm}"
 model = "mlp"
 seed = 0
 
 [tool.flwr.app.config.data]
-name = "digits"
+dataset = "digits"
 partition = "dirichlet(alpha=0.5)"
 clients = {clients}
 
@@ -49,17 +49,17 @@ clients_per_round = {clients}
 
 [tool.flwr.app.config.training]
 rounds = 5
-epochs = 1
-batch = 10
-rate = 0.05
+local_epochs = 1
+batch_size = 10
+lr = 0.05
 
 [tool.flwr.app.config.deploy]
-out = "runs/{name}"  # from where the SuperLink was started
-minimum = {minimum}  # least number of accepted updates for a round to count
+out = "runs/{name}"  # relative to where the SuperLink was started
+minimum = {minimum}  # fewest accepted updates for a round to count
 timeout = 600.0  # seconds that a client has for a round
-wait = 120.0  # seconds to wait for nodes that are not there yet
-bound = 30.0  # refuse an update whose norm is this many times the cohort's median
-score = true  # in the end, ask every site for the model's score on its own held-out data
+wait = 120.0  # seconds to wait for nodes that have not connected yet
+bound = 30.0  # refuse an update whose norm is this many times the cohort's median norm
+score = true  # finally, ask every site for the model's score on its held-out data
 """
 
 SERVER = '''\
@@ -73,7 +73,7 @@ app = server_app(plug.held_out, plug.model)
 '''
 
 CLIENT = '''\
-"""A site: it trains on its own data, and keeps to itself what its client remembers."""
+"""A site: it trains on its own data and keeps its client's state to itself."""
 
 from fedflat.deploy import client_app
 
@@ -83,60 +83,70 @@ app = client_app(plug.site_data, plug.model)
 '''
 
 PLUG = '''\
-"""Where to plug in your own data and your own model. As it is, every site takes its part of the dataset that pyproject.toml names."""
+"""Plug in your own data and model here; by default, every site takes its part of the dataset in pyproject.toml."""
 
-# Your own data: a function from the number of a site (its partition-id) to a fedflat.data.Dataset. Its training examples are what the
-# site trains on, its test examples what it holds out.
+# Your own data: a function from the number of a site (its partition-id) to a fedflat.data.Dataset.
+# The site trains on its training examples and holds out its test examples.
 #
 #     def site_data(number):
 #         inputs, targets = read_my_files("/data/of/this/site")
 #         return Dataset("mine", Examples(inputs[100:], targets[100:]), Examples(inputs[:100], targets[:100]), CLASSES)
 site_data = None
 
-# What the server evaluates on, when the sites have data of their own: a function without arguments to a Dataset of public or held-out
-# examples, at least as many for training as there are sites (they are not trained on).
+# What the server evaluates on if sites have their own data: a function that returns a Dataset of public examples.
+# It needs at least as many training examples as there are sites; they are not trained on.
 held_out = None
 
-# Your own model: a function without arguments to a torch.nn.Module.
+# Your own model: a function that returns a torch.nn.Module.
 model = None
 '''
 
 README = """\
 # {name}
 
-`pyproject.toml` holds the experiment, `{package}/plug.py` is the place for your own data and model.
+`pyproject.toml` holds the experiment; plug your own data and model into `{package}/plug.py`.
 
-A federation: one SuperLink, a SuperNode at every site (here on one machine, each in a terminal of its own):
+A federation has one SuperLink and a SuperNode at every site. To try it on one machine, run each in its own terminal:
 
     flower-superlink --insecure --disable-runtime-dependency-installation
 {supernodes}
     flwr run . sites --stream
 
-or the same project in Flower's simulation (`pip install 'flwr[simulation]'`), without any SuperNode:
+Or run the project in Flower's simulation (`pip install 'flwr[simulation]'`), without SuperNodes:
 
     flower-superlink --insecure --simulation --disable-runtime-dependency-installation
     flwr run . sites --stream --federation-config 'num-supernodes={clients}'
 
-where `sites` stands in Flower's configuration (`flwr config list` says where that file is):
+Both need this entry in Flower's configuration (`flwr config list` shows where the file is):
 
     [superlink.sites]
     address = "127.0.0.1:8000"
     insecure = true
 
-Then `fedflat show runs/{name}`.
+Then look at the result with `fedflat show runs/{name}`.
 
-`--insecure` is for one machine. For more, `fedflat deploy certificates certificates --host SERVER` makes certificates and says how to start
-everything with them, and `fedflat deploy check SERVER:8000 --root-certificates ca.crt` what keeps a site from its server.
+`--insecure` is for one machine. For several, `fedflat deploy certificates certificates --host SERVER` makes
+certificates and prints how to start everything with them. If a site cannot connect, run `fedflat deploy check
+SERVER:8000 --root-certificates ca.crt` there.
 """
 
 
 def write_project(folder: Path, algorithm: str, clients: int) -> list[Path]:
-    """Write a Flower project into a new folder; the files that it consists of."""
+    """Write a Flower project into a new or empty folder.
+
+    Args:
+        folder: its name becomes the name of the project.
+        algorithm: the algorithm to start with.
+        clients: number of sites.
+
+    Returns:
+        The files written.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not empty; choose another folder for the project")
     name = re.sub(r"[^a-z0-9]+", "-", folder.absolute().name.lower()).strip("-")
     if not name or not name[0].isalpha():
-        raise UserError(f"{folder.name!r} is no name for a project; expected one that begins with a letter")
+        raise UserError(f"{folder.name!r} is no valid project name; expected one that begins with a letter")
     node = (
         "    flower-supernode --insecure --superlink 127.0.0.1:8000 --port {port} --node-config 'partition-id={number}'"
     )
@@ -144,9 +154,9 @@ def write_project(folder: Path, algorithm: str, clients: int) -> list[Path]:
     package = name.replace("-", "_")
     if keyword.iskeyword(package) or getattr(find_spec(package), "origin", None):
         raise UserError(
-            f"{folder.name!r} is no name for a project: Python has a {package} of its own, which it would hide; choose another"
+            f"{folder.name!r} is no valid project name: it would hide Python's own {package}; choose another"
         )
-    words = {
+    values = {
         "name": name,
         "package": package,
         "algorithm": algorithm,
@@ -154,16 +164,16 @@ def write_project(folder: Path, algorithm: str, clients: int) -> list[Path]:
         "minimum": min(2, clients),
         "supernodes": nodes,
     }
-    inside = folder / package
-    create_folder(inside)
+    source = folder / package
+    create_folder(source)
     texts = {
         folder / "pyproject.toml": PYPROJECT,
         folder / "README.md": README,
-        inside / "__init__.py": '"""A federation of sites."""\n',
-        inside / "server.py": SERVER,
-        inside / "client.py": CLIENT,
-        inside / "plug.py": PLUG,
+        source / "__init__.py": '"""A federation of sites."""\n',
+        source / "server.py": SERVER,
+        source / "client.py": CLIENT,
+        source / "plug.py": PLUG,
     }
     for path, text in texts.items():
-        write_whole(path, text.format(**words))
+        write_whole(path, text.format(**values))
     return list(texts)

@@ -1,4 +1,4 @@
-"""Whether a SuperLink can be reached, and trusted: what keeps a node or ``flwr run`` from it, in one sentence."""
+"""Whether a SuperLink can be reached and trusted; if not, the error says why and what to do."""
 
 from __future__ import annotations
 
@@ -12,28 +12,37 @@ from typing import NamedTuple
 from fedflat.errors import UserError
 
 HEALTH = "/health"
-"""What a SuperLink answers to anybody."""
+"""Path that a SuperLink answers without authentication."""
 EXPIRED, NOT_YET, WRONG_NAME, WRONG_ADDRESS = 10, 9, 62, 64
-"""What OpenSSL calls the reasons for not trusting a certificate; any other is an authority that is not ours."""
+"""OpenSSL's codes for untrusted certificates; any other means an unknown authority."""
 
 
-class Reached(NamedTuple):
-    """A SuperLink that answers."""
+class ReachableSuperLink(NamedTuple):
+    """A SuperLink that answers.
+
+    Attributes:
+        address: its HOST:PORT.
+        until: when its certificate expires; None without TLS.
+    """
 
     address: str
     until: datetime | None
-    """Until when its certificate is valid; none where there is none."""
 
 
 def reach(
     address: str, root_certificates: Path | None = None, insecure: bool = False, timeout: float = 10.0
-) -> Reached:
-    """Ask a SuperLink whether it is there, by TLS unless told otherwise."""
-    host, port = _parts(address)
+) -> ReachableSuperLink:
+    """Connect to a SuperLink; raises ``UserError`` if that fails.
+
+    Args:
+        address: HOST:PORT.
+        root_certificates: certificate of the authority that signed the SuperLink's; default: the system's authorities.
+        insecure: whether to connect without TLS.
+        timeout: seconds to wait.
+    """
+    host, port = _host_and_port(address)
     if insecure and root_certificates is not None:
-        raise UserError(
-            "either --insecure or --root-certificates, not both: without TLS there is no certificate to check"
-        )
+        raise UserError("use either --insecure or --root-certificates: without TLS there is no certificate to check")
     connection = (
         http.client.HTTPConnection(host, port, timeout=timeout)
         if insecure
@@ -41,33 +50,31 @@ def reach(
     )
     try:
         connection.connect()
-        until = _valid_until(connection.sock)
+        until = _expiry(connection.sock)
         connection.request("GET", HEALTH)
         answer = connection.getresponse()
     except ssl.SSLError as error:
         raise UserError(_untrusted(address, host, error, root_certificates)) from None
     except (http.client.HTTPException, ConnectionResetError):
-        raise UserError(f"{address} speaks something else; {_other_way(insecure)}, and look at the port") from None
+        raise UserError(f"{address} uses another protocol; {_alternative(insecure)}; check the port") from None
     except socket.gaierror:
-        raise UserError(
-            f"there is no machine called {host!r}; look at how it is written, and at this machine's network"
-        ) from None
+        raise UserError(f"host {host!r} is unknown; check its spelling and this machine's network") from None
     except OSError as error:
-        why = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
+        reason = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
         raise UserError(
-            f"{address} cannot be reached ({why}); is its SuperLink running, on this port and with --host 0.0.0.0?"
+            f"{address} cannot be reached ({reason}); is its SuperLink running, on this port and with --host 0.0.0.0?"
         ) from None
     finally:
         connection.close()
     if answer.status != http.client.OK:
-        raise UserError(f"{address} answers, but is no SuperLink of Flower 1.41 or newer; look at the port")
-    return Reached(address, until)
+        raise UserError(f"{address} answers, but is not a SuperLink of Flower 1.41 or newer; check the port")
+    return ReachableSuperLink(address, until)
 
 
-def _parts(address: str) -> tuple[str, int]:
+def _host_and_port(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdigit() or int(port) > 65535:
-        raise UserError(f"{address!r} is no address of a SuperLink; expected host:port, as in server.example.org:8000")
+        raise UserError(f"{address!r} is not an address; expected HOST:PORT, for example server.example.org:8000")
     return host.strip("[]"), int(port)
 
 
@@ -78,39 +85,36 @@ def _context(root_certificates: Path | None) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=root_certificates)
     except FileNotFoundError:
         raise UserError(
-            f"there is no file {root_certificates}; expected the authority's certificate, ca.crt, from the server's operator"
+            f"{root_certificates} does not exist; ask the server's operator for the authority's certificate, ca.crt"
         ) from None
     except ssl.SSLError:
         raise UserError(
-            f"{root_certificates} is no certificate in PEM form; expected the authority's, ca.crt"
+            f"{root_certificates} is not a PEM certificate; expected the authority's certificate, ca.crt"
         ) from None
 
 
-def _valid_until(connected: socket.socket) -> datetime | None:
-    found = connected.getpeercert() if isinstance(connected, ssl.SSLSocket) else None
-    return datetime.fromtimestamp(ssl.cert_time_to_seconds(str(found["notAfter"])), UTC) if found else None
+def _expiry(connected: socket.socket) -> datetime | None:
+    certificate = connected.getpeercert() if isinstance(connected, ssl.SSLSocket) else None
+    if not certificate:
+        return None
+    return datetime.fromtimestamp(ssl.cert_time_to_seconds(str(certificate["notAfter"])), UTC)
 
 
 def _untrusted(address: str, host: str, error: ssl.SSLError, root_certificates: Path | None) -> str:
-    """Why there is no TLS with an address, and what to do."""
+    """Why TLS with an address fails, and what to do."""
     if not isinstance(error, ssl.SSLCertVerificationError):
-        return f"{address} does not speak TLS; {_other_way(insecure=False)}"
+        return f"{address} does not use TLS; {_alternative(insecure=False)}"
+    certificate = f"the certificate of {address}"
     if error.verify_code == EXPIRED:
-        return f"the certificate of {address} has expired; its operator makes a new one with: fedflat deploy certificates DIR --host {host}"
+        return f"{certificate} has expired; make a new one on the server: fedflat deploy certificates DIR --host {host}"
     if error.verify_code == NOT_YET:
-        return f"the certificate of {address} is not valid yet; set the clocks of both machines"
+        return f"{certificate} is not valid yet; set the clocks of both machines"
     if error.verify_code in (WRONG_NAME, WRONG_ADDRESS):
-        return (
-            f"the certificate of {address} is not for {host}; use a name that it is for, or make one with --host {host}"
-        )
+        return f"{certificate} is not for {host}; use a name that it is for, or make a new one with --host {host}"
     if root_certificates is None:
-        return f"this machine does not know who signed the certificate of {address}; give the federation's with --root-certificates ca.crt"
-    return f"the certificate of {address} is not signed by {root_certificates}; ask the server's operator for the ca.crt that it is signed by"
+        return f"{certificate} is signed by an unknown authority; pass the federation's with --root-certificates ca.crt"
+    return f"{certificate} is not signed by {root_certificates}; ask the server's operator for the right ca.crt"
 
 
-def _other_way(insecure: bool) -> str:
-    return (
-        "try it without --insecure"
-        if insecure
-        else "its SuperLink was started with --insecure, or this is another service"
-    )
+def _alternative(insecure: bool) -> str:
+    return "try without --insecure" if insecure else "its SuperLink runs with --insecure, or it is another service"

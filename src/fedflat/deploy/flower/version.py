@@ -1,4 +1,4 @@
-"""Whether Flower is here, and new enough."""
+"""Checks that Flower is installed and new enough."""
 
 from __future__ import annotations
 
@@ -12,23 +12,21 @@ INSTALL = "pip install 'fedflat[flower]'"
 
 
 def require_flower() -> None:
-    """Refuse to go on without a Flower that has what is needed."""
+    """Raise ``UserError`` if Flower is missing or too old."""
     try:
-        found = version("flwr")
+        installed = version("flwr")
     except PackageNotFoundError:
-        raise UserError(f"deployment runs on Flower, which is not installed; install it with: {INSTALL}") from None
-    check_version(found)
+        raise UserError(f"deployment needs Flower, which is not installed; install it with: {INSTALL}") from None
+    check_version(installed)
 
 
-def check_version(found: str) -> None:
-    """Refuse a version of Flower that is too old.
+def check_version(installed: str) -> None:
+    """Raise ``UserError`` if a version of Flower is too old: ports and messages were different.
 
     >>> check_version("1.41.0"), check_version("2.0.0rc1")
     (None, None)
     """
-    numbers = tuple(int(number) for number in re.findall(r"\d+", found)[:2])
+    numbers = tuple(int(number) for number in re.findall(r"\d+", installed)[:2])
     if numbers < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        raise UserError(
-            f"Flower {found} is too old, since its ports and messages were others; fedflat needs {oldest} or newer: {INSTALL}"
-        )
+        raise UserError(f"Flower {installed} is too old; fedflat needs {oldest} or newer: {INSTALL}")

@@ -1,9 +1,9 @@
-"""A SuperExec that is warm: torch, fedflat and Flower are imported once, and each message is worked on by a fork of it.
+"""A preloaded SuperExec: torch, fedflat and Flower are imported once, and every message is handled by a fork.
 
-Flower starts a new Python process for every message, which costs some seconds of computing each time. With
-``flower-supernode --isolation process`` (or ``flower-superlink --isolation process``) something else may start these processes, and
-``python -m fedflat.deploy.flower.warm HOST:PORT ...`` does, for one or several nodes of one machine, at the addresses of their Runtime API.
-For a SuperLink with TLS it is ``--tls HOST:PORT ca.crt``.
+Flower starts a new Python process for every message, which costs seconds each time. With ``--isolation process``,
+``flower-supernode`` and ``flower-superlink`` leave this to others. ``python -m fedflat.deploy.flower.warm HOST:PORT
+...`` does it for one or several nodes of one machine, given the addresses of their Runtime APIs. For a SuperLink with
+TLS, use ``--tls HOST:PORT ca.crt``.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from fedflat.errors import UserError
 
 
 def main(arguments: list[str]) -> None:
-    """Serve the Runtime APIs at some addresses, until the process ends."""
+    """Serve the Runtime APIs at some addresses until the process ends."""
     require_flower()
-    asked = _parser().parse_args(arguments)
-    addresses: dict[str, str | None] = {**dict.fromkeys(asked.addresses), **dict(asked.tls)}
+    options = _parser().parse_args(arguments)
+    addresses: dict[str, str | None] = {**dict.fromkeys(options.addresses), **dict(options.tls)}
     if not addresses or not all(
         re.fullmatch(r".+:\d+", address) and int(address.rpartition(":")[2]) < 2**16 for address in addresses
     ):
         raise UserError(
-            "expected the addresses of Runtime APIs, as in: python -m fedflat.deploy.flower.warm 127.0.0.1:8100 127.0.0.1:8101"
+            "expected addresses of Runtime APIs, for example: "
+            "python -m fedflat.deploy.flower.warm 127.0.0.1:8100 127.0.0.1:8101"
         )
     from fedflat.deploy.flower.forks import serve
 
@@ -34,16 +35,16 @@ def main(arguments: list[str]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        "python -m fedflat.deploy.flower.warm", description="Works on the tasks of SuperNodes and of a SuperLink."
+        "python -m fedflat.deploy.flower.warm", description="Handle the tasks of SuperNodes and of a SuperLink."
     )
-    parser.add_argument("addresses", nargs="*", metavar="HOST:PORT", help="a Runtime API of this machine")
+    parser.add_argument("addresses", nargs="*", metavar="HOST:PORT", help="Runtime API on this machine")
     parser.add_argument(
         "--tls",
         nargs=2,
         action="append",
         default=[],
         metavar=("HOST:PORT", "CA"),
-        help="one with TLS, and who signed it",
+        help="Runtime API with TLS, and the certificate of its authority",
     )
     return parser
 
@@ -51,5 +52,5 @@ def _parser() -> argparse.ArgumentParser:
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except UserError as mistake:
-        sys.exit(f"fedflat: {mistake}")
+    except UserError as error:
+        sys.exit(f"fedflat: {error}")

@@ -1,4 +1,4 @@
-"""Flower's ServerApp: an ordinary run whose engine is the federation."""
+"""Flower's ServerApp: an ordinary run with the engine of a real federation."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from fedflat.deploy.flower.wire import BUFFERS, MODEL, content, numbers_of
 from fedflat.deploy.server.engine import SitesEngine
 from fedflat.deploy.server.ledger import Ledger
 from fedflat.deploy.server.nodes import Nodes, too_few
-from fedflat.deploy.server.settings import Deployment, deployment_of, experiment_of
+from fedflat.deploy.settings import Deployment, deployment_of, experiment_of
 from fedflat.deploy.trust.identity import identity_of
-from fedflat.deploy.trust.privacy import refuse_noise
+from fedflat.deploy.trust.privacy import check_noise
 from fedflat.engines.problem.task import Task
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RunView
@@ -43,15 +43,21 @@ def server_app(
     model: Callable[[], nn.Module] | None = None,
     task: Callable[[], Task] | None = None,
 ) -> ServerApp:
-    """The server's side of a federation. ``data`` gives what the server evaluates on; without it, the config's dataset does."""
+    """The ServerApp of a federation.
+
+    Args:
+        data: returns the dataset that the server evaluates on; by default the config's dataset.
+        model: returns a user-supplied model.
+        task: returns a user-supplied task.
+    """
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         try:
             serve(grid, context.run_config, data and data(), model and model(), task and task())
-        except UserError as mistake:
-            raise SystemExit(f"fedflat: {mistake}") from None
+        except UserError as error:
+            raise SystemExit(f"fedflat: {error}") from None
 
     return app
 
@@ -63,59 +69,60 @@ def serve(
     model: nn.Module | None = None,
     task: Task | None = None,
 ) -> Record:
-    """Run an experiment over a federation, from its last checkpoint where its folder has one."""
-    config, wanted = custom(experiment_of(run_config), data, model), deployment_of(run_config)
-    folder = RunFolder(wanted.out.expanduser().absolute())
+    """Run an experiment over a federation, from its last checkpoint if its folder has one."""
+    config, deployment = custom(experiment_of(run_config), data, model), deployment_of(run_config)
+    folder = RunFolder(deployment.out.expanduser().absolute())
 
     def engine(run: Run) -> SitesEngine:
-        refuse_noise(wanted, run.problem, run.training)
+        check_noise(deployment, run.problem, run.training)
         nodes = Nodes(grid, identity_of(run.problem, run.training), len(run.partition.clients))
-        return SitesEngine(run.problem, nodes, Ledger(folder.path / LEDGER), wanted)
+        return SitesEngine(run.problem, nodes, Ledger(folder.path / LEDGER), deployment)
 
-    begun = _goes_on(folder, config, wanted)
-    run = Run(config, folder.path, data=data, model=model, task=task, callbacks=(_Told(),), resume=begun, engine=engine)
-    _require_cohorts(run, wanted.minimum)
+    resume = _is_resumable(folder, config, deployment)
+    options: dict[str, Any] = {"callbacks": (_ProgressLog(),), "resume": resume, "engine": engine}
+    run = Run(config, folder.path, data=data, model=model, task=task, **options)
+    _check_minimum(run, deployment.minimum)
     sites = run.engine
     assert isinstance(sites, SitesEngine)
     clients = len(run.partition.clients)
-    sites.nodes.gather(lambda: len(sites.nodes.present) >= clients, wanted.wait, wanted.timeout)
-    if len(sites.nodes.present) < wanted.minimum:
-        raise too_few(len(sites.nodes.present), wanted.minimum, "too few sites have joined")
+    sites.nodes.gather(lambda: len(sites.nodes.present) >= clients, deployment.wait, deployment.timeout)
+    if len(sites.nodes.present) < deployment.minimum:
+        raise too_few(len(sites.nodes.present), deployment.minimum, "too few sites have joined")
     record = run.go()
-    if wanted.score:
+    if deployment.score:
         _score_sites(sites, record, run.primary, clients)
     return record
 
 
-def _goes_on(folder: RunFolder, config: Config, wanted: Deployment) -> bool:
-    """Whether there is a run to go on with; one of another experiment, or one to which nothing is left to do, is refused."""
+def _is_resumable(folder: RunFolder, config: Config, deployment: Deployment) -> bool:
+    """Whether the folder has a run to resume; raises ``UserError`` if it is another experiment or finished."""
     if not folder.exists:
         return False
     if folder.config() != config:
         raise UserError(
-            f"there is a run of another experiment in {folder.path}; choose another deploy.out, or keep its settings"
+            f"{folder.path} contains a run of another experiment; choose another deploy.out or restore its settings"
         )
     status = folder.status()["status"]
-    if status in OVER and (not wanted.score or (folder.path / SCORES).exists()):
+    if status in OVER and (not deployment.score or (folder.path / SCORES).exists()):
         raise UserError(
-            f"the run in {folder.path} is over ({status}); look at it with fedflat show, or choose another deploy.out"
+            f"the run in {folder.path} has ended ({status}); view it with fedflat show, or choose another deploy.out"
         )
     return True
 
 
-def _require_cohorts(run: Run, minimum: int) -> None:
-    """Refuse a minimum that some round could never reach."""
+def _check_minimum(run: Run, minimum: int) -> None:
+    """Raise ``UserError`` for a minimum that some round cannot reach."""
     smallest = min(range(run.config.init_rounds, run.config.training.rounds), key=lambda round: len(run.cohort(round)))
     count = len(run.cohort(smallest))
     if count < minimum:
         raise UserError(
-            f"deploy.minimum={minimum} is more than the clients that take part in round {smallest}, which are {count}; "
-            "lower it, or raise federation.clients_per_round"
+            f"deploy.minimum={minimum}, but only {count} clients take part in round {smallest}; "
+            "lower it or raise federation.clients_per_round"
         )
 
 
-def _experiment(folder: Path) -> str:
-    """The name under which nodes keep what they remember: made once, and kept with the run."""
+def _experiment_name(folder: Path) -> str:
+    """The name under which nodes save state: drawn once and stored with the run."""
     path = folder / SITES
     if not path.exists():
         write_whole(path, json.dumps({"experiment": secrets.token_hex(8)}) + "\n")
@@ -123,28 +130,29 @@ def _experiment(folder: Path) -> str:
 
 
 def _score_sites(sites: SitesEngine, record: Record, name: str, clients: int) -> None:
-    """Ask every site how good the final model is on what it held out, and keep the answers with the run."""
+    """Ask every site for the final model's metrics on its held-out data, and store them with the run."""
     model = record.models.get(name, record.models["server"])
     down = {MODEL: model.weights} | ({BUFFERS: model.buffers} if len(model.buffers) else {})
     asked = {client: content(down) for client in range(clients)}
-    answers, missing = sites.nodes.ask("evaluate", asked, "score", sites.wanted.timeout)
+    answers, missing = sites.nodes.ask("evaluate", asked, "score", sites.deployment.timeout)
     scores = {str(client): _finite(numbers_of(records)) for client, records in answers.items()}
     assert record.folder is not None
-    why = {str(client): reason for client, reason in missing.items()}
-    write_whole(record.folder.path / SCORES, json.dumps({"model": name, "sites": scores, "missing": why}) + "\n")
+    reasons = {str(client): reason for client, reason in missing.items()}
+    result = {"model": name, "sites": scores, "missing": reasons}
+    write_whole(record.folder.path / SCORES, json.dumps(result) + "\n")
 
 
 def _finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
 
 
-class _Told(Callback):
-    """Says in Flower's log how the run goes, and gives it its name once it has a folder."""
+class _ProgressLog(Callback):
+    """Logs progress in Flower's log, and names the experiment once the run has a folder."""
 
     def began(self, run: RunView) -> None:
         assert isinstance(run.engine, SitesEngine)
         assert run.folder is not None
-        run.engine.experiment = _experiment(run.folder.path)
+        run.engine.experiment = _experiment_name(run.folder.path)
         log.info(
             "fedflat: %s, from round %d of %d", run.config.algorithm, run.server.rounds, run.config.training.rounds
         )

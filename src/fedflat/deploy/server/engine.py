@@ -1,6 +1,6 @@
-"""The engine of a federation of real sites: it asks their nodes to train, inspects what they send, and reduces it in cohort order.
+"""The engine of a real federation: asks the sites' nodes to train, inspects what they send, and reduces it.
 
-It stands where the loop stands in a simulation, so that averages, checkpoints, metrics and resuming are the same code.
+It replaces the loop engine of a simulation; averages, checkpoints, metrics and resuming are the same code.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedflat.algorithms.algorithm import States
+from fedflat.algorithms.algorithm import States, flat_fields
 from fedflat.data import Examples
 from fedflat.deploy.flower.wire import (
     ARRAYS,
@@ -22,16 +22,15 @@ from fedflat.deploy.flower.wire import (
     INTEGERS,
     MODEL,
     content,
-    forms_up,
     joined_as,
     numbers_of,
     numpy_of,
     sent_down,
 )
 from fedflat.deploy.server.ledger import Ledger
-from fedflat.deploy.server.nodes import Nodes, too_few
-from fedflat.deploy.server.settings import Deployment
-from fedflat.deploy.trust.inspection import Expected, Form, Update, inspect_updates
+from fedflat.deploy.server.nodes import NOT_CONNECTED, Nodes, too_few
+from fedflat.deploy.settings import Deployment
+from fedflat.deploy.trust.inspection import ArraySpec, ExpectedUpdates, Update, inspect_updates
 from fedflat.deploy.trust.privacy import CLIPPING_NORM, noise
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.problem.problem import Problem
@@ -44,40 +43,43 @@ log = logging.getLogger("flwr")
 
 
 class SitesEngine:
-    """Trains cohorts of sites; models are evaluated here, on what the server has."""
+    """Trains cohorts of sites; models are evaluated in this process, on the server's data.
 
-    def __init__(self, problem: Problem, nodes: Nodes, ledger: Ledger, wanted: Deployment) -> None:
-        self.problem, self.nodes, self.ledger, self.wanted = problem, nodes, ledger, wanted
+    Attributes:
+        experiment: name under which nodes save their clients' state; set when the run begins.
+    """
+
+    def __init__(self, problem: Problem, nodes: Nodes, ledger: Ledger, deployment: Deployment) -> None:
+        self.problem, self.nodes, self.ledger, self.deployment = problem, nodes, ledger, deployment
         self.experiment = ""
-        """The name under which nodes remember; the run has one once it has begun."""
-        self._here = LoopEngine(problem, workers=1)
+        self._evaluator = LoopEngine(problem, workers=1)
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
-        """Train a cohort for one round, without those that are not there, are late, or send what cannot be used."""
-        for attempt in range(self.wanted.tries):
-            asked = self._seated(cohort)
-            done = _Round(self, training, round, model, server, asked)
-            outcome = done.train() if len(asked) >= self.wanted.minimum else None
-            missing = {
-                client.number: "its node is not there" for client in cohort if client.number not in self.nodes.present
-            }
-            for what, reasons in (("refused", done.refused), ("without an update", missing | done.missing)):
-                for client, why in reasons.items():
-                    log.warning("round %d: client %d is %s: %s", round, client, what, why)
+        """Train a cohort for one round, without clients that are not connected, are late, or send unusable updates."""
+        deployment = self.deployment
+        for attempt in range(deployment.tries):
+            asked = self._connected(cohort)
+            current = _RoundAttempt(self, training, round, model, server, asked)
+            outcome = current.train() if len(asked) >= deployment.minimum else None
+            numbers = [client.number for client in cohort if client.number not in self.nodes.present]
+            missing = dict.fromkeys(numbers, NOT_CONNECTED) | current.missing
+            for problem, reasons in (("refused", current.refused), ("without an update", missing)):
+                for client, reason in reasons.items():
+                    log.warning("round %d: client %d is %s: %s", round, client, problem, reason)
             if outcome is not None:
-                self.ledger.record(round, done.accepted, done.refused, missing | done.missing)
+                self.ledger.record(round, current.accepted, current.refused, missing)
                 return outcome
             log.warning(
-                "round %d: try %d of %d gave %d updates", round, attempt + 1, self.wanted.tries, len(done.accepted)
+                "round %d: try %d of %d gave %d updates", round, attempt + 1, deployment.tries, len(current.accepted)
             )
-        raise too_few(len(done.accepted), self.wanted.minimum, f"round {round} has too few updates")
+        raise too_few(len(current.accepted), deployment.minimum, f"round {round} has too few updates")
 
-    def _seated(self, cohort: list[Client]) -> list[Client]:
-        """Those of a cohort whose nodes are there, with as many examples as they said."""
+    def _connected(self, cohort: list[Client]) -> list[Client]:
+        """The clients of a cohort whose nodes are connected, with the examples that they joined with."""
         numbers = {client.number for client in cohort}
-        enough = min(self.wanted.minimum, len(cohort))
+        enough = min(self.deployment.minimum, len(cohort))
         self.nodes.gather(
-            lambda: len(numbers & self.nodes.present.keys()) >= enough, self.wanted.wait, self.wanted.timeout
+            lambda: len(numbers & self.nodes.present.keys()) >= enough, self.deployment.wait, self.deployment.timeout
         )
         present = self.nodes.present
         return [
@@ -87,17 +89,23 @@ class SitesEngine:
         ]
 
     def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:
-        """Nothing: sites draw their batches themselves."""
+        """Does nothing: sites draw their batches themselves."""
 
     def evaluate(
         self, models: dict[str, ModelState], examples: dict[str, Examples]
     ) -> dict[str, dict[str, dict[str, float]]]:
-        """Every metric of every model on what the server holds out."""
-        return self._here.evaluate(models, examples)
+        """Metrics of every model on the server's held-out data: model -> set -> metric -> value."""
+        return self._evaluator.evaluate(models, examples)
 
 
-class _Round:
-    """One try at a round."""
+class _RoundAttempt:
+    """One attempt at a round.
+
+    Attributes:
+        accepted: clients whose updates were accepted.
+        refused: why other updates were not, by client.
+        missing: why other clients sent none, by client.
+    """
 
     def __init__(
         self,
@@ -108,22 +116,17 @@ class _Round:
         server: States,
         cohort: list[Client],
     ) -> None:
-        self.engine, self.training, self.round, self.model, self.server, self.cohort = (
-            engine,
-            training,
-            round,
-            model,
-            server,
-            cohort,
-        )
+        self.engine, self.training, self.round = engine, training, round
+        self.model, self.server, self.cohort = model, server, cohort
         self.accepted: list[int] = []
         self.refused: dict[int, str] = {}
         self.missing: dict[int, str] = {}
         self.z = training.algorithm.broadcast(model.weights, server)
-        self._passes = self._samples = 0
+        self._examples = {client.number: len(client.indices) for client in cohort}
+        self._extra_cost = (0, 0)
 
     def train(self) -> Outcome | None:
-        """What came back; none where it is too little to go on."""
+        """The outcome of the round; None if too few updates are usable."""
         common = None
         down = self._down()
         if self.training.algorithm.drift.whole_gradient == "common":
@@ -131,16 +134,18 @@ class _Round:
             if common is None:
                 return None
             down = {GRADIENT: common}
-        updates = self._ask("train", down)
-        taken, refused = inspect_updates(updates, self._expected())
+        updates = self._inspected(self._ask("train", down), self._expected())
+        return None if updates is None else self._reduced(updates, common)
+
+    def _inspected(self, updates: list[Update], expected: ExpectedUpdates) -> list[Update] | None:
+        """The accepted updates; None if they are too few."""
+        accepted, refused = inspect_updates(updates, expected)
         self.refused |= refused
-        self.accepted = [update.client for update in taken]
-        if len(taken) < self.engine.wanted.minimum:
-            return None
-        return self._reduced(taken, common)
+        self.accepted = [update.client for update in accepted]
+        return accepted if len(accepted) >= self.engine.deployment.minimum else None
 
     def _down(self) -> dict[str, Tensor]:
-        """Exactly what the algorithm's card says, and the statistics that all clients share."""
+        """What clients receive: as listed on the algorithm's card, and shared BatchNorm statistics."""
         down = {MODEL: self.z, **sent_down(self.training.algorithm, self.server)}
         if not self.training.own_statistics:
             if len(self.model.buffers):
@@ -149,102 +154,111 @@ class _Round:
         return down
 
     def _ask(self, kind: str, down: Mapping[str, Tensor]) -> list[Update]:
-        """The updates of those that answer, in cohort order."""
+        """The updates of the clients that answer, in cohort order."""
         engine, round = self.engine, self.round
         asked = [client.number for client in self.cohort if client.number not in self.missing | self.refused]
-        last = {client: engine.ledger.last(client, round) for client in asked}
-        about: dict[str, int | float | str] = {"experiment": engine.experiment, "round": round}
-        if engine.wanted.clipping_norm is not None:
-            about[CLIPPING_NORM] = engine.wanted.clipping_norm
-        examples = self._examples()
+        words: dict[str, int | float | str] = {"experiment": engine.experiment, "round": round}
+        if engine.deployment.clipping_norm is not None:
+            words[CLIPPING_NORM] = engine.deployment.clipping_norm
         contents = {
-            client: content(down, about | joined_as(client, examples[client]) | {"before": last[client]})
+            client: content(
+                down,
+                words | joined_as(client, self._examples[client]) | {"before": engine.ledger.last(client, round)},
+            )
             for client in asked
         }
-        answers, missing = engine.nodes.ask(kind, contents, str(round), engine.wanted.timeout)
+        answers, missing = engine.nodes.ask(kind, contents, str(round), engine.deployment.timeout)
         self.missing |= missing
-        found = []
+        updates = []
         for client in asked:
             if client in answers:
                 arrays = answers[client].array_records.get(ARRAYS)
-                found.append(Update(client, numpy_of(arrays) if arrays else {}, numbers_of(answers[client])))
-        return found
+                updates.append(Update(client, numpy_of(arrays) if arrays else {}, numbers_of(answers[client])))
+        return updates
 
-    def _examples(self) -> dict[int, int]:
-        return {client.number: len(client.indices) for client in self.cohort}
-
-    def _expected(self) -> Expected:
+    def _expected(self) -> ExpectedUpdates:
         """What honest updates of this cohort look like."""
-        training, examples = self.training, self._examples()
-        plan = training.plan
+        training, deployment = self.training, self.engine.deployment
         steps = {
-            client: len(plan.batches(training.seed, self.round, client, count)) for client, count in examples.items()
+            client: len(training.plan.batches(training.seed, self.round, client, count))
+            for client, count in self._examples.items()
         }
-        rates = {count: self._rates(count) for count in set(steps.values())}
-        forms = forms_up(self.engine.problem, training)
-        wanted = self.engine.wanted
-        return Expected(
-            forms,
-            examples,
+        rates = {count: self._sum_of_rates(count) for count in set(steps.values())}
+        return ExpectedUpdates(
+            expected_arrays(self.engine.problem, training),
+            self._examples,
             steps,
             {client: rates[count] for client, count in steps.items()},
-            wanted.bound,
-            wanted.clipping_norm,
+            deployment.bound,
+            deployment.clipping_norm,
         )
 
-    def _rates(self, steps: int) -> float:
-        """H, the sum of the learning rates over so many steps."""
+    def _sum_of_rates(self, steps: int) -> float:
+        """The sum of the learning rates over a client's steps."""
         training = self.training
-        steps_, round = torch.tensor(float(steps)), torch.tensor(float(self.round))
+        total, round = torch.tensor(float(steps)), torch.tensor(float(self.round))
         rates = [
-            training.algorithm.lr_schedule(training.schedule, round, torch.tensor(float(k)), steps_)
+            training.algorithm.lr_schedule(training.schedule, round, torch.tensor(float(k)), total)
             for k in range(steps)
         ]
         return float(sum(float(lr) for lr in rates))
 
     def _common_gradient(self, down: Mapping[str, Tensor]) -> Tensor | None:
-        """The mean of the cohort's whole gradients, by examples."""
-        updates, examples = self._ask("train.gradient", down), self._examples()
-        form = Form(tuple(self.z.shape), self.z.cpu().numpy().dtype)
-        nothing = {"rates": 0.0, "loss": 0.0, "steps": 0}
-        whole = [update._replace(numbers={**update.numbers, **nothing}) for update in updates]
-        zero = dict.fromkeys(examples, 0)
-        taken, refused = inspect_updates(
-            whole, Expected({GRADIENT: form}, examples, zero, dict.fromkeys(examples, 0.0), self.engine.wanted.bound)
-        )
-        self.refused |= refused
-        self.accepted = [update.client for update in taken]
-        if len(taken) < self.engine.wanted.minimum:
+        """The mean of the clients' full gradients at z [parameters], weighted by examples."""
+        no_training = {"rates": 0.0, "loss": 0.0, "steps": 0}
+        updates = [
+            update._replace(numbers={**update.numbers, **no_training}) for update in self._ask("train.gradient", down)
+        ]
+        spec = ArraySpec(tuple(self.z.shape), self.z.cpu().numpy().dtype)
+        none, no_rates = dict.fromkeys(self._examples, 0), dict.fromkeys(self._examples, 0.0)
+        expected = ExpectedUpdates({GRADIENT: spec}, self._examples, none, no_rates, self.engine.deployment.bound)
+        accepted = self._inspected(updates, expected)
+        if accepted is None:
             return None
-        self._passes = int(sum(update.numbers["backward_passes"] for update in taken))
-        self._samples = int(sum(update.numbers["samples"] for update in taken))
-        rows = torch.stack([torch.from_numpy(update.arrays[GRADIENT]) for update in taken]).to(self.z)
-        return weighted_sum(rows, by_samples([examples[update.client] for update in taken]))
+        passes = int(sum(update.numbers["backward_passes"] for update in accepted))
+        self._extra_cost = passes, int(sum(update.numbers["samples"] for update in accepted))
+        rows = torch.stack([torch.from_numpy(update.arrays[GRADIENT]) for update in accepted]).to(self.z)
+        return weighted_sum(rows, by_samples([self._examples[update.client] for update in accepted]))
 
-    def _reduced(self, taken: list[Update], common: Tensor | None) -> Outcome:
-        """The means of what was accepted, by the same code that reduces a simulated cohort."""
-        size, buffers = len(self.z), len(self.model.buffers)
-        table = CohortBuffers.new(self.training.algorithm, size, buffers, len(taken), self.z, shared=False)
-        table.client = {}  # the clients' states stay with them
+    def _reduced(self, updates: list[Update], common: Tensor | None) -> Outcome:
+        """The outcome from accepted updates, with the code that reduces a simulated cohort."""
+        size = len(self.z)
+        buffers = CohortBuffers.new(self.training.algorithm, size, len(self.model.buffers), len(updates), self.z)
+        buffers.client = {}  # clients' states stay at the sites
         if common is not None:
-            table.common_gradient.copy_(common)
-        for row, update in enumerate(taken):
+            buffers.common_gradient.copy_(common)
+        for row, update in enumerate(updates):
             tensors = {name: torch.from_numpy(array) for name, array in update.arrays.items()}
-            table.displacement[row].copy_(tensors[DISPLACEMENT])
-            table.buffers[row].copy_(tensors.get(BUFFERS, self.model.buffers))
-            for name, rows in table.sent.items():
+            buffers.displacement[row].copy_(tensors[DISPLACEMENT])
+            buffers.buffers[row].copy_(tensors.get(BUFFERS, self.model.buffers))
+            for name, rows in buffers.sent.items():
                 rows[row].copy_(tensors[name])
-        drawn = noise(self.engine.wanted, size)
+        drawn = noise(self.engine.deployment, size)
         if drawn is not None:
-            table.displacement[0] += torch.from_numpy(drawn).to(self.z)
-        reports = [_report(update, self.z.device) for update in taken]
-        seated = {client.number: client for client in self.cohort}
-        cohort = [seated[update.client] for update in taken]
-        outcome = reduce_rows(self.training, self.round, self.model, self.z, table, cohort, reports)
-        outcome.cost.backward_passes += self._passes
-        outcome.cost.samples += self._samples
+            buffers.displacement[0] += torch.from_numpy(drawn).to(self.z)
+        reports = [_report(update, self.z.device) for update in updates]
+        by_number = {client.number: client for client in self.cohort}
+        cohort = [by_number[update.client] for update in updates]
+        outcome = reduce_rows(
+            self.training, self.round, self.model, self.z, buffers, cohort, reports, extra_cost=self._extra_cost
+        )
         outcome.clients.clear()
         return outcome
+
+
+def expected_arrays(problem: Problem, training: Training) -> dict[str, ArraySpec]:
+    """Every array that a client sends after training, by name."""
+    size, real = problem.layout.size, torch.empty(0, dtype=problem.dtype).numpy().dtype
+    specs = {DISPLACEMENT: ArraySpec((size,), real)}
+    for name, field in flat_fields(training.algorithm.message_fields()).items():
+        specs[name] = ArraySpec((size,) if field.vector else (), real)
+    if not training.own_statistics:
+        _, buffers, integers = problem.initial()
+        if len(buffers):
+            specs[BUFFERS] = ArraySpec((len(buffers),), real)
+        for name, value in integers.items():
+            specs[INTEGERS + name] = ArraySpec(tuple(value.shape), value.cpu().numpy().dtype)
+    return specs
 
 
 def _report(update: Update, device: torch.device) -> ClientReport:

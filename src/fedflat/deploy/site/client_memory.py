@@ -1,8 +1,8 @@
-"""What a node remembers of a client between rounds: vectors in a folder of the node, two generations, so that a killed node or a server
-that goes back to its last checkpoint finds what it needs.
+"""The state that a node keeps of its client between rounds, as files in a folder of the node.
 
-The server says with each task after which accepted round the client last stood still. An update that never arrived, or was refused, is
-then forgotten by both sides: the client goes on from the state that the server knows of.
+With each task the server sends the stamp of the client's last accepted update, and the client continues from the state
+with that stamp. An update that was lost or refused is thus forgotten on both sides. Two states are kept, so that a
+killed node, or a server that returns to its last checkpoint, finds the one it needs.
 """
 
 from __future__ import annotations
@@ -19,33 +19,39 @@ from fedflat.errors import UserError
 from fedflat.experiment.store.atomic_files import create_folder, write_whole
 
 FRESH = 0
-"""The stamp of a client that has never had an update accepted."""
+"""Stamp of a client that has had no update accepted."""
 
 
 def require_writable(folder: Path) -> None:
-    """Refuse a folder in which nothing can be kept, before a client trains in vain."""
+    """Raise ``UserError`` if a folder cannot be written to, before a client trains in vain."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=folder).close()
     except OSError as error:
         raise UserError(
-            f"this node cannot write to {folder}, where its client remembers ({(error.strerror or str(error)).lower()}); "
+            f"this node cannot write its client's state to {folder} ({(error.strerror or str(error)).lower()}); "
             "start its SuperNode with another folder: --node-config 'partition-id=N state=\"/path\"'"
         ) from None
 
 
-class Memory:
-    """The vectors of one client in one experiment."""
+class ClientMemory:
+    """The saved state of one client in one experiment.
+
+    Args:
+        folder: the node's folder for state.
+        experiment: the server's name of the experiment.
+        client: number of the client.
+    """
 
     def __init__(self, folder: Path, experiment: str, client: int) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", experiment):
             raise UserError(
-                f"the server calls its experiment {experiment!r}, which is no name for a folder; expected letters and digits"
+                f"experiment name {experiment!r} of the server is no valid folder name; expected letters and digits"
             )
         self.folder = folder / experiment / f"client-{client}"
 
     def read(self, stamp: int) -> dict[str, Tensor]:
-        """The vectors after the round that a stamp counts; none before the first."""
+        """The state with a stamp, by flat name; empty for ``FRESH``."""
         if stamp == FRESH:
             return {}
         path = self._file(stamp)
@@ -53,19 +59,18 @@ class Memory:
             return load_file(path)
         except FileNotFoundError:
             raise UserError(
-                f"this node has no state after round {stamp} in {self.folder}; put the folder back, or start the experiment anew"
+                f"this node has no state after round {stamp} in {self.folder}; restore it or restart the experiment"
             ) from None
         except (OSError, SafetensorError):
-            raise UserError(f"{path} is damaged; put it back from a copy, or start the experiment anew") from None
+            raise UserError(f"{path} is damaged; restore it from a copy or restart the experiment") from None
 
-    def write(self, vectors: dict[str, Tensor], stamp: int, before: int) -> None:
-        """Keep vectors under a new stamp beside those under the stamp before; everything else is forgotten."""
+    def write(self, state: dict[str, Tensor], stamp: int, previous: int) -> None:
+        """Save a state under a new stamp; of the older ones, keep only the one with the ``previous`` stamp."""
         create_folder(self.folder)
-        write_whole(
-            self._file(stamp), save({name: value.detach().cpu().contiguous() for name, value in vectors.items()})
-        )
+        tensors = {name: value.detach().cpu().contiguous() for name, value in state.items()}
+        write_whole(self._file(stamp), save(tensors))
         for path in self.folder.glob("*.safetensors"):
-            if path not in (self._file(stamp), self._file(before)):
+            if path not in (self._file(stamp), self._file(previous)):
                 path.unlink(missing_ok=True)
 
     def _file(self, stamp: int) -> Path:

@@ -1,0 +1,4 @@
+"""Trust between server and sites: certificates, matching experiments, inspection of updates, differential privacy.
+
+Imports ``fedflat.deploy.flower`` and ``fedflat.deploy.settings``.
+"""

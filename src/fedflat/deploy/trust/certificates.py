@@ -1,6 +1,6 @@
-"""Certificates and keys for a federation: an authority of its own, the server's certificate, and a key for each site.
+"""Certificates and keys of a federation: its own authority, the server's certificate, and a key pair per site.
 
-An authority that signs nothing but this federation's server is all that TLS between its machines needs; nobody else has to trust it.
+The authority signs only this federation's server. TLS within the federation needs no other.
 """
 
 from __future__ import annotations
@@ -21,28 +21,36 @@ from fedflat.experiment.store.atomic_files import create_folder, explain_os_erro
 
 AUTHORITY, AUTHORITY_KEY, SERVER, SERVER_KEY = "ca.crt", "ca.key", "server.pem", "server.key"
 CURVE = ec.SECP384R1()
-"""Of all keys; Flower takes curves of NIST for nodes."""
+"""Curve of all keys; Flower accepts NIST curves for nodes."""
 ITSELF = ("127.0.0.1", "localhost")
-"""What processes on the server's own machine call it: a SuperLink's certificate must be for these as well."""
-EARLIER = timedelta(minutes=5)
-"""Valid a little before now, for machines whose clocks are behind."""
+"""Names of the server on its own machine, for which a SuperLink's certificate must be valid too."""
+CLOCK_SKEW = timedelta(minutes=5)
+"""Certificates are valid this long before now, for machines whose clocks are behind."""
 
 
 def write_certificates(folder: Path, hosts: Sequence[str], sites: int, days: float) -> list[Path]:
-    """Write an authority, a certificate of the server at these hosts, and a key pair for each site; what is there is never written over."""
+    """Write an authority, the server's certificate and a key pair for each site; existing files are never overwritten.
+
+    Args:
+        folder: where to write.
+        hosts: names and addresses of the server.
+        sites: number of sites.
+        days: validity.
+
+    Returns:
+        The files written.
+    """
     names = [_name(host) for host in dict.fromkeys((*hosts, *ITSELF))]
-    wanted = [
+    files = [
         AUTHORITY,
         AUTHORITY_KEY,
         SERVER,
         SERVER_KEY,
         *(f"site-{site}.key{end}" for site in range(sites) for end in ("", ".pub")),
     ]
-    there = [name for name in wanted if (folder / name).exists()]
-    if there:
-        raise UserError(
-            f"{folder / there[0]} exists and is not written over; choose another folder, or move what is there away"
-        )
+    existing = [name for name in files if (folder / name).exists()]
+    if existing:
+        raise UserError(f"{folder / existing[0]} exists and is not overwritten; choose another folder or move it away")
     create_folder(folder)
     authority, server = ec.generate_private_key(CURVE), ec.generate_private_key(CURVE)
     issuer, until = _authority(authority, days)
@@ -56,42 +64,42 @@ def write_certificates(folder: Path, hosts: Sequence[str], sites: int, days: flo
         key = ec.generate_private_key(CURVE)
         texts[f"site-{site}.key"] = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
         texts[f"site-{site}.key.pub"] = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
-    for name in wanted:
+    for name in files:
         _write(folder / name, texts[name])
-    return [folder / name for name in wanted]
+    return [folder / name for name in files]
 
 
 def _name(host: str) -> x509.GeneralName:
-    """A host as certificates write it: an address, or a name."""
+    """A host in the notation of certificates: an address or a name."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         pass
     if not host or ":" in host or "/" in host or not host.isascii():
         raise UserError(
-            f"{host!r} is no host; expected a name or an address without a port, as in server.example.org or 10.0.0.7"
+            f"{host!r} is not a host; expected a name or an address without a port, for example server.example.org"
         )
     return x509.DNSName(host)
 
 
 def _authority(key: ec.EllipticCurvePrivateKey, days: float) -> tuple[x509.Certificate, datetime]:
-    """The authority, which signs itself, and until when it and what it signs is valid."""
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "the authority of a fedflat federation")])
+    """The self-signed authority, and when it and what it signs expire."""
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedflat federation authority")])
     now = datetime.now(UTC)
     until = now + timedelta(days=days)
-    built = (
+    builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(min(now, until) - EARLIER)
+        .not_valid_before(min(now, until) - CLOCK_SKEW)
         .not_valid_after(until)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
-    return built.sign(key, hashes.SHA384()), until
+    return builder.sign(key, hashes.SHA384()), until
 
 
 def _signed(
@@ -102,9 +110,9 @@ def _signed(
     until: datetime,
 ) -> x509.Certificate:
     """The server's certificate."""
-    built = (
+    builder = (
         x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "the server of a fedflat federation")]))
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedflat federation server")]))
         .issuer_name(issuer.subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
@@ -117,7 +125,7 @@ def _signed(
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
     )
-    return built.sign(authority, hashes.SHA384())
+    return builder.sign(authority, hashes.SHA384())
 
 
 def _usage(signs_certificates: bool) -> x509.KeyUsage:
@@ -139,7 +147,7 @@ def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a file whole; one with a private key is its owner's alone before anything stands in it."""
+    """Write a file atomically; a private key is readable by its owner only, from the start."""
     if path.suffix == ".key":
         with explain_os_error(path):
             path.with_name(path.name + ".part").touch(mode=0o600)

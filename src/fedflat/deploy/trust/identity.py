@@ -1,4 +1,4 @@
-"""What server and nodes must agree on before they work together, as short hashes."""
+"""What server and nodes must agree on before they work together, as values and short hashes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Training
 
 LONGEST = 200
-"""Letters of what is told beside its hash."""
+"""Longest text shown before its hash."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """The version of fedflat, the algorithm, the model, how clients train, and what their labels stand for."""
+    """Version of fedflat, algorithm, hashes of model and training, and class names."""
 
     fedflat: str
     algorithm: str
@@ -28,30 +28,30 @@ class Identity:
     classes: str
 
     def values(self) -> dict[str, str]:
-        """As plain values, to be sent."""
+        """The fields as a dictionary, to be sent."""
         return asdict(self)
 
     def differences(self, other: Mapping[str, Any], here: str, there: str) -> str:
-        """What differs, with both sides' values; empty where nothing does."""
-        found = [
-            f"{name} is {value} {here} but {other.get(name, 'not said')} {there}"
+        """What differs, with both sides' values; empty if nothing does. ``here`` and ``there`` name the sides."""
+        parts = [
+            f"{name} is {value} {here} but {other.get(name, 'missing')} {there}"
             for name, value in self.values().items()
             if other.get(name) != value
         ]
-        return "; ".join(found)
+        return "; ".join(parts)
 
 
 def identity_of(problem: Problem, training: Training) -> Identity:
-    """The identity of a problem and of how its clients train."""
-    version = importlib.import_module("fedflat").__version__  # the package itself stands above all layers
+    """The identity of a problem and its training."""
+    version = importlib.import_module("fedflat").__version__  # above all layers, so not imported statically
     algorithm, classes = canonical(training.algorithm), ", ".join(problem.data.classes)
     return Identity(
-        version, _named(algorithm), model_hash(problem, training), _training_hash(training), _named(classes)
+        version, _with_hash(algorithm), model_hash(problem, training), _training_hash(training), _with_hash(classes)
     )
 
 
 def model_hash(problem: Problem, training: Training) -> str:
-    """A hash of the names and shapes of all that is trained; of first weights too, where clients start their own state from them."""
+    """Hash of all trained names and shapes, and of the initial weights if clients' state starts from them."""
     digest = hashlib.sha256()
     for layout in (problem.layout, problem.buffers):
         digest.update(
@@ -66,7 +66,7 @@ def model_hash(problem: Problem, training: Training) -> str:
 
 
 def _training_hash(training: Training) -> str:
-    """How clients train, without what the server alone does."""
+    """Hash of how clients train, without what only the server does."""
     parts = (
         training.descent,
         training.schedule,
@@ -78,5 +78,5 @@ def _training_hash(training: Training) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
-def _named(text: str) -> str:
+def _with_hash(text: str) -> str:
     return f"{shorten(text, LONGEST, placeholder='...')} ({hashlib.sha256(text.encode()).hexdigest()[:12]})"

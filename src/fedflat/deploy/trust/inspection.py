@@ -1,8 +1,9 @@
-"""Looking at what clients send before it touches the model: an update that is broken, or obviously a lie, is refused with the reason.
+"""Inspection of what clients send, before it reaches the model: a broken or implausible update is refused.
 
-What is checked needs no trust in the client: names, shapes and types against the algorithm; numbers that must be finite; the number of
-examples against what the client said when it joined; its steps and the sum of its rates against the plan; norms against the cohort.
-A lie that stays within all of these is not seen: a robust centre (``federation.aggregation=median``) bounds what it can do.
+The checks need no trust in the client. Names, shapes and types must match the algorithm; all numbers must be finite;
+the number of examples must be what the client joined with; steps and the sum of learning rates must match the plan;
+norms must be plausible within the cohort. An attack within these bounds goes unnoticed; a robust centre
+(``federation.aggregation=median``) limits its effect.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import NamedTuple
 import numpy as np
 
 NUMBERS = ("rates", "loss", "steps", "backward_passes", "samples", "examples")
-"""What a client reports beside its arrays."""
+"""What a client reports besides its arrays."""
 ROUNDING = 1e-3
-"""By which a number that was computed elsewhere may differ, as a share of it."""
+"""Relative difference allowed for a number that was computed elsewhere."""
 ENOUGH_TO_COMPARE = 3
-"""Updates from which on a median says what is usual."""
+"""Fewest updates whose median norm is meaningful."""
 
 
 class Update(NamedTuple):
@@ -31,84 +32,85 @@ class Update(NamedTuple):
     numbers: Mapping[str, float]
 
 
-class Form(NamedTuple):
-    """What an array must be."""
+class ArraySpec(NamedTuple):
+    """Required shape and dtype of an array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
 
 
 @dataclass(frozen=True)
-class Expected:
-    """What an honest update looks like."""
+class ExpectedUpdates:
+    """What honest updates look like.
 
-    forms: Mapping[str, Form]
+    Attributes:
+        arrays: the arrays that every client sends, by name.
+        examples: examples of each client when it joined.
+        steps: local steps of each client.
+        rates: sum of each client's learning rates over its steps.
+        bound: largest norm, as a multiple of the cohort's median norm.
+        clipping_norm: norm to which sites must clip their displacement, if any.
+    """
+
+    arrays: Mapping[str, ArraySpec]
     examples: Mapping[int, int]
-    """How many examples each client said it has when it joined."""
     steps: Mapping[int, int]
-    """How many steps its plan is, by client."""
     rates: Mapping[int, float]
-    """The sum of its learning rates over those steps, by client."""
     bound: float = 30.0
-    """How many times the cohort's median a norm may be."""
-    longest: float | None = None
-    """The norm to which sites were asked to clip their displacement."""
+    clipping_norm: float | None = None
 
 
-def inspect_updates(updates: Sequence[Update], expected: Expected) -> tuple[list[Update], dict[int, str]]:
-    """The updates that are taken, in the same order, and why each other one is not."""
-    refused = {update.client: why for update in updates if (why := alone(update, expected))}
+def inspect_updates(updates: Sequence[Update], expected: ExpectedUpdates) -> tuple[list[Update], dict[int, str]]:
+    """The accepted updates in the same order, and the reason for each refused one by client."""
+    refused = {update.client: reason for update in updates if (reason := flaw(update, expected))}
     sound = [update for update in updates if update.client not in refused]
-    refused |= beside_others(sound, expected.bound)
+    refused |= outliers(sound, expected.bound)
     return [update for update in updates if update.client not in refused], refused
 
 
-def alone(update: Update, expected: Expected) -> str:
-    """What is wrong with an update in itself; empty where nothing is."""
-    missing, extra = expected.forms.keys() - update.arrays.keys(), update.arrays.keys() - expected.forms.keys()
+def flaw(update: Update, expected: ExpectedUpdates) -> str:
+    """What is wrong with an update on its own; empty if nothing is."""
+    missing, extra = expected.arrays.keys() - update.arrays.keys(), update.arrays.keys() - expected.arrays.keys()
     if missing or extra:
-        said = [
-            f"{word} {', '.join(sorted(names))}"
-            for word, names in (("misses", missing), ("brings unknown", extra))
-            if names
-        ]
-        return f"it {' and '.join(said)}"
-    for name, form in expected.forms.items():
+        parts = [f"lacks {', '.join(sorted(missing))}"] * bool(missing)
+        parts += [f"has unknown {', '.join(sorted(extra))}"] * bool(extra)
+        return f"it {' and '.join(parts)}"
+    for name, spec in expected.arrays.items():
         array = update.arrays[name]
-        if array.shape != form.shape:
-            return f"{name} has shape {array.shape}, not {form.shape}"
-        if array.dtype != form.dtype:
-            return f"{name} is {array.dtype}, not {form.dtype}"
+        if array.shape != spec.shape:
+            return f"{name} has shape {array.shape}, not {spec.shape}"
+        if array.dtype != spec.dtype:
+            return f"{name} is {array.dtype}, not {spec.dtype}"
         if not np.isfinite(array).all():
-            return f"{name} holds NaN" if np.isnan(array).any() else f"{name} holds infinite numbers"
-    if expected.longest is not None and (norm := _norm(update.arrays["displacement"])) > expected.longest * (
-        1 + ROUNDING
-    ):
-        return f"the norm of displacement is {norm:.3g}, though it was to be clipped to {expected.longest:g}"
+            return f"{name} contains {'NaN' if np.isnan(array).any() else 'infinite numbers'}"
+    limit = expected.clipping_norm
+    if limit is not None and (norm := _norm(update.arrays["displacement"])) > limit * (1 + ROUNDING):
+        return f"the norm of displacement is {norm:.3g}, more than the clipping norm {limit:g}"
     return _wrong_number(update, expected)
 
 
-def _wrong_number(update: Update, expected: Expected) -> str:
+def _wrong_number(update: Update, expected: ExpectedUpdates) -> str:
     numbers, client = update.numbers, update.client
     missing = [name for name in NUMBERS if name not in numbers]
     if missing:
-        return f"it does not say its {', '.join(missing)}"
+        return f"it does not report {', '.join(missing)}"
     bad = [name for name in NUMBERS if not math.isfinite(numbers[name])]
     if bad:
         return f"its {bad[0]} is {numbers[bad[0]]}"
-    if numbers["examples"] != expected.examples[client]:
-        return f"it claims {numbers['examples']:g} examples, but joined with {expected.examples[client]}"
-    if numbers["steps"] != expected.steps[client]:
-        return f"it claims {numbers['steps']:g} steps, but {expected.examples[client]} examples make {expected.steps[client]}"
-    if not math.isclose(numbers["rates"], expected.rates[client], rel_tol=ROUNDING):
-        return f"its learning rates add up to {numbers['rates']:g}, not to {expected.rates[client]:g}"
+    examples, steps, rates = expected.examples[client], expected.steps[client], expected.rates[client]
+    if numbers["examples"] != examples:
+        return f"it claims {numbers['examples']:g} examples, but joined with {examples}"
+    if numbers["steps"] != steps:
+        return f"it claims {numbers['steps']:g} steps, but {examples} examples make {steps}"
+    if not math.isclose(numbers["rates"], rates, rel_tol=ROUNDING):
+        return f"its learning rates sum to {numbers['rates']:g}, not {rates:g}"
     if numbers["backward_passes"] < 0 or numbers["samples"] < 0:
-        return "it claims to have computed less than nothing"
+        return "it claims a negative number of backward passes or samples"
     return ""
 
 
-def beside_others(updates: Sequence[Update], bound: float) -> dict[int, str]:
-    """Updates with a vector so long that it drowns all others."""
+def outliers(updates: Sequence[Update], bound: float) -> dict[int, str]:
+    """Updates with an array whose norm is more than ``bound`` times the cohort's median."""
     if len(updates) < ENOUGH_TO_COMPARE:
         return {}
     refused: dict[int, str] = {}
@@ -117,13 +119,11 @@ def beside_others(updates: Sequence[Update], bound: float) -> dict[int, str]:
         usual = median(norms.values())
         for client, norm in norms.items():
             if usual > 0 and norm > bound * usual:
-                refused.setdefault(
-                    client,
-                    f"the norm of {name} is {norm:.3g}, more than {bound:g} times the cohort's median {usual:.3g}",
-                )
+                reason = f"the norm of {name} is {norm:.3g}, more than {bound:g} times the cohort's median {usual:.3g}"
+                refused.setdefault(client, reason)
     return refused
 
 
 def _norm(array: np.ndarray) -> float:
-    """In double precision, since the square of an absurd number may overflow."""
+    """The norm in float64, because the square of a huge float32 overflows."""
     return float(np.linalg.norm(array.astype(np.float64).ravel()))

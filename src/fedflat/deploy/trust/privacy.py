@@ -1,7 +1,7 @@
-"""Differential privacy by Flower's own mods, which clip what a site sends and may add noise before it leaves.
+"""Differential privacy with Flower's mods, which clip what a site sends and may add noise.
 
-A mod compares the arrays of an answer with those of the same names in the message. So it is shown displacements: zero in the message, the
-site's own in the answer. All that is sent must then be the displacement; whatever else an algorithm sends would leave without noise.
+A mod compares the arrays of an answer with those of the same names in the message. It is therefore given displacements:
+zero in the message, the site's own in the answer. A site may send nothing else, because that would leave without noise.
 """
 
 from __future__ import annotations
@@ -12,25 +12,26 @@ from functools import partial
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message
 
-from fedflat.deploy.flower.wire import ARRAYS, DISPLACEMENT, MODEL, NUMBERS, why_not
-from fedflat.deploy.server.settings import Deployment
+from fedflat.deploy.flower.wire import ARRAYS, DISPLACEMENT, MODEL, NUMBERS, refusal_reason
+from fedflat.deploy.settings import Deployment
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Training
 from fedflat.errors import UserError
 
 Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
 CLIPPING_NORM = "clipping_norm"
-"""What Flower's clipping mods look for in a message."""
-OF_OLD_MESSAGES = "it works on the messages of Flower's older workflows, with a server of its own; a site's update cannot be hidden from this one"
+"""The key that Flower's clipping mods look for in a message."""
+OLD_WORKFLOW = "it needs the server of Flower's older workflows; updates cannot be hidden from this server"
 UNUSABLE = {
-    "secagg_mod": OF_OLD_MESSAGES,
-    "secaggplus_mod": OF_OLD_MESSAGES,
-    "adaptiveclipping_mod": "the norm that it asks the server to adapt would be lost when a server restarts; use fixedclipping_mod",
+    "secagg_mod": OLD_WORKFLOW,
+    "secaggplus_mod": OLD_WORKFLOW,
+    "adaptiveclipping_mod": "the adapted norm would be lost when the server restarts; use fixedclipping_mod",
 }
+"""Mods that cannot be used, and why."""
 
 
-def through(mods: Sequence[Mod], message: Message, context: Context, work: Callable[[], Message]) -> Message:
-    """The answer to a message, after some mods have had their way with its displacement."""
+def apply_mods(mods: Sequence[Mod], message: Message, context: Context, work: Callable[[], Message]) -> Message:
+    """The answer to a message, with mods applied to its displacement; ``work`` computes the answer."""
     if not mods:
         return work()
     received, answers = message.content.array_records[ARRAYS], []
@@ -39,7 +40,7 @@ def through(mods: Sequence[Mod], message: Message, context: Context, work: Calla
         message.content[ARRAYS] = received
         answers.append(work())
         if NUMBERS in answers[0].content:
-            answers[0].content.metric_records[NUMBERS]["loss"] = 0.0  # it tells of the data, and has no noise
+            answers[0].content.metric_records[NUMBERS]["loss"] = 0.0  # it reveals the data and has no noise
         return answers[0]
 
     zero = np.zeros_like(received[MODEL].numpy())
@@ -48,54 +49,56 @@ def through(mods: Sequence[Mod], message: Message, context: Context, work: Calla
     for mod in reversed(mods):
         call = partial(mod, call_next=call)
     modified = call(message, context)
-    refused = bool(answers) and why_not(answers[0].content) is not None
+    refused = bool(answers) and refusal_reason(answers[0].content) is not None
     return answers[0] if refused else modified
 
 
-def refuse_mods(mods: Sequence[Mod], problem: Problem, training: Training) -> None:
-    """Refuse mods that do not fit what is sent."""
+def check_mods(mods: Sequence[Mod], problem: Problem, training: Training) -> None:
+    """Raise ``UserError`` for mods that cannot be used, or not with this algorithm."""
     for mod in mods:
         name = getattr(mod, "__name__", type(mod).__name__)
-        why = UNUSABLE.get(name) or shows_more(problem, training)
-        if why:
-            raise UserError(f"{name} cannot be used here: {why}")
+        reason = UNUSABLE.get(name) or not_private(problem, training)
+        if reason:
+            raise UserError(f"{name} cannot be used here: {reason}")
 
 
-def refuse_noise(wanted: Deployment, problem: Problem, training: Training) -> None:
-    """Refuse clipping and noise at the server where they would not be what they are meant to be."""
-    if wanted.clipping_norm is None:
-        if wanted.noise_multiplier:
-            raise UserError("deploy.noise_multiplier counts in clipping norms; set deploy.clipping_norm as well")
+def check_noise(deployment: Deployment, problem: Problem, training: Training) -> None:
+    """Raise ``UserError`` for clipping and noise at the server that would not give differential privacy."""
+    if deployment.clipping_norm is None:
+        if deployment.noise_multiplier:
+            raise UserError("deploy.noise_multiplier is a multiple of deploy.clipping_norm; set that as well")
         return
-    why = shows_more(problem, training)
-    if why:
-        raise UserError(f"deploy.clipping_norm cannot be used here: {why}")
+    reason = not_private(problem, training)
+    if reason:
+        raise UserError(f"deploy.clipping_norm cannot be used here: {reason}")
     if training.aggregation.weighting != "uniform" or training.aggregation.centre != "mean":
         raise UserError(
-            "deploy.clipping_norm bounds a site's share of a uniform mean; set federation.weighting=uniform, aggregation=mean"
+            "deploy.clipping_norm bounds a site's share of a uniform mean; "
+            "set federation.weighting=uniform and federation.aggregation=mean"
         )
 
 
-def shows_more(problem: Problem, training: Training) -> str:
-    """Why noise on displacements would not cover all that a site shows; empty where it does."""
+def not_private(problem: Problem, training: Training) -> str:
+    """Why noise on displacements would not cover everything that a site reveals; empty if it does."""
     algorithm = training.algorithm
     sent = [field.name for fields in algorithm.message_fields().values() for field in fields]
     if algorithm.drift.whole_gradient == "common":
-        return "clients also send the gradient of their data, which would need noise of its own"
+        return "clients also send the gradient of their data, which would need its own noise"
     if sent:
-        return f"clients also send {' and '.join(sent)}, which would need noise of its own"
+        return f"clients also send {' and '.join(sent)}, which would need its own noise"
     if algorithm.drift.on_client():
-        return "clients keep vectors that know nothing of the noise, and would part from the server's"
+        return "clients keep state without the noise, which would diverge from the server's"
     if len(problem.initial()[1]) and not training.own_statistics:
-        return "statistics of normalisations would be sent without noise; keep them at the sites with training.statistics=own"
+        return "BatchNorm statistics would be sent without noise; keep them at the sites with training.statistics=own"
     return ""
 
 
-def noise(wanted: Deployment, size: int) -> np.ndarray | None:
-    """What the server adds to one of n rows, so that their mean has noise of deviation multiplier * norm / n; none where none is wanted.
+def noise(deployment: Deployment, size: int) -> np.ndarray | None:
+    """Noise [size] for the server to add to one of n rows; None if none is configured.
 
-    Drawn from the operating system's entropy, never from the run's seed, which every site knows.
+    The mean of the rows then has noise of standard deviation multiplier * norm / n. It is drawn from the operating
+    system's entropy, not from the run's seed, which every site knows.
     """
-    if not wanted.noise_multiplier or wanted.clipping_norm is None:
+    if not deployment.noise_multiplier or deployment.clipping_norm is None:
         return None
-    return np.random.default_rng().normal(0.0, wanted.noise_multiplier * wanted.clipping_norm, size)
+    return np.random.default_rng().normal(0.0, deployment.noise_multiplier * deployment.clipping_norm, size)

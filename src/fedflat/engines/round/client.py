@@ -120,7 +120,7 @@ def train_client(
         loss = loss + gradient.loss
     state, message = algorithm.finish(local)
     cohort.write(row, state, message)
-    return ClientReport(message.rates, loss, len(batches), passes, samples, integers)
+    return ClientReport(message.lr_sum, loss, len(batches), passes, samples, integers)
 
 
 def common_gradient(

@@ -1,0 +1,78 @@
+"""Flower's run config, whose keys are those of a fedflat config, as an experiment and a deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedflat.errors import UserError, one_of
+from fedflat.experiment.config import Config, EngineSettings, config
+
+PREFIX = "deploy."
+AT_SITES = {"device", "precision"}
+"""Settings of the engine that apply to sites."""
+
+
+class Deployment(BaseModel):
+    """How an experiment is run across sites."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    out: Path = Field(Path("runs/deployed"), description="run folder, relative to where the SuperLink was started")
+    minimum: int = Field(1, ge=1, description="fewest accepted updates for a round to count")
+    tries: int = Field(3, ge=1, description="attempts at a round before the run pauses")
+    timeout: float = Field(600.0, gt=0, description="seconds that a client has for a round")
+    wait: float = Field(120.0, ge=0, description="seconds to wait for nodes that have not connected yet")
+    bound: float = Field(
+        30.0, gt=1, description="refuse an update whose norm is this many times the cohort's median norm"
+    )
+    clipping_norm: float | None = Field(
+        None, gt=0, description="sent to sites for Flower's fixedclipping_mod; longer updates are refused"
+    )
+    noise_multiplier: float = Field(
+        0.0, ge=0, description="standard deviation of the noise added to the mean, times clipping_norm / updates"
+    )
+    score: bool = Field(True, description="finally, ask every site for the model's score on its held-out data")
+
+
+def experiment_of(run_config: Mapping[str, Any]) -> Config:
+    """The experiment in a run config, with a checkpoint after every round, because nodes keep only two states."""
+    nested: dict[str, Any] = {}
+    for key, value in run_config.items():
+        if not key.startswith(PREFIX):
+            *sections, last = key.split(".")
+            section_values = nested
+            for section in sections:
+                section_values = section_values.setdefault(section, {})
+            section_values[last] = value
+    unused = sorted((nested.setdefault("engine", {}).keys() & EngineSettings.model_fields) - AT_SITES)
+    if unused:
+        raise UserError(
+            f"engine.{unused[0]} is for simulations; remove it: a site trains one client, and every round is saved"
+        )
+    nested["engine"] |= {"workers": 1, "checkpoint_every": 1}
+    experiment = config(nested)
+    if experiment.flatness.every is not None:
+        raise UserError(
+            "flatness.every needs the clients' data on the server; remove it and measure the finished run with "
+            "fedflat flatness"
+        )
+    if experiment.federation.dropout:
+        raise UserError("federation.dropout is for simulations, real clients drop out by themselves; remove it")
+    return experiment
+
+
+def deployment_of(run_config: Mapping[str, Any]) -> Deployment:
+    """The deployment settings in a run config: its keys with the prefix ``deploy.``."""
+    values = {key.removeprefix(PREFIX): value for key, value in run_config.items() if key.startswith(PREFIX)}
+    for name in values:
+        if name not in Deployment.model_fields:
+            raise one_of("setting in deploy", name, Deployment.model_fields)
+    try:
+        return Deployment.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"deploy.{first['loc'][0]}={first['input']!r} is invalid: {first['msg'].lower()}") from None
