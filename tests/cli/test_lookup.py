@@ -10,7 +10,7 @@ from fedflat import algorithm
 from fedflat.algorithms.named import NAMED, RELEASED
 from fedflat.algorithms.registration import parts
 from fedflat.cli.lookup.algorithm_card import cost_of, in_units_of_p
-from fedflat.data import DATASETS, PARTITIONERS
+from fedflat.data import PARTITIONERS, names
 from fedflat.experiment.config import Config
 from fedflat.models import MODELS
 
@@ -105,7 +105,7 @@ def test_settings_are_those_of_the_config(fedflat):
 
 def test_data_is_listed_with_splits_and_augmentations(fedflat):
     document = json.loads(fedflat("data", "list", "--json").stdout)
-    assert [line["name"] for line in document["data"]] == list(DATASETS)
+    assert [line["name"] for line in document["data"]] == list(names())
     assert [line["name"] for line in document["partitions"]] == list(PARTITIONERS)
     assert document["data"][0]["files"] == "built in"
     shown = fedflat("data").stdout

@@ -32,6 +32,9 @@ FOUR = {
 EXPECTED = from_arrays(IMAGES[:15], LABELS[:15], IMAGES[15:], LABELS[15:]).content
 
 
+# --- arrays ---
+
+
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_an_npz_of_four_arrays(tmp_path: Path, save: Any) -> None:
     save(tmp_path / "mine.npz", **FOUR, train_groups=np.arange(15) // 5, classes=np.array(["cat", "dog"]))
@@ -124,6 +127,9 @@ def test_an_npz_cut_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         load("arrays", tmp_path)
 
 
+# --- parquet ---
+
+
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.parquet").touch()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -163,6 +169,9 @@ def test_parquet_of_lists_and_of_columns(tmp_path: Path) -> None:
     (tmp_path / "mine.parquet").write_bytes((tmp_path / "mine.parquet").read_bytes()[:-9])
     with pytest.raises(UserError, match=r"mine\.parquet is not a complete"):
         load(f"arrays(path={tmp_path / 'mine.parquet'})", tmp_path)
+
+
+# --- torch ---
 
 
 class Pictures:
@@ -241,6 +250,9 @@ def test_pictures_of_a_torch_data_set_become_bytes_whatever_they_are() -> None:
     ):
         dataset = from_torch([(image, 0)], [(image, 0)])
         assert dataset.train.inputs.dtype == torch.uint8 and np.array_equal(dataset.train.inputs[0].numpy(), expected)
+
+
+# --- the hub ---
 
 
 def feature(kind: str, **attributes: object) -> object:
