@@ -131,7 +131,9 @@ def compiled(problem: Problem, training: Training, backend: str = "inductor", st
     return fast if strict else attempt
 
 
-def agree(result: StepResult, expected: StepResult, local: LocalState, statistics: Tensor, share: float = CLOSE) -> bool:
+def agree(
+    result: StepResult, expected: StepResult, local: LocalState, statistics: Tensor, share: float = CLOSE
+) -> bool:
     """Whether two steps from the same point agree in loss, counters, and the moves of iterate and statistics."""
     moves = [
         (result.client[0], expected.client[0], local.drift.y),
