@@ -34,9 +34,6 @@ ONE, TWO, GLOBAL, BEST = "#1b6ca8", "#d1495b", "#22303c", "#2a9d5c"
 """Colours of client 1, client 2, the server and the joint minimum."""
 
 
-# --- client drift ---
-
-
 def two_clients() -> Quadratics:
     """Two crossing elongated valleys: f_i(x) = 0.5 (x - b_i)^T A_i (x - b_i)."""
     quadratics = Quadratics(clients=2, size=2)
@@ -147,8 +144,6 @@ def _draw_losses(axes: Any, quadratics: Quadratics) -> None:
     axes.spines[:].set_visible(False)
 
 
-# --- flat minima ---
-
 LAMBDA_MAX = r"$\lambda_{\max}$"
 DIGITS: dict[str, Any] = {
     "rounds": 80,
@@ -208,9 +203,6 @@ def _draw_top_direction(axes: Any, model: Measured, name: str, colour: str) -> f
 
 def _accuracy(model: Measured) -> float:
     return 100 * model.record.history[-1]["test"]["server"]["accuracy"]
-
-
-# --- why averaging helps ---
 
 
 def averaging() -> Figure:

@@ -173,9 +173,6 @@ def as_text(result: Result) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-# --- published and measured ------------------------------------------------------------------------------------------
-
-
 def measured_run(result: Result, cell: Cell) -> MeasuredRun:
     """A stored result in the form that verdicts are computed from."""
     metric, curves = result["metric"], result["curve"]

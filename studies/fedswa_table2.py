@@ -162,9 +162,6 @@ class Study:
         write_whole(self.options.out / "table.md", table(self))
 
 
-# --- stages ----------------------------------------------------------------------------------------------------------
-
-
 def first_stage(study: Study) -> None:
     """Run every algorithm with the protocol's learning rate."""
     for seed in study.options.seeds:
@@ -212,9 +209,6 @@ def selected_lr(study: Study, algorithm: str) -> float | None:
         return None
     best = max(scores, key=lambda lr: scores[lr])
     return protocol_lr() if scores[best] < 0 else best
-
-
-# --- the table -------------------------------------------------------------------------------------------------------
 
 
 def gap(algorithm: str, runs: Sequence[RunNumbers]) -> float | None:

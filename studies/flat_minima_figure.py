@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from fedflat.flatness.landscapes.grid import Landscape
-from fedflat.reporting.figures.landscape_scale import Scale, common_line, shown_tick
+from fedflat.reporting.figures.landscape_scale import LandscapeScale, common_line, shown_tick
 from fedflat.reporting.figures.landscapes import COLOUR_MAP, FAINT, INK, draw_contours, draw_marks, draw_surface
 
 VALUE = "train_loss"
@@ -19,7 +19,7 @@ VALUE = "train_loss"
 def flat_minima_figure(numbers: dict[str, Any]) -> Figure:
     """One column per method."""
     landscapes = {name: Landscape.from_document(document) for name, document in numbers["landscapes"].items()}
-    scale = Scale.over(landscapes.values(), VALUE)
+    scale = LandscapeScale.over(landscapes.values(), VALUE)
     line = common_line(list(landscapes.values()), scale)
     count = len(landscapes)
     figure = Figure(figsize=(2.55 * count + 0.75, 5.6))
@@ -51,7 +51,7 @@ def _label_column(figure: Figure, x: float, name: str, method: dict[str, Any]) -
     figure.text(x, 0.060, accuracy, ha="center", fontsize=10.5, color=FAINT)
 
 
-def _add_colour_bar(figure: Figure, scale: Scale, line: float, height: float) -> None:
+def _add_colour_bar(figure: Figure, scale: LandscapeScale, line: float, height: float) -> None:
     axes = figure.add_axes((0.942, 0.155, 0.011, height))
     shades = ScalarMappable(LogNorm(scale.low, scale.high), COLOUR_MAP)
     bar = figure.colorbar(shades, cax=axes, extend="max" if scale.cut_off else "neither")
@@ -64,7 +64,7 @@ def _add_colour_bar(figure: Figure, scale: Scale, line: float, height: float) ->
     axes.set_title("training\nloss", fontsize=8.5, color=INK, loc="left", pad=10 if scale.cut_off else 6)
 
 
-def _caption(about: dict[str, Any], radius: float, line: float, scale: Scale) -> str:
+def _caption(about: dict[str, Any], radius: float, line: float, scale: LandscapeScale) -> str:
     where = f"{about['dataset']}, {about['model']}, {about['partition']}"
     setting = f"{where}, {about['rounds']} rounds, seed {about['seed']}"
     axes = f"filter-normalised random directions to ±{radius:g}; the dark line is loss {line:g} in every panel"

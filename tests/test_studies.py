@@ -104,9 +104,6 @@ def test_drawing_requires_numbers(name: str, tmp_path: Path) -> None:
         study(name).main(["--out", str(tmp_path), "--draw-only"])
 
 
-# --- verdicts --------------------------------------------------------------------------------------------------------
-
-
 def moment(top: float, client: float, average: float) -> dict[str, Any]:
     return {
         "eigenvalues": [top, 1, 1, 1, 1],
@@ -185,8 +182,6 @@ def test_saved_figures_can_be_drawn_again() -> None:
     numbers = json.loads((STUDIES / "results" / "camvid.json").read_text())
     assert "learning rate 0.02" in study("camvid").section(numbers, "camvid.png")
 
-
-# --- FedSWA Table 2 --------------------------------------------------------------------------------------------------
 
 TINY = words("--dataset digits --model mlp(hidden=8) --device cpu --precision float32 --rounds 4 --eval-every 2")
 

@@ -86,7 +86,7 @@ def test_a_component_without_parameters_takes_no_value():
     class Empty:
         pass
 
-    with pytest.raises(UserError, match="empty.*no parameters"):
+    with pytest.raises(UserError, match=r"empty.*no parameters"):
         make(Empty, parse_one("empty(3)"), "test")
 
 

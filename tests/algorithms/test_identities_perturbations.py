@@ -120,9 +120,6 @@ def test_50_nothing_happens_at_a_minimum(text: str) -> None:
     same(walk(text, still, names=("weight",), quick=True).x, [FULL.problem.b[3]] * 3)
 
 
-# --- the released scalar shift ----------------------------------------------------------------------------------------
-
-
 def slow_shift(direction: dict[str, Tensor]) -> dict[str, Tensor]:
     """Shift tensor j by v[j] / sum_j |v[j]|, with v the concatenation of all tensors flattened in torch's order."""
     v = [float(number) for tensor in direction.values() for number in tensor.contiguous().reshape(-1)]

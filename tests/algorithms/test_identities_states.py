@@ -24,9 +24,6 @@ EVERY_SETTING = pytest.mark.parametrize("setting", SETTINGS)
 QUICK: dict[str, Any] = {"names": ("weight",), "quick": True}
 
 
-# --- closed forms -----------------------------------------------------------------------------------------------------
-
-
 def _local_round(text: str, steps: int, lr: float, gradient: torch.Tensor) -> LocalState:
     """One client's round over a constant gradient."""
     built, z = algorithm(text), torch.zeros(len(gradient), dtype=torch.float64)
@@ -64,9 +61,6 @@ def test_32_local_closed_forms() -> None:
     M = A + 0.4 * eye
     D = -(eye - np.linalg.matrix_power(eye - 0.05 * M, K)) @ np.linalg.solve(M, A @ (x - b))
     same(walk("fedprox(mu=0.4)", alone, quick=True).x[0], x + D)
-
-
-# --- states -----------------------------------------------------------------------------------------------------------
 
 
 def _server_and_mean(text: str, setting: str, field: str, weighting: str = "uniform") -> tuple[list[Any], list[Any]]:
@@ -209,9 +203,6 @@ def test_52_fedwmsam_starts_every_round_unperturbed(options: str, setting: str) 
                 assert np.linalg.norm(points[1] - z) > 0.5 * rho
             points = points[_at(chosen.steps, i) :]
     assert not points
-
-
-# --- symmetries -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", METHODS)

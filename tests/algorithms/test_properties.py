@@ -114,9 +114,6 @@ def changed(chosen: dict[str, tuple[str, Values]], change: Any) -> dict[str, tup
     }
 
 
-# --- text -------------------------------------------------------------------------------------------------------------
-
-
 @st.composite
 def texts(draw: st.DrawFn) -> str:
     """A named algorithm with some parameters, some parts in any order, and averages; values may equal the defaults."""
@@ -162,8 +159,6 @@ def test_parts_commute(chosen: dict[str, tuple[str, Values]], random: Any) -> No
     random.shuffle(shuffled)
     assert algorithm(text_of(chosen)) == algorithm(text_of(dict(shuffled)))
 
-
-# --- symmetries -------------------------------------------------------------------------------------------------------
 
 _bed = bed()
 COHORTS = [[0, 1, 2], [1, 3], [0, 1, 3], [2, 0]]
@@ -265,9 +260,6 @@ def test_56_states_are_isolated(chosen: dict[str, tuple[str, Values]]) -> None:
                 if i not in cohort:
                     assert torch.equal(value, flat_state(before[i])[name])
         before = left.clients[t]
-
-
-# --- local descent ----------------------------------------------------------------------------------------------------
 
 
 def clipped(v: np.ndarray, norm: float | None) -> np.ndarray:

@@ -209,8 +209,6 @@ def test_every_number_has_a_range() -> None:
                 assert f.default is None or math.isfinite(f.default)
 
 
-# --- released variants ----------------------------------------------------------------------------------------------
-
 AS_PUBLISHED: dict[str, Algorithm] = {
     # D3, D14: scalar shift against the last global step; D10: variate times 0.1
     "fedlesam": Algorithm(perturbation=Lesam(0.1, direction="global", indexing="tensor")),

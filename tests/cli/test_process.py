@@ -92,7 +92,9 @@ def test_a_limit_on_file_sizes_is_told_and_leaves_nothing_half_written(tmp_path,
 
 @contextmanager
 def endless_run(folder: Path, workers: int, *quiet: str) -> Iterator[subprocess.Popen[str]]:
-    """A run that heeds Ctrl-C, which jobs in the background of a script are made to ignore, and that never outlives its test."""
+    """A run that heeds Ctrl-C, which jobs in the background of a script are made to ignore, and that never outlives
+    its test.
+    """
     flags = (
         "run",
         "fedavg",

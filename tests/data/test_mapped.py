@@ -183,7 +183,9 @@ LARGER_THAN_MEMORY = """
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits and measures memory as Linux does")
 def test_a_data_set_larger_than_memory_trains_through_the_map(tmp_path: Path) -> None:
-    """4 GB of images (a file with a hole, so that the disk is spared) under a limit of 1 GB, which worker processes inherit."""
+    """4 GB of images (a file with a hole, so that the disk is spared) under a limit of 1 GB, which worker processes
+    inherit.
+    """
     count = (4 << 30) // (3 * 64 * 64)
     with (tmp_path / "large.npy").open("wb") as stream:
         np.lib.format.write_array_header_1_0(

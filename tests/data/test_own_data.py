@@ -32,9 +32,6 @@ FOUR = {
 EXPECTED = from_arrays(IMAGES[:15], LABELS[:15], IMAGES[15:], LABELS[15:]).content
 
 
-# --- arrays --------------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_an_npz_of_four_arrays(tmp_path: Path, save: Any) -> None:
     save(tmp_path / "mine.npz", **FOUR, train_groups=np.arange(15) // 5, classes=np.array(["cat", "dog"]))
@@ -127,9 +124,6 @@ def test_an_npz_cut_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         load("arrays", tmp_path)
 
 
-# --- parquet -------------------------------------------------------------------------------------------------------------------------
-
-
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.parquet").touch()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -150,9 +144,9 @@ def test_parquet_of_lists_and_of_columns(tmp_path: Path) -> None:
         dataset.test.inputs, torch.from_numpy(IMAGES[[8, 9, 18, 19]])
     )
     assert dataset.group_names == ("a", "b")
-    with pytest.raises(UserError, match="shape=3x4 .*48 numbers"):
+    with pytest.raises(UserError, match=r"shape=3x4 .*48 numbers"):
         load(f"arrays(path={tmp_path / 'mine.parquet'},shape=3x4)", tmp_path)
-    with pytest.raises(UserError, match="column 'label'.*target=.*inputs, target, group"):
+    with pytest.raises(UserError, match=r"column 'label'.*target=.*inputs, target, group"):
         load(f"arrays(path={tmp_path / 'mine.parquet'},target=label)", tmp_path)
     (tmp_path / "both").mkdir()
     for part, rows in (("train", slice(0, 15)), ("test", slice(15, 20))):
@@ -169,9 +163,6 @@ def test_parquet_of_lists_and_of_columns(tmp_path: Path) -> None:
     (tmp_path / "mine.parquet").write_bytes((tmp_path / "mine.parquet").read_bytes()[:-9])
     with pytest.raises(UserError, match=r"mine\.parquet is not a complete"):
         load(f"arrays(path={tmp_path / 'mine.parquet'})", tmp_path)
-
-
-# --- torch ---------------------------------------------------------------------------------------------------------------------------
 
 
 class Pictures:
@@ -250,9 +241,6 @@ def test_pictures_of_a_torch_data_set_become_bytes_whatever_they_are() -> None:
     ):
         dataset = from_torch([(image, 0)], [(image, 0)])
         assert dataset.train.inputs.dtype == torch.uint8 and np.array_equal(dataset.train.inputs[0].numpy(), expected)
-
-
-# --- the hub -------------------------------------------------------------------------------------------------------------------------
 
 
 def feature(kind: str, **attributes: object) -> object:

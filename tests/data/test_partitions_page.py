@@ -1,4 +1,6 @@
-"""The tables of docs/partitions.md say what the code does; the labels alone decide them, so that no images are needed."""
+"""The tables of docs/partitions.md say what the code does; the labels alone decide them, so that no images are
+needed.
+"""
 
 from __future__ import annotations
 

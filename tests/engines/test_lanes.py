@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedflat.algorithms import Algorithm
 from fedflat.algorithms.perturbation import Perturbation
-from fedflat.algorithms.slot import LocalContext, Gradient, State
+from fedflat.algorithms.slot import Gradient, LocalContext, State
 from fedflat.bench.setting import RandomImages
 from fedflat.data import Examples
 from fedflat.engines.cpu.engine import LoopEngine

@@ -212,7 +212,7 @@ def test_what_there_is_not_is_said(result):
         "fine-tuned-unseen": "+held-out",
     }
     assert found.missing.keys() == reasons.keys() and all(word in found.missing[part] for part, word in reasons.items())
-    with pytest.raises(fedflat.UserError, match="'unseen'.*held-out"):
+    with pytest.raises(fedflat.UserError, match=r"'unseen'.*held-out"):
         found["unseen"]
     with pytest.raises(fedflat.UserError, match="'clases'; did you mean classes"):
         result.evaluate(on=["clases"])

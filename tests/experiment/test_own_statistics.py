@@ -1,4 +1,6 @@
-"""Flatness of runs whose clients keep their BatchNorm statistics: the server has none, and is looked at with estimated ones."""
+"""Flatness of runs whose clients keep their BatchNorm statistics: the server has none, and is looked at with
+estimated ones.
+"""
 
 from __future__ import annotations
 

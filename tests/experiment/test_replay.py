@@ -92,7 +92,9 @@ def test_vectors_that_were_not_kept_are_said_not_guessed(tmp_path: Path) -> None
 
 
 def test_rows_written_after_a_checkpoint_are_not_seen(tmp_path: Path) -> None:
-    """A run that stops between checkpoints has client vectors of later rounds in its files; the checkpoint's are what counts."""
+    """A run that stops between checkpoints has client vectors of later rounds in its files; the checkpoint's are what
+    counts.
+    """
     run(tmp_path / "short", "scaffold", 4)
     seen = []
 
@@ -166,7 +168,7 @@ def test_what_each_algorithm_needs() -> None:
 def test_bad_input_in_a_sentence(tmp_path: Path) -> None:
     run(tmp_path / "a", "fedavg", 1)
     look = post_hoc(load_record(tmp_path / "a"))
-    with pytest.raises(UserError, match="client 12; .*12 clients"):
+    with pytest.raises(UserError, match=r"client 12; .*12 clients"):
         look.clients([12])
     with pytest.raises(UserError, match="clients of fedavg keep no control variate"):
         look.require_vectors()

@@ -94,7 +94,7 @@ def test_a_model_that_cannot_be_read_is_not_called_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     folder = RunFolder(tmp_path)
-    with pytest.raises(UserError, match="model.safetensors is missing"):
+    with pytest.raises(UserError, match=r"model.safetensors is missing"):
         folder.read_tensors("model.safetensors")
     (tmp_path / "model.safetensors").mkdir()
     if why == "permission denied":

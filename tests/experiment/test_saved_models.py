@@ -82,9 +82,6 @@ def test_nothing_is_kept_unless_asked_for(tmp_path: Path) -> None:
     assert not (tmp_path / "run/models").exists() and saved_rounds(tmp_path / "run") == []
 
 
-# --- references ------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

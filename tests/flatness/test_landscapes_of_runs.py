@@ -1,4 +1,6 @@
-"""Landscapes of models of runs: the figures are those of the run, clients' models are those of the round, shapes and data must fit."""
+"""Landscapes of models of runs: the figures are those of the run, clients' models are those of the round, shapes and
+data must fit.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def two(runs: dict[str, Path]) -> list[Measured]:
     return [measured(runs[name], device="cpu") for name in ("fedavg", "fedsam")]
-
-
-# --- what is measured ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_models_figures_are_those_of_its_run(two: list[Measured]) -> None:
@@ -99,9 +98,6 @@ def test_files_are_read_back_as_they_were(two: list[Measured], tmp_path: Path) -
         load_landscapes(tmp_path / "none.json")
 
 
-# --- what does not fit -----------------------------------------------------------------------------------------------------------
-
-
 def test_models_of_different_shapes_are_refused(runs: dict[str, Path], two: list[Measured]) -> None:
     with pytest.raises(
         UserError, match=r"have different shapes and cannot lie on one path: .* is .* in the first and .* in the second"
@@ -114,9 +110,6 @@ def test_the_same_model_twice_and_no_examples_are_refused(two: list[Measured]) -
         landscapes([two[0], two[0]], points=3)
     with pytest.raises(UserError, match="examples=0"):
         landscapes(two[:1], points=3, examples=0)
-
-
-# --- clients' models -------------------------------------------------------------------------------------------------------------
 
 
 def test_clients_models_average_to_the_next_model(runs: dict[str, Path]) -> None:
@@ -149,9 +142,6 @@ def test_clients_with_vectors_are_taken_up_at_the_checkpoint_alone(runs: dict[st
         measured_point(f"{runs['scaffold']}:client0@1", device="cpu")
     with pytest.raises(UserError, match="client 99"):
         measured_point(f"{runs['fedavg']}:client99", device="cpu")
-
-
-# --- normalisation statistics ----------------------------------------------------------------------------------------------------
 
 
 class Normalised(nn.Module):

@@ -29,9 +29,6 @@ def lists(text: str) -> dict[str, Any]:
     return json.loads(Path(text.partition("path=")[2].partition(",")[0]).read_text())
 
 
-# --- lists -----------------------------------------------------------------------------------------------------------------------------
-
-
 def test_a_listed_split_is_what_the_file_says(tmp_path: Path) -> None:
     text = listed([np.array([5, 1]), np.array([7, 2, 30])], 40, "mine", tmp_path)
     partition = make_partition(text, TARGETS, 4, None, seed=3)
@@ -94,9 +91,6 @@ def test_a_file_that_is_gone_changed_or_not_named(tmp_path: Path) -> None:
             None,
             0,
         )
-
-
-# --- Flower ----------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -33,7 +33,6 @@ def fedflat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 SMALL = ("--scale", "small", "--seeds", "1", "--quiet")
 
 
-# --- papers -----------------------------------------------------------------------------------------------------------
 def test_all_papers_are_listed(fedflat):
     shown = fedflat("papers").stdout
     for paper in papers().values():
@@ -91,7 +90,6 @@ def test_unknown_tables(fedflat, command, name, message):
     assert message in result.stderr
 
 
-# --- reproduce --------------------------------------------------------------------------------------------------------
 def test_small_scale_runs_the_structure_and_names_the_stand_ins(fedflat):
     shown = fedflat("reproduce", "fedswa/table4", "--cells", "*/rho-0.1", *SMALL).stdout
     assert "fedswa/table4: 2 ran" in shown

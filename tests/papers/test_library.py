@@ -160,7 +160,6 @@ def test_unknown_cells_say_what_exists():
         find_table("fedswa/table6").choose(["fedavg/acuracy"])
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
 def test_words_are_filled_in():
     words = {"a": "{b}", "b": 3, "text": "x({a})", "nothing": None}
     assert fill("{a}", words) == 3

@@ -43,7 +43,6 @@ def planned(table: str, cells: list[str], seeds: int, scale: ReproductionScale |
     return make_plan(found, found.choose(cells), range(seeds), OUT, scale or ReproductionScale())
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------------
 def test_last_best_and_rounds_to():
     run = measured([0.1, 0.5, 0.7, 0.6])
     assert value_of(Last(), run, "server", 3) == 0.6
@@ -70,7 +69,6 @@ def test_the_initial_model_counts_for_no_mean():
     assert value_of(Mean(), measured([0.9, 0.1, 0.3]), "server", 2) == pytest.approx(0.2)
 
 
-# --- tolerance --------------------------------------------------------------------------------------------------------
 def test_tolerance_by_the_papers_spread():
     """One seed: 1.96 standard deviations of the difference of two runs, and half a digit."""
     assert tolerance(read("61.9±0.5"), [60.0]) == pytest.approx(1.959964 * 0.5 * math.sqrt(2) + 0.05)
@@ -105,7 +103,6 @@ def test_tolerance_covers_the_rounding_and_grows_with_the_spread(values, factor)
     assert tolerance(published, values) >= stdev(values)
 
 
-# --- verdicts ---------------------------------------------------------------------------------------------------------
 ACCURACY = ("fedswa/table3", "fedmoswa/cifar100-dirichlet-0.1-accuracy")
 REACHED, NEVER = (
     ("fedswa/table3", "fedmoswa/cifar100-dirichlet-0.1-rounds"),
@@ -222,7 +219,6 @@ def test_no_verdict_on_anything_but_the_protocol(scale):
     assert (found.verdict, found.difference, found.tolerance) == ("ran", None, None)
 
 
-# --- other settings, and numbers of models ----------------------------------------------------------------------------
 def test_how_often_models_are_evaluated_matters_to_all_but_the_last_number():
     """Rounds to a target are counted by evaluations, the last accuracy is not."""
     scale = ReproductionScale(changed=("evaluation.every=10",))

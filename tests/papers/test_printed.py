@@ -93,7 +93,6 @@ def test_the_figures_of_the_slides_are_there():
     }
 
 
-# --- what was read by OCR ---------------------------------------------------------------------------------------------
 ROW_NAMES = {"FedLESAM": "Fed LESAM", "FedLESAM-D": "FedLESAM-D", "FedLESAM-S": "FedLESAM-S"}
 
 
@@ -149,7 +148,6 @@ def test_the_ablation_of_the_slides():
     assert printed == rows
 
 
-# --- what the running text states -------------------------------------------------------------------------------------
 @pytest.mark.parametrize("paper", list(papers()))
 def test_stated_numbers_are_in_the_text(paper):
     text = " ".join(text_of(document) for document in papers()[paper].file.documents)

@@ -1,4 +1,6 @@
-"""The page, in a real browser: nothing is fetched, nothing fails, nothing overflows, and what can be switched switches."""
+"""The page, in a real browser: nothing is fetched, nothing fails, nothing overflows, and what can be switched
+switches.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +53,6 @@ def bowl() -> Landscape:
     axis = tuple(np.linspace(-1, 1, 5))
     values = {"train_loss": np.add.outer(np.square(axis), np.square(axis)) + 0.1}
     return Landscape("around", (axis, axis), values, (Mark("model", (0.0, 0.0), 0.0, {"train_loss": 0.1}),), {})
-
-
-# --- in the browser --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -30,9 +30,6 @@ def test_claims_and_limits_hold() -> None:
     check_algorithm("fedgamma", limits={"rho": 0.0}, becomes="scaffold")
 
 
-# --- common mistakes --------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class WrongCorrection(Scaffold):
     def begin(self, ctx: LocalContext) -> State:
@@ -115,9 +112,6 @@ def test_a_violated_limit_is_named() -> None:
         check_algorithm("fedsam", limits={"rhoo": 0.1})
     with pytest.raises(UserError, match="claim 'is best'"):
         check_algorithm("fedsam", claims=["is best"])
-
-
-# --- partitions and models --------------------------------------------------------------------------------------------
 
 
 def halves(labels: np.ndarray, clients: int, seed: int) -> list[np.ndarray]:

@@ -66,8 +66,6 @@ class Algorithm:
         slots: dict[str, Slot] = {name: getattr(self, name) for name in SLOTS}
         return next(filter(None, (slot.conflict(slots) for slot in slots.values())), None)
 
-    # --- state ---------------------------------------------------------------------------------------------------
-
     def slots(self) -> Iterator[tuple[str, Slot]]:
         """The slots that may keep state, by name."""
         yield from (("drift", self.drift), ("perturbation", self.perturbation), ("server", self.server))
@@ -100,8 +98,6 @@ class Algorithm:
                     return server[slot][declared.name], -1 if declared.momentum == "ascent" else 1
         return None
 
-    # --- cost ----------------------------------------------------------------------------------------------------
-
     def floats_down(self, size: int) -> int:
         """Numbers sent to each client per round, for a model of ``size`` parameters."""
         sent = sum(f.scalars(size) for fields in self.server_fields().values() for f in fields if f.sent)
@@ -117,8 +113,6 @@ class Algorithm:
         """Backward passes per local step, without the full-batch gradient that some drifts need once per round."""
         ascent = self.perturbation.ascent_passes if self.perturbation.uses_drift else 0
         return 1 + self.perturbation.ascent_passes + self.drift.extra_passes * (1 + ascent)
-
-    # --- a round -------------------------------------------------------------------------------------------------
 
     def broadcast(self, x: Tensor, server: States) -> Tensor:
         """The model z from which clients start, shape (P,)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, cast
 
 from fedflat.algorithms.algorithm import Algorithm
 from fedflat.algorithms.drift import DRIFTS, Drift
@@ -74,7 +74,7 @@ def register(name: str, component: Algorithm | type[Any]) -> None:
     taken = next((other.kind for other in others if isinstance(name, str) and other.spelling(name)), None)
     if taken is not None:
         raise UserError(f"'{name}' already names a built-in or registered {taken}; choose another name")
-    registry.register(name, component)
+    registry.register(name, cast("Any", component))
 
 
 def registered() -> dict[str, Algorithm | type[Any]]:

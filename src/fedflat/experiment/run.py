@@ -108,8 +108,6 @@ class Run:
         self._begun = self._session = time.monotonic()
         self.engine: Engine = engine(self) if engine else engine_for(config, self.problem, self._own)
 
-    # --- life cycle ---
-
     def go(self) -> Record:
         """Run to the end, from the last checkpoint if there is one."""
         for _ in self.steps():
@@ -208,8 +206,6 @@ class Run:
         self._checkpoint()
         return Verdict("paused", reason)
 
-    # --- one round ---
-
     def _round(self) -> None:
         server, number = self.server, self.rounds
         for store in self._stores.values():
@@ -242,8 +238,6 @@ class Run:
     def client(self, number: int) -> Client:
         """A client with its examples and state."""
         return Client(number, self.partition.clients[number], *self._clients.read(number))
-
-    # --- evaluation ---
 
     @property
     def primary(self) -> str:
@@ -296,8 +290,6 @@ class Run:
                 f"the task's metric is {self.metric!r}, but it reports only {', '.join(values)}; report that metric too"
             )
         return {name: _finite(value) for name, value in values.items()}
-
-    # --- on disk ---
 
     def _open(self) -> float:
         """Set up stores and averages and restore the last checkpoint; returns the seconds spent before."""

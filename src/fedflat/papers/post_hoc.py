@@ -134,7 +134,9 @@ class _RunModels:
     def _features(self, model: str) -> dict[str, Any]:
         """The mean of ||f(x)|| over each client's data."""
         opened = self._measured(model)
-        return FixedSample(opened.problem, opened.partition, FlatnessSettings(clients=EVERY_CLIENT)).features(opened.state)
+        return FixedSample(opened.problem, opened.partition, FlatnessSettings(clients=EVERY_CLIENT)).features(
+            opened.state
+        )
 
     def _evaluated(self, part: str, model: str, **options: Any) -> dict[str, Any]:
         evaluation: Evaluation = evaluate(self.record, model, (part,), **options)

@@ -90,9 +90,6 @@ def _models_differ(a: Trajectory, b: Trajectory) -> str | None:
     return None
 
 
-# --- properties of every algorithm ---------------------------------------------------------------------------------
-
-
 def _state_is_declared(tested: Algorithm) -> str | None:
     quadratics = Quadratics()
     try:
@@ -178,9 +175,6 @@ def _approaches_optimum(tested: Algorithm) -> str | None:
         f"in {ROUNDS_TO_APPROACH} rounds the distance went from {before:.3g} to {after:.3g}; "
         "check the sign of the correction and of what clients keep or send for it"
     )
-
-
-# --- claims --------------------------------------------------------------------------------------------------------
 
 
 def _perturbations_ascend(tested: Algorithm) -> str | None:

@@ -1,4 +1,4 @@
-"""fedflat algorithms: what there is, and what one of them does."""
+"""fedflat algorithms: list and describe algorithms."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def algorithms(
     name: str | None = typer.Argument(
         None,
         metavar="NAME",
-        help="an algorithm, for example fedmoswa+asam(rho=0.3)",
+        help="algorithm to describe, e.g. fedmoswa+asam(rho=0.3)",
         show_default=False,
         autocompletion=algorithm_names,
     ),
     as_json: bool = JSON,
 ) -> None:
-    """List the named algorithms and the parts they are made of, or describe one: equations, parameters, state and cost.
+    """List algorithms and parts, or describe one: equations, parameters, state and cost.
 
     Example: fedflat algorithms 'fedmoswa+asam(rho=0.3)'
     """
@@ -33,8 +33,8 @@ def algorithms(
 
 def _list(as_json: bool) -> None:
     from fedflat.algorithms.algorithm import SLOTS
-    from fedflat.algorithms.registration import load_installed
     from fedflat.algorithms.named import NAMED
+    from fedflat.algorithms.registration import load_installed
 
     load_installed()
     lines, parts = [_line(name) for name in NAMED], _parts()
@@ -47,21 +47,20 @@ def _list(as_json: bool) -> None:
     console.print(table(columns, ([row[name] for name in columns] for row in rows), numbers=("down", "up", "passes")))
     console.print()
     console.print(
-        "down, up: numbers sent per client and round, for a model of P. passes: backward passes per local step;",
+        "down, up: values sent per client and round for P parameters; passes: backward passes per local step;",
         style="dim",
     )
-    console.print("* and one more over all of the client's data in every round.", style="dim")
+    console.print("* plus one pass over the client's data per round.", style="dim")
     console.print()
     console.print("Parts, to be added with +", style="bold")
     console.print(table(("part", "slot", "what it does"), (part.values() for part in parts)))
     console.print()
-    console.print("More of one: fedflat algorithms NAME", style="dim")
+    console.print("Details: fedflat algorithms NAME", style="dim")
 
 
 def _line(name: str) -> dict[str, Any]:
-    from fedflat.algorithms.named import CARDS
     from fedflat.algorithms.algorithm import SLOTS
-    from fedflat.algorithms.named import NAMED
+    from fedflat.algorithms.named import CARDS, NAMED
     from fedflat.cli.lookup.algorithm_card import cost_of, slot_texts
 
     slots, paper = slot_texts(NAMED[name]), CARDS[name].paper if name in CARDS else None

@@ -47,8 +47,6 @@ class LoopEngine(CohortEngine):
         self._turn = object()
         self._checked: Training | None = None
 
-    # --- training ----------------------------------------------------------------------------------------------------
-
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
         """Train a cohort for one round and average what it sends, in cohort order."""
         with one_thread(), explain_full_shared_memory():
@@ -86,8 +84,6 @@ class LoopEngine(CohortEngine):
     def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:
         """Does nothing: workers draw their batches themselves."""
 
-    # --- evaluation --------------------------------------------------------------------------------------------------
-
     def evaluate(
         self, models: dict[str, ModelState], examples: dict[str, Examples]
     ) -> dict[str, dict[str, dict[str, float]]]:
@@ -101,8 +97,6 @@ class LoopEngine(CohortEngine):
             plan = evaluation_plan(self.problem, len(models), examples)
             sums = self._map(_evaluate, [tuple(batch) for batch in plan])
         return evaluation_result(self.problem.task, plan, sums, list(models), examples)
-
-    # --- workers -----------------------------------------------------------------------------------------------------
 
     def _share(self, name: str, value: object) -> None:
         self._shared[name] = value

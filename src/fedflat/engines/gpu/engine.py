@@ -52,8 +52,6 @@ class LaneEngine(CohortEngine):
         self._prepared: dict[tuple[int, int], ClientBatches] = {}
         self._batches_at_once = BATCHES_AT_ONCE if problem.device.type == "cuda" else 1
 
-    # --- training ----------------------------------------------------------------------------------------------------
-
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
         """Queue a cohort's round on the lanes and reduce what it sends, without waiting for the device."""
         self.problem.training_mode()  # an evaluation may have come before
@@ -148,8 +146,6 @@ class LaneEngine(CohortEngine):
             if lane.stream is not None:
                 main = torch.cuda.current_stream()
                 lane.stream.wait_stream(main) if to_lanes else main.wait_stream(lane.stream)
-
-    # --- evaluation --------------------------------------------------------------------------------------------------
 
     def evaluate(
         self, models: dict[str, ModelState], examples: dict[str, Any]

@@ -1,7 +1,8 @@
 """Models of runs as objectives for flatness measurements.
 
 ``RUN`` names the primary model of the run in a folder, ``RUN:wima`` one of its models, and ``RUN:server@50`` that
-model as saved after round 50."""
+model as saved after round 50.
+"""
 
 from __future__ import annotations
 

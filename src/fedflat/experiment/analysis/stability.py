@@ -1,7 +1,8 @@
 """Empirical uniform stability: a run and twins that differ in a single training example (Hardt et al. 2016).
 
 Twins share all randomness, so any difference comes from that example. The replacement is a test example of the same
-class that is excluded from scoring; the partition stays the same."""
+class that is excluded from scoring; the partition stays the same.
+"""
 
 from __future__ import annotations
 

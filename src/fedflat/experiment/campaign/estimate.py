@@ -44,9 +44,6 @@ FRESH = {"algorithm": "fedavg", "init": None, "init_head": "given", "init_rounds
 """What a probe changes: plain SGD from fresh weights."""
 
 
-# --- bytes ------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class RunDisk:
     """Bytes in a run's folder by purpose, without the small logs."""
@@ -168,9 +165,6 @@ def _number_of_clients(config: Config, data: datasets.Dataset) -> int:
     return len(partition.clients)
 
 
-# --- a run that has started -------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Forecast:
     """Bytes that a run needs, and how long it will take."""
@@ -242,9 +236,6 @@ class ForecastCallback(Callback):
         expected = forecast(run, (now - self._started) / (TIMED[1] - TIMED[0]))
         if expected.seconds >= self._long:
             self._tell(expected)
-
-
-# --- runs that have not started: probes -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

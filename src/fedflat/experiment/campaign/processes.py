@@ -158,9 +158,6 @@ def side_by_side(
         close(workers, PATIENCE)
 
 
-# --- in the parent ----------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class _Worker:
     """A process that runs one task after another."""
@@ -212,9 +209,6 @@ class _Worker:
             else:
                 callback.evaluated(self.run)
                 callback.round_done(self.run)
-
-
-# --- in the child -----------------------------------------------------------------------------------------------------
 
 
 class Reporter(RemoteCallback):

@@ -28,7 +28,7 @@ def register_names(names: PickledNames) -> None:
         with suppress(Exception):
             name, component = pickle.loads(pickled)
             if isinstance(component, type) and issubclass(component, ModelSpec):
-                MODELS[name] = component
+                MODELS.register(name, component)
             else:
                 registration.register(name, component)
 

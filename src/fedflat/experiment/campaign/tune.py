@@ -105,9 +105,6 @@ class Trial(NamedTuple):
         return f"trial {self.number}: {describe(self.values)}"
 
 
-# --- checking ---------------------------------------------------------------------------------------------------------
-
-
 def plan_search(file: SweepFile, out: Path) -> Search:
     """Check the search of a file, without writing anything."""
     if file.tune is None:
@@ -175,9 +172,6 @@ def corners(space: Space) -> Iterator[Values]:
 
     for last in (False, True):
         yield {name: value(values, last) for name, values in space.items()}
-
-
-# --- searching --------------------------------------------------------------------------------------------------------
 
 
 def run_search(
@@ -328,9 +322,6 @@ class PruningCallback(Callback):
         score = validation.get(run.primary, validation["server"]).get(run.metric)
         if score is not None and self._study.should_prune(self._number, run.rounds, score):
             raise Pruned
-
-
-# --- the best trial ---------------------------------------------------------------------------------------------------
 
 
 def choose(search: Search) -> dict[str, Any]:
