@@ -77,8 +77,9 @@ def test_never_starts_what_does_not_fit(campaign: ModuleType, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_resumes_after_being_killed(campaign: ModuleType, tmp_path: Path) -> None:
-    words = ["--only", JOB, "--rounds", "115", "--checkpoint-every", "2"]
+def test_resumes_after_being_killed(campaign: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["campaign_results"], "WINDOW", 5)
+    words = ["--only", JOB, "--rounds", "60", "--checkpoint-every", "2"]
     script = [sys.executable, str(STUDIES / "campaign.py")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     process = subprocess.Popen([*script, *small(tmp_path / "killed", *words)], env=environment)

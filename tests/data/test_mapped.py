@@ -167,7 +167,8 @@ LARGER_THAN_MEMORY = """
     train, test = Examples(mapped, labels), Examples(mapped.part(0, 100), labels[:100])
     data = Dataset("large", train, test, tuple("0123456789"), (0.5,) * 3, (0.5,) * 3)
     result = fedflat.run(
-        "fedavg", data=data, model="lenet5", clients=100, clients_per_round=4, rounds=1, steps=3, batch=50, partition="iid",
+        "fedavg", dataset=data, model="lenet5", clients=100, clients_per_round=4, rounds=1, local_steps=3, batch_size=50,
+        partition="iid",
         augmentation="crop-flip", workers=2
     )
     own = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("RssAnon"))

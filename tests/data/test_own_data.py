@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
-from fedflat.data import MappedTensor, from_arrays, from_torch, load
+from fedflat.data import MappedTensor, canonical_dataset, from_arrays, from_torch, load
 from fedflat.data.sources import array_files
 from fedflat.errors import UserError
 
@@ -373,3 +373,21 @@ def test_the_hub_through_the_real_library(tmp_path: Path, monkeypatch: pytest.Mo
     pictures = load(f"hub(path={tmp_path / 'pictures'},size=4)", tmp_path)
     assert pictures.classes == ("cat", "dog") and len(pictures.train) == 15
     assert torch.equal(pictures.test.inputs[pictures.test.targets == 0], torch.from_numpy(IMAGES[[16, 18]]))
+
+
+def test_a_path_with_a_known_suffix_is_a_dataset(tmp_path: Path) -> None:
+    np.savez(tmp_path / "my-wine.npz", **FOUR)
+    path = tmp_path / "my-wine.npz"
+    assert canonical_dataset(str(path)) == f"arrays(path={path})"
+    assert load(str(path), tmp_path).content == load(f"arrays(path={path})", tmp_path).content
+
+
+def test_csv_files(tmp_path: Path) -> None:
+    rows = "\n".join(f"{number},{2 * number},{'cat' if number % 2 else 'dog'}" for number in range(20))
+    (tmp_path / "animals.csv").write_text(f"a,b,target\n{rows}\n")
+    dataset = load(str(tmp_path / "animals.csv"), tmp_path)
+    assert dataset.classes == ("cat", "dog") and dataset.kind == "vector" and dataset.input_shape == (2,)
+    assert (len(dataset.train), len(dataset.test)) == (16, 4)
+    assert torch.equal(dataset.train.inputs[:, 1], 2 * dataset.train.inputs[:, 0])
+    with pytest.raises(UserError, match=r"absent\.csv"):
+        load(str(tmp_path / "absent.csv"), tmp_path)

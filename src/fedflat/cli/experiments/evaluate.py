@@ -36,7 +36,7 @@ def evaluate(
     model: str = typer.Option("server", "--model", metavar="NAME", help="model to evaluate, e.g. wima"),
     on: str | None = optional(
         "--on",
-        "comma-separated: test, classes, longtail, clients, unseen, domains, corruptions, fine-tuned, fine-tuned-unseen",
+        "comma-separated: test, classes, longtail, clients, unseen, domains, corruptions, fine-tuned[-unseen]",
         "all that there is",
         metavar="NAMES",
     ),

@@ -281,7 +281,8 @@ def _print_result(plan: ReproductionPlan, result: Sequence[CellOutcome], out: Pa
 def _rule(plan: ReproductionPlan) -> str:
     if plan.scale.small:
         instead = sorted({text for run in plan.runs for text in run.stand_ins})
-        return f"Small scale checks the structure only; the numbers are meaningless. Substitutes: {'; '.join(instead) or 'none'}."
+        substitutes = "; ".join(instead) or "none"
+        return f"Small scale checks the structure only; the numbers are meaningless. Substitutes: {substitutes}."
     if any(plan.scale.obstacle(cell) == "other settings" for cell in plan.cells):
         return f"No verdict for cells affected by changed settings ({', '.join(plan.scale.changed)})."
     if plan.scale.rounds is not None:

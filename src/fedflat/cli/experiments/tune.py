@@ -108,8 +108,8 @@ def _print(search: Search, chosen: dict[str, Any]) -> None:
     console.print(
         facts(
             {
-                f"validation {with_unit(metric)}": f"{shown_metric(chosen['validation'], metric)} (best of many, hence optimistic)",
-                f"test {with_unit(metric)}": f"{shown_metric(fmean(test), metric)} (evaluated once, for this trial only)",
+                f"validation {with_unit(metric)}": f"{shown_metric(chosen['validation'], metric)} (optimistic)",
+                f"test {with_unit(metric)}": f"{shown_metric(fmean(test), metric)} (evaluated once)",
                 "trial": chosen["trial"],
                 "folder": search.out,
                 "next": f"fedflat report {search.out}",

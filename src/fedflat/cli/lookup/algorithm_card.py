@@ -173,7 +173,7 @@ def _differences(made: Algorithm, base: str) -> Facts:
     return [{"number": d.number, "where": d.where, "what differs": d.fault, "here": d.here} for d in found]
 
 
-SECTIONS: tuple[Section, ...] = (
+SECTIONS: tuple[CardSection, ...] = (
     CardSection("origin", "Origin", _origin),
     CardSection("slots", "Slots and equations", _slots),
     CardSection("parameters", "Parameters", _parameters),

@@ -158,7 +158,8 @@ def _print(about: dict[str, Any]) -> None:
                 "examples": f"{shown_count(about['train'])} for training, {shown_count(about['test'])} for testing",
                 "shape": f"{'x'.join(map(str, about['input_shape']))} ({about['kind']})",
                 "classes": f"{len(classes)}: {', '.join(classes[:10])}{', ...' if len(classes) > 10 else ''}",
-                "per class": f"{min(train)} to {max(train)} {_counted(about['kind'])} for training, {min(test)} to {max(test)} for testing",
+                f"{_counted(about['kind'])} per class": f"training: {min(train)} to {max(train)}, "
+                f"test: {min(test)} to {max(test)}",
                 "natural clients": about["groups"] or None,
                 "content": about["content"],
             }

@@ -134,7 +134,7 @@ def partition_facts(partition: dict[str, Any]) -> dict[str, object]:
         "clients": f"{shown_count(partition['clients'])}{some}",
         "examples per client": f"{sizes['min']} to {sizes['max']}, median {sizes['median']:g}",
         "classes per client": f"{partition['classes_per_client']:.2f} on average",
-        "heterogeneity": f"{partition['heterogeneity']:.3f} (mean total variation distance from the overall distribution; 0 is i.i.d.)",
+        "heterogeneity": f"{partition['heterogeneity']:.3f} (mean total variation distance from all data; 0 is i.i.d.)",
         "coverage": f"{100 * partition['coverage']:.1f} % of the training examples",
         "duplicates": f"{shown_count(partition['duplicates'])} examples are used more than once",
     }

@@ -97,7 +97,8 @@ class Lines(Progress):
         rounds = run.rounds
         self._say(
             run,
-            f"{record.status} after {rounds} round{'s' * (rounds != 1)}, {newest_figures(run)}, {shown_seconds(record.seconds)}",
+            f"{record.status} after {rounds} round{'s' * (rounds != 1)}, {newest_figures(run)}, "
+            f"{shown_seconds(record.seconds)}",
         )
 
     def _say(self, run: RunProgress, text: str) -> None:
@@ -169,7 +170,8 @@ def in_words(forecast: Forecast) -> str:
         else f"{forecast.seconds_per_round:.2g} s"
     )
     time_needed = f"{forecast.rounds:,} rounds at about {each}: {shown_seconds(forecast.seconds)}"
-    memory = f"{shown_bytes(forecast.data)} data, {shown_bytes(forecast.model)} per model, {shown_bytes(forecast.cohort)} per cohort"
+    sizes = {"data": forecast.data, "per model": forecast.model, "per cohort": forecast.cohort}
+    memory = ", ".join(f"{shown_bytes(size)} {name}" for name, size in sizes.items())
     if forecast.states:
         memory += f", up to {shown_bytes(forecast.states)} client state for {forecast.clients:,} clients"
     gpu = f"; {' of '.join(shown_bytes(size) for size in forecast.gpu)} of the GPU" if forecast.gpu else ""
