@@ -60,12 +60,12 @@ class LoopEngine(CohortEngine):
             self._share("cohort", self.buffers)
         return self.buffers
 
-    def whole_gradients(
+    def full_gradients(
         self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client]
     ) -> tuple[int, int]:
         """Write each client's full gradient at z into ``buffers.gradient``; returns backward passes and samples."""
         tasks = [(training, round, row, client.number, client.indices) for row, client in enumerate(cohort)]
-        costs = self._map(_whole_gradient, tasks)
+        costs = self._map(_full_gradient, tasks)
         return sum(passes for passes, _ in costs), sum(samples for _, samples in costs)
 
     def train_rows(
@@ -126,7 +126,7 @@ def _train(
     return report._replace(rates=float(report.rates), loss=float(report.loss), integers={}), _arrays(report.integers)
 
 
-def _whole_gradient(
+def _full_gradient(
     shared: dict[str, Any], training: Training, round: int, row: int, client: int, indices: np.ndarray
 ) -> tuple[int, int]:
     cohort: CohortBuffers = shared["cohort"]

@@ -169,7 +169,7 @@ class Worker:
         with one_thread():
             buffers, cohort = self._filled(setup, broadcast, clients)
             training = self._training_of(setup, broadcast)
-            passes, samples = setup.engine.whole_gradients(training, broadcast.round, buffers, cohort)
+            passes, samples = setup.engine.full_gradients(training, broadcast.round, buffers, cohort)
             return _array(buffers.gradient[: len(clients)]), passes, samples
 
     def evaluate(
