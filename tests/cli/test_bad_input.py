@@ -37,6 +37,8 @@ WRONG = {
     "set below a value": (("run", "--set", "seed.a=3", "--set", "seed.b.c=1"), "seed"),
     "no rounds": (("run", "--rounds", "0"), "training.rounds=0 is invalid"),
     "infinite rate": (("run", "--set", "training.lr=.inf"), "training.lr"),
+    "flag of another framework": (("run", "fedavg", "--learning-rate", "0.1"), "--lr"),
+    "former flag": (("compare", "fedavg", "--per-round", "5"), "--clients-per-round"),
     "unknown dataset": (("run", "--dataset", "cifr10"), "'cifr10'; did you mean cifar10"),
     "unknown model": (("run", "--model", "resnet81"), "'resnet81'; did you mean resnet18"),
     "model for larger images": (("run", "--model", "cnn"), "cnn needs images of at least 16x16 pixels"),
