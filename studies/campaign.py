@@ -174,7 +174,7 @@ class Campaign:
 def has_learned(result: Result) -> bool:
     """Whether a run did not diverge and at some point doubled its initial metric."""
     curve = [value for value in result["curve"]["server"] if value is not None]
-    return result["status"] != "diverged" and max(curve) >= 2 * curve[0]
+    return result["status"] != "diverged" and bool(max(curve) >= 2 * curve[0])
 
 
 def work_in_processes(options: argparse.Namespace, words: Sequence[str]) -> None:

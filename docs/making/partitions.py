@@ -100,7 +100,10 @@ def _panel(text: str, counts: np.ndarray, top: float) -> list[str]:
     count = "1 client" if len(counts) == 1 else f"{len(counts)} clients"
     caption = f"{count}, {size} examples each, {np.count_nonzero(counts, axis=1).mean():.1f} classes per client"
     bottom, scale, column = top + TOP + PANEL, PANEL / sizes.max(), (WIDTH - LEFT - 14) / len(counts)
-    parts = [words(LEFT, top + 20, text, size=13, colour=INK, bold=True), words(WIDTH - 14, top + 20, caption, size=11, anchor="end")]
+    parts = [
+        words(LEFT, top + 20, text, size=13, colour=INK, bold=True),
+        words(WIDTH - 14, top + 20, caption, size=11, anchor="end"),
+    ]
     for value in (0, int(sizes.max())):
         parts += [
             rule(LEFT, bottom - value * scale, WIDTH - 14, bottom - value * scale),
@@ -112,7 +115,9 @@ def _panel(text: str, counts: np.ndarray, top: float) -> list[str]:
         below = np.where(
             first == label,
             0,
-            counts.max(1) + np.where(np.arange(counts.shape[1]) < label, counts, 0).sum(1) - np.where(first < label, counts.max(1), 0),
+            counts.max(1)
+            + np.where(np.arange(counts.shape[1]) < label, counts, 0).sum(1)
+            - np.where(first < label, counts.max(1), 0),
         )
         rectangles = [
             (LEFT + (i + gap / 2) * column, bottom - (below[i] + held[i]) * scale, (1 - gap) * column, held[i] * scale)

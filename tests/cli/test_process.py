@@ -32,7 +32,10 @@ def fedflat(*arguments: str, **more: object) -> subprocess.CompletedProcess[str]
 
 
 def test_version_and_help_need_no_torch():
-    script = "import sys; sys.argv = ['fedflat', '--help']\nfrom fedflat.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+    script = (
+        "import sys; sys.argv = ['fedflat', '--help']\nfrom fedflat.cli import main\n"
+        "try: main()\nfinally: print('torch' in sys.modules)"
+    )
     result = subprocess.run(
         [sys.executable, "-c", script], check=False, capture_output=True, text=True, env=ENVIRONMENT, timeout=120
     )

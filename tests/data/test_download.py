@@ -71,9 +71,7 @@ def publisher() -> Iterator[Publisher]:
 
 @pytest.fixture
 def cifar(publisher: Publisher, small_cifar10: SimpleNamespace, tmp_path: Path) -> SimpleNamespace:
-    """A publisher of the small CIFAR-10, whose archive also holds a readme and a file that wants to be written
-    elsewhere.
-    """
+    """A server of the small CIFAR-10, whose archive also has a readme and a file with a path outside the archive."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         tar.add(small_cifar10.folder / "cifar-10-batches-py", "cifar-10-batches-py")

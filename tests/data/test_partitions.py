@@ -197,9 +197,7 @@ def test_clients_follow_their_prior_while_there_is_enough() -> None:
 
 
 def test_dialect_b_serves_early_and_late_clients_alike() -> None:
-    """If clients were served one after the other, the last would get what the others left: many more classes than the
-    first.
-    """
+    """If clients drew one after another, the last would get the leftovers: many more classes than the first."""
     halves = np.zeros(2)
     for seed in range(10):
         used = np.count_nonzero(

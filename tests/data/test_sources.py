@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedflat.data import data_dir, load, names, verify
+from fedflat.data import canonical_dataset, data_dir, load, names, registry, verify
 from fedflat.data.sources.idx import FILES
 from fedflat.errors import UserError
 
@@ -267,6 +267,19 @@ def test_names_and_unknown_names() -> None:
     assert set(names()) == small | large | grouped | masked
     with pytest.raises(UserError, match=r"'cifar'.*cifar10"):
         load("cifar")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("CIFAR-10", "cifar10"), ("cifar_10", "cifar10"), ("Fashion-MNIST", "fashion_mnist"), ("CIFAR-10-C", "cifar10_c")],
+)
+def test_spelling_of_names_is_free(text: str, name: str) -> None:
+    assert canonical_dataset(text) == name
+
+
+def test_registered_names_are_unique() -> None:
+    with pytest.raises(UserError, match="'cifar10' is already registered"):
+        registry.DATASETS.register("CIFAR_10", registry.DATASETS["mnist"])
 
 
 def test_where_the_data_folder_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

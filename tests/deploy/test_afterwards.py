@@ -13,6 +13,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[
 import fedflat
 from fedflat.cli.application import app
 from fedflat.deploy.server.app import serve
+from fedflat.deploy.server.nodes import NOT_CONNECTED
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.reopen import reopen
 from fedflat.experiment.analysis.replay import Replay, at_checkpoint
@@ -83,4 +84,4 @@ def test_a_server_killed_while_sites_are_scored_asks_them_again(tmp_path: Path) 
 def test_scores_name_missing_sites(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, **{"deploy.score": True, "training.rounds": 1})
     serve(federation_of(tmp_path, settings, nodes=3), settings)
-    assert json.loads((tmp_path / "run" / "sites.json").read_text())["missing"] == {"3": "its node is not there"}
+    assert json.loads((tmp_path / "run" / "sites.json").read_text())["missing"] == {"3": NOT_CONNECTED}

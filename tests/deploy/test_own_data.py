@@ -74,7 +74,7 @@ def test_sites_train_on_their_own_data(tmp_path: Path) -> None:
     record = serve(grid, settings, data_of(9, 30), network())
     assert record.status == "finished"
     assert record.history[-1]["test"]["server"]["accuracy"] >= 0.8
-    assert record.config.data.name == "custom:site 9"
+    assert record.config.data.dataset == "custom:site 9"
     hello = [reply.content.config_records["words"] for reply in grid.came if "words" in reply.content]
     assert sorted(words["examples"] for words in hello) == sorted(SIZES)
     scores = (tmp_path / "run" / "sites.json").read_text()

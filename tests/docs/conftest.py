@@ -14,11 +14,9 @@ from fedflat.models import MODELS
 @pytest.fixture(autouse=True)
 def restore_registries() -> Iterator[None]:
     """Restore the registered algorithms, parts and models after each test."""
-    registries = (NAMED, *PART_REGISTRIES.values())
-    before, models = [set(registry) for registry in registries], dict(MODELS)
+    registries = (NAMED, *PART_REGISTRIES.values(), MODELS)
+    before = [set(registry) for registry in registries]
     yield
     for registry, names in zip(registries, before, strict=True):
         for name in set(registry) - names:
             registry.unregister(name)
-    MODELS.clear()
-    MODELS.update(models)

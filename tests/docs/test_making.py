@@ -49,7 +49,7 @@ def test_every_component_has_a_page() -> None:
     for folder, names in (
         ("algorithms", CARDS),
         ("data", DATASETS),
-        ("partitions", PARTITIONERS | PARTITION_MODIFIERS),
+        ("partitions", [*PARTITIONERS, *PARTITION_MODIFIERS]),
         ("models", MODELS),
     ):
         assert {name for name in names if not (DOCS / folder / f"{name}.md").exists()} == set()

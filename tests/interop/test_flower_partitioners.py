@@ -50,15 +50,15 @@ def test_what_is_held_out_is_taken_from_the_lists(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"examples": 41, "clients": [[0]]}, "divides 41 training examples, but this dataset has 40"),
-        ({"examples": 40, "clients": [[0], [1, 0]]}, "names example 0 2 times"),
-        ({"examples": 40, "clients": [[0], [40]]}, "names example 40; expected positions from 0 to 39"),
+        ({"examples": 41, "clients": [[0]]}, "41 training examples, but this dataset has 40"),
+        ({"examples": 40, "clients": [[0], [1, 0]]}, "example 0 2 times"),
+        ({"examples": 40, "clients": [[0], [40]]}, "example 40; .* 0 to 39"),
         ({"examples": 40, "clients": [[0], []]}, "a client without examples"),
-        ({"clients": [[0]]}, "is not the file of a partition"),
-        ({"examples": 40, "clients": [["a"]]}, "is not the file of a partition"),
-        ({"examples": 40, "clients": [[1.7]]}, "is not the file of a partition; expected JSON of whole numbers"),
-        ({"examples": 40, "clients": [[10**30]]}, "is not the file of a partition"),
-        ([], "is not the file of a partition"),
+        ({"clients": [[0]]}, "is not a partition file"),
+        ({"examples": 40, "clients": [["a"]]}, "is not a partition file"),
+        ({"examples": 40, "clients": [[1.7]]}, "expected JSON such as"),
+        ({"examples": 40, "clients": [[10**30]]}, "is not a partition file"),
+        ([], "is not a partition file"),
     ],
 )
 def test_files_that_are_no_split_of_these_data(content: object, message: str, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_file_that_is_gone_changed_or_not_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has changed: its hash is sha256-"):
         make_partition(text, TARGETS, 4, None, 0)
     path.unlink()
-    with pytest.raises(UserError, match="cannot be read: no such file"):
+    with pytest.raises(UserError, match="no such file"):
         make_partition(text, TARGETS, 4, None, 0)
     with pytest.raises(UserError, match="write listed"):
         make_partition("listed", TARGETS, 4, None, 0)
@@ -144,7 +144,7 @@ def test_natural_ids_are_the_groups_of_the_data(partitioners: Any, tmp_path: Pat
 
 
 def test_mistakes_are_told_in_a_sentence(partitioners: Any, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="the columns that it may name are label"):
+    with pytest.raises(UserError, match="columns: label"):
         from_flower(
             partitioners.DirichletPartitioner(num_partitions=4, partition_by="class", alpha=1.0), "digits", tmp_path
         )

@@ -64,6 +64,9 @@ class Apart(nn.Module):
         return logits
 
 
+# --- one layer ---
+
+
 def test_an_adapted_layer_begins_as_the_layer_itself() -> None:
     base, x = nn.Linear(6, 9), torch.randn(5, 6)
     before = base(x)
@@ -105,6 +108,9 @@ def test_merged_is_the_same_function(bias: bool, pieces: int, adapted: tuple[int
     torch.testing.assert_close(plain(x), layer(x))
 
 
+# --- models ---
+
+
 def test_queries_and_values_of_a_transformer() -> None:
     model, x = transformer(), torch.randn(2, 3, 8, 8)
     names, before = set(model.state_dict()), model(x)
@@ -136,13 +142,14 @@ def test_queries_and_values_that_are_layers_of_their_own() -> None:
 
 
 def test_layers_that_torch_reads_past_are_not_adapted() -> None:
-    """nn.MultiheadAttention and nn.TransformerEncoderLayer use the weights of their layers directly: an adapter would
-    do nothing.
-    """
+    """torch's attention modules read the weights of their layers directly: an adapter would have no effect."""
     model = nn.Sequential(
         nn.Linear(4, 4), nn.TransformerEncoderLayer(4, 2, 8), nn.MultiheadAttention(4, 2), nn.Linear(4, 2)
     )
     assert linear_layers(model) == ["0", "3"]
+
+
+# --- the text ---
 
 
 @pytest.mark.parametrize(
@@ -242,10 +249,11 @@ def test_parts_that_a_model_has_not(model: nn.Module, text: str, said: str) -> N
         trained(model, text)
 
 
+# --- the page ---
+
+
 def test_the_figures_of_the_page() -> None:
-    """Trained numbers, bytes and states of docs/partial-training.md, from the model and from FedMoSWA's
-    declarations.
-    """
+    """Parameters, bytes and states in docs/partial-training.md, from the model and FedMoSWA's declarations."""
     page = (Path(__file__).parents[2] / "docs" / "partial-training.md").read_text(encoding="utf-8")
     table = page.partition("| ViT-B/16 for 200 classes, FedMoSWA |")[2].partition("\n\n")[0].splitlines()[2:]
     moswa = algorithm("fedmoswa")

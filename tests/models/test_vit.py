@@ -74,6 +74,9 @@ def as_hugging_face(tensors: dict[str, Tensor], depth: int) -> dict[str, Tensor]
     return found
 
 
+# --- the network ---
+
+
 @pytest.mark.parametrize(
     ("text", "side", "depth"), [("vit-b16", 224, 12), ("vit-s16", 224, 12), ("vit-tiny(depth=3)", 32, 3)]
 )
@@ -182,6 +185,9 @@ def test_products_with_the_hessian_by_the_plain_kernel() -> None:
 def test_what_cannot_be_cut(text: str, image: tuple[int, ...], said: str) -> None:
     with pytest.raises(UserError, match=said):
         build(text, image, 10)
+
+
+# --- weights of others ---
 
 
 def test_weights_of_hugging_face_become_timms() -> None:

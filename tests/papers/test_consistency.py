@@ -18,7 +18,7 @@ def is_misprint(cell: Cell) -> bool:
 
 
 def printed_gains() -> list[Cell]:
-    return [c for t in TABLES for c in t.cells.values() if isinstance(c.number, Gain) and c.published]
+    return [c for t in TABLES for c in t.cells.values() if isinstance(c.statistic, Gain) and c.published]
 
 
 def agrees(cell: Cell) -> bool:

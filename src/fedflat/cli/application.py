@@ -1,4 +1,4 @@
-"""The command fedflat, put together."""
+"""The ``fedflat`` application with all commands."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from fedflat.cli.shared.error_reporting import errors_as_messages
 
 
 class Application(TyperGroup):
-    """The commands; whichever is called, its mistakes are told in a sentence."""
+    """A command group that reports errors as messages."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Call the command that was asked for."""
+        """Invoke a command."""
         with errors_as_messages():
             return super().invoke(ctx)
 
@@ -64,7 +64,7 @@ def fedflat(
         False, "--version", callback=_version, is_eager=True, help="print the version and stop"
     ),
 ) -> None:
-    """Federated learning that finds flat minima under heterogeneous data, and proves it.
+    """Federated learning that finds flat minima under heterogeneous data and measures how flat they are.
 
     Example: fedflat compare fedavg fedsam fedmoswa --rounds 50
     """

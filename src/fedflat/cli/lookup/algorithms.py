@@ -1,4 +1,4 @@
-"""fedflat algorithms: what there is, and what one of them does."""
+"""fedflat algorithms: list and describe algorithms."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def algorithms(
     name: str | None = typer.Argument(
         None,
         metavar="NAME",
-        help="an algorithm, for example fedmoswa+asam(rho=0.3)",
+        help="algorithm to describe, e.g. fedmoswa+asam(rho=0.3)",
         show_default=False,
         autocompletion=algorithm_names,
     ),
     as_json: bool = JSON,
 ) -> None:
-    """List the named algorithms and the parts they are made of, or describe one: equations, parameters, state and cost.
+    """List algorithms and parts, or describe one: equations, parameters, state and cost.
 
     Example: fedflat algorithms 'fedmoswa+asam(rho=0.3)'
     """
@@ -42,20 +42,20 @@ def _list(as_json: bool) -> None:
         print_json({"algorithms": lines, "parts": parts})
         return
     columns = ("name", *SLOTS, "down", "up", "passes", "paper")
-    rows = [{**line, "passes": f"{line['passes']}{'*' if line['whole_gradient'] else ' '}"} for line in lines]
+    rows = [{**line, "passes": f"{line['passes']}{'*' if line['full_gradient'] else ' '}"} for line in lines]
     console = screen()
     console.print(table(columns, ([row[name] for name in columns] for row in rows), numbers=("down", "up", "passes")))
     console.print()
     console.print(
-        "down, up: numbers sent per client and round, for a model of P. passes: backward passes per local step;",
+        "down, up: values sent per client and round for P parameters; passes: backward passes per local step;",
         style="dim",
     )
-    console.print("* and one more over all of the client's data in every round.", style="dim")
+    console.print("* plus one pass over the client's data per round.", style="dim")
     console.print()
     console.print("Parts, to be added with +", style="bold")
     console.print(table(("part", "slot", "what it does"), (part.values() for part in parts)))
     console.print()
-    console.print("More of one: fedflat algorithms NAME", style="dim")
+    console.print("Details: fedflat algorithms NAME", style="dim")
 
 
 def _line(name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the shell completes besides commands and flags."""
+"""Shell completion of algorithm names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ CARDS = Path(__file__).parents[2] / "algorithms" / "named.py"
 
 
 def algorithm_names(incomplete: str) -> list[str]:
-    """The named algorithms that begin like what is typed.
+    """Named algorithms that start with ``typed``.
 
     >>> algorithm_names("fedlesam")
     ['fedlesam', 'fedlesam-s', 'fedlesam-d']
@@ -18,7 +18,7 @@ def algorithm_names(incomplete: str) -> list[str]:
 
 
 def _named() -> list[str]:
-    """The keys of the table, read and not imported: torch takes longer to load than anyone waits for a completion."""
+    """Algorithm names parsed from source, because importing torch would make completion slow."""
     for statement in ast.parse(CARDS.read_text(encoding="utf-8")).body:
         if (
             isinstance(statement, ast.AnnAssign)

@@ -104,7 +104,7 @@ class RunFolder:
     def hold(self) -> None:
         """Lock the run for this process, or raise ``LockedError``; the lock of a sweep on the folder is separate."""
         if self._lock is None:
-            lock = Lock(self._place / "checkpoint", self.path)
+            lock = Lock(self.path / "checkpoint", self.path)
             lock.acquire()
             self._lock = lock
 

@@ -25,7 +25,10 @@ PER_ROW = 2
 FONT = "Helvetica, Arial, sans-serif"
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<style>body {{ font-family: {font}; color: {ink}; margin: 2rem auto; max-width: 1200px; }} p {{ color: {faint}; }}</style></head>
+<style>
+body {{ font-family: {font}; color: {ink}; margin: 2rem auto; max-width: 1200px; }}
+p {{ color: {faint}; }}
+</style></head>
 <body><h1>{title}</h1><p>{about}</p>{figures}</body></html>
 """
 
@@ -52,7 +55,8 @@ def landscape_parts(panels: Sequence[Panel], value: str = "train_loss", library:
         figure.to_html(full_html=False, include_plotlyjs=library and number == 0)
         for number, figure in enumerate(figures)
     ]
-    about = f"{shown_value(value).capitalize()} on one scale. {scale.notes[:1].upper()}{scale.notes[1:]}{'.' if scale.notes else ''}"
+    note = f" {scale.notes[:1].upper()}{scale.notes[1:]}." if scale.notes else ""
+    about = f"{shown_value(value).capitalize()} on one scale.{note}"
     return about, parts
 
 

@@ -234,7 +234,7 @@ def _check(panels: Sequence[Panel], dimensions: int) -> None:
     for panel in panels:
         if panel.landscape.dimensions != dimensions:
             raise UserError(
-                f"this figure needs landscapes with {dimensions} dimensions, but {panel.title} has {panel.landscape.dimensions}"
+                f"this figure needs {dimensions} dimensions, but {panel.title} has {panel.landscape.dimensions}"
             )
 
 

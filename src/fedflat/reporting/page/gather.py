@@ -140,7 +140,7 @@ def grouped(records: Sequence[Record], apart: bool = False) -> list[Group]:
         some = "; ".join(_in_words(group[0].config) for group in list(found.values())[:3])
         more = "; ..." if len(found) > 3 else ""
         raise UserError(
-            f"these runs have {len(found)} different partitions ({some}{more}), so runs with the same seed are not paired; "
+            f"these runs have {len(found)} different partitions ({some}{more}), so equal seeds are not paired; "
             "select runs with one partition, or report each partition separately (--apart)"
         )
     return [Group(_in_words(group[0].config), group, _partitions(group)) for group in found.values()]

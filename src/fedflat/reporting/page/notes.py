@@ -160,8 +160,8 @@ def _censored(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     if not missed:
         return []
     text = (
-        f"{_many(missed, 'time')} a run ended before it reached a target. Such runs are censored: 1000+ means not reached "
-        "by round 1000. Rounds to a target are medians over all seeds, including censored ones."
+        f"{_many(missed, 'time')} a run ended before it reached a target. Such runs are censored: 1000+ means not "
+        "reached by round 1000. Rounds to a target are medians over all seeds, including censored ones."
     )
     return [("warn", text)]
 

@@ -175,11 +175,12 @@ def _partition_facts(partition: Values) -> list[tuple[str, str]]:
         ("classes per client", f"{partition['classes_per_client']:.2f} on average"),
         (
             "heterogeneity",
-            f"{partition['heterogeneity']:.3f} (mean total variation distance from the overall distribution; 0 is i.i.d.)",
+            f"{partition['heterogeneity']:.3f} (mean total variation distance from all data; 0 is i.i.d.)",
         ),
         (
             "coverage",
-            f"{100 * partition['coverage']:.1f} % of the training examples, {shown_count(partition['duplicates'])} used more than once",
+            f"{100 * partition['coverage']:.1f} % of the training examples, "
+            f"{shown_count(partition['duplicates'])} used more than once",
         ),
         *([("unseen clients", shown_count(partition["unseen"]))] if partition["unseen"] else []),
         ("hash", hashes),
