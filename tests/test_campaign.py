@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import fmean, stdev
 from types import ModuleType
 from typing import Any
 
@@ -182,3 +183,27 @@ def test_committed_results_belong_to_the_current_protocols(campaign: ModuleType,
         assert cell["published"] == published.text
     assert result["environment"]["commit"]
     assert result["environment"]["hardware"]
+
+
+def test_the_documented_numbers_are_those_of_the_results(campaign: ModuleType) -> None:
+    by_method: dict[str, list[dict[str, Any]]] = {}
+    for path in (ROOT / "results" / "fedswa" / "table2" / "cifar100-lenet-5").glob("*.json"):
+        by_method.setdefault(path.stem.rpartition("-")[0], []).append(json.loads(path.read_text()))
+    words = ["--only", "fedswa/table2/cifar100-*", "--results", str(ROOT / "results"), "--table"]
+    table = campaign.main(words)
+
+    def shown(method: str, model: str) -> str:
+        values = [100 * result["metrics"][model]["last"] for result in by_method[method]]
+        return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+
+    page = (ROOT / "docs" / "campaign.md").read_text()
+    lines = [line for line in page.splitlines() if line.startswith("| `") and line.count("|") == 9]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert {row[0].strip("`") for row in rows} == set(by_method)
+    for name, published, measured, seeds, difference, verdict, wima, ema in rows:
+        method = name.strip("`")
+        assert [measured, wima, ema] == [shown(method, model) for model in ("server", "wima", "ema")]
+        assert seeds == str(len(by_method[method]))
+        line = next(line for line in table.splitlines() if f"| {method}/cifar100-lenet-5-accuracy |" in line)
+        for text in (published, measured, difference, verdict):
+            assert f"| {text} |" in line

@@ -166,7 +166,7 @@ def _cost(algorithm: Algorithm) -> list[str]:
             ("kept between rounds", " + ".join(filter(None, state)) or "0"),
             (
                 "backward passes per local step",
-                f"{cost['passes']}{FULL_GRADIENT.get(algorithm.drift.whole_gradient, '')}",
+                f"{cost['passes']}{FULL_GRADIENT.get(algorithm.drift.full_gradient, '')}",
             ),
         ],
     )

@@ -286,7 +286,7 @@ def _walked(method: str, setting: str, **parameters: Any) -> Walk:
 
 
 def test_option_i_of_fedmo_may_look_at_a_few_batches() -> None:
-    """All samples of a client are alike here, so any part of them has the whole gradient; passes tell them apart."""
+    """All samples of a client are equal, so any subset has its full-batch gradient; only the passes differ."""
     whole, some = (walk(f"fedmo(option=I,option_I_batches={n})", SETTINGS["uneven"], quick=True) for n in (0, 2))
     same(whole.x, some.x)
     saved = sum(n - min(n, 2) for n in STEPS)

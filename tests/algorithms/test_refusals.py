@@ -143,7 +143,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "fedwmsam(personal=maybe)": ("personal=maybe", "true or false"),
     "fedsam(rho=big)": ("rho=big", "number"),
     "fedsam(rho=none)": ("rho=none", "number"),
-    "fedavg+wima(window=2.5)": ("window=2.5", "whole number"),
+    "fedavg+wima(window=2.5)": ("window=2.5", "integer"),
     "fedsam(rho=0.1": ("'fedsam(rho=0.1'", "'(rho=0.1'"),
     "fedsam(rho=0.1,rho=0.2)": ("'rho'", "twice"),
     "fedavg+": ("name(parameter=value)",),

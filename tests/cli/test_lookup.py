@@ -63,8 +63,8 @@ def test_the_released_variant_is_told(fedflat):
 
 def test_costs_in_units_of_p():
     assert in_units_of_p(lambda p: p) == "P" and in_units_of_p(lambda p: 3 * p + 1) == "3P + 1"
-    assert cost_of(algorithm("fedwmsam")) == {"down": "3P + 1", "up": "2P + 1", "passes": 1, "whole_gradient": False}
-    assert cost_of(algorithm("mime+sam")) == {"down": "2P", "up": "2P", "passes": 3, "whole_gradient": True}
+    assert cost_of(algorithm("fedwmsam")) == {"down": "3P + 1", "up": "2P + 1", "passes": 1, "full_gradient": False}
+    assert cost_of(algorithm("mime+sam")) == {"down": "2P", "up": "2P", "passes": 3, "full_gradient": True}
 
 
 def test_models(fedflat):

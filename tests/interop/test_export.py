@@ -129,7 +129,7 @@ def test_a_state_dict_fits_a_module_with_tied_weights_and_unsaved_buffers_exactl
         (["--format", "onx"], "did you mean onnx"),
         (["--out", "weights.txt"], ".pt, .pth"),
         (["--model", "ema"], "expected one of server, wima(window=2)"),
-        (["--round", "7"], "it has rounds 0, 1, 2, 3"),
+        (["--round", "7"], "rounds: 0, 1, 2, 3"),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(run: Path, arguments: list[str], sentence: str) -> None:

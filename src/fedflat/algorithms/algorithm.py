@@ -101,12 +101,12 @@ class Algorithm:
     def floats_down(self, size: int) -> int:
         """Numbers sent to each client per round, for a model of ``size`` parameters."""
         sent = sum(f.scalars(size) for fields in self.server_fields().values() for f in fields if f.sent)
-        return size + sent + (size if self.drift.whole_gradient == "common" else 0)
+        return size + sent + (size if self.drift.full_gradient == "common" else 0)
 
     def floats_up(self, size: int) -> int:
         """Numbers sent by each client per round, for a model of ``size`` parameters."""
         sent = sum(f.scalars(size) for fields in self.message_fields().values() for f in fields)
-        return size + sent + (size if self.drift.whole_gradient == "common" else 0)
+        return size + sent + (size if self.drift.full_gradient == "common" else 0)
 
     @property
     def backward_passes(self) -> int:

@@ -145,7 +145,7 @@ def _states_are_independent(tested: Algorithm) -> str | None:
             unchanged = all(torch.equal(value, after[key]) for key, value in flat_state(state).items())
             if number not in cohort and not unchanged:
                 return f"the state of client {number} changed in round {round}, in which it did not participate"
-    if tested.drift.whole_gradient == "common":
+    if tested.drift.full_gradient == "common":
         return None
     alone, together = (run_rounds(tested, Quadratics(), [cohort]).states[1][0] for cohort in ([0], [0, 1, 2]))
     for key, value in flat_state(alone).items():

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedflat.algorithms.slot import CohortMeans, Gradient, LocalContext, Slot, State
 
-WholeGradient = Literal["none", "own", "common"]
+FullGradient = Literal["none", "own", "common"]
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class Drift(Slot):
     """
 
     @property
-    def whole_gradient(self) -> WholeGradient:
+    def full_gradient(self) -> FullGradient:
         """Full-batch gradient at z: ``own`` computes the client's, ``common`` the cohort's mean before training."""
         return "none"
 
     @property
-    def whole_gradient_batches(self) -> int:
+    def full_gradient_batches(self) -> int:
         """Number of batches that form the full-batch gradient; 0 uses all of the client's data."""
         return 0
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedflat.algorithms.drift.base import Drift, WholeGradient
+from fedflat.algorithms.drift.base import Drift, FullGradient
 from fedflat.algorithms.slot import CohortMeans, Fields, Gradient, LocalContext, State, vector
 from fedflat.text import param
 
@@ -66,7 +66,7 @@ class Mime(FrozenMomentum):
     """
 
     @property
-    def whole_gradient(self) -> WholeGradient:
+    def full_gradient(self) -> FullGradient:
         return "common"
 
     @property
@@ -102,7 +102,7 @@ class MimeLite(FrozenMomentum):
     """
 
     @property
-    def whole_gradient(self) -> WholeGradient:
+    def full_gradient(self) -> FullGradient:
         return "own" if self.beta else "none"
 
     def sends(self) -> Fields:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedflat.algorithms.drift.base import Drift, WholeGradient
+from fedflat.algorithms.drift.base import Drift, FullGradient
 from fedflat.algorithms.slot import CohortMeans, Fields, Gradient, LocalContext, State, vector
 from fedflat.text import param
 
@@ -42,11 +42,11 @@ class Mo(Drift):
     )
 
     @property
-    def whole_gradient(self) -> WholeGradient:
+    def full_gradient(self) -> FullGradient:
         return "own" if self.option == "I" else "none"
 
     @property
-    def whole_gradient_batches(self) -> int:
+    def full_gradient_batches(self) -> int:
         return self.option_I_batches
 
     def on_server(self) -> Fields:

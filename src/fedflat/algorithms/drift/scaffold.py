@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedflat.algorithms.drift.base import Drift, WholeGradient
+from fedflat.algorithms.drift.base import Drift, FullGradient
 from fedflat.algorithms.slot import CohortMeans, Fields, Gradient, LocalContext, State, vector
 from fedflat.text import param
 
@@ -37,7 +37,7 @@ class Scaffold(Drift):
     cv_weight: float = param(1.0, "weight of c - c_i in the direction; 0.1 in FedLESAM-S's published code", low=0)
 
     @property
-    def whole_gradient(self) -> WholeGradient:
+    def full_gradient(self) -> FullGradient:
         return "own" if self.option == "I" else "none"
 
     def on_server(self) -> Fields:

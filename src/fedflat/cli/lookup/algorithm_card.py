@@ -59,7 +59,7 @@ def cost_of(made: Algorithm) -> dict[str, Any]:
         "down": in_units_of_p(made.floats_down),
         "up": in_units_of_p(made.floats_up),
         "passes": made.backward_passes,
-        "whole_gradient": made.drift.whole_gradient != "none",
+        "full_gradient": made.drift.full_gradient != "none",
     }
 
 
@@ -146,7 +146,7 @@ def _cost(made: Algorithm, base: str) -> Facts:
         "values down per client and round": cost["down"],
         "values up per client and round": cost["up"],
         "backward passes per local step": cost["passes"],
-        "whole gradient per round": whole[made.drift.whole_gradient],
+        "full-batch gradient per round": whole[made.drift.full_gradient],
     }
 
 

@@ -42,7 +42,7 @@ def _list(as_json: bool) -> None:
         print_json({"algorithms": lines, "parts": parts})
         return
     columns = ("name", *SLOTS, "down", "up", "passes", "paper")
-    rows = [{**line, "passes": f"{line['passes']}{'*' if line['whole_gradient'] else ' '}"} for line in lines]
+    rows = [{**line, "passes": f"{line['passes']}{'*' if line['full_gradient'] else ' '}"} for line in lines]
     console = screen()
     console.print(table(columns, ([row[name] for name in columns] for row in rows), numbers=("down", "up", "passes")))
     console.print()

@@ -68,7 +68,7 @@ class LaneEngine(CohortEngine):
             self.lanes = [Lane(problem, training, self.buffers, advance) for _ in range(min(rows, self.most))]
         return self.buffers
 
-    def whole_gradients(
+    def full_gradients(
         self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client]
     ) -> tuple[int, int]:
         """Write each client's full gradient at z into ``buffers.gradient``; returns backward passes and samples."""

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from fedflat.algorithms.algorithm import LocalState, Message, States, nested_state
 from fedflat.engines.gpu.step import Advance, changing
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.client import whole_gradient
+from fedflat.engines.round.client import full_gradient
 from fedflat.engines.round.cohort_buffers import CohortBuffers
 from fedflat.engines.round.contract import Client, Training
 from fedflat.engines.round.randomness import generator
@@ -110,7 +110,7 @@ class Lane:
         self._finish: Callable[[], None] | None = None
         self.client = {name: torch.zeros_like(rows[0]) for name, rows in cohort.client.items()}
         self.round, self.steps, self.loss = (z.new_zeros(()) for _ in range(3))
-        self.own_gradient = torch.zeros_like(z) if training.algorithm.drift.whole_gradient == "own" else None
+        self.own_gradient = torch.zeros_like(z) if training.algorithm.drift.full_gradient == "own" else None
         self.k = torch.zeros(1, dtype=torch.int64, device=z.device)
         self.statistics = torch.zeros_like(cohort.buffers[0])
         self.integers: dict[str, Tensor] = {}
@@ -132,7 +132,7 @@ class Lane:
         for name, rows in cohort.client.items():
             self.client[name].copy_(rows[row])
         if self.own_gradient is not None:
-            gradient, passes, samples = whole_gradient(
+            gradient, passes, samples = full_gradient(
                 self.problem, training, cohort, round, client.number, client.indices, row
             )
             self._before = (passes, samples)
@@ -206,7 +206,7 @@ class Lane:
 
     def _begin_client(self) -> None:
         training, cohort = self.training, self.cohort
-        common = cohort.common_gradient if training.algorithm.drift.whole_gradient == "common" else None
+        common = cohort.common_gradient if training.algorithm.drift.full_gradient == "common" else None
         fresh = training.algorithm.begin(
             cohort.z,
             cohort.server_state(),

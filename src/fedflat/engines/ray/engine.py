@@ -143,7 +143,7 @@ class RayEngine:
 
     def _common_gradient(self, context: RoundContext, z: Tensor) -> tuple[Tensor | None, tuple[int, int]]:
         """The cohort's gradient at z [parameters], if the algorithm has one, with its backward passes and samples."""
-        if context.training.algorithm.drift.whole_gradient != "common":
+        if context.training.algorithm.drift.full_gradient != "common":
             return None, (0, 0)
         units, items = self._work_items("gradients", context, None)
         self.pool.run(items, self._source)

@@ -125,7 +125,7 @@ def reduce_rows(
         )
         for row, client in enumerate(cohort)
     ]
-    common = buffers.common_gradient.clone() if training.algorithm.drift.whole_gradient == "common" else None
+    common = buffers.common_gradient.clone() if training.algorithm.drift.full_gradient == "common" else None
     rows = CohortRows(buffers.displacement[:count], buffers.buffers[:count])
     return build_outcome(training, round, model, z, sums, clients, reports, common, rows, extra_cost)
 

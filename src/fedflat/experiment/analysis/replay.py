@@ -79,7 +79,7 @@ class Replay:
     def members(self, numbers: Sequence[int] | None = None) -> list[Client]:
         """Clients before the next round: its cohort, or those numbered ``numbers``."""
         chosen = self.cohort if numbers is None else list(dict.fromkeys(numbers))
-        if numbers is not None and self.algorithm.drift.whole_gradient == "common":
+        if numbers is not None and self.algorithm.drift.full_gradient == "common":
             raise UserError(
                 f"clients of {self.config.algorithm} use the mean gradient of their cohort; "
                 "measure the cohort instead of chosen clients"

@@ -17,7 +17,7 @@ from fedflat.algorithms import Algorithm, algorithm
 from fedflat.algorithms.algorithm import flat_fields
 from fedflat.algorithms.slot import Fields
 from fedflat.averaging import RunInfo
-from fedflat.engines.cpu.worker_pool import available_cores
+from fedflat.cores import available_cores
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RunView
 from fedflat.experiment.config import Config

@@ -40,7 +40,7 @@ from fedflat.experiment.config import Config, changes_results
 from fedflat.experiment.store.atomic_files import create_folder, write_whole
 from fedflat.experiment.store.lock import LockedError, is_free, locked
 from fedflat.experiment.store.record import Record, load_record
-from fedflat.processes import ChildDied, close, wait_for_any
+from fedflat.processes import ChildDied, close_children, wait_for_any
 
 BEST = "best.json"
 
@@ -228,13 +228,13 @@ def _in_processes(search: Search, at_once: int) -> Iterator[Trial]:
                     message = child.receive()
                 except ChildDied:
                     children.remove(child)
-                    close([child], PATIENCE)
+                    close_children([child], PATIENCE)
                     continue
                 if isinstance(message, BaseException):
                     raise message
                 yield message
     finally:
-        close(children, PATIENCE)
+        close_children(children, PATIENCE)
 
 
 def _serve(pipe: Connection, search: Search) -> None:
