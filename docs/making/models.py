@@ -26,7 +26,6 @@ def page(name: str, spec: type[ModelSpec]) -> str:
     variants = [
         (
             code(example.text),
-            example.architecture,
             shape_text(example.input_shape),
             f"{example.classes:,}",
             f"{parameter_count(example.text, example.input_shape, example.classes):,}",
@@ -34,7 +33,7 @@ def page(name: str, spec: type[ModelSpec]) -> str:
         )
         for example in spec.examples
     ]
-    lines += table(("model", "architecture", "input", "classes", "parameters", "source"), variants)
+    lines += table(("model", "input", "classes", "parameters", "source"), variants)
     model = spec()
     if isinstance(model, ImageModelSpec):
         lines += [f"Smallest image: {model.smallest_side()}x{model.smallest_side()} pixels.", ""]

@@ -67,10 +67,7 @@ def test_images_are_mapped_and_can_be_used_as_any_others(small: SimpleNamespace)
 
 
 def test_they_are_for_evaluation_only(small: SimpleNamespace) -> None:
-    with pytest.raises(
-        UserError,
-        match=r"cifar10_c .*cifar10 .*load_corruptions\('cifar10'\)",
-    ):
+    with pytest.raises(UserError, match=r"cifar10_c .*cifar10 .*load_corruptions\('cifar10'\)"):
         load("cifar10_c", small.folder)
     with pytest.raises(UserError, match=r"'mnist'.*cifar10"):
         load_corruptions("mnist", small.folder)
@@ -101,10 +98,7 @@ def test_verifying_compares_with_the_published_checksums(
     changed = small.written["snow"].copy()
     changed[3, 1, 4, 1] ^= 1
     np.save(small.folder / "CIFAR-10-C/snow.npy", changed)
-    with pytest.raises(
-        UserError,
-        match=r"snow\.npy .*md5 \w{32}.*\w{32}.*data get cifar10_c",
-    ):
+    with pytest.raises(UserError, match=r"snow\.npy .*md5 \w{32}.*\w{32}.*data get cifar10_c"):
         verify("cifar10_c", small.folder)
 
 

@@ -40,8 +40,5 @@ def test_an_unseen_weather_is_for_testing_alone():
     dense = load("digit_masks(unseen=night)")
     assert set(dense.train.groups.tolist()) == {0, 1, 2, 3}
     assert set(dense.test.groups.tolist()) == {0, 1, 2, 3, 4}
-    with pytest.raises(
-        UserError,
-        match=r"digit_masks .*'rain'.*clear, dusk, fog, night, none, snow",
-    ):
+    with pytest.raises(UserError, match=r"digit_masks .*'rain'.*clear, dusk, fog, night, none, snow"):
         load("digit_masks(unseen=rain)")

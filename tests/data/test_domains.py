@@ -75,15 +75,9 @@ def test_pictures_are_decoded_once_for_all_held_out_domains(pacs: Path, decoded_
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (
-            lambda root: (root / "photo/dog").rename(root / "photo/cat"),
-            "art_painting .*folder cat",
-        ),
+        (lambda root: (root / "photo/dog").rename(root / "photo/cat"), "art_painting .*folder cat"),
         (lambda root: (root / "photo/dog/pic_000.png").unlink(), "photo .* 14 images.* 15"),
-        (
-            lambda root: [(root / d / "dog").rename(root / d / "elephant/more") for d in PACS.sizes],
-            " 10 images.* 15",
-        ),
+        (lambda root: [(root / d / "dog").rename(root / d / "elephant/more") for d in PACS.sizes], " 10 images.* 15"),
     ],
 )
 def test_domains_that_are_not_whole(
@@ -98,10 +92,7 @@ def test_domains_that_are_not_whole(
 def test_unknown_and_missing_domains(pacs: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"pacs .*'sketches'.*sketch"):
         load("pacs(test_domain=sketches)", pacs)
-    with pytest.raises(
-        UserError,
-        match=r"pacs .*PACS/art_painting.*https://drive.google.com/\S+ .*kfold to PACS",
-    ):
+    with pytest.raises(UserError, match=r"pacs .*PACS/art_painting.*https://drive.google.com/\S+ .*kfold to PACS"):
         load("pacs", tmp_path / "nothing")
     with pytest.raises(UserError, match="pacs has no parameter 'domain'"):
         load("pacs(domain=photo)", pacs)

@@ -139,10 +139,7 @@ def test_pictures_that_would_fill_the_disk_are_not_decoded(
     landmarks: Path, monkeypatch: pytest.MonkeyPatch, left_in_cache: Callable[[Path], list[str]]
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 9000, 9000))  # type: ignore[attr-defined]
-    with pytest.raises(
-        UserError,
-        match=r"landmarks\(size=32\) .*0\.018 MB .*decoded has 0\.009 MB free",
-    ):
+    with pytest.raises(UserError, match=r"landmarks\(size=32\) .*0\.018 MB .*decoded has 0\.009 MB free"):
         load("landmarks(size=32)", landmarks)
     assert left_in_cache(landmarks) == []
     assert len(load("landmarks(size=16)", landmarks).train) == 4

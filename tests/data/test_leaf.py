@@ -171,15 +171,9 @@ def damaged(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (
-            lambda path: path.write_bytes(path.read_bytes()[:1000]),
-            r"all_data_0\S*\.json .*JSON .*preprocess\.sh",
-        ),
+        (lambda path: path.write_bytes(path.read_bytes()[:1000]), r"all_data_0\S*\.json .*JSON .*preprocess\.sh"),
         (lambda path: path.write_bytes(b""), "JSON"),
-        (
-            lambda path: path.write_text("[]"),
-            "LEAF.*users, num_samples and user_data",
-        ),
+        (lambda path: path.write_text("[]"), "LEAF.*users, num_samples and user_data"),
         (damaged(lambda body: body.pop("num_samples")), "LEAF's format"),
         (damaged(lambda body: body["num_samples"].pop()), "2 users but 1 .*num_samples"),
         (damaged(lambda body: body["user_data"].pop("f0001_41")), "user f0001_41 in .* has no lists x and y"),

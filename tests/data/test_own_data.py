@@ -100,10 +100,7 @@ def test_without_test_arrays_every_fifth_of_a_class_is_for_testing(tmp_path: Pat
         ({}, "array train_inputs.*none"),
         ({"inputs": IMAGES}, "array train_targets.*inputs"),
         ({k: v for k, v in FOUR.items() if k != "test_targets"}, "array test_targets.*test_inputs"),
-        (
-            FOUR | {"train_targets": LABELS[:15] + 5, "classes": np.array(["a", "b"])},
-            "label 6;.* 0 to 1",
-        ),
+        (FOUR | {"train_targets": LABELS[:15] + 5, "classes": np.array(["a", "b"])}, "label 6;.* 0 to 1"),
         (FOUR | {"train_inputs": np.array([{}] * 15)}, r"mine\.npz is not a complete"),
     ],
 )
@@ -338,14 +335,8 @@ def test_grey_pictures_among_coloured_ones_have_three_channels(hub: SimpleNamesp
             "us/pets has no column image for inputs=; its columns are text, picture, kind, owner, mixed",
         ),
         ("hub(path=us/pets,group=user)", "has no column user for group="),
-        (
-            "hub(path=us/pets,inputs=text)",
-            "item 0 of the train split of us/pets is text",
-        ),
-        (
-            "hub(path=us/pets,test=validation)",
-            "us/pets .*split validation .*test=none",
-        ),
+        ("hub(path=us/pets,inputs=text)", "item 0 of the train split of us/pets is text"),
+        ("hub(path=us/pets,test=validation)", "us/pets .*split validation .*test=none"),
         ("hub(path=us/pets,train=all)", "us/pets .*partition: 'all' is not present"),
     ],
 )

@@ -28,8 +28,7 @@ def test_it_divides_anything_among_anyone(counts: list, clients: int, alpha: flo
 
 
 @pytest.mark.parametrize(
-    ("classes", "alpha", "published"),
-    [(10, 0.05, 1.32), (100, 0.5, 5.13), (10, 0, 1), (100, 0, 1)],
+    ("classes", "alpha", "published"), [(10, 0.05, 1.32), (100, 0.5, 5.13), (10, 0, 1), (100, 0, 1)]
 )
 def test_classes_per_client_are_those_of_the_published_files(classes: int, alpha: float, published: float) -> None:
     targets = np.arange(50_000) % classes

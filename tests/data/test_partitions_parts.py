@@ -155,17 +155,11 @@ def test_texts() -> None:
         ("longtail", "longtail .*dirichlet[+]longtail"),
         ("iid+longtale", "'longtale'.*longtail"),
         ("iid+longtail+longtail(factor=3)", "longtail more than once"),
-        (
-            "longtail(factor=10)+iid",
-            "longtail .*dirichlet[+]longtail",
-        ),
+        ("longtail(factor=10)+iid", "longtail .*dirichlet[+]longtail"),
         ("dirichlet+held-out+iid", "only longtail and held-out"),
         ("iid+longtail(factor=0.01)", "factor=0.01 is out of range; expected a number at least 1"),
         ("iid+held-out(share=0)", "share=0 is out of range; expected a number above 0 and at most 0.99"),
-        (
-            "dirichlet-reuse+held-out",
-            "held-out .*dirichlet-reuse.*share examples",
-        ),
+        ("dirichlet-reuse+held-out", "held-out .*dirichlet-reuse.*share examples"),
         ("virtual(clients=9)+held-out", "held-out .*virtual.*share examples"),
     ],
 )

@@ -79,14 +79,8 @@ def test_a_changed_picture_is_decoded_again(own: Path, picture: DrawPicture) -> 
             "test/dog/1.png is not a complete image",
         ),
         (lambda root: (root / "test/dog/1.png").write_bytes(b""), "test/dog/1.png is not a complete image"),
-        (
-            lambda root: (root / "train/dog").rename(root / "gone"),
-            "1 folders with images",
-        ),
-        (
-            lambda root: (root / "test/dog").rename(root / "test/wolf"),
-            "class wolf .*train/wolf",
-        ),
+        (lambda root: (root / "train/dog").rename(root / "gone"), "1 folders with images"),
+        (lambda root: (root / "test/dog").rename(root / "test/wolf"), "class wolf .*train/wolf"),
         (lambda root: (root / "train/bird").mkdir(), "train/bird contains no images"),
     ],
 )

@@ -117,10 +117,7 @@ def test_frames_without_a_drive_have_no_groups(tmp_path: Path) -> None:
             lambda root: Image.new("L", (5, 5)).save(root / "trainannot/0001TP_000000.png"),
             "6x8 pixels.* trainannot/0001TP_000000.png has 5x5",
         ),
-        (
-            lambda root: (root / "testannot/0001TP_000000.png").unlink(),
-            "a mask of the same name",
-        ),
+        (lambda root: (root / "testannot/0001TP_000000.png").unlink(), "a mask of the same name"),
         (
             lambda root: (root / "train/0016E5_000001.png").write_bytes(b"PNG?"),
             "0016E5_000001.png is not a complete image",
@@ -250,10 +247,7 @@ def made(targets: torch.Tensor, side: int = 4) -> Dataset:
 @pytest.mark.parametrize(
     ("targets", "sentence"),
     [
-        (
-            torch.full((2, 4, 4), 7, dtype=torch.uint8),
-            "mask id 7; expected 0 to 1, or 255",
-        ),
+        (torch.full((2, 4, 4), 7, dtype=torch.uint8), "mask id 7; expected 0 to 1, or 255"),
         (torch.zeros(2, 4, 5, dtype=torch.uint8), "images of 4x4 pixels and masks of 4x5"),
         (torch.zeros(2, 4, 4, dtype=torch.int64), "both of type uint8"),
     ],

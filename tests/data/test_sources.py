@@ -167,10 +167,7 @@ def test_a_truncated_cifar_file_is_refused(small_cifar10: SimpleNamespace, keep:
     [
         ({"labels": [0]}, "has no images of 3072 bytes"),
         ({"labels": [0], "data": np.zeros((1, 3071), np.uint8)}, "has no images of 3072 bytes"),
-        (
-            {"labels": [0, 1], "data": np.zeros((1, 3072), np.uint8)},
-            "label from 0 to 255 for each of its 1 images",
-        ),
+        ({"labels": [0, 1], "data": np.zeros((1, 3072), np.uint8)}, "label from 0 to 255 for each of its 1 images"),
         ({"labels": [300], "data": np.zeros((1, 3072), np.uint8)}, "label from 0 to 255"),
         ({"labels": [12], "data": np.zeros((1, 3072), np.uint8)}, "label 12;.* 0 to 9"),
     ],

@@ -223,24 +223,12 @@ def test_texts_that_name_nothing(text: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("model", "text", "said"),
     [
-        (
-            build("mlp", (4,), 2),
-            "lora",
-            r"qkv.*1 and 3.*lora\(layers=1\)",
-        ),
+        (build("mlp", (4,), 2), "lora", r"qkv.*1 and 3.*lora\(layers=1\)"),
         (build("mlp", (4,), 2), "lora(layers=7)", "linear layer '7'.*1, 3"),
         (nn.Sequential(nn.Conv2d(3, 2, 3)), "lora", "no linear layer"),
-        (
-            build("resnet20", (3, 8, 8), 2),
-            "lora(layers=all)",
-            "classifier.*only linear layer",
-        ),
+        (build("resnet20", (3, 8, 8), 2), "lora(layers=all)", "classifier.*only linear layer"),
         (build("mlp", (4,), 2), "layers", r"layers\(names=\.\.\.\) is empty"),
-        (
-            build(VIT, (3, 8, 8), 2),
-            "layers(names=block.1)",
-            "'block.1'.*blocks",
-        ),
+        (build(VIT, (3, 8, 8), 2), "layers(names=block.1)", "'block.1'.*blocks"),
         (build("mlp", (4,), 2), "norms", "this model has no normalisation with parameters"),
     ],
 )

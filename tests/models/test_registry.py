@@ -78,11 +78,7 @@ def test_wrong_text(text, said):
         ("femnist-cnn", (1, 5, 5), "at least 6x6"),
         ("resnet18", (80,), "samples have shape 80"),
         ("lenet5", (28, 28), "28x28"),
-        (
-            "char-lstm",
-            (3, 32, 32),
-            "samples have shape 3x32x32",
-        ),
+        ("char-lstm", (3, 32, 32), "samples have shape 3x32x32"),
         ("mlp", (3, 0), "positive sizes"),
         ("resnet20(groups=3)", (3, 32, 32), "groups=3 does not divide the 16 channels"),
     ],

@@ -25,15 +25,7 @@ class BiSeNetV2(NormalisedModelSpec):
 
     name = "bisenetv2"
     dataset = "camvid"
-    examples = (
-        ModelExample(
-            "bisenetv2",
-            "detail and semantic branch, guided aggregation, four auxiliary heads in training, BatchNorm",
-            (3, 180, 240),
-            11,
-            "Yu et al. 2021; FedSAM (2022) on Cityscapes and IDDA",
-        ),
-    )
+    examples = (ModelExample("bisenetv2", (3, 180, 240), 11, "Yu et al. 2021; FedSAM (2022) on Cityscapes and IDDA"),)
     norm: Literal["group", "batch"] = param("batch", NORM_HELP)
     width: float = param(1.0, "factor on all channel counts", above=0)
     auxiliary: bool = param(True, "whether to train four auxiliary heads; they are unused in evaluation")

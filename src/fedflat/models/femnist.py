@@ -17,15 +17,7 @@ class FemnistCnn(ImageModelSpec):
     name = "femnist-cnn"
     dataset = "femnist"
     partition = "natural"
-    examples = (
-        ModelExample(
-            "femnist-cnn",
-            "two valid 3x3 convolutions, max-pooling, 128 units, dropout",
-            (1, 28, 28),
-            62,
-            "Reddi et al. 2021; TFF, FedJAX; WiMA (2023)",
-        ),
-    )
+    examples = (ModelExample("femnist-cnn", (1, 28, 28), 62, "Reddi et al. 2021; TFF, FedJAX; WiMA (2023)"),)
     dropout: bool = param(
         True, "drop a quarter of the features and half of the hidden units in training, as in the original"
     )

@@ -20,15 +20,7 @@ class LeNet5(ImageModelSpec):
 
     name = "lenet5"
     dataset = "mnist"
-    examples = (
-        ModelExample(
-            "lenet5",
-            "6-16-120-84: two 5x5 convolutions, ReLU, max-pooling 2",
-            (1, 28, 28),
-            10,
-            "LeCun et al. 1998",
-        ),
-    )
+    examples = (ModelExample("lenet5", (1, 28, 28), 10, "LeCun et al. 1998"),)
 
     def smallest_side(self) -> int:
         return SMALLEST_SIDE
@@ -45,13 +37,7 @@ class Cnn(ImageModelSpec):
 
     name = "cnn"
     examples = (
-        ModelExample(
-            "cnn",
-            "64-64-384-192: two valid 5x5 convolutions, ReLU, max-pooling 2",
-            (3, 32, 32),
-            10,
-            "FedSAM (2022); FedSWA (2025) calls it LeNet-5, FedWMSAM (2025) LeNet",
-        ),
+        ModelExample("cnn", (3, 32, 32), 10, "FedSAM (2022); FedSWA (2025) calls it LeNet-5, FedWMSAM (2025) LeNet"),
     )
 
     def smallest_side(self) -> int:

@@ -27,15 +27,7 @@ class CharLstm(ModelSpec):
     name = "char-lstm"
     dataset = "shakespeare"
     partition = "natural"
-    examples = (
-        ModelExample(
-            "char-lstm",
-            "embedding 8, two LSTM layers of 256, next character at each position",
-            (80,),
-            90,
-            "McMahan et al. 2017; LEAF, FedJAX; WiMA (2023)",
-        ),
-    )
+    examples = (ModelExample("char-lstm", (80,), 90, "McMahan et al. 2017; LEAF, FedJAX; WiMA (2023)"),)
     embedding: int = param(8, "dimensions per character", low=1)
     hidden: int = param(256, "width of each LSTM layer", low=1)
     layers: int = param(2, "number of LSTM layers", low=1)

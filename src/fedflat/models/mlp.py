@@ -17,9 +17,7 @@ class Mlp(ModelSpec):
 
     name = "mlp"
     dataset = "digits"
-    examples = (
-        ModelExample("mlp", "`layers` hidden layers of `hidden` units with ReLU, linear output", (1, 8, 8), 10),
-    )
+    examples = (ModelExample("mlp", (1, 8, 8), 10),)
     hidden: int = param(64, "width of each hidden layer", low=1)
     layers: int = param(1, "number of hidden layers", low=0)
 

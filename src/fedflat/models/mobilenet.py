@@ -25,13 +25,9 @@ class MobileNetV2(NormalisedModelSpec):
     partition = "natural"
     examples = (
         ModelExample(
-            "mobilenetv2",
-            "seventeen inverted residuals, GroupNorm(8), total stride 32",
-            (3, 224, 224),
-            2028,
-            "Sandler et al. 2018; FedSAM (2022) and WiMA (2023) on landmarks",
+            "mobilenetv2", (3, 224, 224), 2028, "Sandler et al. 2018; FedSAM (2022) and WiMA (2023) on landmarks"
         ),
-        ModelExample("mobilenetv2(stem=small)", "same layers, total stride 8", (3, 32, 32), 10),
+        ModelExample("mobilenetv2(stem=small)", (3, 32, 32), 10),
     )
     groups: int = param(8, GROUPS_HELP, low=1)
     width: float = param(1.0, "factor on all channel counts, which are rounded to multiples of 8", above=0)

@@ -23,20 +23,8 @@ class ResNet18(NormalisedModelSpec):
 
     name = "resnet18"
     examples = (
-        ModelExample(
-            "resnet18",
-            "3x3 stem, no pooling, GroupNorm(2), 1x1 projections",
-            (3, 32, 32),
-            10,
-            "He et al. 2016; FedSWA (2025)",
-        ),
-        ModelExample(
-            "resnet18(stem=torchvision)",
-            "7x7 stem with stride 2, max-pooling, GroupNorm(2)",
-            (3, 32, 32),
-            10,
-            "FedWMSAM (2025)",
-        ),
+        ModelExample("resnet18", (3, 32, 32), 10, "He et al. 2016; FedSWA (2025)"),
+        ModelExample("resnet18(stem=torchvision)", (3, 32, 32), 10, "FedWMSAM (2025)"),
     )
     stem: Literal["small", "torchvision"] = param(
         "small", "small: 3x3 (FedSWA); torchvision: 7x7 with stride 2 and max-pooling (FedWMSAM)"
@@ -67,15 +55,7 @@ class ResNet20(NormalisedModelSpec):
     """The CIFAR network: three stages of three basic blocks, 16 to 64 channels, with parameter-free shortcuts."""
 
     name = "resnet20"
-    examples = (
-        ModelExample(
-            "resnet20",
-            "three stages of three blocks, 16-32-64, GroupNorm(2), option-A shortcuts",
-            (3, 32, 32),
-            10,
-            "He et al. 2016; WiMA (2023)",
-        ),
-    )
+    examples = (ModelExample("resnet20", (3, 32, 32), 10, "He et al. 2016; WiMA (2023)"),)
 
     def smallest_side(self) -> int:
         return 4
@@ -117,11 +97,7 @@ class BasicBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int, norm: MakeNorm, shortcut: MakeShortcut) -> None:
         super().__init__()
         self.residual = nn.Sequential(
-            Conv3x3(inputs, outputs, stride),
-            norm(outputs),
-            nn.ReLU(),
-            Conv3x3(outputs, outputs),
-            norm(outputs),
+            Conv3x3(inputs, outputs, stride), norm(outputs), nn.ReLU(), Conv3x3(outputs, outputs), norm(outputs)
         )
         same_shape = stride == 1 and inputs == outputs
         self.shortcut = nn.Identity() if same_shape else shortcut(inputs, outputs, stride)

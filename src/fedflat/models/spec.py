@@ -16,14 +16,12 @@ class ModelExample(NamedTuple):
 
     Attributes:
         text: its text, e.g. ``vgg11(hidden=256)``.
-        architecture: one line on its layers.
         input_shape: shape of one sample.
         classes: number of classes.
         source: publications.
     """
 
     text: str
-    architecture: str
     input_shape: tuple[int, ...]
     classes: int
     source: str = "-"

@@ -20,20 +20,8 @@ class Vgg11(ImageModelSpec):
 
     name = "vgg11"
     examples = (
-        ModelExample(
-            "vgg11",
-            "eight 3x3 convolutions with bias, no normalisation, no dropout",
-            (3, 32, 32),
-            10,
-            "Simonyan and Zisserman 2015; head as in FedSWA's CIFAR-10 code",
-        ),
-        ModelExample(
-            "vgg11(hidden=256)",
-            "`vgg11` with a wider head",
-            (3, 32, 32),
-            100,
-            "head as in FedSWA's CIFAR-100 code",
-        ),
+        ModelExample("vgg11", (3, 32, 32), 10, "Simonyan and Zisserman 2015; head as in FedSWA's CIFAR-10 code"),
+        ModelExample("vgg11(hidden=256)", (3, 32, 32), 100, "head as in FedSWA's CIFAR-100 code"),
     )
     hidden: int = param(100, "hidden units of the head: FedSWA uses 100 for CIFAR-10, 256 for CIFAR-100", low=1)
 

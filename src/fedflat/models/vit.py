@@ -69,15 +69,7 @@ class VitB16(VisionTransformerSpec):
 
     name = "vit-b16"
     dataset = "'tiny_imagenet(size=224)'"
-    examples = (
-        ModelExample(
-            "vit-b16",
-            "twelve blocks of width 768, patch size 16",
-            (3, 224, 224),
-            200,
-            "Dosovitskiy et al. 2021; FedSWA (2025) on Tiny ImageNet",
-        ),
-    )
+    examples = (ModelExample("vit-b16", (3, 224, 224), 200, "Dosovitskiy et al. 2021; FedSWA (2025) on Tiny ImageNet"),)
 
 
 @dataclass(frozen=True)
@@ -86,15 +78,7 @@ class VitS16(VisionTransformerSpec):
 
     name = "vit-s16"
     dataset = "'tiny_imagenet(size=224)'"
-    examples = (
-        ModelExample(
-            "vit-s16",
-            "twelve blocks of width 384, patch size 16",
-            (3, 224, 224),
-            200,
-            "Touvron et al. 2021; Steiner et al. 2022",
-        ),
-    )
+    examples = (ModelExample("vit-s16", (3, 224, 224), 200, "Touvron et al. 2021; Steiner et al. 2022"),)
     width: int = param(384, WIDTH_HELP, low=1)
     heads: int = param(6, HEADS_HELP, low=1)
 
@@ -107,15 +91,7 @@ class VitTiny(VisionTransformerSpec):
     """
 
     name = "vit-tiny"
-    examples = (
-        ModelExample(
-            "vit-tiny",
-            "twelve blocks of width 192, patch size 4",
-            (3, 32, 32),
-            10,
-            "Touvron et al. 2021, with smaller patches",
-        ),
-    )
+    examples = (ModelExample("vit-tiny", (3, 32, 32), 10, "Touvron et al. 2021, with smaller patches"),)
     patch: int = param(4, PATCH_HELP, low=1)
     width: int = param(192, WIDTH_HELP, low=1)
     heads: int = param(3, HEADS_HELP, low=1)

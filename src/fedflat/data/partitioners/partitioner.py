@@ -155,8 +155,7 @@ def deal(counts: IntArray, targets: IntArray, rng: np.random.Generator) -> list[
     clients, classes = counts.shape
     shuffled = rng.permutation(len(targets))
     by_class = np.split(
-        shuffled[np.argsort(targets[shuffled], kind="stable")],
-        np.cumsum(np.bincount(targets, minlength=classes))[:-1],
+        shuffled[np.argsort(targets[shuffled], kind="stable")], np.cumsum(np.bincount(targets, minlength=classes))[:-1]
     )
     dealt = np.concatenate([np.resize(members, asked) for members, asked in zip(by_class, counts.sum(0), strict=True)])
     owner = np.repeat(np.tile(np.arange(clients), classes), counts.T.ravel())

@@ -93,7 +93,6 @@ CITYSCAPES = Cityscapes(
         licence="its own terms for non-commercial use, accepted on registration",
         checks="number of images; every image has a mask of its size with known ids",
         model="bisenetv2",
-        partition="natural",
     ),
 )
 SOURCES = (CITYSCAPES,)

@@ -87,7 +87,6 @@ DIGIT_MASKS = DigitMasks(
         citation="derived from `digits`",
         licence="that of `digits`",
         model="'bisenetv2(width=0.25,auxiliary=false)'",
-        partition="natural",
     ),
 )
 SOURCES = (DIGIT_MASKS,)

@@ -134,7 +134,6 @@ PACS = DomainFolders(
         citation="Li et al. 2017",
         licence="none stated",
         checks=_CHECKS,
-        partition="natural",
     ),
 )
 
@@ -156,14 +155,10 @@ OFFICE_HOME = DomainFolders(
         citation="Venkateswara et al. 2017",
         licence="for non-commercial research and teaching",
         checks=_CHECKS,
-        partition="natural",
     ),
 )
 
 USER_DOMAINS = DomainFolders(
-    "domains",
-    "your images, <domain>/<class>/*.jpg",
-    options=UserDomainOptions(),
-    example="domains(path=pets,size=64)",
+    "domains", "your images, <domain>/<class>/*.jpg", options=UserDomainOptions(), example="domains(path=pets,size=64)"
 )
 SOURCES = (OFFICE_HOME, PACS, USER_DOMAINS)

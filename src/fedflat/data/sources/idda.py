@@ -93,7 +93,6 @@ IDDA = Idda(
         licence="its own terms, on request",
         checks="every image has a mask of its size with known ids",
         model="bisenetv2",
-        partition="natural",
     ),
 )
 SOURCES = (IDDA,)

@@ -20,9 +20,7 @@ class ImageFolderOptions(ImageOptions):
     """Location and size of the images."""
 
     path: str = param(
-        "",
-        "folder or zip archive with train/<class>/*.jpg and test/<class>/*.jpg, or only <class>/*.jpg",
-        path=True,
+        "", "folder or zip archive with train/<class>/*.jpg and test/<class>/*.jpg, or only <class>/*.jpg", path=True
     )
 
 
@@ -71,8 +69,6 @@ def _by_class(tree: Tree, folder: str) -> dict[str, list[str]]:
 
 
 IMAGES = ImageFolder(
-    "images",
-    "your images, train/<class>/*.jpg and test/<class>/*.jpg",
-    example="images(path=pets,size=64)",
+    "images", "your images, train/<class>/*.jpg and test/<class>/*.jpg", example="images(path=pets,size=64)"
 )
 SOURCES = (IMAGES,)

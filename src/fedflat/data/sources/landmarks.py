@@ -142,7 +142,6 @@ LANDMARKS = Landmarks(
         licence="lists CC BY 4.0; each photograph has its author's licence",
         checks="md5 of the lists' archive; number of rows, range of classes; every image exists",
         model="mobilenetv2",
-        partition="natural",
     ),
 )
 SOURCES = (LANDMARKS,)

@@ -64,13 +64,12 @@ class DatasetCard:
         examples: number of training / test examples.
         shape: shape of one example.
         classes: number of classes.
-        clients: natural clients.
+        clients: natural clients; if any, the example command uses the partition natural.
         citation: publication.
         licence: licence.
         size: size of the download.
         checks: what fedflat verifies.
         model: model for the example command.
-        partition: partition for the example command.
     """
 
     examples: str = ""
@@ -82,7 +81,6 @@ class DatasetCard:
     size: str = ""
     checks: str = ""
     model: str = "cnn"
-    partition: str = "dirichlet(alpha=0.1)"
 
 
 @dataclass(frozen=True)
