@@ -27,30 +27,27 @@ from fedflat.experiment.analysis.measured import Measured
 from fedflat.flatness import Ends, Operator, lanczos
 from fedflat.reporting.figures.landscape_scale import Scale, common_line, shown_tick
 from fedflat.reporting.figures.landscapes import COLOUR_MAP, FAINT, INK, draw_contours
-from fedflat.testing.bowls import Bowls
+from fedflat.testing.quadratics import Quadratics
 
 IMAGES = Path(__file__).parent / "images" / "concepts"
 ONE, TWO, GLOBAL, BEST = "#1b6ca8", "#d1495b", "#22303c", "#2a9d5c"
 """Colours of client 1, client 2, the server and the joint minimum."""
 
 
-# --- client drift ---
-
-
-def two_clients() -> Bowls:
+def two_clients() -> Quadratics:
     """Two crossing elongated valleys: f_i(x) = 0.5 (x - b_i)^T A_i (x - b_i)."""
-    bowls = Bowls(clients=2, size=2)
-    bowls.matrices = torch.tensor([[[2.0, 0.0], [0.0, 0.25]], [[0.3, -0.1], [-0.1, 1.6]]], dtype=torch.float64)
-    bowls.centres = torch.tensor([[-1.5, 1.6], [1.9, -0.9]], dtype=torch.float64)
-    bowls.start = torch.tensor([2.5, 2.3], dtype=torch.float64)
-    return bowls
+    quadratics = Quadratics(clients=2, size=2)
+    quadratics.matrices = torch.tensor([[[2.0, 0.0], [0.0, 0.25]], [[0.3, -0.1], [-0.1, 1.6]]], dtype=torch.float64)
+    quadratics.centres = torch.tensor([[-1.5, 1.6], [1.9, -0.9]], dtype=torch.float64)
+    quadratics.start = torch.tensor([2.5, 2.3], dtype=torch.float64)
+    return quadratics
 
 
 def trajectories(
-    method: str, bowls: Bowls, rounds: int, steps: int, lr: float
+    method: str, quadratics: Quadratics, rounds: int, steps: int, lr: float
 ) -> tuple[np.ndarray, list[list[np.ndarray]]]:
     """The server's path ``[rounds + 1, 2]`` and each client's path ``[steps + 1, 2]`` in every round."""
-    algorithm, problem = fedflat.algorithm(method), bowls.problem()
+    algorithm, problem = fedflat.algorithm(method), quadratics.problem()
     engine = LoopEngine(problem, workers=1)
 
     def training(k: int) -> Training:
@@ -78,13 +75,13 @@ def trajectories(
 
 def drift() -> Figure:
     """FedAvg and SCAFFOLD on the same two clients."""
-    bowls, shown_rounds = two_clients(), 5
-    optimum = bowls.optimum().numpy()
+    quadratics, shown_rounds = two_clients(), 5
+    optimum = quadratics.optimum().numpy()
     figure = Figure(figsize=(8.8, 4.5), layout=ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.08))
     titles = {"fedavg": "FedAvg", "scaffold": "SCAFFOLD"}
     for axes, (method, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
-        path, local_paths = trajectories(method, bowls, 60, 12, 0.12)
-        _draw_losses(axes, bowls)
+        path, local_paths = trajectories(method, quadratics, 60, 12, 0.12)
+        _draw_losses(axes, quadratics)
         for client_paths in local_paths[:shown_rounds]:
             for client_path, colour in zip(client_paths, (ONE, TWO), strict=True):
                 axes.plot(*client_path.T, color=colour, lw=1.3, alpha=0.85, zorder=3)
@@ -96,7 +93,7 @@ def drift() -> Figure:
         axes.plot(*path[-1], "s", color=GLOBAL, ms=8, markeredgecolor="white", markeredgewidth=1.2, zorder=6)
         star_order = 7 if method == "fedavg" else 5.5  # SCAFFOLD ends at the optimum: draw its marker on top
         axes.plot(*optimum, "*", color=BEST, ms=17, markeredgecolor="white", markeredgewidth=1.2, zorder=star_order)
-        for centre, colour, name in zip(bowls.centres.numpy(), (ONE, TWO), ("client 1", "client 2"), strict=True):
+        for centre, colour, name in zip(quadratics.centres.numpy(), (ONE, TWO), ("client 1", "client 2"), strict=True):
             axes.plot(*centre, "X", color=colour, ms=10, markeredgecolor="white", markeredgewidth=1, zorder=5)
             style = {"color": colour, "fontsize": 9, "ha": "center", "fontweight": "bold"}
             axes.annotate(name, centre, (0, -15), textcoords="offset points", **style)
@@ -134,11 +131,11 @@ def drift() -> Figure:
     return figure
 
 
-def _draw_losses(axes: Any, bowls: Bowls) -> None:
+def _draw_losses(axes: Any, quadratics: Quadratics) -> None:
     xs, ys = np.linspace(-2.6, 3.2, 161), np.linspace(-2.0, 2.9, 141)
     points = torch.from_numpy(np.stack(np.meshgrid(xs, ys, indexing="ij"), -1))
-    offsets = points[..., None, :] - bowls.centres
-    losses = 0.5 * torch.einsum("xynp,npq,xynq->xyn", offsets, bowls.matrices, offsets).numpy()
+    offsets = points[..., None, :] - quadratics.centres
+    losses = 0.5 * torch.einsum("xynp,npq,xynq->xyn", offsets, quadratics.matrices, offsets).numpy()
     axes.contourf(xs, ys, np.log(losses.mean(-1)).T, levels=24, cmap=COLOUR_MAP, alpha=0.45, antialiased=True)
     style = {"levels": [0.08, 0.35], "linewidths": 0.9, "linestyles": "dashed", "alpha": 0.75}
     for number, colour in enumerate((ONE, TWO)):
@@ -146,8 +143,6 @@ def _draw_losses(axes: Any, bowls: Bowls) -> None:
     axes.set(xlim=(xs[0], xs[-1]), ylim=(ys[0], ys[-1]), xticks=[], yticks=[], aspect="equal")
     axes.spines[:].set_visible(False)
 
-
-# --- flat minima ---
 
 LAMBDA_MAX = r"$\lambda_{\max}$"
 DIGITS: dict[str, Any] = {
@@ -208,9 +203,6 @@ def _draw_top_direction(axes: Any, model: Measured, name: str, colour: str) -> f
 
 def _accuracy(model: Measured) -> float:
     return 100 * model.record.history[-1]["test"]["server"]["accuracy"]
-
-
-# --- why averaging helps ---
 
 
 def averaging() -> Figure:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import fedflat
-from fedflat.algorithms.table import NAMED
+from fedflat.algorithms.named import NAMED
 from fedflat.reporting.result import Comparison
 
 HERE = Path(__file__).parent

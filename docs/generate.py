@@ -1,7 +1,7 @@
-"""Write the pages of the documentation that are made from the code: algorithms, datasets, partitions, models, reference.
+"""Generate the documentation pages that are derived from the code.
 
-python docs/generate.py          write them
-python docs/generate.py --check  fail if they are not up to date
+python docs/generate.py          write algorithms, datasets, partitions, models and the reference
+python docs/generate.py --check  fail if a generated page is out of date
 """
 
 from __future__ import annotations
@@ -12,34 +12,37 @@ from pathlib import Path
 from making import algorithms, command_line, datasets, models, partitions, python_api
 
 HERE = Path(__file__).parent
+GENERATORS = (algorithms, datasets, partitions, models, python_api, command_line)
 FOLDERS = ("algorithms", "data", "partitions", "models", "reference", "images/curves", "images/partitions")
-"""Folders in which every file is made here."""
+"""Folders that contain only generated files."""
 
 
 def pages() -> dict[str, str]:
-    """Every page and drawing, by its path below docs/."""
-    return {
-        path: text for module in (algorithms, datasets, partitions, models, python_api, command_line) for path, text in module.pages().items()
-    }
+    """Every page and drawing by its path below docs/."""
+    return {path: text for generator in GENERATORS for path, text in generator.pages().items()}
 
 
-def left_over(made: dict[str, str]) -> list[Path]:
-    """Files of pages that are made no longer."""
-    return [file for folder in FOLDERS for file in sorted((HERE / folder).glob("*")) if str(file.relative_to(HERE)) not in made]
+def stale_files(generated: dict[str, str]) -> list[Path]:
+    """Files in generated folders that are no longer generated."""
+    files = (file for folder in FOLDERS for file in sorted((HERE / folder).glob("*")))
+    return [file for file in files if str(file.relative_to(HERE)) not in generated]
 
 
 def main() -> None:
-    """Write the pages, or compare them with what is there."""
-    made = pages()
+    """Write the pages, or with --check compare them with the files."""
+    generated = pages()
+    stale = stale_files(generated)
     if "--check" in sys.argv:
-        old = [path for path, text in made.items() if not (HERE / path).exists() or (HERE / path).read_text(encoding="utf-8") != text]
-        old += [str(file.relative_to(HERE)) for file in left_over(made)]
-        if old:
-            sys.exit(f"docs/{old[0]} is not what the code says ({len(old)} such pages); run: python docs/generate.py")
+        outdated = [str(file.relative_to(HERE)) for file in stale]
+        for path, text in generated.items():
+            if not (HERE / path).exists() or (HERE / path).read_text(encoding="utf-8") != text:
+                outdated.append(path)
+        if outdated:
+            sys.exit(f"{len(outdated)} generated pages are out of date, e.g. docs/{outdated[0]}; run docs/generate.py")
         return
-    for file in left_over(made):
+    for file in stale:
         file.unlink()
-    for path, text in made.items():
+    for path, text in generated.items():
         (HERE / path).parent.mkdir(parents=True, exist_ok=True)
         (HERE / path).write_text(text, encoding="utf-8")
 

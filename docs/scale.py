@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedflat.algorithms.algorithm import flat_fields
-from fedflat.algorithms.table import NAMED
+from fedflat.algorithms.named import NAMED
 
 HERE = Path(__file__).parent
 MEASURED = HERE / "scale_measured.json"

@@ -1,10 +1,11 @@
-"""CamVid among ten clients: FedAvg, FedASAM, FedAvg with SWA, and SiLoBN, with IoU per class and a picture of what they see.
+"""Segment CamVid with ten clients: FedAvg, FedASAM, FedAvg with SWA, and SiLoBN; IoU per class and example predictions.
 
-python studies/camvid.py --data-dir DATA --out results/camvid --device cuda --precision bf16
-python studies/camvid.py --out results/camvid --draw docs/images/camvid.png --page docs/segmentation.md    from what was saved
+Examples:
+    python studies/camvid.py --data-dir DATA --out results/camvid --device cuda --precision bf16
+    python studies/camvid.py --out results/camvid --draw docs/images/camvid.png --page docs/segmentation.md
 
-``numbers.json`` grows by one entry after each run; what it has already is not run again, unless settings differ. Predictions are kept
-beside it as arrays, so that the picture can be drawn anywhere.
+``numbers.json`` grows by one entry per run. Runs it contains are not repeated, unless the settings differ. Predictions
+are saved next to it as arrays, so that the figure can be drawn on any machine.
 """
 
 from __future__ import annotations
@@ -25,21 +26,23 @@ from fedflat.experiment.setup.problem import federation
 from fedflat.experiment.store.atomic_files import write_whole
 
 BEGIN, END = "<!-- camvid: made by studies/camvid.py -->", "<!-- camvid: end -->"
-"""Between these lines of a page stands what ``--page`` writes."""
+"""``--page`` replaces what lies between these lines of a page."""
 SHOWN = 4
-"""Frames in the picture."""
+"""Frames in the figure."""
 COLOURS = (
-    "#9ecae8", "#9a6b4f", "#f2b134", "#6d6478", "#c9b6e4", "#3f8f4f", "#e4572e", "#8c8c46", "#2f5bb7", "#d81e5b", "#12b5a6",
+    "#9ecae8", "#9a6b4f", "#f2b134", "#6d6478", "#c9b6e4", "#3f8f4f",
+    "#e4572e", "#8c8c46", "#2f5bb7", "#d81e5b", "#12b5a6",
 )  # fmt: skip
-"""Of sky, building, pole, road, pavement, tree, sign, fence, car, pedestrian, bicyclist; what does not count is black."""
+"""For sky, building, pole, road, pavement, tree, sign, fence, car, pedestrian, bicyclist. Ignored pixels are black."""
 
 
-def contestants(lr: float, rounds: int) -> dict[str, dict[str, Any]]:
-    """What is run, by name: the algorithm, other settings, and which of its models is meant (Caldarola et al. 2022, tables 8, 11, 12).
+def methods(lr: float, rounds: int) -> dict[str, dict[str, Any]]:
+    """Algorithm, extra settings and evaluated model by name (Caldarola et al. 2022, Tables 8, 11, 12).
 
-    Fifty rounds are few for an average: it takes in a model at the end of each of the second half's five cycles.
+    SWA captures a model at the end of each of the five cycles in the second half of training.
     """
-    swa = f"fedavg+cyclic(low={lr / 100:g},length={max(rounds // 10, 1)},start=0.5)+swa(start=0.5,capture_phase=cycle_end)"
+    cycle = f"cyclic(low={lr / 100:g},length={max(rounds // 10, 1)},start=0.5)"
+    swa = f"fedavg+{cycle}+swa(start=0.5,capture_phase=cycle_end)"
     return {
         "FedAvg": {"algorithm": "fedavg+poly", "model": "server", "settings": {}},
         "FedASAM": {"algorithm": "fedasam(rho=0.1,eta=0.2)+poly", "model": "server", "settings": {}},
@@ -48,8 +51,8 @@ def contestants(lr: float, rounds: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def settings_of(options: argparse.Namespace) -> dict[str, Any]:
-    """What all runs have in common."""
+def result_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings that all runs share and that determine their results."""
     size = "" if options.size is None else f"(size={options.size})"
     return {
         "dataset": f"camvid{size}",
@@ -58,90 +61,96 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
         "clients": options.clients,
         "clients_per_round": options.clients_per_round,
         "rounds": options.rounds,
-        "local_epochs": options.epochs,
-        "batch_size": options.batch,
+        "local_epochs": options.local_epochs,
+        "batch_size": options.batch_size,
         "lr": options.lr,
-        "clip": 10.0,  # without it a rate of 0.05 diverges within twenty rounds
+        "clip": 10.0,  # without clipping, lr 0.05 diverges within twenty rounds
         "seed": options.seed,
         "augmentation": f"scale-crop(low={options.low:g},high=1.5)+flip",
         "weight_decay": 5e-4,
         "training__momentum": 0.9,
         "eval_every": max(1, options.rounds // 5),
-        "evaluation__batch_size": options.evaluation_batch,
+        "evaluation__batch_size": options.eval_batch_size,
     }
 
 
-def where(options: argparse.Namespace) -> dict[str, Any]:
-    """What changes nothing but the time that runs take."""
+def engine_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Where and how runs take place."""
     workers = {} if options.workers is None else {"workers": options.workers}
-    return {
-        "data_folder": options.data_dir,
-        "device": options.device,
-        "engine__precision": options.precision,
-        **workers,
-    }
+    precision = {"engine__precision": options.precision}
+    return {"data_dir": options.data_dir, "device": options.device, **precision, **workers}
 
 
-def run(name: str, what: dict[str, Any], shared: dict[str, Any], here: dict[str, Any], out: Path) -> dict[str, Any]:
-    """Train, score by class, and keep what the model sees in some frames."""
-    began = time.monotonic()
-    result = fedflat.run(what["algorithm"], **shared, **here, **what["settings"])
-    model = next(name for name in result.record.models if name.startswith(what["model"]))
-    seconds = time.monotonic() - began
-    found = result.evaluate(model=model, on=("test", "classes"))
-    np.save(out / f"{slug(name)}.npy", predictions(result, model))
+def train(
+    name: str, method: dict[str, Any], shared: dict[str, Any], engine: dict[str, Any], out: Path
+) -> dict[str, Any]:
+    """Train one method, score it per class, and save its predictions for the figure."""
+    start = time.monotonic()
+    result = fedflat.run(method["algorithm"], **shared, **engine, **method["settings"])
+    seconds = time.monotonic() - start
+    model = next(name for name in result.record.models if name.startswith(method["model"]))
+    scores = result.evaluate(model=model, on=("test", "classes"))
+    np.save(out / f"{file_name(name)}.npy", predictions(result, model))
+    tests = [(line["round"], line["test"]) for line in result.history]
     return {
         "algorithm": result.config.algorithm,
         "model": model,
         "status": result.status,
         "seconds": round(seconds, 1),
-        "test": found["test"],
-        "classes": {label: scores["miou"] for label, scores in found["classes"]["each"].items()},
-        "curve": [
-            (record["round"], record["test"].get(model, record["test"]["server"])["miou"]) for record in result.history
-        ],
+        "test": scores["test"],
+        "classes": {label: values["miou"] for label, values in scores["classes"]["each"].items()},
+        "curve": [(at, test.get(model, test["server"])["miou"]) for at, test in tests],
     }
 
 
 def predictions(result: fedflat.Result, name: str) -> np.ndarray:
-    """The classes that a model gives to the pixels of the picture's frames, which lie in a batch of frames from all over the test set."""
+    """Predicted classes of the figure's frames, uint8 (frames, height, width).
+
+    The forward pass takes a batch spread over the test set, since SiLoBN normalises by the statistics of the batch.
+    """
     problem, _ = federation(result.config)
     model, test = result.record.models[name], problem.held_out["test"]
-    rows = torch.linspace(0, len(test) - 1, min(len(test), result.config.evaluation.batch)).round().long()
+    rows = spread_over(len(test), result.config.evaluation.batch_size)
     buffers = {**problem.buffers.views(model.buffers), **model.integers}
     logits = problem.predicted(model.weights, buffers, test.inputs[rows.to(test.inputs.device)])
-    return logits.argmax(1)[shown_of(len(rows))].to(torch.uint8).cpu().numpy()
+    return logits.argmax(1)[shown_rows(len(rows))].to(torch.uint8).cpu().numpy()
 
 
-def frames(data: fedflat.data.Dataset, batch: int) -> tuple[np.ndarray, np.ndarray]:
-    """The frames of the picture and their masks."""
-    rows = torch.linspace(0, len(data.test) - 1, min(len(data.test), batch)).round().long()
-    some = data.test.take(rows[shown_of(len(rows))])
-    return some.inputs.numpy(), some.targets.numpy()
+def frames(data: fedflat.data.Dataset, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The figure's frames and their masks."""
+    rows = spread_over(len(data.test), batch_size)
+    examples = data.test.take(rows[shown_rows(len(rows))])
+    return examples.inputs.numpy(), examples.targets.numpy()
 
 
-def shown_of(count: int) -> torch.Tensor:
-    """Which frames of a batch are in the picture: evenly spaced, without the first and the last."""
+def spread_over(count: int, batch_size: int) -> torch.Tensor:
+    """Evenly spaced rows, at most one batch."""
+    return torch.linspace(0, count - 1, min(count, batch_size)).round().long()
+
+
+def shown_rows(count: int) -> torch.Tensor:
+    """The figure's rows of a batch: evenly spaced, without the first and the last."""
     return torch.linspace(0, count - 1, SHOWN + 2).round().long()[1:-1]
 
 
-def slug(name: str) -> str:
+def file_name(name: str) -> str:
+    """A method's name in lower-case letters and digits."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 def table(numbers: dict[str, Any]) -> str:
-    """The numbers as a table in Markdown, in per cent."""
+    """A Markdown table of IoU in per cent."""
     runs = numbers["runs"]
     classes = list(next(iter(runs.values()))["classes"])
     lines = ["| | mIoU | " + " | ".join(classes) + " |", "|---" * (2 + len(classes)) + "|"]
-    for name, one in runs.items():
-        each = " | ".join(f"{100 * one['classes'].get(label, float('nan')):.1f}" for label in classes)
-        lines.append(f"| {name} | **{100 * one['test']['miou']:.1f}** | {each} |")
+    for name, run in runs.items():
+        cells = " | ".join(f"{100 * run['classes'].get(label, float('nan')):.1f}" for label in classes)
+        lines.append(f"| {name} | **{100 * run['test']['miou']:.1f}** | {cells} |")
     return "\n".join(lines) + "\n"
 
 
-def draw(out: Path, picture: Path) -> None:
-    """Frame, truth and what each algorithm sees, from what was saved."""
+def draw(out: Path, path: Path) -> None:
+    """Draw frames, masks and the predictions of every method from saved arrays."""
     from matplotlib.colors import to_rgb
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
@@ -151,9 +160,9 @@ def draw(out: Path, picture: Path) -> None:
     palette = np.zeros((256, 3))
     palette[: len(COLOURS)] = [to_rgb(colour) for colour in COLOURS]
     columns: dict[str, np.ndarray] = {"image": images.transpose(0, 2, 3, 1), "truth": palette[truth]}
-    for name, one in numbers["runs"].items():
-        seen = np.where(truth == IGNORED, IGNORED, np.load(out / f"{slug(name)}.npy"))
-        columns[f"{name}   {100 * one['test']['miou']:.1f}"] = palette[seen]
+    for name, run in numbers["runs"].items():
+        predicted = np.where(truth == IGNORED, IGNORED, np.load(out / f"{file_name(name)}.npy"))
+        columns[f"{name}   {100 * run['test']['miou']:.1f}"] = palette[predicted]
     height, width = truth.shape[1:]
     figure = Figure(figsize=(2.3 * len(columns), 2.3 * len(truth) * height / width + 0.9), layout="constrained")
     panels: Any = figure.subplots(len(truth), len(columns), squeeze=False)
@@ -164,101 +173,98 @@ def draw(out: Path, picture: Path) -> None:
             if row == 0:
                 axes.set_title(title, fontsize=10)
     labels = [Patch(color=colour, label=label) for colour, label in zip(COLOURS, numbers["classes"], strict=True)]
-    figure.legend(
-        handles=labels,
-        loc="outside lower center",
-        ncols=len(labels),
-        frameon=False,
-        fontsize=8,
-        handlelength=1,
-        columnspacing=1.2,
-    )
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture, dpi=110)
+    style = {"frameon": False, "fontsize": 8, "handlelength": 1, "columnspacing": 1.2}
+    figure.legend(handles=labels, loc="outside lower center", ncols=len(labels), **style)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
 
 
-def section(numbers: dict[str, Any], picture: str) -> str:
-    """What a page says of the runs: how they were made, the table, the picture."""
+def section(numbers: dict[str, Any], figure: str) -> str:
+    """The part of a page about the runs: settings, table and figure."""
     s = numbers["settings"]
-    seconds = sum(one["seconds"] for one in numbers["runs"].values())
-    how = (
-        f"`{s['model']}` on `{s['data']}`, {s['clients']} clients of equal size, {s['clients_per_round']} of them in each of {s['rounds']} rounds, "
-        f"{s['local_epochs']} epochs of batches of {s['batch_size']}, rate {s['lr']:g}, momentum {s['training__momentum']:g}, weight decay "
-        f"{s['weight_decay']:g}, clip {s['clip']:g}, `{s['augmentation']}`, seed {s['seed']}, {numbers['precision']}: "
-        f"{seconds:.0f} s for all of them, three of them side by side. "
-        "IoU in per cent on the 233 test frames, after the last round."
+    seconds = sum(run["seconds"] for run in numbers["runs"].values())
+    settings = (
+        f"`{s['model']}` on `{s['dataset']}`, {s['clients']} clients of equal size, {s['clients_per_round']} per "
+        f"round, {s['rounds']} rounds, {s['local_epochs']} local epochs of batch size {s['batch_size']}, learning rate "
+        f"{s['lr']:g}, momentum {s['training__momentum']:g}, weight decay {s['weight_decay']:g}, clip {s['clip']:g}, "
+        f"`{s['augmentation']}`, seed {s['seed']}, {numbers['precision']}; {seconds:.0f} s in total, three runs at a "
+        "time. IoU in per cent on the 233 test frames after the last round."
     )
-    texts = "; ".join(f"{name}: `{one['algorithm']}`" for name, one in numbers["runs"].items())
-    own = (
-        "SiLoBN is FedAvg with `training.statistics=own`, tested by the statistics of each test batch; it trains the weights of FedAvg. "
-        "SWA has its BatchNorm statistics estimated anew for the mean of its models."
+    algorithms = "; ".join(f"{name}: `{run['algorithm']}`" for name, run in numbers["runs"].items())
+    notes = (
+        "SiLoBN is FedAvg with `training.statistics=own`: it trains the same weights as FedAvg and normalises each "
+        "test batch by its own statistics. For SWA, BatchNorm statistics are re-estimated for the averaged model."
     )
-    return f"{how}\n\n{table(numbers)}\n{texts}. {own}\n\n![Frame, truth and prediction of each algorithm]({picture})"
+    image = f"![Frame, truth and prediction of each method]({figure})"
+    return f"{settings}\n\n{table(numbers)}\n{algorithms}. {notes}\n\n{image}"
 
 
 def put_on(page: Path, text: str) -> None:
-    """Replace what stands between the two lines of a page."""
+    """Replace what lies between the two marker lines of a page."""
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, found, after = rest.partition(END)
-    if not found:
+    _, end, after = rest.partition(END)
+    if not end:
         raise SystemExit(f"{page} has no place for the table; expected the lines {BEGIN} and {END}")
     write_whole(page, f"{before}{BEGIN}\n{text}\n{END}{after}")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    options = parsed(arguments)
+def train_missing(options: argparse.Namespace, path: Path) -> None:
+    """Train the methods without numbers, and save each when it has finished."""
+    shared, engine = result_settings(options), engine_settings(options)
+    numbers = json.loads(path.read_text()) if path.exists() else {}
+    if (numbers.get("settings"), numbers.get("precision")) != (shared, options.precision):
+        data = load(shared["dataset"], options.data_dir)
+        numbers = {"settings": shared, "precision": options.precision, "classes": list(data.classes), "runs": {}}
+        for name, array in zip(("images", "truth"), frames(data, options.eval_batch_size), strict=True):
+            np.save(options.out / f"{name}.npy", array)
+    for name, method in methods(options.lr, options.rounds).items():
+        if name not in numbers["runs"] and (not options.only or name in options.only):
+            run = numbers["runs"][name] = train(name, method, shared, engine, options.out)
+            write_whole(path, json.dumps(numbers, indent=1) + "\n")
+            score = f"mIoU {100 * run['test']['miou']:5.1f}"
+            print(f"{name:14} {score}   {run['seconds']:.0f} s   {run['status']}", flush=True)
+
+
+def main(words: list[str] | None = None) -> None:
+    """Run the study, or draw its figure."""
+    options = parse_arguments(words)
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
-    numbers_file = out / "numbers.json"
+    path = out / "numbers.json"
     if options.draw is None:
-        shared, here = settings_of(options), where(options)
-        numbers = json.loads(numbers_file.read_text()) if numbers_file.exists() else {}
-        if (numbers.get("settings"), numbers.get("precision")) != (shared, options.precision):
-            data = load(shared["data"], options.data_dir)
-            numbers = {"settings": shared, "precision": options.precision, "classes": list(data.classes), "runs": {}}
-            for name, array in zip(("images", "truth"), frames(data, options.evaluation_batch), strict=True):
-                np.save(out / f"{name}.npy", array)
-        for name, what in contestants(options.lr, options.rounds).items():
-            if name not in numbers["runs"] and (not options.only or name in options.only):
-                numbers["runs"][name] = run(name, what, shared, here, out)
-                write_whole(numbers_file, json.dumps(numbers, indent=1) + "\n")
-                one = numbers["runs"][name]
-                print(
-                    f"{name:14} mIoU {100 * one['test']['miou']:5.1f}   {one['seconds']:.0f} s   {one['status']}",
-                    flush=True,
-                )
-    numbers = json.loads(numbers_file.read_text())
+        train_missing(options, path)
+    numbers = json.loads(path.read_text())
     write_whole(out / "table.md", table(numbers))
-    picture: Path = options.draw or out / "camvid.png"
-    draw(out, picture)
+    figure: Path = options.draw or out / "camvid.png"
+    draw(out, figure)
     if options.page is not None:
-        put_on(options.page, section(numbers, os.path.relpath(picture, options.page.parent)))
+        put_on(options.page, section(numbers, os.path.relpath(figure, options.page.parent)))
 
 
-def parsed(arguments: list[str] | None) -> argparse.Namespace:
+def parse_arguments(words: list[str] | None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("results/camvid"))
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--clients-per-round", type=int, default=5)
-    parser.add_argument("--local-epochs", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--lr", type=float, default=0.02)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--size", type=int, help="height of frames in pixels; default: as they are")
-    parser.add_argument("--width", type=float, default=1.0, help="factor on the network's channels")
-    parser.add_argument("--low", type=float, default=0.5, help="the smallest scale of the augmentation")
-    parser.add_argument("--evaluation-batch", type=int, default=64)
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--precision", default="float32", choices=("float32", "tf32", "bf16"))
-    parser.add_argument("--workers", type=int)
-    parser.add_argument("--only", nargs="*", help="some of them, by name")
-    parser.add_argument(
-        "--draw", type=Path, metavar="PICTURE", help="run nothing; draw this picture from what was saved"
-    )
-    parser.add_argument("--page", type=Path, help="also put table and picture on this page")
-    return parser.parse_args(arguments)
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("results/camvid"), help="directory of the numbers (default: %(default)s)")
+    add("--data-dir", type=Path)
+    add("--rounds", type=int, default=50)
+    add("--clients", type=int, default=10)
+    add("--clients-per-round", type=int, default=5)
+    add("--local-epochs", type=int, default=3)
+    add("--batch-size", type=int, default=8)
+    add("--lr", type=float, default=0.02)
+    add("--seed", type=int, default=0)
+    add("--size", type=int, help="height of frames in pixels (default: as stored)")
+    add("--width", type=float, default=1.0, help="factor on the network's channels")
+    add("--low", type=float, default=0.5, help="smallest scale of the augmentation")
+    add("--eval-batch-size", type=int, default=64)
+    add("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    add("--precision", default="float32", choices=("float32", "tf32", "bf16"))
+    add("--workers", type=int)
+    add("--only", nargs="*", help="run only these methods")
+    add("--draw", type=Path, metavar="FIGURE", help="only draw this figure, from saved numbers")
+    add("--page", type=Path, help="also write table and figure to this page")
+    return parser.parse_args(words)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,22 @@
-"""The CIFAR-10 column of LeNet-5 in Table 2 of the FedSWA paper, published beside measured.
+"""Reproduce the CIFAR-10, LeNet-5 column of Table 2 of the FedSWA paper for five methods, and tune learning rates.
 
-python studies/fedswa_table2.py OUT --data-dir FOLDER --device cuda --precision bf16   all three stages
-python studies/fedswa_table2.py OUT ... --only-stage 1 --only fedavg scaffold             a part, while other processes do the rest
+Examples:
+    python studies/fedswa_table2.py OUT --data-dir DATA --device cuda --precision bf16     # all three stages
+    python studies/fedswa_table2.py OUT ... --only-stage 1 --only fedavg scaffold          # one process of several
 
-Stage 1 runs every algorithm at the rate of the protocol, 0.1. The paper searched the rate per method and prints no winner, so stage 2
-looks for one for the two algorithms that fall short most: short runs over a grid, scored on a validation split of the training data,
-never on the test set. Stage 3 runs these two in full at the chosen rates, where they are not 0.1 again.
+Stage 1 runs every algorithm with the protocol's learning rate, 0.1. The paper searched the learning rate per method
+but does not print the results. Stage 2 therefore searches it for the two algorithms that fall short most: short runs
+over a grid, scored on a validation split of the training data and never on the test set. Stage 3 runs these two in full
+with the selected learning rates, unless that is 0.1.
 
-Each run has a file in OUT/numbers as soon as it is over, so that several processes can work on one study; OUT/numbers.json is all of them
-together, OUT/table.md the table. What is there is not run again, and what was interrupted goes on.
+Each run writes OUT/numbers/RUN.json when it finishes, so several processes can share a study. OUT/numbers.json
+collects all runs, OUT/table.md is the table. Finished runs are not repeated and interrupted ones are resumed.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -30,306 +33,283 @@ from fedflat.papers.cells import Cell
 
 ALGORITHMS = ("fedavg", "fedsam", "scaffold", "fedswa", "fedmoswa")
 COLUMN = "cifar10-lenet-5"
+TARGET = 0.78
+"""Accuracy whose first round the paper reports."""
 STAGES = ("1", "2", "3", "table")
 GAP = 2.0
-"""Points from which on a difference is named below the table."""
-Numbers = dict[str, Any]
+"""Differences larger than this many points are listed below the table."""
+RunNumbers = dict[str, Any]
 
 
-def arguments(given: Sequence[str] | None) -> argparse.Namespace:
-    """What the command line says."""
+def parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, help="where runs, numbers and the table go")
-    parser.add_argument(
-        "--only-stage", choices=STAGES, help="one stage alone; table runs nothing (default: all of them)"
-    )
-    parser.add_argument(
-        "--only", nargs="+", choices=ALGORITHMS, default=ALGORITHMS, help="the algorithms that this process runs"
-    )
-    parser.add_argument(
-        "--tune", nargs="+", choices=ALGORITHMS, help="whose rate is searched (default: the two that fall short most)"
-    )
-    parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--eval-every", type=int, default=10, help="rounds between evaluations (default: %(default)s)")
-    parser.add_argument("--seeds", type=int, nargs="+", default=(0,))
-    parser.add_argument(
-        "--tune-rounds", type=int, default=200, help="rounds of a run of the search (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--grid",
-        type=float,
-        nargs="+",
-        default=(0.01, 0.03, 0.1, 0.3),
-        help="rates of the search (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--validation", type=float, default=0.1, help="share of the training data held out in the search"
-    )
-    parser.add_argument(
-        "--dataset", default="cifar10", help="another dataset, to try the study out (default: %(default)s)"
-    )
-    parser.add_argument("--data-dir", type=Path, help="where its files are (default: as everywhere in fedflat)")
-    parser.add_argument("--model", default="cnn", help="the paper's LeNet-5 is cnn (default: %(default)s)")
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--precision", default="tf32", choices=("float32", "tf32", "bf16"))
-    parser.add_argument("--compile", default="auto", choices=("auto", "on", "off"))
-    parser.add_argument("--draw", type=Path, metavar="PNG", help="also draw the curves of the full runs there")
-    return parser.parse_args(given)
+    add = parser.add_argument
+    add("out", type=Path, help="directory of runs, numbers and the table")
+    add("--only-stage", choices=STAGES, help="run one stage; table runs nothing (default: all)")
+    add("--only", nargs="+", choices=ALGORITHMS, default=ALGORITHMS, help="algorithms that this process runs")
+    add("--tune", nargs="+", choices=ALGORITHMS, help="algorithms to tune (default: the two that fall short most)")
+    add("--rounds", type=int, default=1000)
+    add("--eval-every", type=int, default=10, help="rounds between evaluations (default: %(default)s)")
+    add("--seeds", type=int, nargs="+", default=(0,))
+    add("--tune-rounds", type=int, default=200, help="rounds per run of the search (default: %(default)s)")
+    grid = (0.01, 0.03, 0.1, 0.3)
+    add("--grid", type=float, nargs="+", default=grid, help="learning rates of the search (default: %(default)s)")
+    add("--validation", type=float, default=0.1, help="share of the training data held out in the search")
+    add("--dataset", default="cifar10", help="use another dataset to try the study (default: %(default)s)")
+    add("--data-dir", type=Path, help="directory of its files")
+    add("--model", default="cnn", help="model; the paper's LeNet-5 is cnn (default: %(default)s)")
+    add("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    add("--precision", default="tf32", choices=("float32", "tf32", "bf16"))
+    add("--compile", default="auto", choices=("auto", "on", "off"))
+    add("--draw", type=Path, metavar="PNG", help="also draw the curves of the full runs")
+    return parser.parse_args(words)
 
 
 def cell(algorithm: str, number: str = "accuracy") -> Cell:
-    """The cell of an algorithm in the paper's table: its accuracy, or its rounds to the target."""
+    """The cell of an algorithm: its ``accuracy``, or its ``rounds`` to the target."""
     return find_table("fedswa/table2").cells[f"{algorithm}/{COLUMN}-{number}"]
 
 
 def published(algorithm: str) -> float:
-    """The printed accuracy, in per cent."""
-    found = cell(algorithm).published
-    assert found is not None
-    assert found.value is not None
-    return found.value
+    """The published accuracy in per cent."""
+    number = cell(algorithm).published
+    assert number is not None
+    assert number.value is not None
+    return number.value
 
 
-def protocol_rate() -> float:
-    """The rate of stage 1."""
+def protocol_lr() -> float:
+    """The learning rate of stage 1."""
     return cell(ALGORITHMS[0]).configs[0].training.lr
 
 
 class Study:
-    """The runs of the study that are over, in this process or in another, and those that this one adds."""
+    """The finished runs of the study, whichever process ran them, and the training of new ones."""
 
-    def __init__(self, wanted: argparse.Namespace) -> None:
-        self.wanted = wanted
-        names = ("data", "model", "rounds", "every", "tune_rounds", "validation", "precision")
-        self.about = {name: getattr(wanted, name) for name in names}
-        create_folder(wanted.out / "numbers")
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        names = ("dataset", "model", "rounds", "eval_every", "tune_rounds", "validation", "precision")
+        self.about = {name: getattr(options, name) for name in names}
+        create_folder(options.out / "numbers")
 
-    def runs(self) -> dict[str, Numbers]:
-        """Every run that is over, by name."""
-        found = {
-            path.stem: json.loads(path.read_text()) for path in sorted((self.wanted.out / "numbers").glob("*.json"))
-        }
-        for name, one in found.items():
-            if one["about"] != self.about:
-                raise UserError(
-                    f"{self.wanted.out / 'numbers' / name}.json is of a study with other settings; choose another folder"
-                )
-        return found
+    def runs(self) -> dict[str, RunNumbers]:
+        """All finished runs by name."""
+        runs = {}
+        for path in sorted((self.options.out / "numbers").glob("*.json")):
+            runs[path.stem] = json.loads(path.read_text())
+            if runs[path.stem]["about"] != self.about:
+                raise UserError(f"{path} belongs to a study with other settings; choose another directory")
+        return runs
 
-    def full(self, algorithm: str, lr: float) -> list[Numbers]:
-        """The full runs of an algorithm at a rate, one per seed that is there."""
-        return [
-            one for one in self.runs().values() if (one["kind"], one["algorithm"], one["lr"]) == ("full", algorithm, lr)
-        ]
+    def select(self, kind: str, algorithm: str) -> list[RunNumbers]:
+        """The finished ``full`` or ``tune`` runs of an algorithm."""
+        return [run for run in self.runs().values() if (run["kind"], run["algorithm"]) == (kind, algorithm)]
+
+    def full(self, algorithm: str, lr: float) -> list[RunNumbers]:
+        """The finished full runs of an algorithm with a learning rate, one per seed."""
+        return [run for run in self.select("full", algorithm) if run["lr"] == lr]
 
     def train(self, kind: str, algorithm: str, lr: float, seed: int) -> None:
-        """One run, unless it is there, and its numbers on disk."""
-        name, wanted = f"{kind}-{algorithm}-{lr:g}-{seed}", self.wanted
-        path = wanted.out / "numbers" / f"{name}.json"
+        """Train one run and write its numbers, unless it has finished before."""
+        name, options = f"{kind}-{algorithm}-{lr:g}-{seed}", self.options
         if name in self.runs():
             return
         print(f"{name} ...", flush=True)
-        begun = time.monotonic()
-        out, base = wanted.out / "runs" / f"{kind}-{lr:g}", cell(algorithm).configs[0]
+        start = time.monotonic()
+        out, base = options.out / "runs" / f"{kind}-{lr:g}", cell(algorithm).configs[0]
         record = trained(algorithm, out, base=base, **self.settings(kind, lr, seed))
-        part = "validation" if kind == "tune" else "test"
-        curve = [(line["round"], line[part]["server"].get("accuracy")) for line in record.history]
-        one = {
+        split = "validation" if kind == "tune" else "test"
+        curve = [(line["round"], line[split]["server"].get("accuracy")) for line in record.history]
+        numbers = {
             "about": self.about,
             "kind": kind,
             "algorithm": algorithm,
             "lr": lr,
             "seed": seed,
             "status": record.status,
-            part: None if record.status == "diverged" else curve[-1][1],
+            split: None if record.status == "diverged" else curve[-1][1],
             "curve": curve,
             "seconds": round(record.seconds, 2),
         }
-        write_whole(path, json.dumps(plain(one)) + "\n")
+        write_whole(options.out / "numbers" / f"{name}.json", json.dumps(plain(numbers)) + "\n")
         self.write()
-        print(f"{name}: {part} {percent(one[part])} after {time.monotonic() - begun:.0f} s", flush=True)
+        print(f"{name}: {split} {percent(numbers[split])} after {time.monotonic() - start:.0f} s", flush=True)
 
-    def settings(self, kind: str, lr: float, seed: int) -> Numbers:
-        """What a run has besides the protocol of the paper."""
-        wanted = self.wanted
+    def settings(self, kind: str, lr: float, seed: int) -> dict[str, Any]:
+        """The settings of a run that differ from the paper's protocol."""
+        options, is_search = self.options, kind == "tune"
         return {
-            "dataset": wanted.data,
-            "data_dir": None if wanted.data_dir is None else str(wanted.data_dir),
-            "model": wanted.model,
-            "data__augmentation": "crop-flip" if wanted.data == "cifar10" else "none",
-            "data__validation": wanted.validation if kind == "tune" else 0.0,
-            "rounds": wanted.tune_rounds if kind == "tune" else wanted.rounds,
-            "eval_every": wanted.every,
+            "dataset": options.dataset,
+            "data_dir": None if options.data_dir is None else str(options.data_dir),
+            "model": options.model,
+            "data__augmentation": "crop-flip" if options.dataset == "cifar10" else "none",
+            "data__validation": options.validation if is_search else 0.0,
+            "rounds": options.tune_rounds if is_search else options.rounds,
+            "eval_every": options.eval_every,
             "lr": lr,
             "seed": seed,
-            "device": wanted.device,
-            "workers": 1 if wanted.data == "digits" else None,  # so small that starting processes would take longer
-            "engine__precision": wanted.precision,
-            "engine__compile": wanted.compile,
+            "device": options.device,
+            "workers": 1 if options.dataset == "digits" else None,  # starting processes would take longer
+            "engine__precision": options.precision,
+            "engine__compile": options.compile,
         }
 
     def write(self) -> None:
-        """All numbers in one file, and the table."""
-        write_whole(
-            self.wanted.out / "numbers.json", json.dumps({"about": self.about, "runs": self.runs()}, indent=1) + "\n"
-        )
-        write_whole(self.wanted.out / "table.md", table(self))
-
-
-# --- the stages --------------------------------------------------------------------------------------------------------------------------
+        """Write all numbers to one file, and the table."""
+        document = json.dumps({"about": self.about, "runs": self.runs()}, indent=1)
+        write_whole(self.options.out / "numbers.json", document + "\n")
+        write_whole(self.options.out / "table.md", table(self))
 
 
 def first_stage(study: Study) -> None:
-    """Every algorithm at the rate of the protocol."""
-    for seed in study.wanted.seeds:
-        for algorithm in study.wanted.only:
-            study.train("full", algorithm, protocol_rate(), seed)
+    """Run every algorithm with the protocol's learning rate."""
+    for seed in study.options.seeds:
+        for algorithm in study.options.only:
+            study.train("full", algorithm, protocol_lr(), seed)
 
 
 def second_stage(study: Study) -> None:
-    """Short runs over the grid, for those that fall short most."""
+    """Search the learning rate of the algorithms that fall short most."""
     for algorithm in to_tune(study):
-        for lr in study.wanted.grid if algorithm in study.wanted.only else ():
-            study.train("tune", algorithm, lr, study.wanted.seeds[0])
+        for lr in study.options.grid if algorithm in study.options.only else ():
+            study.train("tune", algorithm, lr, study.options.seeds[0])
 
 
 def third_stage(study: Study) -> None:
-    """Full runs at the chosen rates."""
+    """Run these algorithms in full with the selected learning rates."""
     for algorithm in to_tune(study):
-        lr = chosen_rate(study, algorithm)
+        lr = selected_lr(study, algorithm)
         if lr is None:
-            raise UserError(f"the search for the rate of {algorithm} is not over; run stage 2 first")
-        for seed in study.wanted.seeds if algorithm in study.wanted.only else ():
+            raise UserError(f"the learning rate search of {algorithm} has not finished; run stage 2 first")
+        for seed in study.options.seeds if algorithm in study.options.only else ():
             study.train("full", algorithm, lr, seed)
 
 
 def to_tune(study: Study) -> list[str]:
-    """The algorithms whose rate is searched: those named, or the two that fall short most."""
-    if study.wanted.tune:
-        return list(study.wanted.tune)
-    gaps = {algorithm: gap(algorithm, study.full(algorithm, protocol_rate())) for algorithm in ALGORITHMS}
-    missing = [algorithm for algorithm, found in gaps.items() if found is None]
+    """The algorithms to tune: those of ``--tune``, or the two that fall short most."""
+    if study.options.tune:
+        return list(study.options.tune)
+    gaps = {algorithm: gap(algorithm, study.full(algorithm, protocol_lr())) for algorithm in ALGORITHMS}
+    missing = [algorithm for algorithm, difference in gaps.items() if difference is None]
     if missing:
-        raise UserError(
-            f"the two that fall short most are not known without {', '.join(missing)}; run stage 1, or name two with --tune"
-        )
+        names = ", ".join(missing)
+        raise UserError(f"which two fall short most is unknown without {names}; run stage 1, or name two with --tune")
     return sorted(ALGORITHMS, key=lambda algorithm: gaps[algorithm] or 0.0)[:2]
 
 
-def chosen_rate(study: Study, algorithm: str) -> float | None:
-    """The rate of the grid with the highest validation accuracy; None while runs are missing, the protocol's where all diverged."""
-    runs = [one for one in study.runs().values() if one["kind"] == "tune" and one["algorithm"] == algorithm]
-    scores = {one["lr"]: -1.0 if one["validation"] is None else one["validation"] for one in runs}
-    if not set(study.wanted.grid) <= set(scores):
+def selected_lr(study: Study, algorithm: str) -> float | None:
+    """The learning rate with the highest validation accuracy; None before the search has finished.
+
+    If every run of the search diverged, this is the protocol's.
+    """
+    runs = study.select("tune", algorithm)
+    scores = {run["lr"]: -1.0 if run["validation"] is None else run["validation"] for run in runs}
+    if not set(study.options.grid) <= set(scores):
         return None
     best = max(scores, key=lambda lr: scores[lr])
-    return protocol_rate() if scores[best] < 0 else best
+    return protocol_lr() if scores[best] < 0 else best
 
 
-# --- what came of it ---------------------------------------------------------------------------------------------------------------------
-
-
-def gap(algorithm: str, runs: Sequence[Numbers]) -> float | None:
-    """Measured less published, in points; None without a run. A run that diverged counts as 0 %."""
-    return fmean(100 * (one["test"] or 0.0) for one in runs) - published(algorithm) if runs else None
+def gap(algorithm: str, runs: Sequence[RunNumbers]) -> float | None:
+    """Measured minus published accuracy in points; None without runs. A diverged run counts as 0 %."""
+    return fmean(100 * (run["test"] or 0.0) for run in runs) - published(algorithm) if runs else None
 
 
 def percent(value: float | None) -> str:
-    """An accuracy in per cent."""
+    """An accuracy as text; None means that the run diverged."""
     return "diverged" if value is None else f"{100 * value:.2f} %"
 
 
-def shown(runs: Sequence[Numbers]) -> str:
-    """Mean and standard deviation over seeds, in per cent."""
-    values = [100 * one["test"] for one in runs if one["test"] is not None]
+def mean_accuracy(runs: Sequence[RunNumbers]) -> str:
+    """Mean and standard deviation over seeds in per cent."""
+    values = [100 * run["test"] for run in runs if run["test"] is not None]
     if not values:
         return "diverged" if runs else "–"
     return f"{fmean(values):.1f} ± {stdev(values):.1f}" if len(values) > 1 else f"{values[0]:.1f}"
 
 
-def reached(algorithm: str, runs: Sequence[Numbers], rounds: int) -> str:
-    """The first evaluated round at the paper's target, or that it was not reached."""
-    target = cell(algorithm, "rounds").number.target  # type: ignore[attr-defined]
-    firsts = [next((at for at, value in one["curve"] if value is not None and value >= target), None) for one in runs]
-    there = [at for at in firsts if at is not None]
-    return f"{fmean(there):.0f}" if there and len(there) == len(firsts) else f"{rounds}+" if firsts else "–"
+def rounds_to_target(runs: Sequence[RunNumbers], rounds: int) -> str:
+    """The first evaluated round at the paper's target, averaged over seeds; ``1000+`` if a seed did not reach it."""
+    first = [next((at for at, value in run["curve"] if value is not None and value >= TARGET), None) for run in runs]
+    reached = [at for at in first if at is not None]
+    return f"{fmean(reached):.0f}" if reached and len(reached) == len(first) else f"{rounds}+" if first else "–"
 
 
-def lines(study: Study) -> Iterator[tuple[str, float, list[Numbers]]]:
-    """Algorithm, rate and runs of every line of the table."""
+def table_lines(study: Study) -> Iterator[tuple[str, float, list[RunNumbers]]]:
+    """Algorithm, learning rate and runs of each line of the table."""
     for algorithm in ALGORITHMS:
-        for lr in dict.fromkeys((protocol_rate(), chosen_rate(study, algorithm))):
+        for lr in dict.fromkeys((protocol_lr(), selected_lr(study, algorithm))):
             if lr is not None and (runs := study.full(algorithm, lr)):
                 yield algorithm, lr, runs
 
 
 def table(study: Study) -> str:
-    """Published, measured and difference in Markdown, with how rates were chosen and the gaps that need a reading."""
-    wanted = study.wanted
+    """A Markdown table of published and measured numbers, with notes on the searches and on large differences."""
+    options = study.options
     heads = ("algorithm", "lr", "published", "measured", "difference", "rounds to 78 %, published", "measured")
-    rows = [heads, ("---",) * len(heads)]
-    wide = []
-    for algorithm, lr, runs in lines(study):
-        accuracy, rounds, off = cell(algorithm).published, cell(algorithm, "rounds").published, gap(algorithm, runs)
+    rows, large = [heads, ("---",) * len(heads)], []
+    for algorithm, lr, runs in table_lines(study):
+        accuracy, rounds = cell(algorithm).published, cell(algorithm, "rounds").published
+        difference = gap(algorithm, runs)
         assert accuracy is not None
         assert rounds is not None
-        assert off is not None
-        to_target = reached(algorithm, runs, wanted.rounds)
-        rows.append((f"`{algorithm}`", f"{lr:g}", accuracy.text, shown(runs), f"{off:+.1f}", rounds.text, to_target))
-        wide += [f"`{algorithm}` at {lr:g} ({off:+.1f})"] * (abs(off) > GAP)
+        assert difference is not None
+        numbers = (accuracy.text, mean_accuracy(runs), f"{difference:+.1f}", rounds.text)
+        rows.append((f"`{algorithm}`", f"{lr:g}", *numbers, rounds_to_target(runs, options.rounds)))
+        if abs(difference) > GAP:
+            large.append(f"`{algorithm}` at {lr:g} ({difference:+.1f})")
+    setting = f"{options.dataset}, `{options.model}`, {options.precision}"
     notes = [
-        f"{wanted.data}, `{wanted.model}`, {wanted.precision}; accuracy after {wanted.rounds} rounds, evaluated every {wanted.every}.",
-        *(searched(study, algorithm) for algorithm in ALGORITHMS),
-        f"Differences above {GAP:g} points: {', '.join(wide) or 'none'}.",
+        f"{setting}; accuracy after {options.rounds} rounds, evaluated every {options.eval_every}.",
+        *(search_note(study, algorithm) for algorithm in ALGORITHMS),
+        f"Differences above {GAP:g} points: {', '.join(large) or 'none'}.",
     ]
     return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", *(note for note in notes if note), ""])
 
 
-def searched(study: Study, algorithm: str) -> str:
-    """How an algorithm's rate was chosen; empty where it was not."""
-    lr = chosen_rate(study, algorithm)
+def search_note(study: Study, algorithm: str) -> str:
+    """How the learning rate of an algorithm was selected; empty if it was not tuned."""
+    lr = selected_lr(study, algorithm)
     if lr is None:
         return ""
-    runs = [one for one in study.runs().values() if one["kind"] == "tune" and one["algorithm"] == algorithm]
-    scores = ", ".join(
-        f"{one['lr']:g}: {percent(one['validation'])}" for one in sorted(runs, key=lambda one: float(one["lr"]))
-    )
-    wanted = study.wanted
-    held_out = f"{100 * wanted.validation:g} % of the training data"
-    return f"Rate of `{algorithm}`: {lr:g}, by accuracy on {held_out} after {wanted.tune_rounds} rounds ({scores})."
+    runs = sorted(study.select("tune", algorithm), key=lambda run: float(run["lr"]))
+    scores = ", ".join(f"{run['lr']:g}: {percent(run['validation'])}" for run in runs)
+    share = f"{100 * study.options.validation:g} % of the training data"
+    when = f"after {study.options.tune_rounds} rounds"
+    return f"Learning rate of `{algorithm}`: {lr:g}, by accuracy on {share} {when} ({scores})."
 
 
 def draw(study: Study, path: Path) -> None:
-    """The curves of the full runs."""
-    import io
-
+    """Draw the curves of the full runs."""
     from fedflat.reporting.figures.curves import curves
 
     drawn = [
-        (f"{algorithm}, rate {lr:g}", [history(one) for one in runs], "server") for algorithm, lr, runs in lines(study)
+        (f"{algorithm}, lr {lr:g}", [history(run) for run in runs], "server")
+        for algorithm, lr, runs in table_lines(study)
     ]
     if not drawn:
-        raise UserError("there is no run to draw yet; run stage 1 first")
-    picture = io.BytesIO()
-    curves(drawn, "accuracy").savefig(picture, format="png", dpi=200)
-    write_whole(path, picture.getvalue())
+        raise UserError("no finished run to draw; run stage 1 first")
+    content = io.BytesIO()
+    curves(drawn, "accuracy").savefig(content, format="png", dpi=200)
+    write_whole(path, content.getvalue())
 
 
-def history(one: Numbers) -> list[Numbers]:
-    """The curve of a run as its evaluations."""
-    return [{"round": at, "test": {"server": {"accuracy": value}}} for at, value in one["curve"]]
+def history(run: RunNumbers) -> list[dict[str, Any]]:
+    """The curve of a run in the form of a record's history."""
+    return [{"round": at, "test": {"server": {"accuracy": value}}} for at, value in run["curve"]]
 
 
-def main(given: Sequence[str] | None = None) -> str:
-    """Run what is not there yet of the stages asked for, and return the table."""
-    wanted = arguments(given)
-    study = Study(wanted)
+def main(words: Sequence[str] | None = None) -> str:
+    """Run the missing parts of the chosen stages, and return the table."""
+    options = parse_arguments(words)
+    study = Study(options)
     for name, stage in zip(STAGES, (first_stage, second_stage, third_stage), strict=False):
-        if wanted.only_stage in (None, name):
+        if options.only_stage in (None, name):
             stage(study)
     study.write()
-    if wanted.draw is not None:
-        draw(study, wanted.draw)
+    if options.draw is not None:
+        draw(study, options.draw)
     return table(study)
 
 

@@ -1,12 +1,13 @@
-"""Ray workers that hold a GPU, alone and two to one, against one process on the same GPU: the same models to rounding, and seconds a round.
+"""Compare Ray workers that hold a GPU with one process on the same GPU: models up to rounding, and time per round.
 
-python studies/ray_gpu.py OUT                                  random images, cnn, FedAvg and FedMoSWA, 30 rounds: about a minute
-python studies/ray_gpu.py OUT --dataset FOLDER                    CIFAR-10 from a folder
-python studies/ray_gpu.py OUT --device cpu --rounds 5 --model lenet5     what can be tried without a GPU
+Examples:
+    python studies/ray_gpu.py OUT                                           # random images, cnn, about a minute
+    python studies/ray_gpu.py OUT --data-dir DATA                           # CIFAR-10
+    python studies/ray_gpu.py OUT --device cpu --rounds 5 --model lenet5    # without a GPU
 
-What rounding comes to is measured, too: by the engine itself with another number of clients side by side, which sums in another order.
-Ends with an error where models of Ray differ from those by more than ten times that (on a CPU: by a bit), or where a Ray without a GPU
-does not say so. Needs Ray (pip install "fedflat[ray]"). OUT/ray_gpu.json has the figures.
+The effect of rounding is measured too: the same engine with another number of concurrent clients sums in another order.
+The script fails if models trained by Ray differ by more than ten times that (on a CPU: at all), or if a Ray cluster
+without a GPU does not report it. Requires Ray (pip install "fedflat[ray]"). OUT/ray_gpu.json holds the numbers.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,19 +33,20 @@ from fedflat.experiment.store.atomic_files import create_folder, write_whole
 
 ALGORITHMS = ("fedavg", "fedmoswa")
 WARM_UP = 3
-"""Rounds that do not count: lanes are captured in them."""
+"""Rounds that are not timed: lanes are captured in them."""
 IMAGES = 20_000
 OTHER_LANES = 3
 ALLOWED = 10.0
-"""Times the gap of rounding."""
+"""Largest allowed difference of models, in multiples of the difference that rounding makes."""
 LEAST = 1e-6
-"""A gap that rounding may have in any case."""
-WITHOUT = "import fedflat; fedflat.run('fedavg', rounds=1, engine='ray', device='cuda', workers=1)"
-SENTENCE = "no node of the Ray cluster has a GPU"
+"""A relative difference that is always allowed."""
+RUN_WITHOUT_GPU = "import fedflat; fedflat.run('fedavg', rounds=1, engine='ray', device='cuda', workers=1)"
+EXPECTED_WORDS = ("Ray", "GPU")
+"""In the error that a Ray cluster without a GPU must raise."""
 
 
-class Clock(fedflat.Callback):
-    """Notes when each round has ended, on the GPU too."""
+class WorkerClock(fedflat.Callback):
+    """Records when each round ended, including work queued on the GPU, and how long the slowest worker trained."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
@@ -56,45 +59,44 @@ class Clock(fedflat.Callback):
         self.training.append(getattr(run.engine, "slowest", float("nan")))
 
     @property
-    def seconds(self) -> float:
-        """A round, without the first ones."""
-        return median(
-            after - before for before, after in zip(self.ends[WARM_UP - 1 :], self.ends[WARM_UP:], strict=False)
-        )
+    def seconds_per_round(self) -> float:
+        """Median after the warm-up."""
+        return median(after - before for before, after in pairwise(self.ends[WARM_UP - 1 :]))
 
 
-class Study:
-    """Trains the same experiment in several ways."""
+class EngineComparison:
+    """Trains the same experiment on several engines."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.rows: list[dict[str, Any]] = []
-        own: dict[str, Any] = {"data": RandomImages(size=IMAGES).dataset()}
-        self.data = {"data": "cifar10", "data__dir": options.data} if options.data else own
-        self.first: dict[str, torch.Tensor] = {}
+        random_images: dict[str, Any] = {"data": RandomImages(size=IMAGES).dataset()}
+        cifar10 = {"dataset": "cifar10", "data_dir": options.data_dir}
+        self.data = cifar10 if options.data_dir else random_images
+        self.reference: dict[str, torch.Tensor] = {}
         self.allowed: dict[str, float] = {}
 
     @property
-    def alone(self) -> str:
-        """The engine that Ray's workers have, too."""
+    def single_process(self) -> str:
+        """The engine that each Ray worker uses."""
         return "lanes" if self.options.device == "cuda" else "loop"
 
-    def train(self, what: str, algorithm: str, engine: str, **settings: Any) -> dict[str, Any]:
-        """Train, and compare the server's model with that of the first way."""
-        o, clock = self.options, Clock()
-        begun = time.perf_counter()
+    def train(self, label: str, algorithm: str, engine: str, **settings: Any) -> dict[str, Any]:
+        """Train, and compare the global model with that of the first engine."""
+        options, clock = self.options, WorkerClock()
+        start = time.perf_counter()
         result = fedflat.run(
             algorithm,
-            model=o.model,
+            model=options.model,
             partition="iid",
             clients=100,
-            clients_per_round=o.clients_per_round,
-            rounds=o.rounds,
-            eval_every=o.rounds,
-            local_steps=o.steps,
+            clients_per_round=options.clients_per_round,
+            rounds=options.rounds,
+            eval_every=options.rounds,
+            local_steps=options.local_steps,
             batch_size=50,
             lr=0.05,
-            device=o.device,
+            device=options.device,
             engine=engine,
             evaluation__examples=500,
             callbacks=[clock],
@@ -102,102 +104,101 @@ class Study:
             **settings,
         )
         weights = result.record.models["server"].weights.double().cpu()
-        first = self.first.setdefault(algorithm, weights)
+        reference = self.reference.setdefault(algorithm, weights)
         row = {
             "algorithm": algorithm,
-            "what": what,
-            "seconds_per_round": clock.seconds,
+            "engine": label,
+            "seconds_per_round": clock.seconds_per_round,
             "seconds_in_workers": median(clock.training[WARM_UP:]),
-            "gap": float((weights - first).norm() / first.norm()),
-            "seconds_in_all": time.perf_counter() - begun,
+            "difference": float((weights - reference).norm() / reference.norm()),
+            "total_seconds": time.perf_counter() - start,
         }
         self.rows.append(row)
-        print(f"{algorithm}, {what}: {row['seconds_in_all']:.1f} s in all", flush=True)
+        print(f"{algorithm}, {label}: {row['total_seconds']:.1f} s in total", flush=True)
         return row
 
-    def train_alone(self) -> None:
-        """Train in this process; what rounding comes to is what changes with another order of sums."""
+    def train_in_this_process(self) -> None:
+        """Train the reference, and measure the effect of rounding."""
         for algorithm in ALGORITHMS:
-            self.train(self.alone, algorithm, self.alone, workers=1)
+            self.train(self.single_process, algorithm, self.single_process, workers=1)
             self.allowed[algorithm] = 0.0
             if self.options.device == "cuda":
-                other = self.train(f"lanes, {OTHER_LANES} side by side", algorithm, "lanes", engine__lanes=OTHER_LANES)
-                self.allowed[algorithm] = max(LEAST, ALLOWED * other["gap"])
+                row = self.train(f"lanes, {OTHER_LANES} at a time", algorithm, "lanes", engine__lanes=OTHER_LANES)
+                self.allowed[algorithm] = max(LEAST, ALLOWED * row["difference"])
 
     def train_with_ray(self) -> list[str]:
-        """Train on one worker and on two; returns what is wrong."""
-        wrong = []
-        for workers in (1, 2):
-            place = "the GPU" if self.options.device == "cuda" else "cores"
+        """Train on one worker and on two; returns what went wrong."""
+        errors = []
+        device = "the GPU" if self.options.device == "cuda" else "cores"
+        for workers, label in ((1, f"ray, 1 worker on {device}"), (2, f"ray, 2 workers on {device}")):
             for algorithm in ALGORITHMS:
-                row = self.train(
-                    f"ray, {workers} worker{'s' * (workers > 1)} on {place}", algorithm, "ray", workers=workers
-                )
+                difference = self.train(label, algorithm, "ray", workers=workers)["difference"]
                 allowed = self.allowed[algorithm]
-                if row["gap"] > allowed:
-                    wrong.append(
-                        f"{algorithm} with {workers} workers differs by {row['gap']:.1e}, and {allowed:.1e} are allowed"
-                    )
-        return wrong
+                if difference > allowed:
+                    errors.append(f"{algorithm} on {label} differs by {difference:.1e}; allowed: {allowed:.1e}")
+        return errors
 
     def table(self) -> str:
-        """The figures, a line each."""
-        lines = [f"{'algorithm':10} {'engine':30} {'s/round':>8} {'in workers':>11} {'times alone':>12} {'gap':>9}"]
-        alone = {row["algorithm"]: row["seconds_per_round"] for row in self.rows if row["what"] == self.alone}
+        """The numbers as text, one line per run."""
+        lines = [f"{'algorithm':10} {'engine':30} {'s/round':>8} {'in workers':>11} {'relative':>9} {'difference':>10}"]
+        single = {
+            row["algorithm"]: row["seconds_per_round"] for row in self.rows if row["engine"] == self.single_process
+        }
         for row in sorted(self.rows, key=lambda row: ALGORITHMS.index(row["algorithm"])):
             seconds = row["seconds_per_round"]
-            times = f"{seconds / alone[row['algorithm']]:12.2f}"
-            lines.append(
-                f"{row['algorithm']:10} {row['what']:30} {seconds:8.4f} {row['seconds_in_workers']:11.4f} {times} {row['gap']:9.1e}"
-            )
+            times = f"{seconds:8.4f} {row['seconds_in_workers']:11.4f} {seconds / single[row['algorithm']]:9.2f}"
+            lines.append(f"{row['algorithm']:10} {row['engine']:30} {times} {row['difference']:10.1e}")
         return "\n".join(lines)
 
 
-def main() -> None:
-    reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    reader.add_argument("out", type=Path, help="folder for the figures")
-    reader.add_argument("--dataset", type=Path, help="folder with CIFAR-10; default: random images")
-    reader.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    reader.add_argument("--model", default="cnn")
-    reader.add_argument("--rounds", type=int, default=30)
-    reader.add_argument("--local-steps", type=int, default=20)
-    reader.add_argument("--clients-per-round", type=int, default=10)
-    options = reader.parse_args()
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="directory of the numbers")
+    parser.add_argument("--data-dir", type=Path, help="directory of CIFAR-10 (default: random images)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--model", default="cnn")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--local-steps", type=int, default=20)
+    parser.add_argument("--clients-per-round", type=int, default=10)
+    options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
-        sys.exit("torch sees no GPU here, and this compares Ray workers that hold one; try --device cpu")
+        sys.exit("torch finds no GPU; use --device cpu")
     if options.rounds < WARM_UP + 2:
-        sys.exit(f"--rounds {options.rounds} are too few: {WARM_UP} do not count, and two more are needed")
-    begun = time.perf_counter()
-    study = Study(options)
-    study.train_alone()
-    blind = subprocess.Popen(
-        [sys.executable, "-c", WITHOUT],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    wrong = study.train_with_ray()
-    told = blind.communicate(timeout=120)[1].strip().splitlines()[-1]
-    if SENTENCE not in told:
-        wrong.append(f"a Ray without a GPU said: {told}")
-    found = {
+        sys.exit(f"--rounds {options.rounds} is too small; expected at least {WARM_UP + 2}, {WARM_UP} of them warm-up")
+    return options
+
+
+def main() -> None:
+    """Run the comparison; exits with an error if something differs."""
+    options = parse_arguments()
+    start = time.perf_counter()
+    comparison = EngineComparison(options)
+    comparison.train_in_this_process()
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-c", RUN_WITHOUT_GPU]
+    without_gpu = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    errors = comparison.train_with_ray()
+    message = without_gpu.communicate(timeout=120)[1].strip().splitlines()[-1]
+    if not all(word in message for word in EXPECTED_WORDS):
+        errors.append(f"a Ray cluster without a GPU reported: {message}")
+    document = {
         "hardware": hardware(),
         "versions": versions(),
-        "options": {k: str(v) for k, v in vars(options).items()},
-        "rows": study.rows,
+        "options": {name: str(value) for name, value in vars(options).items()},
+        "rows": comparison.rows,
+        "without_gpu": message,
+        "errors": errors,
     }
     create_folder(options.out)
-    write_whole(
-        options.out / "ray_gpu.json", json.dumps({**found, "without_gpu": told, "wrong": wrong}, indent=2).encode()
-    )
-    gpus = hardware()["gpus"] or ["none"]
-    print(f"\na Ray without a GPU says: {told}")
-    print(f"GPUs: {', '.join(gpus)}; torch {torch.__version__}; {time.perf_counter() - begun:.0f} s in all")
-    print(
-        f"{options.model}, {options.clients_per_round} clients x {options.steps} steps x batch 50, {options.rounds} rounds"
-    )
-    print(study.table(), flush=True)
-    sys.exit("; ".join(wrong) if wrong else 0)
+    write_whole(options.out / "ray_gpu.json", json.dumps(document, indent=2))
+    gpus = ", ".join(hardware()["gpus"] or ["none"])
+    setting = f"{options.clients_per_round} clients x {options.local_steps} steps x batch size 50"
+    print(f"\nA Ray cluster without a GPU reports: {message}")
+    print(f"GPUs: {gpus}; torch {torch.__version__}; {time.perf_counter() - start:.0f} s in total")
+    print(f"{options.model}, {setting}, {options.rounds} rounds")
+    print(comparison.table(), flush=True)
+    sys.exit("; ".join(errors) if errors else 0)
 
 
 if __name__ == "__main__":

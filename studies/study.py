@@ -1,8 +1,9 @@
-"""What studies share: stages with their times, runs that are not made twice, curvature, and numbers that are always whole on disk."""
+"""Shared by the studies: timed stages, runs that are trained once, curvature, and numbers saved after every step."""
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import math
 import sys
@@ -23,27 +24,32 @@ from fedflat.flatness import Ends, Objective, Operator, lanczos
 from fedflat.flatness.curvature.trace import hutchinson
 
 TOLERANCE = 0.005
-"""How well eigenvalues are known, relative to their size."""
+"""Relative accuracy of eigenvalues."""
 
 
 class Numbers:
-    """The numbers of a study: a JSON file that is written whole after every addition, so that a study cut off leaves what it has."""
+    """The numbers of a study in one JSON file, rewritten atomically after every addition.
+
+    Args:
+        path: the file; an existing one is continued.
+        about: the settings of the study. A file with other settings raises an error.
+    """
 
     def __init__(self, path: Path, **about: Any) -> None:
         self.path = path
         self.values: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         if self.values.get("about", about) != about:
-            raise fedflat.UserError(f"{path} holds a study with other settings; choose another --out or remove it")
+            raise fedflat.UserError(f"{path} belongs to a study with other settings; choose another --out or remove it")
         self.values["about"] = about
         create_folder(path.parent)
         self.save()
 
     def save(self) -> None:
-        """Write all there is."""
+        """Write the file."""
         write_whole(self.path, json.dumps(plain(self.values), indent=1, allow_nan=False) + "\n")
 
     def part(self, *names: str) -> dict[str, Any]:
-        """The numbers under some names, one inside the other, made where there are none yet."""
+        """The nested dict under some names, created if missing."""
         inside = self.values
         for name in names:
             inside = inside.setdefault(name, {})
@@ -55,94 +61,80 @@ def saved_numbers(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text()))
     except OSError:
-        raise fedflat.UserError(f"there is no {path} to draw from; run the study without --draw-only first") from None
+        raise fedflat.UserError(f"{path} does not exist; run the study without --draw-only first") from None
 
 
 @contextmanager
-def stage(what: str) -> Iterator[None]:
-    """Say what is being done, and then how long it took."""
-    print(f"{what} ...", file=sys.stderr, flush=True)
-    begun = time.monotonic()
+def stage(name: str) -> Iterator[None]:
+    """Print the name of a stage, and its duration when it has finished."""
+    print(f"{name} ...", file=sys.stderr, flush=True)
+    start = time.monotonic()
     yield
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    print(f"{what}: {shown_seconds(time.monotonic() - begun)}", file=sys.stderr, flush=True)
+    print(f"{name}: {shown_seconds(time.monotonic() - start)}", file=sys.stderr, flush=True)
 
 
 def trained(algorithm: str, out: Path, **settings: Any) -> Record:
-    """A run, made now, gone on with, or read where it was finished before."""
-    (record,) = fedflat.compare(
-        [algorithm], seeds=[settings.pop("seed", 0)], out=out, callbacks=(Lines(),), jobs=1, **settings
-    ).records
+    """The record of a run; trains, resumes, or loads a finished run from ``out``."""
+    seeds = [settings.pop("seed", 0)]
+    (record,) = fedflat.compare([algorithm], seeds=seeds, out=out, callbacks=(Lines(),), jobs=1, **settings).records
     if record.status == "diverged":
         print(f"{algorithm} diverged: {record.reason}", file=sys.stderr)
     return record
 
 
 def top_eigenvalues(objective: Objective, count: int, tolerance: float = TOLERANCE, seed: int = 0) -> list[float]:
-    """The largest eigenvalues of the Hessian of an objective, descending."""
-    found = lanczos(Operator.of_hessian(objective), Ends(min(count, objective.size)), tolerance=tolerance, seed=seed)
-    return [float(value) for value in found.values]
+    """The largest eigenvalues of an objective's Hessian, in descending order."""
+    ends = Ends(min(count, objective.size))
+    spectrum = lanczos(Operator.of_hessian(objective), ends, tolerance=tolerance, seed=seed)
+    return [float(value) for value in spectrum.values]
 
 
 def curvature(objective: Objective, count: int = 5, draws: int = 20, seed: int = 0) -> dict[str, Any]:
-    """The largest eigenvalues and the trace with its confidence interval, as plain values."""
+    """Training loss, the ``count`` largest eigenvalues, and the trace with its confidence interval."""
     operator = Operator.of_hessian(objective)
-    found = lanczos(operator, Ends(min(count, objective.size)), tolerance=TOLERANCE, seed=seed)
-    trace = hutchinson(operator, draws=draws, seed=seed, values=found.values, vectors=found.vectors)
-    eigenvalues = [float(value) for value in found.values]
+    spectrum = lanczos(operator, Ends(min(count, objective.size)), tolerance=TOLERANCE, seed=seed)
+    trace = hutchinson(operator, draws=draws, seed=seed, values=spectrum.values, vectors=spectrum.vectors)
     return {
         "train_loss": float(objective.loss()),
-        "eigenvalues": eigenvalues,
-        "converged": found.converged,
+        "eigenvalues": [float(value) for value in spectrum.values],
+        "converged": spectrum.converged,
         "trace": trace.document(),
     }
 
 
 def common_arguments(description: str, rounds: int, out: str) -> argparse.ArgumentParser:
-    """The arguments that every study takes."""
+    """A parser with the options that flatness studies share."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument(
-        "--dataset",
-        default="cifar10",
-        type=lambda name: name.replace("-", "_"),
-        choices=["cifar10", "fashion_mnist", "digits"],
-        help="dataset",
-    )
-    parser.add_argument("--data-dir", type=Path, default=None, help="where its files are")
-    parser.add_argument("--model", default=None, help="model; cnn unless the data are digits, which take mlp")
-    parser.add_argument("--rounds", type=int, default=rounds, help="communication rounds")
-    parser.add_argument("--seed", type=int, default=0, help="seed of everything random")
-    parser.add_argument(
-        "--examples", type=int, default=2000, help="training examples that curvature and landscapes are taken on"
-    )
-    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"], help="where to train and measure")
-    parser.add_argument(
-        "--precision", default="float32", choices=["float32", "tf32", "bf16", "float64"], help="precision of training"
-    )
-    parser.add_argument(
-        "--compile",
-        default="off",
-        choices=["off", "on", "auto"],
-        help="compile training steps, which pays in long runs",
-    )
-    parser.add_argument("--out", type=Path, default=Path(out), help="folder of runs, numbers and pictures")
-    parser.add_argument(
-        "--draw-only", action="store_true", help="draw from numbers.json again; train and measure nothing"
-    )
+    add = parser.add_argument
+    datasets = ["cifar10", "fashion_mnist", "digits"]
+    add("--dataset", default="cifar10", type=lambda name: name.replace("-", "_"), choices=datasets, help="dataset")
+    add("--data-dir", type=Path, default=None, help="directory of its files")
+    add("--model", default=None, help="model; by default cnn, or mlp for digits")
+    add("--rounds", type=int, default=rounds, help="communication rounds")
+    add("--seed", type=int, default=0, help="seed of the runs")
+    add("--examples", type=int, default=2000, help="training examples for curvature and landscapes")
+    add("--device", default="auto", choices=["auto", "cpu", "cuda"], help="device to train and measure on")
+    precisions = ["float32", "tf32", "bf16", "float64"]
+    add("--precision", default="float32", choices=precisions, help="precision of training")
+    add("--compile", default="off", choices=["off", "on", "auto"], help="compile training steps; pays in long runs")
+    add("--out", type=Path, default=Path(out), help="directory of runs, numbers and figures")
+    add("--draw-only", action="store_true", help="draw again from numbers.json without training or measuring")
     return parser
 
 
 def common_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The settings of every run that follow from the arguments."""
+    """The run settings that follow from the common options."""
+    is_tiny = arguments.dataset == "digits"
     return {
-        "dataset": arguments.data,
+        "dataset": arguments.dataset,
         "data_dir": arguments.data_dir,
-        "model": arguments.model or ("mlp" if arguments.data == "digits" else "cnn"),
+        "model": arguments.model or ("mlp" if is_tiny else "cnn"),
         "rounds": arguments.rounds,
         "seed": arguments.seed,
         "device": arguments.device,
-        "workers": 1 if arguments.data == "digits" else None,  # so small that starting processes would take longer
+        "workers": 1 if is_tiny else None,  # starting processes would take longer than training
         "engine__precision": arguments.precision,
         "engine__compile": arguments.compile,
         "engine__checkpoint_every": max(arguments.rounds // 10, 10),
@@ -150,12 +142,12 @@ def common_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def measuring_precision(precision: str) -> str:
-    """The precision to measure in: curvature and landscapes are never rounded to bfloat16."""
+    """The precision for curvature and landscapes, which bfloat16 is too coarse for."""
     return "float32" if precision == "bf16" else precision
 
 
 def plain(value: Any) -> Any:
-    """Nested values without numbers that JSON does not know."""
+    """Nested values with None for numbers that are not finite, which JSON lacks."""
     if isinstance(value, dict):
         return {str(key): plain(inside) for key, inside in value.items()}
     if isinstance(value, list | tuple):
@@ -163,12 +155,10 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write_picture(figure: Any, path: Path, dpi: int = 200) -> None:
-    """Write a picture as PNG and as PDF."""
-    import io
-
-    for ending in ("png", "pdf"):
-        drawn = io.BytesIO()
-        figure.savefig(drawn, format=ending, dpi=dpi)
-        write_whole(path.with_suffix(f".{ending}"), drawn.getvalue())
-        print(path.with_suffix(f".{ending}"))
+def write_figure(figure: Any, path: Path, dpi: int = 200) -> None:
+    """Write a figure as PNG and PDF, and print both paths."""
+    for suffix in ("png", "pdf"):
+        content = io.BytesIO()
+        figure.savefig(content, format=suffix, dpi=dpi)
+        write_whole(path.with_suffix(f".{suffix}"), content.getvalue())
+        print(path.with_suffix(f".{suffix}"))

@@ -32,8 +32,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def the_same_in_any_order() -> Iterator[None]:
     """Each test begins as if it were the only one.
 
-    Fresh modules draw from torch's generator. And on a processor without bf16, torch's first product in it turns oneDNN off for the whole
-    process, so that later sums end in other bits.
+    Fresh modules draw from torch's generator. And on a processor without bf16, torch's first product in it turns
+    oneDNN off for the whole process, so that later sums end in other bits.
     """
     torch.manual_seed(0)
     enabled = torch._C._get_mkldnn_enabled()

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 
-from fedflat.processes import ChildDied, ChildProcess, close, wait_for_any
+from fedflat.processes import ChildDied, ChildProcess, close_children, wait_for_any
 
 
 def describe(pipe: Connection, *names: str) -> None:
@@ -41,7 +41,7 @@ def test_a_child_has_one_thread_its_own_environment_and_not_our_main_module(monk
     assert os.environ["MINE"] == "parent"
     child.send({"any": "value"})
     assert child.receive() == {"any": "value"}
-    close([child])
+    close_children([child])
     assert not child.is_alive
 
 
@@ -55,7 +55,7 @@ def test_a_child_ignores_interrupts_and_a_killed_one_is_reported() -> None:
     with pytest.raises(ChildDied, match="killed"):
         child.receive()
     child.send("nobody reads this")
-    close([child])
+    close_children([child])
 
 
 def test_a_child_that_leaves_is_reported() -> None:
@@ -63,12 +63,12 @@ def test_a_child_that_leaves_is_reported() -> None:
     assert wait_for_any([child]) == [child]
     with pytest.raises(ChildDied, match="ended"):
         child.receive()
-    close([child])
+    close_children([child])
 
 
 def test_a_busy_child_is_killed_when_it_is_closed() -> None:
     children = [ChildProcess(sleep), ChildProcess(describe)]
     for child in children:
         child.receive()
-    close(children, patience=0.1)
+    close_children(children, patience=0.1)
     assert not any(child.is_alive for child in children)

@@ -1,4 +1,4 @@
-"""The numpy reference against the golden iterates and the identities of the algorithms' specification (numbers in comments)."""
+"""The numpy reference against the golden iterates and the specification's identities (numbers in comments)."""
 
 from functools import reduce
 from typing import Any
@@ -279,8 +279,14 @@ def test_feddyn_dual_is_the_gradient_after_exact_minimisation() -> None:  # 43
 @FULL_OR_PARTIAL
 def test_variates_are_mean_local_gradients(setting: Setting) -> None:  # 44, 45
     setting = uneven(setting)
-    runs = [("scaffold", {}, 1.0, 1), ("fedmo", {}, 1.0, 1), ("fedmoswa", {}, 0.1, 1), ("fedgamma", {"rho": 0.3}, 1.0, 2),
-            ("fedcm", {"alpha": 0.3}, 1.0, 1), ("fedwmsam", {"rho": 0.2, "lam": 0.3}, 1.0, 1)]  # fmt: skip
+    runs = [
+        ("scaffold", {}, 1.0, 1),
+        ("fedmo", {}, 1.0, 1),
+        ("fedmoswa", {}, 0.1, 1),
+        ("fedgamma", {"rho": 0.3}, 1.0, 2),
+        ("fedcm", {"alpha": 0.3}, 1.0, 1),
+        ("fedwmsam", {"rho": 0.2, "lam": 0.3}, 1.0, 1),
+    ]
     for name, parameters, final_lr, passes in runs:
         trace, calls = recorded(setting, name, **parameters)
         gradients = iter([g for _, _, g in calls[passes - 1 :: passes]])

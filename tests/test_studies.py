@@ -1,4 +1,4 @@
-"""The studies, from end to end on digits; drawn again from their numbers alone; and what they say of made-up numbers."""
+"""The studies at small scale: end to end on digits, drawn again from saved numbers, and judged on made-up numbers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,18 @@ from fedflat.api import make_config
 from fedflat.errors import UserError
 
 STUDIES = Path(__file__).parents[1] / "studies"
-SMALL = ("--dataset", "digits", "--model", "mlp(hidden=8)", "--rounds", "5", "--device", "cpu", "--examples", "60")
+
+
+def words(text: str) -> list[str]:
+    """A command line without quoting."""
+    return text.split()
+
+
+SMALL = words("--dataset digits --model mlp(hidden=8) --rounds 5 --device cpu --examples 60")
 
 
 def study(name: str) -> ModuleType:
-    """A study's module; scripts find what they share beside them."""
+    """A study as a module; studies import shared modules from their own directory."""
     sys.path.insert(0, str(STUDIES))
     try:
         return importlib.import_module(name)
@@ -29,46 +36,40 @@ def study(name: str) -> ModuleType:
 
 
 @pytest.mark.slow
-def test_flat_minima_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flat_minima_from_training_to_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flat_minima = study("flat_minima")
     flat_minima.main([*SMALL, "--points", "5", "--out", str(tmp_path)])
     numbers = json.loads((tmp_path / "numbers.json").read_text())
     assert list(numbers["methods"]) == ["FedAvg", "FedSAM", "FedASAM + SWA", "FedMoSWA"] == list(numbers["landscapes"])
-    for figures in numbers["methods"].values():
-        assert figures["eigenvalues"] == sorted(figures["eigenvalues"], reverse=True)
-        assert 0 <= figures["accuracy"] <= 1
+    for method in numbers["methods"].values():
+        assert method["eigenvalues"] == sorted(method["eigenvalues"], reverse=True)
+        assert 0 <= method["accuracy"] <= 1
     assert numbers["methods"]["FedASAM + SWA"]["model"] == "swa"
-    first = capsys.readouterr()
-    assert "flattest by lambda_max" in first.out
-    assert (tmp_path / "summary.txt").read_text() in first.out
-    assert "training FedAvg: " in first.err
+    output = capsys.readouterr()
+    assert "lambda_max: Fed" in output.out
+    assert (tmp_path / "summary.txt").read_text() in output.out
+    assert "training FedAvg: " in output.err
 
-    for picture in tmp_path.glob("*.p*"):
-        picture.unlink()
+    for figure in tmp_path.glob("*.p*"):
+        figure.unlink()
     flat_minima.main([*SMALL, "--out", str(tmp_path), "--draw-only"])
-    assert {path.name for path in tmp_path.glob("*.p*")} == {
-        "flat_minima.png",
-        "flat_minima.pdf",
-        "plane.png",
-        "plane.pdf",
-    }
+    names = {path.name for path in tmp_path.glob("*.p*")}
+    assert names == {"flat_minima.png", "flat_minima.pdf", "plane.png", "plane.pdf"}
     assert "training" not in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_eccv_claims_from_end_to_end_and_again_without_training(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_eccv_claims_are_measured_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     eccv_claims = study("eccv_claims")
     arguments = [*SMALL, "--moments", "1", "--out", str(tmp_path)]
     eccv_claims.main(arguments)
-    before = (tmp_path / "numbers.json").read_text()
-    found = json.loads(before)["measured"]
-    assert list(found) == ["one class per client", "mild"]
-    assert all(list(methods) == ["FedAvg", "FedSAM", "FedASAM"] for methods in found.values())
-    for methods in found.values():
-        for moments in methods.values():
-            (moment,) = moments.values()
+    numbers = (tmp_path / "numbers.json").read_text()
+    partitions = json.loads(numbers)["measured"]
+    assert list(partitions) == ["one class per client", "mild"]
+    for methods in partitions.values():
+        assert list(methods) == ["FedAvg", "FedSAM", "FedASAM"]
+        for by_round in methods.values():
+            (moment,) = by_round.values()
             assert len(moment["eigenvalues"]) == 5
             assert len(moment["clients"]) == 5
     assert (tmp_path / "table.md").read_text().count("\n| ") == 6
@@ -76,48 +77,31 @@ def test_eccv_claims_from_end_to_end_and_again_without_training(
 
     capsys.readouterr()
     eccv_claims.main(arguments)
-    again = capsys.readouterr()
-    assert "finished after" not in again.err
-    assert (tmp_path / "numbers.json").read_text() == before
-    with pytest.raises(UserError, match="a study with other settings"):
+    assert "training" not in capsys.readouterr().err
+    assert (tmp_path / "numbers.json").read_text() == numbers
+    with pytest.raises(UserError, match="other settings"):
         eccv_claims.main([*arguments, "--seed", "1"])
 
 
 @pytest.mark.slow
-def test_vit_curves_are_trained_once_and_drawn_from_their_numbers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_vit_curves_are_trained_once_and_drawn_from_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     vit_curves = study("vit_curves")
-    small = [
-        "--dataset",
-        "digits",
-        "--model",
-        "vit-tiny(depth=1,patch=4)",
-        "--rounds",
-        "1",
-        "--local-steps",
-        "1",
-        "--batch-size",
-        "4",
-    ]
-    arguments = [str(tmp_path), *small, "--device", "cpu", "--precision", "float32"]
+    tiny = words("--dataset digits --model vit-tiny(depth=1,patch=4) --rounds 1 --local-steps 1 --batch-size 4")
+    arguments = [str(tmp_path), *tiny, "--device", "cpu", "--precision", "float32"]
     vit_curves.main(arguments)
-    before = (tmp_path / "numbers.json").read_text()
+    numbers = (tmp_path / "numbers.json").read_text()
     vit_curves.main(arguments)
-    assert (
-        capsys.readouterr().err.count("training fedmoswa: ") == 1 and (tmp_path / "numbers.json").read_text() == before
-    )
-    vit_curves.main([str(tmp_path), "--draw", str(tmp_path / "picture.png")])
-    assert "fedmoswa" in capsys.readouterr().out and (tmp_path / "picture.png").exists()
+    assert capsys.readouterr().err.count("training fedmoswa: ") == 1
+    assert (tmp_path / "numbers.json").read_text() == numbers
+    vit_curves.main([str(tmp_path), "--draw", str(tmp_path / "figure.png")])
+    assert "fedmoswa" in capsys.readouterr().out
+    assert (tmp_path / "figure.png").exists()
 
 
 @pytest.mark.parametrize("name", ["flat_minima", "eccv_claims"])
-def test_there_must_be_numbers_to_draw_from(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="run the study without --draw-only first"):
+def test_drawing_requires_numbers(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"numbers\.json.* without --draw-only"):
         study(name).main(["--out", str(tmp_path), "--draw-only"])
-
-
-# --- verdicts --------------------------------------------------------------------------------------------------------------------
 
 
 def moment(top: float, client: float, average: float) -> dict[str, Any]:
@@ -137,160 +121,123 @@ def made_up(fedavg: float, fedsam: float, fedasam: float, client: float) -> dict
     return {"measured": {"one class per client": hard, "mild": mild}}
 
 
-def test_claims_hold_on_the_papers_numbers_and_not_on_their_opposite() -> None:
+def test_claims_hold_on_the_published_numbers_and_not_on_their_opposite() -> None:
     """Table 1 of Caldarola et al. at alpha 0: 93.46, 70.29, 30.11, and clients at or below 14."""
-    shown = study("eccv_claims_picture")
-    as_published = shown.verdicts(made_up(93.46, 70.29, 30.11, 3.0))
-    assert "does not hold" not in as_published
-    assert as_published.count("- holds") == 10
-    opposite = shown.verdicts(made_up(30.11, 70.29, 93.46, 500.0))
-    assert "- does not hold: lambda_max falls from FedAvg over FedSAM to FedASAM, one class per client" in opposite
-    assert (
-        "- does not hold: FedAvg's clients are flatter with one class each than with the mild partition (500 against 4)"
-        in opposite
-    )
-    assert "| one class per client | FedAvg | 5 | 50.00 | 93.5 | 93.5 | 3 | 93.5 |" in shown.table(
-        made_up(93.46, 70.29, 30.11, 3.0)
-    )
+    figure = study("eccv_claims_figure")
+    published = made_up(93.46, 70.29, 30.11, 3.0)
+    verdicts = figure.verdicts(published)
+    assert "does not hold" not in verdicts
+    assert verdicts.count("- holds") == 10
+    opposite = figure.verdicts(made_up(30.11, 70.29, 93.46, 500.0)).splitlines()
+    failed = [line for line in opposite if line.startswith("- does not hold")]
+    assert any("from FedAvg over FedSAM to FedASAM, one class per client" in line for line in failed)
+    assert any("one class each" in line and "(500 vs. 4)" in line for line in failed)
+    assert "| one class per client | FedAvg | 5 | 50.00 | 93.5 | 93.5 | 3 | 93.5 |" in figure.table(published)
 
 
-def test_a_study_that_was_cut_off_is_drawn_as_far_as_it_went() -> None:
-    shown = study("eccv_claims_picture")
+def test_an_interrupted_study_is_drawn_as_far_as_it_was_measured() -> None:
+    figure = study("eccv_claims_figure")
     numbers = made_up(3, 2, 1, 0.5)
     numbers["measured"]["mild"] = {"FedAvg": {}}
-    assert len(shown.picture(numbers).axes) == 3
-    assert "mild" not in shown.table(numbers)
-    assert "mild" not in shown.verdicts(numbers)
+    assert len(figure.eccv_claims_figure(numbers).axes) == 3
+    assert "mild" not in figure.table(numbers)
+    assert "mild" not in figure.verdicts(numbers)
 
 
-def test_numbers_are_whole_after_every_addition(tmp_path: Path) -> None:
-    shared = study("study")
-    numbers = shared.Numbers(tmp_path / "new" / "numbers.json", rounds=3)
+def test_numbers_are_complete_on_disk_after_every_addition(tmp_path: Path) -> None:
+    shared, path = study("study"), tmp_path / "new" / "numbers.json"
+    numbers = shared.Numbers(path, rounds=3)
     numbers.part("methods", "FedAvg")["loss"] = float("nan")
     numbers.save()
-    assert json.loads((tmp_path / "new" / "numbers.json").read_text()) == {
-        "about": {"rounds": 3},
-        "methods": {"FedAvg": {"loss": None}},
-    }
-    assert shared.Numbers(tmp_path / "new" / "numbers.json", rounds=3).part("methods", "FedAvg") == {"loss": None}
+    assert json.loads(path.read_text()) == {"about": {"rounds": 3}, "methods": {"FedAvg": {"loss": None}}}
+    assert shared.Numbers(path, rounds=3).part("methods", "FedAvg") == {"loss": None}
     with pytest.raises(UserError, match="other settings"):
-        shared.Numbers(tmp_path / "new" / "numbers.json", rounds=4)
+        shared.Numbers(path, rounds=4)
 
 
-@pytest.mark.parametrize("data", ["cifar10", "fashion_mnist", "digits"])
+@pytest.mark.parametrize("dataset", ["cifar10", "fashion_mnist", "digits"])
 @pytest.mark.parametrize("name", ["flat_minima", "eccv_claims"])
-def test_settings_make_whole_configs_for_every_data_set(name: str, data: str) -> None:
-    """What is run on a GPU for minutes should not end in a wrong setting."""
+def test_settings_form_valid_configs_on_every_dataset(name: str, dataset: str) -> None:
+    """A wrong setting must not surface after minutes on a GPU."""
     module, shared = study(name), study("study")
-    arguments = shared.common_arguments("", 100, "out").parse_args(
-        ["--dataset", data.replace("_", "-"), "--precision", "tf32"]
-    )
-    found = make_config(settings={**module.SETTINGS[data], **shared.common_settings(arguments)})
-    assert (found.data.name, found.training.rounds, found.engine.precision) == (data, 100, "tf32")
-    assert found.model == ("mlp" if data == "digits" else "cnn")
+    options = ["--dataset", dataset.replace("_", "-"), "--precision", "tf32"]
+    arguments = shared.common_arguments("", 100, "out").parse_args(options)
+    config = make_config(settings={**module.SETTINGS[dataset], **shared.common_settings(arguments)})
+    assert (config.data.dataset, config.training.rounds, config.engine.precision) == (dataset, 100, "tf32")
+    assert config.model == ("mlp" if dataset == "digits" else "cnn")
 
 
-def test_the_methods_of_the_picture_are_what_they_are_called() -> None:
-    found = study("flat_minima").algorithms(100, 0.1)
-    assert [canonical(algorithm(text)) for text in found.values()] == list(found.values())
-    assert algorithm(found["FedASAM + SWA"]).lr_schedule.cycle == 5
+def test_the_methods_of_flat_minima_are_canonical() -> None:
+    methods = study("flat_minima").algorithms(100, 0.1)
+    assert [canonical(algorithm(text)) for text in methods.values()] == list(methods.values())
+    assert algorithm(methods["FedASAM + SWA"]).lr_schedule.cycle == 5
 
 
-# --- a column of a table -----------------------------------------------------------------------------------------------------------
+def test_saved_figures_can_be_drawn_again() -> None:
+    """The numbers in studies/results have the keys that the scripts read."""
+    numbers = json.loads((STUDIES / "results" / "flat_minima_fashion_mnist.json").read_text())
+    assert len(study("flat_minima_figure").flat_minima_figure(numbers).axes) == 2 * 4 + 1
+    numbers = json.loads((STUDIES / "results" / "eccv_claims_cifar10.json").read_text())
+    assert len(study("eccv_claims_figure").eccv_claims_figure(numbers).axes) == 6
+    numbers = json.loads((STUDIES / "results" / "camvid.json").read_text())
+    assert "learning rate 0.02" in study("camvid").section(numbers, "camvid.png")
 
-TINY = (
-    "--dataset",
-    "digits",
-    "--model",
-    "mlp(hidden=8)",
-    "--device",
-    "cpu",
-    "--precision",
-    "float32",
-    "--rounds",
-    "4",
-    "--eval-every",
-    "2",
-)
+
+TINY = words("--dataset digits --model mlp(hidden=8) --device cpu --precision float32 --rounds 4 --eval-every 2")
 
 
 @pytest.mark.slow
-def test_the_column_of_fedswa_table_2_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two parts of stage 1 as two processes would do them, then the rest; a second start trains nothing."""
+def test_fedswa_table_2_from_training_to_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Stage 1 in two parts, as two processes would run it, then the rest; a second call trains nothing."""
     column = study("fedswa_table2")
     arguments = [str(tmp_path), *TINY, "--tune-rounds", "2", "--grid", "0.1", "0.5"]
     column.main([*arguments, "--only-stage", "1", "--only", "fedavg", "fedsam"])
-    with pytest.raises(
-        UserError, match="not known without scaffold, fedswa, fedmoswa; run stage 1, or name two with --tune"
-    ):
+    with pytest.raises(UserError, match=r"without scaffold, fedswa, fedmoswa; .*--tune"):
         column.main([*arguments, "--only-stage", "2"])
     table = column.main([*arguments, "--draw", str(tmp_path / "curves.png")])
 
     runs = json.loads((tmp_path / "numbers.json").read_text())["runs"]
-    first = {
-        name.split("-")[1]: one["test"] for name, one in runs.items() if name.startswith("full") and one["lr"] == 0.1
-    }
-    short = sorted(first, key=lambda name: 100 * first[name] - column.published(name))[:2]
-    searched = {one["algorithm"]: one for one in runs.values() if one["kind"] == "tune"}
-    assert set(searched) == set(short)
-    assert all("test" not in one for one in searched.values())
-    assert {one["lr"] for one in runs.values() if one["kind"] == "full"} == {0.1, 0.5}
+    full = [run for run in runs.values() if run["kind"] == "full"]
+    accuracy = {run["algorithm"]: 100 * run["test"] for run in full if run["lr"] == 0.1}
+    short = sorted(accuracy, key=lambda name: accuracy[name] - column.published(name))[:2]
+    tuned = {run["algorithm"]: run for run in runs.values() if run["kind"] == "tune"}
+    assert set(tuned) == set(short)
+    assert all("test" not in run for run in tuned.values())
+    assert {run["lr"] for run in full} == {0.1, 0.5}
     assert len(runs) == 5 + 4 + 2
     assert table == (tmp_path / "table.md").read_text()
-    assert (
-        f"| `fedavg` | 0.1 | 79.6±0.2 | {100 * first['fedavg']:.1f} | {100 * first['fedavg'] - 79.6:+.1f} | 574 | 4+ |"
-        in table
-    )
-    assert f"Rate of `{short[0]}`: 0.5, by accuracy on 10 % of the training data after 2 rounds (0.1: " in table
+    measured = accuracy["fedavg"]
+    assert f"| `fedavg` | 0.1 | 79.6±0.2 | {measured:.1f} | {measured - 79.6:+.1f} | 574 | 4+ |" in table
+    assert f"`{short[0]}`: 0.5, by accuracy on 10 % of the training data after 2 rounds (0.1: " in table
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
     capsys.readouterr()
     assert column.main(arguments) == table
     assert "..." not in capsys.readouterr().out
-    with pytest.raises(UserError, match="a study with other settings"):
+    with pytest.raises(UserError, match="other settings"):
         column.main([str(tmp_path), *TINY, "--tune-rounds", "3"])
 
 
-def test_the_rate_is_chosen_by_validation_and_never_among_runs_that_diverged(tmp_path: Path) -> None:
+def test_the_learning_rate_is_selected_by_validation_and_never_from_diverged_runs(tmp_path: Path) -> None:
     column = study("fedswa_table2")
-    found = column.Study(column.arguments([str(tmp_path), "--grid", "0.03", "0.1", "0.3"]))
-    scores: dict[float, float | None] = {0.03: 0.7, 0.1: 0.6}
-    for lr, score in {**scores, 0.3: None}.items():
-        assert column.chosen_rate(found, "fedswa") is None
-        one = {
-            "about": found.about,
-            "kind": "tune",
-            "algorithm": "fedswa",
-            "lr": lr,
-            "seed": 0,
-            "validation": score,
-        }
-        (tmp_path / "numbers" / f"tune-fedswa-{lr:g}-0.json").write_text(json.dumps(one))
-    assert column.chosen_rate(found, "fedswa") == 0.03
+    state = column.Study(column.parse_arguments([str(tmp_path), "--grid", "0.03", "0.1", "0.3"]))
+    scores: dict[float, float | None] = {0.03: 0.7, 0.1: 0.6, 0.3: None}
+    for lr, score in scores.items():
+        assert column.selected_lr(state, "fedswa") is None
+        run = {"about": state.about, "kind": "tune", "algorithm": "fedswa", "lr": lr, "seed": 0, "validation": score}
+        (tmp_path / "numbers" / f"tune-fedswa-{lr:g}-0.json").write_text(json.dumps(run))
+    assert column.selected_lr(state, "fedswa") == 0.03
 
 
-def test_the_column_is_run_as_the_protocol_says(tmp_path: Path) -> None:
-    """What is run on a GPU for minutes should not end in a wrong setting."""
+def test_fedswa_table_2_follows_the_protocol(tmp_path: Path) -> None:
+    """A wrong setting must not surface after minutes on a GPU."""
     column = study("fedswa_table2")
-    found = column.Study(column.arguments([str(tmp_path), "--device", "cuda", "--precision", "bf16"]))
-    settings = found.settings("tune", 0.3, 1)
-    made = make_config(column.cell("fedmoswa").configs[0], settings)
-    assert (made.model, made.data.name, made.data.partition, made.data.validation) == (
-        "cnn",
-        "cifar10",
-        "dirichlet-reuse(alpha=0.6)",
-        0.1,
-    )
-    assert (made.training.rounds, made.training.lr, made.evaluation.every, made.engine.precision) == (
-        200,
-        0.3,
-        10,
-        "bf16",
-    )
-    full = make_config(column.cell("scaffold").configs[0], found.settings("full", 0.1, 0))
-    assert (full.training.rounds, full.data.validation, full.data.augmentation, full.training.weight_decay) == (
-        1000,
-        0.0,
-        "crop-flip",
-        0.001,
-    )
+    state = column.Study(column.parse_arguments([str(tmp_path), "--device", "cuda", "--precision", "bf16"]))
+    search = make_config(column.cell("fedmoswa").configs[0], state.settings("tune", 0.3, 1))
+    data, training = search.data, search.training
+    assert (search.model, data.dataset, data.partition) == ("cnn", "cifar10", "dirichlet-reuse(alpha=0.6)")
+    assert (data.validation, training.rounds, training.lr) == (0.1, 200, 0.3)
+    assert (search.evaluation.every, search.engine.precision) == (10, "bf16")
+    full = make_config(column.cell("scaffold").configs[0], state.settings("full", 0.1, 0))
+    assert (full.data.validation, full.data.augmentation) == (0.0, "crop-flip")
+    assert (full.training.rounds, full.training.weight_decay) == (1000, 0.001)

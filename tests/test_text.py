@@ -58,6 +58,23 @@ def test_a_single_positional_value_sets_the_first_parameter():
     assert show("choice", parse("choice(2)")[0].values) == "choice(2)"
 
 
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("FedProx(0.2)", "fedprox(mu=0.2)"),
+        ("fedavg+SAM(0.2)", "fedsam(rho=0.2)"),
+        ("fedavg+wima(7)", "fedavg+wima(window=7)"),
+    ],
+)
+def test_algorithms_accept_positional_values_and_any_case(text, canonical):
+    assert fedflat.canonical(fedflat.algorithm(text)) == canonical
+
+
+def test_a_named_algorithm_without_parameters_of_its_own_takes_no_positional_value():
+    with pytest.raises(UserError, match="fedavg"):
+        fedflat.algorithm("fedavg(0.1)")
+
+
 @pytest.mark.parametrize("text", ["choice(2,plain)", "choice(2,kind=plain)", "choice(kind=plain,2)"])
 def test_only_a_single_value_may_be_positional(text):
     with pytest.raises(UserError, match="parameter=value"):
@@ -69,7 +86,7 @@ def test_a_component_without_parameters_takes_no_value():
     class Empty:
         pass
 
-    with pytest.raises(UserError, match="empty.*no parameters"):
+    with pytest.raises(UserError, match=r"empty.*no parameters"):
         make(Empty, parse_one("empty(3)"), "test")
 
 

@@ -1,8 +1,8 @@
-"""Build the sdist, and the wheel from it; install that into an environment where no source lies about; see that it works.
+"""Build sdist and wheel, install the wheel into a fresh environment, and test it.
 
     make package
 
-The new environment sees the dependencies of this one and nothing else of it, so that nothing is fetched.
+The fresh environment reuses the installed dependencies, so nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def build(folder: Path) -> tuple[Path, Path]:
 
 
 def check_contents(source: Path, wheel: Path) -> str:
-    """Every file of the package is in both, and the project's other folders are not in the wheel; returns the version."""
+    """Check that both archives are complete and the wheel holds only the package; returns the version."""
     wanted = {
         path.relative_to(PACKAGE.parent).as_posix()
         for path in PACKAGE.rglob("*")

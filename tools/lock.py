@@ -1,9 +1,9 @@
-"""Write constraints.txt: the exact version of every package of the development environment, as a clean installation finds them.
+"""Write constraints.txt: the exact versions of a clean installation of the development environment.
 
     make lock
 
-torch is pinned here, so that set-up takes one known build instead of the newest with its CUDA packages; everything else is the newest that
-pyproject.toml allows. Read the difference before committing it.
+torch is pinned here, because the newest build brings CUDA packages; everything else is the newest version that
+pyproject.toml allows. Review the difference before committing it.
 """
 
 from __future__ import annotations

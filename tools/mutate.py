@@ -1,9 +1,9 @@
-"""Change random lines of the numerical code, one at a time, and see whether its tests notice.
+"""Mutation testing: change random expressions of the numerical code and check that a test fails.
 
     .venv/bin/python tools/mutate.py --seed 0 --count 10
 
-A change is a wrong operator, sign, comparison or constant. Each is made in a copy of the tree, and the tests that belong to the folder are
-run until one fails. A change that no test notices survives: then a test is missing, or the change is none (say why where it is equivalent).
+A mutation is a wrong operator, sign, comparison or constant. Each is applied to a copy of the tree, and the tests of its
+folder run until one fails. For a mutation that survives, either a test is missing or the mutation is equivalent.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def changes(file: Path, text: str) -> Iterator[Change]:
 
 
 def _numerical(node: ast.AST) -> Iterator[ast.expr]:
-    """All expressions that compute: no annotations, texts, messages of errors, defaults of settings, and nothing that only a GPU runs."""
+    """All numerical expressions, without annotations, strings, error messages, defaults and GPU-only code."""
     if isinstance(node, (ast.Raise, ast.JoinedStr, ast.Assert)) or (
         isinstance(node, (ast.If, ast.IfExp)) and "cuda" in ast.unparse(node.test)
     ):

@@ -1,1 +1,1 @@
-"""Pages of the documentation that are made from the code, a module for each kind of page."""
+"""Generators of the documentation pages that are derived from the code; ``docs/generate.py`` runs them."""

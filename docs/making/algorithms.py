@@ -1,246 +1,261 @@
-"""Pages on algorithms: the index, the parts, one page each, and where published code differs."""
+"""Pages on algorithms: overview, slots and parts, one page per algorithm, differences to published code."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from fedflat.algorithms import Algorithm
-from fedflat.algorithms.cards import CARDS, DIFFERENCES
-from fedflat.algorithms.composition import PARTS, SLOTS, part_name
-from fedflat.algorithms.table import NAMED, RELEASED
+from fedflat.algorithms.algorithm import SLOTS
+from fedflat.algorithms.composition import SLOT_NAMES
+from fedflat.algorithms.description import describe
+from fedflat.algorithms.differences import DIFFERENCES
+from fedflat.algorithms.named import CARDS, RELEASED
+from fedflat.algorithms.registration import part_name, parts
 from fedflat.cli.lookup.algorithm_card import cost_of, parameter_rows, slot_texts, specs_of
 from fedflat.text import show
+from making.citations import full_citations
 from making.curve import curve, measured
-from making.equations import SYMBOLS, said_of
 from making.markdown import block, code, joined, table
-from making.papers_cited import in_full
 
-WORDS = {"drift": "Drift correction", "perturbation": "Perturbation", "lr_schedule": "Learning-rate schedule", "server": "Server", "averages": "Average"}
-WHOLE = {
-    "own": ", and one over all of the client's data in every round",
-    "common": ", and one over all of the client's data before every round",
+SYMBOLS = {
+    "x": "server model",
+    "z": "model that clients receive and start from; z = x unless a method looks ahead",
+    "y_k": "a client's model after k of its K local steps; y_0 = z",
+    "g": "gradient of the loss on the client's current batch, at y_k or, with a perturbation e, at y_k + e",
+    "e": "perturbation: offset at which the gradient is evaluated",
+    "d_k": "direction of local step k: y_(k+1) = y_k - eta_k d_k",
+    "eta_k": "local learning rate of step k; H is the sum over a client's steps in a round",
+    "D_i": "client i's displacement in a round, y_K - z",
+    "q": "pseudo-displacement that the server optimiser applies: target - x, with the target from the drift slot",
+    "S, N": "the round's cohort, and the number of all clients; mean_S is the mean over the cohort, of displacements "
+    "weighted by federation.weighting, of everything else uniform",
+    "c_i, c, m, a_i, h_i, Delta": "vectors that clients (with index i) or the server keep between rounds, initially 0",
+    "unit(v)": "v / ||v|| with one l2 norm over all parameters",
+    "t, T": "round, counted from 0, and number of rounds",
 }
+ROUND = """\
+server   broadcasts z and the slots' vectors to the cohort S
+client   y_0 = z;  for k = 0 .. K-1:
+           e         from the perturbation
+           g         the batch's gradient at y_k + e
+           d_k       from the drift correction, then clipping and weight decay
+           y_(k+1) = y_k - eta_k d_k
+         sends D_i = y_K - z and the slots' messages; keeps its state
+server   target    from the drift correction; by default z + mean_S D_i
+         x        ← from the server optimiser, with q = target - x
+averages are updated with x, evaluated with it, and never fed back"""
+FULL_GRADIENT = {
+    "own": ", plus one pass over the client's data per round",
+    "common": ", plus one pass over the client's data before each round",
+}
+SYMBOLS_LINK = "[Symbols](../algorithms.md#symbols) are defined on the overview page."
 
 
 def pages() -> dict[str, str]:
-    """Every page on algorithms, by its path, and their curves."""
-    found = {"algorithms.md": index(), "algorithms/parts.md": parts(), "differences.md": differences()}
+    """All pages on algorithms, and their curves, by path."""
+    found = {"algorithms.md": overview(), "algorithms/parts.md": parts_page(), "differences.md": differences_page()}
     for name in CARDS:
-        found[f"algorithms/{name}.md"] = one(name)
+        found[f"algorithms/{name}.md"] = algorithm_page(name)
         if (drawn := curve(name)) is not None:
             found[f"images/curves/{name}.svg"] = drawn
     return found
 
 
-def index() -> str:
-    """All of them at a glance."""
+def overview() -> str:
+    """The table of all algorithms, the symbols, and the steps of a round."""
     rows = []
     for name, card in CARDS.items():
-        cost, slots = cost_of(NAMED[name]), " + ".join(map(code, slot_texts(NAMED[name]).values()))
-        rows.append([f"[{name}](algorithms/{name}.md)", card.title, slots, cost["down"], cost["up"], cost["passes"], card.paper])
+        cost, slots = cost_of(card.algorithm), " + ".join(map(code, slot_texts(card.algorithm).values()))
+        link = f"[{name}](algorithms/{name}.md)"
+        rows.append([link, card.title, slots, cost["down"], cost["up"], cost["passes"], card.paper])
     return joined(
         [
-            "# Algorithms",
+            "# Algorithm overview",
             "",
-            "Every algorithm is a point in a space of slots; [any part](algorithms/parts.md) can be added to any algorithm with `+` where that has a meaning, so that",
-            "`fedmoswa+asam(rho=0.3)+wima(window=50)` is one too. `fedflat algorithms NAME` shows one of them, or any composition, in full.",
-            "These pages are made from the code.",
+            "Every algorithm fills a set of slots. [Parts](algorithms/parts.md) can be added to any compatible",
+            "algorithm with `+`, e.g. `fedmoswa+asam(rho=0.3)+wima(window=50)`. `fedflat algorithms NAME` describes an",
+            "algorithm or a composition. This page is generated from the code.",
             "",
-            "Numbers down and up are per client and round, for a model of P numbers; passes are backward passes per local step.",
-            "",
-        ],
-        table(("name", "what it is", "parts", "down", "up", "passes", "from"), rows),
-        [
-            "## What the letters mean",
-            "",
-            "The equations on these pages are those of the code's docstrings, with the same letters throughout:",
+            "Down and up: numbers sent per client and round for a model of P parameters. Passes: backward passes per",
+            "local step.",
             "",
         ],
-        table(("letter", "meaning"), [(code(letter), meaning) for letter, meaning in SYMBOLS.items()]),
-        ["A round, whatever the algorithm:", ""],
-        block(
-            [
-                "server   broadcasts z to the cohort S, and the vectors that the slots send",
-                "client   y_0 = z;  for k = 0 .. K-1:",
-                "           e         from the perturbation",
-                "           g         the batch's gradient at y_k + e",
-                "           d_k       from the drift correction, then clipping and weight decay",
-                "           y_(k+1) = y_k - eta_k d_k",
-                "         sends D_i = y_K - z, and what the slots add; keeps its state",
-                "server   target    from the drift correction, out of z + mean D_i",
-                "         x        ← from the server optimiser, with q = target - x",
-                "averages look at x, are evaluated beside it, and are never fed back",
-            ]
-        ),
+        table(("name", "description", "parts", "down", "up", "passes", "paper"), rows),
+        ["## Symbols", "", "All equations, in the code and on these pages, use the same symbols:", ""],
+        table(("symbol", "meaning"), [(code(symbol), meaning) for symbol, meaning in SYMBOLS.items()]),
+        ["## A round", "", "Every algorithm performs these steps:", ""],
+        block(ROUND.splitlines()),
     )
 
 
-def parts() -> str:
-    """What algorithms are made of."""
-    lines = [
-        "# Parts",
-        "",
-        "What algorithms are made of, and what can be added to one with `+`. The letters are explained [here](../algorithms.md#what-the-letters-mean).",
-        "",
-    ]
-    for slot, word in WORDS.items():
-        lines += [f"## {word}", ""]
-        for name, (where, spec) in PARTS.items():
+def parts_page() -> str:
+    """Every part, by slot."""
+    lines = ["# Slots and parts", "", f"Parts fill the slots of an algorithm; add them with `+`. {SYMBOLS_LINK}", ""]
+    for slot, title in SLOT_NAMES.items():
+        lines += [f"## {_capital(title)}", ""]
+        for name, (where, spec) in parts().items():
             if where == slot:
                 lines += [f"### {name}", "", *_equations(spec), *_parameters([(slot, spec())])]
-                used = [other for other in CARDS if slot != "averages" and type(getattr(NAMED[other], slot)) is spec]
-                lines += [f"In {', '.join(f'[{other}]({other}.md)' for other in used)}.", ""] if used else []
+                users = [n for n, card in CARDS.items() if type(getattr(card.algorithm, slot)) is spec]
+                lines += [f"Used by {', '.join(f'[{n}]({n}.md)' for n in users)}.", ""] if users else []
     return joined(lines)
 
 
-def one(name: str) -> str:
-    """An algorithm's own page."""
-    card, made = CARDS[name], NAMED[name]
-    lines = [f"# {name}", "", f"**{card.title}.** " + "; ".join(in_full(card.paper)) + ".", ""]
-    texts = slot_texts(made)
-    lines += [f"As slots: {_composed(texts)}.", ""]
+def algorithm_page(name: str) -> str:
+    """The page of one algorithm."""
+    card, algorithm = CARDS[name], CARDS[name].algorithm
+    slots = [
+        f"{SLOT_NAMES[slot]} [`{text}`](parts.md#{text.partition('(')[0]})"
+        for slot, text in slot_texts(algorithm).items()
+    ]
+    lines = [f"# {name}", "", f"**{card.title}.** " + "; ".join(full_citations(card.paper)) + ".", ""]
+    lines += [f"Slots: {', '.join(slots) or 'all defaults'}.", ""]
     lines += block([f"fedflat run {name} --rounds 50", f"fedflat compare fedavg {name} --rounds 50"], "bash")
     lines += _curve(name)
-    lines += ["## Equations", "", "The letters are explained [here](../algorithms.md#what-the-letters-mean).", ""]
-    lines += ["### Local step", ""]
+    lines += ["## Equations", "", SYMBOLS_LINK, "", "### Local step", ""]
     for slot in ("perturbation", "drift", "lr_schedule"):
-        lines += _slot(made, slot)
-    lines += ["### Server step", "", *_slot(made, "server")]
-    filled = _parameters(specs_of(made))
-    lines += ["## Parameters", "", *(filled or ["None.", ""])]
+        lines += _slot(algorithm, slot)
+    lines += ["### Server step", "", *_slot(algorithm, "server")]
+    lines += ["## Parameters", "", *(_parameters(specs_of(algorithm)) or ["None.", ""])]
     if card.values:
-        lines += [f"The papers' values: {card.values}.", ""]
-    lines += ["## Cost", "", "For a model of P numbers, per client:", "", *_cost(made), *_state(made), *_differences(name), *_code(made)]
-    return joined(lines)
+        lines += [f"Published values: {card.values}.", ""]
+    lines += ["## Cost", "", "For a model of P parameters, per client:", "", *_cost(algorithm), *_state(algorithm)]
+    return joined([*lines, *_differences(name), *_source(algorithm)])
 
 
-def _composed(texts: dict[str, str]) -> str:
-    return (
-        ", ".join(f"{WORDS[slot].lower()} [`{text}`](parts.md#{text.partition('(')[0]})" for slot, text in texts.items())
-        or "none but the defaults"
-    )
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
-def _slot(made: Algorithm, slot: str) -> list[str]:
-    value = getattr(made, slot)
+def _slot(algorithm: Algorithm, slot: str) -> list[str]:
+    value = getattr(algorithm, slot)
     name = part_name(value)
-    shown = f" `{name}`" if name in PARTS else ""
-    head = f"**{WORDS[slot]}**{shown}"
     first, *rest = _equations(value)
-    return [f"{head}:", "", first, *rest] if first.startswith("```") else [f"{head}. {first}", *rest]
+    return [f"**{_capital(SLOT_NAMES[slot])}**{f' `{name}`' if name else ''}. {first}", *rest]
 
 
 def _equations(spec: Any) -> list[str]:
-    said = said_of(spec)
-    head = f"{said.title}{f' ({said.source})' if said.source else ''}".replace("``", "`").strip()
-    lines = [f"{head}{'.' if not said.equations else ':'}", ""] if head else []
-    if said.equations:
-        lines += block(said.equations)
-    return lines + ([said.more, ""] if said.more else [])
+    description = describe(spec)
+    head = f"{description.title} ({description.source})" if description.source else description.title
+    head = (head or "Undocumented").replace("``", "`")
+    lines = [f"{head}{':' if description.equations else '.'}", ""]
+    if description.equations:
+        lines += block(line.replace(" <- ", " ← ") for line in description.equations)
+    return [*lines, description.remarks.replace(" <- ", " ← "), ""] if description.remarks else lines
 
 
 def _parameters(specs: list[tuple[str, Any]]) -> list[str]:
     rows = [
-        (code(row["parameter"]), WORDS.get(slot, slot).lower(), code(row["default"]), row["range"], row["meaning"])
+        (code(row["parameter"]), SLOT_NAMES.get(slot, slot), code(row["default"]), row["range"], row["meaning"])
         for slot, spec in specs
         for row in parameter_rows(spec, spec)
     ]
     return table(("parameter", "slot", "default", "range", "meaning"), rows)
 
 
-def _cost(made: Algorithm) -> list[str]:
-    cost = cost_of(made)
-    kept = [field for fields in made.client_fields().values() for field in fields]
-    vectors, scalars = sum(f.vector for f in kept), sum(not f.vector for f in kept)
-    state = (
-        " + ".join(filter(None, (f"{'' if vectors == 1 else vectors}P" if vectors else "", str(scalars) if scalars else ""))) or "nothing"
-    )
-    passes = f"{cost['passes']}{WHOLE.get(made.drift.whole_gradient, '')}"
+def _cost(algorithm: Algorithm) -> list[str]:
+    cost = cost_of(algorithm)
+    fields = [field for fields in algorithm.client_fields().values() for field in fields]
+    vectors, scalars = sum(f.vector for f in fields), sum(not f.vector for f in fields)
+    state = [f"{'' if vectors == 1 else vectors}P" if vectors else "", str(scalars) if scalars else ""]
     return table(
         ("", "numbers"),
         [
-            ("received in a round", cost["down"]),
-            ("sent in a round", cost["up"]),
-            ("kept between rounds", state),
-            ("backward passes per local step", passes),
+            ("received per round", cost["down"]),
+            ("sent per round", cost["up"]),
+            ("kept between rounds", " + ".join(filter(None, state)) or "0"),
+            (
+                "backward passes per local step",
+                f"{cost['passes']}{FULL_GRADIENT.get(algorithm.drift.full_gradient, '')}",
+            ),
         ],
     )
 
 
-def _state(made: Algorithm) -> list[str]:
-    places = {
-        "the server keeps": made.server_fields(),
-        "every client keeps": made.client_fields(),
-        "a client sends, beside D_i": made.message_fields(),
-    }
-    rows = []
-    for where, by_slot in places.items():
-        for slot, fields in by_slot.items():
-            for field in fields:
-                sent = {"the server keeps": "down" if field.sent else "never", "every client keeps": "never"}.get(where, "up")
-                rows.append((where, code(field.name), WORDS[slot].lower(), "vector" if field.vector else "scalar", sent))
-    return table(("", "name", "slot", "kind", "sent"), rows)
+def _state(algorithm: Algorithm) -> list[str]:
+    rows = [
+        (where, code(field.name), SLOT_NAMES[slot], "vector" if field.vector else "scalar", sent(field))
+        for where, by_slot, sent in (
+            ("server", algorithm.server_fields(), lambda field: "to clients" if field.sent else "no"),
+            ("client", algorithm.client_fields(), lambda field: "no"),
+            ("message", algorithm.message_fields(), lambda field: "to the server"),
+        )
+        for slot, fields in by_slot.items()
+        for field in fields
+    ]
+    return table(("state", "name", "slot", "type", "sent"), rows)
 
 
 def _differences(name: str) -> list[str]:
-    found = [DIFFERENCES[number] for number in CARDS[name].differences]
-    if not found:
-        return ["## Published code", "", "No difference between published code and published formula is known.", ""]
+    lines = ["## Published code", ""]
+    numbers = CARDS[name].differences
+    if not numbers:
+        return [*lines, "No differences between the paper and published code are known.", ""]
+    unknown = [number for number in numbers if number not in DIFFERENCES]
+    if unknown:
+        raise ValueError(f"the card of {name} cites {', '.join(unknown)}, missing in algorithms/differences.py")
+    found = [DIFFERENCES[number] for number in numbers]
     rows = [(f"[{d.number}](../differences.md#{d.number.lower()})", d.where, d.fault, d.here) for d in found]
-    lines = [
-        "## Published code",
+    lines += [
+        "Differences between the paper and published code, and what fedflat does:",
         "",
-        "Where it and the formula disagree, and what is done here:",
-        "",
-        *table(("", "where", "what differs", "here"), rows),
+        *table(("", "where", "difference", "fedflat"), rows),
     ]
     if name in RELEASED:
-        lines += [f"`{name}(variant=released)` is short for `{show(name, RELEASED[name])}`: as in the published code.", ""]
+        lines += [f"`{name}(variant=released)` selects the published code: `{show(name, RELEASED[name])}`.", ""]
     return lines
 
 
 def _curve(name: str) -> list[str]:
-    found = measured()["curves"]
-    if name not in found:
+    curves = measured()["curves"]
+    if name not in curves:
         return []
     rows = [
-        (label, *(f"{values[figure][0]:.2f} ± {values[figure][1]:.2f}" for figure in ("mean of all", "last")))
-        for label, values in ((code(other), found[other]) for other in dict.fromkeys((name, "fedavg")))
+        (
+            code(label),
+            *(f"{curves[label][figure][0]:.2f} ± {curves[label][figure][1]:.2f}" for figure in ("mean of all", "last")),
+        )
+        for label in dict.fromkeys((name, "fedavg"))
     ]
     return [
-        "## On digits",
+        "## Results on digits",
         "",
-        f"![Test accuracy of {name} and of FedAvg over 60 rounds on digits](../images/curves/{name}.svg)",
+        f"![Test accuracy of {name} and FedAvg over 60 rounds on digits](../images/curves/{name}.svg)",
         "",
-        "At the default values on `digits`, Dirichlet 0.1, 50 clients, 10 per round, 60 rounds, 3 seeds; [all of them in one table](../digits.md).",
+        "Default parameters on `digits`: Dirichlet 0.1, 50 clients, 10 per round, 60 rounds, 3 seeds",
+        "([all algorithms](../digits.md)).",
         "",
-        *table(("", "mean of all evaluations", "last"), rows),
+        *table(("test accuracy in %", "mean of all evaluations", "last"), rows),
     ]
 
 
-def _code(made: Algorithm) -> list[str]:
-    plain = Algorithm()
-    own = [getattr(made, slot) for slot in SLOTS if getattr(made, slot) != getattr(plain, slot)]
-    files = dict.fromkeys(type(value).__module__.removeprefix("fedflat.").replace(".", "/") + ".py" for value in own)
-    return ["## In the code", "", f"One line in `algorithms/table.py`; {', '.join(map(code, files)) or 'every slot has its default'}.", ""]
+def _source(algorithm: Algorithm) -> list[str]:
+    values = [getattr(algorithm, slot) for slot in SLOTS if getattr(algorithm, slot) != getattr(Algorithm(), slot)]
+    files = {type(value).__module__.removeprefix("fedflat.").replace(".", "/") + ".py": None for value in values}
+    return ["## Source", "", ", ".join(map(code, ["algorithms/named.py", *files])) + ".", ""]
 
 
-def differences() -> str:
-    """Where published code and published formula disagree."""
+def differences_page() -> str:
+    """All differences between papers and published code."""
     return joined(
         [
-            "# Where published code and published formula disagree",
+            "# Differences to published code",
             "",
-            "fedflat follows the formula unless this page says otherwise; the switches named here give the other form,",
-            "and `variant=released` is the short way to say *as in the published code*. This page is made from the code.",
+            "Where a paper and its published code differ, fedflat follows the paper unless this page says otherwise.",
+            "The parameters named here select the other form, and `variant=released` selects the published code. This",
+            "page is generated from the code.",
             "",
         ],
         table(
-            ("number", "where", "what differs", "here"),
-            [(f"<span id='{d.number.lower()}'>{d.number}</span>", d.where, d.fault, d.here) for d in DIFFERENCES.values()],
+            ("number", "where", "difference", "fedflat"),
+            [
+                (f"<span id='{d.number.lower()}'>{d.number}</span>", d.where, d.fault, d.here)
+                for d in DIFFERENCES.values()
+            ],
         ),
-        ["## What `variant=released` sets", ""],
+        ["## Released variants", ""],
         table(
-            ("algorithm", "is short for"), [(f"`{name}(variant=released)`", code(show(name, values))) for name, values in RELEASED.items()]
+            ("variant", "equivalent to"),
+            [(code(f"{name}(variant=released)"), code(show(name, values))) for name, values in RELEASED.items()],
         ),
     )

@@ -1,4 +1,4 @@
-"""Reference of the command line and of every setting."""
+"""Reference pages of the command line and of all settings."""
 
 from __future__ import annotations
 
@@ -13,69 +13,69 @@ from fedflat.cli.lookup.settings import kind_of
 from fedflat.cli.shared.flags import FLAGS, field_of
 from fedflat.experiment.config import Config, setting_names
 from fedflat.text import write_value
-from making.markdown import block, code, joined, table
+from making.markdown import block, code, joined, summary, table
 
 
 def pages() -> dict[str, str]:
-    """The pages of the reference."""
+    """The reference pages by path."""
     return {"reference/commands.md": commands(), "reference/settings.md": settings()}
 
 
 def commands() -> str:
     """Every command with its arguments and flags."""
     lines = [
-        "# Commands",
+        "# Commands and flags",
         "",
-        "Every command, argument and flag, as `--help` shows them; [what the commands are for](../cli.md) is told elsewhere. This page is made from the code.",
+        "Every command with its arguments and flags, as `--help` shows them. See [Command line](../cli.md) for an",
+        "introduction. This page is generated from the code.",
         "",
     ]
-    for path, command in walk(typer.main.get_command(app)):
-        lines += [f"## fedflat {' '.join(path)}", "", *_command(path, command)]
+    for path, command in leaf_commands(typer.main.get_command(app)):
+        lines += [f"## fedflat {' '.join(path)}", "", *_command(command)]
     return joined(lines)
 
 
-def walk(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command that does something, by its path."""
-    inside = getattr(command, "commands", {})
-    if not inside:
+def leaf_commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command that is not a group, with the words that call it."""
+    children = getattr(command, "commands", {})
+    if not children:
         yield path, command
-    for name, one in inside.items():
-        yield from walk(one, (*path, name))
+    for name, child in children.items():
+        yield from leaf_commands(child, (*path, name))
 
 
-def _command(path: tuple[str, ...], command: Any) -> list[str]:
-    help_text, _, example = (command.help or "").partition("Example:")
-    about = " ".join(help_text.split())
+def _command(command: Any) -> list[str]:
+    description, _, example = (command.help or "").partition("Example:")
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
     rows = [
-        (code(p.metavar or p.human_readable_name.upper()), _text(getattr(p, "help", "")), "")
+        (code(p.metavar or p.human_readable_name.upper()), _one_line(p.help), "")
         for p in arguments
-        if _text(getattr(p, "help", ""))
+        if _one_line(getattr(p, "help", ""))
     ]
-    rows += [(", ".join(map(code, (*p.opts, *p.secondary_opts))), *_told(p)) for p in options if not p.hidden]
-    usage = block([" ".join(example.split())], "bash") if example.strip() else []
-    return [about, "", *usage, *table(("flag", "meaning", "default"), rows)]
+    rows += [(", ".join(map(code, (*p.opts, *p.secondary_opts))), *_option(p)) for p in options if not p.hidden]
+    usage = block([_one_line(example)], "bash") if example.strip() else []
+    return [_one_line(description), "", *usage, *table(("argument or flag", "meaning", "default"), rows)]
 
 
-def _text(text: str | None) -> str:
-    return re.sub(r"\s+", " ", text or "").strip()
+def _one_line(text: str | None) -> str:
+    return " ".join((text or "").split())
 
 
-def _told(option: Any) -> tuple[str, str]:
-    """What an option means, and its default, which the help of some has in brackets."""
-    found = re.fullmatch(r"(.*?) ?\[dim\]\(default: (.*)\)\[/dim\]", _text(option.help))
-    if found:
-        return found[1], code(found[2])
-    value = option.default
+def _option(option: Any) -> tuple[str, str]:
+    """Meaning and default of an option; some help texts carry the default themselves."""
+    text, value = _one_line(option.help), option.default
+    inline = re.fullmatch(r"(.*?) ?\[dim\]\(default: (.*)\)\[/dim\]", text)
+    if inline:
+        return inline[1], code(inline[2])
     if value in (None, False, (), []) or callable(value) or option.is_flag:
-        return _text(option.help), ""
-    return _text(option.help), code(",".join(map(str, value)) if isinstance(value, (list, tuple)) else write_value(value))
+        return text, ""
+    return text, code(",".join(map(str, value)) if isinstance(value, (list, tuple)) else write_value(value))
 
 
 def settings() -> str:
-    """Every setting by section."""
-    flags = {full: f"--{flag.replace('_', '-')}" for flag, full in FLAGS.items()}
+    """Every setting, by section."""
+    flags = {setting: f"--{flag.replace('_', '-')}" for flag, setting in FLAGS.items()}
     sections: dict[str, list[tuple[str, ...]]] = {}
     for name in setting_names():
         field = field_of(name)
@@ -87,11 +87,13 @@ def settings() -> str:
     lines = [
         "# Settings",
         "",
-        "Everything that can be said of an experiment. The same names stand in a YAML file (`--config`), behind `--set NAME=VALUE`, and in Python,",
-        "where `training.lr_decay` is written `training__lr_decay`; common ones have a flag and, in Python, its name. `fedflat settings` lists them too.",
+        "All settings of an experiment. Use these names in a YAML file (`--config`), after `--set NAME=VALUE`, and in",
+        "Python, where `training.lr_decay` is written `training__lr_decay`. Common settings have a flag, whose name also",
+        "works in Python. `fedflat settings` lists them, too. This page is generated from the code.",
         "",
     ]
     for section, rows in sections.items():
-        said = Config.model_fields[section].annotation.__doc__ if section else "The experiment itself."
-        lines += [f"## {section or 'Experiment'}", "", said or "", "", *table(("setting", "type", "default", "flag", "meaning"), rows)]
+        description = summary(Config.model_fields[section].annotation) if section else "The experiment itself."
+        columns = ("setting", "type", "default", "flag", "meaning")
+        lines += [f"## {section or 'Experiment'}", "", description, "", *table(columns, rows)]
     return joined(lines)

@@ -1,4 +1,4 @@
-"""The curve of an algorithm on digits, from the numbers that docs/digits_table.py measured."""
+"""Accuracy curves of the algorithms on digits, from the numbers that docs/digits_table.py measured."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ OWN, BASE = "#1b6ca8", "#d1495b"
 
 @cache
 def measured() -> dict[str, Any]:
-    """Rounds, and mean and standard deviation of the accuracy over seeds for every algorithm that was run."""
+    """The evaluated rounds, and mean and standard deviation of the accuracy over seeds, by algorithm."""
     return json.loads(FILE.read_text()) if FILE.exists() else {"rounds": [], "curves": {}}
 
 
 def curve(name: str) -> str | None:
-    """The algorithm in front of FedAvg and, faintly, of all others; none where it was not run."""
-    found = measured()
-    if name not in found["curves"]:
+    """The curve of an algorithm with FedAvg and, faintly, all others; None if it was not measured."""
+    rounds, curves = measured()["rounds"], measured()["curves"]
+    if name not in curves:
         return None
-    own, base = found["curves"][name]["mean"], found["curves"]["fedavg"]["mean"]
+    own, base = curves[name]["mean"], curves["fedavg"]["mean"]
     low = 60.0 if min(own[len(own) // 4 :]) > 60 else 0.0
+    width, height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM + 4
     parts = [
-        *_frame(low, found["rounds"][-1]),
-        f'<clipPath id="frame"><rect x="{LEFT}" y="{TOP - 4}" width="{WIDTH - LEFT - RIGHT}" height="{HEIGHT - TOP - BOTTOM + 4}"/></clipPath>',
+        *_axes(low, rounds[-1]),
+        f'<clipPath id="frame"><rect x="{LEFT}" y="{TOP - 4}" width="{width}" height="{height}"/></clipPath>',
         '<g clip-path="url(#frame)">',
     ]
-    for other, values in found["curves"].items():
+    for other, values in curves.items():
         if other not in (name, "fedavg"):
-            parts.append(polyline(_line(found["rounds"], values["mean"], low), "#9aa5b1", 0.8, 0.35))
+            parts.append(polyline(_line(rounds, values["mean"], low), "#9aa5b1", 0.8, 0.35))
     for label, colour in {"fedavg": BASE, name: OWN}.items():
-        values = found["curves"][label]
-        ends = [[m + sign * s for m, s in zip(values["mean"], values["std"], strict=True)] for sign in (-1, 1)]
-        parts.append(band(*(_line(found["rounds"], end, low) for end in ends), colour))
-        parts.append(polyline(_line(found["rounds"], values["mean"], low), colour, 2.2))
-    parts += ["</g>"]
-    parts += _names(name, own[-1], base[-1], low)
+        mean, std = curves[label]["mean"], curves[label]["std"]
+        edges = [[m + sign * s for m, s in zip(mean, std, strict=True)] for sign in (-1, 1)]
+        parts.append(band(*(_line(rounds, edge, low) for edge in edges), colour))
+        parts.append(polyline(_line(rounds, mean, low), colour, 2.2))
+    parts += ["</g>", *_labels(name, own[-1], base[-1], low)]
     return drawing(WIDTH, HEIGHT, parts, f"Test accuracy of {name} on digits")
 
 
@@ -58,27 +58,25 @@ def _line(rounds: list[int], values: list[float], low: float) -> list[tuple[floa
     return [(_x(round, rounds[-1]), _y(value, low)) for round, value in zip(rounds, values, strict=True)]
 
 
-def _frame(low: float, last: int) -> list[str]:
+def _axes(low: float, last: int) -> list[str]:
     parts = []
     for value in range(int(low), 101, 10 if low else 20):
-        parts += [
-            rule(LEFT, _y(value, low), WIDTH - RIGHT, _y(value, low)),
-            words(LEFT - 8, _y(value, low) + 4, f"{value} %", size=11, anchor="end"),
-        ]
+        y = _y(value, low)
+        parts += [rule(LEFT, y, WIDTH - RIGHT, y), words(LEFT - 8, y + 4, f"{value} %", size=11, anchor="end")]
     for round in range(0, last + 1, 10):
         parts.append(words(_x(round, last), HEIGHT - BOTTOM + 18, str(round), size=11, anchor="middle"))
     parts.append(words((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, "communication round", size=11, anchor="middle"))
     return parts
 
 
-def _names(name: str, own: float, base: float, low: float) -> list[str]:
-    """Names beside the ends of the lines, pushed apart where they would touch."""
-    x, mine, theirs = WIDTH - RIGHT + 8, _y(own, low) + 4, _y(base, low) + 4
-    if name != "fedavg" and abs(mine - theirs) < 15:
-        middle, above = (mine + theirs) / 2, own >= base
-        mine, theirs = (middle - 7.5, middle + 7.5) if above else (middle + 7.5, middle - 7.5)
-    parts = [words(x, mine, f"{name}  {own:.1f}", colour=OWN, bold=True)]
+def _labels(name: str, own: float, base: float, low: float) -> list[str]:
+    """Names at the ends of the lines, moved apart if they would overlap."""
+    x, own_y, base_y = WIDTH - RIGHT + 8, _y(own, low) + 4, _y(base, low) + 4
+    if name != "fedavg" and abs(own_y - base_y) < 15:
+        middle, sign = (own_y + base_y) / 2, -1 if own >= base else 1
+        own_y, base_y = middle + sign * 7.5, middle - sign * 7.5
+    parts = [words(x, own_y, f"{name}  {own:.1f}", colour=OWN, bold=True)]
     if name != "fedavg":
-        parts.append(words(x, theirs, f"fedavg  {base:.1f}", colour=BASE))
-    parts.append(words(x, HEIGHT - BOTTOM, "grey: all others", size=10, colour=FAINT))
-    return [*parts, words(LEFT, TOP - 8, "test accuracy, mean of 3 seeds and their standard deviation", size=11, colour=INK)]
+        parts.append(words(x, base_y, f"fedavg  {base:.1f}", colour=BASE))
+    parts.append(words(x, HEIGHT - BOTTOM, "grey: other algorithms", size=10, colour=FAINT))
+    return [*parts, words(LEFT, TOP - 8, "test accuracy, mean ± standard deviation over 3 seeds", size=11, colour=INK)]

@@ -1,77 +1,69 @@
-"""A page for each family of models: what it is, its parameters, and its layers for the samples of docs/models.md."""
+"""A page for each model, generated from the registry."""
 
 from __future__ import annotations
 
-import inspect
-
 import torch
 
-from fedflat.cli.lookup.algorithm_card import parameter_rows
 from fedflat.cli.lookup.models import SHAPES, count_for
-from fedflat.models import MODELS, ImageModelSpec, ModelSpec, build, model_spec
-from making.markdown import block, code, joined, rows_of, table
+from fedflat.models import MODELS, ImageModelSpec, ModelSpec, build, parameter_count
+from fedflat.models.spec import shape_text
+from making.markdown import about, block, code, joined, table
+from making.specs import parameter_table
 
 PAGE = "models.md"
-DATA = {
-    "mlp": "digits",
-    "lenet5": "mnist",
-    "femnist-cnn": "femnist",
-    "char-lstm": "shakespeare",
-    "mobilenetv2": "landmarks",
-    "bisenetv2": "camvid",
-}
-NATURAL = ("femnist-cnn", "char-lstm", "mobilenetv2")
-MOST_LAYERS = 24
+MAX_LAYERS = 24
+"""Networks with more tensors are summarised by their children."""
 
 
 def pages() -> dict[str, str]:
-    """A page for each family."""
-    rows = rows_of(PAGE, "## Available models")
-    return {
-        f"models/{name}.md": one(name, spec, {text: cells for text, cells in rows.items() if text.partition("(")[0] == name})
-        for name, spec in MODELS.items()
-    }
+    """The page of every registered model, by path."""
+    return {f"models/{name}.md": page(name, spec) for name, spec in MODELS.items()}
 
 
-def one(name: str, spec: type[ModelSpec], rows: dict[str, list[str]]) -> str:
-    """The page of a family."""
-    made = model_spec(name)
-    about = (inspect.getdoc(spec) or "").replace("``", "`")
-    lines = [f"# {name}", "", about, ""]
-    lines += table(("model", "what it is", "input", "classes", "parameters", "source"), rows.values())
-    if isinstance(made, ImageModelSpec):
-        lines += [f"It takes images of at least {made.smallest_side()}x{made.smallest_side()} pixels.", ""]
-    options = [(code(row["parameter"]), code(row["default"]), row["range"], row["meaning"]) for row in parameter_rows(made, spec())]
-    lines += ["## Parameters", "", *(table(("parameter", "default", "range", "meaning"), options) or ["None.", ""])]
+def page(name: str, spec: type[ModelSpec]) -> str:
+    """The page of a model."""
+    lines = [f"# {name}", "", about(spec), ""]
+    variants = [
+        (
+            code(example.text),
+            example.architecture,
+            shape_text(example.input_shape),
+            f"{example.classes:,}",
+            f"{parameter_count(example.text, example.input_shape, example.classes):,}",
+            example.source,
+        )
+        for example in spec.examples
+    ]
+    lines += table(("model", "architecture", "input", "classes", "parameters", "source"), variants)
+    model = spec()
+    if isinstance(model, ImageModelSpec):
+        lines += [f"Smallest image: {model.smallest_side()}x{model.smallest_side()} pixels.", ""]
+    lines += parameter_table(model) or ["## Parameters", "", "None.", ""]
     counts = [
-        (f"{data}: {'x'.join(map(str, shape))}, {classes} classes", f"{count:,}")
+        (f"{data}: {shape_text(shape)}, {classes} classes", f"{count:,}")
         for data, (shape, classes) in SHAPES.items()
         if (count := count_for(name, data))
     ]
-    lines += ["## How many numbers it trains", "", *table(("for", "numbers"), counts)]
-    _, _, shape, classes, *_ = rows[name]
-    lines += _layers(name, tuple(map(int, shape.split("x"))), int(classes.replace(",", "")))
-    data = DATA.get(name, "cifar10")
-    partition = "--partition natural --set data.clients=null " if name in NATURAL else ""
-    lines += [
-        "## Use it",
-        "",
-        *block([f"fedflat models {name}", f"fedflat run fedavg --dataset {data} --model {name} {partition}--rounds 50"], "bash"),
-    ]
-    return joined(lines, [f"Choices of init, normalisation and stem, and weights of others: [models](../{PAGE}).", ""])
+    lines += ["## Number of trainable parameters", "", *table(("input", "parameters"), counts)]
+    if spec.examples:
+        lines += _layers(name, spec.examples[0].input_shape, spec.examples[0].classes)
+    partition = "--partition natural --set data.clients=null " if spec.partition == "natural" else ""
+    command = f"fedflat run fedavg --dataset {spec.dataset} --model {name} {partition}--rounds 50"
+    lines += ["## Usage", "", *block([f"fedflat models {name}", command], "bash")]
+    return joined(lines, [f"See also: [models](../{PAGE}): initialisation, normalisation, pretrained weights.", ""])
 
 
 def _layers(name: str, shape: tuple[int, ...], classes: int) -> list[str]:
-    """The tensors by name, where they are few, else how many numbers each child of the network has."""
+    """A table of the tensors or, if there are many, of the network's children."""
     with torch.device("meta"):
         network = build(name, shape, classes)
-    tensors = [(code(full), "x".join(map(str, p.shape)), f"{p.numel():,}") for full, p in network.named_parameters()]
-    head = ["## Layers", "", f"For samples of {'x'.join(map(str, shape))} and {classes:,} classes:", ""]
-    if len(tensors) <= MOST_LAYERS:
-        return [*head, *table(("tensor", "shape", "numbers"), tensors)]
+    head = ["## Layers", "", f"For inputs of shape {shape_text(shape)} and {classes:,} classes:", ""]
+    tensors = [(code(full), shape_text(tuple(p.shape)), f"{p.numel():,}") for full, p in network.named_parameters()]
+    if len(tensors) <= MAX_LAYERS:
+        return [*head, *table(("tensor", "shape", "parameters"), tensors)]
     children = [
-        (code(part), sum(1 for _ in child.parameters()), sum(p.numel() for p in child.parameters()))
-        for part, child in network.named_children()
+        (code(child_name), sum(1 for _ in child.parameters()), f"{sum(p.numel() for p in child.parameters()):,}")
+        for child_name, child in network.named_children()
+        if any(True for _ in child.parameters())
     ]
-    children = [(part, count, f"{numbers:,}") for part, count, numbers in children if numbers]
-    return [*head, *table(("part", "tensors", "numbers"), children)]
+    return [*head, *table(("part", "tensors", "parameters"), children)]

@@ -1,100 +1,77 @@
-"""A page for each partition: definition, parameters, what it measures, and its picture."""
+"""A page and a drawing for each partitioner and partition modifier, generated from the registry."""
 
 from __future__ import annotations
 
-import inspect
-
 import numpy as np
 
-from fedflat.cli.lookup.algorithm_card import parameter_rows
 from fedflat.data import PARTITION_MODIFIERS, PARTITIONERS, make_partition
+from fedflat.data.partitioners.partitioner import Partitioner, PartitionModifier
 from fedflat.reporting.figures.partition import COLOURS
-from making.markdown import block, code, joined, rows_of, table
+from making.markdown import about, block, joined, table
+from making.specs import parameter_table
 from making.svg import FAINT, INK, boxes, drawing, rule, words
 
-SHOWN = {
-    "iid": ("iid", "iid(sigma=0.5)"),
-    "dirichlet": ("dirichlet(alpha=0.6)", "dirichlet(alpha=0.1)", "dirichlet(alpha=0)"),
-    "dirichlet-reuse": ("dirichlet-reuse(alpha=0.1)",),
-    "dirichlet-classwise": ("dirichlet-classwise(alpha=0.1)",),
-    "dirichlet-lda": ("dirichlet-lda(alpha=1)", "dirichlet-lda(alpha=0.1)"),
-    "pathological": ("pathological(classes=2)", "pathological(classes=4)"),
-    "pachinko": ("pachinko(alpha=0.1,beta=10)",),
-    "natural": ("natural",),
-    "virtual": ("virtual(size=100,alpha=0.1)",),
-    "centralised": ("centralised",),
-    "listed": (),
-    "longtail": ("iid+longtail(factor=10)", "dirichlet(alpha=0.1)+longtail(factor=10)"),
-    "held-out": ("dirichlet(alpha=0.1)+held-out(share=0.2)",),
-}
-"""What is drawn for each: 5,000 examples of ten equally frequent classes over 50 clients."""
 CLIENTS, EXAMPLES, CLASSES = 50, 5000, 10
 WIDTH, PANEL, TOP, LEFT = 720, 132, 30, 46
 PAGE = "partitions.md"
+DATASETS = {"natural": ("femnist", "femnist-cnn"), "pachinko": ("cifar100", "resnet18")}
+"""Dataset and model of the example command, for partitions that digits does not support."""
 
 
 def pages() -> dict[str, str]:
-    """A page and a picture for each partition, and for each part that can be added to one."""
-    rows = rows_of(PAGE, "## Available partitions")
-    by_name = {key.lstrip("+").partition("(")[0]: cells for key, cells in rows.items()}
-    by_name |= {key.lstrip("+").partition("(")[0]: cells for key, cells in rows_of(PAGE, "### Modifiers").items()}
-    found = {}
-    for name, spec in (PARTITIONERS | PARTITION_MODIFIERS).items():
-        found[f"partitions/{name}.md"] = one(name, spec, by_name[name])
-        if SHOWN[name]:
-            found[f"images/partitions/{name}.svg"] = picture(SHOWN[name])
-    return found
+    """The page and the drawing of every partitioner and modifier, by path."""
+    files: dict[str, str] = {}
+    for name, spec in [*PARTITIONERS.items(), *PARTITION_MODIFIERS.items()]:
+        files[f"partitions/{name}.md"] = page(name, spec)
+        if spec.examples:
+            files[f"images/partitions/{name}.svg"] = picture(spec.examples)
+    return files
 
 
-def one(name: str, spec: type, cells: list[str]) -> str:
-    """The page of a partition."""
-    about = " ".join((inspect.getdoc(spec) or "").replace("``", "`").split())
-    lines = [f"# {name}", "", about, ""]
-    facts = [("source", cells[-1])]
-    if len(cells) > 3:
-        facts = [("every example with exactly one client", cells[2]), ("sizes of clients", cells[3]), *facts]
-    lines += table(("", ""), facts)
-    rows = [(code(row["parameter"]), code(row["default"]), row["range"], row["meaning"]) for row in parameter_rows(spec(), spec())]
-    lines += ["## Parameters", "", *table(("parameter", "default", "range", "meaning"), rows)] if rows else []
-    if SHOWN[name]:
-        lines += [
-            "## What it looks like",
-            "",
-            f"![Class counts per client under {name}](../images/partitions/{name}.svg)",
-            "",
-            _caption(name),
-            "",
-        ]
-    lines += ["## Use it", "", *block(_commands(name), "bash")]
-    return joined(lines, [f"All partitions, measured, and what papers mean by their names: [partitions](../{PAGE}).", ""])
+def page(name: str, spec: type[Partitioner] | type[PartitionModifier]) -> str:
+    """The page of a partitioner or modifier."""
+    facts = {"source": spec.citation}
+    if issubclass(spec, Partitioner):
+        facts = {"disjoint clients": "yes" if spec.disjoint else "no", "client sizes": spec.sizes} | facts
+    lines = [f"# {name}", "", about(spec), ""]
+    lines += table(("", ""), [fact for fact in facts.items() if fact[1]])
+    lines += parameter_table(spec())
+    if spec.examples:
+        image = f"![Class counts per client under {name}](../images/partitions/{name}.svg)"
+        lines += ["## Example", "", image, "", _caption(name), ""]
+    lines += ["## Usage", "", *block(_commands(name, spec), "bash")]
+    return joined(lines, [f"See also: [all partitions](../{PAGE}), with measured statistics.", ""])
 
 
 def _caption(name: str) -> str:
     if name == "natural":
-        return "Six writers, invented for the picture, who wrote more or less and favour some classes; in `femnist` they are real."
-    return f"{EXAMPLES:,} examples of {CLASSES} equally frequent classes, seed 0. A column is a client, a colour a class; clients are sorted by their most frequent class."
+        return "Six artificial writers with different sizes and favourite classes; `femnist` has real ones."
+    return (
+        f"{EXAMPLES:,} examples of {CLASSES} equally frequent classes, seed 0. One column per client, one colour per class; "
+        "clients are sorted by their most frequent class."
+    )
 
 
-def _commands(name: str) -> list[str]:
+def _commands(name: str, spec: type[Partitioner] | type[PartitionModifier]) -> list[str]:
     if name == "listed":
         return ["fedflat run fedavg --partition 'listed(path=partition.json)' --set data.clients=null --rounds 20"]
-    text = SHOWN[name][-1]
-    if name == "natural":
-        return ["fedflat run fedavg --dataset femnist --model femnist-cnn --partition natural --set data.clients=null"]
-    if name == "pachinko":
-        return [f"fedflat run fedavg --dataset cifar100 --model resnet18 --partition '{text}' --clients 500"]
-    clients = "--set data.clients=null" if name == "centralised" else f"--clients {CLIENTS}"
-    rounds = " --clients-per-round 1" if name == "centralised" else ""
-    return ([] if name == "centralised" else [f"fedflat data describe digits --partition '{text}' --clients {CLIENTS}"]) + [
-        f"fedflat run fedavg --partition '{text}' {clients}{rounds} --rounds 20"
+    text = spec.examples[-1] if spec.examples else name
+    quoted = f"'{text}'" if set(text) & set("()+") else text
+    fixed = issubclass(spec, Partitioner) and spec().fixes_clients
+    clients = "--set data.clients=null" if fixed else f"--clients {CLIENTS}"
+    if name in DATASETS:
+        dataset, model = DATASETS[name]
+        return [f"fedflat run fedavg --dataset {dataset} --model {model} --partition {quoted} {clients}"]
+    if name == "centralised":
+        return [f"fedflat run fedavg --partition centralised {clients} --clients-per-round 1 --rounds 20"]
+    return [
+        f"fedflat data describe digits --partition {quoted} {clients if not fixed else ''}".strip(),
+        f"fedflat run fedavg --partition {quoted} {clients} --rounds 20",
     ]
 
 
-# --- pictures --------------------------------------------------------------------------------------------------------------------
-
-
 def picture(texts: tuple[str, ...]) -> str:
-    """Class counts per client of some partitions, one below the other."""
+    """An SVG of the class counts per client of some partitions, one below the other."""
     parts: list[str] = []
     for number, text in enumerate(texts):
         counts = histogram(text)
@@ -103,7 +80,7 @@ def picture(texts: tuple[str, ...]) -> str:
 
 
 def histogram(text: str) -> np.ndarray:
-    """How many examples of each class every client has."""
+    """Number of examples per client and class, [clients, classes]."""
     targets, groups = np.arange(EXAMPLES) % CLASSES, None
     if text == "natural":
         rng = np.random.default_rng(0)
@@ -120,10 +97,13 @@ def _panel(text: str, counts: np.ndarray, top: float) -> list[str]:
     counts = counts[np.lexsort((-share, counts.argmax(1)))]
     sizes = counts.sum(1)
     size = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
-    many = "1 client" if len(counts) == 1 else f"{len(counts)} clients"
-    found = f"{many}, {size} examples each, {np.count_nonzero(counts, axis=1).mean():.1f} classes per client"
+    count = "1 client" if len(counts) == 1 else f"{len(counts)} clients"
+    caption = f"{count}, {size} examples each, {np.count_nonzero(counts, axis=1).mean():.1f} classes per client"
     bottom, scale, column = top + TOP + PANEL, PANEL / sizes.max(), (WIDTH - LEFT - 14) / len(counts)
-    parts = [words(LEFT, top + 20, text, size=13, colour=INK, bold=True), words(WIDTH - 14, top + 20, found, size=11, anchor="end")]
+    parts = [
+        words(LEFT, top + 20, text, size=13, colour=INK, bold=True),
+        words(WIDTH - 14, top + 20, caption, size=11, anchor="end"),
+    ]
     for value in (0, int(sizes.max())):
         parts += [
             rule(LEFT, bottom - value * scale, WIDTH - 14, bottom - value * scale),
@@ -135,7 +115,9 @@ def _panel(text: str, counts: np.ndarray, top: float) -> list[str]:
         below = np.where(
             first == label,
             0,
-            counts.max(1) + np.where(np.arange(counts.shape[1]) < label, counts, 0).sum(1) - np.where(first < label, counts.max(1), 0),
+            counts.max(1)
+            + np.where(np.arange(counts.shape[1]) < label, counts, 0).sum(1)
+            - np.where(first < label, counts.max(1), 0),
         )
         rectangles = [
             (LEFT + (i + gap / 2) * column, bottom - (below[i] + held[i]) * scale, (1 - gap) * column, held[i] * scale)

@@ -1,4 +1,4 @@
-"""Reference of the Python API, from signatures and docstrings."""
+"""Reference pages of the Python API, from signatures and docstrings."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
-from making.markdown import about, block, joined
+from making.markdown import about, block, joined, summary
 
 
 class Page(NamedTuple):
-    """A page of the reference: its title, what it is about, and the names on it, as ``module:name`` or a whole module's ``__all__``."""
+    """A reference page: title, introduction, and names, each ``module:name`` or a module for all of its ``__all__``."""
 
     title: str
     intro: str
@@ -25,12 +25,13 @@ class Page(NamedTuple):
 PAGES = {
     "python": Page(
         "fedflat",
-        "What `import fedflat` gives. Settings have short names (`rounds=50`) or full ones (`training__lr_decay=0.998`); [all of them](settings.md).",
+        "The names in `import fedflat`. [Settings](settings.md) have short names (`rounds=50`) and full ones "
+        "(`training__lr_decay=0.998`).",
         ("fedflat",),
     ),
     "results": Page(
         "Results",
-        "What `run`, `compare`, `sweep`, `resume` and `load` give back.",
+        "What `run`, `compare`, `sweep`, `resume` and `load` return.",
         (
             "fedflat.reporting.result:Result",
             "fedflat.reporting.result:Comparison",
@@ -39,12 +40,13 @@ PAGES = {
             "fedflat.experiment.store.record:Record",
             "fedflat.experiment.analysis.evaluation:Evaluation",
             "fedflat.experiment.analysis.measured:Measured",
-            "fedflat.experiment.analysis.post_hoc:Afterwards",
+            "fedflat.experiment.analysis.post_hoc:PostHoc",
         ),
     ),
     "algorithms": Page(
         "Algorithms and slots",
-        "What an algorithm is made of, and what one of your own may define ([how](../own-algorithm.md)).",
+        "The classes that an algorithm consists of, and what a slot may define "
+        "([how to write your own](../own-algorithm.md)).",
         (
             "fedflat.algorithms.drift.base:Drift",
             "fedflat.algorithms.perturbation.base:Perturbation",
@@ -52,8 +54,8 @@ PAGES = {
             "fedflat.algorithms.lr_schedule:Schedule",
             "fedflat.algorithms.server:Sgd",
             "fedflat.algorithms.slot:Slot",
-            "fedflat.algorithms.slot:At",
-            "fedflat.algorithms.slot:Returned",
+            "fedflat.algorithms.slot:LocalContext",
+            "fedflat.algorithms.slot:CohortMeans",
             "fedflat.algorithms.slot:Field",
             "fedflat.algorithms.slot:vector",
             "fedflat.algorithms.slot:scalar",
@@ -61,12 +63,20 @@ PAGES = {
             "fedflat.text:param",
         ),
     ),
-    "averaging": Page("Averages", "Averages of the server's models over rounds: evaluated, never fed back.", ("fedflat.averaging",)),
-    "data": Page("Data and partitions", "Datasets by name, your own arrays, their division among clients, augmentation.", ("fedflat.data",)),
-    "models": Page("Models", "Networks by name, and training a part of one.", ("fedflat.models", "fedflat.models.layout:Layout")),
+    "averaging": Page(
+        "Averages",
+        "Averages of the server model over rounds. They are evaluated and never fed back into training.",
+        ("fedflat.averaging",),
+    ),
+    "data": Page(
+        "Data and partitions", "Datasets, your own arrays, partitions among clients, augmentation.", ("fedflat.data",)
+    ),
+    "models": Page(
+        "Models", "Networks by name, and partial training.", ("fedflat.models", "fedflat.models.layout:Layout")
+    ),
     "tasks": Page(
         "Tasks and callbacks",
-        "Loss and metrics of your own ([how](../how-to/bring-your-own.md)), and whoever wants to see a run while it goes.",
+        "Loss and metrics ([how to write your own](../how-to/bring-your-own.md)), and callbacks that observe a run.",
         (
             "fedflat.engines.problem.task:Task",
             "fedflat.engines.problem.task:PooledTask",
@@ -76,10 +86,14 @@ PAGES = {
             "fedflat.experiment.callback:Callback",
         ),
     ),
-    "flatness": Page("Flatness", "Curvature, sharpness and landscapes of any torch module, any loss, any data.", ("fedflat.flatness",)),
+    "flatness": Page(
+        "Flatness",
+        "Curvature, sharpness and loss landscapes of any `torch.nn.Module`, loss and data.",
+        ("fedflat.flatness",),
+    ),
     "landscapes": Page(
         "Landscapes of runs",
-        "Around models of runs, on planes, along paths; and their pictures.",
+        "Loss landscapes around the models of runs, on planes and along paths, and their figures.",
         (
             "fedflat.experiment.analysis.measured:measured",
             "fedflat.experiment.analysis.landscapes:landscapes",
@@ -96,26 +110,31 @@ PAGES = {
         ),
     ),
     "papers": Page(
-        "Papers", "Four works as data: protocols, tables and figures, cell by cell ([what is there](../papers.md)).", ("fedflat.papers",)
+        "Papers",
+        "Protocols, tables and figures of four papers as data, cell by cell ([overview](../papers.md)).",
+        ("fedflat.papers",),
     ),
     "deploy": Page(
         "Deployment",
-        "All that a Flower project needs, and what a site may bring ([real sites](../deploy.md)). With the extra `flower`.",
+        "The parts of a Flower project, and what a site provides ([real sites](../deploy.md)). Requires the extra "
+        "`flower`.",
         ("fedflat.deploy",),
     ),
     "testing": Page(
-        "Testing", "Checks for what you bring yourself: one call each, and a message that names what does not hold.", ("fedflat.testing",)
+        "Testing",
+        "Checks for user-defined algorithms, models, datasets and partitions, and inputs for calling slots by hand.",
+        ("fedflat.testing",),
     ),
 }
 
 
 def pages() -> dict[str, str]:
-    """The pages of the reference."""
-    return {f"reference/{name}.md": one(page) for name, page in PAGES.items()}
+    """The reference pages by path."""
+    return {f"reference/{name}.md": reference_page(page) for name, page in PAGES.items()}
 
 
-def one(page: Page) -> str:
-    """A page of the reference."""
+def reference_page(page: Page) -> str:
+    """A page with an entry for each of its names."""
     lines = [f"# {page.title}", "", page.intro, ""]
     for module, name in names_of(page):
         lines += _entry(module, name)
@@ -123,61 +142,58 @@ def one(page: Page) -> str:
 
 
 def names_of(page: Page) -> Iterator[tuple[str, str]]:
-    """Every (module, name) of a page."""
+    """Every (module, name) of a page; of whole modules functions first, then classes, then constants."""
     for text in page.names:
         module, _, name = text.partition(":")
         if name:
             yield module, name
-        else:
-            found = importlib.import_module(module)
-            public = [each for each in found.__all__ if not each.startswith("__")]
-            yield from ((module, each) for each in sorted(public, key=lambda each: _rank(getattr(found, each))))
+            continue
+        found = importlib.import_module(module)
+        public = [each for each in found.__all__ if not each.startswith("__")]
+        yield from ((module, each) for each in sorted(public, key=lambda each: _rank(getattr(found, each))))
 
 
 def _rank(value: Any) -> int:
-    """Functions first, then classes, then constants, each in the order in which they are listed."""
     return 0 if inspect.isroutine(value) or hasattr(value, "__wrapped__") else 1 if inspect.isclass(value) else 2
 
 
 def _entry(module: str, name: str) -> list[str]:
-    value = getattr(importlib.import_module(module), name)
+    found = importlib.import_module(module)
+    if not hasattr(found, name):
+        raise ValueError(f"docs/making/python_api.py lists {module}:{name}, which does not exist; update PAGES")
+    value = getattr(found, name)
     lines = [f"## {name}", ""]
     if inspect.isclass(value):
         return lines + _class(name, value, module)
     if inspect.isfunction(value):
-        return [*lines, *block(signature(name, value).splitlines(), "py"), about(value), "", *_from(module, name)]
+        return [*lines, *block(signature(name, value).splitlines(), "py"), about(value), "", *_import(module, name)]
     kind, meaning = constants(module).get(name, (type(value).__name__, ""))
-    return [*lines, *block([f"{name}: {kind}"], "py"), *([meaning.replace("``", "`"), ""] if meaning else []), *_from(module, name)]
+    text = [meaning.replace("``", "`"), ""] if meaning else []
+    return [*lines, *block([f"{name}: {kind}"], "py"), *text, *_import(module, name)]
 
 
-def _from(module: str, name: str) -> list[str]:
+def _import(module: str, name: str) -> list[str]:
     where = f"fedflat.{name}" if module == "fedflat" else f"from {module} import {name}"
     return [f"<small>`{where}`</small>", ""]
 
 
 def _class(name: str, value: type, module: str) -> list[str]:
-    shown = signature(name, value.__init__) if _own_init(value) else name
-    lines = [
-        *block([f"class {line}" if not number else line for number, line in enumerate(shown.splitlines())], "py"),
-        about(value),
-        "",
-        *_from(module, name),
-    ]
+    shown = signature(name, value.__init__) if _has_own_init(value) else name
+    lines = [*block(f"class {shown}".splitlines(), "py"), about(value), "", *_import(module, name)]
     for field, (kind, meaning) in fields(value).items():
-        lines += [f"- **`{field}`** : `{kind}`" + (f". {meaning}" if meaning else "")]
+        lines.append(f"- **`{field}`** : `{kind}`" + (f". {meaning}" if meaning else ""))
     for attribute, member in members(value):
         if isinstance(member, property):
             kind = inspect.signature(member.fget).return_annotation if member.fget else ""  # type: ignore[arg-type]
-            lines += [f"- **`{attribute}`** : `{_type(kind)}`. {_first(member)}"]
+            lines.append(f"- **`{attribute}`** : `{_type(kind)}`. {summary(member)}")
         else:
             function = member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
-            lines += [
-                f"- **`{signature(attribute, function, bound=not isinstance(member, staticmethod), one_line=True)}`**. {_first(function)}"
-            ]
+            shown = signature(attribute, function, bound=not isinstance(member, staticmethod), one_line=True)
+            lines.append(f"- **`{shown}`**. {summary(function)}")
     return [*lines, ""]
 
 
-def _own_init(value: type) -> bool:
+def _has_own_init(value: type) -> bool:
     return (
         inspect.isfunction(value.__dict__.get("__init__"))
         and not dataclasses.is_dataclass(value)
@@ -188,52 +204,55 @@ def _own_init(value: type) -> bool:
 def members(value: type) -> Iterator[tuple[str, Any]]:
     """The public methods and properties that a class itself defines."""
     for name, member in vars(value).items():
-        if not name.startswith("_") and (isinstance(member, (property, classmethod, staticmethod)) or inspect.isfunction(member)):
+        documented = isinstance(member, (property, classmethod, staticmethod)) or inspect.isfunction(member)
+        if documented and not name.startswith("_"):
             yield name, member
 
 
 def fields(value: type) -> dict[str, tuple[str, str]]:
-    """The fields of a dataclass, a named tuple or a class with annotations: their types, and what is said below them."""
+    """The annotated fields of a class: type and meaning, from the string below each or the help of ``param``."""
     try:
         (tree,) = ast.parse(inspect.cleandoc(inspect.getsource(value))).body
     except (OSError, TypeError, SyntaxError):
         return {}
-    return {name: said for name, said in annotated(tree.body) if not name.startswith("_")} if isinstance(tree, ast.ClassDef) else {}
+    if not isinstance(tree, ast.ClassDef):
+        return {}
+    return {name: entry for name, entry in annotated(tree.body) if not name.startswith("_")}
 
 
 def annotated(body: list[ast.stmt]) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Names with a type, and the text below each."""
-    for statement, after in zip(body, [*body[1:], None], strict=True):
+    """Assigned names with their type and meaning."""
+    for statement, following in zip(body, [*body[1:], None], strict=True):
         if not isinstance(statement, (ast.AnnAssign, ast.Assign)):
             continue
         target = statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
-        if not isinstance(target, ast.Name):
-            continue
-        kind = ast.unparse(statement.annotation) if isinstance(statement, ast.AnnAssign) else ""
-        said = ""
-        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
-            said = " ".join(after.value.value.replace("``", "`").split())
-        elif (
-            isinstance(statement, ast.AnnAssign)
-            and isinstance(statement.value, ast.Call)
-            and getattr(statement.value.func, "id", "") == "param"
-        ):
-            texts = [part.value for part in statement.value.args if isinstance(part, ast.Constant) and isinstance(part.value, str)]
-            said = texts[-1][:1].upper() + texts[-1][1:] + "." if texts else ""
-        yield target.id, (kind, said)
+        if isinstance(target, ast.Name):
+            kind = ast.unparse(statement.annotation) if isinstance(statement, ast.AnnAssign) else ""
+            yield target.id, (kind, _meaning(statement, following))
+
+
+def _meaning(statement: ast.Assign | ast.AnnAssign, following: ast.stmt | None) -> str:
+    text = getattr(following.value, "value", None) if isinstance(following, ast.Expr) else None
+    if isinstance(text, str):
+        return " ".join(text.replace("``", "`").split())
+    call = statement.value
+    if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "param":
+        texts = [part.value for part in call.args if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+        return texts[-1][:1].upper() + texts[-1][1:] + "." if texts else ""
+    return ""
 
 
 @cache
 def constants(module: str) -> dict[str, tuple[str, str]]:
-    """The constants of a module and of those it takes its names from: type, and the text below."""
+    """The constants that a module defines or imports from fedflat: type and meaning."""
     found: dict[str, tuple[str, str]] = {}
     tree = ast.parse(inspect.getsource(importlib.import_module(module)))
     for statement in tree.body:
         if isinstance(statement, ast.ImportFrom) and statement.module and statement.module.startswith("fedflat"):
             names = {alias.name for alias in statement.names if alias.name.isupper()}
             if names:
-                found |= {name: said for name, said in constants(statement.module).items() if name in names}
-    return found | {name: (kind or _value_type(module, name), said) for name, (kind, said) in annotated(tree.body)}
+                found |= {name: entry for name, entry in constants(statement.module).items() if name in names}
+    return found | {name: (kind or _value_type(module, name), text) for name, (kind, text) in annotated(tree.body)}
 
 
 def _value_type(module: str, name: str) -> str:
@@ -241,19 +260,20 @@ def _value_type(module: str, name: str) -> str:
 
 
 def signature(name: str, function: Any, *, bound: bool = True, one_line: bool = False) -> str:
-    """A signature as it would be written, over several lines where it is long."""
+    """A signature as source code, one parameter per line if it is long."""
     found = inspect.signature(function)
-    given = [p for p in found.parameters.values() if not (bound and p.name in ("self", "cls"))]
-    shown = [_parameter(p) for p in given]
-    for position, p in enumerate(given):
-        if p.kind is p.KEYWORD_ONLY and not any(o.kind is o.VAR_POSITIONAL for o in given):
+    parameters = [p for p in found.parameters.values() if not (bound and p.name in ("self", "cls"))]
+    shown = [_parameter(p) for p in parameters]
+    for position, p in enumerate(parameters):
+        if p.kind is p.KEYWORD_ONLY and not any(o.kind is o.VAR_POSITIONAL for o in parameters):
             shown.insert(position, "*")
             break
-    back = "" if found.return_annotation in (found.empty, None, "None") or name == "__init__" else f" -> {_type(found.return_annotation)}"
-    line = f"{name}({', '.join(shown)}){back}"
+    result = found.return_annotation
+    arrow = "" if result in (found.empty, None, "None") or name == "__init__" else f" -> {_type(result)}"
+    line = f"{name}({', '.join(shown)}){arrow}"
     if one_line or len(line) <= 96:
         return line
-    return "\n".join([f"{name}(", *(f"    {part}," for part in shown), f"){back}"])
+    return "\n".join([f"{name}(", *(f"    {part}," for part in shown), f"){arrow}"])
 
 
 def _parameter(p: inspect.Parameter) -> str:
@@ -271,7 +291,3 @@ def _default(value: Any) -> str:
 def _type(annotation: Any) -> str:
     shown = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     return re.sub(r"\b(?:fedflat|torch|collections|pathlib|typing|numpy)\.(?:[a-z_]+\.)*(?=[A-Z])", "", shown)
-
-
-def _first(thing: Any) -> str:
-    return " ".join((inspect.getdoc(thing) or "").split("\n\n>>>")[0].replace("``", "`").split())

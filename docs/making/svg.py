@@ -1,4 +1,4 @@
-"""Small drawings written down directly, so that the same numbers always give the same file."""
+"""SVG drawings written as text, so that equal numbers give equal files."""
 
 from __future__ import annotations
 
@@ -10,28 +10,38 @@ INK, FAINT, GRID = "#22303c", "#6b7580", "#e3e7eb"
 
 
 def drawing(width: int, height: int, parts: Sequence[str], title: str) -> str:
-    """The whole file, on white, so that it reads on a dark page too."""
+    """A complete SVG file with a white background, readable on dark pages too."""
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="{FONT}" role="img">'
-    return "\n".join(
-        [head, f"<title>{escaped(title)}</title>", f'<rect width="{width}" height="{height}" rx="6" fill="#fff"/>', *parts, "</svg>", ""]
-    )
+    background = f'<rect width="{width}" height="{height}" rx="6" fill="#fff"/>'
+    return "\n".join([head, f"<title>{escaped(title)}</title>", background, *parts, "</svg>", ""])
 
 
 def escaped(text: str) -> str:
-    """Text as it may stand in a file of marks."""
+    """Text with XML's special characters escaped."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def words(x: float, y: float, text: str, *, size: int = 12, colour: str = FAINT, anchor: str = "start", bold: bool = False) -> str:
+def words(
+    x: float,
+    y: float,
+    text: str,
+    *,
+    size: int = 12,
+    colour: str = FAINT,
+    anchor: str = "start",
+    bold: bool = False,
+) -> str:
     """A line of text."""
     weight = ' font-weight="600"' if bold else ""
-    return f'<text x="{_n(x)}" y="{_n(y)}" font-size="{size}" fill="{colour}" text-anchor="{anchor}"{weight}>{escaped(text)}</text>'
+    style = f'font-size="{size}" fill="{colour}" text-anchor="{anchor}"{weight}'
+    return f'<text x="{_n(x)}" y="{_n(y)}" {style}>{escaped(text)}</text>'
 
 
 def polyline(points: Sequence[Point], colour: str, width: float = 2.0, opacity: float = 1.0) -> str:
     """A line through points."""
-    thin = f' opacity="{opacity:g}"' if opacity < 1 else ""
-    return f'<polyline points="{_points(points)}" fill="none" stroke="{colour}" stroke-width="{width:g}" stroke-linejoin="round"{thin}/>'
+    faded = f' opacity="{opacity:g}"' if opacity < 1 else ""
+    style = f'fill="none" stroke="{colour}" stroke-width="{width:g}" stroke-linejoin="round"{faded}'
+    return f'<polyline points="{_points(points)}" {style}/>'
 
 
 def band(lower: Sequence[Point], upper: Sequence[Point], colour: str) -> str:
@@ -55,4 +65,5 @@ def _points(points: Sequence[Point]) -> str:
 
 
 def _n(value: float) -> str:
-    return f"{value:.1f}".rstrip("0").rstrip(".").replace("-0", "0") if abs(value) < 0.05 else f"{value:.1f}".rstrip("0").rstrip(".")
+    shown = f"{value:.1f}".rstrip("0").rstrip(".")
+    return shown.replace("-0", "0") if abs(value) < 0.05 else shown

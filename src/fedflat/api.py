@@ -12,22 +12,21 @@ from torch import Tensor, nn
 
 from fedflat.data import Dataset, from_clients, from_flower
 from fedflat.data import load as load_data
-from fedflat.data.flower import is_partitioner
 from fedflat.data.arrays import Pair
+from fedflat.data.flower import is_partitioner
 from fedflat.engines.problem.task import CustomLoss, Task
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign import compare as comparing
-from fedflat.experiment.config import Config, assign, config, read_yaml
-from fedflat.experiment.quantities import flatness_values
+from fedflat.experiment.config import Config
+from fedflat.experiment.make_config import make_config as make_config
 from fedflat.experiment.rounds import Round
 from fedflat.experiment.run import Run
-from fedflat.experiment.setting_names import SHORT as SHORT
-from fedflat.experiment.setting_names import WHERE, unknown_setting
+from fedflat.experiment.setting_names import WHERE
 from fedflat.experiment.setup.problem import custom
 from fedflat.experiment.stopping import OVER
 from fedflat.experiment.store.run_folder import RunFolder
-from fedflat.experiment.user_objects import as_callbacks, as_path, as_texts, called, check_jobs, check_own
+from fedflat.experiment.user_objects import as_callbacks, as_path, as_texts, check_jobs, check_own
 from fedflat.reporting.result import Comparison, Result
 
 
@@ -48,8 +47,8 @@ def run(
         algorithm: the algorithm, e.g. ``"fedavg"`` or ``"scaffold+sam(rho=0.1)"`` (list: ``fedflat algorithms``).
         base: a YAML file or ``Config`` that provides the settings not given here.
         out: a new folder for config, metrics, checkpoints and models. Without one, the result exists only in memory.
-        dataset: the name of a dataset (list: ``fedflat data list``), or a ``Dataset`` from ``fedflat.data.from_arrays``,
-            ``from_clients`` or ``from_torch``.
+        dataset: the name of a dataset (list: ``fedflat data list``), or a ``Dataset`` from
+            ``fedflat.data.from_arrays``, ``from_clients`` or ``from_torch``.
         model: the name of a model (list: ``fedflat models``), or a ``torch.nn.Module``, which is copied.
         task: loss and metrics; default: those of the dataset's kind, e.g. ``Classification()``.
         callbacks: one or several observers, called after every round and evaluation.
@@ -360,61 +359,6 @@ def report(
     gathered = gather([as_path("runs", path) for path in folders])
     write_report(gathered, folder, title=title, targets=targets, baseline=baseline, by=by, apart=apart, figures=figures)
     return folder / "report.html"
-
-
-def make_config(
-    base: str | Path | Config | None = None, settings: dict[str, Any] | None = None, assignments: Sequence[str] = ()
-) -> Config:
-    """Build a config.
-
-    Args:
-        base: a YAML file or config to start from; default: the defaults.
-        settings: values by short name (``lr``) or full name (``training__lr`` or ``training.lr``).
-        assignments: further settings as ``a.b=value``, as on the command line.
-    """
-    values: dict[str, Any] = {}
-    if isinstance(base, Config):
-        values = base.model_dump(mode="json")
-    elif base is not None:
-        if not isinstance(base, str | os.PathLike):
-            raise UserError(f"base is {called(base)}; expected a YAML file or a config; pass settings as rounds=50")
-        values = read_yaml(Path(base))
-    given: dict[str, str] = {}
-    for name, value in (settings or {}).items():
-        _check_name(name)
-        full = SHORT.get(name, name).replace("__", ".")
-        _check_once(full, f"{name}={value!r}", given)
-        *groups, last = full.split(".")
-        inside = values
-        for group in groups:
-            inside = inside.setdefault(group, {})
-            if not isinstance(inside, dict):
-                raise UserError(f"{group} is {inside!r}, but it is a group of settings; set those instead")
-        if last == "flatness" and isinstance(value, str):
-            value = flatness_values(value)
-        merge = isinstance(value, dict) and isinstance(inside.get(last), dict)
-        inside[last] = {**inside[last], **value} if merge else value
-    for assignment in assignments:
-        _check_once(assignment.partition("=")[0].strip(), assignment, given)
-        assign(values, assignment)
-    return config(values)
-
-
-def _check_once(full_name: str, now: str, given: dict[str, str]) -> None:
-    """Reject a setting that was already given, possibly under another name."""
-    if full_name in given:
-        raise UserError(f"{full_name} is given twice, as {given[full_name]} and as {now}; give it once")
-    given[full_name] = now
-
-
-def _check_name(name: str) -> None:
-    """Reject an unknown keyword; a full name without its group gets a hint."""
-    known = {*SHORT, *Config.model_fields}
-    if name in known or "__" in name or "." in name:
-        return
-    groups = {group: getattr(field.annotation, "model_fields", {}) for group, field in Config.model_fields.items()}
-    full = [f"{group}__{name}" for group, fields in groups.items() if name in fields]
-    raise one_of("setting", name, full, "fedflat settings") if full else unknown_setting(name, known, keyword=True)
 
 
 def _folder(out: str | Path | None) -> Path | None:

@@ -7,6 +7,18 @@ import os
 from pathlib import Path
 
 GROUPS, MINE = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_limit: int | None = None
+
+
+def use_cores(most: int) -> None:
+    """Limit this process to ``most`` cores, if several processes share the machine."""
+    global _limit  # noqa: PLW0603
+    _limit = most
+
+
+def available_cores() -> int:
+    """Cores that this process may train on: its limit, or all usable ones."""
+    return usable_cores() if _limit is None else _limit
 
 
 def usable_cores() -> int:

@@ -6,7 +6,10 @@ This module imports nothing else of fedflat.
 
 from __future__ import annotations
 
+import ctypes
+import io
 import os
+import pickle
 import signal
 import sys
 import types
@@ -21,6 +24,8 @@ import torch.multiprocessing as multiprocessing
 
 PATIENCE = 5.0
 """Seconds that a child has to exit before it is killed."""
+MALLOC_THRESHOLD = 2**28
+"""Bytes of freed memory that a process keeps, and largest allocation that it serves from them."""
 
 
 class ChildDied(Exception):
@@ -91,7 +96,7 @@ def wait_for_any(children: Iterable[ChildProcess]) -> list[ChildProcess]:
     return [by_pipe[pipe] for pipe in wait(list(by_pipe))]
 
 
-def close(children: Iterable[ChildProcess], patience: float = PATIENCE) -> None:
+def close_children(children: Iterable[ChildProcess], patience: float = PATIENCE) -> None:
     """Close the pipes, give the children ``patience`` seconds each to exit, and kill those that do not."""
     children = list(children)
     for child in children:
@@ -101,6 +106,40 @@ def close(children: Iterable[ChildProcess], patience: float = PATIENCE) -> None:
         if child.is_alive:
             child.process.kill()
             child.process.join()
+
+
+def can_travel(value: object) -> bool:
+    """Whether a value can be sent to a child: it is picklable and not defined in the running script."""
+    buffer = io.BytesIO()
+    try:
+        _WithoutTensors(buffer).dump(value)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return False
+    return b"__main__" not in buffer.getvalue()
+
+
+class _WithoutTensors(pickle.Pickler):
+    """Pickles everything except tensors, which pickling would move to shared memory."""
+
+    def reducer_override(self, value: Any) -> Any:
+        return (int, ()) if isinstance(value, torch.Tensor) else NotImplemented
+
+
+def sendable(error: Exception) -> Exception:
+    """The error itself if it can be unpickled, otherwise a RuntimeError with its class and message."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # the class of the error may raise anything
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def keep_memory() -> None:
+    """Make malloc keep freed memory: every training step frees and allocates the same megabytes again."""
+    with suppress(OSError, AttributeError, TypeError):
+        library = ctypes.CDLL(None)
+        for option in (-1, -3):  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
+            library.mallopt(option, MALLOC_THRESHOLD)
 
 
 def _run(target: Callable[..., None], pipe: Connection, *args: object) -> None:

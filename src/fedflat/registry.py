@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from fedflat.errors import UserError, one_of
 
@@ -20,6 +20,7 @@ class Registry(Mapping[str, T]):
         kind: what the components are called in messages, e.g. ``"model"``.
         see: the command that lists them, named in the error for an unknown name.
         load: called once before a name is reported as unknown; registers what installed packages provide.
+        namespace: registries with the same namespace share their names: each name belongs to at most one of them.
 
     >>> models = Registry("model", see="fedflat models")
     >>> models.register("resnet18", "a network")
@@ -31,12 +32,18 @@ class Registry(Mapping[str, T]):
     fedflat.errors.UserError: the model 'resnet18' is already registered; choose another name
     """
 
-    def __init__(self, kind: str, *, see: str = "", load: Callable[[], object] | None = None) -> None:
+    _namespaces: ClassVar[dict[str, dict[str, Registry[Any]]]] = {}
+
+    def __init__(
+        self, kind: str, *, see: str = "", load: Callable[[], object] | None = None, namespace: str = ""
+    ) -> None:
         self.kind = kind
         self.see = see
         self._load = load
         self._components: dict[str, T] = {}
         self._spelling: dict[str, str] = {}
+        self._siblings: dict[str, Registry[Any]] = self._namespaces.setdefault(namespace, {}) if namespace else {}
+        self._siblings[kind] = self  # a reloaded module replaces its registry
 
     def register(self, name: str, component: T) -> None:
         """Bind ``name`` to ``component``; binding the same pair again has no effect.
@@ -51,6 +58,11 @@ class Registry(Mapping[str, T]):
         key = self.spelling(name)
         if key is not None and self._components[key] != component:
             raise UserError(f"the {self.kind} '{key}' is already registered; choose another name")
+        for other in self._siblings.values():
+            if other.kind != self.kind and other.spelling(name):
+                raise UserError(
+                    f"'{name}' cannot name a {self.kind}: it already names a {other.kind}; choose another name"
+                )
         if key is None:
             self._components[name] = component
             self._spelling[_folded(name)] = name

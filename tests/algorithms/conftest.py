@@ -1,4 +1,4 @@
-"""Walks over quadratics draw nothing from torch, and seeding it costs more than a client's round: it formats the stack thrice."""
+"""Runs on quadratics draw no random numbers, so torch is not seeded: that takes longer than a client's round."""
 
 import pytest
 

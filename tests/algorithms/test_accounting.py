@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedflat.algorithms import algorithm
-from fedflat.algorithms.table import NAMED
+from fedflat.algorithms.named import NAMED
 
 from ..quadratics import walk
 from .settings import SETTINGS, STEPS

@@ -1,4 +1,4 @@
-"""Every method with every switch, library against reference: iterates, states, and the models that deserve evaluation beside x."""
+"""Every method with every switch, library against reference: iterates, states and additional evaluated models."""
 
 from __future__ import annotations
 
@@ -21,41 +21,74 @@ SWITCHES: dict[str, list[dict[str, Any]]] = {
     "fedavgm": [{}, {"beta": 0.5, "server_lr": 0.7}],
     "fedprox": [{}, {"mu": 0.5}],
     "fedadam": [
-        {}, {"server_lr": 0.05, "beta1": 0.5, "beta2": 0.9, "tau": 0.01}, {"v_init": 0.3}, {"bias_correction": True, "v_init": 0.0},
+        {},
+        {"server_lr": 0.05, "beta1": 0.5, "beta2": 0.9, "tau": 0.01},
+        {"v_init": 0.3},
+        {"bias_correction": True, "v_init": 0.0},
         {"second_moment_of": "momentum", "tau": 0.1},
     ],
-    "fedyogi": [{}, {"server_lr": 0.05, "beta1": 0.5, "beta2": 0.9, "tau": 0.01}, {"v_init": 0.3}, {"bias_correction": True, "tau": 0.1},
-                {"second_moment_of": "momentum", "tau": 0.1}],
-    "fedadagrad": [{}, {"server_lr": 0.05, "beta1": 0.5, "tau": 0.01}, {"v_init": 0.3, "second_moment_of": "momentum", "beta1": 0.3},
-                   {"bias_correction": True, "beta1": 0.5, "tau": 0.1}],
+    "fedyogi": [
+        {},
+        {"server_lr": 0.05, "beta1": 0.5, "beta2": 0.9, "tau": 0.01},
+        {"v_init": 0.3},
+        {"bias_correction": True, "tau": 0.1},
+        {"second_moment_of": "momentum", "tau": 0.1},
+    ],
+    "fedadagrad": [
+        {},
+        {"server_lr": 0.05, "beta1": 0.5, "tau": 0.01},
+        {"v_init": 0.3, "second_moment_of": "momentum", "beta1": 0.3},
+        {"bias_correction": True, "beta1": 0.5, "tau": 0.1},
+    ],
     "fedacg": [{}, {"lam": 0.6, "beta": 0.3}],
     "fedcm": [{}, {"alpha": 0.5}, {"alpha": 0.3, "server_lr": 0.7}],
     "mime": [{}, {"beta": 0.9}, {"beta": 0.9, "form": "ema"}, {"beta": 0.5, "server_lr": 0.7}],
     "mimelite": [{}, {"beta": 0.9}, {"beta": 0.9, "form": "ema"}, {"beta": 0.5, "server_lr": 0.7}],
     "fedswa": [{}, {"final_lr": 0.4, "server_lr": 0.8}],
-    "scaffold": [{}, {"option": "I"}, {"server_lr": 0.7}, {"cv_weight": 0.1}, {"option": "I", "cv_weight": 0.5, "server_lr": 1.2}],
+    "scaffold": [
+        {},
+        {"option": "I"},
+        {"server_lr": 0.7},
+        {"cv_weight": 0.1},
+        {"option": "I", "cv_weight": 0.5, "server_lr": 1.2},
+    ],
     "feddyn": [{}, {"alpha": 0.3}],
     "adabest": [{}, {"mu": 0.3, "beta": 0.5}],
     "fedmo": [{}, {"gamma": 0.7}, {"option": "I"}],
     "fedmoswa": [
-        {}, {"option": "I"}, {"gamma": 0.6, "final_lr": 0.4, "server_lr": 0.8}, {"normaliser": "trapezoid"}, {"gamma_first_round": 1.0},
+        {},
+        {"option": "I"},
+        {"gamma": 0.6, "final_lr": 0.4, "server_lr": 0.8},
+        {"normaliser": "trapezoid"},
+        {"gamma_first_round": 1.0},
         {"gamma": 0.1, "gamma_first_round": 1.0, "normaliser": "trapezoid"},
     ],
     "fedsam": [{}, {"rho": 0.5}],
     "fedasam": [{}, {"rho": 0.2, "asam_eta": 0.0}, {"rho": 0.3, "asam_eta": 1.5}],
     "mofedsam": [{}, {"rho": 0.5, "alpha": 0.4}],
     "fedgamma": [{}, {"rho": 0.5}],
-    "fedspeed": [{}, {"rho": 0.3, "share": 0.6, "alpha": 0.3}, {"dual_scope": "active"}, {"normalise": False, "dual_scope": "active"},
-                 {"share": 0.3, "normalise": False}],
+    "fedspeed": [
+        {},
+        {"rho": 0.3, "share": 0.6, "alpha": 0.3},
+        {"dual_scope": "active"},
+        {"normalise": False, "dual_scope": "active"},
+        {"share": 0.3, "normalise": False},
+    ],
     "fedsmoo": [{}, {"rho": 0.3, "alpha": 0.3}, {"s_source": "dual"}],
     "fedlesam": [{}, {"rho": 0.5}, {"rho": 0.5, "direction": "global"}],
     "fedlesam_s": [{}, {"rho": 0.5, "direction": "global"}, {"cv_weight": 0.1, "rho": 0.3}],
     "fedlesam_d": [{}, {"rho": 0.5, "alpha": 0.3}, {"rho": 0.5, "direction": "global"}],
     "fedwmsam": [
-        {}, {"rho": 0.5, "alpha0": 0.4, "lam": 0.3}, {"personal": False, "rho": 0.3}, {"sign": -1, "rho": 0.5}, {"lam": 0.0},
-        {"signal": "agreement", "lam": 0.5}, {"rho": 0.0, "alpha0": 0.7, "lam": 1.0}, {"server_lr": 0.7, "rho": 0.2},
+        {},
+        {"rho": 0.5, "alpha0": 0.4, "lam": 0.3},
+        {"personal": False, "rho": 0.3},
+        {"sign": -1, "rho": 0.5},
+        {"lam": 0.0},
+        {"signal": "agreement", "lam": 0.5},
+        {"rho": 0.0, "alpha0": 0.7, "lam": 1.0},
+        {"server_lr": 0.7, "rho": 0.2},
     ],
-}  # fmt: skip
+}
 
 Scale = Callable[[Any, dict[str, Any]], Any]
 
@@ -253,7 +286,7 @@ def _walked(method: str, setting: str, **parameters: Any) -> Walk:
 
 
 def test_option_i_of_fedmo_may_look_at_a_few_batches() -> None:
-    """All samples of a client are alike here, so any part of them has the whole gradient; passes tell them apart."""
+    """All samples of a client are equal, so any subset has its full-batch gradient; only the passes differ."""
     whole, some = (walk(f"fedmo(option=I,option_I_batches={n})", SETTINGS["uneven"], quick=True) for n in (0, 2))
     same(whole.x, some.x)
     saved = sum(n - min(n, 2) for n in STEPS)

@@ -1,4 +1,4 @@
-"""Identities 28 and 46 to 48 of the specification on the library's averages: against the reference, closed forms, and a real run."""
+"""Identities 28 and 46 to 48 of the specification: averages against the reference, closed forms and a real run."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ CLASSIFIER = torch.tensor([False, False, False, False, True, True])
 def begin(
     average: Average, rounds: int = T, cycle: int = 1, x: Any = X0, dtype: torch.dtype = torch.float64
 ) -> AverageState:
-    scene = RunInfo(rounds, cycle, CLASSIFIER[: len(x)], lambda name, count: RowStore())
-    return average.begin(scene, torch.as_tensor(x, dtype=dtype))
+    info = RunInfo(rounds, cycle, CLASSIFIER[: len(x)], lambda name, count: RowStore())
+    return average.begin(info, torch.as_tensor(x, dtype=dtype))
 
 
-def course(average: Average, models: Any = MODELS, **scene: Any) -> list[np.ndarray | None]:
+def course(average: Average, models: Any = MODELS, **info: Any) -> list[np.ndarray | None]:
     """The average after every round; None where there is none yet."""
-    running = begin(average, len(models) - 1, x=models[0], **scene)
+    running = begin(average, len(models) - 1, x=models[0], **info)
     found = []
     for t in range(len(models) - 1):
         running.before(t, torch.as_tensor(models[t]))
@@ -115,18 +115,18 @@ def test_ema() -> None:
     (Swa(capture_phase="cycle_end"), 60, True),
     (Swa(start=1), 1000, False),
 ])  # fmt: skip
-def test_swa_says_where_it_averages_nothing(average: Swa, rounds: int, captures: bool) -> None:
+def test_swa_warns_if_it_captures_no_model(average: Swa, rounds: int, captures: bool) -> None:
     running = begin(average, rounds, cycle=20)
     for t in range(rounds):
         running.before(t, torch.zeros(6))
         running.after(t, torch.zeros(6))
     assert bool(running.tensors().get("captured", torch.tensor(0))) is captures
-    nothing = average.averages_nothing(RunInfo(rounds, 20, CLASSIFIER, lambda name, count: RowStore()))
-    assert (nothing == "") is captures
-    assert captures or f"averages nothing in these {rounds} rounds" in nothing
+    warning = average.warning(RunInfo(rounds, 20, CLASSIFIER, lambda name, count: RowStore()))
+    assert (warning is None) is captures
+    assert captures or f"{rounds} rounds" in warning
 
 
-def test_a_run_whose_swa_averages_nothing_says_so() -> None:
+def test_a_run_warns_if_swa_captures_no_model() -> None:
     small = {
         "rounds": 2,
         "clients": 6,
@@ -135,11 +135,11 @@ def test_a_run_whose_swa_averages_nothing_says_so() -> None:
         "model": "mlp(hidden=4)",
         "workers": 1,
     }
-    with pytest.warns(UserWarning, match="it begins after 1 of them and captures a model every 20"):
+    with pytest.warns(UserWarning, match=r"2 rounds.*after round 1 .*every 20"):
         fedflat.run("fedavg+cyclic+swa", **small)
 
 
-def test_a_start_that_is_a_whole_round_is_not_cut_by_floating_point() -> None:
+def test_floating_point_does_not_shift_the_start() -> None:
     models = [np.full(2, float(t)) for t in range(101)]
     found = course(Swa(start=0.58), models)
     assert found[57] is None and found[58] is not None
@@ -152,13 +152,13 @@ def test_a_start_that_is_a_whole_round_is_not_cut_by_floating_point() -> None:
 @pytest.mark.parametrize("stop", [1, 5, 13, 20, 33])
 def test_an_average_goes_on_where_it_was_left(average: Average, stop: int) -> None:
     rows = RowStore()
-    scene = RunInfo(T, 4, CLASSIFIER, lambda name, count: rows)
+    info = RunInfo(T, 4, CLASSIFIER, lambda name, count: rows)
     found = []
-    running = average.begin(scene, torch.as_tensor(X0))
+    running = average.begin(info, torch.as_tensor(X0))
     for t in range(T):
         if t == stop:
             saved = {name: tensor.clone() for name, tensor in running.tensors().items()}
-            running = average.begin(scene, torch.as_tensor(X0))
+            running = average.begin(info, torch.as_tensor(X0))
             running.restore(saved)
         running.before(t, torch.as_tensor(MODELS[t]))
         running.after(t, torch.as_tensor(MODELS[t + 1]))
@@ -196,7 +196,10 @@ def test_28_46_47_48_in_a_run() -> None:
     small["engine__precision"] = "float64"
     cyclic = "fedavg+cyclic(low=0.01,length=2,start=0.25)"
     watching, alone = Watching(), Watching()
-    parts = "swa(start=0.25)+swa(start=0.5,every=1)+wima(window=3)+wima(window=3,part=classifier)+wima(window=1)+ema(decay=0.5)+swa(start=1)"
+    parts = (
+        "swa(start=0.25)+swa(start=0.5,every=1)+wima(window=3)+wima(window=3,part=classifier)+wima(window=1)"
+        "+ema(decay=0.5)+swa(start=1)"
+    )
     result = fedflat.run(f"{cyclic}+{parts}", callbacks=[watching], **small)
     fedflat.run(cyclic, callbacks=[alone], **small)
     x = [models["server"] for models in watching.models]

@@ -79,11 +79,11 @@ def test_49_asam_becomes_sam() -> None:
 
 @pytest.mark.parametrize("perturbation", ["sam(rho=0.3{})", "asam(rho=0.3{})"])
 @pytest.mark.parametrize("drift", ["fedprox(mu=0.5)", "scaffold", "feddyn", "fedavg"])
-def test_what_is_climbed_is_the_gradient_or_the_whole_direction(drift: str, perturbation: str) -> None:
-    """What the drift adds to a gradient is what a step has beside the gradient that it was taken with."""
-    for climbed in ("data", "total"):
+def test_perturb_from_selects_the_gradient_or_the_corrected_direction(drift: str, perturbation: str) -> None:
+    """The drift correction is the difference between a step's direction and its gradient."""
+    for source in ("data", "total"):
         calls = walk(
-            f"{drift}+{perturbation.format(f',perturb_from={climbed}')}",
+            f"{drift}+{perturbation.format(f',perturb_from={source}')}",
             PARTIAL,
             names=("weight",),
             quick=True,
@@ -92,13 +92,13 @@ def test_what_is_climbed_is_the_gradient_or_the_whole_direction(drift: str, pert
         steps = [(y, g, moved - y, g_moved) for (y, g), (moved, g_moved) in zip(calls[::2], calls[1::2], strict=True)]
         for number, (y, g, e, g_moved) in enumerate(steps):
             if (number + 1) % K == 0:
-                continue  # the last step of a client, which is followed by another's first
+                continue  # the next record belongs to another client
             added = (y - steps[number + 1][0]) / PARTIAL.eta - g_moved
-            q = g + added if climbed == "total" else g
+            q = g + added if source == "total" else g
             T = np.abs(y) + 0.2 if perturbation.startswith("asam") else np.ones_like(y)
             same(e, 0.3 * T * (T * q) / np.linalg.norm(T * q))
         corrected = drift != "fedavg" and number > K
-        assert not corrected or np.abs(added).max() > 1e-3, "otherwise nothing was told apart"
+        assert not corrected or np.abs(added).max() > 1e-3, "both sources would give the same offset"
 
 
 def test_50_sam_has_length_rho_along_the_gradient() -> None:
@@ -120,11 +120,8 @@ def test_50_nothing_happens_at_a_minimum(text: str) -> None:
     same(walk(text, still, names=("weight",), quick=True).x, [FULL.problem.b[3]] * 3)
 
 
-# --- the released scalar shift -------------------------------------------------------------------------------------------------------
-
-
 def slow_shift(direction: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Section 2.18: tensor j is shifted by v[j] / sum_j |v[j]|, v being all tensors flattened in torch's order, one after another."""
+    """Shift tensor j by v[j] / sum_j |v[j]|, with v the concatenation of all tensors flattened in torch's order."""
     v = [float(number) for tensor in direction.values() for number in tensor.contiguous().reshape(-1)]
     norm = sum(abs(v[j]) for j in range(len(direction)))
     return {name: torch.full_like(tensor, v[j] / norm) for j, (name, tensor) in enumerate(direction.items())}

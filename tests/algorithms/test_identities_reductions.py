@@ -47,11 +47,25 @@ def test_reduction_under_full_participation_only(identity: Identity) -> None:
 
 
 BASES: list[tuple[str, dict[str, Any]]] = [
-    ("fedavg", {}), ("fedavgm", {}), ("fedprox", {"mu": 0.3}), ("fedadam", {"tau": 0.1}), ("fedyogi", {"tau": 0.1}),
-    ("fedadagrad", {"tau": 0.1}), ("scaffold", {}), ("scaffold", {"option": "I"}), ("feddyn", {"alpha": 0.3}),
-    ("adabest", {"mu": 0.3, "beta": 0.5}), ("mime", {}), ("mime", {"beta": 0.9}), ("mimelite", {"beta": 0.9}), ("fedcm", {}),
-    ("fedacg", {}), ("fedswa", {}), ("fedmo", {}), ("fedmoswa", {"option": "I"}),
-]  # fmt: skip
+    ("fedavg", {}),
+    ("fedavgm", {}),
+    ("fedprox", {"mu": 0.3}),
+    ("fedadam", {"tau": 0.1}),
+    ("fedyogi", {"tau": 0.1}),
+    ("fedadagrad", {"tau": 0.1}),
+    ("scaffold", {}),
+    ("scaffold", {"option": "I"}),
+    ("feddyn", {"alpha": 0.3}),
+    ("adabest", {"mu": 0.3, "beta": 0.5}),
+    ("mime", {}),
+    ("mime", {"beta": 0.9}),
+    ("mimelite", {"beta": 0.9}),
+    ("fedcm", {}),
+    ("fedacg", {}),
+    ("fedswa", {}),
+    ("fedmo", {}),
+    ("fedmoswa", {"option": "I"}),
+]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +160,7 @@ def test_22_mimelite_with_sgd_is_fedavg_by_samples(setting: str) -> None:
 ONE = bed(rounds=12).but(steps=1)
 
 
-def _whole_gradient(x: np.ndarray) -> np.ndarray:
+def _full_gradient(x: np.ndarray) -> np.ndarray:
     return np.mean([ONE.problem.gradient(i, x) for i in range(5)], 0)
 
 
@@ -154,7 +168,7 @@ def _whole_gradient(x: np.ndarray) -> np.ndarray:
 def test_23_27_single_steps_are_gradient_descent(text: str) -> None:
     x = ONE.x0
     for walked in walk(text, ONE, quick=True).x:
-        x = x - ONE.eta * _whole_gradient(x)
+        x = x - ONE.eta * _full_gradient(x)
         same(walked, x)
 
 
@@ -162,7 +176,7 @@ def test_23_27_single_steps_are_gradient_descent(text: str) -> None:
 def test_24_mime_with_momentum_and_single_steps_is_centralised_momentum(text: str) -> None:
     x, m = ONE.x0, np.zeros(6)
     for walked in walk(text, ONE, quick=True).x:
-        G = _whole_gradient(x)
+        G = _full_gradient(x)
         x, m = x - ONE.eta * (G + 0.9 * m), G + 0.9 * m
         same(walked, x)
 
@@ -185,8 +199,8 @@ def test_26_single_steps_with_momentum_are_heavy_ball_and_nesterov() -> None:
     for ball, nesterov in zip(
         walk("fedavgm", ONE, quick=True).x, walk("fedacg(lam=0.9,beta=0)", ONE, quick=True).x, strict=True
     ):
-        heavy.append(heavy[-1] - ONE.eta * _whole_gradient(heavy[-1]) + 0.9 * (heavy[-1] - heavy[-2]))
-        velocity = 0.9 * velocity - ONE.eta * _whole_gradient(ahead + 0.9 * velocity)
+        heavy.append(heavy[-1] - ONE.eta * _full_gradient(heavy[-1]) + 0.9 * (heavy[-1] - heavy[-2]))
+        velocity = 0.9 * velocity - ONE.eta * _full_gradient(ahead + 0.9 * velocity)
         ahead = ahead + velocity
         same(ball, heavy[-1])
         same(nesterov, ahead)

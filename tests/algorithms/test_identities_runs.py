@@ -1,4 +1,4 @@
-"""Identities 29 and 57 of the specification through ``fedflat.run``: data, batches, augmentation and statistics are the real ones."""
+"""Identities 29 and 57 of the specification through ``fedflat.run``, with real data, batches and augmentation."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_57_both_passes_see_the_same_inputs(algorithm: str, augmentation: str, m
     fedflat.run(text, **(SMALL | {"rounds": 1, "augmentation": augmentation}))
     whole = (
         3 if algorithm.startswith("mime") else 0
-    )  # MIME's whole gradients come first, and every step has a third pass at z
+    )  # MIME's full-batch gradients come first, and every step has a third pass at z
     passes = 3 if whole else 2
     steps = spy.seen[whole:]
     assert len(steps) == 3 * 2 * passes

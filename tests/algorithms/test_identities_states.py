@@ -1,4 +1,4 @@
-"""Identities 31, 32, 42 to 45, 51, 52 and 54 to 56 of the specification on the library: closed forms, states, symmetries."""
+"""Identities 31, 32, 42 to 45, 51, 52 and 54 to 56 of the specification: closed forms, states, symmetries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedflat.algorithms import algorithm
-from fedflat.algorithms.algorithm import Local, flat_state
+from fedflat.algorithms.algorithm import LocalState, flat_state
 from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.models.layout import Layout
@@ -24,10 +24,7 @@ EVERY_SETTING = pytest.mark.parametrize("setting", SETTINGS)
 QUICK: dict[str, Any] = {"names": ("weight",), "quick": True}
 
 
-# --- closed forms --------------------------------------------------------------------------------------------------------------------
-
-
-def _local_round(text: str, steps: int, lr: float, gradient: torch.Tensor) -> Local:
+def _local_round(text: str, steps: int, lr: float, gradient: torch.Tensor) -> LocalState:
     """One client's round over a constant gradient."""
     built, z = algorithm(text), torch.zeros(len(gradient), dtype=torch.float64)
     count, schedule, descent = torch.tensor(float(steps), dtype=torch.float64), Schedule(lr), Descent()
@@ -47,7 +44,7 @@ def test_31_the_sum_of_falling_rates(steps: int, final_lr: float) -> None:
     text = f"fedmoswa(final_lr={final_lr})"
     local = _local_round(text, steps, 0.3, gradient)
     kept, message = algorithm(text).finish(local)
-    assert float(message.rates) == pytest.approx(H, abs=1e-12)
+    assert float(message.lr_sum) == pytest.approx(H, abs=1e-12)
     assert pytest.approx(0.3 * 27.95) == H or (steps, final_lr) != (50, 0.1)
     same(kept["drift"]["c"], gradient)
     released = f"fedmoswa(final_lr={final_lr},normaliser=trapezoid)"
@@ -64,9 +61,6 @@ def test_32_local_closed_forms() -> None:
     M = A + 0.4 * eye
     D = -(eye - np.linalg.matrix_power(eye - 0.05 * M, K)) @ np.linalg.solve(M, A @ (x - b))
     same(walk("fedprox(mu=0.4)", alone, quick=True).x[0], x + D)
-
-
-# --- states --------------------------------------------------------------------------------------------------------------------------
 
 
 def _server_and_mean(text: str, setting: str, field: str, weighting: str = "uniform") -> tuple[list[Any], list[Any]]:
@@ -105,15 +99,21 @@ def test_43_feddyns_dual_is_the_gradient_after_exact_minimisation() -> None:
 
 
 RECORDED = [  # text, final rate, backward passes per step, of which the last is the gradient handed on
-    ("scaffold", 1.0, 1), ("scaffold(server_lr=0.5)", 1.0, 1), ("fedmo", 1.0, 1), ("fedmoswa", 0.1, 1), ("fedgamma(rho=0.3)", 1.0, 2),
-    ("fedcm(alpha=0.3)", 1.0, 1), ("fedcm(alpha=0.3)+linear(final_lr=0.2)+adam", 0.2, 1), ("fedwmsam(rho=0.2,lam=0.3)", 1.0, 1),
-]  # fmt: skip
+    ("scaffold", 1.0, 1),
+    ("scaffold(server_lr=0.5)", 1.0, 1),
+    ("fedmo", 1.0, 1),
+    ("fedmoswa", 0.1, 1),
+    ("fedgamma(rho=0.3)", 1.0, 2),
+    ("fedcm(alpha=0.3)", 1.0, 1),
+    ("fedcm(alpha=0.3)+linear(final_lr=0.2)+adam", 0.2, 1),
+    ("fedwmsam(rho=0.2,lam=0.3)", 1.0, 1),
+]
 
 
 @EVERY_SETTING
 @pytest.mark.parametrize(("text", "final_lr", "passes"), RECORDED, ids=[row[0] for row in RECORDED])
 def test_44_45_variates_are_mean_local_gradients(text: str, final_lr: float, passes: int, setting: str) -> None:
-    """c_i+ = sum_k eta_k g_k / H; FedMoSWA's m+ = (1 - gamma) m + gamma mean c_i+; FedCM's and FedWMSAM's as in the specification."""
+    """c_i+ = sum_k eta_k g_k / H, and FedMoSWA's m+ = (1 - gamma) m + gamma mean c_i+."""
     weighting = (
         "samples" if setting.startswith("uneven") else "uniform"
     )  # variates and momenta are uniform means all the same
@@ -205,12 +205,9 @@ def test_52_fedwmsam_starts_every_round_unperturbed(options: str, setting: str) 
     assert not points
 
 
-# --- symmetries ----------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_54_equivariance(method: str) -> None:
-    """Shifting or rotating the problem shifts or rotates every iterate, except where the method looks at coordinates."""
+    """Shifting or rotating the problem shifts or rotates every iterate, unless the method acts on coordinates."""
     text, problem = text_of(method), PARTIAL.problem
     expected = np.array(library(text, "partial").x)
     shift = np.arange(6.0) - 2.0
@@ -225,7 +222,7 @@ def test_54_equivariance(method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_55_scaling_the_loss_against_the_rate(method: str) -> None:
-    """With the loss times s and all rates over s every iterate stays, where no slot mixes units; alpha, mu and beta go with s."""
+    """Scaling the loss by s and the learning rates by 1/s keeps the iterates; alpha, mu and beta scale with s."""
     s, scale, flat = 3.0, identities.SCALES_WITH_LOSS.get(method, {}), SETTINGS["uneven-partial"]
     steep = flat.but(eta=[lr / s for lr in flat.eta])
     left = library(text_of(method, **scale), "uneven-partial").x

@@ -1,4 +1,4 @@
-"""Randomly composed algorithms: their text, their symmetries, and the local descent against formulas by hand."""
+"""Random compositions: their texts and symmetries, and local SGD against explicit formulas."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from fedflat.algorithms import algorithm, canonical
 from fedflat.algorithms.algorithm import flat_state
-from fedflat.algorithms.composition import PARTS
 from fedflat.algorithms.descent import Descent
-from fedflat.algorithms.table import NAMED, RELEASED
+from fedflat.algorithms.named import NAMED, RELEASED
+from fedflat.algorithms.registration import parts as known_parts
 from fedflat.errors import UserError
 from fedflat.text import show
 
@@ -69,15 +69,15 @@ CHOICES: dict[str, Values] = {
     "ema": {"decay": [0.99, 0.5]},
 }
 BY_SLOT = {
-    slot: [name for name, (where, _) in PARTS.items() if where == slot]
+    slot: [name for name, (where, _) in known_parts().items() if where == slot]
     for slot in ("drift", "perturbation", "lr_schedule", "server", "averages")
 }
 
 
 def test_every_part_is_composed() -> None:
-    assert set(CHOICES) == set(PARTS)
+    assert set(CHOICES) == set(known_parts())
     for name, values in CHOICES.items():
-        assert set(values) <= set(PARTS[name][1].__dataclass_fields__)
+        assert set(values) <= set(known_parts()[name][1].__dataclass_fields__)
 
 
 @st.composite
@@ -114,12 +114,9 @@ def changed(chosen: dict[str, tuple[str, Values]], change: Any) -> dict[str, tup
     }
 
 
-# --- text ----------------------------------------------------------------------------------------------------------------------------
-
-
 @st.composite
 def texts(draw: st.DrawFn) -> str:
-    """A named algorithm with some parameters, some parts in any order, and averages; whether or not they are what they would be anyway."""
+    """A named algorithm with some parameters, some parts in any order, and averages; values may equal the defaults."""
     base = draw(st.sampled_from(list(NAMED)))
     values: Values = {}
     if base in RELEASED and draw(st.booleans()):
@@ -127,7 +124,7 @@ def texts(draw: st.DrawFn) -> str:
     free = []
     for slot in ("drift", "perturbation", "lr_schedule", "server"):
         spec = getattr(NAMED[base], slot)
-        name = next((name for name in BY_SLOT[slot] if PARTS[name][1] is type(spec)), None)
+        name = next((name for name in BY_SLOT[slot] if known_parts()[name][1] is type(spec)), None)
         if spec == getattr(NAMED["fedavg"], slot):
             free.append(slot)
         if name:
@@ -143,11 +140,11 @@ def texts(draw: st.DrawFn) -> str:
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(texts())
 def test_text_round_trip(text: str) -> None:
-    """Text to algorithm to shortest text and back: the same algorithm, a fixed point, and no longer than what was given."""
+    """The canonical text parses into the same algorithm, is a fixed point, and is not longer than the given text."""
     try:
         built = algorithm(text)
     except UserError as refusal:
-        assert any(words in str(refusal) for words in ("two values for one slot", "needs the drift", "momentum twice"))
+        assert any(words in str(refusal) for words in (" twice", "requires the drift", "FedACG"))
         assume(False)
     shortest = canonical(built)
     assert algorithm(shortest) == built
@@ -162,8 +159,6 @@ def test_parts_commute(chosen: dict[str, tuple[str, Values]], random: Any) -> No
     random.shuffle(shuffled)
     assert algorithm(text_of(chosen)) == algorithm(text_of(dict(shuffled)))
 
-
-# --- symmetries ----------------------------------------------------------------------------------------------------------------------
 
 _bed = bed()
 COHORTS = [[0, 1, 2], [1, 3], [0, 1, 3], [2, 0]]
@@ -267,16 +262,13 @@ def test_56_states_are_isolated(chosen: dict[str, tuple[str, Values]]) -> None:
         before = left.clients[t]
 
 
-# --- local descent -------------------------------------------------------------------------------------------------------------------
-
-
 def clipped(v: np.ndarray, norm: float | None) -> np.ndarray:
     length = np.linalg.norm(v)
     return v if norm is None or length <= norm else v * norm / length
 
 
 def by_hand(setting: Setting, rho: float, descent: Descent) -> list[np.ndarray]:
-    """SCAFFOLD II with SAM, weight decay at the unperturbed point and outside the clip, heavy ball anew in every round."""
+    """SCAFFOLD II with SAM; weight decay acts at the unperturbed point, unclipped; momentum restarts every round."""
     problem, x = setting.problem, setting.x0
     c, c_i, found = np.zeros_like(x), np.zeros_like(problem.b), []
     for t, cohort in enumerate(setting.cohorts):

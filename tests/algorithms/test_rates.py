@@ -1,4 +1,4 @@
-"""The polynomial rate: by hand, over a run and within a round, and in the steps that clients take."""
+"""The polynomial learning-rate schedule against its formula, and in the steps of clients."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_clients_walk_at_these_rates() -> None:
 def test_its_text() -> None:
     assert canonical(algorithm("fedasam+poly( power = 0.9 )")) == "fedasam+poly"
     assert canonical(algorithm("fedavg+poly(span=round)")) == "fedavg+poly(span=round)"
-    with pytest.raises(UserError, match="two values for one slot"):
+    with pytest.raises(UserError, match=r"schedule.*cyclic.*poly"):
         algorithm("fedavg+cyclic+poly")
-    with pytest.raises(UserError, match=r"power=0\.0 is out of range"):
+    with pytest.raises(UserError, match=r"power=0\.0.*range"):
         algorithm("fedavg+poly(power=0.0)")

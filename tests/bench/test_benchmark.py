@@ -1,4 +1,4 @@
-"""Measuring: what is refused, what is reported, and one small benchmark from the command line."""
+"""Benchmarks: invalid requests, the reported numbers, and a small benchmark from the command line."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from multiprocessing import Pipe
 import pytest
 from typer.testing import CliRunner
 
-from fedflat.bench.benchmark import Measured, Request, _in_turns, _one_by_one, benchmark, row, samples_per_round
-from fedflat.bench.contenders import Bound, Fedflat, Plain
+from fedflat.bench.benchmark import ContenderResult, Request, _in_turns, _one_by_one, benchmark, row, samples_per_round
+from fedflat.bench.contenders import Fedflat, Plain, SpeedBound
 from fedflat.bench.machine import Load, hardware, host_memory
 from fedflat.bench.others import OTHERS
-from fedflat.bench.setting import Setting
-from fedflat.bench.stage import Contender, Done, Failed, Performer, _perform
+from fedflat.bench.setting import BenchmarkSetting
+from fedflat.bench.stage import Contender, Failed, Performer, RoundTimes, _perform
 from fedflat.cli.application import app
 from fedflat.cli.experiments.bench import listed, numbers, print_benchmark
 from fedflat.errors import UserError
 
-SMALL = Setting(
+SMALL = BenchmarkSetting(
     "mlp(hidden=4)", "random(size=60,side=4)", clients_per_round=2, local_steps=2, batch_size=5, device="cpu", workers=1
 )
 ROW = {
@@ -100,24 +100,24 @@ def test_a_small_benchmark(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("request_", "sentence"),
+    ("request_", "words"),
     [
-        (Request(SMALL, precisions=("bf16",)), "is for a GPU"),
-        (Request(SMALL, precisions=("float16",)), "there is no precision"),
+        (Request(SMALL, precisions=("bf16",)), "bf16"),
+        (Request(SMALL, precisions=("float16",)), "float16"),
         (Request(SMALL, engines=("lane",)), "did you mean lanes"),
-        (Request(SMALL, against=("fate",)), "there is no contender"),
+        (Request(SMALL, against=("fate",)), "fate"),
         (Request(replace(SMALL, augmentation="mixup")), "mixup"),
-        (Request(replace(SMALL, model="cnn"), clients=(6,)), "at least 16x16 pixels"),
-        (Request(replace(SMALL, device="cuda")), "sees no GPU"),
-        (Request(replace(SMALL, clients_per_round=9), clients=(8,)), "more than data.clients=8"),
-        (Request(replace(SMALL, partition="iod")), "there is no split 'iod'; did you mean iid"),
-        (Request(replace(SMALL, augmentation="crop"), clients=(6,)), "there is no augmentation 'crop'"),
-        (Request(SMALL, clients=(6, 100)), "60 training examples cannot be divided among 100 clients"),
+        (Request(replace(SMALL, model="cnn"), clients=(6,)), "16x16"),
+        (Request(replace(SMALL, device="cuda")), "--device cpu"),
+        (Request(replace(SMALL, clients_per_round=9), clients=(8,)), "data.clients=8"),
+        (Request(replace(SMALL, partition="iod")), "'iod'; did you mean iid"),
+        (Request(replace(SMALL, augmentation="crop"), clients=(6,)), "'crop'"),
+        (Request(SMALL, clients=(6, 100)), "60.*100 clients"),
     ],
 )
-def test_what_cannot_be_measured(request_, sentence, monkeypatch):
+def test_what_cannot_be_measured(request_, words, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=words):
         request_.check()
 
 
@@ -135,19 +135,18 @@ def test_contenders_and_notes(monkeypatch):
         "flower, fedavg, float32, 100 clients",
         "bound, float32, eager",
     ]
-    assert request.notes() == [
-        "pfl-research is not installed, so it was not measured; install it with: pip install 'pfl[pytorch]'",
-    ]
+    (note,) = request.notes()
+    assert note.startswith("pfl-research") and "pip install 'pfl[pytorch]'" in note
 
 
 def test_quotients_are_of_rounds_side_by_side(monkeypatch):
     monkeypatch.setattr("fedflat.bench.benchmark.available_cores", lambda: 2)
-    ours = Measured(Fedflat(SMALL, engine="loop"), [1.0, 3.0, 2.0], 5.0, None, 10)
-    plain = Measured(Plain(SMALL), [2.0, 9.0, 4.0], 4.0, None, 10)
-    bound = Measured(Bound(SMALL, ""), [1.0, 1.5, 2.0], 4.0, None, 10)
+    ours = ContenderResult(Fedflat(SMALL, engine="loop"), [1.0, 3.0, 2.0], 5.0, None, 10)
+    plain = ContenderResult(Plain(SMALL), [2.0, 9.0, 4.0], 4.0, None, 10)
+    bound = ContenderResult(SpeedBound(SMALL, ""), [1.0, 1.5, 2.0], 4.0, None, 10)
     line = row(ours, [ours, plain, bound], 100)
     assert line["times_plain"] == 2.0 and line["seconds_per_round"] == 2.0 and line["samples_per_second"] == 50
-    full = SMALL.clients_per_round * SMALL.batch * SMALL.steps
+    full = SMALL.clients_per_round * SMALL.batch_size * SMALL.local_steps
     assert line["share_of_bound"] == 0.5 * 100 / full and line["set_up_seconds"] == 3.0, (
         "by samples: clients may have less than the bound"
     )
@@ -160,15 +159,15 @@ def test_quotients_are_of_rounds_side_by_side(monkeypatch):
 
 
 class Instant:
-    """A performer without a process, whose rounds take no time or fail."""
+    """A performer without a process, whose rounds take one second or fail."""
 
     def __init__(self, contender):
         self.contender = contender
 
     def rounds(self, count):
-        return Failed("is broken") if self.contender.algorithm == "fedsam" else Done([1.0] * count, None)
+        return Failed("is broken") if self.contender.algorithm == "fedsam" else RoundTimes([1.0] * count, None)
 
-    def rest(self, resting=True): ...
+    def pause(self, paused=True): ...
     def host_bytes(self): ...
     def end(self): ...
 
@@ -184,9 +183,7 @@ def test_where_nothing_is_measured_the_reason_is_ours_and_not_the_load(monkeypat
     monkeypatch.setattr("fedflat.bench.benchmark.Performer", Instant)
     monkeypatch.setattr(Load, "share_of_others", lambda self: 0.9)
     for against in ("none", "plain"):
-        with pytest.raises(
-            UserError, match=r"nothing could be measured: fedflat, fedsam, .* was not measured: is broken"
-        ):
+        with pytest.raises(UserError, match=r"fedflat, fedsam, .*is broken"):
             benchmark(Request(SMALL, ("fedsam",), clients=(4,), against=(against,)), "", lambda line: None)
 
 
@@ -194,7 +191,7 @@ def test_a_file_that_cannot_be_written_is_told_of_before_anything_is_measured(tm
     monkeypatch.setattr("fedflat.bench.benchmark.benchmark", lambda *_: pytest.fail("measured for nothing"))
     (tmp_path / "file").touch()
     result = CliRunner().invoke(app, ["bench", "--json", str(tmp_path / "file" / "bench.json")])
-    assert result.exit_code == 2 and "cannot create the folder" in result.stderr
+    assert result.exit_code == 2 and str(tmp_path / "file") in result.stderr
 
 
 def test_a_processor_without_a_name_is_told_by_its_kind(tmp_path, monkeypatch):
@@ -222,9 +219,9 @@ def test_a_contender_that_breaks_is_told_of():
     thread = threading.Thread(target=_perform, args=(theirs, Breaks(SMALL)))
     thread.start()
     ours.send(1)
-    assert isinstance(ours.recv(), Done)
+    assert isinstance(ours.recv(), RoundTimes)
     ours.send(1)
-    assert ours.recv() == Failed("broke: ValueError: out of order")
+    assert "ValueError: out of order" in ours.recv().reason
     thread.join()
 
 
@@ -283,7 +280,7 @@ def test_contenders_may_set_up_together() -> None:
     assert [str(m.contender).split(",")[0] for m in found] == ["fedflat", "fedflat", "bound"]
     assert all(len(m.seconds) == 2 and min(m.seconds) > 0 for m in found)
     said = [line.rpartition(": ")[2] for line in told]
-    measured = [line for m in found for line in ("measuring 2 rounds", f"{m.median:.4g} s a round")]
+    measured = [line for m in found for line in ("measuring 2 rounds", f"{m.median:.4g} s per round")]
     assert said == ["setting up"] * 3 + measured, "each figure as soon as it is there"
 
 

@@ -1,4 +1,4 @@
-"""The plain loop does the same work as fedflat, so that comparing them is fair."""
+"""The plain loop trains the same model as fedflat, so that the comparison is fair."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedflat.bench.contenders import Bound
+from fedflat.bench.contenders import SpeedBound
 from fedflat.bench.plain import PlainLoop
 from fedflat.bench.setting import BenchmarkSetting, RandomImages
 from fedflat.experiment.callback import Callback
@@ -36,7 +36,7 @@ class Until(Callback):
         self.round = round
 
     def round_done(self, run):
-        if run.server.rounds == self.round:
+        if run.rounds == self.round:
             self.state = run.problem.layout.views(run.server.model.weights.clone())
             raise Enough
 
@@ -52,26 +52,26 @@ class Until(Callback):
 )
 def test_the_plain_loop_ends_at_the_same_model(setting):
     config = setting.config(precision="float64", clients=8)
-    loop, until = PlainLoop(config, setting.dataset()), Until(2)
+    loop, until = PlainLoop(config, setting.load_data()), Until(2)
     start = {name: tensor.clone() for name, tensor in loop.state.items()}
     for number in range(2):
         loop.round(number)
     with pytest.raises(Enough):
-        Run(config, data=setting.dataset(), callbacks=(until,)).go()
+        Run(config, data=setting.load_data(), callbacks=(until,)).go()
     for name, tensor in loop.state.items():
         assert torch.allclose(tensor, until.state[name], rtol=0, atol=1e-12), name
         assert not torch.equal(tensor, start[name])
 
 
 def test_the_plain_loop_is_in_the_usual_memory_format():
-    loop = PlainLoop(SETTING.config(clients=8), SETTING.dataset())
+    loop = PlainLoop(SETTING.config(clients=8), SETTING.load_data())
     inputs, _ = next(loop.batches(loop.partition.clients[0], 0, 0))
     assert inputs.is_contiguous() and not inputs.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_the_bound_trains():
     setting = replace(SETTING, model="mlp(hidden=8)", lr=1.0)
-    bound = Bound(setting, clients=8)
+    bound = SpeedBound(setting, clients=8)
     step = bound.step(setting.config(clients=8))
     weights = next(cell.cell_contents for cell in step.__closure__ if isinstance(cell.cell_contents, list))
     before = [w.detach().clone() for w in weights]
@@ -85,5 +85,5 @@ def test_random_images_are_always_the_same():
 
 
 def test_a_named_data_set_has_a_small_test_set():
-    data = BenchmarkSetting(data="digits").dataset()
+    data = BenchmarkSetting(dataset="digits").load_data()
     assert data.name == "digits" and len(data.test) <= 500

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from fedflat.algorithms.table import NAMED
+from fedflat.algorithms.named import NAMED
 from fedflat.cli.shared.completion import algorithm_names
 
 

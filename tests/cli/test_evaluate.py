@@ -35,7 +35,7 @@ def test_every_part_has_its_lines(fedflat, held_out):
     )
     for word in (*lines, "before fine-tuning", "after fine-tuning", "accuracy %", "worst 10 %", "model server"):
         assert word in result.stdout
-    assert "Not on domains: digits does not say" in result.stdout
+    assert "digits has no domain" in result.stdout
     assert "Not on corruptions: digits has no corrupted test images; cifar10 and cifar100 have." in result.stdout
 
 
@@ -65,11 +65,11 @@ def test_some_parts_only(fedflat, held_out):
         (("--on", "tset"), "'tset'; did you mean test"),
         (
             ("--on", "corruptions"),
-            "there is no evaluation on corruptions: digits has no corrupted test images; cifar10 and cifar100 have",
+            "digits has no corrupted test images",
         ),
         (("--model", "ema"), "'ema'"),
-        (("--tune-share", "1"), "fine-tuning on a share of 1 is not possible"),
-        (("--tune-lr", "0"), "fine-tuning with rate=0 is not possible"),
+        (("--tune-share", "1"), "share=1"),
+        (("--tune-lr", "0"), "lr=0"),
     ],
 )
 def test_mistakes(fedflat, held_out, arguments, sentence):
@@ -94,7 +94,7 @@ def test_the_flag_for_weights_to_start_from(fedflat, small):
         fedflat("run", *small, "--model", "mlp(hidden=3)", "--init", "first/model.safetensors"),
         "weights of another architecture (mlp)",
     )
-    told(fedflat("run", *small, "--init", "first"), "first is a folder; expected a file of weights")
+    told(fedflat("run", *small, "--init", "first"), "first is a folder")
     assert not Path("runs").exists()
 
 

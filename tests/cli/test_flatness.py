@@ -80,7 +80,7 @@ def test_power_iteration_and_density(fedflat, run):
     )
     result = fedflat("flatness", "spectrum", run, *FEW, *flags, "--out", "here")
     assert result.exit_code == 0 and "power" in result.stdout
-    assert "Not all eigenvalues of" in result.stdout and "have converged: residuals up to" in result.stdout
+    assert "not converged" in result.stdout and "have converged: residuals up to" in result.stdout
     (found,) = json.loads(Path("here/spectrum.json").read_text())["models"].values()
     assert len(found["subsets"][0]["density"]["nodes"]) == 2 and found["subsets"][0]["products"] <= 6 * 5 + 2 + 12
 

@@ -66,7 +66,7 @@ def test_a_client_named_twice_counts_once(looked_at: Path, tmp_path: Path) -> No
 def test_clients_over_rounds(looked_at: Path) -> None:
     found = document("flatness", "clients", looked_at, *LITTLE)
     rounds = [(one["round"], one["source"]) for one in found["rounds"]]
-    assert rounds == [(1, "trained again"), (2, "logged"), (3, "trained again"), (4, "logged"), (5, "trained again")]
+    assert rounds == [(1, "replayed"), (2, "logged"), (3, "replayed"), (4, "logged"), (5, "replayed")]
     again = found["rounds"][2]
     assert len(again["local"]["lambda_max"]) == len(again["clients"]) == 3
     assert all(value > 0 for value in again["local"]["lambda_max"].values())

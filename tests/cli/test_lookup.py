@@ -7,10 +7,10 @@ import json
 import pytest
 
 from fedflat import algorithm
-from fedflat.algorithms.composition import PARTS
-from fedflat.algorithms.table import NAMED, RELEASED
+from fedflat.algorithms.named import NAMED, RELEASED
+from fedflat.algorithms.registration import parts
 from fedflat.cli.lookup.algorithm_card import cost_of, in_units_of_p
-from fedflat.data import DATASETS, PARTITIONERS
+from fedflat.data import PARTITIONERS, names
 from fedflat.experiment.config import Config
 from fedflat.models import MODELS
 
@@ -19,9 +19,9 @@ def test_every_named_algorithm_is_listed_with_its_paper(fedflat):
     document = json.loads(fedflat("algorithms", "--json").stdout)
     assert [line["name"] for line in document["algorithms"]] == list(NAMED)
     assert all(line["paper"] for line in document["algorithms"])
-    assert [part["part"] for part in document["parts"]] == list(PARTS)
+    assert [part["part"] for part in document["parts"]] == list(parts())
     shown = fedflat("algorithms").stdout
-    assert all(name in shown for name in (*NAMED, *PARTS))
+    assert all(name in shown for name in (*NAMED, *parts()))
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -63,8 +63,8 @@ def test_the_released_variant_is_told(fedflat):
 
 def test_costs_in_units_of_p():
     assert in_units_of_p(lambda p: p) == "P" and in_units_of_p(lambda p: 3 * p + 1) == "3P + 1"
-    assert cost_of(algorithm("fedwmsam")) == {"down": "3P + 1", "up": "2P + 1", "passes": 1, "whole_gradient": False}
-    assert cost_of(algorithm("mime+sam")) == {"down": "2P", "up": "2P", "passes": 3, "whole_gradient": True}
+    assert cost_of(algorithm("fedwmsam")) == {"down": "3P + 1", "up": "2P + 1", "passes": 1, "full_gradient": False}
+    assert cost_of(algorithm("mime+sam")) == {"down": "2P", "up": "2P", "passes": 3, "full_gradient": True}
 
 
 def test_models(fedflat):
@@ -105,7 +105,7 @@ def test_settings_are_those_of_the_config(fedflat):
 
 def test_data_is_listed_with_splits_and_augmentations(fedflat):
     document = json.loads(fedflat("data", "list", "--json").stdout)
-    assert [line["name"] for line in document["data"]] == list(DATASETS)
+    assert [line["name"] for line in document["data"]] == list(names())
     assert [line["name"] for line in document["partitions"]] == list(PARTITIONERS)
     assert document["data"][0]["files"] == "built in"
     shown = fedflat("data").stdout

@@ -32,7 +32,10 @@ def fedflat(*arguments: str, **more: object) -> subprocess.CompletedProcess[str]
 
 
 def test_version_and_help_need_no_torch():
-    script = "import sys; sys.argv = ['fedflat', '--help']\nfrom fedflat.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+    script = (
+        "import sys; sys.argv = ['fedflat', '--help']\nfrom fedflat.cli import main\n"
+        "try: main()\nfinally: print('torch' in sys.modules)"
+    )
     result = subprocess.run(
         [sys.executable, "-c", script], check=False, capture_output=True, text=True, env=ENVIRONMENT, timeout=120
     )
@@ -92,7 +95,9 @@ def test_a_limit_on_file_sizes_is_told_and_leaves_nothing_half_written(tmp_path,
 
 @contextmanager
 def endless_run(folder: Path, workers: int, *quiet: str) -> Iterator[subprocess.Popen[str]]:
-    """A run that heeds Ctrl-C, which jobs in the background of a script are made to ignore, and that never outlives its test."""
+    """A run that heeds Ctrl-C, which jobs in the background of a script are made to ignore, and that never outlives
+    its test.
+    """
     flags = (
         "run",
         "fedavg",

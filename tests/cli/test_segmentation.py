@@ -1,4 +1,6 @@
-"""Segmentation from the command line, on small files in IDDA's layout: what a run says, and its mIoU per class and domain."""
+"""Segmentation from the command line, on small files in IDDA's layout: what a run says, and its mIoU per class and
+domain.
+"""
 
 from __future__ import annotations
 

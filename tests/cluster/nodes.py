@@ -85,9 +85,6 @@ def nodes() -> Iterator[Nodes]:
             process.wait(60)
 
 
-# --- the process that runs the cluster ------------------------------------------------------------------------------
-
-
 def serve() -> None:
     os.environ.update(HEALTH_CHECKS)
     from ray.cluster_utils import Cluster

@@ -69,8 +69,6 @@ def _ticks(process: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-# --- a cluster of two nodes, with separate drivers ------------------------------------------------------------------
-
 DRIVER = """
 import sys
 import fedflat

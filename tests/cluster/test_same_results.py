@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedflat
-from fedflat.algorithms.table import NAMED, RELEASED
+from fedflat.algorithms.named import NAMED, RELEASED
 from fedflat.data import from_arrays
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.round.contract import ModelState

@@ -1,4 +1,4 @@
-"""Small files in exactly the published formats."""
+"""Small files in the published formats."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ torch.set_num_threads(1)
 
 
 def python2_pickle(fields: dict[str, object]) -> bytes:
-    """What ``cPickle.dump(fields, f, 2)`` of Python 2 writes for byte strings, lists of ints and uint8 arrays, as in CIFAR's own files."""
+    """The bytes that Python 2's ``cPickle.dump(fields, f, 2)`` writes for strings, lists of ints and uint8 arrays."""
 
     def text(value: bytes) -> bytes:
         return (b"U" + bytes([len(value)]) if len(value) < 256 else b"T" + struct.pack("<I", len(value))) + value
@@ -60,7 +60,7 @@ def idx_bytes(array: np.ndarray) -> bytes:
 
 @pytest.fixture
 def small_cifar10(tmp_path: Path) -> SimpleNamespace:
-    """CIFAR-10 with 4 images per file: the source without the hashes of the full files, the folder, and what was written."""
+    """CIFAR-10 with 4 images per file: the source without its hashes, the folder, and the data written."""
     rng = np.random.default_rng(0)
     written = {}
     for file in CIFAR10.files:

@@ -14,7 +14,7 @@ import pytest
 from fedflat.data.files.download import download_source
 from fedflat.data.sources.corruptions import CIFAR10_C
 from fedflat.data.sources.landmarks import LANDMARKS, ROOT, TEST, TRAIN
-from fedflat.data.sources.source import Download, DatasetSource
+from fedflat.data.sources.source import DatasetSource, Download
 from fedflat.data.sources.tiny_imagenet import ARCHIVE, TINY_IMAGENET
 from fedflat.errors import UserError
 

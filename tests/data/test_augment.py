@@ -204,15 +204,15 @@ def test_texts_without_meaning_are_refused(text: str, message: str) -> None:
 def test_images_are_needed_for_image_augmentation() -> None:
     vectors = from_arrays(np.zeros((2, 5)), [0, 1], np.zeros((2, 5)), [0, 1], name="mine")
     tokens = from_arrays(np.zeros((2, 5), int), [0, 1], np.zeros((2, 5), int), [0, 1], name="words")
-    with pytest.raises(UserError, match="crop-flip .*vector.*mine"):
+    with pytest.raises(UserError, match=r"crop-flip .*vector.*mine"):
         augmentation("crop-flip").check(vectors)
     with pytest.raises(UserError, match=r"cutout .*shape \("):
         augmentation("cutout").draw(np.random.default_rng(0), 1, 1, (5,))
     augmentation("mixup").check(vectors)
     draws = step(augmentation("mixup").draw(np.random.default_rng(0), 1, 2, (5,)))
     assert augmentation("mixup").inputs(vectors.train.inputs, draws, (), ()).shape == (2, 5)
-    with pytest.raises(UserError, match="text.*words"):
+    with pytest.raises(UserError, match=r"text.*words"):
         augmentation("mixup").check(tokens)
-    with pytest.raises(UserError, match="mixup.*tokens"):
+    with pytest.raises(UserError, match=r"mixup.*tokens"):
         augmentation("mixup").inputs(tokens.train.inputs, draws, (), ())
     augmentation("none").check(tokens)

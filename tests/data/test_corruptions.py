@@ -72,7 +72,7 @@ def test_they_are_for_evaluation_only(small: SimpleNamespace) -> None:
         match=r"cifar10_c .*cifar10 .*load_corruptions\('cifar10'\)",
     ):
         load("cifar10_c", small.folder)
-    with pytest.raises(UserError, match="'mnist'.*cifar10"):
+    with pytest.raises(UserError, match=r"'mnist'.*cifar10"):
         load_corruptions("mnist", small.folder)
 
 

@@ -62,7 +62,7 @@ def test_words_are_numbered_by_the_classes_where_these_are_given() -> None:
     assert from_arrays(images(2), ["dog", "cat"], images(1), ["bird"]).train.targets.tolist() == [2, 1], (
         "in alphabetical order"
     )
-    with pytest.raises(UserError, match="mine .*'cta'.*cat"):
+    with pytest.raises(UserError, match=r"mine .*'cta'.*cat"):
         from_arrays(images(2), ["dog", "cta"], images(1), ["dog"], name="mine", classes=["dog", "cat"])
 
 
@@ -71,7 +71,7 @@ def test_tables_of_pandas_are_arrays() -> None:
     table = pandas.DataFrame({"a": [0.5, 1.5], "b": [1.0, 2.0], "kind": ["dog", "cat"]})
     dataset = from_arrays(table[["a", "b"]], table["kind"], table[["a", "b"]], table["kind"])
     assert dataset.train.inputs.tolist() == [[0.5, 1.0], [1.5, 2.0]] and dataset.classes == ("cat", "dog")
-    with pytest.raises(UserError, match="inputs of arrays .*object.*numbers"):
+    with pytest.raises(UserError, match=r"inputs of arrays .*object.*numbers"):
         from_arrays(table, table["kind"], table, table["kind"])
 
 
@@ -127,11 +127,11 @@ def test_what_does_not_fit_together_is_refused_in_one_sentence(arrays: tuple, me
 
 def test_labels_beyond_the_classes_and_wrong_types_are_refused() -> None:
     good = Examples(torch.zeros(2, 3), torch.tensor([0, 1]))
-    with pytest.raises(UserError, match="label 1;.* 0 to 0"):
+    with pytest.raises(UserError, match=r"label 1;.* 0 to 0"):
         Dataset("mine", good, good, ("only",), kind="vector")
     with pytest.raises(UserError, match="int64"):
         Dataset("mine", Examples(torch.zeros(1, 3), torch.zeros(1)), good, ("a", "b"), kind="vector")
-    with pytest.raises(UserError, match="3 channels.*mean"):
+    with pytest.raises(UserError, match=r"3 channels.*mean"):
         Dataset("mine", *(Examples(torch.from_numpy(images(1)), torch.tensor([0])),) * 2, ("a",), (0.5,), (0.5,))
 
 

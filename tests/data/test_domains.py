@@ -96,7 +96,7 @@ def test_domains_that_are_not_whole(
 
 
 def test_unknown_and_missing_domains(pacs: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="pacs .*'sketches'.*sketch"):
+    with pytest.raises(UserError, match=r"pacs .*'sketches'.*sketch"):
         load("pacs(test_domain=sketches)", pacs)
     with pytest.raises(
         UserError,
@@ -138,5 +138,5 @@ def test_a_user_s_own_domains(pacs: Path) -> None:
     )
     with pytest.raises(UserError, match=r"domains\(path="):
         load("domains", pacs)
-    with pytest.raises(UserError, match="0 domains.*<domain>/<class>"):
+    with pytest.raises(UserError, match=r"0 domains.*<domain>/<class>"):
         load(f"domains(path={pacs / 'PACS/photo'})", pacs)

@@ -71,7 +71,7 @@ def publisher() -> Iterator[Publisher]:
 
 @pytest.fixture
 def cifar(publisher: Publisher, small_cifar10: SimpleNamespace, tmp_path: Path) -> SimpleNamespace:
-    """A publisher of the small CIFAR-10, whose archive also holds a readme and a file that wants to be written elsewhere."""
+    """A server of the small CIFAR-10, whose archive also has a readme and a file with a path outside the archive."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         tar.add(small_cifar10.folder / "cifar-10-batches-py", "cifar-10-batches-py")
@@ -107,7 +107,7 @@ def test_a_transfer_that_breaks_off_goes_on_where_it_stopped(cifar: SimpleNamesp
 
 def test_an_interrupted_fetch_is_resumed_by_the_next(cifar: SimpleNamespace, publisher: Publisher) -> None:
     publisher.cuts = [100] * ATTEMPTS
-    with pytest.raises(UserError, match="connection .* 5 times"):
+    with pytest.raises(UserError, match=r"connection .* 5 times"):
         download_source(cifar.source, cifar.folder)
     assert files_below(cifar.folder) == {"cifar-10-batches-py/cifar.tar.gz.part"}
     assert len(cifar.source.missing(cifar.folder)) == 6

@@ -129,7 +129,7 @@ def test_landmarks_lie_in_a_file_of_the_stated_size_and_mobilenet_trains_on_them
     }
     model = "mobilenetv2(width=0.25)"
     run = Run(
-        make_config(None, {"data": "landmarks(size=32)", "data_folder": str(landmarks), "model": model, **settings})
+        make_config(None, {"dataset": "landmarks(size=32)", "data_dir": str(landmarks), "model": model, **settings})
     )
     assert isinstance(run.problem.data.train.inputs, MappedTensor) and len(run.partition.clients) == 3
     assert run.go().status == "finished" and run.history[-1]["samples"] == 2 * (1 + 2 + 1)

@@ -243,5 +243,5 @@ def test_what_is_missing_is_said_with_how_to_make_it(tmp_path: Path) -> None:
     ):
         assert part in str(raised.value)
     (tmp_path / "femnist/data/train").mkdir(parents=True)
-    with pytest.raises(UserError, match="femnist .*femnist/data/train"):
+    with pytest.raises(UserError, match=r"femnist .*femnist/data/train"):
         load("femnist", tmp_path)

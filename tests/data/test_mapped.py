@@ -167,8 +167,8 @@ LARGER_THAN_MEMORY = """
     train, test = Examples(mapped, labels), Examples(mapped.part(0, 100), labels[:100])
     data = Dataset("large", train, test, tuple("0123456789"), (0.5,) * 3, (0.5,) * 3)
     result = fedflat.run(
-        "fedavg", data=data, model="lenet5", clients=100, clients_per_round=4, rounds=1, steps=3, batch=50, partition="iid",
-        augmentation="crop-flip", workers=2
+        "fedavg", dataset=data, model="lenet5", clients=100, clients_per_round=4, rounds=1, local_steps=3,
+        batch_size=50, partition="iid", augmentation="crop-flip", workers=2
     )
     own = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("RssAnon"))
     try:
@@ -183,7 +183,7 @@ LARGER_THAN_MEMORY = """
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits and measures memory as Linux does")
 def test_a_data_set_larger_than_memory_trains_through_the_map(tmp_path: Path) -> None:
-    """4 GB of images (a file with a hole, so that the disk is spared) under a limit of 1 GB, which worker processes inherit."""
+    """4 GB of images (a sparse file) under a memory limit of 1 GB, which worker processes inherit."""
     count = (4 << 30) // (3 * 64 * 64)
     with (tmp_path / "large.npy").open("wb") as stream:
         np.lib.format.write_array_header_1_0(

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
-from fedflat.data import MappedTensor, from_arrays, from_torch, load
+from fedflat.data import MappedTensor, canonical_dataset, from_arrays, from_torch, load
 from fedflat.data.sources import array_files
 from fedflat.errors import UserError
 
@@ -32,7 +32,7 @@ FOUR = {
 EXPECTED = from_arrays(IMAGES[:15], LABELS[:15], IMAGES[15:], LABELS[15:]).content
 
 
-# --- arrays --------------------------------------------------------------------------------------------------------------------------
+# --- arrays ---
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
@@ -127,7 +127,7 @@ def test_an_npz_cut_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         load("arrays", tmp_path)
 
 
-# --- parquet -------------------------------------------------------------------------------------------------------------------------
+# --- parquet ---
 
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,9 +150,9 @@ def test_parquet_of_lists_and_of_columns(tmp_path: Path) -> None:
         dataset.test.inputs, torch.from_numpy(IMAGES[[8, 9, 18, 19]])
     )
     assert dataset.group_names == ("a", "b")
-    with pytest.raises(UserError, match="shape=3x4 .*48 numbers"):
+    with pytest.raises(UserError, match=r"shape=3x4 .*48 numbers"):
         load(f"arrays(path={tmp_path / 'mine.parquet'},shape=3x4)", tmp_path)
-    with pytest.raises(UserError, match="column 'label'.*target=.*inputs, target, group"):
+    with pytest.raises(UserError, match=r"column 'label'.*target=.*inputs, target, group"):
         load(f"arrays(path={tmp_path / 'mine.parquet'},target=label)", tmp_path)
     (tmp_path / "both").mkdir()
     for part, rows in (("train", slice(0, 15)), ("test", slice(15, 20))):
@@ -171,7 +171,7 @@ def test_parquet_of_lists_and_of_columns(tmp_path: Path) -> None:
         load(f"arrays(path={tmp_path / 'mine.parquet'})", tmp_path)
 
 
-# --- torch ---------------------------------------------------------------------------------------------------------------------------
+# --- torch ---
 
 
 class Pictures:
@@ -252,7 +252,7 @@ def test_pictures_of_a_torch_data_set_become_bytes_whatever_they_are() -> None:
         assert dataset.train.inputs.dtype == torch.uint8 and np.array_equal(dataset.train.inputs[0].numpy(), expected)
 
 
-# --- the hub -------------------------------------------------------------------------------------------------------------------------
+# --- the hub ---
 
 
 def feature(kind: str, **attributes: object) -> object:
@@ -385,3 +385,21 @@ def test_the_hub_through_the_real_library(tmp_path: Path, monkeypatch: pytest.Mo
     pictures = load(f"hub(path={tmp_path / 'pictures'},size=4)", tmp_path)
     assert pictures.classes == ("cat", "dog") and len(pictures.train) == 15
     assert torch.equal(pictures.test.inputs[pictures.test.targets == 0], torch.from_numpy(IMAGES[[16, 18]]))
+
+
+def test_a_path_with_a_known_suffix_is_a_dataset(tmp_path: Path) -> None:
+    np.savez(tmp_path / "my-wine.npz", **FOUR)
+    path = tmp_path / "my-wine.npz"
+    assert canonical_dataset(str(path)) == f"arrays(path={path})"
+    assert load(str(path), tmp_path).content == load(f"arrays(path={path})", tmp_path).content
+
+
+def test_csv_files(tmp_path: Path) -> None:
+    rows = "\n".join(f"{number},{2 * number},{'cat' if number % 2 else 'dog'}" for number in range(20))
+    (tmp_path / "animals.csv").write_text(f"a,b,target\n{rows}\n")
+    dataset = load(str(tmp_path / "animals.csv"), tmp_path)
+    assert dataset.classes == ("cat", "dog") and dataset.kind == "vector" and dataset.input_shape == (2,)
+    assert (len(dataset.train), len(dataset.test)) == (16, 4)
+    assert torch.equal(dataset.train.inputs[:, 1], 2 * dataset.train.inputs[:, 0])
+    with pytest.raises(UserError, match=r"absent\.csv"):
+        load(str(tmp_path / "absent.csv"), tmp_path)

@@ -91,7 +91,7 @@ def test_alpha_zero_on_cifar_is_the_published_split() -> None:
 
 
 def test_alpha_zero_needs_a_client_per_class() -> None:
-    with pytest.raises(UserError, match="10 classes .*9 clients"):
+    with pytest.raises(UserError, match=r"10 classes .*9 clients"):
         make_partition("dirichlet(alpha=0)", CIFAR_LIKE, 10, 9, 0)
 
 
@@ -197,7 +197,7 @@ def test_clients_follow_their_prior_while_there_is_enough() -> None:
 
 
 def test_dialect_b_serves_early_and_late_clients_alike() -> None:
-    """If clients were served one after the other, the last would get what the others left: many more classes than the first."""
+    """If clients drew one after another, the last would get the leftovers: many more classes than the first."""
     halves = np.zeros(2)
     for seed in range(10):
         used = np.count_nonzero(
@@ -289,7 +289,7 @@ def test_natural_clients_are_the_groups() -> None:
         make_partition("natural", np.zeros(5, int), 1, 4, 0, groups=groups)
     with pytest.raises(UserError, match="no natural clients"):
         make_partition("natural", np.zeros(5, int), 1, None, 0)
-    with pytest.raises(UserError, match="natural client .*validation"):
+    with pytest.raises(UserError, match=r"natural client .*validation"):
         make_partition("natural", np.zeros(5, int), 1, None, 0, validation=0.8, groups=groups)
 
 

@@ -1,8 +1,8 @@
-"""A partition does not depend on the order of the files, and never takes long.
+"""A partition does not depend on the order of the examples, and never takes long.
 
-What is meant: the examples have no names, so that under another order other examples may be drawn; but how many examples of each class
-every client, the validation set and the long tail get is exactly the same, and within a class every example is as likely as any other to
-come to any client. Natural clients follow their examples exactly.
+Under another order other examples may be drawn, but the class counts of every client, of the validation set and of the
+long tail are exactly the same, and within a class every example is equally likely to go to any client. Natural clients
+follow their examples exactly.
 """
 
 from __future__ import annotations

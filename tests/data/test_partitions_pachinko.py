@@ -1,4 +1,4 @@
-"""Pachinko allocation keeps its promises: equal sizes, a true partition, few coarse labels, and their fine labels evenly."""
+"""Pachinko allocation: equal sizes, disjoint clients, few coarse labels, and their fine labels evenly."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_it_divides_anything_among_anyone(
 
 
 def test_a_fine_label_that_runs_out_is_made_up_by_its_siblings() -> None:
-    # Class 0 is rare, its coarse label is not: those who want that one get class 1 instead, and nothing of the other coarse label.
+    # Class 0 is rare, its coarse label is not: clients of that label get class 1 instead, not the other coarse label.
     targets = np.repeat([0, 1, 2, 3], [5, 1995, 500, 500])
     histogram = make_partition("pachinko(alpha=1e-9)", targets, 4, 20, 3, coarse=targets // 2).histogram(targets, 4)
     content = histogram[histogram[:, 2:].sum(1) == 0]

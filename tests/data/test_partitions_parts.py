@@ -176,11 +176,9 @@ def test_what_cannot_be_read_is_said_in_one_sentence(text: str, message: str) ->
 
 
 def test_what_cannot_be_done_is_said_in_one_sentence() -> None:
-    with pytest.raises(UserError, match="held-out .*at least 2 clients"):
+    with pytest.raises(UserError, match=r"held-out .*at least 2 clients"):
         make_partition("centralised+held-out", CIFAR_LIKE, 10, 1, 0)
-    with pytest.raises(
-        UserError, match="natural client 1 .*longtail"
-    ):
+    with pytest.raises(UserError, match=r"natural client 1 .*longtail"):
         make_partition(
             "natural+longtail(factor=1000)",
             CIFAR_LIKE,

@@ -54,5 +54,5 @@ def test_sigma_zero_is_what_it_was_without() -> None:
 
 
 def test_sizes_out_of_range_are_refused() -> None:
-    with pytest.raises(UserError, match="sigma=11 .*at least 0 and at most 10"):
+    with pytest.raises(UserError, match=r"sigma=11 .*at least 0 and at most 10"):
         make_partition("iid(sigma=11)", CIFAR_LIKE, 10, 10, 0)

@@ -100,7 +100,7 @@ def test_a_damaged_folder_is_refused_in_one_sentence_and_nothing_stays_in_the_ca
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nowhere .*zip archive"):
+    with pytest.raises(UserError, match=r"nowhere .*zip archive"):
         load(f"images(path={tmp_path / 'nowhere'})", tmp_path)
     with pytest.raises(UserError, match=r"images\(path="):
         load("images", tmp_path)

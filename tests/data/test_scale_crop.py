@@ -145,7 +145,7 @@ def test_texts_and_refusals() -> None:
     assert augmentation("flip+scale-crop(low=0.5, high=2)").text == "scale-crop(high=2.0)+flip"
     pictures = np.zeros((4, 3, 8, 8), np.uint8)
     images = from_arrays(pictures, [0, 1] * 2, pictures, [0, 1] * 2)
-    with pytest.raises(UserError, match="scale-crop .*arrays has no masks"):
+    with pytest.raises(UserError, match=r"scale-crop .*arrays has no masks"):
         augmentation("scale-crop").check(images)
     augmentation("flip").check(images)
     with pytest.raises(UserError, match="vector"):

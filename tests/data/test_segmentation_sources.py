@@ -190,7 +190,7 @@ def test_cityscapes_that_are_not_whole(cityscapes: Path) -> None:
     with pytest.raises(UserError, match=f"{mask.name} is missing; .*gtFine_trainvaltest.zip"):
         load("cityscapes", cityscapes)
     next((cityscapes / "cityscapes/leftImg8bit/val/frankfurt").iterdir()).unlink()
-    with pytest.raises(UserError, match="7 training and 2 validation.* 7 and 3"):
+    with pytest.raises(UserError, match=r"7 training and 2 validation.* 7 and 3"):
         load("cityscapes", cityscapes)
     with pytest.raises(
         UserError, match=r"expected cityscapes/leftImg8bit/train.*https://www.cityscapes-dataset.com/downloads/"
@@ -236,9 +236,9 @@ def test_idda_s_bad_domains(idda: Path) -> None:
     with pytest.raises(UserError, match=r"0_T01_CN_A\.png is missing"):
         load("idda", idda)
     (idda / "IDDAsmall/T01_CN_A").rename(idda / "IDDAsmall/A_country")
-    with pytest.raises(UserError, match="idda .*'rain'.*rainy"):
+    with pytest.raises(UserError, match=r"idda .*'rain'.*rainy"):
         load("idda(unseen=rain)", idda)
-    with pytest.raises(UserError, match="A_country .*T01_CN_A"):
+    with pytest.raises(UserError, match=r"A_country .*T01_CN_A"):
         load("idda(unseen=none)", idda)
 
 
@@ -275,7 +275,7 @@ def test_a_user_s_own_arrays(tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", inputs=images, targets=ids)
     whole = load(f"arrays(path={tmp_path / 'mine.npz'})", tmp_path)
     assert whole.kind == "segmentation" and (len(whole.train), len(whole.test)) == (8, 2), "every fifth is for testing"
-    with pytest.raises(UserError, match="masks .* 0 to 255"):
+    with pytest.raises(UserError, match=r"masks .* 0 to 255"):
         from_arrays(images, ids - 1, images, ids)
     with pytest.raises(UserError, match="has images of 4x6 pixels and masks of 4x5"):
         from_arrays(images, ids[:, :, :5], images, ids)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedflat.data import DATASETS, data_dir, load, names, verify
+from fedflat.data import canonical_dataset, data_dir, load, names, registry, verify
 from fedflat.data.sources.idx import FILES
 from fedflat.errors import UserError
 
@@ -57,7 +57,7 @@ def test_cifar100_has_fine_and_coarse_labels_and_its_own_names(small_cifar100: S
 
 
 def test_cifar100_is_refused_when_it_is_too_small(small_cifar100: SimpleNamespace) -> None:
-    with pytest.raises(UserError, match="5 images; expected 50000; .*fedflat data get cifar100"):
+    with pytest.raises(UserError, match=r"5 images; expected 50000; .*fedflat data get cifar100"):
         load("cifar100", small_cifar100.folder, download=False)
 
 
@@ -109,7 +109,7 @@ def test_one_changed_pixel_is_refused(
         and digests[BATCH] in str(raised.value)
         and "fedflat data get cifar10" in str(raised.value)
     )
-    with pytest.raises(UserError, match="data_batch_3 .*sha256"):
+    with pytest.raises(UserError, match=r"data_batch_3 .*sha256"):
         exact.verify(small_cifar10.folder)
 
 
@@ -150,7 +150,7 @@ def test_a_forged_pickle_is_refused_and_not_run(small_cifar10: SimpleNamespace, 
 )
 def test_only_five_names_are_admitted(small_cifar10: SimpleNamespace, name: str) -> None:
     (small_cifar10.folder / BATCH).write_bytes(b"\x80\x02c" + name.encode() + b"\n.")
-    with pytest.raises(UserError, match="data_batch_3 .*" + name.replace("\n", r"\.")):
+    with pytest.raises(UserError, match=r"data_batch_3 .*" + name.replace("\n", r"\.")):
         small_cifar10.source.read(small_cifar10.folder)
 
 
@@ -267,6 +267,19 @@ def test_names_and_unknown_names() -> None:
     assert set(names()) == small | large | grouped | masked
     with pytest.raises(UserError, match=r"'cifar'.*cifar10"):
         load("cifar")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("CIFAR-10", "cifar10"), ("cifar_10", "cifar10"), ("Fashion-MNIST", "fashion_mnist"), ("CIFAR-10-C", "cifar10_c")],
+)
+def test_spelling_of_names_is_free(text: str, name: str) -> None:
+    assert canonical_dataset(text) == name
+
+
+def test_registered_names_are_unique() -> None:
+    with pytest.raises(UserError, match="'cifar10' is already registered"):
+        registry.DATASETS.register("CIFAR_10", registry.DATASETS["mnist"])
 
 
 def test_where_the_data_folder_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

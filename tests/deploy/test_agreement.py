@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
 
 from fedflat.algorithms import algorithm
-from fedflat.algorithms.table import NAMED
+from fedflat.algorithms.named import NAMED
 from fedflat.deploy.server.app import serve
 from fedflat.deploy.settings import experiment_of
 from fedflat.experiment.run import Run

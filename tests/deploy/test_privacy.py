@@ -14,12 +14,12 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
 
+from fedflat.algorithms.table import NAMED
 from flwr.app import Array, ArrayRecord, Context, Message
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod, message_size_mod
 
 from fedflat.algorithms import algorithm
-from fedflat.algorithms.table import NAMED
 from fedflat.data import Dataset, load
 from fedflat.deploy import client_app
 from fedflat.deploy.server.app import serve
@@ -220,6 +220,6 @@ def test_the_docs_list_the_supported_algorithms() -> None:
     for name, answers in written.items():
         chosen = algorithm(name)
         private = not_private(problem, training_of(experiment_of(SETTINGS), chosen, SITES))
-        robust = next((slot.needs_the_mean() for _, slot in chosen.slots() if slot.needs_the_mean()), "")
+        robust = next((slot.requires_mean() for _, slot in chosen.slots() if slot.requires_mean()), "")
         expected = ["no" if reason else "yes" for reason in (private, robust)]
         assert [answer.split(":")[0] for answer in answers] == expected, name

@@ -12,7 +12,7 @@ from fedflat.engines.round.client import common_gradient
 from fedflat.experiment.config import config
 
 
-def test_dropout_in_a_whole_gradient_agrees_with_the_simulation(tmp_path: Path) -> None:
+def test_dropout_in_a_full_gradient_agrees_with_the_simulation(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
     values = {
@@ -24,8 +24,8 @@ def test_dropout_in_a_whole_gradient_agrees_with_the_simulation(tmp_path: Path) 
     site = Site(config(values), 1, tmp_path, model=model)
     received = {MODEL: site.problem.initial()[0]}
     torch.manual_seed(1)  # earlier draws must not matter
-    gradient, _ = site.whole_gradient(3, received)
+    gradient, _ = site.full_gradient(3, received)
     cohort = site._cohort_of_one(received, {})
     expected, _, _ = common_gradient(site.problem, site.training, cohort, 3, 1, site.indices, 0)
     assert torch.equal(gradient, expected)
-    assert not torch.equal(gradient, site.whole_gradient(4, received)[0])
+    assert not torch.equal(gradient, site.full_gradient(4, received)[0])

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from fedflat.algorithms import composition
-from fedflat.algorithms.table import NAMED
+from fedflat.algorithms.named import NAMED
+from fedflat.algorithms.registration import PART_REGISTRIES
 from fedflat.models import MODELS
 
 
 @pytest.fixture(autouse=True)
 def restore_registries() -> Iterator[None]:
     """Restore the registered algorithms, parts and models after each test."""
-    tables = (NAMED, composition.PARTS, composition._NAMES, MODELS)
-    before = [dict(table) for table in tables]
+    registries = (NAMED, *PART_REGISTRIES.values(), MODELS)
+    before = [set(registry) for registry in registries]
     yield
-    for table, entries in zip(tables, before, strict=True):
-        table.clear()
-        table.update(entries)
+    for registry, names in zip(registries, before, strict=True):
+        for name in set(registry) - names:
+            registry.unregister(name)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedflat.algorithms import algorithm
-from fedflat.algorithms.table import NAMED
+from fedflat.algorithms.named import NAMED
 from fedflat.engines.round.aggregation import Aggregation, uniform
 from fedflat.errors import UserError
 from fedflat.experiment.config import config

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedflat.algorithms import Algorithm
 from fedflat.algorithms.perturbation import Perturbation
-from fedflat.algorithms.slot import At, Gradient, State
+from fedflat.algorithms.slot import Gradient, LocalContext, State
 from fedflat.bench.setting import RandomImages
 from fedflat.data import Examples
 from fedflat.engines.cpu.engine import LoopEngine
@@ -141,10 +141,10 @@ def test_batch_norm_counters_agree_with_the_loop(lanes: int, compile: str, monke
 class LookBack(Perturbation):
     """Takes the gradient where the client was a step before."""
 
-    def begin(self, at: At) -> State:
+    def begin(self, at: LocalContext) -> State:
         return {"last": at.z.clone()}
 
-    def offset(self, at: At, gradient: Gradient) -> tuple[Tensor, State]:
+    def offset(self, at: LocalContext, gradient: Gradient) -> tuple[Tensor, State]:
         return at.local["last"] - at.y, {"last": at.y}
 
 

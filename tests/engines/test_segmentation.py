@@ -88,9 +88,6 @@ def settings(**more: Any) -> dict[str, Any]:
     return quick | more
 
 
-# --- the loss -------------------------------------------------------------------------------------------------------
-
-
 def logits_for(losses: list[list[float]]) -> torch.Tensor:
     """Two-class logits [n, 2, 1, pixels] with given cross-entropies of class 0: log(1 + e^z) = loss."""
     z = torch.tensor(losses, dtype=torch.float64).expm1().log()
@@ -141,9 +138,6 @@ def test_auxiliary_heads_add_their_own_mined_losses() -> None:
     assert Segmentation().sums(heads, target)["confusion"].equal(Segmentation().sums(heads[0], target)["confusion"])
 
 
-# --- the metric -----------------------------------------------------------------------------------------------------
-
-
 def certain(guess: torch.Tensor, classes: int = 4) -> torch.Tensor:
     return 100 * nn.functional.one_hot(guess, classes).movedim(-1, 1).double()
 
@@ -192,9 +186,6 @@ def test_other_tasks_are_means_over_examples() -> None:
     totals.add({"loss": torch.tensor(3.0), "accuracy": torch.tensor(1)}, 2)
     totals.add({"loss": torch.tensor(1.0), "accuracy": torch.tensor(1)}, 2)
     assert totals.figures() == {"loss": 1.0, "accuracy": 0.5}
-
-
-# --- engines --------------------------------------------------------------------------------------------------------
 
 
 def run_of(algorithm: str, engine: Any, model: str | nn.Module = "bisenetv2(width=0.1)", **training: Any) -> Run:
@@ -321,9 +312,6 @@ def test_models_for_other_tasks_are_rejected() -> None:
             rounds=1,
             **settings(partition="iid", clients=3, augmentation="none"),
         )
-
-
-# --- whose statistics -----------------------------------------------------------------------------------------------
 
 
 def by_hand(model: nn.Module, examples: Examples, rows: torch.Tensor, statistics: torch.Tensor | None) -> float:

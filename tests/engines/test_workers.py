@@ -13,8 +13,9 @@ from torch import nn
 
 import fedflat
 from fedflat.bench.setting import RandomImages
-from fedflat.engines.cpu.worker_pool import process_pool, sendable
+from fedflat.engines.cpu.worker_pool import process_pool
 from fedflat.errors import UserError
+from fedflat.processes import sendable
 
 SETTINGS = {"rounds": 3, "clients": 10, "clients_per_round": 5, "local_steps": 3, "model": "mlp(hidden=8)"}
 

@@ -62,7 +62,7 @@ def pictures(tmp_path: Path) -> str:
 def test_every_fold_algorithm_and_seed(
     study: ModuleType, pictures: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = [str(tmp_path / "out"), "--dataset", pictures, "--dataset", str(tmp_path), "--seeds", "0", "1", *TINY]
+    given = [str(tmp_path / "out"), "--dataset", pictures, "--data-dir", str(tmp_path), "--seeds", "0", "1", *TINY]
     text = study.main(given)
     document = json.loads((tmp_path / "out" / "numbers.json").read_text())
     runs = document["runs"]
@@ -79,20 +79,20 @@ def test_every_fold_algorithm_and_seed(
 
 
 def test_a_study_that_was_interrupted_goes_on(study: ModuleType, pictures: str, tmp_path: Path) -> None:
-    given = ["--dataset", pictures, "--dataset", str(tmp_path), "--seeds", "0", "--algorithms", "fedavg", *TINY]
+    given = ["--dataset", pictures, "--data-dir", str(tmp_path), "--seeds", "0", "--algorithms", "fedavg", *TINY]
     whole = study.main([str(tmp_path / "whole"), *given])
     document = json.loads((tmp_path / "whole" / "numbers.json").read_text())
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "numbers.json").write_text(json.dumps(document | {"runs": document["runs"][:1]}))
     assert study.main([str(tmp_path / "cut"), *given]) == whole
-    with pytest.raises(UserError, match="is of a study with other settings; choose another folder"):
+    with pytest.raises(UserError, match="other settings"):
         study.main([str(tmp_path / "cut"), *given, "--lr", "0.1"])
 
 
 def test_a_domain_that_does_not_exist(study: ModuleType, pictures: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is no domain of domains 'sketches'; did you mean sketch"):
+    with pytest.raises(UserError, match=r"'sketches'.*did you mean.*sketch"):
         study.main(
-            [str(tmp_path / "out"), "--dataset", pictures, "--dataset", str(tmp_path), "--domains", "sketches", *TINY]
+            [str(tmp_path / "out"), "--dataset", pictures, "--data-dir", str(tmp_path), "--domains", "sketches", *TINY]
         )
 
 
@@ -115,8 +115,8 @@ def test_domains_as_clients_and_by_domain(pictures: str, tmp_path: Path) -> None
 
 
 def test_the_domain_left_out_is_seen_by_nobody(study: ModuleType, pictures: str, tmp_path: Path) -> None:
-    wanted = study.arguments([str(tmp_path), "--dataset", pictures, "--size", "8"])
-    data = load(study.fold(wanted, "photo"), tmp_path)
+    options = study.parse_arguments([str(tmp_path), "--dataset", pictures, "--size", "8"])
+    data = load(study.dataset_without(options, "photo"), tmp_path)
     number = data.group_names.index("photo")
     assert data.train.groups is not None and data.test.groups is not None
     assert not torch.any(data.train.groups == number) and bool((data.test.groups == number).all())

@@ -129,9 +129,6 @@ def test_checkpoints_that_take_long_are_further_apart(monkeypatch: pytest.Monkey
     assert open_.is_due(30)
 
 
-# --- time -------------------------------------------------------------------------------------------------------------
-
-
 def configured(algorithm: str = "fedavg", **training: object) -> Config:
     clients = {"data": {"clients": 100}, "federation": {"clients_per_round": 10}}
     return config({"algorithm": algorithm, **clients, "training": {"batch_size": 50, **training}})

@@ -14,7 +14,7 @@ import fedflat
 from fedflat.data import from_clients
 from fedflat.experiment.analysis.local_models import measured_point
 from fedflat.testing import check_model
-from fedflat.testing.bowls import Bowls, walk
+from fedflat.testing.quadratics import Quadratics, run_rounds
 
 SETTINGS: dict[str, Any] = {
     "partition": "natural",
@@ -109,4 +109,4 @@ def test_looking_at_a_run_leaves_the_generator_as_it_was(tmp_path: Path) -> None
 
 def test_checks_leave_the_generator_as_it_was() -> None:
     assert is_kept(lambda: check_model(module(), (4,), 2))
-    assert is_kept(lambda: walk(fedflat.algorithm("fedavg"), Bowls(clients=2), [[0, 1]]))
+    assert is_kept(lambda: run_rounds(fedflat.algorithm("fedavg"), Quadratics(clients=2), [[0, 1]]))

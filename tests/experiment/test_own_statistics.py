@@ -1,4 +1,6 @@
-"""Flatness of runs whose clients keep their BatchNorm statistics: the server has none, and is looked at with estimated ones."""
+"""Flatness of runs whose clients keep their BatchNorm statistics: the server has none, and is looked at with
+estimated ones.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from torch.nn import functional as F
 
 import fedflat
 from fedflat.experiment.analysis.batchnorm import with_statistics
-from fedflat.experiment.analysis.fixed_sample import Look
+from fedflat.experiment.analysis.fixed_sample import FixedSample
 from fedflat.experiment.analysis.measured import Measured, measured
 from fedflat.experiment.config import FlatnessSettings
 from fedflat.experiment.store.record import Record, client_statistics
@@ -138,7 +140,7 @@ def test_looks_while_a_run_trains_agree_with_looks_afterwards() -> None:
     record, found = run(
         **OWN, rounds=1, flatness__every=1, flatness__what="lambda_max,sharpness", flatness__examples=60
     )
-    look = Look(found.problem, found.partition, FlatnessSettings(examples=60))
+    look = FixedSample(found.problem, found.partition, FlatnessSettings(examples=60))
     seen = record.history[-1]["flatness"]["models"]["server"]
     assert seen["lambda_max"] == pytest.approx(look.lambda_max(found.state), rel=1e-4)
     assert seen["sharpness"] == pytest.approx(look.sharpness(found.state), rel=1e-4)

@@ -69,9 +69,6 @@ class OneFrozen(nn.Module):
         return logits
 
 
-# --- what moves, what is sent, what is kept --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("algorithm", "down", "up", "kept"), [("fedavg", 1, 1, 0), ("fedmoswa", 2, 2, 1), ("fedsam", 1, 1, 0)]
 )
@@ -174,9 +171,6 @@ def test_a_model_of_which_everything_is_frozen() -> None:
         run_of(own=own)
 
 
-# --- engines ---------------------------------------------------------------------------------------------------------------------
-
-
 def weights_by(engine: Any, algorithm: str, arithmetic: torch.dtype | None = None, **settings: Any) -> Tensor:
     run = run_of(algorithm, rounds=2, **settings)
     if arithmetic is not None:
@@ -216,9 +210,6 @@ def test_the_step_compiles_whole_with_a_frozen_part(arithmetic: torch.dtype | No
 def test_worker_processes_have_the_frozen_part() -> None:
     here, there = (weights_by(partial(LoopEngine, workers=workers), "fedmoswa", train=LORA) for workers in (1, 2))
     assert torch.equal(here, there)
-
-
-# --- on disk ---------------------------------------------------------------------------------------------------------------------
 
 
 class Killed(Callback):
@@ -279,9 +270,6 @@ def test_a_saved_model_needs_nothing_but_its_folder(tmp_path: Path) -> None:
     assert torch.equal(plain.eval()(x), merged(x))
 
 
-# --- weights to start from -------------------------------------------------------------------------------------------------------
-
-
 def test_adapters_of_another_run_are_taken_over_or_refused(tmp_path: Path) -> None:
     first = fedflat.run("fedavg", out=tmp_path / "first", train=LORA, **SETTINGS)
     saved = tmp_path / "first" / "model.safetensors"
@@ -291,7 +279,7 @@ def test_adapters_of_another_run_are_taken_over_or_refused(tmp_path: Path) -> No
         run_of(init=saved)
     extra = "tensors blocks.0.attn.qkv.lora_a_weight, blocks.0.attn.qkv.lora_b_weight"
     assert extra in str(told.value) and str(told.value).count("lora") == 4
-    with pytest.raises(fedflat.UserError, match="lora_a_weight .*4x12.*8x12"):
+    with pytest.raises(fedflat.UserError, match=r"lora_a_weight .*4x12.*8x12"):
         run_of(train="lora(rank=4)", init=saved)
 
 
@@ -335,7 +323,7 @@ def test_a_head_for_other_classes(tmp_path: Path) -> None:
 def test_settings_that_contradict_each_other() -> None:
     with pytest.raises(fedflat.UserError, match="init_head=fresh needs initial weights"):
         make_config(None, {"init_head": "fresh"})
-    with pytest.raises(fedflat.UserError, match="there is no part of a model to train 'tail'"):
+    with pytest.raises(fedflat.UserError, match="'tail'"):
         make_config(None, {"train": "tail"})
 
 

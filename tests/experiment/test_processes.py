@@ -16,7 +16,7 @@ from torch import nn
 import fedflat
 from fedflat.algorithms import registration
 from fedflat.algorithms.drift.scaffold import Scaffold
-from fedflat.algorithms.table import NAMED
+from fedflat.algorithms.named import NAMED
 from fedflat.data import from_arrays
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RemoteCallback
@@ -214,7 +214,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[ImageModelSpec
     (tmp_path / "tiny_model.py").write_text(TINY)
     monkeypatch.syspath_prepend(tmp_path)
     made: type[ImageModelSpec] = importlib.import_module("tiny_model").Tiny
-    monkeypatch.setitem(MODELS, "tiny", made)
+    monkeypatch.setitem(MODELS._components, "tiny", made)
+    monkeypatch.setitem(MODELS._spelling, "tiny", "tiny")
     for name, what in {"mine": fedflat.Algorithm(Scaffold()), "nowhere": fedflat.Algorithm(Nowhere())}.items():
         monkeypatch.setitem(NAMED, name, what)
         monkeypatch.setitem(registration._REGISTERED, name, what)

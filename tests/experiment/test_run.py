@@ -39,9 +39,6 @@ class Normalised(nn.Module):
         return self.layers(inputs)
 
 
-# --- stopping --------------------------------------------------------------------------------------------------------------------------
-
-
 def test_a_target_stops_the_run_and_is_named() -> None:
     result = fedflat.run("fedavg", stop__target=0.3, **(SMALL | {"rounds": 50}))
     assert result.status == "stopped" and "reached the target 0.3" in result.record.reason
@@ -66,9 +63,6 @@ def test_a_time_budget_pauses_a_run_that_then_goes_on(tmp_path: Path) -> None:
     assert paused.status == "finished" and paused.history == whole.history
 
 
-# --- divergence ------------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("algorithm", "cause"),
     [
@@ -77,7 +71,7 @@ def test_a_time_budget_pauses_a_run_that_then_goes_on(tmp_path: Path) -> None:
         ("feddyn(alpha=0.5)", "dual"),
         ("adabest(mu=5)", "AdaBest"),
         ("fedavg(server_lr=1e20)", "server_lr"),
-        ("fedsam(rho=1e30)", "rho=1e+30 takes gradients far from the model"),
+        ("fedsam(rho=1e30)", "rho=1e+30"),
     ],
 )
 def test_a_diverging_run_ends_with_its_cause(algorithm: str, cause: str) -> None:
@@ -129,9 +123,6 @@ def test_figures_by_the_short_name_of_a_model_and_by_known_metrics() -> None:
     assert result.plot("loss").axes
 
 
-# --- the same data for everyone --------------------------------------------------------------------------------------------------------
-
-
 def test_compared_algorithms_start_from_the_same_model_and_split(tmp_path: Path) -> None:
     def compared() -> list[list[dict[str, object]]]:
         return [
@@ -154,9 +145,6 @@ def test_an_average_changes_nothing_in_training() -> None:
     beside = fedflat.run("fedmoswa+wima(window=3)+swa(start=0.5)+ema", **SMALL).history
     assert [r["test"]["server"] for r in alone] == [r["test"]["server"] for r in beside]
     assert set(beside[-1]["test"]) == {"server", "wima(window=3)", "swa(start=0.5)", "ema"}
-
-
-# --- BatchNorm -------------------------------------------------------------------------------------------------------------------------
 
 
 def test_statistics_are_averaged_estimated_or_kept() -> None:
@@ -215,9 +203,6 @@ def test_sam_moves_statistics_once_per_step() -> None:
     assert sam.integers["layers.2.num_batches_tracked"] == 1
 
 
-# --- the user's own --------------------------------------------------------------------------------------------------------------------
-
-
 def test_own_data_model_and_task() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 5)).astype(np.float32)
@@ -265,9 +250,6 @@ def test_a_saved_model_is_the_evaluated_one(tmp_path: Path) -> None:
         assert accuracy == pytest.approx(result.history[-1]["test"][name]["accuracy"])
 
 
-# --- rows ------------------------------------------------------------------------------------------------------------------------------
-
-
 def test_a_small_cache_writes_early_and_forgets_nothing(tmp_path: Path) -> None:
     rows = CachedRowStore(FileRowStore(tmp_path, 3, torch.float64), limit=2 * 24)
     for round in range(1, 8):
@@ -311,7 +293,7 @@ def test_the_metric_of_a_task_stands_for_its_run_also_once_it_lies_on_disk(tmp_p
 
 
 def test_the_loss_is_refused_as_the_metric_since_more_of_a_metric_is_better(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"metric is 'loss', but .* more is better; .* minus the loss"):
+    with pytest.raises(UserError, match="'loss'"):
         fedflat.run("fedavg", task=fedflat.Classification(metric="loss"), out=tmp_path / "run", **SMALL)
     assert not (tmp_path / "run").exists()
 
@@ -335,7 +317,7 @@ def test_a_metric_that_is_minus_the_loss_stops_and_ranks_as_it_should() -> None:
 
 
 def test_a_metric_that_the_task_does_not_report_is_refused() -> None:
-    with pytest.raises(UserError, match="'top3', .* loss, accuracy, top2"):
+    with pytest.raises(UserError, match=r"'top3', .* loss, accuracy, top2"):
         fedflat.run("fedavg", task=TopTwo("top3"), **SMALL)
 
 

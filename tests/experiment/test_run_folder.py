@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 import fedflat
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config, config
-from fedflat.experiment.store.lock import LockedError
+from fedflat.experiment.store.lock import LOCK_FILE, Lock, LockedError, is_free, locked
 from fedflat.experiment.store.run_folder import RunFolder
 
 SMALL = {"rounds": 2, "clients": 12, "clients_per_round": 4, "local_steps": 2, "workers": 1, "model": "mlp(hidden=4)"}
@@ -93,7 +94,7 @@ def test_a_model_that_cannot_be_read_is_not_called_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     folder = RunFolder(tmp_path)
-    with pytest.raises(UserError, match="model.safetensors is missing"):
+    with pytest.raises(UserError, match=r"model.safetensors is missing"):
         folder.read_tensors("model.safetensors")
     (tmp_path / "model.safetensors").mkdir()
     if why == "permission denied":
@@ -104,3 +105,26 @@ def test_a_model_that_cannot_be_read_is_not_called_missing(
         monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(UserError, match=f"cannot read .*model.safetensors: {why}"):
         folder.read_tensors("model.safetensors")
+
+
+def test_a_run_in_progress_names_its_primary_metric(tmp_path: Path) -> None:
+    loop = fedflat.rounds("fedavg", out=tmp_path / "run", **SMALL)
+    next(loop)
+    assert RunFolder(tmp_path / "run").status() == {"status": "running", "metric": "accuracy"}
+    assert fedflat.load(tmp_path / "run").metric == "accuracy"
+    loop.close()
+
+
+@pytest.mark.parametrize("reached", ["another process", "this process"])
+def test_a_locked_run_names_who_holds_it(reached: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    lock = FileLock(folder / LOCK_FILE) if reached == "another process" else Lock(folder)
+    folder.mkdir()
+    lock.acquire()
+    assert not is_free(folder)
+    with pytest.raises(LockedError, match=f"{reached} .*{folder}"), locked(folder):
+        pass
+    lock.release()
+    with locked(folder, wait=True):
+        assert not is_free(folder)
+    assert is_free(folder)

@@ -13,6 +13,7 @@ from torch import nn
 
 import fedflat
 from fedflat.errors import UserError
+from fedflat.experiment.callback import require_remote
 
 SMALL = {"rounds": 1, "clients": 12, "clients_per_round": 2, "local_steps": 1, "workers": 1}
 
@@ -94,3 +95,13 @@ def test_one_callback_needs_no_list() -> None:
     counting = Counting()
     fedflat.run("fedavg", callbacks=counting, **SMALL)
     assert counting.rounds == 1
+
+
+def test_only_remote_callbacks_observe_other_processes() -> None:
+    class Local(fedflat.Callback):
+        pass
+
+    remote = fedflat.RemoteCallback()
+    assert require_remote([remote]) == (remote,)
+    with pytest.raises(UserError, match=r"Local .*fedflat\.RemoteCallback"):
+        require_remote([remote, Local()])

@@ -1,4 +1,6 @@
-"""Theorem 5.1, evaluated: golden numbers, the step of the proof that it can do without, and the recursion it comes from."""
+"""Theorem 5.1, evaluated: golden numbers, the step of the proof that it can do without, and the recursion it comes
+from.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def test_the_order_of_the_algorithms_and_the_step_that_can_be_spared(some, setti
 @settings(max_examples=50, deadline=None)
 @given(constants, sizes)
 def test_at_the_theorems_own_rates_the_recursion_stays_below_the_theorem(some, setting) -> None:
-    """Putting 1/(beta K T) into eq. 31 gives at most what is printed: sum_t e^(..) h_t <= e / beta, up to the printed e^(1/T)."""
+    """Putting 1/(beta K T) into eq. 31 gives at most what is printed: sum_t e^(..) h_t <= e / beta, up to the printed
+    e^(1/T).
+    """
     lr = largest_lr(some, setting)
     rounds = [RoundLearningRates(lr * setting.steps, lr)] * setting.rounds
     for name in ALGORITHMS:

@@ -1,4 +1,6 @@
-"""Pictures of clients, gaps, constants and twins: what is drawn is what was measured, and every axis says what it shows."""
+"""Pictures of clients, gaps, constants and twins: what is drawn is what was measured, and every axis says what it
+shows.
+"""
 
 from __future__ import annotations
 

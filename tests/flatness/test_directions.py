@@ -95,7 +95,9 @@ def test_the_scale_of_the_random_numbers_does_not_matter(factor: float, seed: in
 
 
 def test_rescaling_a_network_rescales_its_direction(small: tuple[Layout, Tensor]) -> None:
-    """What makes landscapes of different networks comparable: a filter that is k times larger is moved k times as far."""
+    """What makes landscapes of different networks comparable: a filter that is k times larger is moved k times as
+    far.
+    """
     layout, weights = small
     larger = weights.clone()
     layout.views(larger)["conv.weight"][2] *= 7

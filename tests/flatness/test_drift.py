@@ -17,7 +17,7 @@ from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.round.aggregation import Aggregation
 from fedflat.engines.round.contract import Client, ModelState, Training
 from fedflat.engines.round.plan import Plan
-from fedflat.experiment.analysis.cohort import cohort_figures, momentum_of
+from fedflat.experiment.analysis.cohort import cohort_figures
 from fedflat.experiment.analysis.replay import local_models
 from fedflat.flatness.clients.drift import disagreement, update_drift
 
@@ -107,13 +107,13 @@ def test_agreement_with_the_momentum_is_one_less_wmsams_signal() -> None:
 def test_which_momentum_an_algorithm_has() -> None:
     x = torch.ones(3)
     sign = {
-        text: momentum_of(algorithm(text), algorithm(text).new_server(x))
+        text: algorithm(text).momentum(algorithm(text).new_server(x))
         for text in ("fedcm", "fedmoswa", "fedacg", "fedavgm", "fedadam")
     }
     assert {text: found and found[1] for text, found in sign.items()} == {
         "fedcm": -1, "fedmoswa": -1, "fedacg": 1, "fedavgm": 1, "fedadam": 1,
     }  # fmt: skip
-    assert momentum_of(algorithm("fedavg"), algorithm("fedavg").new_server(x)) is None
+    assert algorithm("fedavg").momentum(algorithm("fedavg").new_server(x)) is None
 
 
 def test_rows_are_those_of_the_mean_on_every_engine() -> None:

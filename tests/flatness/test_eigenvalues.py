@@ -1,4 +1,6 @@
-"""Eigenvalues against the whole Hessian, against scipy, in closed form; repeated ones, negative ones, and those asked for wrongly."""
+"""Eigenvalues against the whole Hessian, against scipy, in closed form; repeated ones, negative ones, and those asked
+for wrongly.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,6 @@ def descending(matrix: torch.Tensor) -> torch.Tensor:
 
 def by_magnitude(values: torch.Tensor) -> torch.Tensor:
     return values[values.abs().argsort(descending=True)]
-
-
-# --- against truth ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -96,9 +95,6 @@ def test_the_seed_changes_the_path_and_not_the_end() -> None:
     torch.testing.assert_close(one.values, other.values)
     lanczos(Operator.of_matrix(matrix), Ends(3), progress=lambda products, found: seen.append((products, found)))
     assert seen[-1][1] == 3 and [products for products, _ in seen] == sorted({products for products, _ in seen})
-
-
-# --- repeated and negative eigenvalues -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -189,9 +185,6 @@ def test_negative_curvature_is_reported_as_such() -> None:
     torch.testing.assert_close(magnitude, torch.tensor([-8.0, 5.0, -4.0, 3.0]).double())
 
 
-# --- power iteration -------------------------------------------------------------------------------------------------------------
-
-
 def test_power_iteration_where_eigenvalues_lie_apart() -> None:
     values = torch.cat([torch.tensor([100.0, -50.0, 20.0, 8.0]), torch.linspace(0, 0.1, 60)])
     found = power(Operator.of_matrix(symmetric(values)), 4, iterations=60, change=1e-12)
@@ -221,9 +214,6 @@ def test_power_iteration_of_zero() -> None:
     assert found.values.tolist() == [0, 0] and found.products == 2
 
 
-# --- mistakes --------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("wanted", "options", "sentence"),
     [
@@ -238,11 +228,11 @@ def test_impossible_requests(wanted: Ends, options: dict, sentence: str) -> None
 
 
 def test_too_little_room_and_products_that_are_not_finite() -> None:
-    with pytest.raises(UserError, match="room=5 .* at least 8"):
+    with pytest.raises(UserError, match=r"room=5 .* at least 8"):
         lanczos(Operator.of_matrix(torch.eye(30)), Ends(4), room=5)
     with pytest.raises(UserError, match="not finite"):
         lanczos(Operator.of_matrix(torch.full((3, 3), float("inf"))), Ends(1))
     with pytest.raises(UserError, match="iterations=0"):
         power(Operator.of_matrix(torch.eye(3)), 1, iterations=0)
-    with pytest.raises(UserError, match="4 eigenvalues .* 3 parameters"):
+    with pytest.raises(UserError, match=r"4 eigenvalues .* 3 parameters"):
         power(Operator.of_matrix(torch.eye(3)), 4)

@@ -39,5 +39,5 @@ def test_a_part_swings_at_least_as_much_as_it_loses_at_the_end(values) -> None:
 
 @pytest.mark.parametrize("values", [[], [[0.5, 0.5]], [0.1, 0.2]])
 def test_one_look_is_not_enough(values) -> None:
-    with pytest.raises(UserError, match="flatness.every"):
+    with pytest.raises(UserError, match=r"flatness.every"):
         forgetting(values)

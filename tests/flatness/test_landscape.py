@@ -1,4 +1,6 @@
-"""Landscapes on quadratics, where every value is known; how they are kept, and what becomes of values that are not finite."""
+"""Landscapes on quadratics, where every value is known; how they are kept, and what becomes of values that are not
+finite.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +129,9 @@ def test_impossible_landscapes_are_refused(wrong: dict[str, float], sentence: st
 
 
 def test_any_objective_can_be_looked_at() -> None:
-    """The landscape of an objective is its loss at every point, and its path is the straight line between two vectors."""
+    """The landscape of an objective is its loss at every point, and its path is the straight line between two
+    vectors.
+    """
     torch.manual_seed(0)
     module = nn.Linear(3, 2)
     objective = Objective(module, nn.functional.mse_loss, (torch.randn(9, 3), torch.randn(9, 2)))
@@ -140,9 +144,6 @@ def test_any_objective_can_be_looked_at() -> None:
             )
     way = path_of(objective, {"here": objective.weights, "zero": torch.zeros(8)}, points=3)
     assert way.values["loss"][1] == pytest.approx(float(objective.loss(objective.weights / 2)), rel=1e-6)
-
-
-# --- as plain values -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_landscape_survives_json_with_values_that_are_not_finite() -> None:

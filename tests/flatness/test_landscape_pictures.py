@@ -15,7 +15,7 @@ from PIL import Image
 from fedflat.errors import UserError
 from fedflat.flatness.landscapes.grid import Landscape, Mark
 from fedflat.reporting.figures.landscape_page import landscape_page
-from fedflat.reporting.figures.landscape_scale import BASIN, Scale, common_line, shown_tick
+from fedflat.reporting.figures.landscape_scale import BASIN, LandscapeScale, common_line, shown_tick
 from fedflat.reporting.figures.landscapes import (
     COLOUR_MAP,
     Panel,
@@ -70,12 +70,9 @@ def pixels(figure: Figure) -> np.ndarray:
     return np.asarray(Image.open(drawn).convert("RGB"))
 
 
-# --- the scale -------------------------------------------------------------------------------------------------------------------
-
-
 def test_one_scale_spans_all_landscapes() -> None:
-    together = Scale.over([panel.landscape for panel in PANELS], "train_loss")
-    assert together == Scale.over([panel.landscape for panel in reversed(PANELS)], "train_loss")
+    together = LandscapeScale.over([panel.landscape for panel in PANELS], "train_loss")
+    assert together == LandscapeScale.over([panel.landscape for panel in reversed(PANELS)], "train_loss")
     assert together.low == pytest.approx(0.1)
     steps = np.diff(np.log(together.levels))
     np.testing.assert_allclose(steps, steps[0])
@@ -86,10 +83,10 @@ def test_what_is_cut_off_and_what_is_not_finite_is_counted_and_said() -> None:
     values = np.ones((11, 11))
     values[:, 5:] = 2.0
     values[0, 0], values[0, 1], values[0, 2] = 1e6, math.inf, math.nan
-    scale = Scale.over([Landscape("around", (AXIS, AXIS), {"train_loss": values})], "train_loss")
+    scale = LandscapeScale.over([Landscape("around", (AXIS, AXIS), {"train_loss": values})], "train_loss")
     assert (scale.cut_off, scale.not_finite, scale.total) == (1, 2, 121)
     assert scale.notes == "1 of 121 values above 2 are drawn as 2; 2 of 121 values are not finite (grey)"
-    error = Scale.over([Landscape("around", (AXIS, AXIS), {"test_error": values / 10})], "test_error")
+    error = LandscapeScale.over([Landscape("around", (AXIS, AXIS), {"test_error": values / 10})], "test_error")
     assert error.notes.startswith("1 of 121 values above 20 % are drawn as 20 %")
     clipped = scale.clipped(values)
     assert clipped[0, 0] == scale.high
@@ -99,7 +96,7 @@ def test_what_is_cut_off_and_what_is_not_finite_is_counted_and_said() -> None:
 
 @pytest.mark.parametrize("values", [np.zeros((11, 11)), np.full((11, 11), 3.0), np.where(np.eye(11) > 0, 1e-9, 5.0)])
 def test_constant_and_tiny_values_still_have_a_scale(values: np.ndarray) -> None:
-    scale = Scale.over([Landscape("around", (AXIS, AXIS), {"train_loss": values})], "train_loss")
+    scale = LandscapeScale.over([Landscape("around", (AXIS, AXIS), {"train_loss": values})], "train_loss")
     assert 0 < scale.low < scale.high
     assert len(scale.ticks) >= 1
     assert np.isfinite(scale.levels).all()
@@ -114,20 +111,20 @@ def test_constant_and_tiny_values_still_have_a_scale(values: np.ndarray) -> None
     ],
 )
 def test_ticks_are_round_numbers(low: float, high: float, ticks: list[float]) -> None:
-    assert Scale("train_loss", (low, high), 0, 0, 1).ticks == pytest.approx(ticks)
+    assert LandscapeScale("train_loss", (low, high), 0, 0, 1).ticks == pytest.approx(ticks)
 
 
 def test_nothing_finite_and_unknown_values_are_told() -> None:
     empty = Landscape("around", (AXIS, AXIS), {"train_loss": np.full((11, 11), math.nan)})
     with pytest.raises(UserError, match="none of the values of training loss is finite"):
-        Scale.over([empty], "train_loss")
+        LandscapeScale.over([empty], "train_loss")
     with pytest.raises(UserError, match="'loss'"):
-        Scale.over([bowl(1, 1)], "loss")
+        LandscapeScale.over([bowl(1, 1)], "loss")
 
 
 def test_the_common_line_crosses_every_landscape() -> None:
     some = [panel.landscape for panel in PANELS]
-    level = common_line(some, Scale.over(some, "train_loss"))
+    level = common_line(some, LandscapeScale.over(some, "train_loss"))
     assert all(
         landscape.values["train_loss"].min() < level < landscape.values["train_loss"].max() for landscape in some
     )
@@ -142,9 +139,6 @@ def test_colours_get_lighter_all_the_way() -> None:
 
 def test_errors_are_in_per_cent() -> None:
     assert shown_tick(0.025, "train_error") == "2.5 %"
-
-
-# --- pictures --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("draw", [contours, surfaces])
@@ -206,9 +200,6 @@ def test_more_panels_than_a_row_holds_go_below() -> None:
     visible = [axes for axes in figure.axes if axes.get_visible()]
     assert len(visible) == 6
     assert len({round(axes.get_subplotspec().rowspan.start) for axes in visible[:5]}) == 2
-
-
-# --- the page --------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_page_holds_everything_once() -> None:

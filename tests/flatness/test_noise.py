@@ -9,7 +9,7 @@ import torch
 from fedflat.data import Augmentation, Dataset, Examples, Partition
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Client, ModelState
-from fedflat.experiment.analysis.fixed_sample import Look
+from fedflat.experiment.analysis.fixed_sample import FixedSample
 from fedflat.experiment.config import FlatnessSettings
 from fedflat.flatness.theory.noise import Constants, GradientSpread, heterogeneity
 
@@ -23,7 +23,7 @@ X = rng.normal(size=SIZE)
 
 
 @pytest.fixture
-def look() -> Look:
+def look() -> FixedSample:
     """Client i's examples are (A_i, b_ij): grad l(x; z_ij) = A_i (x - b_ij)."""
     rows = np.array([np.concatenate([A[i].ravel(), B[i, j]]) for i in range(CLIENTS) for j in range(EACH)])
     test = np.concatenate([rows[:1, : SIZE**2], np.zeros((1, SIZE))], 1)
@@ -33,7 +33,7 @@ def look() -> Look:
     partition = Partition(
         tuple(np.arange(i * EACH, (i + 1) * EACH) for i in range(CLIENTS)), np.zeros(0, np.int64), "by hand", 0
     )
-    return Look(problem, partition, FlatnessSettings())
+    return FixedSample(problem, partition, FlatnessSettings())
 
 
 def gradients() -> np.ndarray:
@@ -41,7 +41,7 @@ def gradients() -> np.ndarray:
     return np.einsum("ipq,ijq->ijp", A, X - B)
 
 
-def test_constants_in_closed_form(look: Look) -> None:
+def test_constants_in_closed_form(look: FixedSample) -> None:
     found, apart = look.constants(ModelState(*look.problem.initial()))
     single, whole = gradients(), gradients().mean(1)
     centre = whole.mean(0)
@@ -55,7 +55,7 @@ def test_constants_in_closed_form(look: Look) -> None:
     assert found.plain().keys() == {"lipschitz", "smoothness", "noise", "heterogeneity"}
 
 
-def test_noise_shrinks_with_the_batch_as_one_over_its_size(look: Look) -> None:
+def test_noise_shrinks_with_the_batch_as_one_over_its_size(look: FixedSample) -> None:
     """The mean over all batches of two of ||g_B - grad F_i||^2, drawn with replacement, is sigma_i^2 / 2."""
     single = torch.tensor(gradients()[0])
     one, two = GradientSpread(single.mean(0)), GradientSpread(single.mean(0))
@@ -68,7 +68,7 @@ def test_noise_shrinks_with_the_batch_as_one_over_its_size(look: Look) -> None:
     assert one.longest == pytest.approx(float(single.norm(dim=1).max()))
 
 
-def test_the_gap_in_closed_form(look: Look) -> None:
+def test_the_gap_in_closed_form(look: FixedSample) -> None:
     found = look.gap(ModelState(*look.problem.initial()))
     train = np.mean([0.5 * (X - B[i, j]) @ A[i] @ (X - B[i, j]) for i in range(CLIENTS) for j in range(EACH)])
     test = 0.5 * X @ A[0] @ X
@@ -79,14 +79,14 @@ def test_the_gap_in_closed_form(look: Look) -> None:
     }
 
 
-def test_sharpness_along_the_gradient_in_closed_form(look: Look) -> None:
+def test_sharpness_along_the_gradient_in_closed_form(look: FixedSample) -> None:
     """f(x + r) - f(x) = g r + r A r / 2 with r = 0.05 g / ||g||."""
     g = gradients().mean((0, 1))
     r = 0.05 * g / np.linalg.norm(g)
     assert look.sharpness(ModelState(*look.problem.initial())) == pytest.approx(g @ r + 0.5 * r @ A.mean(0) @ r)
 
 
-def test_local_curvature_is_that_of_each_clients_own_loss(look: Look) -> None:
+def test_local_curvature_is_that_of_each_clients_own_loss(look: FixedSample) -> None:
     model = ModelState(*look.problem.initial())
     members = [Client(i, look.partition.clients[i], {}) for i in (0, 2)]
     elsewhere = model._replace(weights=model.weights + 1)
@@ -95,13 +95,16 @@ def test_local_curvature_is_that_of_each_clients_own_loss(look: Look) -> None:
     assert found["loss"]["2"] == pytest.approx(np.mean([0.5 * (X + 1 - b) @ A[2] @ (X + 1 - b) for b in B[2]]))
 
 
-def test_the_norm_of_features(look: Look) -> None:
+def test_the_norm_of_features(look: FixedSample) -> None:
     found = look.features(ModelState(*look.problem.initial()))
     assert found["1"] == pytest.approx(np.mean([0.5 * (X - b) @ A[1] @ (X - b) for b in B[1]]), rel=1e-6)
 
 
-def test_what_is_looked_at_depends_on_the_seed_alone(look: Look) -> None:
-    some = [Look(look.problem, look.partition, FlatnessSettings(examples=5, clients=2, seed=seed)) for seed in (1, 1, 2)]
+def test_what_is_looked_at_depends_on_the_seed_alone(look: FixedSample) -> None:
+    some = [
+        FixedSample(look.problem, look.partition, FlatnessSettings(examples=5, clients=2, seed=seed))
+        for seed in (1, 1, 2)
+    ]
     assert some[0].positions.tolist() == some[1].positions.tolist() != some[2].positions.tolist()
     assert some[0].clients == some[1].clients
     assert len(some[0].positions) == 5

@@ -1,4 +1,6 @@
-"""The loss as a function of flat weights: against torch's own derivatives, on every kind of layer, from any kind of data."""
+"""The loss as a function of flat weights: against torch's own derivatives, on every kind of layer, from any kind of
+data.
+"""
 
 from __future__ import annotations
 
@@ -120,9 +122,6 @@ def test_a_quadratic_has_its_own_matrix() -> None:
     torch.testing.assert_close(objective.gradient(), -matrix @ centre)
 
 
-# --- data ------------------------------------------------------------------------------------------------------------------------
-
-
 def test_all_kinds_of_data_are_the_same_data() -> None:
     one = case("mlp")
     pair = (one.inputs, one.targets)
@@ -172,9 +171,6 @@ def test_metrics_are_means_over_examples() -> None:
     assert found["accuracy"] == pytest.approx(float((output.argmax(1) == one.targets).double().mean()))
     assert found["loss"] == pytest.approx(float(objective.loss()), rel=1e-12)
     assert one.objective().measured() == {"loss": float(objective.loss())}
-
-
-# --- what cannot be measured -----------------------------------------------------------------------------------------------------
 
 
 class Dropping(nn.Module):
@@ -240,9 +236,6 @@ def test_other_mistakes() -> None:
         Objective(nn.Flatten(), F.mse_loss, (torch.ones(2, 2), torch.ones(2)))
     with pytest.raises(UserError, match="batch size is 0"):
         case("mlp").objective(0)
-
-
-# --- every model -----------------------------------------------------------------------------------------------------------------
 
 
 def input_shape(name: str) -> tuple[int, ...]:

@@ -28,7 +28,9 @@ def test_on_a_quadratic_every_value_is_the_closed_form() -> None:
 
 
 def test_a_convex_loss_has_no_barrier_and_a_concave_one_has_its_own() -> None:
-    """Of -k t (1 - t) above the line between the ends, the highest rise is k / 4 at t = 1/2; of a convex loss there is none."""
+    """Of -k t (1 - t) above the line between the ends, the highest rise is k / 4 at t = 1/2; of a convex loss there
+    is none.
+    """
     found = path_landscape(
         ENDS, lambda m: {"convex": (m.weights**2).sum(), "concave": -(m.weights**2).sum()}, points=21
     )

@@ -1,4 +1,6 @@
-"""The plane through three models: its basis, its coordinates, its values on a quadratic; and what does not lie on one plane."""
+"""The plane through three models: its basis, its coordinates, its values on a quadratic; and what does not lie on one
+plane.
+"""
 
 from __future__ import annotations
 
@@ -147,7 +149,9 @@ def test_an_axis_over_positions() -> None:
 
 
 def test_any_modules_on_one_plane() -> None:
-    """A linear model under squared loss is quadratic: the loss at a point of the plane is that of the combined module."""
+    """A linear model under squared loss is quadratic: the loss at a point of the plane is that of the combined
+    module.
+    """
     torch.manual_seed(0)
     modules: dict[str, Tensor | nn.Module] = {name: nn.Linear(3, 2).double() for name in "abc"}
     inputs, targets = torch.randn(20, 3).double(), torch.randn(20, 2).double()
@@ -163,5 +167,5 @@ def test_any_modules_on_one_plane() -> None:
     assert found.values["loss"][1, 1] == pytest.approx(nn.functional.mse_loss(output, targets).item())
     with pytest.raises(UserError, match=r"have different shapes.*weight is 2x3 in the first and 2x4 in the second"):
         plane_of(objective, {**modules, "d": nn.Linear(4, 2)})
-    with pytest.raises(UserError, match="a has 5 .* 8"):
+    with pytest.raises(UserError, match=r"a has 5 .* 8"):
         plane_of(objective, {"a": torch.zeros(5)})

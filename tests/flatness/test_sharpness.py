@@ -87,9 +87,6 @@ def test_pairs_of_directions_cancel_the_slope() -> None:
     assert near == pytest.approx(steep, rel=1e-5)
 
 
-# --- ASAM ------------------------------------------------------------------------------------------------------------------------
-
-
 def test_adaptive_sharpness_in_closed_form() -> None:
     model = quadratic(3)
     w, rho = model.weight.detach(), 0.4
@@ -165,5 +162,5 @@ def test_a_rise_that_is_not_finite() -> None:
     with torch.no_grad():
         network.weight.fill_(1.0)
     objective = Objective(network, lambda output, target: output.pow(30).mean(), (torch.ones(2, 1), torch.zeros(2)))
-    with pytest.raises(UserError, match="is inf.*smaller radius"):
+    with pytest.raises(UserError, match=r"is inf.*smaller radius"):
         sharpness_of(objective, "sam", rho=1e6)

@@ -1,4 +1,6 @@
-"""Spectra drawn: a line per model, a band over subsets, densities beside them, negative eigenvalues on a plain scale."""
+"""Spectra drawn: a line per model, a band over subsets, densities beside them, negative eigenvalues on a plain
+scale.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Twins that differ in one example: on quadratics their distance is known, and nothing but the example sets them apart."""
+"""Twins that differ in one example: on quadratics their distance is known, and nothing but the example sets them
+apart.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def twins(
 
 
 def test_the_stability_recursion_in_closed_form() -> None:
-    """x <- M x + (I - M) mean(b) with M = (I - eta A)^K, so that twins are (I - M^t) (b' - b) / (m n) apart after t rounds."""
+    """x <- M x + (I - M) mean(b) with M = (I - eta A)^K, so that twins are (I - M^t) (b' - b) / (m n) apart after t
+    rounds.
+    """
     pair = twins()
     M = np.linalg.matrix_power(np.eye(SIZE) - RATE * A, STEPS)
     for look in pair.go():
@@ -128,7 +132,7 @@ def test_the_original_is_the_run_itself() -> None:
 
 
 def test_bad_input_in_a_sentence() -> None:
-    with pytest.raises(UserError, match="there is no client 99; this run has 4 clients"):
+    with pytest.raises(UserError, match=r"client 99; .*4 clients"):
         twins(client=99)
-    with pytest.raises(UserError, match="0 twins are not possible"):
+    with pytest.raises(UserError, match="twins=0"):
         twins(count=0)

@@ -75,9 +75,6 @@ def test_a_single_draw_is_refused_before_anything_is_computed() -> None:
     assert not told
 
 
-# --- density ---------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("power", [0, 1, 2, 3, 4])
 def test_each_draw_has_its_own_moments_exactly(power: int) -> None:
     matrix = symmetric(torch.linspace(-1, 2, 80))

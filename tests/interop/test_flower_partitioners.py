@@ -29,9 +29,6 @@ def lists(text: str) -> dict[str, Any]:
     return json.loads(Path(text.partition("path=")[2].partition(",")[0]).read_text())
 
 
-# --- lists -----------------------------------------------------------------------------------------------------------------------------
-
-
 def test_a_listed_split_is_what_the_file_says(tmp_path: Path) -> None:
     text = listed([np.array([5, 1]), np.array([7, 2, 30])], 40, "mine", tmp_path)
     partition = make_partition(text, TARGETS, 4, None, seed=3)
@@ -53,15 +50,15 @@ def test_what_is_held_out_is_taken_from_the_lists(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"examples": 41, "clients": [[0]]}, "divides 41 training examples, but this dataset has 40"),
-        ({"examples": 40, "clients": [[0], [1, 0]]}, "names example 0 2 times"),
-        ({"examples": 40, "clients": [[0], [40]]}, "names example 40; expected positions from 0 to 39"),
+        ({"examples": 41, "clients": [[0]]}, "41 training examples, but this dataset has 40"),
+        ({"examples": 40, "clients": [[0], [1, 0]]}, "example 0 2 times"),
+        ({"examples": 40, "clients": [[0], [40]]}, "example 40; .* 0 to 39"),
         ({"examples": 40, "clients": [[0], []]}, "a client without examples"),
-        ({"clients": [[0]]}, "is not the file of a partition"),
-        ({"examples": 40, "clients": [["a"]]}, "is not the file of a partition"),
-        ({"examples": 40, "clients": [[1.7]]}, "is not the file of a partition; expected JSON of whole numbers"),
-        ({"examples": 40, "clients": [[10**30]]}, "is not the file of a partition"),
-        ([], "is not the file of a partition"),
+        ({"clients": [[0]]}, "is not a partition file"),
+        ({"examples": 40, "clients": [["a"]]}, "is not a partition file"),
+        ({"examples": 40, "clients": [[1.7]]}, "expected JSON such as"),
+        ({"examples": 40, "clients": [[10**30]]}, "is not a partition file"),
+        ([], "is not a partition file"),
     ],
 )
 def test_files_that_are_no_split_of_these_data(content: object, message: str, tmp_path: Path) -> None:
@@ -78,7 +75,7 @@ def test_a_file_that_is_gone_changed_or_not_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has changed: its hash is sha256-"):
         make_partition(text, TARGETS, 4, None, 0)
     path.unlink()
-    with pytest.raises(UserError, match="cannot be read: no such file"):
+    with pytest.raises(UserError, match="no such file"):
         make_partition(text, TARGETS, 4, None, 0)
     with pytest.raises(UserError, match="write listed"):
         make_partition("listed", TARGETS, 4, None, 0)
@@ -94,9 +91,6 @@ def test_a_file_that_is_gone_changed_or_not_named(tmp_path: Path) -> None:
             None,
             0,
         )
-
-
-# --- Flower ----------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -130,9 +124,12 @@ def test_a_run_by_a_partitioner_can_be_repeated_without_it(
     shards = partitioners.ShardPartitioner(num_partitions=6, partition_by="label", num_shards_per_partition=2)
     first = fedflat.run("scaffold", partition=shards, out=tmp_path / "run", **SETTINGS)
     assert first.config.data.partition.startswith(f"listed(path={tmp_path}/data/partitions/ShardPartitioner-")
-    assert first.record.folder.split()["clients"] == 6
+    assert first.record.folder.partition()["clients"] == 6
     again = fedflat.run(base=tmp_path / "run" / "config.yaml", out=tmp_path / "again")
-    assert again.history == first.history and again.record.folder.split()["hash"] == first.record.folder.split()["hash"]
+    assert (
+        again.history == first.history
+        and again.record.folder.partition()["hash"] == first.record.folder.partition()["hash"]
+    )
     assert torch.equal(again.record.models["server"].weights, first.record.models["server"].weights)
 
 
@@ -147,7 +144,7 @@ def test_natural_ids_are_the_groups_of_the_data(partitioners: Any, tmp_path: Pat
 
 
 def test_mistakes_are_told_in_a_sentence(partitioners: Any, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="the columns that it may name are label"):
+    with pytest.raises(UserError, match="columns: label"):
         from_flower(
             partitioners.DirichletPartitioner(num_partitions=4, partition_by="class", alpha=1.0), "digits", tmp_path
         )

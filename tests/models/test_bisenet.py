@@ -19,7 +19,7 @@ def bare(inputs, outputs, kernel):
 
 
 def expansion(inputs, outputs, stride):
-    """A gather-and-expansion layer (figure 5): 3x3, depthwise to sixfold width, 1x1; with stride 2 a second depthwise and a shortcut."""
+    """Parameters of a gather-and-expansion layer (figure 5); stride 2 adds a depthwise convolution and a shortcut."""
     wide = 6 * inputs
     total = conv(inputs, inputs) + conv(inputs, wide, groups=inputs) + conv(wide, outputs, 1)
     if stride == 2:

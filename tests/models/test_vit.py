@@ -74,7 +74,7 @@ def as_hugging_face(tensors: dict[str, Tensor], depth: int) -> dict[str, Tensor]
     return found
 
 
-# --- the network -----------------------------------------------------------------------------------------------------------------
+# --- the network ---
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_products_with_the_hessian_by_the_plain_kernel() -> None:
         (
             "vit-b16",
             (3, 28, 28),
-            r"vit-b16 cuts images into patches of 16x16 pixels, which do not fill 28x28; .* vit-b16\(patch=14\)",
+            r"patch=16 .*28x28.*vit-b16\(patch=14\)",
         ),
         ("vit-b16", (3, 8, 8), "vit-b16 needs images of at least 16x16 pixels"),
         ("vit-tiny(heads=5)", (3, 32, 32), "vit-tiny: heads=5 does not divide width=192; expected a divisor"),
@@ -187,7 +187,7 @@ def test_what_cannot_be_cut(text: str, image: tuple[int, ...], said: str) -> Non
         build(text, image, 10)
 
 
-# --- weights of others -----------------------------------------------------------------------------------------------------------
+# --- weights of others ---
 
 
 def test_weights_of_hugging_face_become_timms() -> None:
@@ -250,11 +250,9 @@ def test_a_run_starts_from_a_file_of_hugging_face_or_says_what_is_wrong_with_it(
     save_file(damaged, tmp_path / "theirs.safetensors")
     with pytest.raises(UserError) as told:
         Run(make_config(None, settings))
-    assert str(told.value) == (
-        f"{tmp_path / 'theirs.safetensors'} holds weights of another architecture: it has no tensors blocks.1.norm1.weight, "
-        "blocks.1.norm1.bias, blocks.1.attn.qkv.weight, blocks.1.attn.qkv.bias and 8 more, and it has a tensor vit.mask_token, "
-        f"which the model has not; expected those of {SMALL} for this dataset"
-    )
+    lacking = "blocks.1.norm1.weight, blocks.1.norm1.bias, blocks.1.attn.qkv.weight, blocks.1.attn.qkv.bias and 8 more"
+    for words in (str(tmp_path / "theirs.safetensors"), lacking, "vit.mask_token", SMALL):
+        assert words in str(told.value)
 
 
 def ramp(rows: int, columns: int) -> Tensor:

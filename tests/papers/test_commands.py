@@ -1,4 +1,4 @@
-"""fedflat papers and fedflat reproduce, as they are called."""
+"""The commands fedflat papers and fedflat reproduce."""
 
 from __future__ import annotations
 
@@ -33,9 +33,6 @@ def fedflat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 SMALL = ("--scale", "small", "--seeds", "1", "--quiet")
 
 
-# --- papers --------------------------------------------------------------------------------------------------------------------------
-
-
 def test_all_papers_are_listed(fedflat):
     shown = fedflat("papers").stdout
     for paper in papers().values():
@@ -57,7 +54,7 @@ def test_a_table_shows_what_is_printed_and_what_is_noted(fedflat):
     assert "61.9±0.5" in shown
     assert "400+" in shown
     assert "misprint" in shown
-    assert "starts from published weights of ViT-B/16: bring them with --set init=FILE" in shown
+    assert "ViT-B/16" in shown and "init=FILE" in shown
     assert "assumed:" in shown
 
 
@@ -86,23 +83,17 @@ def test_cells_are_listed_with_what_they_need(fedflat):
 
 
 @pytest.mark.parametrize("command", ["papers", "reproduce"])
-@pytest.mark.parametrize(
-    ("name", "message"), [("fedswaa/table3", "there is no paper"), ("fedswa/table7", "it has table2, table3")]
-)
+@pytest.mark.parametrize(("name", "message"), [("fedswaa/table3", "'fedswaa'"), ("fedswa/table7", "table2, table3")])
 def test_unknown_tables(fedflat, command, name, message):
     result = fedflat(command, name)
     assert result.exit_code == 2
     assert message in result.stderr
 
 
-# --- reproduce -----------------------------------------------------------------------------------------------------------------------
-
-
 def test_small_scale_runs_the_structure_and_names_the_stand_ins(fedflat):
     shown = fedflat("reproduce", "fedswa/table4", "--cells", "*/rho-0.1", *SMALL).stdout
     assert "fedswa/table4: 2 ran" in shown
     assert "digits for cifar100; mlp(hidden=32) for resnet18" in shown
-    assert "numbers mean nothing" in shown
 
 
 def test_what_is_done_is_not_run_again(fedflat, tmp_path):
@@ -139,8 +130,7 @@ def test_a_dry_run_runs_nothing(fedflat, tmp_path):
     shown = fedflat("reproduce", "fedswa/table3", "--cells", "fedavg/*", "--seeds", "2", "--dry-run").stdout
     assert "6 with 2 seeds, of which 0 are done" in shown
     assert "6,000 to go" in shown
-    assert "cifar100 is not here yet" in shown
-    assert "published weights of ViT-B/16: bring them with --set init=FILE" in shown
+    assert "cifar100" in shown and "ViT-B/16" in shown and "init=FILE" in shown
     assert not list(tmp_path.rglob("config.yaml"))
     document = json.loads(fedflat("reproduce", "fedswa/table3", "--cells", "fedavg/*", "--dry-run", "--json").stdout)
     assert len(document["runs"]) == 9
@@ -223,12 +213,12 @@ def test_a_whole_paper_at_once(fedflat):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("fedswa/table3", "--cells", "fedavg/nothing"), "there is no cell of fedswa/table3 'fedavg/nothing'"),
-        (("fedswa/table3", "--scale", "tiny"), "there is no scale 'tiny'; expected one of paper, small"),
-        (("fedswa/table3", "--csv", "nowhere/r.csv"), "nowhere/r.csv cannot be written: there is no folder nowhere"),
-        (("fedswa/table3", "--seeds", "none"), "cannot read --seeds 'none'"),
-        (("fedswa", "--cells", "fedavg/*"), "--cells are those of one table, but 'fedswa' means 18"),
-        (("fedswa/table6", "--set", "training.lr", "--scale", "small"), "cannot read --set 'training.lr'"),
+        (("fedswa/table3", "--cells", "fedavg/nothing"), "'fedavg/nothing'"),
+        (("fedswa/table3", "--scale", "tiny"), "'tiny'; expected one of paper, small"),
+        (("fedswa/table3", "--csv", "nowhere/r.csv"), "nowhere/r.csv"),
+        (("fedswa/table3", "--seeds", "none"), "--seeds 'none'"),
+        (("fedswa", "--cells", "fedavg/*"), "18"),
+        (("fedswa/table6", "--set", "training.lr", "--scale", "small"), "--set 'training.lr'"),
     ],
 )
 def test_bad_input_is_one_sentence(fedflat, arguments, message):
@@ -243,14 +233,14 @@ def test_runs_with_other_settings_are_not_mixed(fedflat):
     assert fedflat(*arguments).exit_code == 0
     other = fedflat(*arguments, "--rounds", "2")
     assert other.exit_code == 2
-    assert "holds a run with other settings (training.rounds=20 instead of 2)" in other.stderr
+    assert "training.rounds=20 instead of 2" in other.stderr
 
 
 def test_cells_and_markdown_are_about_one_table(fedflat):
     for arguments in (("papers", "fedswa", "--cells"), ("papers", "--markdown")):
         result = fedflat(*arguments)
         assert result.exit_code == 2
-        assert "are about one table" in result.stderr
+        assert "one table" in result.stderr
 
 
 def test_every_table_has_its_page_in_the_list(fedflat):

@@ -1,4 +1,4 @@
-"""The page on the papers says what the data files say."""
+"""The page on the papers agrees with the data files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which runs some cells need, where they go, what they cost, and what stands in for what at small scale."""
+"""The runs that cells need, their folders and cost, and the stand-ins at small scale."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from fedflat.experiment.campaign.compare import run_each
+from fedflat.experiment.campaign.estimate import is_available, remaining_work
 from fedflat.papers import find_table, papers
-from fedflat.papers.cost import Pace, cost_of, probe
-from fedflat.papers.outcome import Measured, outcomes
-from fedflat.papers.plan import Plan, Scale, make_plan
+from fedflat.papers.outcome import MeasuredRun, outcomes
+from fedflat.papers.plan import ReproductionPlan, ReproductionScale, make_plan
 from fedflat.papers.post_hoc import measure
-from fedflat.papers.small import at_hand, small
+from fedflat.papers.small import small
 
-SMALL = Scale(small=True)
+SMALL = ReproductionScale(small=True)
 TABLES = [
     table.full_name for paper in papers().values() for table in paper.tables.values() if table.name.startswith("table")
 ]
@@ -26,20 +26,20 @@ def without_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("data")
 
 
-def plan(table: str, cells: list[str], out: Path, seeds: int = 1, scale: Scale = SMALL) -> Plan:
+def plan(table: str, cells: list[str], out: Path, seeds: int = 1, scale: ReproductionScale = SMALL) -> ReproductionPlan:
     found = find_table(table)
     return make_plan(found, found.choose(cells), range(seeds), out, scale)
 
 
 def test_cells_of_one_run_share_it(tmp_path):
-    made = plan("fedswa/table3", ["fedavg/cifar100-dirichlet-0.1-*"], tmp_path, seeds=2, scale=Scale())
+    made = plan("fedswa/table3", ["fedavg/cifar100-dirichlet-0.1-*"], tmp_path, seeds=2, scale=ReproductionScale())
     assert [run.config.seed for run in made.runs] == [0, 1]
     assert len(made.runs[0].cells) == 2
 
 
 def test_folders_do_not_depend_on_which_cells_are_chosen(tmp_path):
-    by_rounds = plan("fedswa/table3", ["fedavg/cifar100-dirichlet-0.1-rounds"], tmp_path, scale=Scale())
-    by_accuracy = plan("fedswa/table3", ["fedavg/cifar100-dirichlet-0.1-accuracy"], tmp_path, scale=Scale())
+    by_rounds = plan("fedswa/table3", ["fedavg/cifar100-dirichlet-0.1-rounds"], tmp_path, scale=ReproductionScale())
+    by_accuracy = plan("fedswa/table3", ["fedavg/cifar100-dirichlet-0.1-accuracy"], tmp_path, scale=ReproductionScale())
     assert by_rounds.runs[0].folder == by_accuracy.runs[0].folder
     assert by_rounds.runs[0].folder == tmp_path / "table3" / "fedavg" / "cifar100-dirichlet-0.1-accuracy" / "seed-0"
 
@@ -50,40 +50,48 @@ def test_tables_of_a_paper_share_their_runs(tmp_path):
         "table4": "fedmoswa/rho-0.1",
         "table6": "fedmoswa-i-ii/accuracy",
     }
-    folders = {plan(f"fedswa/{table}", [cell], tmp_path, scale=Scale()).runs[0].folder for table, cell in cells.items()}
+    folders = {
+        plan(f"fedswa/{table}", [cell], tmp_path, scale=ReproductionScale()).runs[0].folder
+        for table, cell in cells.items()
+    }
     assert folders == {tmp_path / "table2" / "fedmoswa" / "cifar100-resnet-18-accuracy" / "seed-0"}
 
 
 def test_methods_of_which_the_best_counts_have_folders_of_their_own(tmp_path):
-    made = plan("fedwmsam/table1", ["fedlesam-s-d/cifar-10-beta-0.1"], tmp_path, scale=Scale())
+    made = plan("fedwmsam/table1", ["fedlesam-s-d/cifar-10-beta-0.1"], tmp_path, scale=ReproductionScale())
     assert [run.folder.parent.name for run in made.runs] == ["fedlesam", "fedlesam-s", "fedlesam-d"]
 
 
 def test_a_gain_brings_the_cells_it_follows_from(tmp_path):
-    made = plan("fedswa/table6", ["fedmo-ii/improvement"], tmp_path, scale=Scale())
+    made = plan("fedswa/table6", ["fedmo-ii/improvement"], tmp_path, scale=ReproductionScale())
     assert [run.config.algorithm for run in made.runs] == ["fedmo", "fedavg"]
 
 
 def test_what_is_lacking_is_not_run(tmp_path):
-    made = plan("eccv/figure6", ["*/cifar10-c"], tmp_path, scale=Scale(folder=tmp_path))
+    made = plan("eccv/figure6", ["*/cifar10-c"], tmp_path, scale=ReproductionScale(folder=tmp_path))
     assert not made.runs
     assert len(made.lacking) == len(made.cells) == 6
-    assert set(made.lacking.values()) == {"cifar10_c, which is not here: fedflat data get cifar10_c"}
+    assert all("fedflat data get cifar10_c" in reason for reason in made.lacking.values())
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_every_table_runs_at_small_scale(table, tmp_path, without_data):
     """One representative cell of each, with the real engine, on embedded data."""
-    made = plan(table, [find_table(table).file.small], tmp_path, scale=Scale(small=True, folder=without_data, rounds=4))
+    made = plan(
+        table,
+        [find_table(table).file.small],
+        tmp_path,
+        scale=ReproductionScale(small=True, folder=without_data, rounds=4),
+    )
     assert not made.lacking
     records = list(run_each([run.config for run in made.runs], [run.folder for run in made.runs], jobs=1))
     assert all(record.status == "finished" and len(record.history) == 5 for record in records)
     pairs = list(zip(made.runs, records, strict=True))
     (found,) = outcomes(
-        made, {run.folder: Measured.of(record, measure(record, run.asked, small=True)) for run, record in pairs}
+        made, {run.folder: MeasuredRun.of(record, measure(record, run.queries, small=True)) for run, record in pairs}
     )
     assert found.verdict == "ran"
-    assert any(text.startswith(("digits for ", "digit_masks")) for text in found.instead)
+    assert any(text.startswith(("digits for ", "digit_masks")) for text in found.stand_ins)
     assert found.values or found.unreached == 4
     assert found.seconds > 0
 
@@ -114,55 +122,28 @@ def test_full_participation_stays_full(tmp_path):
 def test_data_at_hand_are_used(tmp_path):
     """Empty files are enough to be found; they are not read here."""
     config = find_table("fedswa/table2").cells["fedavg/cifar10-resnet-18-accuracy"].configs[0]
-    assert not at_hand("cifar10", tmp_path)
+    assert not is_available("cifar10", tmp_path)
     from fedflat.data import DATASETS
 
     for file in DATASETS["cifar10"].files:
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).touch()
     made, instead = small(config, tmp_path)
-    assert (made.data.name, made.data.clients, made.model) == ("cifar10", 100, "resnet20")
+    assert (made.data.dataset, made.data.clients, made.model) == ("cifar10", 100, "resnet20")
     assert instead == ("resnet20 for resnet18",)
 
 
-# --- cost ----------------------------------------------------------------------------------------------------------------------------
-
-
-def test_time_is_counted_from_steps_passes_and_evaluations():
-    """100 clients with 500 images in batches of 50 for 5 epochs are 50 steps; ten clients on two cores are five waves."""
-    cells = find_table("fedswa/table2").cells
-    pace = Pace(step=0.01, example=0.0001, at_once=2, clients=100, examples=50000, tested=10000)
-    plain, twice = (cells[f"{name}/cifar10-lenet-5-accuracy"].configs[0] for name in ("fedavg", "fedsam"))
-    assert pace.seconds(plain, 100) == pytest.approx(100 * 5 * 50 * 0.01 + 100 * 10000 * 0.0001)
-    assert pace.seconds(twice, 100) == pytest.approx(100 * 5 * 50 * 0.02 + 100 * 10000 * 0.0001)
-
-
-def test_averages_are_evaluated_too_and_the_last_rounds_each():
-    config = find_table("wima/table5").cells["cifar10-alpha-0/all"].configs[0]
-    pace = Pace(step=0.0, example=0.001, at_once=1, clients=100, examples=50000, tested=1000)
-    assert pace.seconds(config, 10000) == pytest.approx((10000 / 100 + 100) * 4 * 1000 * 0.001)
-
-
-def test_a_probe_measures_this_machine(tmp_path):
-    config, _ = small(find_table("fedswa/table2").cells["fedavg/cifar10-lenet-5-accuracy"].configs[0], tmp_path)
-    pace = probe(config)
-    assert 0 < pace.step < 5
-    assert 0 < pace.example < 1
-    assert (pace.clients, pace.at_once) == (10, 1)
-    assert pace.examples > 1000
-
-
-def test_what_is_done_costs_nothing(tmp_path):
+def test_finished_runs_cost_nothing(tmp_path):
     made = plan("fedswa/table6", ["fedavg/accuracy", "fedswa-i/accuracy"], tmp_path)
-    before = cost_of(made.runs)
+    before = remaining_work(made.runs)
     assert (before.runs, before.done, before.rounds) == (2, 0, 40)
     assert before.seconds and before.seconds > 0
     list(run_each([made.runs[0].config], [made.runs[0].folder], jobs=1))
-    after = cost_of(made.runs, probing=False)
-    assert (after.done, after.rounds, after.seconds, after.reason) == (1, 20, None, "not probed")
+    after = remaining_work(made.runs, probing=False)
+    assert (after.done, after.rounds, after.seconds) == (1, 20, None)
 
 
-def test_data_that_are_not_here_cannot_be_probed(tmp_path):
-    made = plan("fedswa/table6", ["fedavg/accuracy"], tmp_path, scale=Scale(folder=tmp_path))
-    cost = cost_of(made.runs)
-    assert (cost.rounds, cost.seconds, cost.reason) == (1000, None, "cifar100 is not here yet")
+def test_missing_data_cannot_be_probed(tmp_path):
+    made = plan("fedswa/table6", ["fedavg/accuracy"], tmp_path, scale=ReproductionScale(folder=tmp_path))
+    work = remaining_work(made.runs)
+    assert (work.rounds, work.seconds) == (1000, None) and "cifar100" in work.reason

@@ -1,4 +1,4 @@
-"""Numbers that are measured on the models of a run once it is over."""
+"""Statistics measured on the models of finished runs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fedflat.data import Examples, load
 from fedflat.experiment.analysis.measured import measured
 from fedflat.experiment.store.record import Record, load_record
 from fedflat.flatness import Operator
-from fedflat.papers import post_hoc as afterwards
-from fedflat.papers.numbers import ClientEigenvalue, Corrupted, Domains, Eigenvalue, Features, OnClients, form
-from fedflat.papers.post_hoc import FILE, Asked, measure
+from fedflat.papers import post_hoc
+from fedflat.papers.numbers import ClientEigenvalue, Corrupted, DomainMetric, Eigenvalue, Features, OnClients, statistic
+from fedflat.papers.post_hoc import FILE, ModelQuery, measure
 from fedflat.papers.small import EXAMPLES, corrupted
 
 SETTINGS = {
@@ -37,8 +37,8 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
     return load_record(out)
 
 
-def of(record: Record, number, model: str = "server", small: bool = False) -> float | str:
-    return measure(record, [Asked(number, model)], small)[Asked(number, model)]
+def of(record: Record, statistic, model: str = "server", small: bool = False) -> float | str:
+    return measure(record, [ModelQuery(statistic, model)], small)[ModelQuery(statistic, model)]
 
 
 def test_eigenvalues_are_those_of_the_whole_hessian(record):
@@ -56,7 +56,7 @@ def test_what_was_measured_is_kept_and_more_is_measured_where_more_is_asked(reco
     first = of(record, Eigenvalue(over=5))
     known = json.loads((record.folder.path / FILE).read_text())["spectrum, server"]
     assert len(known["eigenvalues"]) == 5
-    monkeypatch.setattr(afterwards, "spectrum_of", lambda *_, **__: pytest.fail("measured again"))
+    monkeypatch.setattr(post_hoc, "spectrum_of", lambda *_, **__: pytest.fail("measured again"))
     assert of(load_record(record.folder.path), Eigenvalue(over=5)) == first
     assert of(record, Eigenvalue()) == known["eigenvalues"][0]
     monkeypatch.undo()
@@ -66,11 +66,13 @@ def test_what_was_measured_is_kept_and_more_is_measured_where_more_is_asked(reco
 
 def test_what_needs_most_eigenvalues_is_measured_first(tmp_path: Path, monkeypatch):
     fedflat.run("fedavg", out=tmp_path / "run", **SETTINGS)
-    asked, real = [], afterwards.spectrum_of
+    asked, real = [], post_hoc.spectrum_of
     monkeypatch.setattr(
-        afterwards, "spectrum_of", lambda of, count, **more: asked.append(count) or real(of, count, **more)
+        post_hoc, "spectrum_of", lambda of, count, **more: asked.append(count) or real(of, count, **more)
     )
-    found = measure(load_record(tmp_path / "run"), [Asked(Eigenvalue(), "server"), Asked(Eigenvalue(over=5), "server")])
+    found = measure(
+        load_record(tmp_path / "run"), [ModelQuery(Eigenvalue(), "server"), ModelQuery(Eigenvalue(over=5), "server")]
+    )
     assert asked == [5] and len(found) == 2
 
 
@@ -116,7 +118,7 @@ def test_the_mean_is_over_all_corruptions_and_not_those_of_the_benchmark_alone(t
     def changed(images: Examples, severity: int) -> dict[str, Examples]:
         return {name: Examples(change(images.inputs), images.targets) for name, change in made.items()}
 
-    monkeypatch.setattr(afterwards, "corrupted", changed)
+    monkeypatch.setattr(post_hoc, "corrupted", changed)
     found, images = measured(record), load("digits").test.take(torch.arange(EXAMPLES))
     given = [
         found.problem.predicted(found.state.weights, {}, change(images.inputs)).argmax(1) for change in made.values()
@@ -138,15 +140,15 @@ def test_seen_and_unseen_domains_are_scored_apart(tmp_path: Path, record: Record
         "fedavg", dataset="digit_masks(unseen=fog)", out=tmp_path / "run", rounds=1, local_steps=1, batch_size=4, **data
     )
     dense = load_record(tmp_path / "run")
-    seen, unseen = of(dense, Domains()), of(dense, Domains(part="unseen"))
+    seen, unseen = of(dense, DomainMetric()), of(dense, DomainMetric(part="unseen"))
     assert isinstance(seen, float) and isinstance(unseen, float)
     each = json.loads((tmp_path / "run" / FILE).read_text())["domains, server"]["each"]
     assert unseen == each["fog"]["miou"]
     assert set(each) == {"clear", "dusk", "fog", "snow", "night"}
-    assert "digits does not say which domain" in of(record, Domains())
+    assert "domain" in of(record, DomainMetric())
 
 
-def test_forms_are_read_and_shown():
+def test_statistics_are_parsed_and_shown():
     for text in (
         "eigenvalue",
         "eigenvalue(over=5)",
@@ -155,7 +157,7 @@ def test_forms_are_read_and_shown():
         "on-clients",
         "domains(part=unseen)",
     ):
-        assert form(text).text == text
+        assert statistic(text).text == text
     assert (Eigenvalue(over=5).needed, Eigenvalue(count=50).needed, Eigenvalue().needed) == (5, 50, 1)
     with pytest.raises(fedflat.UserError, match="seen, unseen"):
-        form("domains(part=half)")
+        statistic("domains(part=half)")

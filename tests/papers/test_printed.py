@@ -1,4 +1,4 @@
-"""Every number of the data files is in the papers' texts, in its place, and every number of their tables is in the data files."""
+"""Every number of the data files is in the papers' texts, in its place, and vice versa."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from fedflat.papers import Table, find, papers
+from fedflat.papers import PaperTable, find, papers
 from fedflat.papers.library import Paper
 from tests.papers.printed import FOLDER, PLACES, Place, lines_of, numbers_in, text_of
 
@@ -18,13 +18,13 @@ SLIDES = "fedwmsam"
 """Read by OCR, so that its tables have no columns."""
 
 
-def table(name: str) -> Table:
+def table(name: str) -> PaperTable:
     found = find(name)
-    assert isinstance(found, Table)
+    assert isinstance(found, PaperTable)
     return found
 
 
-def rows_of(found: Table) -> list[tuple[str, list[str]]]:
+def rows_of(found: PaperTable) -> list[tuple[str, list[str]]]:
     """A row's name and its printed numbers, without those that the text at hand lacks."""
     rows = []
     cells = iter(found.cells.values())
@@ -93,8 +93,6 @@ def test_the_figures_of_the_slides_are_there():
     }
 
 
-# --- what was read by OCR ----------------------------------------------------------------------------------------------------------
-
 ROW_NAMES = {"FedLESAM": "Fed LESAM", "FedLESAM-D": "FedLESAM-D", "FedLESAM-S": "FedLESAM-S"}
 
 
@@ -148,9 +146,6 @@ def test_the_ablation_of_the_slides():
         marks = tuple("v" if module in method.split() else "X" for module in ("Mom", "SAM", "Weighted"))
         rows.append((*marks, accuracy.published.text, gain.published.text if gain.published else "-"))
     assert printed == rows
-
-
-# --- what the running text states ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("paper", list(papers()))

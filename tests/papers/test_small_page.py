@@ -1,4 +1,4 @@
-"""The page with every table at small scale has every table, as the data files have it."""
+"""The page of small-scale results lists every table of the data files."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedflat.papers import Table, papers
-from fedflat.papers.plan import Scale, make_plan
+from fedflat.papers import PaperTable, papers
+from fedflat.papers.plan import ReproductionScale, make_plan
 
 PAGE = Path(__file__).parents[2] / "docs" / "papers-small.md"
 LINES = {
@@ -15,12 +15,12 @@ LINES = {
     for line in PAGE.read_text("utf-8").splitlines()
     if len(cells := [cell.strip() for cell in line.split("|")]) == 10
 }
-WITHOUT_DATA = Scale(small=True, folder=Path("nowhere"))
+WITHOUT_DATA = ReproductionScale(small=True, folder=Path("nowhere"))
 TABLES = [table for paper in papers().values() for table in paper.tables.values()]
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.full_name)
-def test_every_table_is_there_with_its_stand_ins(table: Table):
+def test_every_table_is_there_with_its_stand_ins(table: PaperTable):
     cell = table.cells[table.file.small]
     _, _, name, published, measured, seeds, stand_ins, seconds, remark, _ = LINES[table.full_name]
     assert name == cell.name
@@ -29,4 +29,4 @@ def test_every_table_is_there_with_its_stand_ins(table: Table):
     assert int(seeds) == 1 or measured.endswith("+")
     assert float(seconds) > 0
     (run,) = make_plan(table, [cell], [0], Path(), WITHOUT_DATA).runs
-    assert stand_ins == "; ".join(run.instead)
+    assert stand_ins == "; ".join(run.stand_ins)

@@ -1,6 +1,6 @@
-"""An independent numpy reference of every federated method, written from the papers' forms, in float64.
+"""An independent float64 reference of every method in numpy, written from the papers.
 
-It shares no code and no structure with fedflat: every method is its own loop over rounds and clients.
+It shares no code with fedflat: every method is its own loop over rounds and clients.
 """
 
 from . import averages, identities
@@ -11,6 +11,23 @@ from .problem import Quadratics, Recording, Setting, bed, draw_cohorts, golden
 from .trace import Trace, linear_rates, unit
 
 __all__ = [
-    "GOLDEN", "METHODS", "Golden", "Quadratics", "Recording", "Setting", "Trace", "averages", "bed", "cyclic_rates", "draw_cohorts", "ema",
-    "golden", "identities", "linear_rates", "swa", "unit", "wima", "wima_closed_form",
-]  # fmt: skip
+    "GOLDEN",
+    "METHODS",
+    "Golden",
+    "Quadratics",
+    "Recording",
+    "Setting",
+    "Trace",
+    "averages",
+    "bed",
+    "cyclic_rates",
+    "draw_cohorts",
+    "ema",
+    "golden",
+    "identities",
+    "linear_rates",
+    "swa",
+    "unit",
+    "wima",
+    "wima_closed_form",
+]

@@ -1,4 +1,4 @@
-"""Averages over a run's server models, evaluation only; entry t of every list is the model after round t (x^{t+1} for the base)."""
+"""Averages of server models over rounds; entry t of every list is the model after round t."""
 
 from collections.abc import Sequence
 from math import floor
@@ -10,9 +10,14 @@ from .trace import Vector
 
 
 def swa(
-    models: Sequence[Vector], *, start: float = 0.75, cycle: int = 1, weighting: Literal["mean", "literal"] = "mean",
-    capture_phase: Literal["released", "cycle_end"] = "released", rounds: int | None = None,
-) -> list[Vector]:  # fmt: skip
+    models: Sequence[Vector],
+    *,
+    start: float = 0.75,
+    cycle: int = 1,
+    weighting: Literal["mean", "literal"] = "mean",
+    capture_phase: Literal["released", "cycle_end"] = "released",
+    rounds: int | None = None,
+) -> list[Vector]:
     """Caldarola et al. 2022; `models` is x^0..x^T, `rounds` the planned T when `models` is a part of the run."""
     T = len(models) - 1
     t0 = floor(start * (T if rounds is None else rounds))
@@ -34,19 +39,19 @@ def swa(
 
 
 def cyclic_rates(rounds: int, *, high: float, low: float, cycle: int, start: float = 0.75) -> list[float]:
-    """The local rates that go with `swa`: high before the start, then from near high to low in every cycle."""
+    """The learning rates that go with `swa`: constant before the start, then decreasing to low in every cycle."""
     t0 = floor(start * rounds)
     fractions = [((i % cycle) + 1) / cycle if i >= t0 and cycle > 1 else 0.0 for i in range(rounds)]
     return [(1 - q) * high + q * low for q in fractions]
 
 
 def wima(models: Sequence[Vector], *, window: int) -> list[Vector]:
-    """Mean of the last `window` of x^1..x^T, of what exists before that."""
+    """Mean of the last `window` of x^1..x^T, or of all if there are fewer."""
     return [np.mean(models[max(0, t + 1 - window) : t + 1], 0) for t in range(len(models))]
 
 
 def wima_closed_form(models: Sequence[Vector], *, window: int) -> list[Vector]:
-    """S3 eq. 6 on x^0..x^T, for the rounds t = W-1..T-1 whose window is full."""
+    """WiMA paper, eq. 6, on x^0..x^T, for the rounds t = W-1..T-1 with a full window."""
     evaluated = []
     for t in range(window - 1, len(models) - 1):
         first = t + 1 - window

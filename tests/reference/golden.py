@@ -77,10 +77,12 @@ GOLDEN: dict[str, Golden] = {
     "fedsmoo-paper": Golden("fedsmoo", {"rho": 0.05, "alpha": 0.1, "s_source": "paper"}, [
         (0.6447221995, -0.4474964346), (-0.5941724340, -0.3217921910), (-0.8756890995, -0.4558644913),
     ]),
-    "fedspeed-paper": Golden("fedspeed", {"rho": 0.05, "share": 1.0, "alpha": 0.1, "dual_scope": "active", "normalise": False}, [
+    "fedspeed-paper": Golden(
+        "fedspeed", {"rho": 0.05, "share": 1.0, "alpha": 0.1, "dual_scope": "active", "normalise": False}, [
         (0.6979250000, -0.7235000000), (-1.2293047713, -0.1822809734), (-1.0762736052, -0.3885684893),
     ]),
-    "fedspeed-all": Golden("fedspeed", {"rho": 0.05, "share": 1.0, "alpha": 0.1, "dual_scope": "all", "normalise": True}, [
+    "fedspeed-all": Golden(
+        "fedspeed", {"rho": 0.05, "share": 1.0, "alpha": 0.1, "dual_scope": "all", "normalise": True}, [
         (0.6447174795, -0.4474985782), (-0.5942165585, -0.3218287817), (-0.8760158093, -0.4563547659),
     ]),
     "fedlesam-client": Golden("fedlesam", {"rho": 0.05, "direction": "client"}, [

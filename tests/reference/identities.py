@@ -1,4 +1,4 @@
-"""The specification's identities as data: pairs of methods that must agree, and the symmetries that a method has or lacks."""
+"""The specification's identities as data: pairs of methods that agree, and symmetries that hold or fail."""
 
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ class Identity(NamedTuple):
         return f"{self.number}:{left}={right}"
 
 
-# Under any participation, with rates that change over the rounds and unequal numbers of local steps.
+# For any participation, learning rates that change over rounds, and unequal numbers of local steps.
 REDUCTIONS = [
     Identity(1, "fedswa", {"final_lr": 1.0, "server_lr": 1.0}, "fedavg", {}),
     Identity(2, "fedswa", {"final_lr": 1.0, "server_lr": 1.3}, "fedavg", {"server_lr": 1.3}),
@@ -56,7 +56,7 @@ REDUCTIONS = [
     Identity(25, "adabest", {"mu": 0.0, "beta": 0.0}, "fedavg", {}),
 ]
 
-# Under full participation; they differ under partial participation.
+# For full participation only; they differ under partial participation.
 REDUCTIONS_IF_FULL = [
     Identity(13, "fedlesam", {"rho": 0.2}, "fedlesam", {"rho": 0.2, "direction": "global"}),
     Identity(13, "fedlesam_s", {"rho": 0.2}, "fedlesam_s", {"rho": 0.2, "direction": "global"}),
@@ -70,7 +70,7 @@ REDUCTIONS_IF_FULL = [
 NOT_TRANSLATED = ("fedasam",)
 NOT_ROTATED = ("fedasam", "fedadam", "fedyogi", "fedadagrad")
 
-# 55: with the loss times s and the rates over s the iterates stay, if these parameters are multiplied by s ...
+# 55: scaling the loss by s and learning rates by 1/s keeps the iterates if these parameters are scaled by s ...
 SCALES_WITH_LOSS = {
     "fedprox": {"mu": 0.2},
     "feddyn": {"alpha": 0.2},
@@ -84,7 +84,7 @@ UNITS_MIXED = ("fedsmoo", "fedwmsam")
 
 
 class Limit(NamedTuple):
-    """Identity `number`: the method ends at the optimum of the test bed (1e-6) after `rounds` with `size` clients each (None: all)."""
+    """Identity `number`: the method reaches the optimum (1e-6) after `rounds` with `size` clients each (None: all)."""
 
     number: int
     method: str

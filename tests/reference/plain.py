@@ -1,4 +1,4 @@
-"""Methods whose clients keep nothing: FedAvg and its server optimisers, FedProx, FedACG, FedCM, MIME, FedSWA."""
+"""Methods without client state: FedAvg and its server optimisers, FedProx, FedACG, FedCM, MIME, FedSWA."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -71,9 +71,21 @@ def fedprox(problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps
 
 
 def _fedopt(
-    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, kind: str, server_lr: float,
-    beta1: float, beta2: float, tau: float, v_init: float | Vector | None, bias_correction: bool, second_moment_of: str,
-) -> Trace:  # fmt: skip
+    problem: Quadratics,
+    x0: Vector,
+    cohorts: Cohorts,
+    eta: Rates,
+    steps: Steps,
+    *,
+    kind: str,
+    server_lr: float,
+    beta1: float,
+    beta2: float,
+    tau: float,
+    v_init: float | Vector | None,
+    bias_correction: bool,
+    second_moment_of: str,
+) -> Trace:
     """Reddi et al.; bias correction divides m and v (not Adagrad's v) as torch does, before tau is added."""
     x, m = x0, np.zeros_like(x0)
     v = np.full_like(x0, tau**2 if v_init is None else v_init)
@@ -108,35 +120,98 @@ Moment = Literal["displacement", "momentum"]
 
 
 def fedadam(
-    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, server_lr: float = 0.1, beta1: float = 0.9,
-    beta2: float = 0.99, tau: float = 1e-3, v_init: float | Vector | None = None, bias_correction: bool = False,
+    problem: Quadratics,
+    x0: Vector,
+    cohorts: Cohorts,
+    eta: Rates,
+    steps: Steps,
+    *,
+    server_lr: float = 0.1,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    tau: float = 1e-3,
+    v_init: float | Vector | None = None,
+    bias_correction: bool = False,
     second_moment_of: Moment = "displacement",
-) -> Trace:  # fmt: skip
+) -> Trace:
     return _fedopt(
-        problem, x0, cohorts, eta, steps, kind="adam", server_lr=server_lr, beta1=beta1, beta2=beta2, tau=tau, v_init=v_init,
-        bias_correction=bias_correction, second_moment_of=second_moment_of,
-    )  # fmt: skip
+        problem,
+        x0,
+        cohorts,
+        eta,
+        steps,
+        kind="adam",
+        server_lr=server_lr,
+        beta1=beta1,
+        beta2=beta2,
+        tau=tau,
+        v_init=v_init,
+        bias_correction=bias_correction,
+        second_moment_of=second_moment_of,
+    )
 
 
 def fedyogi(
-    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, server_lr: float = 0.1, beta1: float = 0.9,
-    beta2: float = 0.99, tau: float = 1e-3, v_init: float | Vector | None = None, bias_correction: bool = False,
+    problem: Quadratics,
+    x0: Vector,
+    cohorts: Cohorts,
+    eta: Rates,
+    steps: Steps,
+    *,
+    server_lr: float = 0.1,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    tau: float = 1e-3,
+    v_init: float | Vector | None = None,
+    bias_correction: bool = False,
     second_moment_of: Moment = "displacement",
-) -> Trace:  # fmt: skip
+) -> Trace:
     return _fedopt(
-        problem, x0, cohorts, eta, steps, kind="yogi", server_lr=server_lr, beta1=beta1, beta2=beta2, tau=tau, v_init=v_init,
-        bias_correction=bias_correction, second_moment_of=second_moment_of,
-    )  # fmt: skip
+        problem,
+        x0,
+        cohorts,
+        eta,
+        steps,
+        kind="yogi",
+        server_lr=server_lr,
+        beta1=beta1,
+        beta2=beta2,
+        tau=tau,
+        v_init=v_init,
+        bias_correction=bias_correction,
+        second_moment_of=second_moment_of,
+    )
 
 
 def fedadagrad(
-    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, server_lr: float = 0.1, beta1: float = 0.0,
-    tau: float = 1e-3, v_init: float | Vector | None = None, bias_correction: bool = False, second_moment_of: Moment = "displacement",
-) -> Trace:  # fmt: skip
+    problem: Quadratics,
+    x0: Vector,
+    cohorts: Cohorts,
+    eta: Rates,
+    steps: Steps,
+    *,
+    server_lr: float = 0.1,
+    beta1: float = 0.0,
+    tau: float = 1e-3,
+    v_init: float | Vector | None = None,
+    bias_correction: bool = False,
+    second_moment_of: Moment = "displacement",
+) -> Trace:
     return _fedopt(
-        problem, x0, cohorts, eta, steps, kind="adagrad", server_lr=server_lr, beta1=beta1, beta2=0.0, tau=tau, v_init=v_init,
-        bias_correction=bias_correction, second_moment_of=second_moment_of,
-    )  # fmt: skip
+        problem,
+        x0,
+        cohorts,
+        eta,
+        steps,
+        kind="adagrad",
+        server_lr=server_lr,
+        beta1=beta1,
+        beta2=0.0,
+        tau=tau,
+        v_init=v_init,
+        bias_correction=bias_correction,
+        second_moment_of=second_moment_of,
+    )
 
 
 def fedacg(
@@ -194,9 +269,16 @@ def fedcm(
 
 
 def mime(
-    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, beta: float = 0.0,
-    form: Literal["fedjax", "ema"] = "fedjax", server_lr: float = 1.0,
-) -> Trace:  # fmt: skip
+    problem: Quadratics,
+    x0: Vector,
+    cohorts: Cohorts,
+    eta: Rates,
+    steps: Steps,
+    *,
+    beta: float = 0.0,
+    form: Literal["fedjax", "ema"] = "fedjax",
+    server_lr: float = 1.0,
+) -> Trace:
     """beta = 0 is MIME with plain SGD; the momentum is frozen within a round."""
     x, m, trace = x0, np.zeros_like(x0), Trace()
     fresh = 1.0 if form == "fedjax" else 1 - beta
@@ -217,9 +299,16 @@ def mime(
 
 
 def mimelite(
-    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, beta: float = 0.0,
-    form: Literal["fedjax", "ema"] = "fedjax", server_lr: float = 1.0,
-) -> Trace:  # fmt: skip
+    problem: Quadratics,
+    x0: Vector,
+    cohorts: Cohorts,
+    eta: Rates,
+    steps: Steps,
+    *,
+    beta: float = 0.0,
+    form: Literal["fedjax", "ema"] = "fedjax",
+    server_lr: float = 1.0,
+) -> Trace:
     x, m, trace = x0, np.zeros_like(x0), Trace()
     fresh = 1.0 if form == "fedjax" else 1 - beta
     for t, cohort in enumerate(cohorts):

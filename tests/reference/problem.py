@@ -1,4 +1,4 @@
-"""Heterogeneous quadratics, on which every method has exact iterates: f_i(x) = 0.5 (x - b_i)^T A_i (x - b_i)."""
+"""Heterogeneous quadratics f_i(x) = 0.5 (x - b_i)^T A_i (x - b_i), on which iterates are exact."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -54,7 +54,7 @@ class Linear(Quadratics):
 
 
 class Recording(Quadratics):
-    """The same problem; keeps (client, point, gradient) of every gradient that a method asks for, in order."""
+    """The same problem, recording (client, point, gradient) of every gradient evaluation."""
 
     def __init__(self, problem: Quadratics) -> None:
         super().__init__(problem.A, problem.b, problem.n)
@@ -69,11 +69,11 @@ class Recording(Quadratics):
 
 @dataclass(frozen=True)
 class Setting:
-    """Everything a run needs besides the method and its parameters."""
+    """Everything that a run needs except the method and its parameters."""
 
     problem: Quadratics
     x0: Vector
-    eta: float | Sequence[float]  # one rate, or one per round
+    eta: float | Sequence[float]  # one learning rate, or one per round
     steps: int | Sequence[int]  # one number of local steps, or one per client
     cohorts: list[list[int]] = field(default_factory=list)
 

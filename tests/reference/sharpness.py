@@ -1,4 +1,4 @@
-"""Methods that take the gradient at a perturbed point, without or with a drift correction at the unperturbed one."""
+"""Methods that evaluate the gradient at a perturbed point, with or without a drift correction."""
 
 from typing import Literal
 
@@ -29,9 +29,17 @@ def fedsam(problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps:
 
 
 def fedasam(
-    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, rho: float = 0.5, asam_eta: float = 0.2,
-    weight_mask: NDArray[np.bool_] | None = None, scope: Literal["weight", "all"] = "weight",
-) -> Trace:  # fmt: skip
+    problem: Quadratics,
+    x0: Vector,
+    cohorts: Cohorts,
+    eta: Rates,
+    steps: Steps,
+    *,
+    rho: float = 0.5,
+    asam_eta: float = 0.2,
+    weight_mask: NDArray[np.bool_] | None = None,
+    scope: Literal["weight", "all"] = "weight",
+) -> Trace:
     """T = |w| + asam_eta where the mask says "weight" and 1 elsewhere; scope "all": T = |w| everywhere, no asam_eta."""
     mask = np.ones(len(x0), bool) if weight_mask is None else weight_mask
     x, trace = x0, Trace()
@@ -92,10 +100,19 @@ def fedgamma(problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, step
 
 
 def fedspeed(
-    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, rho: float = 0.1, share: float = 1.0,
-    alpha: float = 0.1, dual_scope: Literal["active", "all"] = "all", normalise: bool = True,
-) -> Trace:  # fmt: skip
-    """share is the paper's alpha, alpha its 1/lambda; dual_scope "active" is the paper's server, "all" FL-Simulator's."""
+    problem: Quadratics,
+    x0: Vector,
+    cohorts: Cohorts,
+    eta: Rates,
+    steps: Steps,
+    *,
+    rho: float = 0.1,
+    share: float = 1.0,
+    alpha: float = 0.1,
+    dual_scope: Literal["active", "all"] = "all",
+    normalise: bool = True,
+) -> Trace:
+    """share is the paper's alpha, alpha its 1/lambda; dual_scope is "active" in the paper, "all" in FL-Simulator."""
     x, ghat, trace = x0, np.zeros((problem.N, len(x0))), Trace()
     for t, cohort in enumerate(cohorts):
         lr = at(eta, t)
@@ -115,9 +132,16 @@ def fedspeed(
 
 
 def fedsmoo(
-    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, rho: float = 0.1, alpha: float = 0.1,
+    problem: Quadratics,
+    x0: Vector,
+    cohorts: Cohorts,
+    eta: Rates,
+    steps: Steps,
+    *,
+    rho: float = 0.1,
+    alpha: float = 0.1,
     s_source: Literal["paper", "dual"] = "paper",
-) -> Trace:  # fmt: skip
+) -> Trace:
     """alpha is lamb (the paper's 1/beta); a_i is FedDyn's dual in displacement units."""
     x, s = x0, np.zeros_like(x0)
     a, mu = np.zeros((problem.N, len(x0))), np.zeros((problem.N, len(x0)))
@@ -150,7 +174,7 @@ def fedlesam(
     rho: float = 0.1,
     direction: Direction = "client",
 ) -> Trace:
-    """The perturbation points to the model that the client received last ("client") or that everybody had one round ago ("global")."""
+    """Perturb towards the client's previously received model ("client") or the previous server model ("global")."""
     x, before, w_old, trace = x0, x0, {}, Trace()
     for t, cohort in enumerate(cohorts):
         lr = at(eta, t)
@@ -168,9 +192,16 @@ def fedlesam(
 
 
 def fedlesam_s(
-    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, rho: float = 0.1,
-    direction: Direction = "client", cv_weight: float = 1.0,
-) -> Trace:  # fmt: skip
+    problem: Quadratics,
+    x0: Vector,
+    cohorts: Cohorts,
+    eta: Rates,
+    steps: Steps,
+    *,
+    rho: float = 0.1,
+    direction: Direction = "client",
+    cv_weight: float = 1.0,
+) -> Trace:
     x, before, w_old = x0, x0, {}
     c, c_i = np.zeros_like(x0), np.zeros((problem.N, len(x0)))
     trace = Trace()
@@ -194,9 +225,16 @@ def fedlesam_s(
 
 
 def fedlesam_d(
-    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, rho: float = 0.1, alpha: float = 0.1,
+    problem: Quadratics,
+    x0: Vector,
+    cohorts: Cohorts,
+    eta: Rates,
+    steps: Steps,
+    *,
+    rho: float = 0.1,
+    alpha: float = 0.1,
     direction: Direction = "client",
-) -> Trace:  # fmt: skip
+) -> Trace:
     x, before, w_old, a, trace = x0, x0, {}, np.zeros((problem.N, len(x0))), Trace()
     for t, cohort in enumerate(cohorts):
         lr = at(eta, t)
@@ -215,10 +253,20 @@ def fedlesam_d(
 
 
 def fedwmsam(
-    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, rho: float = 0.01, alpha0: float = 0.1,
-    lam: float = 0.01, personal: bool = True, sign: float = 1.0, signal: Literal["agreement", "disagreement"] = "disagreement",
+    problem: Quadratics,
+    x0: Vector,
+    cohorts: Cohorts,
+    eta: Rates,
+    steps: Steps,
+    *,
+    rho: float = 0.01,
+    alpha0: float = 0.1,
+    lam: float = 0.01,
+    personal: bool = True,
+    sign: float = 1.0,
+    signal: Literal["agreement", "disagreement"] = "disagreement",
     server_lr: float = 1.0,
-) -> Trace:  # fmt: skip
+) -> Trace:
     """personal is the ablation's Mom (C2); sign +1 is the slide's perturbation, -1 the released one."""
     x, Dlt, c, c_i, alpha = x0, np.zeros_like(x0), np.zeros_like(x0), np.zeros((problem.N, len(x0))), alpha0
     trace = Trace()

@@ -1,4 +1,4 @@
-"""What a run leaves behind, and the few formulas that the cards share."""
+"""The record of a run, and formulas that several methods share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ EPS = 1e-12
 
 @dataclass
 class Trace:
-    """After every round: the server model x^1..x^T, the states, and the models that a method could evaluate."""
+    """Server models x^1..x^T, states and further evaluated models, after every round."""
 
     x: list[Vector] = field(default_factory=list)
     server: list[dict[str, Any]] = field(default_factory=list)
@@ -27,7 +27,7 @@ class Trace:
         clients: Mapping[str, Any] | None = None,
         **evaluated: Vector,
     ) -> None:
-        """Copy a round's end; `clients` maps a state's name to its rows (an array, or a dict by client)."""
+        """Copy the state after a round; `clients` maps names to rows (an array, or a dict by client)."""
         self.x.append(x.copy())
         self.server.append({name: np.copy(value) for name, value in (server or {}).items()})
         states: dict[int, dict[str, Any]] = {}
@@ -40,7 +40,7 @@ class Trace:
 
 
 def at(value: Any, index: int) -> Any:
-    """`value` itself, or its entry when there is one per round (rates) or per client (steps)."""
+    """`value`, or its entry if there is one per round (learning rates) or per client (steps)."""
     return value if np.isscalar(value) else value[index]
 
 
@@ -50,5 +50,5 @@ def unit(v: Vector) -> Vector:
 
 
 def linear_rates(eta: float, steps: int, final_lr: float) -> list[float]:
-    """FedSWA's rates eta_k = eta (1 - k/K) + (k/K) rho eta, k = 0..K-1."""
+    """FedSWA's learning rates eta_k = eta (1 - k/K) + (k/K) rho eta, k = 0..K-1."""
     return [eta * (1 - k / steps) + k / steps * final_lr * eta for k in range(steps)]

@@ -12,9 +12,16 @@ Option = Literal["I", "II"]
 
 
 def scaffold(
-    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, option: Option = "II",
-    server_lr: float = 1.0, cv_weight: float = 1.0,
-) -> Trace:  # fmt: skip
+    problem: Quadratics,
+    x0: Vector,
+    cohorts: Cohorts,
+    eta: Rates,
+    steps: Steps,
+    *,
+    option: Option = "II",
+    server_lr: float = 1.0,
+    cv_weight: float = 1.0,
+) -> Trace:
     x, c, c_i = x0, np.zeros_like(x0), np.zeros((problem.N, len(x0)))
     trace = Trace()
     for t, cohort in enumerate(cohorts):
@@ -107,10 +114,19 @@ def fedmo(
 
 
 def fedmoswa(
-    problem: Quadratics, x0: Vector, cohorts: Cohorts, eta: Rates, steps: Steps, *, gamma: float = 0.2, final_lr: float = 0.1,
-    server_lr: float = 1.5, option: Option = "II", gamma_first_round: float | None = None,
+    problem: Quadratics,
+    x0: Vector,
+    cohorts: Cohorts,
+    eta: Rates,
+    steps: Steps,
+    *,
+    gamma: float = 0.2,
+    final_lr: float = 0.1,
+    server_lr: float = 1.5,
+    option: Option = "II",
+    gamma_first_round: float | None = None,
     normaliser: Literal["sum", "trapezoid"] = "sum",
-) -> Trace:  # fmt: skip
+) -> Trace:
     x, m, c_i = x0, np.zeros_like(x0), np.zeros((problem.N, len(x0)))
     trace = Trace()
     for t, cohort in enumerate(cohorts):

@@ -1,4 +1,6 @@
-"""Curves of few and of many runs: each can be told from the others, and all that is said of them lies in the picture."""
+"""Curves of few and of many runs: each can be told from the others, and all that is said of them lies in the
+picture.
+"""
 
 from __future__ import annotations
 

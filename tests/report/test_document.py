@@ -167,9 +167,6 @@ def test_measured_spectra_and_clients_are_found(compared):
     assert views["clients"][0]["clients"] == {"7": [None, None, None]}
 
 
-# --- tables and figures ----------------------------------------------------------------------------------------------------------
-
-
 def test_tables(document, section):
     results, differences = result_table(section, document["targets"]), difference_table(section, "last")
     assert (

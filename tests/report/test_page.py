@@ -1,4 +1,6 @@
-"""The page, in a real browser: nothing is fetched, nothing fails, nothing overflows, and what can be switched switches."""
+"""The page, in a real browser: nothing is fetched, nothing fails, nothing overflows, and what can be switched
+switches.
+"""
 
 from __future__ import annotations
 
@@ -53,9 +55,6 @@ def bowl() -> Landscape:
     return Landscape("around", (axis, axis), values, (Mark("model", (0.0, 0.0), 0.0, {"train_loss": 0.1}),), {})
 
 
-# --- in the browser --------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Chromium without a window, that logs what it says and what it asks for."""
@@ -107,11 +106,13 @@ OUTSIDE = """
 const wide = document.documentElement.clientWidth, found = [];
 for (const text of document.querySelectorAll("figure svg text")) {
   const box = text.getBoundingClientRect(), frame = text.closest("svg").getBoundingClientRect();
-  if (box.left < frame.left - 1.5 || box.right > frame.right + 1.5 || box.top < frame.top - 1.5 || box.bottom > frame.bottom + 1.5)
+  if (box.left < frame.left - 1.5 || box.right > frame.right + 1.5
+      || box.top < frame.top - 1.5 || box.bottom > frame.bottom + 1.5)
     found.push(text.textContent);
 }
 for (const one of document.querySelectorAll("h1, h2, h3, p, li, dd, dt, figcaption, button, label, select, svg"))
-  if (!one.closest(".scroll") && one.getBoundingClientRect().right > wide + 1) found.push(one.tagName + " " + one.textContent.slice(0, 40));
+  if (!one.closest(".scroll") && one.getBoundingClientRect().right > wide + 1)
+    found.push(one.tagName + " " + one.textContent.slice(0, 40));
 if (document.documentElement.scrollWidth > wide) found.push("the page itself");
 return found;
 """

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedflat.reporting.tables.statistics import (
-    Reached,
+    RoundsToTarget,
     bootstrap_interval,
     compare_paired,
     detectable,
@@ -150,12 +150,12 @@ def test_nothing_in_common_has_no_ranks():
 
 
 def test_censored_runs_count():
-    assert Reached(0.9, (10, 20, None), (50, 50, 50)).median == 20
-    assert Reached(0.9, (10, None, None), (50, 1000, 1000)).text == "1000+"
-    assert Reached(0.9, (10, None, None), (1000, 50, 100)).text == "50+", "where the run in the middle ended"
-    assert Reached(0.9, (10, 20), (50, 50)).text == "15"
-    assert Reached(0.9, (10, None), (50, 50)).median is None
-    assert Reached(0.9, (10, None), (50, 50)).count == 1
+    assert RoundsToTarget(0.9, (10, 20, None), (50, 50, 50)).median == 20
+    assert RoundsToTarget(0.9, (10, None, None), (50, 1000, 1000)).text == "1000+"
+    assert RoundsToTarget(0.9, (10, None, None), (1000, 50, 100)).text == "50+", "where the run in the middle ended"
+    assert RoundsToTarget(0.9, (10, 20), (50, 50)).text == "15"
+    assert RoundsToTarget(0.9, (10, None), (50, 50)).median is None
+    assert RoundsToTarget(0.9, (10, None), (50, 50)).count == 1
 
 
 def test_power_is_what_simulation_finds():

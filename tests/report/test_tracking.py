@@ -1,4 +1,6 @@
-"""Runs followed elsewhere: real event files where TensorBoard is installed, and the callback against a place that remembers."""
+"""Runs followed elsewhere: real event files where TensorBoard is installed, and the callback against a place that
+remembers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of datasets: they pass what is right, and name what is wrong."""
+"""``check_dataset`` accepts valid datasets and names what is wrong with others."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def pictures(**more: Any) -> Dataset:
     )
 
 
-def test_good_ones_pass() -> None:
+def test_valid_datasets_pass() -> None:
     assert len(check_dataset(pictures)) == 8
-    assert "reading it again gives the same" not in check_dataset(pictures())
+    assert "loading is deterministic" not in check_dataset(pictures())
     assert check_dataset(load("digits"))
     clients = [(torch.randn(30, 4) + 2 * label, torch.full((30,), label)) for label in (0, 1)]
     assert "every natural client has examples" in check_dataset(
@@ -57,27 +57,27 @@ def without_a_class(data: Dataset) -> Dataset:
 
 
 @pytest.mark.parametrize(
-    ("broken", "identity", "how"),
+    ("broken", "identity", "reason"),
     [
         (leaking, "no training example is in the test set", "1 of 40"),
-        (without_a_class, "every class has training examples", "2 has none"),
-        (lambda data: replace(data, mean=(127.0,)), "mean and std are those of the training pixels", "mean is 127.000"),
-        (lambda data: replace(data, std=(1.0,)), "mean and std are those of the training pixels", "std is 1.000"),
+        (without_a_class, "every class has training examples", "none for 2"),
+        (lambda data: replace(data, mean=(127.0,)), "mean and std match the training pixels", "mean is 127.000"),
+        (lambda data: replace(data, std=(1.0,)), "mean and std match the training pixels", "std is 1.000"),
         (
             lambda data: replace(data, train=replace(data.train, groups=2 * data.train.groups)),
             "every natural client has examples",
             "client 1",
         ),
-        (shuffled, "inputs carry the labels", "fits labels dealt out at random as well"),
+        (shuffled, "labels are predictable from inputs", "shuffled labels"),
     ],
 )
-def test_mistakes_are_named(broken: Callable[[Dataset], Dataset], identity: str, how: str) -> None:
-    with pytest.raises(Broken, match=how) as told:
+def test_mistakes_are_named(broken: Callable[[Dataset], Dataset], identity: str, reason: str) -> None:
+    with pytest.raises(Broken, match=reason) as caught:
         check_dataset(broken(pictures()))
-    assert told.value.identity == identity and identity in str(told.value)
+    assert caught.value.identity == identity and identity in str(caught.value)
 
 
-def test_a_reader_that_draws_anew_every_time_is_found_out() -> None:
+def test_random_loading_is_detected() -> None:
     number = count()
-    with pytest.raises(Broken, match="two readings differ"):
+    with pytest.raises(Broken, match="loading is deterministic"):
         check_dataset(lambda: pictures(mean=[0.3], std=[0.25]) if next(number) else load("digits"))

@@ -1,4 +1,4 @@
-"""Names of one's own: registered in Python, by an installed package, and as the documentation says."""
+"""User-defined components: registered in Python, by an installed package, and as the documentation shows."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from pathlib import Path
 import pytest
 
 import fedflat
-from fedflat.algorithms import composition, table
+from fedflat.algorithms.drift import DRIFTS, Drift
 from fedflat.algorithms.drift.scaffold import Scaffold
+from fedflat.algorithms.named import NAMED
 from fedflat.algorithms.perturbation.sam import Sam
+from fedflat.algorithms.registration import PART_REGISTRIES, parts, registered
+from fedflat.averaging import AVERAGES, Ema, average_name
 from fedflat.errors import UserError
+from fedflat.registry import Registry
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,19 +30,26 @@ class Own(Scaffold):
     """SCAFFOLD under another name."""
 
 
+@dataclass(frozen=True)
+class Half(Ema):
+    """An EMA under another name."""
+
+    decay: float = 0.5
+
+
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
+def unregister() -> Iterator[None]:
     """Leave no names behind."""
-    tables: tuple[dict[object, object], ...] = (table.NAMED, composition.PARTS, composition._NAMES)  # type: ignore[assignment]
-    before = [dict(one) for one in tables]
+    registries = (NAMED, *PART_REGISTRIES.values())
+    before = [set(registry) for registry in registries]
     yield
-    for one, earlier in zip(tables, before, strict=True):
-        one.clear()
-        one.update(earlier)
+    for registry, names in zip(registries, before, strict=True):
+        for name in set(registry) - names:
+            registry.unregister(name)
 
 
 def test_an_algorithm_gets_a_name() -> None:
-    with pytest.raises(UserError, match="this algorithm has no name"):
+    with pytest.raises(UserError, match=r"Own.*fedflat\.register"):
         fedflat.canonical(fedflat.Algorithm(Own(), Sam(0.1)))
     fedflat.register("own", fedflat.Algorithm(Own()))
     assert fedflat.algorithm("own") == fedflat.Algorithm(Own())
@@ -53,20 +64,50 @@ def test_an_algorithm_gets_a_name() -> None:
 def test_a_class_becomes_a_part() -> None:
     fedflat.register("own-part", Own)
     assert fedflat.algorithm("fedsam+own-part(cv_weight=0.5)") == fedflat.Algorithm(Own(cv_weight=0.5), Sam(0.05))
-    fedflat.register("own-part", Own)  # twice the same is no mistake
+    fedflat.register("own-part", Own)  # registering the same class again has no effect
+    assert registered() == {"own-part": Own}
+
+
+def test_a_registered_average_runs_end_to_end(tmp_path: Path) -> None:
+    fedflat.register("half", Half)
+    assert average_name(Half()) == "half" and average_name(Half(0.25)) == "half(decay=0.25)"
+    result = fedflat.run("fedavg+half", rounds=2, clients=4, clients_per_round=2, local_steps=1, out=tmp_path / "run")
+    assert set(result.history[-1]["test"]) == {"server", "half"}
+    assert fedflat.canonical(fedflat.algorithm("fedavg+half(decay=0.25)")) == "fedavg+half(decay=0.25)"
+
+
+def test_an_unregistered_average_is_rejected_by_name() -> None:
+    with pytest.raises(UserError, match="Half"):
+        fedflat.canonical(fedflat.Algorithm(averages=(Half(),)))
 
 
 @pytest.mark.parametrize(
-    ("name", "what", "sentence"),
+    ("name", "component", "meaning"),
     [
-        ("scaffold", fedflat.Algorithm(Own()), "there is already an algorithm or part 'scaffold'"),
-        ("Own Name", fedflat.Algorithm(), "cannot be the name of an algorithm"),
-        ("own", int, "only as an Algorithm or as a class derived from Drift"),
+        ("scaffold", fedflat.Algorithm(Own()), "'scaffold'"),
+        ("Scaffold", Own, "'Scaffold'"),
+        ("swa", fedflat.Algorithm(Own()), "'swa'.*average"),
+        ("swa", Own, "'swa'.*average"),
+        ("fedavg", Own, "'fedavg'.*algorithm"),
+        ("Own Name", fedflat.Algorithm(), "'Own Name'"),
+        ("own", int, "int.*'own'.*Drift"),
+        ("own", Own(), "'own'.*Drift"),
     ],
 )
-def test_what_cannot_be_registered(name: str, what: object, sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        fedflat.register(name, what)  # type: ignore[arg-type]
+def test_what_cannot_be_registered(name: str, component: object, meaning: str) -> None:
+    before = [dict(registry) for registry in (NAMED, *PART_REGISTRIES.values())]
+    with pytest.raises(UserError, match=meaning):
+        fedflat.register(name, component)  # type: ignore[arg-type]
+    assert before == [dict(registry) for registry in (NAMED, *PART_REGISTRIES.values())]
+
+
+def test_part_names_are_unique_across_kinds_whoever_registers_them() -> None:
+    with pytest.raises(UserError, match=r"'swa'.*average"):
+        DRIFTS.register("swa", Drift)  # as a built-in would at import
+    with pytest.raises(UserError, match=r"'prox'.*drift"):
+        AVERAGES.register("prox", Half)
+    assert sum(map(len, PART_REGISTRIES.values())) == len(parts())
+    Registry[type]("unrelated kind").register("swa", Half)  # other kinds of components have names of their own
 
 
 def fedflat_with(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -81,26 +122,18 @@ def fedflat_with(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_an_installed_package_brings_its_algorithm(tmp_path: Path) -> None:
-    install = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--no-deps",
-        "--no-build-isolation",
-        "--disable-pip-version-check",
-    ]
-    source = tmp_path / "source"
-    subprocess.run(
-        ["cp", "-r", str(ROOT / "examples" / "fedflat-damped"), str(source)], check=True
-    )  # building writes beside the sources
-    made = subprocess.run(
-        [*install, "--target", str(tmp_path / "site"), str(source)], capture_output=True, text=True, check=False
+def test_an_installed_package_provides_its_algorithm(tmp_path: Path) -> None:
+    install = "-m pip install -q --no-deps --no-build-isolation --disable-pip-version-check --target"
+    source = tmp_path / "source"  # a copy, because building writes into the source folder
+    subprocess.run(["cp", "-r", str(ROOT / "examples" / "fedflat-damped"), str(source)], check=True)
+    built = subprocess.run(
+        [sys.executable, *install.split(), str(tmp_path / "site"), str(source)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    if made.returncode:
-        pytest.skip(f"a package cannot be built here: {made.stderr[-200:]}")
+    if built.returncode:
+        pytest.skip(f"a package cannot be built here: {built.stderr[-200:]}")
     listed = fedflat_with(tmp_path / "site", "-m", "fedflat", "algorithms")
     assert "damped-scaffold" in listed.stdout, listed.stderr
     checked = fedflat_with(
@@ -109,7 +142,7 @@ def test_an_installed_package_brings_its_algorithm(tmp_path: Path) -> None:
     assert "engines agree" in checked.stdout, checked.stderr
 
 
-def test_the_page_runs_as_it_is_written(tmp_path: Path) -> None:
+def test_the_documentation_page_runs_as_written(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own-algorithm.md").read_text(), re.DOTALL)
     assert len(blocks) == 2
     script = tmp_path / "page.py"

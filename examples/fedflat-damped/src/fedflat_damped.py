@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fedflat import Algorithm
 from fedflat.algorithms.drift.scaffold import Scaffold
-from fedflat.algorithms.slot import At, Gradient
+from fedflat.algorithms.slot import Gradient, LocalContext
 from fedflat.text import param
 
 
@@ -16,8 +16,8 @@ class Damped(Scaffold):
 
     strength: float = param(1.0, "weight of the correction at the first step", low=0)
 
-    def direction(self, g: Tensor, at: At, gradient: Gradient) -> Tensor:
-        return g + self.strength * (1 - at.step / at.steps) * at.local["correction"]
+    def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
+        return g + self.strength * (1 - ctx.step / ctx.steps) * ctx.local["correction"]
 
 
 DAMPED_SCAFFOLD = Algorithm(Damped())

@@ -1,4 +1,8 @@
-"""Federated algorithms as points in a space of slots."""
+"""Federated algorithms as combinations of slots: drift, perturbation, learning-rate schedule, server, averages.
+
+``named`` lists the published algorithms; ``composition`` reads and writes texts such as ``fedmoswa+asam(rho=0.5)``.
+May import ``averaging``, ``models`` and the base modules, but no engine.
+"""
 
 from fedflat.algorithms.algorithm import Algorithm
 from fedflat.algorithms.composition import algorithm, canonical

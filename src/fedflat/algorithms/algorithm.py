@@ -1,7 +1,7 @@
-"""An algorithm: one value for each slot, and the fixed order in which they act.
+"""An algorithm: one value per slot, and the fixed order in which the slots act in a round.
 
-A round reads: ``broadcast``; per client ``begin``, ``step`` K times, ``finish``; then ``aggregate`` of what came back, averaged.
-Engines call these, for one client or many; nothing here knows how.
+A round calls ``broadcast``; for each client ``begin``, ``step`` K times and ``finish``; then ``aggregate`` with the
+averaged messages. Engines call these methods for one client or for many at once.
 """
 
 from __future__ import annotations
@@ -18,34 +18,42 @@ from fedflat.algorithms.drift import Drift
 from fedflat.algorithms.lr_schedule import LrSchedule, Schedule
 from fedflat.algorithms.perturbation import Perturbation
 from fedflat.algorithms.server import Sgd
-from fedflat.algorithms.slot import At, Field, Fields, Gradient, Returned, Slot, State, new_state
+from fedflat.algorithms.slot import CohortMeans, Field, Fields, Gradient, LocalContext, Slot, State, new_state
 from fedflat.averaging import Average
 from fedflat.models.layout import Layout
 
+SLOTS = ("drift", "perturbation", "lr_schedule", "server")
+"""The slots that hold exactly one value; averages may be combined freely."""
 States = dict[str, State]
 """State by slot: drift, perturbation, server."""
 
 
-class Local(NamedTuple):
-    """One client in the middle of its round."""
+class LocalState(NamedTuple):
+    """A client's state during its local steps."""
 
-    drift: At
-    perturbation: At
+    drift: LocalContext
+    perturbation: LocalContext
     velocity: Tensor | None
-    """The heavy-ball buffer of local momentum, new in every round."""
+    """Buffer of the local heavy-ball momentum, shape (P,), zero at the start of every round."""
 
 
 class Message(NamedTuple):
-    """What one client sends up: its displacement, the sum of its rates, and what its slots add."""
+    """What a client sends: its displacement (P,), the sum of its learning rates (), and the slots' messages."""
 
     displacement: Tensor
-    rates: Tensor
+    lr_sum: Tensor
     sent: States
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A point in the space of slots."""
+    """A federated algorithm: one value for each slot, and any number of averages.
+
+    >>> from fedflat.algorithms.drift import Scaffold
+    >>> from fedflat.algorithms.perturbation import Sam
+    >>> Algorithm(drift=Scaffold(), perturbation=Sam(rho=0.1)).backward_passes
+    2
+    """
 
     drift: Drift = field(default_factory=Drift)
     perturbation: Perturbation = field(default_factory=Perturbation)
@@ -53,54 +61,61 @@ class Algorithm:
     server: Sgd = field(default_factory=Sgd)
     averages: tuple[Average, ...] = ()
 
-    # --- state -------------------------------------------------------------------------------------------------------------------
+    def conflict(self) -> str | None:
+        """Why the slots cannot be combined, or None if they can."""
+        slots: dict[str, Slot] = {name: getattr(self, name) for name in SLOTS}
+        return next(filter(None, (slot.conflict(slots) for slot in slots.values())), None)
 
     def slots(self) -> Iterator[tuple[str, Slot]]:
-        """The slots that keep state, by name."""
+        """The slots that may keep state, by name."""
         yield from (("drift", self.drift), ("perturbation", self.perturbation), ("server", self.server))
 
     def server_fields(self) -> dict[str, Fields]:
-        """What the server keeps, by slot."""
+        """Server state by slot."""
         return {name: slot.on_server() for name, slot in self.slots()}
 
     def client_fields(self) -> dict[str, Fields]:
-        """What each client keeps, by slot."""
+        """Client state by slot."""
         return {name: slot.on_client() for name, slot in self.slots()}
 
     def message_fields(self) -> dict[str, Fields]:
-        """What each client sends beside its displacement, by slot."""
+        """Messages that clients send in addition to the displacement, by slot."""
         return {name: slot.sends() for name, slot in self.slots()}
 
     def new_server(self, x: Tensor) -> States:
-        """The server's state before the first round."""
+        """The initial server state for the initial model ``x`` of shape (P,)."""
         return {name: new_state(fields, x) for name, fields in self.server_fields().items()}
 
     def new_client(self, x: Tensor) -> States:
-        """A client's state before it first takes part; ``x`` is the model before the first round."""
+        """The state of a client that has not participated yet, for the initial model ``x`` of shape (P,)."""
         return {name: new_state(fields, x) for name, fields in self.client_fields().items()}
 
-    # --- cost --------------------------------------------------------------------------------------------------------------------
+    def momentum(self, server: States) -> tuple[Tensor, int] | None:
+        """The momentum that a slot declares, and the sign that makes it a descent direction; None without one."""
+        for slot, fields in self.server_fields().items():
+            for declared in fields:
+                if declared.momentum:
+                    return server[slot][declared.name], -1 if declared.momentum == "ascent" else 1
+        return None
 
     def floats_down(self, size: int) -> int:
-        """Numbers sent to one client in a round, for a model of ``size`` numbers."""
+        """Numbers sent to each client per round, for a model of ``size`` parameters."""
         sent = sum(f.scalars(size) for fields in self.server_fields().values() for f in fields if f.sent)
-        return size + sent + (size if self.drift.whole_gradient == "common" else 0)
+        return size + sent + (size if self.drift.full_gradient == "common" else 0)
 
     def floats_up(self, size: int) -> int:
-        """Numbers sent by one client in a round."""
+        """Numbers sent by each client per round, for a model of ``size`` parameters."""
         sent = sum(f.scalars(size) for fields in self.message_fields().values() for f in fields)
-        return size + sent + (size if self.drift.whole_gradient == "common" else 0)
+        return size + sent + (size if self.drift.full_gradient == "common" else 0)
 
     @property
     def backward_passes(self) -> int:
-        """Backward passes per local step; whole gradients, once in a round, come on top."""
-        climbed = self.perturbation.ascent_passes if self.perturbation.climbs_the_direction else 0
-        return 1 + self.perturbation.ascent_passes + self.drift.extra_passes * (1 + climbed)
-
-    # --- a round -----------------------------------------------------------------------------------------------------------------
+        """Backward passes per local step, without the full-batch gradient that some drifts need once per round."""
+        ascent = self.perturbation.ascent_passes if self.perturbation.uses_drift else 0
+        return 1 + self.perturbation.ascent_passes + self.drift.extra_passes * (1 + ascent)
 
     def broadcast(self, x: Tensor, server: States) -> Tensor:
-        """z, from which clients start."""
+        """The model z from which clients start, shape (P,)."""
         return self.drift.start(x, server["drift"])
 
     def begin(
@@ -115,60 +130,90 @@ class Algorithm:
         descent: Descent,
         own_gradient: Tensor | None = None,
         common_gradient: Tensor | None = None,
-    ) -> Local:
-        """A client before its first step."""
-        zero = torch.zeros((), dtype=z.dtype, device=z.device)
-        at = At(
-            y=z.clone(), z=z, server=server["drift"], client=client["drift"], local={}, drift={}, step=zero, steps=steps, rates=zero,
-            first_lr=self.lr_schedule(schedule, round, zero, steps), final_lr=self.lr_schedule(schedule, round, steps, steps),
-            round=round, layout=layout, own_gradient=own_gradient, common_gradient=common_gradient,
-        )  # fmt: skip
-        drift = at._replace(local=self.drift.begin(at))
-        beside = at._replace(server=server["perturbation"], client=client["perturbation"], drift=drift.local)
-        perturbation = beside._replace(local=self.perturbation.begin(beside))
-        return Local(drift, perturbation, torch.zeros_like(z) if descent.momentum else None)
+    ) -> LocalState:
+        """The state of a client before its first local step.
 
-    def step(self, local: Local, gradient: Gradient, schedule: Schedule, descent: Descent) -> Local:
+        Args:
+            z: broadcast model, shape (P,).
+            server: server state by slot.
+            client: the client's state by slot.
+            layout: names and shapes of the parameters in z.
+            schedule: learning-rate settings of the run.
+            round: t, counted from 0, shape ().
+            steps: number of local steps K, shape ().
+            descent: settings of local SGD.
+            own_gradient: the client's full-batch gradient at z, shape (P,), if the drift requests it.
+            common_gradient: the cohort's mean of these gradients, shape (P,), if the drift requests it.
+        """
+        zero = torch.zeros((), dtype=z.dtype, device=z.device)
+        context = LocalContext(
+            y=z.clone(),
+            z=z,
+            server=server["drift"],
+            client=client["drift"],
+            local={},
+            drift={},
+            step=zero,
+            steps=steps,
+            lr_sum=zero,
+            first_lr=self.lr_schedule(schedule, round, zero, steps),
+            final_lr=self.lr_schedule(schedule, round, steps, steps),
+            round=round,
+            layout=layout,
+            own_gradient=own_gradient,
+            common_gradient=common_gradient,
+        )
+        drift = context._replace(local=self.drift.begin(context))
+        context = context._replace(server=server["perturbation"], client=client["perturbation"], drift=drift.local)
+        perturbation = context._replace(local=self.perturbation.begin(context))
+        return LocalState(drift, perturbation, torch.zeros_like(z) if descent.momentum else None)
+
+    def step(self, local: LocalState, gradient: Gradient, schedule: Schedule, descent: Descent) -> LocalState:
         """One local step: perturb, take the gradient, correct it, descend."""
-        drift, at, velocity = local
-        offset, changed = self.perturbation.offset(at, self._climbed(drift, gradient))
-        at = at._replace(offset=offset, local=at.local | changed)
-        g = self.perturbation.blend(gradient(at.perturbed(at.y)), at)
+        drift, context, velocity = local
+        offset, changed = self.perturbation.offset(context, self._ascent_gradient(drift, gradient))
+        context = context._replace(offset=offset, local=context.local | changed)
+        g = self.perturbation.blend(gradient(context.perturbed(context.y)), context)
         d = self.drift.direction(descent.clip_gradient(g), drift._replace(offset=offset), gradient)
-        lr = self.lr_schedule(schedule, at.round, at.step, at.steps)
-        y, velocity = descent.move(at.y, d, lr, velocity)
-        step, rates = at.step + 1, at.rates + lr
-        return Local(
-            drift._replace(y=y, step=step, rates=rates), at._replace(y=y, step=step, rates=rates, offset=None), velocity
+        lr = self.lr_schedule(schedule, context.round, context.step, context.steps)
+        y, velocity = descent.move(context.y, d, lr, velocity)
+        step, lr_sum = context.step + 1, context.lr_sum + lr
+        return LocalState(
+            drift._replace(y=y, step=step, lr_sum=lr_sum),
+            context._replace(y=y, step=step, lr_sum=lr_sum, offset=None),
+            velocity,
         )
 
-    def _climbed(self, drift: At, gradient: Gradient) -> Gradient:
-        """What a perturbation climbs."""
-        if not self.perturbation.climbs_the_direction:
+    def _ascent_gradient(self, drift: LocalContext, gradient: Gradient) -> Gradient:
+        """The gradient from which the perturbation computes its offset."""
+        if not self.perturbation.uses_drift:
             return gradient
         return lambda point: self.drift.direction(gradient(point), drift._replace(y=point), gradient)
 
-    def finish(self, local: Local) -> tuple[States, Message]:
-        """What a client keeps, and what it sends, after its last step."""
-        kept, sent = self.drift.finish(local.drift)
-        kept_too, sent_too = self.perturbation.finish(local.perturbation)
+    def finish(self, local: LocalState) -> tuple[States, Message]:
+        """The client's new state and its message, after the last local step."""
+        drift_state, drift_sent = self.drift.finish(local.drift)
+        perturbation_state, perturbation_sent = self.perturbation.finish(local.perturbation)
         client = {
-            "drift": local.drift.client | kept,
-            "perturbation": local.perturbation.client | kept_too,
+            "drift": local.drift.client | drift_state,
+            "perturbation": local.perturbation.client | perturbation_state,
             "server": {},
         }
-        message = Message(
-            self.drift.displacement(local.drift),
-            local.drift.rates,
-            {"drift": sent, "perturbation": sent_too, "server": {}},
-        )
-        return client, message
+        sent = {"drift": drift_sent, "perturbation": perturbation_sent, "server": {}}
+        return client, Message(self.drift.displacement(local.drift), local.drift.lr_sum, sent)
 
-    def aggregate(self, back: Returned, means: States, server: States) -> tuple[Tensor, States]:
-        """The server's new model and state, from what the cohort sent on average."""
-        target, drift = self.drift.aggregate(back._replace(mean=means["drift"]), server["drift"])
-        x, optimiser = self.server.step(back.x, target - back.x, server["server"])
-        perturbation = self.perturbation.aggregate(back._replace(mean=means["perturbation"]), server["perturbation"], x)
+    def aggregate(self, cohort: CohortMeans, means: States, server: States) -> tuple[Tensor, States]:
+        """The new server model of shape (P,) and the new server state.
+
+        Args:
+            cohort: averaged displacements of the cohort.
+            means: averaged messages by slot.
+            server: server state by slot.
+        """
+        target, drift = self.drift.aggregate(cohort._replace(mean=means["drift"]), server["drift"])
+        x, optimiser = self.server.step(cohort.x, target - cohort.x, server["server"])
+        messages = cohort._replace(mean=means["perturbation"])
+        perturbation = self.perturbation.aggregate(messages, server["perturbation"], x)
         return x, {
             "drift": server["drift"] | drift,
             "perturbation": server["perturbation"] | perturbation,
@@ -177,19 +222,19 @@ class Algorithm:
 
 
 def flat_fields(fields: dict[str, Fields]) -> dict[str, Field]:
-    """Fields under their full names, ``slot.field``."""
+    """Fields by full name, ``slot.field``."""
     return {f"{slot}.{field.name}": field for slot, some in fields.items() for field in some}
 
 
 def flat_state(states: Mapping[str, State]) -> State:
-    """State under its full names, ``slot.field``."""
+    """State by full name, ``slot.field``."""
     return {f"{slot}.{name}": value for slot, state in states.items() for name, value in state.items()}
 
 
 def nested_state(flat: State) -> States:
-    """The inverse of ``flat_state``; every slot is there, if only empty."""
+    """Inverse of ``flat_state``; every slot is present, even if empty."""
     states: States = {"drift": {}, "perturbation": {}, "server": {}}
-    for full, value in flat.items():
-        slot, name = full.split(".", 1)
+    for full_name, value in flat.items():
+        slot, name = full_name.split(".", 1)
         states[slot][name] = value
     return states

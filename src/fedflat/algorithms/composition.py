@@ -1,184 +1,161 @@
-"""Algorithms as text: ``fedmoswa+asam(rho=0.5)+wima``, read, checked, and written back in their shortest form."""
+"""Algorithms as text such as ``fedmoswa+asam(rho=0.5)+wima``: parsing, validation, and the shortest equivalent text."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from fedflat.algorithms.algorithm import Algorithm
-from fedflat.algorithms.drift import DRIFTS, Acg, Dyn, Wmsam
-from fedflat.algorithms.lr_schedule import LR_SCHEDULES
-from fedflat.algorithms.perturbation import PERTURBATIONS, Guided, Sam, Smoo
-from fedflat.algorithms.server import SERVERS, Sgd
-from fedflat.algorithms.table import NAMED, RELEASED
-from fedflat.averaging import AVERAGES, Average
+from fedflat.algorithms.algorithm import SLOTS, Algorithm
+from fedflat.algorithms.named import NAMED, RELEASED
+from fedflat.algorithms.registration import PART_REGISTRIES, load_installed, part_name, parts
+from fedflat.averaging import Average
 from fedflat.errors import UserError, one_of
-from fedflat.text import Call, Value, changed, make, parameters, parse, revise, show
+from fedflat.text import Call, Value, changed, make, parameters, parse, revise, show, with_names
 
-SLOTS = ("drift", "perturbation", "lr_schedule", "server")
-PARTS: dict[str, tuple[str, type[Any]]] = {
-    **{name: ("drift", spec) for name, spec in DRIFTS.items()},
-    **{name: ("perturbation", spec) for name, spec in PERTURBATIONS.items()},
-    **{name: ("lr_schedule", spec) for name, spec in LR_SCHEDULES.items()},
-    **{name: ("server", spec) for name, spec in SERVERS.items()},
-    **{name: ("averages", spec) for name, spec in AVERAGES.items()},
+SLOT_NAMES = {
+    "drift": "drift correction",
+    "perturbation": "perturbation",
+    "lr_schedule": "learning-rate schedule",
+    "server": "server optimiser",
+    "averages": "average",
 }
-_NAMES = {spec: name for name, (_, spec) in PARTS.items()}
+"""The slots as they are called in messages and documentation."""
 SETTINGS = {
     "silobn": "--set training.statistics=own",
     "mixup": "--augmentation mixup",
     "cutout": "--augmentation cutout",
     "lora": "--train 'lora(rank=8)'",
 }
-"""What papers name beside algorithms, and what it is here."""
-
-
-def name_part(name: str, slot: str, spec: type[Any]) -> None:
-    """Let texts know one more part."""
-    PARTS[name], _NAMES[spec] = (slot, spec), name
-
-
-def part_name(spec: object) -> str:
-    """The name of a slot's value as a part; of a class that has none, the class's own in small letters."""
-    return _NAMES.get(type(spec), type(spec).__name__.lower())
-
-
-def _look_further(name: str) -> None:
-    """Let installed packages bring a name that is not known yet."""
-    if name not in NAMED and name not in PARTS:
-        from fedflat.algorithms.registration import load_installed
-
-        load_installed()
+"""Methods from papers that fedflat configures as settings, and the flag that selects each."""
 
 
 def algorithm(text: str) -> Algorithm:
-    """The algorithm that a text names.
+    """Parse a text into an algorithm.
 
-    >>> algorithm("scaffold+sam(rho=0.1)") == algorithm("fedgamma")
+    >>> algorithm("scaffold+sam(rho=0.1)") == algorithm("FedGAMMA")
     True
     """
-    base, *parts = parse(text)
-    for call in (base, *parts):
-        _look_further(call.name)
+    base, *added = parse(text)
+    if any(NAMED.spelling(call.name) is None and _slot_of(call.name) is None for call in (base, *added)):
+        load_installed()
     built = _named(base)
     filled: set[str] = set()
-    for part in parts:
-        built = _with(built, part, text, filled)
-    _refuse_what_has_no_meaning(built, text)
+    for part in added:
+        built = _with_part(built, part, text, filled)
+    if reason := built.conflict():
+        raise UserError(f"'{text}' is not a valid combination: {reason}")
     return built
 
 
 def canonical(algorithm: Algorithm) -> str:
-    """The shortest text that names an algorithm.
+    """The shortest text that ``algorithm`` parses into the same algorithm.
 
-    >>> canonical(Algorithm(DRIFTS["scaffold"](), PERTURBATIONS["sam"](rho=0.2)))
+    >>> from fedflat.algorithms.drift import Scaffold
+    >>> from fedflat.algorithms.perturbation import Sam
+    >>> canonical(Algorithm(Scaffold(), Sam(rho=0.2)))
     'fedgamma(rho=0.2)'
     """
-    texts = [text for name in NAMED for text in (_as(name, algorithm, False), _as(name, algorithm, True)) if text]
-    if not texts:
-        kinds = ", ".join(
-            type(getattr(algorithm, slot)).__name__ for slot in SLOTS if type(getattr(algorithm, slot)) not in _NAMES
-        )
+    texts = [_as(name, algorithm, released) for name in NAMED for released in (False, True)]
+    if not any(texts):
+        values = [*(getattr(algorithm, slot) for slot in SLOTS), *algorithm.averages]
+        unnamed = [type(value).__name__ for value in values if not _is_default(value) and part_name(value) is None]
         raise UserError(
-            f"this algorithm has no name, since {kinds} is of your own; give it one: fedflat.register('my-algorithm', algorithm)"
+            f"this algorithm has no name because {', '.join(unnamed)} is not registered; "
+            "register it with fedflat.register('my-algorithm', algorithm)"
         )
-    return min(texts, key=len)
+    return min(filter(None, texts), key=len)
+
+
+def _is_default(value: object) -> bool:
+    return value in (getattr(Algorithm(), slot) for slot in SLOTS)
+
+
+def _slot_of(name: str) -> str | None:
+    """The slot of the part called ``name``, or None if there is no such part."""
+    return next((slot for slot, registry in PART_REGISTRIES.items() if registry.spelling(name)), None)
 
 
 def _named(call: Call) -> Algorithm:
-    if call.name not in NAMED:
-        if call.name in PARTS:
-            raise UserError(f"'{call.name}' is a part, not an algorithm; write it behind one, as in fedavg+{call.name}")
-        _refuse_settings(call.name)
-        raise one_of("algorithm", call.name, NAMED, "fedflat algorithms")
-    values = dict(call.values)
+    """The named algorithm of a text's first call, with its parameters set."""
+    name = NAMED.spelling(call.name)
+    if name is None:
+        if _slot_of(call.name):
+            raise UserError(f"'{call.name}' is a part, not an algorithm; add it to one, as in fedavg+{call.name}")
+        _reject_setting(call.name)
+        raise NAMED.unknown(call.name)
+    built = NAMED[name]
+    # A positional value sets the first parameter of the slots that characterise the algorithm.
+    own = [getattr(built, slot) for slot in SLOTS if not _is_default(getattr(built, slot))]
+    values = with_names(call.values, [field.name for spec in own for field in parameters(spec)], name)
     variant = values.pop("variant", "paper")
-    if variant == "released" and call.name in RELEASED:
-        values = RELEASED[call.name] | values
+    if variant == "released" and name in RELEASED:
+        values = RELEASED[name] | values
     elif variant != "paper":
-        known = f"expected paper or released (which exists for {', '.join(RELEASED)})"
-        raise UserError(f"{call.name} has no variant '{variant}'; {known}")
-    built = NAMED[call.name]
-    unknown = set(values)
+        released = ", ".join(RELEASED)
+        raise UserError(f"{name} has no variant '{variant}'; expected paper, or released (available for {released})")
+    known = {field.name for slot in SLOTS for field in parameters(getattr(built, slot))}
+    for key in values:
+        if key not in known:
+            raise one_of("parameter", key, [*known, "variant"], f"fedflat algorithms {name}", owner=name)
     for slot in SLOTS:
         spec = getattr(built, slot)
-        own = {key: value for key, value in values.items() if key in {f.name for f in parameters(spec)}}
-        built = replace(built, **{slot: revise(spec, own, call.name)})
-        unknown -= set(own)
-    for name in unknown:
-        known_names = [f.name for slot in SLOTS for f in parameters(getattr(built, slot))]
-        raise one_of(f"parameter of {call.name}", name, [*known_names, "variant"], f"fedflat algorithms {call.name}")
+        names = {field.name for field in parameters(spec)}
+        mine = {key: value for key, value in values.items() if key in names}
+        built = replace(built, **{slot: revise(spec, mine, name)})
     return built
 
 
-def _with(built: Algorithm, call: Call, text: str, filled: set[str]) -> Algorithm:
-    if call.name not in PARTS:
-        if call.name in NAMED:
+def _with_part(built: Algorithm, call: Call, text: str, filled: set[str]) -> Algorithm:
+    """``built`` with one more part; ``filled`` collects the slots that the text has set."""
+    slot = _slot_of(call.name)
+    if slot is None:
+        if NAMED.spelling(call.name):
             raise UserError(
-                f"'{call.name}' is an algorithm of its own and cannot be added to another; add parts: {', '.join(PARTS)}"
+                f"'{call.name}' is an algorithm and cannot be added to another one; the parts are {', '.join(parts())}"
             )
-        _refuse_settings(call.name)
-        raise one_of("part", call.name, PARTS, "fedflat algorithms")
-    slot, spec = PARTS[call.name]
-    value = make(spec, call, "part")
-    if isinstance(value, Average):
-        if value in built.averages:
-            raise UserError(f"'{text}' has {call.name} twice with the same parameters; one of them is enough")
-        return replace(built, averages=(*built.averages, value))
-    there = getattr(built, slot)
-    if slot in filled or there != getattr(Algorithm(), slot):
-        have = show(_NAMES[type(there)], changed(there))
+        _reject_setting(call.name)
+        raise one_of("part", call.name, parts(), "fedflat algorithms")
+    spec = make(PART_REGISTRIES[slot].find(call.name), call, "part")
+    if isinstance(spec, Average):
+        if spec in built.averages:
+            raise UserError(f"'{text}' adds {call.name} twice with the same parameters; remove one of them")
+        return replace(built, averages=(*built.averages, spec))
+    present = getattr(built, slot)
+    if slot in filled or present != getattr(Algorithm(), slot):
         raise UserError(
-            f"'{text}' has two values for one slot: the {_words(slot)} is already {have}, so {call.name} cannot be added"
+            f"'{text}' sets the {SLOT_NAMES[slot]} twice: it is already {_part_text(present)}; remove {call.name}"
         )
     filled.add(slot)
-    return replace(built, **{slot: value})
+    return replace(built, **{slot: spec})
 
 
-def _refuse_settings(name: str) -> None:
-    if name in SETTINGS:
-        raise UserError(f"'{name}' is not an algorithm but a setting that goes with any; add {SETTINGS[name]}")
-
-
-def _words(slot: str) -> str:
-    return {"drift": "drift correction", "lr_schedule": "learning-rate schedule", "server": "server optimiser"}.get(
-        slot, slot
-    )
-
-
-def _refuse_what_has_no_meaning(a: Algorithm, text: str) -> None:
-    if isinstance(a.drift, Acg) and a.server != Sgd():
+def _reject_setting(name: str) -> None:
+    if name.lower() in SETTINGS:
         raise UserError(
-            f"'{text}' applies momentum twice: FedACG is its own server optimiser and goes only with sgd(server_lr=1)"
-        )
-    if isinstance(a.perturbation, Guided) and not isinstance(a.drift, Wmsam):
-        raise UserError(
-            f"'{text}': the guided perturbation follows FedWMSAM's personalised momentum and needs the drift wmsam"
-        )
-    if isinstance(a.perturbation, Smoo) and not isinstance(a.drift, Dyn):
-        raise UserError(f"'{text}': the smoo perturbation belongs to FedDyn's dual and needs the drift dyn")
-    if isinstance(a.perturbation, Guided) and isinstance(a.drift, Wmsam) and a.perturbation.rho and a.drift.alpha0 == 1:
-        raise UserError(f"'{text}': at alpha0=1 there is no momentum to follow; use rho=0 or alpha0 below 1")
-    if isinstance(a.perturbation, Sam) and a.perturbation.share < 1 and a.perturbation.perturb_from == "total":
-        raise UserError(
-            f"'{text}' would add the drift's part twice: a blend (share below 1) is of gradients of the data; use perturb_from=data"
+            f"'{name}' is a setting that works with every algorithm, not an algorithm; use {SETTINGS[name.lower()]}"
         )
 
 
-def _as(name: str, a: Algorithm, released: bool) -> str | None:
-    """``a`` as the named algorithm with changes, or None where that algorithm has something that ``a`` lacks."""
+def _part_text(spec: Any) -> str:
+    return show(part_name(spec) or type(spec).__name__, changed(spec))
+
+
+def _as(name: str, target: Algorithm, released: bool) -> str | None:
+    """``target`` as the named algorithm with changes, or None if the named algorithm has parts that it lacks."""
     if released and name not in RELEASED:
         return None
-    base = algorithm(show(name, {"variant": "released"} if released else {}))
     values: dict[str, Value] = {"variant": "released"} if released else {}
-    parts = []
+    base = _named(Call(name, dict(values)))
+    added: list[Any] = []
     for slot in SLOTS:
-        mine, theirs = getattr(a, slot), getattr(base, slot)
-        if type(mine) is type(theirs):
-            values |= changed(mine, theirs)
-        elif theirs == getattr(Algorithm(), slot) and type(mine) in _NAMES:
-            parts.append(show(_NAMES[type(mine)], changed(mine)))
+        wanted, present = getattr(target, slot), getattr(base, slot)
+        if type(wanted) is type(present):
+            values |= changed(wanted, present)
+        elif present == getattr(Algorithm(), slot):
+            added.append(wanted)
         else:
             return None
-    parts += [show(_NAMES[type(average)], changed(average)) for average in a.averages]
-    return "+".join([show(name, values), *parts])
+    added += target.averages
+    if any(part_name(spec) is None for spec in added):
+        return None
+    return "+".join([show(name, values), *map(_part_text, added)])

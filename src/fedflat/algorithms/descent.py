@@ -1,4 +1,4 @@
-"""The local descent step: clipping, weight decay, heavy-ball momentum."""
+"""The local SGD step: gradient clipping, weight decay, heavy-ball momentum."""
 
 from __future__ import annotations
 
@@ -10,20 +10,37 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Descent:
-    """y <- y - eta (clip(d) + weight_decay y), with an optional heavy-ball buffer that is new in every round."""
+    """Local SGD: y <- y - lr (clip(d) + weight_decay y), with optional heavy-ball momentum reset every round.
+
+    >>> import torch
+    >>> y, d, lr = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), torch.tensor(0.1)
+    >>> Descent(clip=1.0).move(y, d, lr, None)[0]  # d has norm 5 and is scaled to norm 1
+    tensor([0.9400, 1.9200])
+    """
 
     weight_decay: float = 0.0
     momentum: float = 0.0
     clip: float | None = None
+    """Largest l2 norm; None disables clipping."""
     clip_mode: Literal["total", "grad"] = "total"
-    """total: the corrected direction is clipped; grad: the raw gradient, before the correction."""
+    """``total`` clips the corrected direction, ``grad`` the raw gradient before the drift correction."""
 
     def clip_gradient(self, g: Tensor) -> Tensor:
-        """The gradient, clipped in mode grad."""
+        """The raw gradient of shape (P,), clipped if ``clip_mode`` is ``grad``."""
         return _clipped(g, self.clip) if self.clip is not None and self.clip_mode == "grad" else g
 
     def move(self, y: Tensor, d: Tensor, lr: Tensor, velocity: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The next iterate and momentum buffer."""
+        """Take one step.
+
+        Args:
+            y: iterate, shape (P,).
+            d: corrected direction, shape (P,).
+            lr: learning rate, shape ().
+            velocity: momentum buffer of shape (P,), or None without momentum.
+
+        Returns:
+            The next iterate and momentum buffer.
+        """
         if self.clip is not None and self.clip_mode == "total":
             d = _clipped(d, self.clip)
         if self.weight_decay:

@@ -1,4 +1,4 @@
-"""The local learning rate, within a round and over rounds."""
+"""Learning-rate schedules of the local steps, within a round and over rounds."""
 
 from __future__ import annotations
 
@@ -8,38 +8,65 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fedflat.algorithms.slot import Slot
 from fedflat.averaging.base import rounds_before
+from fedflat.registry import Registry
 from fedflat.text import param
 
 
 class Schedule(NamedTuple):
-    """The experiment's own part of the learning rate: its value, its decay per round, and the number of rounds."""
+    """The run's learning-rate settings, to which an ``LrSchedule`` applies its shape."""
 
     lr: float
+    """Base learning rate eta."""
     decay: float = 1.0
+    """Factor per round."""
     rounds: int = 1
+    """Number of rounds T."""
 
 
 @dataclass(frozen=True)
-class LrSchedule:
-    """Constant within a round: eta_t = eta decay^t."""
+class LrSchedule(Slot):
+    """Constant learning rate within a round.
+
+        eta_k = eta decay^t
+
+    >>> LrSchedule()(Schedule(lr=0.5, decay=0.9), round=torch.tensor(2), step=torch.tensor(0), steps=torch.tensor(4))
+    tensor(0.4050)
+    """
 
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
-        """The rate of a step."""
+        """The learning rate of one local step.
+
+        Args:
+            schedule: base learning rate, decay per round and number of rounds.
+            round: t, counted from 0, shape ().
+            step: k, counted from 0, shape ().
+            steps: K, shape ().
+        """
         return schedule.lr * schedule.decay**round
 
     @property
     def cycle(self) -> int:
-        """After how many rounds the rate repeats."""
+        """Rounds after which the schedule repeats."""
         return 1
 
 
 @dataclass(frozen=True)
 class Linear(LrSchedule):
-    """Falls within a round: eta_k = eta_t (1 - k/K) + (k/K) final_lr eta_t (FedSWA; Liu et al. 2025, eq. 3)."""
+    """Linear decay within a round (FedSWA; Liu et al. 2025, eq. 3).
 
-    final_lr: float = param(0.1, "share of the rate towards which a round falls (the paper's rho)", low=0, high=1)
-    early_decay: bool = param(False, "whether the decay already applies to round 0, as in the released code")
+        eta_k = eta_t (1 - k/K) + (k/K) final_lr eta_t
+
+    Here eta_t = eta decay^t is the learning rate at the start of round t.
+
+    >>> schedule, round, steps = Schedule(lr=0.5), torch.tensor(0), torch.tensor(2)
+    >>> [float(Linear(final_lr=0.2)(schedule, round, torch.tensor(k), steps)) for k in (0, 1)]
+    [0.5, 0.30000001192092896]
+    """
+
+    final_lr: float = param(0.1, "fraction of eta_t approached at the end of a round (rho in the paper)", low=0, high=1)
+    early_decay: bool = param(False, "apply the decay in round 0 already, as in the published code")
 
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
         first = schedule.lr * schedule.decay ** (round + int(self.early_decay))
@@ -48,11 +75,22 @@ class Linear(LrSchedule):
 
 @dataclass(frozen=True)
 class Cyclic(LrSchedule):
-    """Falls over cycles of rounds, from ``start`` on: eta_t = (1 - q) eta + q low, q = (t mod c + 1) / c (Caldarola et al. 2022, eq. 7)."""
+    """Cyclic learning rate of SWA, one value per round (Caldarola et al. 2022, eq. 7).
 
-    low: float = param(0.0001, "the lowest rate of a cycle", low=0)
-    length: int = param(20, "rounds in a cycle (c)", low=1)
-    start: float = param(0.75, "share of the rounds after which cycling begins", low=0, high=1)
+        eta_t = (1 - q) eta + q low
+        q = (t mod c + 1) / c
+
+    Cycles of c = ``length`` rounds begin after a fraction ``start`` of the rounds; before that eta_t = eta.
+
+    >>> cyclic = Cyclic(low=0.1, length=2, start=0.5)
+    >>> schedule, zero = Schedule(lr=0.5, rounds=4), torch.tensor(0)
+    >>> torch.stack([cyclic(schedule, torch.tensor(t), zero, zero + 1) for t in range(4)])
+    tensor([0.5000, 0.5000, 0.3000, 0.1000])
+    """
+
+    low: float = param(0.0001, "lowest learning rate of a cycle", low=0)
+    length: int = param(20, "rounds per cycle (c)", low=1)
+    start: float = param(0.75, "fraction of the rounds after which cycles begin", low=0, high=1)
 
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
         q = (round % self.length + 1) / self.length
@@ -67,14 +105,20 @@ class Cyclic(LrSchedule):
 
 @dataclass(frozen=True)
 class Poly(LrSchedule):
-    """Falls as a power over the whole run, step by step: eta_k = eta decay^t (1 - (t + k/K) / T)^power.
+    """Polynomial decay over the run or within each round (Yu et al. 2021, power 0.9).
 
-    With ``span=round`` it falls anew in every round: eta_k = eta decay^t (1 - k/K)^power. Segmentation networks are trained so (Yu et al.
-    2021, power 0.9). Caldarola et al. 2022 apply it within a round, but with a horizon of 10,000 epochs, which leaves the rate as it is.
+        eta_k = eta decay^t (1 - (t + k/K) / T)^power
+
+    With ``span=round`` it restarts every round: eta_k = eta decay^t (1 - k/K)^power. Caldarola et al. 2022 apply it
+    within a round with a horizon of 10,000 epochs, which leaves the learning rate practically constant.
+
+    >>> schedule, zero = Schedule(lr=0.5, rounds=2), torch.tensor(0)
+    >>> torch.stack([Poly(power=2.0)(schedule, torch.tensor(t), zero, zero + 1) for t in (0, 1)])
+    tensor([0.5000, 0.1250])
     """
 
-    power: float = param(0.9, "the power; 1 is a straight line", above=0)
-    span: Literal["run", "round"] = param("run", "whether the rate falls over the whole run, or anew in every round")
+    power: float = param(0.9, "exponent; 1 is linear", above=0)
+    span: Literal["run", "round"] = param("run", "decay over the whole run, or anew in every round")
 
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
         done = step / steps
@@ -83,4 +127,8 @@ class Poly(LrSchedule):
         return schedule.lr * schedule.decay**round * (1 - done).clamp(min=0) ** self.power
 
 
-LR_SCHEDULES: dict[str, type[LrSchedule]] = {"linear": Linear, "cyclic": Cyclic, "poly": Poly}
+LR_SCHEDULES: Registry[type[LrSchedule]] = Registry(
+    "learning-rate schedule", see="fedflat algorithms", namespace="algorithm parts"
+)
+for _name, _schedule in {"linear": Linear, "cyclic": Cyclic, "poly": Poly}.items():
+    LR_SCHEDULES.register(_name, _schedule)

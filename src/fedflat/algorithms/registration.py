@@ -1,76 +1,100 @@
-"""Algorithms and parts of others: registered in Python, or by a package that is installed."""
+"""One registry per kind of component, and the registration of user-defined and installed components."""
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, cast
 
 from fedflat.algorithms.algorithm import Algorithm
-from fedflat.algorithms.composition import PARTS, name_part
-from fedflat.algorithms.drift.base import Drift
-from fedflat.algorithms.lr_schedule import LrSchedule
-from fedflat.algorithms.perturbation.base import Perturbation
-from fedflat.algorithms.server import Sgd
-from fedflat.algorithms.table import NAMED
-from fedflat.averaging import Average
+from fedflat.algorithms.drift import DRIFTS, Drift
+from fedflat.algorithms.lr_schedule import LR_SCHEDULES, LrSchedule
+from fedflat.algorithms.named import NAMED
+from fedflat.algorithms.perturbation import PERTURBATIONS, Perturbation
+from fedflat.algorithms.server import SERVERS, Sgd
+from fedflat.averaging import AVERAGES, Average
 from fedflat.errors import UserError
+from fedflat.registry import Registry
 
 GROUP = "fedflat.algorithms"
-"""The group of entry points by which an installed package registers what it brings."""
-KINDS: dict[type[Any], str] = {
-    Drift: "drift",
-    Perturbation: "perturbation",
-    LrSchedule: "lr_schedule",
-    Sgd: "server",
-    Average: "averages",
+"""Entry-point group through which installed packages provide algorithms and parts."""
+PART_REGISTRIES: dict[str, Registry[Any]] = {
+    "drift": DRIFTS,
+    "perturbation": PERTURBATIONS,
+    "lr_schedule": LR_SCHEDULES,
+    "server": SERVERS,
+    "averages": AVERAGES,
 }
+"""Registries of the parts that ``+`` adds to an algorithm, by slot; no two of them share a name."""
+_BASES: dict[str, type[Any]] = {
+    "drift": Drift,
+    "perturbation": Perturbation,
+    "lr_schedule": LrSchedule,
+    "server": Sgd,
+    "averages": Average,
+}
+_BUILT_IN = {name for registry in (NAMED, *PART_REGISTRIES.values()) for name in registry}
 
-_REGISTERED: dict[str, Algorithm | type[Any]] = {}
+
+def parts() -> dict[str, tuple[str, type[Any]]]:
+    """All parts by name: slot and class."""
+    return {name: (slot, spec) for slot, registry in PART_REGISTRIES.items() for name, spec in registry.items()}
 
 
-def register(name: str, what: Algorithm | type[Any]) -> None:
-    """Give a name to an algorithm, or to a slot's class as a part: from then on texts, commands and configs know it.
+def part_name(spec: object) -> str | None:
+    """The registered name of a slot's value or an average, or None if its class is not registered."""
+    names = (registry.name_of(type(spec)) for registry in PART_REGISTRIES.values())
+    return next(filter(None, names), None)
 
-    A named algorithm is used as any other, ``mine(rho=0.1)+wima``; a part is added to one, ``scaffold+mine``.
+
+def register(name: str, component: Algorithm | type[Any]) -> None:
+    """Register an algorithm or a part, so that texts, commands and configs can use its name.
+
+    Args:
+        name: letters, digits and hyphens.
+        component: an ``Algorithm``, used like a built-in one (``mine(rho=0.1)+wima``); or a subclass of ``Drift``,
+            ``Perturbation``, ``LrSchedule``, ``Sgd`` or ``Average``, added to an algorithm (``scaffold+mine``).
+
+    Raises:
+        UserError: the name is malformed or taken, or the component is of no known kind.
     """
-    if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-        raise UserError(
-            f"'{name}' cannot be the name of an algorithm; expected small letters, digits and hyphens, for example my-sam"
-        )
-    taken = NAMED.get(name) or (PARTS[name][1] if name in PARTS else None)
-    if taken is not None and taken != what:
-        raise UserError(f"there is already an algorithm or part '{name}'; choose another name")
-    if isinstance(what, Algorithm):
-        NAMED[name] = what
+    registry: Registry[Any]
+    others: list[Registry[Any]]
+    if isinstance(component, Algorithm):
+        registry, others = NAMED, [*PART_REGISTRIES.values()]
     else:
-        slot = next((slot for kind, slot in KINDS.items() if isinstance(what, type) and issubclass(what, kind)), None)
+        slots = (slot for slot, base in _BASES.items() if isinstance(component, type) and issubclass(component, base))
+        slot = next(slots, None)
         if slot is None:
-            kinds = ", ".join(kind.__name__ for kind in KINDS)
+            bases = ", ".join(base.__name__ for base in _BASES.values())
             raise UserError(
-                f"'{name}' can be registered only as an Algorithm or as a class derived from {kinds}; this is {what!r}"
+                f"cannot register {component!r} as '{name}'; expected an Algorithm or a subclass of {bases}"
             )
-        name_part(name, slot, what)
-    _REGISTERED[name] = what
+        registry, others = PART_REGISTRIES[slot], [NAMED]
+    taken = next((other.kind for other in others if isinstance(name, str) and other.spelling(name)), None)
+    if taken is not None:
+        raise UserError(f"'{name}' already names a built-in or registered {taken}; choose another name")
+    registry.register(name, cast("Any", component))
 
 
 def registered() -> dict[str, Algorithm | type[Any]]:
-    """All that has been registered, by name."""
-    return {name: what for name, what in _REGISTERED.items() if name in NAMED or name in PARTS}
+    """The components that are not built in, by name."""
+    registries = (NAMED, *PART_REGISTRIES.values())
+    return {name: part for registry in registries for name, part in registry.items() if name not in _BUILT_IN}
 
 
 @cache
 def load_installed() -> tuple[str, ...]:
-    """Register what installed packages bring, once; the names, sorted."""
-    found = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
-    for entry in found:
+    """Register the components of installed packages, once; returns their names."""
+    points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
+    for point in points:
         try:
-            what = entry.load()
-        except Exception as error:  # a broken package of others must not break every command, but be told of
+            component = point.load()
+        except Exception as error:  # any error of a third-party package
             raise UserError(
-                f"the installed package {entry.dist.name if entry.dist else entry.value} brings the algorithm '{entry.name}', "
-                f"which cannot be loaded ({type(error).__name__}: {error}); update or uninstall it"
+                f"cannot load the algorithm '{point.name}' of the installed package "
+                f"{point.dist.name if point.dist else point.value} ({type(error).__name__}: {error}); "
+                "update or uninstall the package"
             ) from error
-        register(entry.name, what)
-    return tuple(entry.name for entry in found)
+        register(point.name, component)
+    return tuple(point.name for point in points)

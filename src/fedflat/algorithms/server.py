@@ -1,4 +1,4 @@
-"""Server optimisers: how far the server follows the displacement q = target - x."""
+"""Server optimisers: turn the pseudo-displacement q = target - x into an update of the server model x."""
 
 from __future__ import annotations
 
@@ -9,64 +9,101 @@ from typing import Literal
 from torch import Tensor
 
 from fedflat.algorithms.slot import Fields, Slot, State, scalar, vector
+from fedflat.registry import Registry
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
 class Sgd(Slot):
-    """x <- x + server_lr q; FedSWA's alpha is a server_lr above 1."""
+    """Server SGD with learning rate ``server_lr``.
 
-    server_lr: float = param(1.0, "how far the server follows (FedSWA's alpha)", above=0)
+        x <- x + server_lr q
+
+    A ``server_lr`` above 1 is over-relaxation (alpha in FedSWA).
+
+    >>> from torch import tensor
+    >>> Sgd(server_lr=1.5).step(tensor([1.0, 2.0]), tensor([0.2, -0.2]), {})
+    (tensor([1.3000, 1.7000]), {})
+    """
+
+    server_lr: float = param(1.0, "server learning rate (alpha in FedSWA)", above=0)
 
     def step(self, x: Tensor, q: Tensor, state: State) -> tuple[Tensor, State]:
-        """The new model and the optimiser's new state."""
+        """Update the server model.
+
+        Args:
+            x: server model, shape (P,).
+            q: pseudo-displacement, shape (P,).
+            state: this slot's server state.
+
+        Returns:
+            The new model and the changed state.
+        """
         return x + self.server_lr * q, {}
 
-    def may_explode(self) -> str:
-        return f"server_lr={self.server_lr:g} overshoots what the clients found: lower it" if self.server_lr > 2 else ""
+    def divergence_hint(self) -> str | None:
+        if self.server_lr <= 2:
+            return None
+        return f"server_lr={self.server_lr:g} extrapolates far beyond the clients' mean; lower it"
 
 
 @dataclass(frozen=True)
 class Momentum(Sgd):
-    """m <- beta m + q, x <- x + server_lr m (FedAvgM; Hsu et al. 2019)."""
+    """Server SGD with heavy-ball momentum (FedAvgM; Hsu et al. 2019).
 
-    beta: float = param(0.9, "how much of the momentum stays", low=0, high=1)
+        m <- beta m + q
+        x <- x + server_lr m
+
+    >>> from torch import tensor
+    >>> Momentum(beta=0.5).step(tensor([1.0, 2.0]), tensor([0.2, -0.2]), {"m": tensor([0.4, 0.4])})
+    (tensor([1.4000, 2.0000]), {'m': tensor([0.4000, 0.0000])})
+    """
+
+    beta: float = param(0.9, "momentum coefficient", low=0, high=1)
 
     def on_server(self) -> Fields:
-        return (vector("m", sent=False),)
+        return (vector("m", sent=False, momentum="descent"),)
 
     def step(self, x: Tensor, q: Tensor, state: State) -> tuple[Tensor, State]:
         m = self.beta * state["m"] + q
         return x + self.server_lr * m, {"m": m}
 
-    def may_explode(self) -> str:
-        gain = f"{1 / (1 - self.beta):.0f} times" if self.beta < 1 else "without bound"
-        return f"server momentum beta={self.beta} adds up displacements {gain}: lower beta or server_lr"
+    def divergence_hint(self) -> str | None:
+        gain = f"{1 / (1 - self.beta):.0f}-fold" if self.beta < 1 else "without bound"
+        return f"server momentum beta={self.beta} amplifies displacements {gain}; lower beta or server_lr"
 
 
 @dataclass(frozen=True)
 class Adaptive(Sgd, ABC):
-    """m <- beta1 m + (1 - beta1) q, x <- x + server_lr m / (sqrt(v) + tau) (FedOpt; Reddi et al. 2021, Algorithm 2)."""
+    """Adaptive server optimisers of FedOpt (Reddi et al. 2021, Algorithm 2).
 
-    server_lr: float = param(0.1, "how far the server follows", above=0)
-    beta1: float = param(0.9, "how much of the momentum stays", low=0, high=1)
+    m <- beta1 m + (1 - beta1) q
+    x <- x + server_lr m / (sqrt(v) + tau)
+    """
+
+    server_lr: float = param(0.1, "server learning rate", above=0)
+    beta1: float = param(0.9, "decay of the first moment m", low=0, high=1)
     tau: float = param(1e-3, "added to sqrt(v)", above=0)
-    v_init: float | None = param(None, "v before the first round; none is tau^2", low=0)
-    bias_correction: bool = param(False, "whether m and v are corrected for their start, as in Keras and torch")
+    v_init: float | None = param(None, "initial v; none means tau^2", low=0)
+    bias_correction: bool = param(False, "correct m and v for their initial values, as Keras and torch do")
     second_moment_of: Literal["displacement", "momentum"] = param(
-        "displacement", "what is squared: q, or m as in one version of the paper"
+        "displacement", "what v squares: q, or m as in one version of the paper"
     )
 
     def on_server(self) -> Fields:
         start = self.tau**2 if self.v_init is None else self.v_init
-        return (vector("m", sent=False), vector("v", sent=False, start=start), scalar("t", sent=False))
+        return (
+            vector("m", sent=False, momentum="descent"),
+            vector("v", sent=False, start=start),
+            scalar("t", sent=False),
+        )
 
     @abstractmethod
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
-        """The new v."""
+        """The new v from the old one and q^2 (or m^2), all of shape (P,)."""
 
     def corrected(self, v: Tensor, t: Tensor) -> Tensor:
-        """v without the bias of its start; a sum has none."""
+        """v corrected for its initial value after ``t`` rounds; a plain sum needs no correction."""
         return v
 
     def step(self, x: Tensor, q: Tensor, state: State) -> tuple[Tensor, State]:
@@ -78,26 +115,47 @@ class Adaptive(Sgd, ABC):
 
 
 @dataclass(frozen=True)
-class Fading(Adaptive, ABC):
-    """Adaptive with a v that is an average over the last rounds."""
+class ExponentialAdaptive(Adaptive, ABC):
+    """Adaptive optimisers whose second moment v forgets old rounds."""
 
-    beta2: float = param(0.99, "how much of the second moment stays", low=0, high=1)
+    beta2: float = param(0.99, "decay of the second moment v", low=0, high=1)
 
     def corrected(self, v: Tensor, t: Tensor) -> Tensor:
         return v / (1 - self.beta2**t)
 
 
 @dataclass(frozen=True)
-class Adam(Fading):
-    """v <- beta2 v + (1 - beta2) q^2; m <- beta1 m + (1 - beta1) q; x <- x + server_lr m / (sqrt(v) + tau) (Reddi et al. 2021)."""
+class Adam(ExponentialAdaptive):
+    """Adam on the server (FedAdam; Reddi et al. 2021, Algorithm 2).
+
+        m <- beta1 m + (1 - beta1) q
+        v <- beta2 v + (1 - beta2) q^2
+        x <- x + server_lr m / (sqrt(v) + tau)
+
+    >>> from torch import tensor
+    >>> state = {"m": tensor([0.0, 0.0]), "v": tensor([0.0, 0.0]), "t": tensor(0.0)}
+    >>> adam = Adam(server_lr=0.1, beta1=0.5, beta2=0.75, tau=1.0)
+    >>> x, state = adam.step(tensor([1.0, 2.0]), tensor([2.0, -4.0]), state)
+    >>> state["m"], state["v"], x  # 1 + 0.1 * 1 / (sqrt(1) + 1)
+    (tensor([ 1., -2.]), tensor([1., 4.]), tensor([1.0500, 1.9333]))
+    """
 
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
         return self.beta2 * v + (1 - self.beta2) * squared
 
 
 @dataclass(frozen=True)
-class Yogi(Fading):
-    """FedYogi: v <- v - (1 - beta2) q^2 sign(v - q^2), otherwise as FedAdam (Reddi et al. 2021)."""
+class Yogi(ExponentialAdaptive):
+    """Yogi on the server (FedYogi; Reddi et al. 2021, Algorithm 2).
+
+        m <- beta1 m + (1 - beta1) q
+        v <- v - (1 - beta2) q^2 sign(v - q^2)
+        x <- x + server_lr m / (sqrt(v) + tau)
+
+    >>> from torch import tensor
+    >>> Yogi(beta2=0.75).second_moment(v=tensor([1.0, 5.0]), squared=tensor([4.0, 4.0]))
+    tensor([2., 4.])
+    """
 
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
         return v - (1 - self.beta2) * squared * (v - squared).sign()
@@ -105,12 +163,23 @@ class Yogi(Fading):
 
 @dataclass(frozen=True)
 class Adagrad(Adaptive):
-    """FedAdagrad: v <- v + q^2, otherwise as FedAdam with beta1 = 0 (Reddi et al. 2021)."""
+    """Adagrad on the server (FedAdagrad; Reddi et al. 2021, Algorithm 2).
 
-    beta1: float = param(0.0, "how much of the momentum stays", low=0, high=1)
+        m <- beta1 m + (1 - beta1) q
+        v <- v + q^2
+        x <- x + server_lr m / (sqrt(v) + tau)
+
+    >>> from torch import tensor
+    >>> Adagrad().second_moment(v=tensor([1.0, 5.0]), squared=tensor([4.0, 4.0]))
+    tensor([5., 9.])
+    """
+
+    beta1: float = param(0.0, "decay of the first moment m", low=0, high=1)
 
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
         return v + squared
 
 
-SERVERS: dict[str, type[Sgd]] = {"sgd": Sgd, "momentum": Momentum, "adam": Adam, "yogi": Yogi, "adagrad": Adagrad}
+SERVERS: Registry[type[Sgd]] = Registry("server optimiser", see="fedflat algorithms", namespace="algorithm parts")
+for _name, _optimiser in {"sgd": Sgd, "momentum": Momentum, "adam": Adam, "yogi": Yogi, "adagrad": Adagrad}.items():
+    SERVERS.register(_name, _optimiser)

@@ -1,12 +1,13 @@
-"""What every slot shares: where a client stands, what is kept and sent, and one unit of length.
+"""Building blocks shared by all slots: declared state, the context of a local step, and the cohort's averaged results.
 
-A slot is written for one client on flat vectors. Its state is declared, field by field, so that engines can store it, send it and
-count it; the names are the slot's own. What clients send is only ever averaged, so partial sums may be taken anywhere.
+A slot is written for one client and works on flat vectors of P numbers, P being the number of trained parameters.
+It declares its state field by field, so that engines can store, send and count it. Client messages are only ever
+averaged, so engines may form partial sums anywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -16,44 +17,53 @@ from torch import Tensor
 from fedflat.models.layout import Layout
 
 State = dict[str, Tensor]
+"""Tensors by field name: vectors of shape (P,) and scalars of shape ()."""
 Gradient = Callable[[Tensor], Tensor]
-"""The gradient of the current batch's loss at a point: each call is one backward pass."""
+"""Maps a point of shape (P,) to the gradient of the current batch's loss there; each call is one backward pass."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """One piece of state: a vector like the model, or a scalar."""
+    """One piece of a slot's state: a vector of shape (P,) or a scalar of shape ()."""
 
     name: str
     vector: bool = True
     start: float | Literal["model"] = 0.0
+    """Initial value of every entry; ``"model"`` starts as a copy of the initial model."""
     sent: bool = True
-    """On the server: whether clients receive it."""
+    """For server state: whether clients receive it."""
     by_samples: bool = False
-    """In a message: averaged by the clients' sample counts instead of uniformly."""
+    """For messages: average weighted by sample counts instead of uniformly."""
+    momentum: Literal["ascent", "descent"] | None = None
+    """For server state: marks the slot's momentum, in gradient units (ascent) or displacement units (descent)."""
 
     def new(self, x: Tensor) -> Tensor:
-        """Its value before the first round, for a model ``x``."""
+        """The initial value for a model ``x`` of shape (P,)."""
         if self.start == "model":
             return x.clone()
-        return (
-            torch.full_like(x, self.start)
-            if self.vector
-            else torch.full((), self.start, dtype=x.dtype, device=x.device)
-        )
+        if self.vector:
+            return torch.full_like(x, self.start)
+        return torch.full((), self.start, dtype=x.dtype, device=x.device)
 
     def scalars(self, size: int) -> int:
-        """How many numbers it is on the wire, for a model of ``size`` numbers."""
+        """How many numbers are sent for a model of ``size`` parameters."""
         return size if self.vector else 1
 
 
-def vector(name: str, *, start: float | Literal["model"] = 0.0, sent: bool = True, by_samples: bool = False) -> Field:
-    """A field as long as the model."""
-    return Field(name, True, start, sent, by_samples)
+def vector(
+    name: str,
+    *,
+    start: float | Literal["model"] = 0.0,
+    sent: bool = True,
+    by_samples: bool = False,
+    momentum: Literal["ascent", "descent"] | None = None,
+) -> Field:
+    """Declare a state vector of shape (P,); the arguments are those of ``Field``."""
+    return Field(name, True, start, sent, by_samples, momentum)
 
 
 def scalar(name: str, *, start: float = 0.0, sent: bool = True) -> Field:
-    """A field of a single number."""
+    """Declare a scalar; the arguments are those of ``Field``."""
     return Field(name, False, start, sent)
 
 
@@ -61,106 +71,124 @@ Fields = tuple[Field, ...]
 
 
 def new_state(fields: Fields, x: Tensor) -> State:
-    """The state that some fields start with."""
+    """The initial state of ``fields`` for a model ``x`` of shape (P,)."""
     return {field.name: field.new(x) for field in fields}
 
 
-class At(NamedTuple):
-    """Where a client stands: all that a slot may look at. Numbers that change are tensors, so that a step can be captured whole."""
+class LocalContext(NamedTuple):
+    """Everything that a slot can see during a client's round.
+
+    Quantities that change between steps are tensors, so that an engine can capture a step as a CUDA graph.
+    """
 
     y: Tensor
-    """The local iterate."""
+    """Current local iterate y_k, shape (P,)."""
     z: Tensor
-    """The model it received, from which it started."""
+    """Received model, from which local training started, shape (P,)."""
     server: State
-    """This slot's vectors that were sent down."""
+    """This slot's server state that was sent to clients."""
     client: State
-    """This slot's vectors that the client keeps between rounds."""
+    """This slot's client state, kept between rounds."""
     local: State
-    """What this slot set up at the start of the round and changed since; its names are fixed then."""
+    """This slot's state within the round: created by ``begin``, updated by every step."""
     drift: State
-    """What the drift slot set up: a perturbation may follow it."""
+    """The drift slot's ``local`` state, which a perturbation may read."""
     step: Tensor
-    """k, from 0."""
+    """Step k, counted from 0, shape ()."""
     steps: Tensor
-    """K, the number of steps of this client in this round."""
-    rates: Tensor
-    """H: the sum of the learning rates used so far in this round."""
+    """Number of local steps K of this client in this round, shape ()."""
+    lr_sum: Tensor
+    """H: sum of the learning rates of the steps taken so far in this round, shape ()."""
     first_lr: Tensor
-    """The learning rate of step 0."""
+    """Learning rate of step 0, shape ()."""
     final_lr: Tensor
-    """The learning rate that step K would have, which is not taken."""
+    """Learning rate that step K would have; K-1 is the last step taken, shape ()."""
     round: Tensor
-    """t, from 0."""
+    """Round t, counted from 0, shape ()."""
     layout: Layout
+    """Names and shapes of the parameters in a flat vector."""
     offset: Tensor | None = None
-    """The current perturbation e, once it is known."""
+    """Current perturbation e_k, shape (P,), once it is known."""
     own_gradient: Tensor | None = None
-    """The gradient of this client's whole data at z, where the drift asks for it."""
+    """Full-batch gradient of this client at z, shape (P,), if the drift requests it."""
     common_gradient: Tensor | None = None
-    """The mean of the cohort's whole gradients at z, by samples, where the drift asks for it."""
+    """The cohort's mean full-batch gradient at z weighted by samples, shape (P,), if the drift requests it."""
 
     def perturbed(self, point: Tensor) -> Tensor:
-        """A point shifted by the current perturbation."""
+        """``point`` shifted by the current perturbation."""
         return point if self.offset is None else point + self.offset
 
     @property
-    def moved(self) -> Tensor:
-        """D = y - z, the displacement so far."""
+    def displacement(self) -> Tensor:
+        """D = y - z, shape (P,)."""
         return self.y - self.z
 
     @property
     def mean_direction(self) -> Tensor:
-        """u = (z - y) / H, the displacement in gradient units."""
-        return (self.z - self.y) / self.rates
+        """u = (z - y) / H: the mean direction of the steps taken so far, in gradient units, shape (P,)."""
+        return (self.z - self.y) / self.lr_sum
+
+
+class CohortMeans(NamedTuple):
+    """Averages over the cohort of what its clients sent in a round; vectors have shape (P,)."""
+
+    x: Tensor
+    """Server model at the start of the round."""
+    z: Tensor
+    """Broadcast model."""
+    displacement: Tensor
+    """Mean displacement D_i, by the aggregation weights."""
+    uniform: Tensor
+    """Uniform mean of the displacements, for duals and control variates."""
+    direction: Tensor
+    """Uniform mean of (z - y_K) / H_i: displacements in gradient units."""
+    mean: State
+    """Means of this slot's messages."""
+    share: float
+    """Cohort size divided by the number of clients, |S| / N."""
+    round: int
+    """Round t, counted from 0."""
+    common_gradient: Tensor | None = None
+    """The cohort's mean full-batch gradient at z, if the drift requests it."""
 
 
 def unit(v: Tensor) -> Tensor:
-    """v / ||v|| by one l2 norm over all parameters; zero stays zero."""
+    """v / ||v||, with one l2 norm over all P entries; a zero vector stays zero.
+
+    >>> unit(torch.tensor([3.0, 4.0]))
+    tensor([0.6000, 0.8000])
+    """
     length: Tensor = v.norm()
     return v / (length + 1e-12)
 
 
 class Slot:
-    """The state a slot declares; none unless it says otherwise."""
+    """Base of drifts, perturbations, learning-rate schedules and server optimisers; stateless unless overridden."""
 
     def on_server(self) -> Fields:
-        """What the server keeps for this slot."""
+        """State that the server keeps for this slot."""
         return ()
 
     def on_client(self) -> Fields:
-        """What each client keeps for this slot between rounds."""
+        """State that each client keeps for this slot between rounds."""
         return ()
 
     def sends(self) -> Fields:
-        """What a client sends for this slot beside its displacement."""
+        """What a client sends for this slot in addition to its displacement."""
         return ()
 
-    def may_explode(self) -> str:
-        """Why this slot may make a run diverge and what to change, where that is known of it."""
-        return ""
+    def conflict(self, slots: Mapping[str, Slot]) -> str | None:
+        """Why this slot cannot be combined with the others, or None if it can.
 
-    def needs_the_mean(self) -> str:
-        """Why what clients send must be averaged and nothing else, such as a robust centre, has a meaning; empty where it has one."""
-        return ""
+        Args:
+            slots: the algorithm's slots by name: drift, perturbation, lr_schedule, server.
+        """
+        return None
 
+    def divergence_hint(self) -> str | None:
+        """Why this slot may make a run diverge and what to change, if there is a known risk."""
+        return None
 
-class Returned(NamedTuple):
-    """What came back from a cohort, averaged."""
-
-    x: Tensor
-    """The server's model at the start of the round."""
-    z: Tensor
-    """The model that was broadcast."""
-    displacement: Tensor
-    """The clients' displacements, averaged by the aggregation weights."""
-    uniform: Tensor
-    """The clients' displacements, averaged uniformly: for duals and control vectors."""
-    direction: Tensor
-    """The uniform mean of (z - y_i) / H_i: displacements in gradient units."""
-    mean: State
-    """This slot's messages, averaged."""
-    share: float
-    """|cohort| / |clients|."""
-    round: int
-    common_gradient: Tensor | None = None
+    def requires_mean(self) -> str | None:
+        """Why robust aggregation must not replace the mean of client messages, or None if it may."""
+        return None

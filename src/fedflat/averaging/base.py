@@ -1,4 +1,4 @@
-"""Averages of the server's models over rounds. They are evaluated and never fed back into training."""
+"""Interface of averages over rounds, which are evaluated but never fed back into training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Ring(Protocol):
-    """A fixed number of vectors kept by position."""
+    """A fixed number of stored vectors, addressed by position."""
 
     def __setitem__(self, position: int, vector: Tensor) -> None: ...
     def __getitem__(self, position: int) -> Tensor: ...
@@ -19,59 +19,60 @@ class Ring(Protocol):
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What an average may know of the run it belongs to."""
+    """What an average may know about its run; P is the number of entries of a model vector."""
 
     rounds: int
+    """Number of rounds T."""
     cycle: int
-    """After how many rounds the local rate repeats: SWA captures once per cycle."""
+    """Rounds after which the learning-rate schedule repeats; SWA captures one model per cycle."""
     classifier: Tensor
-    """A boolean vector, true where the last linear layer lies."""
+    """Boolean vector of shape (P,), true for the last linear layer."""
     ring: Callable[[str, int], Ring]
-    """A new ring, by name and number of vectors."""
+    """Creates a ring from a name and a number of vectors."""
     first: int = 0
-    """Rounds that the run's first model has behind it."""
+    """Rounds completed before the run started, e.g. by the run it continues."""
 
 
 class AverageState(ABC):
-    """An average in the middle of a run."""
+    """The state of an average during a run."""
 
-    def before(self, round: int, x: Tensor) -> None:  # noqa: B027 - most averages only look after a round
-        """Called with the server's model before a round."""
+    def before(self, round: int, x: Tensor) -> None:  # noqa: B027 - most averages need only ``after``
+        """Called before ``round`` (counted from 0) with the server model of shape (P,)."""
 
     @abstractmethod
     def after(self, round: int, x: Tensor) -> None:
-        """Called with the server's model after a round."""
+        """Called after ``round`` (counted from 0) with the server model of shape (P,)."""
 
     @abstractmethod
     def model(self, x: Tensor) -> Tensor | None:
-        """The average as a model, ``x`` being the server's; None while there is none."""
+        """The averaged model of shape (P,) given the server model ``x``; None before the first one exists."""
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint must hold."""
+        """Tensors to store in a checkpoint."""
 
     @abstractmethod
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Go on from what ``tensors`` gave."""
+        """Restore the state returned by ``tensors``."""
 
 
 @dataclass(frozen=True)
 class Average(ABC):
-    """A way to average the server's models over rounds."""
+    """An average of server models over rounds, described by its parameters."""
 
     @abstractmethod
-    def begin(self, scene: RunInfo, x: Tensor) -> AverageState:
-        """The average of a run that starts at ``x``."""
+    def begin(self, info: RunInfo, x: Tensor) -> AverageState:
+        """The initial state for a run that starts at the model ``x`` of shape (P,)."""
 
-    def averages_nothing(self, scene: RunInfo) -> str:
-        """Why a run gives it no model to average, and what to change, in words; empty where it gives some."""
-        return ""
+    def warning(self, info: RunInfo) -> str | None:
+        """Why this run gives the average no model to average and what to change, or None if it does."""
+        return None
 
 
-def rounds_before(share: float, rounds: int) -> int:
-    """How many rounds a share of them is, in whole ones; what floating point takes off a whole one does not count.
+def rounds_before(fraction: float, rounds: int) -> int:
+    """``fraction * rounds`` rounded down, ignoring floating-point error.
 
     >>> rounds_before(0.58, 100), rounds_before(0.75, 10)
     (58, 7)
     """
-    return int(share * rounds + 1e-9)
+    return int(fraction * rounds + 1e-9)

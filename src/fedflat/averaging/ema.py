@@ -1,4 +1,4 @@
-"""The exponential moving average of global models."""
+"""Exponential moving average of server models."""
 
 from __future__ import annotations
 
@@ -12,15 +12,30 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Ema(Average):
-    """w <- decay w + (1 - decay) x^{t+1}, starting at x^1."""
+    """Exponential moving average of server models.
 
-    decay: float = param(0.99, "how much of the average stays in a round", low=0, high=1)
+        w <- decay w + (1 - decay) x
 
-    def begin(self, scene: RunInfo, x: Tensor) -> AverageState:
-        return _RunningEma(self.decay)
+    It starts at the model after the first round.
+
+    >>> from torch import tensor
+    >>> from fedflat.testing import run_info
+    >>> state = Ema(decay=0.75).begin(run_info(rounds=2), tensor([0.0, 0.0]))
+    >>> for round, x in enumerate([tensor([1.0, 2.0]), tensor([5.0, 6.0])]):
+    ...     state.after(round, x)
+    >>> state.model(x)  # 0.75 [1, 2] + 0.25 [5, 6]
+    tensor([2., 3.])
+    """
+
+    decay: float = param(0.99, "weight of the previous average", low=0, high=1)
+
+    def begin(self, info: RunInfo, x: Tensor) -> AverageState:
+        return EmaState(self.decay)
 
 
-class _RunningEma(AverageState):
+class EmaState(AverageState):
+    """The average in double precision, None before the first round."""
+
     def __init__(self, decay: float) -> None:
         self.decay = decay
         self.mean: Tensor | None = None

@@ -1,4 +1,4 @@
-"""Server-side stochastic weight averaging."""
+"""Stochastic weight averaging on the server."""
 
 from __future__ import annotations
 
@@ -14,37 +14,52 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Swa(Average):
-    """The mean of models captured once per cycle after ``start``: x_swa <- (n x_swa + x) / (n + 1) (Caldarola et al. 2022, Algorithm 1).
+    """Mean of models captured once per cycle (SWA; Caldarola et al. 2022, Algorithm 1).
 
-    The cycle is that of the local rate (``cyclic``), or ``every``. From the start until the first capture it is the model of that moment.
+        w <- (n w + x) / (n + 1)
+
+    n counts the captured models. Averaging begins after a fraction ``start`` of the rounds; until the first capture,
+    w is the model at that time. The cycle is that of the learning-rate schedule (``cyclic``) unless ``every`` is set.
+
+    >>> from torch import tensor
+    >>> from fedflat.testing import run_info
+    >>> state = Swa(start=0.0, every=1).begin(run_info(rounds=3), tensor([9.0, 9.0]))
+    >>> models = [tensor([7.0, 7.0]), tensor([1.0, 2.0]), tensor([3.0, 6.0])]
+    >>> for round, x in enumerate(models):
+    ...     state.before(round, x)
+    ...     state.after(round, x)
+    >>> state.model(x)  # the released rule captures from the second round on
+    tensor([2., 4.])
     """
 
-    start: float = param(0.75, "share of the rounds after which averaging begins", low=0, high=1)
-    every: int | None = param(None, "rounds between captures; none is the cycle of the local rate", low=1)
+    start: float = param(0.75, "fraction of the rounds after which averaging begins", low=0, high=1)
+    every: int | None = param(None, "rounds between captures; none uses the schedule's cycle", low=1)
     weighting: Literal["mean", "literal"] = param(
-        "mean", "plain mean of the captured models (released), or n = t / c as printed"
+        "mean", "plain mean of the captured models as in the published code, or n = t / c as printed"
     )
     capture_phase: Literal["released", "cycle_end"] = param(
-        "released", "capture when t - start is a multiple of c, or at the lowest rate"
+        "released", "capture when t - start is a multiple of c, or at the lowest learning rate of a cycle"
     )
 
-    def begin(self, scene: RunInfo, x: Tensor) -> AverageState:
-        return self._running(scene)
+    def begin(self, info: RunInfo, x: Tensor) -> AverageState:
+        return self._state(info)
 
-    def averages_nothing(self, scene: RunInfo) -> str:
-        running = self._running(scene)
-        if any(running.captures(round) for round in range(running.start, scene.rounds)):
-            return ""
+    def warning(self, info: RunInfo) -> str | None:
+        state = self._state(info)
+        if any(state.captures(round) for round in range(state.start, info.rounds)):
+            return None
         return (
-            f"SWA averages nothing in these {scene.rounds} rounds: it begins after {running.start} of them and captures a model every "
-            f"{running.cycle} from then on; use more rounds, a shorter cycle, an earlier start, or captures apart from the cycle (every=1)"
+            f"SWA captures no model in {info.rounds} rounds: it starts after round {state.start} and captures every "
+            f"{state.cycle} rounds; use more rounds, a shorter cycle, an earlier start, or every=1"
         )
 
-    def _running(self, scene: RunInfo) -> _RunningSwa:
-        return _RunningSwa(self, max(rounds_before(self.start, scene.rounds), scene.first), self.every or scene.cycle)
+    def _state(self, info: RunInfo) -> SwaState:
+        return SwaState(self, max(rounds_before(self.start, info.rounds), info.first), self.every or info.cycle)
 
 
-class _RunningSwa(AverageState):
+class SwaState(AverageState):
+    """The mean in double precision and the number of captured models."""
+
     def __init__(self, spec: Swa, start: int, cycle: int) -> None:
         self.spec, self.start, self.cycle = spec, start, cycle
         self.mean: Tensor | None = None
@@ -62,7 +77,7 @@ class _RunningSwa(AverageState):
         self.captured += 1
 
     def captures(self, round: int) -> bool:
-        """Whether the model after a round is one of those averaged."""
+        """Whether the model after ``round`` enters the mean."""
         if self.spec.capture_phase == "cycle_end":
             return round >= self.start and (round + 1) % self.cycle == 0
         first = self.start if self.spec.weighting == "literal" else self.start + 1

@@ -1,4 +1,4 @@
-"""WiMA: the average over a window of global models."""
+"""WiMA: average over a window of server models."""
 
 from __future__ import annotations
 
@@ -14,26 +14,40 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Wima(Average):
-    """The mean of the last W global models: w = (1/W) sum_{j<W} x^{t+1-j} (Caldarola et al., WiMA, eq. 4).
+    """Mean of the last W server models (WiMA; Caldarola et al., eq. 4).
 
-    Before W rounds are done it is the mean of those there are; the initial model never enters.
+        w = (1 / W) sum_{j<W} x^{t+1-j}
+
+    During the first W rounds it is the mean of the models so far; the initial model is excluded.
+
+    >>> from torch import tensor
+    >>> from fedflat.testing import run_info
+    >>> state = Wima(window=2).begin(run_info(rounds=3), tensor([9.0, 9.0]))
+    >>> for round, x in enumerate([tensor([7.0, 7.0]), tensor([1.0, 2.0]), tensor([3.0, 6.0])]):
+    ...     state.after(round, x)
+    >>> state.model(x)  # ([1, 2] + [3, 6]) / 2
+    tensor([2., 4.])
     """
 
-    window: int = param(100, "number of models in the window (W)", low=1)
-    part: Literal["all", "classifier", "features"] = param("all", "what is averaged; the rest is the server's own")
+    window: int = param(100, "number of models W", low=1)
+    part: Literal["all", "classifier", "features"] = param(
+        "all", "parameters to average; the others are those of the server model"
+    )
 
-    def begin(self, scene: RunInfo, x: Tensor) -> AverageState:
-        return _RunningWima(self, scene, x)
+    def begin(self, info: RunInfo, x: Tensor) -> AverageState:
+        return WimaState(self, info, x)
 
 
-class _RunningWima(AverageState):
-    def __init__(self, spec: Wima, scene: RunInfo, x: Tensor) -> None:
+class WimaState(AverageState):
+    """The sum of the window's models, and a ring that holds them."""
+
+    def __init__(self, spec: Wima, info: RunInfo, x: Tensor) -> None:
         self.window = spec.window
-        self.ring = scene.ring(f"wima-{spec.window}-{spec.part}", spec.window)
-        # In double precision, so that adding and removing thousands of models leaves no trace of the ones removed.
+        self.ring = info.ring(f"wima-{spec.window}-{spec.part}", spec.window)
+        # Double precision keeps rounding errors of removed models out of the sum.
         self.sum = torch.zeros_like(x, dtype=torch.float64)
         self.rounds = 0
-        self.averaged = {"all": None, "classifier": scene.classifier, "features": ~scene.classifier}[spec.part]
+        self.averaged = {"all": None, "classifier": info.classifier, "features": ~info.classifier}[spec.part]
 
     def after(self, round: int, x: Tensor) -> None:
         position = self.rounds % self.window

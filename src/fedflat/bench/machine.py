@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fedflat.engines.cpu.worker_pool import available_cores
+from fedflat.cores import available_cores
 
 PACKAGES = ("fedflat", "torch", "numpy", "flwr", "ray", "pfl")
 PROC = Path("/proc")

@@ -18,7 +18,7 @@ import torch
 from fedflat.bench.machine import host_memory, pause
 from fedflat.bench.setting import BenchmarkSetting
 from fedflat.errors import UserError
-from fedflat.processes import ChildDied, ChildProcess, close
+from fedflat.processes import ChildDied, ChildProcess, close_children
 
 PATIENCE = 20.0
 """Seconds that a contender has to exit by itself."""
@@ -151,7 +151,7 @@ class Performer:
     def end(self) -> None:
         """End the contender's process."""
         self.pause(False)
-        close([self._child], PATIENCE)
+        close_children([self._child], PATIENCE)
 
 
 def _perform(pipe: Connection, contender: Contender) -> None:

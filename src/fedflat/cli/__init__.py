@@ -1,4 +1,4 @@
-"""The command line: one file per group of commands."""
+"""The ``fedflat`` command line: one module per command. May import every other package."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """The entry point: every mistake is one sentence on stderr, and a pipe that nobody reads any more is no mistake."""
-    # Read by torch when it is loaded: threads that spin while they wait make a measurement take minutes where others use the cores too.
+    """Entry point: errors become messages on stderr; a closed pipe is not an error."""
+    # Read by torch at import: spinning threads slow measurements down on busy cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -18,14 +18,14 @@ def main() -> None:
     try:
         from fedflat.cli.application import (
             app,
-        )  # here, so that an interruption is no traceback even while modules are read
+        )  # imported here, so that Ctrl-C during imports prints no traceback
 
         try:
             app(prog_name="fedflat")
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes once more at its end, so that stdout must lead somewhere.
+        # Python flushes stdout at exit, so it must stay open.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except KeyboardInterrupt:

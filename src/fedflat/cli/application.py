@@ -1,10 +1,11 @@
-"""The command fedflat, put together."""
+"""The ``fedflat`` application with all commands."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import typer
+from click import NoSuchOption
 from typer.core import TyperGroup
 
 from fedflat import __version__
@@ -31,15 +32,22 @@ from fedflat.cli.lookup.papers import papers
 from fedflat.cli.lookup.settings import settings
 from fedflat.cli.shared.arguments import keep_help
 from fedflat.cli.shared.error_reporting import errors_as_messages
+from fedflat.experiment.setting_names import suggest_setting
 
 
 class Application(TyperGroup):
-    """The commands; whichever is called, its mistakes are told in a sentence."""
+    """A command group that reports errors as messages."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Call the command that was asked for."""
+        """Invoke a command; an unknown option that is another framework's name for a setting suggests ours."""
         with errors_as_messages():
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            except NoSuchOption as error:
+                flag = f"--{(suggest_setting(error.option_name) or '').replace('_', '-')}"
+                if error.ctx and any(flag in option.opts for option in error.ctx.command.params):
+                    raise NoSuchOption(error.option_name, possibilities=[flag], ctx=error.ctx) from None
+                raise
 
 
 keep_help()
@@ -64,7 +72,7 @@ def fedflat(
         False, "--version", callback=_version, is_eager=True, help="print the version and stop"
     ),
 ) -> None:
-    """Federated learning that finds flat minima under heterogeneous data, and proves it.
+    """Federated learning that finds flat minima under heterogeneous data and measures how flat they are.
 
     Example: fedflat compare fedavg fedsam fedmoswa --rounds 50
     """

@@ -281,14 +281,15 @@ AUGMENTATIONS: Registry[type[AugmentationStep]] = Registry("augmentation", see="
 
 The position of a step is also the number of its random stream, so new ones go to the end.
 """
-for _name, _step in {
+_BUILT_IN: dict[str, type[AugmentationStep]] = {
     "crop-flip": CropFlip,
     "cutout": Cutout,
     "mixup": Mixup,
     "random-resized-crop": RandomResizedCrop,
     "scale-crop": ScaleCrop,
     "flip": Flip,
-}.items():
+}
+for _name, _step in _BUILT_IN.items():
     AUGMENTATIONS.register(_name, _step)
 
 

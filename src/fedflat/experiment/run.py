@@ -94,8 +94,7 @@ class Run:
         self.folder = RunFolder(folder) if folder else None
         self._data_are_local = engine is None
         self.history: list[dict[str, Any]] = []
-        self.record: Record | None = None
-        """The outcome, once the run has ended or paused."""
+        self.record: Record | None = None  # set when the run ends or pauses
         self._loss = torch.tensor(math.nan)
         self.training = training_of(config, self.algorithm, len(self.partition.clients))
         self._sampler = sampler_of(config, len(self.partition.clients))
@@ -108,8 +107,6 @@ class Run:
         self._interval = CheckpointInterval(config.engine.checkpoint_every)
         self._begun = self._session = time.monotonic()
         self.engine: Engine = engine(self) if engine else engine_for(config, self.problem, self._own)
-
-    # --- life cycle ---
 
     def go(self) -> Record:
         """Run to the end, from the last checkpoint if there is one."""
@@ -209,8 +206,6 @@ class Run:
         self._checkpoint()
         return Verdict("paused", reason)
 
-    # --- one round ---
-
     def _round(self) -> None:
         server, number = self.server, self.rounds
         for store in self._stores.values():
@@ -244,8 +239,6 @@ class Run:
         """A client with its examples and state."""
         return Client(number, self.partition.clients[number], *self._clients.read(number))
 
-    # --- evaluation ---
-
     @property
     def primary(self) -> str:
         """The primary model: the last average, or ``server`` without averages."""
@@ -275,12 +268,8 @@ class Run:
         record: dict[str, Any] = {"round": self.rounds, "train_loss": _finite(self.loss)}
         for part in self.problem.held_out:
             record[part] = {name: self._metrics(parts[part]) for name, parts in scores.items()}
-        record |= {
-            "backward_passes": cost.backward_passes,
-            "samples": cost.samples,
-            "bytes_down": cost.floats_down * item,
-            "bytes_up": cost.floats_up * item,
-        }
+        record |= {"backward_passes": cost.backward_passes, "samples": cost.samples}
+        record |= {"bytes_down": cost.floats_down * item, "bytes_up": cost.floats_up * item}
         timing: dict[str, Any] = {"round": self.rounds}
         if self._observer.due(self.rounds):
             record["flatness"] = self._observer.figures(models, scores)
@@ -301,8 +290,6 @@ class Run:
                 f"the task's metric is {self.metric!r}, but it reports only {', '.join(values)}; report that metric too"
             )
         return {name: _finite(value) for name, value in values.items()}
-
-    # --- on disk ---
 
     def _open(self) -> float:
         """Set up stores and averages and restore the last checkpoint; returns the seconds spent before."""
@@ -339,7 +326,7 @@ class Run:
             lambda name, _: self._open_rows(name, len(flat)),
             self.config.init_rounds,
         )
-        for warning in filter(None, (average.averages_nothing(info) for average in self.algorithm.averages)):
+        for warning in filter(None, (average.warning(info) for average in self.algorithm.averages)):
             warnings.warn(warning, stacklevel=2)
         return {average_name(average): average.begin(info, flat) for average in self.algorithm.averages}
 

@@ -68,7 +68,7 @@ def diverged(weights: Tensor, loss: float, algorithm: Algorithm, config: Config)
     if bool(torch.isfinite(weights).all()) and math.isfinite(loss) and loss < EXPLODED:
         return ""
     symptom = f"the training loss exploded to {loss:.3g}" if math.isfinite(loss) else "the model is no longer finite"
-    causes = [slot.may_explode() for _, slot in algorithm.slots() if slot.may_explode()]
+    causes = [slot.divergence_hint() for _, slot in algorithm.slots() if slot.divergence_hint()]
     lr = config.training.lr
     clip = "" if config.training.clip is not None else ", or clip (training.clip=10)"
     too_high = f"the learning rate {lr:g} is too high for this problem: try {lr / 3:.2g}{clip}"

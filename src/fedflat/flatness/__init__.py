@@ -1,7 +1,8 @@
 """Flatness of a loss around a model: curvature, sharpness and landscapes, for any torch module, loss and data.
 
 Holds only mathematics on modules and tensors. May import ``fedflat.models.layout``, ``fedflat.errors`` and nothing
-else."""
+else.
+"""
 
 from fedflat.flatness.curvature.density import Density
 from fedflat.flatness.curvature.lanczos import Eigenpairs, Ends, Largest, lanczos

@@ -230,7 +230,7 @@ class Objective:
         for before, after in zip(first, second, strict=True):
             if float((before - after).norm()) > slack * float(before.norm()) + torch.finfo(self.dtype).eps:
                 raise UserError(
-                    f"the loss of this model is not deterministic ({float(first[0]):.6g}, then {float(second[0]):.6g}); "
+                    f"the loss is not deterministic ({float(first[0]):.6g}, then {float(second[0]):.6g}); "
                     "disable randomness in its forward pass and its data, such as dropout or augmentation"
                 )
 

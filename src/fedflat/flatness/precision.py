@@ -2,7 +2,8 @@
 
 Since torch 2.9 there are two sets of switches. Setting an old one also sets the new ones, but not vice versa, and
 torch refuses to read an old one that disagrees. Hence the old switches are set first, then the new ones where they
-are in use."""
+are in use.
+"""
 
 from __future__ import annotations
 

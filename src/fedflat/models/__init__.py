@@ -1,7 +1,7 @@
-"""Models, one module per family, each named by a text such as ``resnet18(norm=batch,stem=torchvision)``.
+"""Models, one module per family, named by texts such as ``resnet18(norm=batch,stem=torchvision)``.
 
-All of them start from torch's default init (transformers from timm's), keep no state but parameters (and the buffers of
-``norm=batch``), work in place on nothing, and so run under ``torch.func.functional_call`` and ``vmap``.
+All use torch's default initialisation (transformers timm's), have no state except parameters and BatchNorm buffers, and
+work under ``torch.func.functional_call`` and ``vmap``. Imports only ``registry``, ``text`` and ``errors`` of fedflat.
 """
 
 from fedflat.models.adapters import merge_adapters
@@ -14,21 +14,22 @@ from fedflat.models.registry import (
     names,
     parameter_count,
 )
-from fedflat.models.spec import ImageModelSpec, ModelSpec
-from fedflat.models.trained import freeze, trained_parts, trained_sentence
+from fedflat.models.spec import ImageModelSpec, ModelExample, ModelSpec
+from fedflat.models.trained import describe_trained, freeze, trained_parts
 
 __all__ = [
     "MODELS",
     "ImageModelSpec",
+    "ModelExample",
     "ModelSpec",
     "build",
     "canonical_model",
     "classifier_parameters",
+    "describe_trained",
     "freeze",
     "merge_adapters",
     "model_spec",
     "names",
     "parameter_count",
     "trained_parts",
-    "trained_sentence",
 ]

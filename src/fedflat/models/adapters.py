@@ -1,8 +1,8 @@
-"""Low-rank adapters (LoRA; Hu et al. 2022): a frozen linear layer W with a small trained change.
+"""Low-rank adapters (LoRA; Hu et al. 2022): a frozen linear layer W with a trained low-rank update.
 
-    y = W x + b + (alpha / r) B A x,    A: r x in, drawn as a linear layer is,    B: out x r, zero at the start
+    y = W x + b + (alpha / r) B A x,    A: r x in, initialised like a linear layer,    B: out x r, initially zero
 
-so that an adapted model begins as the model itself. Adapted layers keep the names of their weights; A and B lie beside them.
+An adapted model thus starts as the original. Adapted layers keep the names of their weights and gain A and B.
 
 >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
 >>> add_adapters(model, [Adapter("0")], rank=2, alpha=4)
@@ -22,13 +22,19 @@ from torch.nn import functional as F
 
 A, B = "lora_a_weight", "lora_b_weight"
 QUERY_AND_VALUE = frozenset({"query", "value", "q", "v", "q_proj", "v_proj", "to_q", "to_v", "wq", "wv"})
-"""How models call the layers of attention that are adapted by default, where each is a layer of its own."""
+"""Names of separate query and value layers, which are adapted by default."""
 JOINED = "qkv"
-"""How models call query, key and value where they are one layer, in this order."""
+"""Name of a layer that computes query, key and value, in this order."""
 
 
 class Adapter(NamedTuple):
-    """A layer to adapt: its name, into how many equal pieces its outputs are cut, and which of them are adapted, each by an A and B."""
+    """A layer to adapt.
+
+    Attributes:
+        layer: its name.
+        pieces: number of equal pieces of its outputs.
+        adapted: the pieces that get an A and B each.
+    """
 
     layer: str
     pieces: int = 1
@@ -36,7 +42,7 @@ class Adapter(NamedTuple):
 
 
 class LowRankLinear(nn.Linear):
-    """A linear layer with an adapter on some equal pieces of its outputs."""
+    """A linear layer with adapters on some equal pieces of its outputs; see ``Adapter``."""
 
     def __init__(
         self, base: nn.Linear, rank: int, alpha: float, pieces: int = 1, adapted: tuple[int, ...] = (0,)
@@ -53,30 +59,30 @@ class LowRankLinear(nn.Linear):
         nn.init.kaiming_uniform_(self.lora_a_weight, a=math.sqrt(5))
 
     def forward(self, input: Tensor) -> Tensor:
-        """The layer's output and the adapter's."""
-        small = torch.split(F.linear(input, self.lora_a_weight), self.rank, -1)
+        reduced = torch.split(F.linear(input, self.lora_a_weight), self.rank, -1)
         outputs = list(F.linear(input, self.weight, self.bias).chunk(self.pieces, -1))
-        for piece, one, b in zip(self.adapted, small, self.lora_b_weight.unbind(0), strict=True):
-            outputs[piece] = outputs[piece] + self.scale * F.linear(one, b)
+        for piece, low_rank, b in zip(self.adapted, reduced, self.lora_b_weight.unbind(0), strict=True):
+            outputs[piece] = outputs[piece] + self.scale * F.linear(low_rank, b)
         return torch.cat(outputs, -1) if self.pieces > 1 else outputs[0]
 
     def merged(self) -> nn.Linear:
-        """The plain layer that does the same: W + (alpha / r) B A."""
-        plain = nn.Linear.__new__(nn.Linear)  # without drawing weights that are not used
+        """The equivalent plain layer, with weight W + (alpha / r) B A."""
+        plain = nn.Linear.__new__(nn.Linear)  # skips the random initialisation
         nn.Module.__init__(plain)
         plain.in_features, plain.out_features = self.in_features, self.out_features
-        change = self.weight.new_zeros(self.pieces, self.out_features // self.pieces, self.in_features)
-        apart = torch.split(self.lora_a_weight.detach(), self.rank)
-        for piece, a, b in zip(self.adapted, apart, self.lora_b_weight.detach(), strict=True):
-            change[piece] = self.scale * b @ a
-        plain.weight = nn.Parameter(self.weight.detach() + change.flatten(0, 1), self.weight.requires_grad)
+        update = self.weight.new_zeros(self.pieces, self.out_features // self.pieces, self.in_features)
+        pieces_of_a = torch.split(self.lora_a_weight.detach(), self.rank)
+        for piece, a, b in zip(self.adapted, pieces_of_a, self.lora_b_weight.detach(), strict=True):
+            update[piece] = self.scale * b @ a
+        plain.weight = nn.Parameter(self.weight.detach() + update.flatten(0, 1), self.weight.requires_grad)
         plain.register_parameter("bias", self.bias)
         return plain.train(self.training)
 
 
 def linear_layers(model: nn.Module) -> list[str]:
-    """The names of the linear layers that can be adapted: not those whose weights torch's own attention reads past the layer."""
-    own = [
+    """Names of the linear layers that can be adapted."""
+    # torch's attention modules read the weights of their layers directly, bypassing an adapter.
+    bypassing = [
         name for name, m in model.named_modules() if isinstance(m, nn.MultiheadAttention | nn.TransformerEncoderLayer)
     ]
     return [
@@ -84,26 +90,33 @@ def linear_layers(model: nn.Module) -> list[str]:
         for name, module in model.named_modules()
         if name
         and type(module) in (nn.Linear, LowRankLinear)
-        and not any(name.startswith(f"{outer}.") or not outer for outer in own)
+        and not any(name.startswith(f"{outer}.") or not outer for outer in bypassing)
     ]
 
 
 def query_and_value(model: nn.Module) -> list[Adapter]:
-    """The layers that make queries and values in attention, as one layer with the keys or each alone."""
-    found = []
+    """Adapters for the query and value layers of attention, joined with the keys or separate."""
+    adapters = []
     for name in linear_layers(model):
         last = name.rpartition(".")[2]
         layer = model.get_submodule(name)
         assert isinstance(layer, nn.Linear)
         if last == JOINED and layer.out_features % 3 == 0:
-            found.append(Adapter(name, 3, (0, 2)))
+            adapters.append(Adapter(name, 3, (0, 2)))
         elif last in QUERY_AND_VALUE:
-            found.append(Adapter(name))
-    return found
+            adapters.append(Adapter(name))
+    return adapters
 
 
 def add_adapters(model: nn.Module, adapters: Iterable[Adapter], rank: int, alpha: float) -> None:
-    """Put adapters on layers of a model, in place; what A and B are drawn from is torch's global generator."""
+    """Add adapters to a model in place; A is drawn from torch's global generator.
+
+    Args:
+        model: the model.
+        adapters: the layers to adapt.
+        rank: r.
+        alpha: numerator of the scale alpha / r.
+    """
     for adapter in adapters:
         base = model.get_submodule(adapter.layer)
         assert isinstance(base, nn.Linear)
@@ -111,7 +124,7 @@ def add_adapters(model: nn.Module, adapters: Iterable[Adapter], rank: int, alpha
 
 
 def merge_adapters(model: nn.Module) -> nn.Module:
-    """Add every adapter to the weights it belongs to, in place: the same model without adapters, for use elsewhere."""
+    """Merge every adapter into its layer in place, and return the model."""
     for name, module in list(model.named_modules()):
         if isinstance(module, LowRankLinear):
             model.set_submodule(name, module.merged())
@@ -119,7 +132,7 @@ def merge_adapters(model: nn.Module) -> nn.Module:
 
 
 def adapter_parameters(model: nn.Module) -> set[str]:
-    """The names of all A and B."""
+    """Names of all A and B."""
     return {
         f"{name}.{kind}"
         for name, module in model.named_modules()

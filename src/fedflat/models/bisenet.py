@@ -1,4 +1,4 @@
-"""BiSeNetV2 (Yu et al. 2021): a wide and shallow branch for details, a narrow and deep one for semantics, each guiding the other."""
+"""BiSeNetV2 (Yu et al. 2021): a wide, shallow branch for details and a narrow, deep one for semantics."""
 
 from __future__ import annotations
 
@@ -10,40 +10,47 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedflat.models.norms import NormalisedModelSpec
+from fedflat.models.norms import NORM_HELP, NormalisedModelSpec
+from fedflat.models.spec import ModelExample
 from fedflat.text import param
 
 MakeNorm = Callable[[int], nn.Module]
 EXPANSION = 6
-"""By how much a gather-and-expansion layer widens its input (the paper's epsilon)."""
+"""Expansion factor of a gather-and-expansion layer (the paper's epsilon)."""
 
 
 @dataclass(frozen=True)
 class BiSeNetV2(NormalisedModelSpec):
-    """Bilateral segmentation network: a class for each pixel, in training also by four auxiliary heads along the semantic branch."""
+    """Bilateral segmentation network: a class per pixel; four auxiliary heads on the semantic branch in training."""
 
     name = "bisenetv2"
-    norm: Literal["group", "batch"] = param(
-        "batch", "normalisation: group keeps no buffers, batch keeps running statistics"
+    dataset = "camvid"
+    examples = (
+        ModelExample(
+            "bisenetv2",
+            "detail and semantic branch, guided aggregation, four auxiliary heads in training, BatchNorm",
+            (3, 180, 240),
+            11,
+            "Yu et al. 2021; FedSAM (2022) on Cityscapes and IDDA",
+        ),
     )
+    norm: Literal["group", "batch"] = param("batch", NORM_HELP)
     width: float = param(1.0, "factor on all channel counts", above=0)
-    auxiliary: bool = param(True, "whether four auxiliary heads are trained too; they are not used in evaluation")
+    auxiliary: bool = param(True, "whether to train four auxiliary heads; they are unused in evaluation")
 
     def smallest_side(self) -> int:
-        """The least height and width in pixels: what all strides together divide to one."""
         return 32
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Both branches, their aggregation and the heads."""
         return BilateralNetwork(input_shape[0], classes, self.scaled, self.norm_layer, self.auxiliary)
 
     def scaled(self, channels: int) -> int:
-        """A channel count times ``width``, to an even number so that two groups divide it."""
+        """A channel count times ``width``, rounded to an even number so that two groups divide it."""
         return max(2, 2 * round(channels * self.width / 2))
 
 
 class BilateralNetwork(nn.Module):
-    """Logits [n, classes, H, W]; in training with auxiliary heads a tuple of them, those of the main head first."""
+    """Images [n, C, H, W] to logits [n, classes, H, W]; in training with auxiliary heads a tuple, main head first."""
 
     def __init__(
         self, channels: int, classes: int, scaled: Callable[[int], int], norm: MakeNorm, auxiliary: bool
@@ -68,20 +75,19 @@ class BilateralNetwork(nn.Module):
         self.head = head(c128, scaled(1024), classes, norm)
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """The logits of a batch of images."""
         size = images.shape[2:]
         stages = [self.stem(images)]
         for stage in (self.stage3, self.stage4, self.stage5):
             stages.append(stage(stages[-1]))
         features = self.aggregation(self.detail(images), self.context(stages[-1]))
-        logits = enlarged(self.head(features), size)
+        logits = upsample(self.head(features), size)
         if not self.training or not len(self.auxiliary):
             return logits
-        return (logits, *(enlarged(one(stage), size) for one, stage in zip(self.auxiliary, stages, strict=True)))
+        return (logits, *(upsample(head(stage), size) for head, stage in zip(self.auxiliary, stages, strict=True)))
 
 
 class Stem(nn.Module):
-    """To a quarter of the size on two ways, by convolution and by pooling (figure 4a)."""
+    """Downsamples by 4 on two paths, convolution and pooling (figure 4a)."""
 
     def __init__(self, inputs: int, outputs: int, narrow: int, norm: MakeNorm) -> None:
         super().__init__()
@@ -93,16 +99,15 @@ class Stem(nn.Module):
         self.fuse = convolution(2 * outputs, outputs, norm)
 
     def forward(self, images: Tensor) -> Tensor:
-        """The stem's features."""
         x = self.first(images)
         fused: Tensor = self.fuse(torch.cat([self.left(x), self.right(x)], 1))
         return fused
 
 
 class Expansion(nn.Module):
-    """The gather-and-expansion layer: a 3x3 convolution, a depthwise one that widens sixfold, a projection, a shortcut (figure 5).
+    """Gather-and-expansion layer: 3x3 convolution, depthwise convolution that expands, projection, shortcut (figure 5).
 
-    With stride 2 there are two depthwise convolutions, and the shortcut has one too.
+    With stride 2 it has two depthwise convolutions, and the shortcut one.
     """
 
     def __init__(self, inputs: int, outputs: int, norm: MakeNorm, stride: int = 1) -> None:
@@ -121,12 +126,11 @@ class Expansion(nn.Module):
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer's features."""
         return F.relu(self.residual(x) + self.shortcut(x))
 
 
 class ContextEmbedding(nn.Module):
-    """What the whole image shows is added to each of its places (figure 4b)."""
+    """Adds the global mean to every position (figure 4b)."""
 
     def __init__(self, channels: int, norm: MakeNorm) -> None:
         super().__init__()
@@ -134,13 +138,12 @@ class ContextEmbedding(nn.Module):
         self.last = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The features with their context."""
         embedded: Tensor = self.last(x + self.whole(x.mean((2, 3), keepdim=True)))
         return embedded
 
 
 class GuidedAggregation(nn.Module):
-    """Each branch is weighed by the other, on the other's scale, and both are added (figure 6)."""
+    """Bilateral guided aggregation: each branch gates the other, then both are added (figure 6)."""
 
     def __init__(self, channels: int, norm: MakeNorm) -> None:
         super().__init__()
@@ -153,36 +156,35 @@ class GuidedAggregation(nn.Module):
         self.fuse = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1, bias=False), norm(channels))
 
     def forward(self, detail: Tensor, semantic: Tensor) -> Tensor:
-        """The features of both branches, on the scale of the details."""
         size = detail.shape[2:]
-        fine = self.detail_kept(detail) * torch.sigmoid(enlarged(self.semantic_enlarged(semantic), size))
+        fine = self.detail_kept(detail) * torch.sigmoid(upsample(self.semantic_enlarged(semantic), size))
         coarse = self.detail_shrunk(detail) * torch.sigmoid(self.semantic_kept(semantic))
-        fused: Tensor = self.fuse(fine + enlarged(coarse, size))
+        fused: Tensor = self.fuse(fine + upsample(coarse, size))
         return fused
 
 
 def head(inputs: int, hidden: int, classes: int, norm: MakeNorm) -> nn.Module:
-    """A segmentation head: a 3x3 convolution, and logits from a 1x1 convolution with bias (figure 7)."""
+    """A segmentation head: a 3x3 convolution, then a 1x1 convolution with bias to logits (figure 7)."""
     return nn.Sequential(convolution(inputs, hidden, norm), nn.Conv2d(hidden, classes, 1))
 
 
 def convolution(inputs: int, outputs: int, norm: MakeNorm, kernel: int = 3, stride: int = 1) -> nn.Module:
-    """A convolution without bias, its normalisation, and ReLU."""
+    """Convolution without bias, normalisation, ReLU."""
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False), norm(outputs), nn.ReLU()
     )
 
 
 def depthwise(inputs: int, outputs: int, norm: MakeNorm, stride: int = 1) -> nn.Module:
-    """A 3x3 convolution that keeps channels apart, and its normalisation; each channel gives ``outputs / inputs``."""
+    """Depthwise 3x3 convolution and normalisation; each input channel has ``outputs / inputs`` output channels."""
     return nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, padding=1, groups=inputs, bias=False), norm(outputs))
 
 
 def projection(inputs: int, outputs: int) -> nn.Module:
-    """A 1x1 convolution without bias."""
+    """1x1 convolution without bias."""
     return nn.Conv2d(inputs, outputs, 1, bias=False)
 
 
-def enlarged(x: Tensor, size: torch.Size) -> Tensor:
-    """Features bilinearly interpolated to a size."""
+def upsample(x: Tensor, size: torch.Size) -> Tensor:
+    """Resize features [n, C, h, w] bilinearly to ``size``."""
     return F.interpolate(x, size=tuple(size), mode="bilinear", align_corners=False)

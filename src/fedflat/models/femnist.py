@@ -1,4 +1,4 @@
-"""The convolutional network for handwritten characters that TFF and FedJAX train on EMNIST and FEMNIST."""
+"""The convolutional network that TFF and FedJAX train on EMNIST and FEMNIST."""
 
 from __future__ import annotations
 
@@ -6,25 +6,34 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedflat.models.spec import ImageModelSpec
+from fedflat.models.spec import ImageModelSpec, ModelExample
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
 class FemnistCnn(ImageModelSpec):
-    """Two valid 3x3 convolutions, one max-pooling, one hidden layer of 128 (Reddi et al. 2021)."""
+    """Two valid 3x3 convolutions, max-pooling, and a hidden layer of 128 units (Reddi et al. 2021)."""
 
     name = "femnist-cnn"
+    dataset = "femnist"
+    partition = "natural"
+    examples = (
+        ModelExample(
+            "femnist-cnn",
+            "two valid 3x3 convolutions, max-pooling, 128 units, dropout",
+            (1, 28, 28),
+            62,
+            "Reddi et al. 2021; TFF, FedJAX; WiMA (2023)",
+        ),
+    )
     dropout: bool = param(
-        True, "drop a quarter of the features and half of the hidden layer in training, as the original does"
+        True, "drop a quarter of the features and half of the hidden units in training, as in the original"
     )
 
     def smallest_side(self) -> int:
-        """The least height and width in pixels."""
         return 6
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Convolutions of 32 and 64 channels, max-pooling, 128, the classes."""
         channels, height, width = input_shape
         return nn.Sequential(
             nn.Conv2d(channels, 32, 3),
@@ -40,6 +49,6 @@ class FemnistCnn(ImageModelSpec):
             nn.Linear(128, classes),
         )
 
-    def _dropout(self, lr: float) -> nn.Module:
-        # A layer that does nothing instead of none, so that parameters keep their names either way.
-        return nn.Dropout(lr) if self.dropout else nn.Identity()
+    def _dropout(self, share: float) -> nn.Module:
+        # Identity keeps the parameter names independent of dropout.
+        return nn.Dropout(share) if self.dropout else nn.Identity()

@@ -1,6 +1,7 @@
-"""A model as one flat vector: named tensors laid end to end, and views back.
+"""A model as one flat vector of P numbers.
 
-Convolution weights lie in the order out, height, width, in, so that their views are channels-last without a copy.
+Convolution weights are stored in the order out, height, width, in, so that their views are channels-last without a
+copy.
 
 >>> layout = Layout.of({"a.weight": torch.zeros(2, 3), "a.bias": torch.ones(2)})
 >>> layout.flatten(layout.views(torch.arange(8.0))).tolist()
@@ -20,56 +21,56 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Layout:
-    """The names and shapes of the tensors in a flat vector, in order."""
+    """Names and shapes of the tensors in a flat vector, in order."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
-        """The layout of some named tensors."""
+        """The layout of named tensors."""
         return cls(tuple(tensors), tuple(tuple(t.shape) for t in tensors.values()))
 
     @classmethod
     def of_parameters(cls, model: nn.Module) -> Layout:
-        """The layout of what a model trains."""
+        """The layout of a model's trainable parameters."""
         return cls.of({name: p for name, p in model.named_parameters() if p.requires_grad})
 
     @classmethod
     def of_buffers(cls, model: nn.Module, without: Collection[str] = ()) -> Layout:
-        """The layout of a model's floating-point buffers: BatchNorm's running statistics, for instance; some may be left out."""
+        """The layout of a model's floating-point buffers (e.g. BatchNorm statistics), except those in ``without``."""
         return cls.of({name: b for name, b in model.named_buffers() if b.is_floating_point() and name not in without})
 
     @property
     def sizes(self) -> list[int]:
-        """How many numbers each tensor holds."""
+        """Number of elements of each tensor."""
         return [math.prod(shape) for shape in self.shapes]
 
     @property
     def size(self) -> int:
-        """How many numbers the vector holds: P."""
+        """Length P of the vector."""
         return sum(self.sizes)
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
-        """The named tensors inside a flat vector, sharing its memory."""
-        if not self.names:  # splitting into nothing is not the same in every version of torch
+        """The named tensors in a vector [P], sharing its memory."""
+        if not self.names:  # torch.split with no sizes differs between versions of torch
             return {}
         pieces = torch.split(vector, self.sizes)
         return {name: _shaped(piece, shape) for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)}
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """One new flat vector from named tensors."""
+        """A new vector [P] from named tensors."""
         if not self.names:
             return torch.zeros(0)
         return torch.cat([_flat(tensors[name]) for name in self.names])
 
     def indicator(self, chosen: Callable[[str], bool], like: Tensor) -> Tensor:
-        """A boolean vector that is true where a tensor's name is chosen."""
+        """A boolean vector [P] on the device of ``like``, true for the tensors whose names are chosen."""
         return _indicator(tuple(chosen(name) for name in self.names), tuple(self.sizes), like.device)
 
     def per_tensor(self, values: Tensor) -> Tensor:
-        """A vector in which every number of tensor j is ``values[j]``."""
-        # Without a list of sizes on the device, which could not be brought there while a step is captured.
+        """A vector [P] in which all elements of tensor j equal ``values[j]``."""
+        # repeat_interleave would copy the sizes to the device, which CUDA graph capture forbids.
         return torch.cat([value.expand(size) for value, size in zip(values.unbind(), self.sizes, strict=True)])
 
 

@@ -1,4 +1,4 @@
-"""LeNet-5 and the wider network that federated papers call by the same name."""
+"""LeNet-5, and the wider network that federated papers also call LeNet."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedflat.models.spec import ImageModelSpec
+from fedflat.models.spec import ImageModelSpec, ModelExample
 
 KERNEL = 5
 # Without padding: 16 -> 12 -> 6 -> 2 -> 1 pixel after convolution, pooling, convolution, pooling.
@@ -16,33 +16,48 @@ PADDED_BELOW = 32
 
 @dataclass(frozen=True)
 class LeNet5(ImageModelSpec):
-    """The classic 6-16-120-84 network (LeCun et al. 1998), with ReLU and max-pooling; below 32 pixels the first layer pads by 2."""
+    """The 6-16-120-84 network (LeCun et al. 1998) with ReLU and max-pooling; images below 32 pixels are padded by 2."""
 
     name = "lenet5"
+    dataset = "mnist"
+    examples = (
+        ModelExample(
+            "lenet5",
+            "6-16-120-84: two 5x5 convolutions, ReLU, max-pooling 2",
+            (1, 28, 28),
+            10,
+            "LeCun et al. 1998",
+        ),
+    )
 
     def smallest_side(self) -> int:
-        """The least height and width in pixels."""
         return SMALLEST_SIDE
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Two convolutions of 6 and 16 channels, then 120, 84 and the classes."""
-        # The original pads 28-pixel digits to 32, which keeps strokes at the rim in view of the first layer.
+        # The original pads 28-pixel digits to 32, so that the first layer sees strokes at the border.
         padding = 2 if min(input_shape[1:]) < PADDED_BELOW else 0
         return _two_convolutions(input_shape, (6, 16), padding, (120, 84), classes)
 
 
 @dataclass(frozen=True)
 class Cnn(ImageModelSpec):
-    """64-64-384-192: two valid 5x5 convolutions, two hidden layers; the network of FedSAM, and what FedSWA calls LeNet-5."""
+    """64-64-384-192: two valid 5x5 convolutions and two hidden layers; used by FedSAM, called LeNet-5 by FedSWA."""
 
     name = "cnn"
+    examples = (
+        ModelExample(
+            "cnn",
+            "64-64-384-192: two valid 5x5 convolutions, ReLU, max-pooling 2",
+            (3, 32, 32),
+            10,
+            "FedSAM (2022); FedSWA (2025) calls it LeNet-5, FedWMSAM (2025) LeNet",
+        ),
+    )
 
     def smallest_side(self) -> int:
-        """The least height and width in pixels."""
         return SMALLEST_SIDE
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Two convolutions of 64 channels, then 384, 192 and the classes."""
         return _two_convolutions(input_shape, (64, 64), 0, (384, 192), classes)
 
 
@@ -68,6 +83,7 @@ def _two_convolutions(
 
 
 def _side_after(side: int) -> int:
+    """Height or width after both convolutions and poolings."""
     for _ in range(2):
         side = (side - KERNEL + 1) // 2
     return side

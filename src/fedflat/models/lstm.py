@@ -1,7 +1,7 @@
 """Recurrent networks over characters.
 
-An LSTM layer keeps ``h`` and ``c`` and at each character computes, with ``i, f, g, o`` the four quarters of
-``W_ih x + b_ih + W_hh h + b_hh``,
+An LSTM layer has states ``h`` and ``c``. With ``i, f, g, o`` the four quarters of ``W_ih x + b_ih + W_hh h + b_hh``, it
+computes at each character
 
     c <- sigmoid(f) * c + sigmoid(i) * tanh(g)
     h <- sigmoid(o) * tanh(c)
@@ -16,29 +16,38 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedflat.models.spec import ModelSpec, require_sequence
+from fedflat.models.spec import ModelExample, ModelSpec, require_sequence
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
 class CharLstm(ModelSpec):
-    """The next character at each position of a text (McMahan et al. 2017; LEAF and FedJAX on Shakespeare)."""
+    """Next-character prediction at each position of a text (McMahan et al. 2017; LEAF and FedJAX on Shakespeare)."""
 
     name = "char-lstm"
-    embedding: int = param(8, "numbers per character", low=1)
+    dataset = "shakespeare"
+    partition = "natural"
+    examples = (
+        ModelExample(
+            "char-lstm",
+            "embedding 8, two LSTM layers of 256, next character at each position",
+            (80,),
+            90,
+            "McMahan et al. 2017; LEAF, FedJAX; WiMA (2023)",
+        ),
+    )
+    embedding: int = param(8, "dimensions per character", low=1)
     hidden: int = param(256, "width of each LSTM layer", low=1)
     layers: int = param(2, "number of LSTM layers", low=1)
-    tanh: bool = param(False, "one more tanh after each LSTM layer, as FedJAX has it")
+    tanh: bool = param(False, "an additional tanh after each LSTM layer, as in FedJAX")
     fused: bool = param(
-        False, "torch's own kernel: faster at small batches, but no batching rule and no forward-mode derivatives"
+        False, "torch's fused kernel: faster for small batches, but without vmap and forward-mode derivatives"
     )
 
     def check(self, input_shape: tuple[int, ...]) -> None:
-        """Refuse what is no sequence."""
         require_sequence(self.name, input_shape)
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        """The embedding of ``classes`` characters, the LSTM layers, and logits over the same characters."""
         recurrent: list[nn.Module] = []
         width = self.embedding
         for _ in range(self.layers):
@@ -50,7 +59,7 @@ class CharLstm(ModelSpec):
 
 
 class CharacterNetwork(nn.Module):
-    """int64 ``[batch, length]`` to logits ``[batch, length, vocabulary]``; state starts at zero for each sample."""
+    """Characters [batch, length] int64 to logits [batch, length, vocabulary]; states start at zero for each sample."""
 
     def __init__(self, embedding: nn.Embedding, recurrent: list[nn.Module], classifier: nn.Module, tanh: bool) -> None:
         super().__init__()
@@ -60,7 +69,6 @@ class CharacterNetwork(nn.Module):
         self.tanh = tanh
 
     def forward(self, characters: Tensor) -> Tensor:
-        """Logits of the next character at each position."""
         x: Tensor = self.embedding(characters)
         for layer in self.recurrent:
             x = layer(x)[0]
@@ -71,9 +79,9 @@ class CharacterNetwork(nn.Module):
 
 
 class UnrolledLstm(nn.Module):
-    """One LSTM layer in elementary operations, with the parameter names, the init and the results of ``nn.LSTM(batch_first=True)``.
+    """One LSTM layer with the parameters, initialisation and results of ``nn.LSTM(batch_first=True)``.
 
-    torch's kernel has no batching rule and no forward-mode derivative, which engines and curvature need.
+    torch's kernel supports neither vmap nor forward-mode derivatives, which engines and curvature need.
     """
 
     def __init__(self, inputs: int, hidden: int) -> None:
@@ -90,8 +98,8 @@ class UnrolledLstm(nn.Module):
         self.bias_hh_l0 = uniform(4 * hidden)
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The states ``h`` at each position, and the last ``h`` and ``c``."""
-        # The part that does not depend on the state is one large product over all positions.
+        """States h [batch, length, hidden] at each position, and the last h and c [batch, hidden]."""
+        # The input part does not depend on the state: one large product over all positions.
         from_input = F.linear(x, self.weight_ih_l0, self.bias_ih_l0 + self.bias_hh_l0)
         h = c = from_input.new_zeros(x.shape[0], self.hidden)
         states = []

@@ -7,7 +7,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from fedflat.models.norms import NormalisedModelSpec
+from fedflat.models.norms import GROUPS_HELP, NormalisedModelSpec
+from fedflat.models.spec import ModelExample
 from fedflat.text import param
 
 # Table 2 of the paper: expansion, channels, blocks, stride of the first block.
@@ -17,22 +18,32 @@ STEM_CHANNELS, LAST_CHANNELS = 32, 1280
 
 @dataclass(frozen=True)
 class MobileNetV2(NormalisedModelSpec):
-    """Seventeen inverted residual blocks and a linear classifier, without dropout; FedSAM trains it with GroupNorm(8) on landmarks."""
+    """Seventeen inverted residual blocks and a linear classifier, without dropout (FedSAM on landmarks)."""
 
     name = "mobilenetv2"
-    groups: int = param(8, "channel groups of each GroupNorm (without effect for norm=batch)", low=1)
+    dataset = "landmarks"
+    partition = "natural"
+    examples = (
+        ModelExample(
+            "mobilenetv2",
+            "seventeen inverted residuals, GroupNorm(8), total stride 32",
+            (3, 224, 224),
+            2028,
+            "Sandler et al. 2018; FedSAM (2022) and WiMA (2023) on landmarks",
+        ),
+        ModelExample("mobilenetv2(stem=small)", "same layers, total stride 8", (3, 32, 32), 10),
+    )
+    groups: int = param(8, GROUPS_HELP, low=1)
     width: float = param(1.0, "factor on all channel counts, which are rounded to multiples of 8", above=0)
     stem: Literal["standard", "small"] = param(
-        "standard", "standard: strides shrink the image by 32; small: only by 8, for CIFAR"
+        "standard", "standard: total stride 32; small: total stride 8, for CIFAR"
     )
 
     def smallest_side(self) -> int:
-        """The least height and width in pixels: what all strides together divide to one."""
         return 32 if self.stem == "standard" else 8
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        """The stem, the blocks, a 1x1 convolution to the last width, the mean over pixels and the classifier."""
-        # For small images the stem and the second stage keep every pixel; the weights are the same.
+        # For small images the stem and the second stage have stride 1; the weights are the same.
         small = self.stem == "small"
         channels = self._scaled(STEM_CHANNELS)
         layers: list[nn.Module] = [self._unit(input_shape[0], channels, 3, 1 if small else 2)]
@@ -42,7 +53,7 @@ class MobileNetV2(NormalisedModelSpec):
             for block in range(depth):
                 layers.append(self._block(channels, outputs, expansion, stride if block == 0 else 1))
                 channels = outputs
-        # The last width does not shrink with the factor, as in the paper.
+        # As in the paper, a width below 1 does not shrink the last layer.
         last = self._scaled(LAST_CHANNELS, max(1.0, self.width))
         return MobileNetwork(nn.Sequential(*layers, self._unit(channels, last, 1)), nn.Linear(last, classes))
 
@@ -62,12 +73,12 @@ class MobileNetV2(NormalisedModelSpec):
     def _scaled(self, channels: int, factor: float | None = None) -> int:
         exact = channels * (self.width if factor is None else factor)
         rounded = max(8, int(exact + 4) // 8 * 8)
-        # The authors' rule: rounding must not take away more than a tenth.
+        # The authors' rule: rounding must not remove more than a tenth.
         return rounded + 8 if rounded < 0.9 * exact else rounded
 
 
 class MobileNetwork(nn.Module):
-    """Features, their mean over pixels, and a linear classifier."""
+    """Images [n, channels, height, width] to logits [n, classes]: features, global mean, linear classifier."""
 
     def __init__(self, features: nn.Module, classifier: nn.Module) -> None:
         super().__init__()
@@ -75,14 +86,13 @@ class MobileNetwork(nn.Module):
         self.classifier = classifier
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of a batch of images."""
         features: Tensor = self.features(images)
         logits: Tensor = self.classifier(features.mean((2, 3)))
         return logits
 
 
 class InvertedResidual(nn.Module):
-    """A branch that widens, filters each channel and narrows again, added to its input where the shapes agree."""
+    """A branch that expands, filters each channel and projects, added to its input if the shapes agree."""
 
     def __init__(self, branch: nn.Module, residual: bool) -> None:
         super().__init__()
@@ -90,6 +100,5 @@ class InvertedResidual(nn.Module):
         self.residual = residual
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's features."""
         y: Tensor = self.branch(x)
         return x + y if self.residual else y

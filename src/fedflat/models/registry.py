@@ -1,11 +1,11 @@
-"""Models by name: the text ``resnet18(norm=batch)`` to a spec, to its canonical text, and to a network."""
+"""The registry of models: from a text such as ``resnet18(norm=batch)`` to a spec and a network."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from fedflat.errors import UserError, one_of
+from fedflat.errors import UserError
 from fedflat.models.bisenet import BiSeNetV2
 from fedflat.models.femnist import FemnistCnn
 from fedflat.models.lenet import Cnn, LeNet5
@@ -16,27 +16,15 @@ from fedflat.models.resnet import ResNet18, ResNet20
 from fedflat.models.spec import ModelSpec
 from fedflat.models.vgg import Vgg11
 from fedflat.models.vit import VitB16, VitS16, VitTiny
+from fedflat.registry import Registry
 from fedflat.text import changed, make, parse_one, show
 
-MODELS: dict[str, type[ModelSpec]] = {
-    spec.name: spec
-    for spec in (
-        Mlp,
-        LeNet5,
-        Cnn,
-        Vgg11,
-        ResNet18,
-        ResNet20,
-        MobileNetV2,
-        VitB16,
-        VitS16,
-        VitTiny,
-        FemnistCnn,
-        CharLstm,
-        BiSeNetV2,
-    )
-}
-"""Families of models, by name; one of your own is entered here."""
+MODELS: Registry[type[ModelSpec]] = Registry("model", see="fedflat models")
+"""Model specs by name; add your own with ``MODELS.register(Mine.name, Mine)``."""
+for _spec in (
+    Mlp, LeNet5, Cnn, Vgg11, ResNet18, ResNet20, MobileNetV2, VitB16, VitS16, VitTiny, FemnistCnn, CharLstm, BiSeNetV2,
+):  # fmt: skip
+    MODELS.register(_spec.name, _spec)
 
 
 def names() -> list[str]:
@@ -45,19 +33,17 @@ def names() -> list[str]:
 
 
 def model_spec(text: str) -> ModelSpec:
-    """The spec that a text names.
+    """Parse the text of a model and check its parameters.
 
-    >>> model_spec("mlp(hidden=32)")
+    >>> model_spec("MLP(hidden=32)")
     Mlp(hidden=32, layers=1)
     """
     call = parse_one(text)
-    if call.name not in MODELS:
-        raise one_of("model", call.name, MODELS, see="fedflat models")
-    return make(MODELS[call.name], call, "model")
+    return make(MODELS.find(call.name), call, "model")
 
 
 def canonical_model(text: str) -> str:
-    """The shortest text of the same model.
+    """The shortest text that names the same model.
 
     >>> canonical_model("resnet18( stem=torchvision, norm=group, groups=2 )")
     'resnet18(stem=torchvision)'
@@ -67,7 +53,12 @@ def canonical_model(text: str) -> str:
 
 
 def build(text: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """A freshly initialised model for samples of this shape, in torch's default init from torch's global generator.
+    """Build a model initialised from torch's global generator.
+
+    Args:
+        text: name and parameters.
+        input_shape: shape of one sample.
+        classes: number of outputs.
 
     >>> build("mlp(hidden=3)", (4,), 2)
     Sequential(
@@ -81,7 +72,7 @@ def build(text: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def parameter_count(text: str, input_shape: tuple[int, ...], classes: int) -> int:
-    """How many numbers the model trains, found without allocating any.
+    """Number of parameters of a model, without allocating them; arguments as for ``build``.
 
     >>> parameter_count("cnn", (3, 32, 32), 10)
     797962
@@ -91,16 +82,16 @@ def parameter_count(text: str, input_shape: tuple[int, ...], classes: int) -> in
 
 
 def classifier_parameters(model: nn.Module) -> set[str]:
-    """The names of the parameters of the last linear layer, in the order in which the model declares its layers.
-
-    Where there is none, as in models for segmentation, the last convolution is meant.
+    """Names of the parameters of the last linear layer or, in models without one, of the last convolution.
 
     >>> sorted(classifier_parameters(build("mlp", (4,), 2)))
     ['3.bias', '3.weight']
     """
-    found = [[pair for pair in model.named_modules() if isinstance(pair[1], kind)] for kind in (nn.Linear, nn.Conv2d)]
-    layers = found[0] or found[1]
+    linear, convolutions = (
+        [pair for pair in model.named_modules() if isinstance(pair[1], kind)] for kind in (nn.Linear, nn.Conv2d)
+    )
+    layers = linear or convolutions
     if not layers:
-        raise UserError("this model has no linear layer, so it has no classifier to tell apart from its features")
+        raise UserError("this model has no linear layer and no convolution, so it has no classifier")
     prefix, classifier = layers[-1]
     return {f"{prefix}.{name}" if prefix else name for name, _ in classifier.named_parameters()}

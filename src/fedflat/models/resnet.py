@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedflat.models.norms import NormalisedModelSpec
+from fedflat.models.spec import ModelExample
 from fedflat.text import param
 
 MakeNorm = Callable[[int], nn.Module]
@@ -18,19 +19,33 @@ MakeShortcut = Callable[[int, int, int], nn.Module]
 
 @dataclass(frozen=True)
 class ResNet18(NormalisedModelSpec):
-    """Four stages of two basic blocks, 64 to 512 channels, with 1x1 projections where the size changes."""
+    """Four stages of two basic blocks, 64 to 512 channels, with 1x1 projections where the shape changes."""
 
     name = "resnet18"
+    examples = (
+        ModelExample(
+            "resnet18",
+            "3x3 stem, no pooling, GroupNorm(2), 1x1 projections",
+            (3, 32, 32),
+            10,
+            "He et al. 2016; FedSWA (2025)",
+        ),
+        ModelExample(
+            "resnet18(stem=torchvision)",
+            "7x7 stem with stride 2, max-pooling, GroupNorm(2)",
+            (3, 32, 32),
+            10,
+            "FedWMSAM (2025)",
+        ),
+    )
     stem: Literal["small", "torchvision"] = param(
-        "small", "small: 3x3 (FedSWA); torchvision: 7x7, stride 2, then max-pooling (FedWMSAM)"
+        "small", "small: 3x3 (FedSWA); torchvision: 7x7 with stride 2 and max-pooling (FedWMSAM)"
     )
 
     def smallest_side(self) -> int:
-        """The least height and width in pixels: what all strides together divide to one."""
         return 8 if self.stem == "small" else 32
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        """The stem, eight blocks, the mean over pixels and the classifier."""
 
         def project(inputs: int, outputs: int, stride: int) -> nn.Module:
             return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), self.norm_layer(outputs))
@@ -49,22 +64,32 @@ class ResNet18(NormalisedModelSpec):
 
 @dataclass(frozen=True)
 class ResNet20(NormalisedModelSpec):
-    """The CIFAR network of three stages of three basic blocks, 16 to 64 channels, with the original shortcuts without parameters."""
+    """The CIFAR network: three stages of three basic blocks, 16 to 64 channels, with parameter-free shortcuts."""
 
     name = "resnet20"
+    examples = (
+        ModelExample(
+            "resnet20",
+            "three stages of three blocks, 16-32-64, GroupNorm(2), option-A shortcuts",
+            (3, 32, 32),
+            10,
+            "He et al. 2016; WiMA (2023)",
+        ),
+    )
 
     def smallest_side(self) -> int:
-        """The least height and width in pixels: what all strides together divide to one."""
         return 4
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        """The stem, nine blocks, the mean over pixels and the classifier."""
         stem = nn.Sequential(nn.Conv2d(input_shape[0], 16, 3, padding=1, bias=False), self.norm_layer(16), nn.ReLU())
         return ResidualNetwork(stem, (16, 32, 64), 3, self.norm_layer, PaddedShortcut, classes)
 
 
 class ResidualNetwork(nn.Module):
-    """A stem, stages of basic blocks that halve the image from the second stage on, the mean over pixels, and a linear classifier."""
+    """Images [n, channels, height, width] to logits [n, classes].
+
+    A stem, stages of basic blocks with stride 2 from the second stage on, the global mean, and a linear classifier.
+    """
 
     def __init__(
         self, stem: nn.Module, widths: tuple[int, ...], depth: int, norm: MakeNorm, shortcut: MakeShortcut, classes: int
@@ -81,7 +106,6 @@ class ResidualNetwork(nn.Module):
         self.classifier = nn.Linear(inputs, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of a batch of images."""
         features: Tensor = self.blocks(self.stem(images))
         logits: Tensor = self.classifier(features.mean((2, 3)))
         return logits
@@ -103,28 +127,26 @@ class BasicBlock(nn.Module):
         self.shortcut = nn.Identity() if same_shape else shortcut(inputs, outputs, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's features."""
         return F.relu(self.residual(x) + self.shortcut(x))
 
 
 class Conv3x3(nn.Conv2d):
-    """A padded 3x3 convolution. Of an image of one pixel its centre sees all there is, and the other weights are multiplied by padding.
+    """A padded 3x3 convolution; on 1x1 features it uses only the central weights, since all others meet padding.
 
-    Leaving them out there is faster, and spares compilers a case in which some of them fail.
+    This is faster, and some compilers fail on the general case.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__(inputs, outputs, 3, stride, padding=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The convolved features."""
         if x.shape[2:] == (1, 1):
             return F.conv2d(x, self.weight[:, :, 1:2, 1:2])
         return super().forward(x)
 
 
 class PaddedShortcut(nn.Module):
-    """Option A of He et al. 2016: every second pixel, and zeros for the channels that are new."""
+    """Option A of He et al. 2016: strided subsampling, with zeros for the additional channels."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -132,5 +154,4 @@ class PaddedShortcut(nn.Module):
         self.stride = stride
 
     def forward(self, x: Tensor) -> Tensor:
-        """The subsampled features with zero channels appended."""
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels))

@@ -1,72 +1,110 @@
-"""What every model's spec has in common: its name, its parameters, and which samples it can take."""
+"""Base classes of model specs: a name, parameters, and the accepted input shapes."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from torch import nn
 
 from fedflat.errors import UserError
 
 
+class ModelExample(NamedTuple):
+    """A documented variant of a model.
+
+    Attributes:
+        text: its text, e.g. ``vgg11(hidden=256)``.
+        architecture: one line on its layers.
+        input_shape: shape of one sample.
+        classes: number of classes.
+        source: publications.
+    """
+
+    text: str
+    architecture: str
+    input_shape: tuple[int, ...]
+    classes: int
+    source: str = "-"
+
+
 @dataclass(frozen=True)
 class ModelSpec(ABC):
-    """The description of a model; its fields are the parameters of the text that names it."""
+    """The description of a model; its fields are the parameters of the text that names it.
+
+    Attributes:
+        name: registered name.
+        examples: variants for the documentation; may be empty.
+        dataset: dataset in the documentation's example command.
+        partition: partition in the documentation's example command.
+    """
 
     name: ClassVar[str]
+    examples: ClassVar[tuple[ModelExample, ...]] = ()
+    dataset: ClassVar[str] = "cifar10"
+    partition: ClassVar[str] = "dirichlet(alpha=0.1)"
 
     def build(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        """A freshly initialised model for samples of this shape, drawn from torch's global generator with torch's default init."""
+        """Build a model initialised from torch's global generator.
+
+        Args:
+            input_shape: shape of one sample.
+            classes: number of outputs.
+        """
         if classes < 1:
             raise UserError(f"{self.name} cannot be built for {classes} classes; expected at least 1")
         if any(size < 1 for size in input_shape):
             raise UserError(
-                f"{self.name} cannot be built for samples of shape {_shown(input_shape)}; expected positive sizes"
+                f"{self.name} cannot be built for samples of shape {shape_text(input_shape)}; expected positive sizes"
             )
         self.check(input_shape)
         return self.network(input_shape, classes)
 
     @abstractmethod
     def check(self, input_shape: tuple[int, ...]) -> None:
-        """Refuse, with a UserError, samples that this model cannot take."""
+        """Raise a ``UserError`` if the model does not accept samples of this shape."""
 
     @abstractmethod
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        """The model itself; the shape has been checked."""
+        """Build the model; the shape has been checked."""
 
 
 @dataclass(frozen=True)
 class ImageModelSpec(ModelSpec):
-    """The description of a model for images, given as (channels, height, width)."""
+    """The description of a model for images (channels, height, width)."""
 
     def check(self, input_shape: tuple[int, ...]) -> None:
-        """Refuse what is no image, and images that would shrink to nothing on their way through the layers."""
         if len(input_shape) != 3:
             raise UserError(
-                f"{self.name} takes images of shape (channels, height, width), but these samples have shape {_shown(input_shape)}; "
-                "use mlp for plain features and char-lstm for text"
+                f"{self.name} takes images (channels, height, width), but these samples have shape "
+                f"{shape_text(input_shape)}; use mlp for vectors and char-lstm for text"
             )
         side = self.smallest_side()
         if min(input_shape[1:]) < side:
             raise UserError(
-                f"{self.name} needs images of at least {side}x{side} pixels, but these have {_shown(input_shape[1:])}; "
-                "use larger images or a model for smaller ones (all of them: fedflat models)"
+                f"{self.name} needs images of at least {side}x{side} pixels, but these have "
+                f"{shape_text(input_shape[1:])}; use larger images or another model (list all: fedflat models)"
             )
 
     @abstractmethod
     def smallest_side(self) -> int:
-        """The least height and width in pixels."""
+        """Smallest accepted height and width in pixels."""
 
 
 def require_sequence(name: str, input_shape: tuple[int, ...]) -> None:
-    """Refuse whatever is not a sequence of token numbers, given as (length,)."""
+    """Raise a ``UserError`` unless samples are token sequences (length,)."""
     if len(input_shape) != 1:
         raise UserError(
-            f"{name} takes sequences of shape (length,), but these samples have shape {_shown(input_shape)}; use a model for images instead"
+            f"{name} takes sequences (length,), but these samples have shape {shape_text(input_shape)}; "
+            "use a model for images"
         )
 
 
-def _shown(shape: tuple[int, ...]) -> str:
+def shape_text(shape: tuple[int, ...]) -> str:
+    """A shape for messages.
+
+    >>> shape_text((3, 32, 32))
+    '3x32x32'
+    """
     return "x".join(map(str, shape)) or "()"

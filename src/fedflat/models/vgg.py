@@ -6,37 +6,49 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedflat.models.spec import ImageModelSpec
+from fedflat.models.spec import ImageModelSpec, ModelExample
 from fedflat.text import param
 
-# Widths of configuration A of Simonyan and Zisserman; each inner tuple ends in a max-pooling.
+# Widths of configuration A of Simonyan and Zisserman; each stage ends in max-pooling.
 STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
-SHRINKS_BY = 32
+STRIDE = 32
 
 
 @dataclass(frozen=True)
 class Vgg11(ImageModelSpec):
-    """Eight 3x3 convolutions with bias and without normalisation, and a short head without dropout, as FedSWA trains it on CIFAR."""
+    """Eight 3x3 convolutions with bias, no normalisation, and a short head without dropout (FedSWA on CIFAR)."""
 
     name = "vgg11"
-    hidden: int = param(
-        100, "width of the head's hidden layer: FedSWA's code has 100 for CIFAR-10 and 256 for CIFAR-100", low=1
+    examples = (
+        ModelExample(
+            "vgg11",
+            "eight 3x3 convolutions with bias, no normalisation, no dropout",
+            (3, 32, 32),
+            10,
+            "Simonyan and Zisserman 2015; head as in FedSWA's CIFAR-10 code",
+        ),
+        ModelExample(
+            "vgg11(hidden=256)",
+            "`vgg11` with a wider head",
+            (3, 32, 32),
+            100,
+            "head as in FedSWA's CIFAR-100 code",
+        ),
     )
+    hidden: int = param(100, "hidden units of the head: FedSWA uses 100 for CIFAR-10, 256 for CIFAR-100", low=1)
 
     def smallest_side(self) -> int:
-        """The least height and width in pixels."""
-        return SHRINKS_BY
+        return STRIDE
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Five stages of convolutions, then the hidden layer and the classes."""
         channels, height, width = input_shape
         layers: list[nn.Module] = []
         for stage in STAGES:
-            for wide in stage:
-                layers += [nn.Conv2d(channels, wide, 3, padding=1), nn.ReLU()]
-                channels = wide
+            for outputs in stage:
+                layers += [nn.Conv2d(channels, outputs, 3, padding=1), nn.ReLU()]
+                channels = outputs
             layers.append(nn.MaxPool2d(2))
-        features = channels * (height // SHRINKS_BY) * (width // SHRINKS_BY)
+        features = channels * (height // STRIDE) * (width // STRIDE)
         return nn.Sequential(
             *layers, nn.Flatten(), nn.Linear(features, self.hidden), nn.ReLU(), nn.Linear(self.hidden, classes)
         )

@@ -1,12 +1,12 @@
-"""Vision transformers (Dosovitskiy et al. 2021), with the names of timm's parameters, so that its weights fit as they are.
+"""Vision transformers (Dosovitskiy et al. 2021), with timm's parameter names, so that its weights load unchanged.
 
-An image becomes a sequence of patch embeddings with a class token in front and learned positions added. Each block adds to it
+An image becomes a class token and a sequence of patch embeddings, plus learned positions. Each block computes
 
     x <- x + proj(attention(norm1(x)))
     x <- x + fc2(gelu(fc1(norm2(x))))
 
-and the class token of the last block, normalised, is classified. Attention is torch's own kernel, which has no second derivative:
-for products with the Hessian use its plain one, ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)``.
+and a linear layer classifies the normalised class token of the last block. Attention uses torch's kernel, which has no
+second derivative; Hessian-vector products need ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)``.
 """
 
 from __future__ import annotations
@@ -19,44 +19,43 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedflat.errors import UserError
-from fedflat.models.spec import ImageModelSpec
+from fedflat.models.spec import ImageModelSpec, ModelExample, shape_text
 from fedflat.models.vit_weights import translated
 from fedflat.text import param
 
 EPSILON = 1e-6
-"""Of every LayerNorm, as in the authors' code and in timm; Hugging Face has 1e-12."""
-DEVIATION = 0.02
-"""Of the truncated normal distribution from which linear layers and positions are drawn, as in timm."""
+"""Epsilon of every LayerNorm, as in the authors' code and in timm; Hugging Face uses 1e-12."""
+INIT_STD = 0.02
+"""Standard deviation of the truncated normal initialisation of linear layers and positions, as in timm."""
+PATCH_HELP = "height and width of a patch in pixels; must divide those of the image"
+WIDTH_HELP = "dimensions per token"
+HEADS_HELP = "attention heads; must divide the width"
 
 
 @dataclass(frozen=True)
 class VisionTransformerSpec(ImageModelSpec):
-    """The description of a vision transformer: how images are cut, and how wide and deep it is."""
+    """The description of a vision transformer."""
 
-    patch: int = param(16, "height and width of a patch in pixels, which must divide those of the image", low=1)
-    width: int = param(768, "numbers per token", low=1)
+    patch: int = param(16, PATCH_HELP, low=1)
+    width: int = param(768, WIDTH_HELP, low=1)
     depth: int = param(12, "number of blocks", low=1)
-    heads: int = param(12, "attention heads, which must divide the width", low=1)
-    mlp: int = param(4, "width of the hidden layer of each block, in multiples of the width", low=1)
+    heads: int = param(12, HEADS_HELP, low=1)
+    mlp: int = param(4, "hidden units of each block, in multiples of the width", low=1)
 
     def smallest_side(self) -> int:
-        """The least height and width in pixels: one patch."""
         return self.patch
 
     def check(self, input_shape: tuple[int, ...]) -> None:
-        """Refuse images that cannot be cut into whole patches, and widths that cannot be cut into whole heads."""
         super().check(input_shape)
         if any(side % self.patch for side in input_shape[1:]):
-            shown = "x".join(map(str, input_shape[1:]))
             raise UserError(
-                f"{self.name} cuts images into patches of {self.patch}x{self.patch} pixels, which do not fill {shown}; "
-                f"expected a patch that divides both, for example {self.name}(patch={_divisor(input_shape[1:])})"
+                f"{self.name}: patch={self.patch} does not divide images of {shape_text(input_shape[1:])} pixels; "
+                f"expected a divisor of both sides, for example {self.name}(patch={_divisor(input_shape[1:])})"
             )
         if self.width % self.heads:
             raise UserError(f"{self.name}: heads={self.heads} does not divide width={self.width}; expected a divisor")
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Patches, blocks, and a linear layer on the class token."""
         channels, height, width = input_shape
         grid = (height // self.patch, width // self.patch)
         return VisionTransformer(
@@ -69,6 +68,16 @@ class VitB16(VisionTransformerSpec):
     """ViT-B/16: twelve blocks of width 768 on patches of 16 pixels (timm's vit_base_patch16_224)."""
 
     name = "vit-b16"
+    dataset = "'tiny_imagenet(size=224)'"
+    examples = (
+        ModelExample(
+            "vit-b16",
+            "twelve blocks of width 768, patch size 16",
+            (3, 224, 224),
+            200,
+            "Dosovitskiy et al. 2021; FedSWA (2025) on Tiny ImageNet",
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -76,22 +85,44 @@ class VitS16(VisionTransformerSpec):
     """ViT-S/16: twelve blocks of width 384 on patches of 16 pixels (timm's vit_small_patch16_224)."""
 
     name = "vit-s16"
-    width: int = param(384, "numbers per token", low=1)
-    heads: int = param(6, "attention heads, which must divide the width", low=1)
+    dataset = "'tiny_imagenet(size=224)'"
+    examples = (
+        ModelExample(
+            "vit-s16",
+            "twelve blocks of width 384, patch size 16",
+            (3, 224, 224),
+            200,
+            "Touvron et al. 2021; Steiner et al. 2022",
+        ),
+    )
+    width: int = param(384, WIDTH_HELP, low=1)
+    heads: int = param(6, HEADS_HELP, low=1)
 
 
 @dataclass(frozen=True)
 class VitTiny(VisionTransformerSpec):
-    """The tiny ViT, for small images: twelve blocks of width 192 on patches of 4 pixels (with patch=16 timm's vit_tiny_patch16_224)."""
+    """ViT-Tiny for small images: twelve blocks of width 192 on patches of 4 pixels.
+
+    With patch=16 it is timm's vit_tiny_patch16_224.
+    """
 
     name = "vit-tiny"
-    patch: int = param(4, "height and width of a patch in pixels, which must divide those of the image", low=1)
-    width: int = param(192, "numbers per token", low=1)
-    heads: int = param(3, "attention heads, which must divide the width", low=1)
+    examples = (
+        ModelExample(
+            "vit-tiny",
+            "twelve blocks of width 192, patch size 4",
+            (3, 32, 32),
+            10,
+            "Touvron et al. 2021, with smaller patches",
+        ),
+    )
+    patch: int = param(4, PATCH_HELP, low=1)
+    width: int = param(192, WIDTH_HELP, low=1)
+    heads: int = param(3, HEADS_HELP, low=1)
 
 
 class VisionTransformer(nn.Module):
-    """Images to logits."""
+    """Images [n, channels, height, width] to logits [n, classes]; ``grid`` is the number of patch rows and columns."""
 
     def __init__(
         self,
@@ -116,40 +147,39 @@ class VisionTransformer(nn.Module):
 
     def _initialise(self) -> None:
         nn.init.normal_(self.cls_token, std=1e-6)
-        nn.init.trunc_normal_(self.pos_embed, std=DEVIATION)
+        nn.init.trunc_normal_(self.pos_embed, std=INIT_STD)
         for module in self.modules():
             if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=DEVIATION)
+                nn.init.trunc_normal_(module.weight, std=INIT_STD)
                 nn.init.zeros_(module.bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of a batch of images."""
         patches: Tensor = self.patch_embed(images)
         tokens = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], 1) + self.pos_embed
-        # Only the class token is classified, and LayerNorm treats each token alone.
+        # LayerNorm acts on each token separately, so normalising the class token suffices.
         logits: Tensor = self.head(self.norm(self.blocks(tokens)[:, 0]))
         return logits
 
     def translated(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Weights of timm or Hugging Face under the names of this model, with positions resized to its grid."""
+        """Weights of timm or Hugging Face under this model's names, with positions resized to its grid."""
         return translated(tensors, self.grid)
 
 
 class PatchEmbedding(nn.Module):
-    """Each patch of an image through the same linear layer, written as a convolution."""
+    """A linear layer applied to each patch, written as a convolution."""
 
     def __init__(self, channels: int, patch: int, width: int) -> None:
         super().__init__()
         self.proj = nn.Conv2d(channels, width, patch, patch)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Tokens [batch, patches, width], row by row."""
+        """Tokens [n, patches, width], row by row."""
         tokens: Tensor = self.proj(images).flatten(2).transpose(1, 2)
         return tokens
 
 
 class Block(nn.Module):
-    """Attention and a hidden layer, each on normalised tokens and added to what came in."""
+    """A pre-norm transformer block: attention and an MLP, each with a residual connection."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -159,14 +189,13 @@ class Block(nn.Module):
         self.mlp = HiddenLayer(width, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The tokens after this block."""
         x = x + self.attn(self.norm1(x))
-        after: Tensor = x + self.mlp(self.norm2(x))
-        return after
+        y: Tensor = x + self.mlp(self.norm2(x))
+        return y
 
 
 class Attention(nn.Module):
-    """softmax(q k^T / sqrt(d)) v in each head; q, k and v are one linear layer, as in timm."""
+    """Multi-head attention softmax(q k^T / sqrt(d)) v; one linear layer computes q, k and v, as in timm."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -175,14 +204,13 @@ class Attention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """What every token collects from all tokens."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        collected: Tensor = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-        return collected
+        y: Tensor = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return y
 
 
 class HiddenLayer(nn.Module):
-    """Two linear layers with the exact GELU between them."""
+    """Two linear layers with the exact GELU in between."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -190,11 +218,10 @@ class HiddenLayer(nn.Module):
         self.fc2 = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Each token through the hidden layer."""
         y: Tensor = self.fc2(F.gelu(self.fc1(x)))
         return y
 
 
 def _divisor(sides: tuple[int, ...]) -> int:
-    """The largest patch of at most 16 pixels that divides both sides."""
+    """The largest patch size up to 16 that divides both sides."""
     return max(patch for patch in range(1, 17) if all(side % patch == 0 for side in sides))

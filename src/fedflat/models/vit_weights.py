@@ -1,6 +1,6 @@
-"""Weights of vision transformers as timm and Hugging Face publish them, under the names of timm.
+"""Published weights of vision transformers (timm, Hugging Face) under timm's names.
 
-Hugging Face keeps query, key and value apart, which timm has as one layer in that order, and calls everything else differently.
+Hugging Face uses other names, and separate layers for query, key and value, which timm joins in that order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HUGGING_FACE = {
     "layernorm": "norm",
     "classifier": "head",
 }
-"""Their names outside of the blocks, and timm's."""
+"""Hugging Face's names outside the blocks, and timm's."""
 IN_BLOCK = {
     "attention.output.dense": "attn.proj",
     "intermediate.dense": "mlp.fc1",
@@ -28,15 +28,15 @@ IN_BLOCK = {
     "layernorm_before": "norm1",
     "layernorm_after": "norm2",
 }
-"""Their names inside of a block, and timm's."""
+"""Hugging Face's names inside a block, and timm's."""
 JOINED = ("query", "key", "value")
-"""What timm's qkv is made of, in its order."""
+"""The parts of timm's qkv, in order."""
 _BLOCK = re.compile(r"encoder\.layer\.(\d+)\.(.+)\.(weight|bias)")
-_APART = re.compile(rf"blocks\.\d+\.attn\.({'|'.join(JOINED)})\.(weight|bias)")
+_SEPARATE = re.compile(rf"blocks\.\d+\.attn\.({'|'.join(JOINED)})\.(weight|bias)")
 
 
 def translated(tensors: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str, Tensor]:
-    """Tensors under timm's names, with positions for a grid of so many rows and columns of patches."""
+    """Rename tensors to timm's names, and resize position embeddings to a ``grid`` of (rows, columns) patches."""
     named = joined({timm_name(name): tensor for name, tensor in tensors.items()})
     positions = named.get("pos_embed")
     if positions is not None and positions.ndim == 3:
@@ -45,40 +45,40 @@ def translated(tensors: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str
 
 
 def timm_name(name: str) -> str:
-    """A tensor's name in timm, from its name in Hugging Face; query, key and value are still apart.
+    """timm's name of a tensor, given Hugging Face's; query, key and value stay separate.
 
     >>> timm_name("vit.encoder.layer.3.intermediate.dense.bias"), timm_name("blocks.3.mlp.fc1.bias")
     ('blocks.3.mlp.fc1.bias', 'blocks.3.mlp.fc1.bias')
     """
-    theirs = name.removeprefix("vit.")
-    block = _BLOCK.fullmatch(theirs)
+    short = name.removeprefix("vit.")
+    block = _BLOCK.fullmatch(short)
     if block:
         number, layer, kind = block.groups()
         inside = IN_BLOCK.get(layer) or layer.replace("attention.attention.", "attn.")
         return f"blocks.{number}.{inside}.{kind}"
-    if theirs in HUGGING_FACE:
-        return HUGGING_FACE[theirs]
-    layer, _, kind = theirs.rpartition(".")
+    if short in HUGGING_FACE:
+        return HUGGING_FACE[short]
+    layer, _, kind = short.rpartition(".")
     return f"{HUGGING_FACE[layer]}.{kind}" if layer in HUGGING_FACE else name
 
 
 def joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Query, key and value of every block as one tensor, where all three are there."""
-    found = dict(tensors)
+    """Concatenate query, key and value of every block that has all three."""
+    result = dict(tensors)
     for name in tensors:
-        apart = _APART.fullmatch(name)
-        if apart and apart[1] == JOINED[0]:
-            three = [name.replace(f".{JOINED[0]}.", f".{part}.") for part in JOINED]
-            if all(one in found for one in three):
-                found[name.replace(f".{JOINED[0]}.", ".qkv.")] = torch.cat([found.pop(one) for one in three])
-    return found
+        match = _SEPARATE.fullmatch(name)
+        if match and match[1] == JOINED[0]:
+            parts = [name.replace(f".{JOINED[0]}.", f".{part}.") for part in JOINED]
+            if all(part in result for part in parts):
+                result[name.replace(f".{JOINED[0]}.", ".qkv.")] = torch.cat([result.pop(part) for part in parts])
+    return result
 
 
 def resized_positions(positions: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Position embeddings [1, 1 + patches, width] for another grid; the class token's stays as it is.
+    """Resize position embeddings [1, 1 + patches, width] to another grid, keeping the class token's.
 
-    As timm does it: bicubic interpolation with antialiasing, pixels being areas (``align_corners=False``), in float32. What is no
-    square grid with a class token is left alone.
+    As in timm: bicubic interpolation with antialiasing and ``align_corners=False``, in float32. Embeddings that are not
+    a class token and a square grid are returned unchanged.
     """
     rows, columns = grid
     count = positions.shape[1] - 1

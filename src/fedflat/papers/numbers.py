@@ -56,9 +56,6 @@ def read(text: str) -> Published | None:
     return Published(text, float(match["value"]), None if spread is None else float(spread), bool(match["beyond"]))
 
 
-# --- statistics -------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Statistic:
     """How a reported number is computed from a run, or from other numbers of its table."""

@@ -153,9 +153,6 @@ def value_of(statistic: Statistic, run: MeasuredRun, model: str, planned_rounds:
     return None
 
 
-# --- one cell ---------------------------------------------------------------------------------------------------------
-
-
 def _outcome(plan: ReproductionPlan, measured: Runs, cell: Cell) -> CellOutcome:
     if isinstance(cell.statistic, Gain):
         return _gain_outcome(plan, measured, cell, cell.statistic)

@@ -16,7 +16,7 @@ import torch
 from fedflat.data import load_corruptions
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.evaluation import Evaluation, evaluate
-from fedflat.experiment.analysis.fixed_sample import Look
+from fedflat.experiment.analysis.fixed_sample import FixedSample
 from fedflat.experiment.analysis.local_models import replay_at
 from fedflat.experiment.analysis.measured import Measured, measured
 from fedflat.experiment.config import FlatnessSettings
@@ -129,12 +129,14 @@ class _RunModels:
         replay = replay_at(server)
         members = replay.members(None)
         local_models = replay.local_models(members, replay.train(members))
-        return Look(server.problem, server.partition, FlatnessSettings()).local_curvature(local_models, members)
+        return FixedSample(server.problem, server.partition, FlatnessSettings()).local_curvature(local_models, members)
 
     def _features(self, model: str) -> dict[str, Any]:
         """The mean of ||f(x)|| over each client's data."""
         opened = self._measured(model)
-        return Look(opened.problem, opened.partition, FlatnessSettings(clients=EVERY_CLIENT)).features(opened.state)
+        return FixedSample(opened.problem, opened.partition, FlatnessSettings(clients=EVERY_CLIENT)).features(
+            opened.state
+        )
 
     def _evaluated(self, part: str, model: str, **options: Any) -> dict[str, Any]:
         evaluation: Evaluation = evaluate(self.record, model, (part,), **options)

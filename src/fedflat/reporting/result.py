@@ -1,4 +1,4 @@
-"""Results to look at: one run, or a comparison of several."""
+"""Results of runs: one run, or a comparison of several."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedflat.errors import UserError, one_of
 from fedflat.experiment.analysis.batchnorm import with_statistics
 from fedflat.experiment.analysis.evaluation import Evaluation, evaluate
 from fedflat.experiment.analysis.measured import Measured, measured
-from fedflat.experiment.analysis.post_hoc import Afterwards, afterwards
+from fedflat.experiment.analysis.post_hoc import PostHoc, post_hoc
 from fedflat.experiment.analysis.reopen import full_name, reopen, require_model, state_of, written_tensors
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.network import network_of
@@ -26,7 +26,7 @@ from fedflat.experiment.setup.weights import fill
 from fedflat.experiment.stopping import check_target
 from fedflat.experiment.store.record import Record, load_record, model_file
 from fedflat.experiment.user_objects import as_path
-from fedflat.reporting.tables.statistics import Reached
+from fedflat.reporting.tables.statistics import RoundsToTarget
 from fedflat.reporting.tables.summary import Summary, rounds_to, spread, summarise
 
 if TYPE_CHECKING:
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 
 class Result:
-    """A run: its history, its models, its figures."""
+    """A run: its history, models and measurements."""
 
     def __init__(self, record: Record) -> None:
         self.record = record
 
     @classmethod
     def load(cls, folder: str | Path) -> Result:
-        """The result of a run folder."""
+        """Load the result of a run folder."""
         return cls(load_record(as_path("folder", folder)))
 
     @property
@@ -62,28 +62,28 @@ class Result:
 
     @property
     def metric(self) -> str:
-        """The metric that stands for the run."""
+        """The primary metric."""
         return self.record.metric
 
     def summary(self, model: str = "server", metric: str | None = None) -> Summary:
-        """A model's figures: last, mean of the last 100 rounds, best."""
+        """The summary of a model: last value, mean of the last 100 rounds, best value."""
         name = full_name("evaluated model", model, self.record.evaluated)
         metric, known = metric or self.metric, self.history[-1]["test"][name]
         if metric not in known:
             raise one_of("metric", metric, known)
-        found = summarise(self.history, name, metric)
-        if found is None:
-            raise UserError(f"{metric} of {name} was never a finite number in this run, so there is nothing to sum up")
-        return found
+        summary = summarise(self.history, name, metric)
+        if summary is None:
+            raise UserError(f"{metric} of {name} was never finite in this run")
+        return summary
 
     def frame(self) -> pd.DataFrame:
-        """The history as a data frame, a row per evaluation."""
+        """The history as a data frame, one row per evaluation."""
         import pandas as pd
 
         return pd.json_normalize(self.history)
 
     def state_dict(self, model: str = "server", *, rounds: int | None = None) -> dict[str, Tensor]:
-        """The tensors of one of the run's models by name, as torch has them; with ``rounds``, as it was kept after so many."""
+        """The tensors of a model by name; ``rounds`` selects a model saved during training."""
         model = require_model(self.record, model)
         if self.record.folder is not None or rounds is not None:
             return written_tensors(self.record, model, rounds)
@@ -99,17 +99,23 @@ class Result:
         data: Dataset | None = None,
         network: nn.Module | None = None,
     ) -> nn.Module:
-        """One of the run's models, ready to use; with ``merge``, adapters are added to the weights they belong to.
+        """A model of the run as a module in evaluation mode.
 
-        Where clients kept their BatchNorm statistics the server has none: they are estimated on the training data.
-        ``data`` and ``network`` are those of the run where they were your own and it was made in another process.
+        If clients keep their BatchNorm statistics (SiLoBN), they are estimated on the training data.
+
+        Args:
+            name: name of the model, e.g. ``server`` or ``wima``.
+            rounds: select a model saved after this round.
+            merge: merge low-rank adapters into the weights.
+            data: the run's dataset, if it is custom and the run was made in another process.
+            network: the run's module, likewise.
         """
         name = require_model(self.record, name)
         tensors = self._tensors(name, rounds, data, network)
         network = network or self.record.own.get("model")
         if network is None and self.config.model.partition(":")[0] == CUSTOM:
             raise UserError(
-                f"this run used a model of your own ({self.config.model}); pass it again: result.model(network=...)"
+                f"this run used a custom model ({self.config.model}); pass it again: result.model(network=...)"
             )
         fresh = self.config.model_copy(update={"init": None, "init_head": "given"})
         if network is None:
@@ -130,7 +136,15 @@ class Result:
         data: Dataset | None = None,
         network: nn.Module | None = None,
     ) -> Path:
-        """Write one of the run's models for other tools: torch (.pt), safetensors or onnx, as the file's name or ``format`` says."""
+        """Write a model for other tools.
+
+        Args:
+            path: output file.
+            model: name of the model.
+            format: ``torch``, ``safetensors`` or ``onnx``; default: from the file extension.
+            rounds: select a model saved after this round.
+            data, network: the run's custom dataset and module, if it was made in another process.
+        """
         from fedflat.experiment.store.export import format_of, write_onnx, write_state
 
         path = as_path("path", path, "model.pt")
@@ -147,7 +161,7 @@ class Result:
     def _tensors(
         self, name: str, rounds: int | None, data: Dataset | None, network: nn.Module | None
     ) -> dict[str, Tensor]:
-        """The tensors of a model for use elsewhere: with statistics of the training data where clients kept theirs, as flatness has it."""
+        """Tensors for export; with SiLoBN, BatchNorm statistics are estimated on the training data."""
         if self.config.training.statistics == "averaged":
             return self.state_dict(name, rounds=rounds)
         problem, partition = reopen(self.record, data=data, network=network, call="export")
@@ -156,47 +170,49 @@ class Result:
         )
 
     def _rounds(self, model: str) -> int:
-        """After how many rounds a model is the last one, which need not have been evaluated."""
+        """The round of a final model, which need not have been evaluated."""
         written = self.record.folder.rounds_of(model_file(model)) if self.record.folder else None
         return self.record.rounds if written is None else written
 
     def _data(self, data: Dataset | None) -> Dataset:
-        """The run's dataset: the user's own, or the one that the config names."""
+        """The run's dataset: custom, or as named by the config."""
         data = data or self.record.own.get("data")
         if data is None and self.config.data.dataset.partition(":")[0] == CUSTOM:
-            raise UserError(f"this run used data of your own ({self.config.data.dataset}); pass it again: data=...")
+            raise UserError(f"this run used a custom dataset ({self.config.data.dataset}); pass it again: data=...")
         return data or load(self.config.data.dataset, self.config.data.dir)
 
     def evaluate(self, model: str = "server", on: str | Iterable[str] | None = None, **more: Any) -> Evaluation:
-        """How good one of the run's models is, and for whom: test set, classes, clients, domains, corruptions, after fine-tuning.
+        """Evaluate a model on the test set, per class, client and domain, under corruptions, and after fine-tuning.
 
-        ``more`` may be ``fine_tuning``, ``corruptions``, and the ``data``, ``network`` and ``task`` of the run where they are your own.
+        ``more``: ``fine_tuning``, ``corruptions``, and the run's custom ``data``, ``network`` and ``task``.
         """
         return evaluate(self.record, model, on, **more)
 
     def flatness(self, model: str | None = None, rounds: int | None = None, **more: Any) -> Measured:
-        """One of the run's models, to be measured: ``result.flatness("wima").spectrum()``; by default the one that stands for the run.
+        """A model for flatness measurements, e.g. ``result.flatness("wima").spectrum()``.
 
-        ``rounds`` names a model that was kept on the way. ``more`` may be ``device``, ``precision``, and the ``data``, ``network`` and
-        ``task`` of the run where they are your own.
+        Args:
+            model: name of the model; default: the primary model.
+            rounds: select a model saved after this round.
+            more: ``device``, ``precision``, and the run's custom ``data``, ``network`` and ``task``.
         """
         return measured(self.record, name=model, rounds=rounds, **more)
 
-    def look(self, **wanted: Any) -> Afterwards:
-        """The run over the rounds that it kept: ``result.look().clients()``, ``.gaps()``, ``.seen()``, ``.constants()``, ``.theory()``.
+    def look(self, **wanted: Any) -> PostHoc:
+        """Post-hoc measurements over rounds: ``.clients()``, ``.gaps()``, ``.seen()``, ``.constants()``, ``.theory()``.
 
-        ``wanted`` may be ``examples``, ``clients``, ``seed``, and ``data``, ``network`` and ``task`` of the run where they are your own.
+        ``wanted``: ``examples``, ``clients``, ``seed``, and the run's custom ``data``, ``network`` and ``task``.
         """
-        return afterwards(self.record, **wanted)
+        return post_hoc(self.record, **wanted)
 
     def plot(self, metric: str | None = None, over: str = "round") -> Figure:
-        """The curve of every evaluated model."""
+        """Plot the metric of every evaluated model."""
         return Comparison([self.record]).plot(metric, over)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a comparison: an algorithm, and one of its models, over all seeds."""
+    """One row of a comparison: an algorithm and one of its models, over all seeds."""
 
     algorithm: str
     model: str
@@ -204,7 +220,7 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The algorithm with the one average that this model is, or with none: averages never change what is trained."""
+        """The algorithm with the evaluated average; averages do not affect training."""
         built = algorithm(self.algorithm)
         trained = canonical(replace(built, averages=()))
         if self.model == "server":
@@ -214,22 +230,22 @@ class Row:
 
 
 class Comparison:
-    """Several runs side by side."""
+    """A comparison of several runs."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self.records = list(records)
         if not self.records:
-            raise UserError("there is nothing to compare: no run was found")
+            raise UserError("no runs to compare")
 
     @property
     def metric(self) -> str:
-        """The metric that stands for the runs."""
+        """The primary metric."""
         return next((Result(r).metric for r in self.records if r.history), "accuracy")
 
     def rows(self) -> list[Row]:
-        """Runs that differ in their seed alone, together; a row per evaluated model.
+        """Runs grouped over seeds; one row per evaluated model.
 
-        Runs with other averages train the same server's model, which has one row.
+        Runs that differ only in averages train the same server model, which has one row.
         """
         groups: dict[tuple[str, str], list[Record]] = {}
         for record in self.records:
@@ -243,7 +259,7 @@ class Comparison:
         return list(rows.values())
 
     def table(self, targets: float | Sequence[float] = ()) -> list[dict[str, Any]]:
-        """The comparison as plain rows: mean and spread over seeds of every reported figure, and the median of rounds to each target."""
+        """The comparison as dictionaries: mean and standard deviation over seeds, and median rounds to each target."""
         targets = (targets,) if isinstance(targets, int | float) else targets
         for target in targets:
             check_target(target, self.metric)
@@ -251,7 +267,7 @@ class Comparison:
 
     def _line(self, row: Row, targets: Sequence[float]) -> dict[str, Any]:
         alive = [r for r in row.records if r.status != "diverged"]
-        found = [s for s in (summarise(r.history, row.model, self.metric) for r in alive) if s]
+        summaries = [s for s in (summarise(r.history, row.model, self.metric) for r in alive) if s]
         line: dict[str, Any] = {
             "algorithm": row.algorithm,
             "model": row.model,
@@ -259,12 +275,12 @@ class Comparison:
             "seeds": len(row.records),
         }
         line["diverged"] = len(row.records) - len(alive)
-        if found:
-            line |= {name: spread([getattr(s, name) for s in found]) for name in ("last", "mean_last", "best")}
-            line["mean_counts"] = sorted({s.mean_count for s in found})
+        if summaries:
+            line |= {name: spread([getattr(s, name) for s in summaries]) for name in ("last", "mean_last", "best")}
+            line["mean_counts"] = sorted({s.mean_count for s in summaries})
         for target in targets:
             rounds = tuple(rounds_to(r.history, row.model, self.metric, target) for r in row.records)
-            reached = Reached(target, rounds, (0,) * len(rounds))
+            reached = RoundsToTarget(target, rounds, (0,) * len(rounds))
             line[f"rounds to {target:g}"] = (reached.median, reached.count, len(rounds))
         ends = [r.history[-1] for r in row.records if r.history]
         for cost in ("backward_passes", "bytes_up", "bytes_down", "samples"):
@@ -280,7 +296,7 @@ class Comparison:
         return pd.concat(frames, ignore_index=True)
 
     def plot(self, metric: str | None = None, over: str = "round") -> Figure:
-        """Curves of all rows: the mean over seeds, and a band of one standard deviation."""
+        """Plot all rows: mean over seeds and one standard deviation."""
         from fedflat.reporting.figures.curves import curves
 
         known = dict.fromkeys(

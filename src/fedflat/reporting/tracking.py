@@ -1,6 +1,6 @@
-"""Runs followed by TensorBoard, MLflow or Weights & Biases: a callback that sends every evaluation, and the three places it can go.
+"""Experiment tracking with TensorBoard, MLflow or Weights & Biases.
 
-A tracker only reads: a run with one has the same bits as without.
+Tracking only reads: results are bit-identical with and without it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 
 class Place(Protocol):
-    """Where the figures of one run go."""
+    """A tracking backend for one run."""
 
     def scalars(self, values: Mapping[str, float], rounds: int) -> None:
-        """The figures after so many rounds."""
+        """Log the metrics after ``rounds``."""
 
     def close(self, status: str) -> None:
-        """The run is over."""
+        """End the run."""
 
 
 class TensorBoard:
-    """Event files in the folder ``tensorboard`` of the run (``tensorboard --logdir runs``)."""
+    """Event files in the run's ``tensorboard`` folder (``tensorboard --logdir runs``)."""
 
     package = "tensorboard"
 
@@ -54,7 +54,7 @@ class TensorBoard:
 
 
 class MLflow:
-    """A run of the experiment ``fedflat`` at the tracking server that MLflow is set to (``MLFLOW_TRACKING_URI``)."""
+    """A run of the experiment ``fedflat`` on the configured MLflow server (``MLFLOW_TRACKING_URI``)."""
 
     package = "mlflow"
 
@@ -75,7 +75,7 @@ class MLflow:
 
 
 class WeightsAndBiases:
-    """A run of the project ``fedflat``, online or offline as ``WANDB_MODE`` says."""
+    """A run of the project ``fedflat``, online or offline (``WANDB_MODE``)."""
 
     package = "wandb"
 
@@ -105,42 +105,40 @@ PLACES: dict[str, type[TensorBoard] | type[MLflow] | type[WeightsAndBiases]] = {
 
 
 class Tracker(Callback):
-    """Sends every evaluation of the runs it sees, one after another, to a place."""
+    """Callback that logs every evaluation to a backend."""
 
     def __init__(self, place: str) -> None:
         if place not in PLACES:
             raise one_of("place to track runs", place, PLACES)
         if importlib.util.find_spec(PLACES[place].package) is None:
-            raise UserError(
-                f"{place} is not installed, so runs cannot be tracked there; install it with: pip install 'fedflat[track]'"
-            )
+            raise UserError(f"{place} is not installed; install it with: pip install 'fedflat[track]'")
         self._kind = PLACES[place]
         self._place: Place | None = None
         self._sent = -1
 
     def began(self, run: RunView) -> None:
-        """Open the place; a run that goes on sends again what it had, so that nothing is missing."""
+        """Open the backend; a resumed run logs its history again."""
         folder = None if run.folder is None else run.folder.path
         name = f"{re.sub(r'[^A-Za-z0-9.]+', '-', run.config.algorithm).strip('-')}-seed{run.config.seed}"
         self._place, self._sent = self._kind(name, run.config, folder), -1
         self.evaluated(run)
 
     def evaluated(self, run: RunView) -> None:
-        """Send what has not been sent yet."""
+        """Log new evaluations."""
         for entry in run.history:
             if self._place is not None and entry["round"] > self._sent:
                 self._place.scalars(scalars_of(entry), entry["round"])
                 self._sent = entry["round"]
 
     def ended(self, run: RunView, record: Record) -> None:
-        """Close the place."""
+        """Close the backend."""
         if self._place is not None:
             self._place.close(record.status)
             self._place = None
 
 
 def scalars_of(entry: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of an evaluation by their path; lists, which are of single clients, are left out.
+    """Scalars of an evaluation by path; per-client lists are dropped.
 
     >>> scalars_of({"round": 3, "train_loss": 0.5, "test": {"wima(window=5)": {"accuracy": 0.9}}, "cosine": [0.1, 0.2]})
     {'train_loss': 0.5, 'test/wima_window_5/accuracy': 0.9}

@@ -1,6 +1,7 @@
-"""Checks for what you bring yourself: an algorithm, a model, a dataset, a partition.
+"""Checks for user-defined algorithms, models, datasets and partitions, and inputs for calling slots by hand.
 
-One call each, and a message that names what does not hold.
+Each check is one call that returns the verified properties and raises ``Broken`` with the first violated one.
+May import ``engines`` and below, but not ``experiment``.
 
 >>> from fedflat.testing import check_algorithm
 >>> "engines agree" in check_algorithm("scaffold", claims=["finds the joint optimum"])
@@ -12,5 +13,16 @@ from fedflat.testing.broken import Broken
 from fedflat.testing.datasets import check_dataset
 from fedflat.testing.models import check_model
 from fedflat.testing.partitions import check_partition
+from fedflat.testing.slots import cohort_means, local_context, run_info
 
-__all__ = ["CLAIMS", "Broken", "check_algorithm", "check_dataset", "check_model", "check_partition"]
+__all__ = [
+    "CLAIMS",
+    "Broken",
+    "check_algorithm",
+    "check_dataset",
+    "check_model",
+    "check_partition",
+    "cohort_means",
+    "local_context",
+    "run_info",
+]

@@ -1,4 +1,4 @@
-"""Identities that every algorithm keeps, and claims that some make, checked on quadratics through the real engines."""
+"""Properties that every algorithm has, and claims that some make, checked on quadratics with the real engines."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import torch
 from torch import Tensor
 
 from fedflat.algorithms import Algorithm, algorithm, canonical
-from fedflat.algorithms.algorithm import flat_fields, flat_state
+from fedflat.algorithms.algorithm import SLOTS, flat_fields, flat_state
+from fedflat.algorithms.registration import part_name
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.errors import one_of
-from fedflat.testing.bowls import Bowls, walk
 from fedflat.testing.broken import Broken
+from fedflat.testing.quadratics import Quadratics, Trajectory, run_rounds
 
 EXACT, CLOSE = 1e-12, 1e-9
-SOME = ([0, 2], [1, 3], [0, 1, 3], [2], [0, 1, 2, 3], [1, 2])
+COHORTS = ([0, 2], [1, 3], [0, 1, 3], [2], [0, 1, 2, 3], [1, 2])
 """Cohorts of different sizes."""
-ROUNDS_TO_COME_NEARER, ROUNDS_TO_CONVERGE = 40, 100
-"""Enough on quadratics."""
-Check = Callable[[str, Algorithm], None]
+ROUNDS_TO_APPROACH, ROUNDS_TO_CONVERGE = 40, 100
+"""Sufficient on quadratics."""
+Check = Callable[[Algorithm], str | None]
+"""Returns why the property does not hold, or None if it does."""
 
 
 def check_algorithm(
@@ -30,230 +32,219 @@ def check_algorithm(
     limits: Mapping[str, float] | None = None,
     becomes: str | Algorithm = "fedavg",
 ) -> list[str]:
-    """Check an algorithm, of your own or of the table, and return the identities that it keeps; ``Broken`` names one that it does not.
+    """Check an algorithm on quadratics with the real engines.
 
-    Every algorithm must keep those of ``ALWAYS``. ``claims`` are further ones that yours makes (``CLAIMS`` lists them). ``limits`` are
-    parameters, by name, at which it ``becomes`` another: ``limits={"rho": 0.0}`` for a perturbation that vanishes.
+    Args:
+        what: an algorithm or its text.
+        claims: further properties that the algorithm claims, from ``CLAIMS``.
+        limits: parameter values at which the algorithm equals ``becomes``, e.g. ``{"rho": 0.0}``.
+        becomes: the algorithm, or its text, that it equals at ``limits``.
+
+    Returns:
+        The names of the verified properties: those of ``ALWAYS``, the claims, and the limits.
+
+    Raises:
+        Broken: a property does not hold.
     """
-    name, method = (what, algorithm(what)) if isinstance(what, str) else (_name(what), what)
+    tested = algorithm(what) if isinstance(what, str) else what
+    name = what if isinstance(what, str) else _name(what)
     for claim in claims:
         if claim not in CLAIMS:
             raise one_of("claim", claim, CLAIMS)
     checks = {**ALWAYS, **{claim: CLAIMS[claim] for claim in claims}}
-    if method.perturbation.ascent_passes:
-        checks["perturbations climb"] = _climbs
-    for check in checks.values():
-        check(name, method)
+    if tested.perturbation.ascent_passes:
+        checks["perturbations increase the loss"] = _perturbations_ascend
     if limits:
-        _limit(name, method, limits, algorithm(becomes) if isinstance(becomes, str) else becomes)
-    return [*checks, *(["limits"] if limits else [])]
+        target = algorithm(becomes) if isinstance(becomes, str) else becomes
+        shown = ", ".join(f"{key}={value:g}" for key, value in limits.items())
+        at_limit = _with_parameters(tested, limits)
+        checks[f"at {shown} it is {canonical(target)}"] = lambda _: _difference(at_limit, target, Quadratics(), COHORTS)
+    for identity, check in checks.items():
+        if reason := check(tested):
+            raise Broken(name, identity, reason)
+    return list(checks)
 
 
-def _name(method: Algorithm) -> str:
-    parts = (type(method.drift).__name__, type(method.perturbation).__name__)
-    return "+".join(part for part in parts if part not in ("Drift", "Perturbation")) or "the algorithm"
+def _name(tested: Algorithm) -> str:
+    specs = [getattr(tested, slot) for slot in SLOTS if getattr(tested, slot) != getattr(Algorithm(), slot)]
+    return "+".join(part_name(spec) or type(spec).__name__ for spec in specs) or "fedavg"
 
 
-def _apart(one: Tensor, other: Tensor) -> float:
-    return float((one - other).abs().max())
+def _distance(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max())
 
 
-# --- what every algorithm keeps ------------------------------------------------------------------------------------------------------
+def _everyone(quadratics: Quadratics, rounds: int) -> list[list[int]]:
+    return [list(range(quadratics.clients))] * rounds
 
 
-def _fields_are_declared(name: str, method: Algorithm) -> None:
-    identity = "what is kept and sent is what is declared"
-    bowls = Bowls()
+def _difference(a: Algorithm, b: Algorithm, quadratics: Quadratics, cohorts: Sequence[Sequence[int]]) -> str | None:
+    """How the models of two algorithms differ, or None if they agree."""
+    return _models_differ(run_rounds(a, quadratics, cohorts), run_rounds(b, quadratics, cohorts))
+
+
+def _models_differ(a: Trajectory, b: Trajectory) -> str | None:
+    for round, (x, y) in enumerate(zip(a.x, b.x, strict=True)):
+        if _distance(x, y) > CLOSE:
+            return f"after round {round} the models differ by {_distance(x, y):.3g}"
+    return None
+
+
+def _state_is_declared(tested: Algorithm) -> str | None:
+    quadratics = Quadratics()
     try:
-        outcome = walk(method, bowls, [[0, 1]]).outcomes[0]
+        outcome = run_rounds(tested, quadratics, [[0, 1]]).outcomes[0]
     except KeyError as missing:
-        raise Broken(
-            name, identity, f"{missing} is kept or sent, but on_client() or sends() does not name it"
-        ) from missing
-    for declared, found in (
-        (method.client_fields(), outcome.clients[0].state),
-        (method.message_fields(), outcome.means),
+        return f"{missing} is kept or sent but not declared by on_client() or sends()"
+    for declared, states in (
+        (tested.client_fields(), outcome.clients[0].state),
+        (tested.message_fields(), outcome.means),
     ):
-        for full, field in flat_fields(declared).items():
-            value = flat_state(found).get(full)
-            shape = (bowls.size,) if field.vector else ()
-            if value is None or tuple(value.shape) != shape:
-                raise Broken(
-                    name,
-                    identity,
-                    f"{full} is {'missing' if value is None else f'of shape {tuple(value.shape)}'}; expected {shape}",
-                )
+        for full_name, field in flat_fields(declared).items():
+            value = flat_state(states).get(full_name)
+            expected = (quadratics.size,) if field.vector else ()
+            if value is None or tuple(value.shape) != expected:
+                actual = "missing" if value is None else f"of shape {tuple(value.shape)}"
+                return f"{full_name} is {actual}; expected shape {expected}"
+    return None
 
 
-def _same_again(name: str, method: Algorithm) -> None:
-    one, other = (walk(method, Bowls(), SOME).x[-1] for _ in range(2))
-    if not torch.equal(one, other):
-        raise Broken(
-            name,
-            "the same seed gives the same bits",
-            f"two runs differ by {_apart(one, other):.3g}: is something drawn inside a slot?",
-        )
+def _is_deterministic(tested: Algorithm) -> str | None:
+    first, second = (run_rounds(tested, Quadratics(), COHORTS).x[-1] for _ in range(2))
+    if torch.equal(first, second):
+        return None
+    return f"two runs with the same seed differ by {_distance(first, second):.3g}; does a slot draw random numbers?"
 
 
-def _stays_finite(name: str, method: Algorithm) -> None:
-    for round, x in enumerate(walk(method, Bowls(), SOME * 5, lr=0.01).x):
+def _stays_finite(tested: Algorithm) -> str | None:
+    for round, x in enumerate(run_rounds(tested, Quadratics(), COHORTS * 5, lr=0.01).x):
         if not bool(x.isfinite().all()):
-            raise Broken(
-                name, "iterates stay finite at a small rate", f"after round {round} they are not, at rate 0.01"
-            )
+            return f"they are not after round {round}, at lr=0.01"
+    return None
 
 
-def _engines_agree(name: str, method: Algorithm) -> None:
-    loop, lanes = walk(method, Bowls(), SOME), walk(method, Bowls(), SOME, engine=LaneEngine)
-    for round, (one, other) in enumerate(zip(loop.x, lanes.x, strict=True)):
-        if _apart(one, other) > CLOSE:
-            raise Broken(
-                name, "engines agree", f"after round {round} loop and lanes differ by {_apart(one, other):.3g}"
-            )
+def _engines_agree(tested: Algorithm) -> str | None:
+    loop = run_rounds(tested, Quadratics(), COHORTS)
+    return _models_differ(loop, run_rounds(tested, Quadratics(), COHORTS, engine=LaneEngine))
 
 
-def _order_does_not_matter(name: str, method: Algorithm) -> None:
-    there, back = (walk(method, Bowls(), [cohort[::step] for cohort in SOME]).x[-1] for step in (1, -1))
-    if _apart(there, back) > CLOSE:
-        raise Broken(
-            name,
-            "the order of a cohort does not matter",
-            f"turned round, the model differs by {_apart(there, back):.3g}",
-        )
+def _order_is_irrelevant(tested: Algorithm) -> str | None:
+    forward, backward = (
+        run_rounds(tested, Quadratics(), [cohort[::step] for cohort in COHORTS]).x[-1] for step in (1, -1)
+    )
+    if _distance(forward, backward) <= CLOSE:
+        return None
+    return f"in reverse order the model differs by {_distance(forward, backward):.3g}"
 
 
-def _states_are_apart(name: str, method: Algorithm) -> None:
-    identity = "clients keep their state to themselves"
-    done = walk(method, Bowls(), SOME)
-    for round, cohort in enumerate(SOME):
-        for number, state in done.states[round].items():
-            if number not in cohort and any(
-                not torch.equal(value, flat_state(done.states[round + 1][number])[key])
-                for key, value in flat_state(state).items()
-            ):
-                raise Broken(name, identity, f"client {number} changed in round {round}, in which it took no part")
-    if method.drift.whole_gradient == "common":
-        return
-    alone, together = (walk(method, Bowls(), [cohort]).states[1][0] for cohort in ([0], [0, 1, 2]))
+def _states_are_independent(tested: Algorithm) -> str | None:
+    trajectory = run_rounds(tested, Quadratics(), COHORTS)
+    for round, cohort in enumerate(COHORTS):
+        for number, state in trajectory.states[round].items():
+            after = flat_state(trajectory.states[round + 1][number])
+            unchanged = all(torch.equal(value, after[key]) for key, value in flat_state(state).items())
+            if number not in cohort and not unchanged:
+                return f"the state of client {number} changed in round {round}, in which it did not participate"
+    if tested.drift.full_gradient == "common":
+        return None
+    alone, together = (run_rounds(tested, Quadratics(), [cohort]).states[1][0] for cohort in ([0], [0, 1, 2]))
     for key, value in flat_state(alone).items():
-        if _apart(value, flat_state(together)[key]) > EXACT:
-            raise Broken(name, identity, f"{key} of client 0 depends on who else took part")
+        if _distance(value, flat_state(together)[key]) > EXACT:
+            return f"{key} of client 0 depends on the other participants"
+    return None
 
 
-def _descends(name: str, method: Algorithm) -> None:
-    bowls = Bowls(clients=1)
-    values = [bowls.value(x) for x in walk(method, bowls, [[0]] * 40, steps=2, lr=0.02).x]
-    if values[-1] >= values[0]:
-        raise Broken(
-            name,
-            "one client with a small rate descends",
-            f"in 40 rounds the loss went from {values[0]:.4g} to {values[-1]:.4g}: "
-            "look for a wrong sign in the direction or in the server's step",
-        )
+def _descends(tested: Algorithm) -> str | None:
+    quadratics = Quadratics(clients=1)
+    losses = [quadratics.value(x) for x in run_rounds(tested, quadratics, [[0]] * 40, steps=2, lr=0.02).x]
+    if losses[-1] < losses[0]:
+        return None
+    return (
+        f"in 40 rounds the loss went from {losses[0]:.4g} to {losses[-1]:.4g}; "
+        "check the signs of the direction and of the server step"
+    )
 
 
-def _comes_nearer(name: str, method: Algorithm) -> None:
-    bowls = Bowls()
-    x = walk(method, bowls, [list(range(bowls.clients))] * ROUNDS_TO_COME_NEARER, lr=0.1).x
-    before, after = (_apart(one, bowls.optimum()) for one in (x[0], x[-1]))
-    if not after < before:
-        raise Broken(
-            name,
-            "all clients together come nearer to their joint optimum",
-            f"in {ROUNDS_TO_COME_NEARER} rounds the distance went from {before:.3g} to {after:.3g}: "
-            "look for a wrong sign in the correction, or in what clients keep or send of it",
-        )
+def _approaches_optimum(tested: Algorithm) -> str | None:
+    quadratics = Quadratics()
+    x = run_rounds(tested, quadratics, _everyone(quadratics, ROUNDS_TO_APPROACH), lr=0.1).x
+    before, after = (_distance(point, quadratics.optimum()) for point in (x[0], x[-1]))
+    if after < before:
+        return None
+    return (
+        f"in {ROUNDS_TO_APPROACH} rounds the distance went from {before:.3g} to {after:.3g}; "
+        "check the sign of the correction and of what clients keep or send for it"
+    )
 
 
-# --- what some claim -----------------------------------------------------------------------------------------------------------------
-
-
-def _climbs(name: str, method: Algorithm) -> None:
-    """SAM's offset must raise the loss: f(y + e) >= f(y) at every first gradient of a pair."""
-    bowls = Bowls(clients=1)
-    problem = bowls.problem()
+def _perturbations_ascend(tested: Algorithm) -> str | None:
+    """SAM's offset must increase the loss: f(y + e) >= f(y) in the first local step."""
+    quadratics = Quadratics(clients=1)
+    problem = quadratics.problem()
     points: list[Tensor] = []
-    inner = problem.loss_and_gradient
+    loss_and_gradient = problem.loss_and_gradient
 
-    def noted(vector: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
+    def recorded(vector: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
         points.append(vector.clone())
-        return inner(vector, *rest)  # type: ignore[arg-type]
+        return loss_and_gradient(vector, *rest)  # type: ignore[arg-type]
 
-    problem.loss_and_gradient = noted  # type: ignore[method-assign, assignment]
-    bowls.problem = lambda: problem  # type: ignore[method-assign]
-    walk(method, bowls, [[0]], steps=1)
-    if bowls.value(points[-1]) < bowls.value(points[0]):
-        raise Broken(
-            name,
-            "perturbations climb",
-            f"the loss at the perturbed point is {bowls.value(points[-1]):.4g}, below {bowls.value(points[0]):.4g} at the iterate: "
-            "look for a wrong sign in the offset",
-        )
-
-
-def _alike(name: str, method: Algorithm) -> None:
-    bowls = Bowls(alike=True)
-    everyone = [list(range(bowls.clients))] * 10
-    for round, (one, other) in enumerate(
-        zip(walk(method, bowls, everyone).x, walk(algorithm("fedavg"), bowls, everyone).x, strict=True)
-    ):
-        if _apart(one, other) > CLOSE:
-            raise Broken(
-                name,
-                "with equal clients it is FedAvg",
-                f"after round {round} the models differ by {_apart(one, other):.3g}, though there is no drift to correct",
-            )
+    problem.loss_and_gradient = recorded  # type: ignore[method-assign, assignment]
+    quadratics.problem = lambda: problem  # type: ignore[method-assign]
+    run_rounds(tested, quadratics, [[0]], steps=1)
+    iterate, perturbed = quadratics.value(points[0]), quadratics.value(points[-1])
+    if perturbed >= iterate:
+        return None
+    return (
+        f"the loss is {perturbed:.4g} at the perturbed point and {iterate:.4g} at the iterate; "
+        "check the sign of the offset"
+    )
 
 
-def _joint_optimum(name: str, method: Algorithm) -> None:
-    bowls = Bowls()
-    everyone = [list(range(bowls.clients))] * ROUNDS_TO_CONVERGE
-    found, plain = (walk(one, bowls, everyone, steps=3, lr=0.1).x[-1] for one in (method, algorithm("fedavg")))
-    off, off_plain = (_apart(x, bowls.optimum()) for x in (found, plain))
-    if not off < 0.05 * off_plain:
-        raise Broken(
-            name,
-            "finds the joint optimum",
-            f"with all clients in {ROUNDS_TO_CONVERGE} rounds it ends {off:.3g} from it, and FedAvg, which drifts, {off_plain:.3g}: "
-            "look for a wrong sign in the correction, or a variate that is not renewed",
-        )
+def _equals_fedavg(tested: Algorithm) -> str | None:
+    quadratics = Quadratics(alike=True)
+    difference = _difference(tested, Algorithm(), quadratics, _everyone(quadratics, 10))
+    return difference and f"{difference}, although there is no drift to correct"
 
 
-def _limit(name: str, method: Algorithm, limits: Mapping[str, float], other: Algorithm) -> None:
-    at_limit = _revised(method, limits)
-    shown = ", ".join(f"{key}={value:g}" for key, value in limits.items())
-    for round, (one, two) in enumerate(zip(walk(at_limit, Bowls(), SOME).x, walk(other, Bowls(), SOME).x, strict=True)):
-        if _apart(one, two) > CLOSE:
-            raise Broken(
-                name,
-                f"at {shown} it is {canonical(other)}",
-                f"after round {round} the models differ by {_apart(one, two):.3g}",
-            )
+def _finds_optimum(tested: Algorithm) -> str | None:
+    quadratics = Quadratics()
+    everyone = _everyone(quadratics, ROUNDS_TO_CONVERGE)
+    final, fedavg = (
+        _distance(run_rounds(method, quadratics, everyone, steps=3, lr=0.1).x[-1], quadratics.optimum())
+        for method in (tested, Algorithm())
+    )
+    if final < 0.05 * fedavg:
+        return None
+    return (
+        f"after {ROUNDS_TO_CONVERGE} rounds with all clients its distance is {final:.3g}, and that of FedAvg, "
+        f"which drifts, {fedavg:.3g}; check the sign of the correction and that variates are updated"
+    )
 
 
-def _revised(method: Algorithm, limits: Mapping[str, float]) -> Algorithm:
-    slots = {slot: getattr(method, slot) for slot in ("drift", "perturbation", "lr_schedule", "server")}
-    for key, value in limits.items():
-        owners = [slot for slot, one in slots.items() if key in {field.name for field in fields(one)}]
+def _with_parameters(tested: Algorithm, values: Mapping[str, float]) -> Algorithm:
+    slots = {slot: getattr(tested, slot) for slot in SLOTS}
+    for key, value in values.items():
+        owners = [slot for slot, spec in slots.items() if key in {field.name for field in fields(spec)}]
         if not owners:
-            raise one_of("parameter", key, sorted({field.name for one in slots.values() for field in fields(one)}))
+            raise one_of("parameter", key, sorted({field.name for spec in slots.values() for field in fields(spec)}))
         for slot in owners:
             slots[slot] = replace(slots[slot], **{key: value})
-    return replace(method, **slots)
+    return replace(tested, **slots)
 
 
 ALWAYS: dict[str, Check] = {
-    "what is kept and sent is what is declared": _fields_are_declared,
-    "the same seed gives the same bits": _same_again,
-    "iterates stay finite at a small rate": _stays_finite,
+    "state and messages are as declared": _state_is_declared,
+    "runs are deterministic": _is_deterministic,
+    "iterates stay finite at a small learning rate": _stays_finite,
     "engines agree": _engines_agree,
-    "the order of a cohort does not matter": _order_does_not_matter,
-    "clients keep their state to themselves": _states_are_apart,
-    "one client with a small rate descends": _descends,
-    "all clients together come nearer to their joint optimum": _comes_nearer,
+    "the order of clients is irrelevant": _order_is_irrelevant,
+    "client states are independent": _states_are_independent,
+    "a single client descends at a small learning rate": _descends,
+    "all clients together approach the joint optimum": _approaches_optimum,
 }
+"""Properties of every algorithm, by name."""
 CLAIMS: dict[str, Check] = {
-    "with equal clients it is FedAvg": _alike,
-    "finds the joint optimum": _joint_optimum,
+    "with equal clients it is FedAvg": _equals_fedavg,
+    "finds the joint optimum": _finds_optimum,
 }
-"""What an algorithm may claim besides, by name."""
+"""Further properties that an algorithm may claim, by name."""

@@ -1,11 +1,17 @@
-"""What does not hold."""
+"""The exception of all checks."""
 
 from __future__ import annotations
 
 
 class Broken(AssertionError):
-    """An identity that what was checked breaks: its name, and how far off it is."""
+    """A property that the checked object violates.
 
-    def __init__(self, what: str, identity: str, how: str) -> None:
-        super().__init__(f'{what} breaks the identity "{identity}": {how}')
+    Args:
+        name: the checked object.
+        identity: the violated property, also available as an attribute.
+        reason: by how much, and where to look.
+    """
+
+    def __init__(self, name: str, identity: str, reason: str) -> None:
+        super().__init__(f'{name} violates "{identity}": {reason}')
         self.identity = identity

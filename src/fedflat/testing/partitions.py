@@ -1,60 +1,68 @@
-"""What every division of a dataset among clients keeps."""
+"""Properties of every partition of a dataset among clients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from fedflat.testing.broken import Broken
 
-Splitting = Callable[[npt.NDArray[np.int64], int, int], Sequence[npt.NDArray[np.int64]]]
-"""(labels, clients, seed) to the positions of each client's examples."""
+PartitionFunction = Callable[[npt.NDArray[np.int64], int, int], Sequence[npt.NDArray[np.int64]]]
+"""Maps labels of shape (n,), a number of clients and a seed to the example indices of each client."""
 
 
 def check_partition(
-    divide: Splitting, *, examples: int = 600, classes: int = 10, clients: int = 12, covers: bool = True
+    partition: PartitionFunction, *, examples: int = 600, classes: int = 10, clients: int = 12, covers: bool = True
 ) -> list[str]:
-    """Check a partition of your own, and return the names of what it keeps; with ``covers=False`` it may leave examples out.
+    """Check a user-defined partition.
+
+    Args:
+        partition: function of labels, number of clients and seed.
+        examples: number of examples n to partition.
+        classes: number of classes among the labels.
+        clients: number of clients.
+        covers: require every example to be assigned.
+
+    Returns:
+        The names of the verified properties.
+
+    Raises:
+        Broken: a property does not hold.
 
     >>> def stripes(labels, clients, seed):
     ...     order = np.random.default_rng(seed).permutation(len(labels))
     ...     return [order[i::clients] for i in range(clients)]
-    >>> check_split(stripes)[0]
-    'as many clients as asked for'
+    >>> check_partition(stripes)[0]
+    'the number of clients is as requested'
     """
-    labels = np.arange(examples, dtype=np.int64) % classes
-    name = getattr(divide, "__name__", "the partition")
-    before = labels.copy()
-    found, again, other = (list(divide(labels, clients, seed)) for seed in (0, 0, 1))
-    kept: list[str] = []
-
-    def hold(identity: str, holds: bool, how: str) -> None:
+    verified: list[str] = []
+    for identity, holds, reason in _checks(partition, np.arange(examples, dtype=np.int64) % classes, clients, covers):
         if not holds:
-            raise Broken(name, identity, how)
-        kept.append(identity)
+            raise Broken(getattr(partition, "__name__", "the partition"), identity, reason)
+        verified.append(identity)
+    return verified
 
-    hold("as many clients as asked for", len(found) == clients, f"{len(found)} instead of {clients}")
-    empty = [number for number, positions in enumerate(found) if not len(positions)]
-    hold("no client is empty", not empty, f"clients {empty[:5]} have no examples")
-    every = np.concatenate([np.asarray(positions) for positions in found])
-    hold(
-        "positions lie in the data",
-        bool(every.min() >= 0 and every.max() < examples),
-        f"{every.min()} to {every.max()} of {examples}",
-    )
-    twice = len(every) - len(np.unique(every))
-    hold("no example is given out twice", not twice, f"{twice} are")
+
+def _checks(
+    partition: PartitionFunction, labels: npt.NDArray[np.int64], clients: int, covers: bool
+) -> Iterator[tuple[str, bool, str]]:
+    """Property, whether it holds, and the reason to report if it does not."""
+    original, examples = labels.copy(), len(labels)
+    indices, again, other = (list(partition(labels, clients, seed)) for seed in (0, 0, 1))
+    yield "the number of clients is as requested", len(indices) == clients, f"{len(indices)} instead of {clients}"
+    empty = [number for number, mine in enumerate(indices) if not len(mine)]
+    yield "no client is empty", not empty, f"clients {empty[:5]} have no examples"
+    assigned = np.concatenate([np.asarray(mine) for mine in indices])
+    low, high, distinct = assigned.min(), assigned.max(), len(np.unique(assigned))
+    yield "indices are within the data", bool(low >= 0 and high < examples), f"{low} to {high} of {examples}"
+    duplicates = len(assigned) - distinct
+    yield "no example is assigned twice", not duplicates, f"{duplicates} are"
     if covers:
-        hold(
-            "every example is given out",
-            len(np.unique(every)) == examples,
-            f"{examples - len(np.unique(every))} of {examples} are not",
-        )
-    same = all(np.array_equal(one, two) for one, two in zip(found, again, strict=True))
-    hold("the same seed gives the same partition", same, "two calls with seed 0 differ")
-    differs = any(not np.array_equal(np.sort(one), np.sort(two)) for one, two in zip(found, other, strict=False))
-    hold("another seed gives another partition", differs, "seeds 0 and 1 give the same")
-    hold("labels are left as they are", np.array_equal(labels, before), "they were changed in place")
-    return kept
+        yield "every example is assigned", distinct == examples, f"{examples - distinct} of {examples} are not"
+    same = all(np.array_equal(a, b) for a, b in zip(indices, again, strict=True))
+    yield "the same seed gives the same partition", same, "two calls with seed 0 differ"
+    differs = any(not np.array_equal(np.sort(a), np.sort(b)) for a, b in zip(indices, other, strict=False))
+    yield "another seed gives another partition", differs, "seeds 0 and 1 give the same one"
+    yield "labels are not modified", np.array_equal(labels, original), "they were changed in place"

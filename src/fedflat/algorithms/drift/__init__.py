@@ -1,4 +1,7 @@
-"""Drift corrections, by name."""
+"""Drift corrections: one module each, registered by name in ``DRIFTS``.
+
+A new drift is a module here plus a line below. May import ``slot`` and ``server``.
+"""
 
 from fedflat.algorithms.drift.acg import Acg
 from fedflat.algorithms.drift.adabest import AdaBest
@@ -10,19 +13,19 @@ from fedflat.algorithms.drift.mo import Mo
 from fedflat.algorithms.drift.prox import Prox
 from fedflat.algorithms.drift.scaffold import Scaffold
 from fedflat.algorithms.drift.wmsam import Wmsam
+from fedflat.registry import Registry
 
-DRIFTS: dict[str, type[Drift]] = {
-    "prox": Prox,
-    "scaffold": Scaffold,
-    "dyn": Dyn,
-    "adabest": AdaBest,
-    "mime": Mime,
-    "mimelite": MimeLite,
-    "cm": Cm,
-    "acg": Acg,
-    "mo": Mo,
-    "wmsam": Wmsam,
-}
-"""Drift corrections, by name."""
+DRIFTS: Registry[type[Drift]] = Registry("drift correction", see="fedflat algorithms", namespace="algorithm parts")
+"""Drift corrections by name."""
+DRIFTS.register("prox", Prox)
+DRIFTS.register("scaffold", Scaffold)
+DRIFTS.register("dyn", Dyn)
+DRIFTS.register("adabest", AdaBest)
+DRIFTS.register("mime", Mime)
+DRIFTS.register("mimelite", MimeLite)
+DRIFTS.register("cm", Cm)
+DRIFTS.register("acg", Acg)
+DRIFTS.register("mo", Mo)
+DRIFTS.register("wmsam", Wmsam)
 
 __all__ = ["DRIFTS", "Acg", "AdaBest", "Cm", "Drift", "Dyn", "Mime", "MimeLite", "Mo", "Prox", "Scaffold", "Wmsam"]

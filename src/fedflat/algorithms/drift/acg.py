@@ -1,31 +1,53 @@
-"""FedACG's accelerated client gradients."""
+"""FedACG: accelerated client gradients."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from fedflat.algorithms.drift.base import Drift
-from fedflat.algorithms.slot import At, Fields, Gradient, Returned, State, vector
+from fedflat.algorithms.server import Sgd
+from fedflat.algorithms.slot import CohortMeans, Fields, Gradient, LocalContext, Slot, State, vector
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
 class Acg(Drift):
-    """Look-ahead: broadcast z = x + lam m; d_k = g + beta (y_k - z); m <- lam m + mean D_i; x <- x + m (FedACG; Kim et al. 2024)."""
+    """Server momentum with look-ahead broadcast (FedACG; Kim et al. 2024).
 
-    lam: float = param(0.85, "momentum of the server, and how far it looks ahead", low=0, high=1)
-    beta: float = param(0.002, "pull back to the broadcast model (the released 1e-3 is on an un-halved square)", low=0)
+        z = x + lam m
+        d_k = g + beta (y_k - z)
+        m <- lam m + mean_S D_i
+        x <- x + m
+
+    >>> from torch import tensor
+    >>> from fedflat.testing import cohort_means
+    >>> acg, m = Acg(lam=0.5), tensor([0.2, -0.2])
+    >>> z = acg.start(tensor([1.0, 2.0]), {"m": m})
+    >>> z
+    tensor([1.1000, 1.9000])
+    >>> acg.aggregate(cohort_means(z=z, displacement=[0.1, 0.1]), {"m": m})
+    (tensor([1.2000, 2.0000]), {'m': tensor([0.2000, 0.0000])})
+    """
+
+    lam: float = param(0.85, "server momentum and look-ahead factor", low=0, high=1)
+    beta: float = param(0.002, "pull towards z; the published 1e-3 multiplies a square without 1/2", low=0)
 
     def on_server(self) -> Fields:
-        return (vector("m", sent=False),)
+        return (vector("m", sent=False, momentum="descent"),)
 
     def start(self, x: Tensor, server: State) -> Tensor:
         return x + self.lam * server["m"]
 
-    def direction(self, g: Tensor, at: At, gradient: Gradient) -> Tensor:
-        return g + self.beta * at.moved
+    def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
+        return g + self.beta * ctx.displacement
 
-    def aggregate(self, back: Returned, server: State) -> tuple[Tensor, State]:
-        return back.z + back.displacement, {"m": self.lam * server["m"] + back.displacement}
+    def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
+        return means.z + means.displacement, {"m": self.lam * server["m"] + means.displacement}
+
+    def conflict(self, slots: Mapping[str, Slot]) -> str | None:
+        if slots["server"] == Sgd():
+            return None
+        return "FedACG has its own server momentum and allows only the server optimiser sgd(server_lr=1)"

@@ -7,19 +7,32 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedflat.algorithms.drift.base import Drift
-from fedflat.algorithms.slot import At, Fields, Gradient, Returned, State, scalar, vector
+from fedflat.algorithms.slot import CohortMeans, Fields, Gradient, LocalContext, State, scalar, vector
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
 class AdaBest(Drift):
-    """Adaptive bias estimates: d_k = g - h_i, h_i <- h_i / (t - last_i) + mu (z - y_K) (Varno et al. 2022).
+    """Adaptive bias estimates (AdaBest; Varno et al. 2022).
 
-    With a = mean_S(y_K), the server moves to a + beta (a - a_previous). Rounds count from t = 1, and last_i starts at 0.
+        d_k = g - h_i
+        h_i <- h_i / (t - last_i) + mu (z - y_K)
+        a = mean_S y_K
+        target = a + beta (a - a_previous)
+
+    Rounds count from t = 1; last_i is the round in which client i last participated, initially 0.
+
+    >>> from fedflat.testing import cohort_means, local_context
+    >>> ctx = local_context(y=[1.0, 3.0], z=[1.0, 1.0], client={"h": [0.4, 0.4], "last": 0.0}, round=1)
+    >>> AdaBest(mu=0.1).finish(ctx)[0]["h"]  # 0.4 / 2 - 0.1 (y - z)
+    tensor([0.2000, 0.0000])
+    >>> means = cohort_means(z=[1.0, 1.0], displacement=[0.1, 0.2])
+    >>> AdaBest(beta=0.5).aggregate(means, {"aggregate": means.z})[0]
+    tensor([1.1500, 1.3000])
     """
 
-    mu: float = param(0.02, "how much of its displacement a client takes into its bias estimate", low=0)
-    beta: float = param(0.9, "how far the server extrapolates its aggregate", low=0, high=1)
+    mu: float = param(0.02, "weight of the displacement in the bias estimate", low=0)
+    beta: float = param(0.9, "server extrapolation factor", low=0, high=1)
 
     def on_server(self) -> Fields:
         return (vector("aggregate", start="model", sent=False),)
@@ -27,20 +40,20 @@ class AdaBest(Drift):
     def on_client(self) -> Fields:
         return (vector("h"), scalar("last"))
 
-    def direction(self, g: Tensor, at: At, gradient: Gradient) -> Tensor:
-        return g - at.client["h"]
+    def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
+        return g - ctx.client["h"]
 
-    def finish(self, at: At) -> tuple[State, State]:
-        t = at.round + 1
-        h = at.client["h"] / (t - at.client["last"]) - self.mu * at.moved
+    def finish(self, ctx: LocalContext) -> tuple[State, State]:
+        t = ctx.round + 1
+        h = ctx.client["h"] / (t - ctx.client["last"]) - self.mu * ctx.displacement
         return {"h": h, "last": t.to(h.dtype)}, {}
 
-    def aggregate(self, back: Returned, server: State) -> tuple[Tensor, State]:
-        a = back.z + back.displacement
+    def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
+        a = means.z + means.displacement
         return a + self.beta * (a - server["aggregate"]), {"aggregate": a}
 
-    def may_explode(self) -> str:
-        return f"AdaBest extrapolates every round by beta={self.beta}: lower beta, or mu"
+    def divergence_hint(self) -> str | None:
+        return f"AdaBest extrapolates by beta={self.beta} every round; lower beta or mu"
 
     def evaluated(self, server: State) -> State:
         return {"aggregate": server["aggregate"]}

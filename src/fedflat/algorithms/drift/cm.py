@@ -1,4 +1,4 @@
-"""FedCM's client-level momentum."""
+"""FedCM: client-level momentum."""
 
 from __future__ import annotations
 
@@ -7,24 +7,35 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedflat.algorithms.drift.base import Drift
-from fedflat.algorithms.slot import At, Fields, Gradient, Returned, State, vector
+from fedflat.algorithms.slot import CohortMeans, Fields, Gradient, LocalContext, State, vector
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
 class Cm(Drift):
-    """Client-level momentum: d_k = alpha g + (1 - alpha) Delta, Delta <- mean_S (z - y_K) / H (FedCM; Xu et al. 2021)."""
+    """Client-level momentum (FedCM; Xu et al. 2021).
 
-    alpha: float = param(0.1, "weight of the gradient against the momentum", low=0, high=1)
+        d_k = alpha g + (1 - alpha) Delta
+        Delta <- mean_S (z - y_K) / H
+
+    >>> from torch import tensor
+    >>> from fedflat.testing import local_context
+    >>> cm = Cm(alpha=0.1)
+    >>> ctx = local_context(y=[0.0, 0.0], z=[0.0, 0.0], server={"momentum": [1.0, -1.0]})
+    >>> cm.direction(tensor([2.0, 2.0]), ctx._replace(local=cm.begin(ctx)), None)
+    tensor([ 1.1000, -0.7000])
+    """
+
+    alpha: float = param(0.1, "weight of the gradient; the momentum has 1 - alpha", low=0, high=1)
 
     def on_server(self) -> Fields:
-        return (vector("momentum"),)
+        return (vector("momentum", momentum="ascent"),)
 
-    def begin(self, at: At) -> State:
-        return {"momentum": (1 - self.alpha) * at.server["momentum"]}
+    def begin(self, ctx: LocalContext) -> State:
+        return {"momentum": (1 - self.alpha) * ctx.server["momentum"]}
 
-    def direction(self, g: Tensor, at: At, gradient: Gradient) -> Tensor:
-        return self.alpha * g + at.local["momentum"]
+    def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
+        return self.alpha * g + ctx.local["momentum"]
 
-    def aggregate(self, back: Returned, server: State) -> tuple[Tensor, State]:
-        return back.z + back.displacement, {"momentum": back.direction}
+    def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
+        return means.z + means.displacement, {"momentum": means.direction}

@@ -1,4 +1,4 @@
-"""FedDyn's dynamic regularisation, also the dual of FedSpeed, FedSMOO and FedLESAM-D."""
+"""FedDyn: dynamic regularisation, also the dual of FedSpeed, FedSMOO and FedLESAM-D."""
 
 from __future__ import annotations
 
@@ -8,23 +8,33 @@ from typing import Literal
 from torch import Tensor
 
 from fedflat.algorithms.drift.base import Drift
-from fedflat.algorithms.slot import At, Fields, Gradient, Returned, State, vector
+from fedflat.algorithms.slot import CohortMeans, Fields, Gradient, LocalContext, State, vector
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
 class Dyn(Drift):
-    """Dynamic regularisation: d_k = g + alpha (y_k - z + a_i), then a_i <- a_i + D_i (FedDyn; Acar et al. 2021, eqs. 1-3).
+    """Dynamic regularisation (FedDyn; Acar et al. 2021, eqs. 1-3).
 
-    The dual is kept as a sum of displacements, a_i = -ghat_i / alpha. The server moves to mean_S(y_K) + mean_all(a_i);
-    with dual_scope=active (FedSpeed as published) to mean_S(y_K + a_i).
+        d_k = g + alpha (y_k - z + a_i)
+        a_i <- a_i + D_i
+        target = mean_S y_K + mean_all a_i
+
+    The dual is stored as a sum of displacements, a_i = -ghat_i / alpha. With ``dual_scope=active`` (FedSpeed as
+    published) target = mean_S (y_K + a_i).
+
+    >>> from torch import tensor
+    >>> from fedflat.testing import local_context
+    >>> ctx = local_context(y=[1.0, 3.0], z=[1.0, 1.0], client={"a": [0.5, -0.5]})
+    >>> Dyn(alpha=0.1).direction(tensor([0.1, 0.1]), ctx, None)
+    tensor([0.1500, 0.2500])
+    >>> Dyn(alpha=0.1).finish(ctx)[0]
+    {'a': tensor([0.5000, 1.5000])}
     """
 
-    alpha: float = param(0.01, "strength of the regulariser; FedSpeed's 1/lambda, FedSMOO's lamb", above=0)
-    dual_scope: Literal["all", "active"] = param(
-        "all", "whose duals the server adds: all clients' or only the cohort's"
-    )
-    all_mean: bool = param(False, "also evaluate the mean of every client's last model (one more vector kept and sent)")
+    alpha: float = param(0.01, "regularisation strength; 1/lambda in FedSpeed, lamb in FedSMOO", above=0)
+    dual_scope: Literal["all", "active"] = param("all", "duals that the server adds: of all clients or of the cohort")
+    all_mean: bool = param(False, "also evaluate the mean of all clients' latest models (one more vector)")
 
     def on_server(self) -> Fields:
         everyone = (vector("everyone", start="model", sent=False),) if self.all_mean else ()
@@ -36,40 +46,41 @@ class Dyn(Drift):
     def sends(self) -> Fields:
         return (vector("change"),) if self.all_mean else ()
 
-    def direction(self, g: Tensor, at: At, gradient: Gradient) -> Tensor:
-        return g + self.alpha * (at.moved + at.client["a"])
+    def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
+        return g + self.alpha * (ctx.displacement + ctx.client["a"])
 
-    def displacement(self, at: At) -> Tensor:
-        return at.moved if self.dual_scope == "all" else at.client["a"] + 2 * at.moved
+    def displacement(self, ctx: LocalContext) -> Tensor:
+        return ctx.displacement if self.dual_scope == "all" else ctx.client["a"] + 2 * ctx.displacement
 
-    def moved(self, displacement: Tensor, client: State) -> Tensor:
-        return displacement if self.dual_scope == "all" else (displacement - client["a"]) / 2
+    def local_displacement(self, uploaded: Tensor, client: State) -> Tensor:
+        return uploaded if self.dual_scope == "all" else (uploaded - client["a"]) / 2
 
-    def finish(self, at: At) -> tuple[State, State]:
-        kept = {"a": at.client["a"] + at.moved}
+    def finish(self, ctx: LocalContext) -> tuple[State, State]:
+        state = {"a": ctx.client["a"] + ctx.displacement}
         if not self.all_mean:
-            return kept, {}
-        return kept | {"last": at.y}, {"change": at.y - at.client["last"]}
+            return state, {}
+        return state | {"last": ctx.y}, {"change": ctx.y - ctx.client["last"]}
 
-    def aggregate(self, back: Returned, server: State) -> tuple[Tensor, State]:
-        target = back.z + back.displacement
-        kept = {"active": target}
+    def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
+        target = means.z + means.displacement
+        state = {"active": target}
         if self.all_mean:
-            kept["everyone"] = server["everyone"] + back.share * back.mean["change"]
+            state["everyone"] = server["everyone"] + means.share * means.mean["change"]
         if self.dual_scope == "active":
-            return target, kept
-        a = server["a"] + back.share * back.uniform
-        return target + a, kept | {"a": a}
+            return target, state
+        a = server["a"] + means.share * means.uniform
+        return target + a, state | {"a": a}
 
-    def needs_the_mean(self) -> str:
+    def requires_mean(self) -> str | None:
+        if self.dual_scope == "active" and not self.all_mean:
+            return None
+        return "the server's dual must equal the mean of the clients' duals"
+
+    def divergence_hint(self) -> str | None:
         return (
-            "the server's dual is the mean of those that clients keep"
-            if self.dual_scope == "all" or self.all_mean
-            else ""
+            "FedDyn's dual accumulates displacements without decay and may explode with heterogeneous clients; "
+            "clip gradients (training.clip=10) or change alpha"
         )
-
-    def may_explode(self) -> str:
-        return "FedDyn's dual adds up displacements for ever and may explode when clients differ: clip (training.clip=10) or change alpha"
 
     def evaluated(self, server: State) -> State:
         models = {"active mean": server["active"]} if self.dual_scope == "all" else {}

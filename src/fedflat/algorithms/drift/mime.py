@@ -1,4 +1,4 @@
-"""MIME and MIMELite: the server's optimiser, mimicked by the clients."""
+"""MIME and MIMELite: clients apply the server's optimiser with its state frozen."""
 
 from __future__ import annotations
 
@@ -7,18 +7,24 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedflat.algorithms.drift.base import Drift, WholeGradient
-from fedflat.algorithms.slot import At, Fields, Gradient, Returned, State, vector
+from fedflat.algorithms.drift.base import Drift, FullGradient
+from fedflat.algorithms.slot import CohortMeans, Fields, Gradient, LocalContext, State, vector
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
-class Mimic(Drift):
-    """Steps by the server's frozen momentum m: d_k = q_k + beta m, m <- G + beta m (form fedjax; EMA: both q and G times 1 - beta)."""
+class FrozenMomentum(Drift):
+    """Local steps with the server's momentum, which stays fixed within the round.
 
-    beta: float = param(0.0, "momentum; 0 is plain SGD", low=0, high=1)
+        d_k = q_k + beta m
+        m <- G + beta m
+
+    With ``form=ema``, q_k and G are multiplied by 1 - beta.
+    """
+
+    beta: float = param(0.0, "momentum coefficient; 0 is plain SGD", low=0, high=1)
     form: Literal["fedjax", "ema"] = param(
-        "fedjax", "m <- G + beta m as in FedJAX, or the exponential average of the paper"
+        "fedjax", "m <- G + beta m as in FedJAX, or the paper's exponential moving average"
     )
 
     @property
@@ -26,64 +32,87 @@ class Mimic(Drift):
         return 1.0 if self.form == "fedjax" else 1 - self.beta
 
     def on_server(self) -> Fields:
-        return (vector("m"),) if self.beta else ()
+        return (vector("m", momentum="ascent"),) if self.beta else ()
 
-    def _with_momentum(self, q: Tensor, at: At) -> Tensor:
-        return self._gain * q + self.beta * at.server["m"] if self.beta else self._gain * q
+    def _with_momentum(self, q: Tensor, ctx: LocalContext) -> Tensor:
+        return self._gain * q + self.beta * ctx.server["m"] if self.beta else self._gain * q
 
-    def _renewed(self, server: State, whole_gradient: Tensor) -> State:
-        return {"m": self._gain * whole_gradient + self.beta * server["m"]}
+    def _target(self, means: CohortMeans, server: State, gradient: Tensor | None) -> tuple[Tensor, State]:
+        """The target model, and the momentum updated with the cohort's full-batch gradient G."""
+        target = means.z + means.displacement
+        if not self.beta:
+            return target, {}
+        assert gradient is not None
+        return target, {"m": self._gain * gradient + self.beta * server["m"]}
 
 
 @dataclass(frozen=True)
-class Mime(Mimic):
-    """The server's optimiser with variance-reduced steps: q_k = g(y_k) - g(z) + G on the same batch (Karimireddy et al. 2021).
+class Mime(FrozenMomentum):
+    """Server momentum with variance-reduced local steps (MIME; Karimireddy et al. 2021, Algorithm 1).
 
-    G is the cohort's whole gradient at z, weighted by samples and taken before anyone trains. Then d_k = q_k + beta m and
-    m <- G + beta m (form=fedjax), or with q and G both times 1 - beta (form=ema).
+        q_k = g(y_k) - g(z) + G
+        d_k = q_k + beta m
+        m <- G + beta m
+
+    g(y_k) and g(z) use the same batch. G is the cohort's full-batch gradient at z, weighted by samples and computed
+    before local training. With ``form=ema``, q_k and G are multiplied by 1 - beta.
+
+    >>> from torch import tensor
+    >>> from fedflat.testing import local_context
+    >>> ctx = local_context(y=[1.0, 3.0], z=[1.0, 1.0], server={"m": [1.0, 1.0]}, common_gradient=[0.5, 0.5])
+    >>> gradient = lambda point: 2 * point
+    >>> Mime(beta=0.1).direction(gradient(ctx.y), ctx, gradient)  # [2, 6] - [2, 2] + 0.5 + 0.1
+    tensor([0.6000, 4.6000])
     """
 
     @property
-    def whole_gradient(self) -> WholeGradient:
+    def full_gradient(self) -> FullGradient:
         return "common"
 
     @property
     def extra_passes(self) -> int:
         return 1
 
-    def needs_the_mean(self) -> str:
+    def requires_mean(self) -> str | None:
         return "every client trains with the mean of the cohort's gradients"
 
-    def direction(self, g: Tensor, at: At, gradient: Gradient) -> Tensor:
-        assert at.common_gradient is not None
-        return self._with_momentum(g - gradient(at.perturbed(at.z)) + at.common_gradient, at)
+    def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
+        assert ctx.common_gradient is not None
+        return self._with_momentum(g - gradient(ctx.perturbed(ctx.z)) + ctx.common_gradient, ctx)
 
-    def aggregate(self, back: Returned, server: State) -> tuple[Tensor, State]:
-        assert back.common_gradient is not None
-        kept = self._renewed(server, back.common_gradient) if self.beta else {}
-        return back.z + back.displacement, kept
+    def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
+        return self._target(means, server, means.common_gradient)
 
 
 @dataclass(frozen=True)
-class MimeLite(Mimic):
-    """The server's optimiser without variance reduction: q_k = g(y_k), G uploaded with the displacement (Karimireddy et al. 2021).
+class MimeLite(FrozenMomentum):
+    """Server momentum without variance reduction (MIMELite; Karimireddy et al. 2021, Algorithm 1).
 
-    d_k = q_k + beta m and m <- G + beta m (form=fedjax), or with q and G both times 1 - beta (form=ema). With beta=0 it is FedAvg.
+        d_k = g + beta m
+        m <- G + beta m
+
+    Clients upload their full-batch gradient at z along with the displacement; G is its mean weighted by samples.
+    With ``form=ema``, g and G are multiplied by 1 - beta. With beta = 0 this is FedAvg.
+
+    >>> from torch import tensor
+    >>> from fedflat.testing import local_context
+    >>> ctx = local_context(y=[1.0, 3.0], z=[1.0, 1.0], server={"m": [1.0, 1.0]})
+    >>> MimeLite(beta=0.1).direction(tensor([2.0, 6.0]), ctx, None)
+    tensor([2.1000, 6.1000])
     """
 
     @property
-    def whole_gradient(self) -> WholeGradient:
+    def full_gradient(self) -> FullGradient:
         return "own" if self.beta else "none"
 
     def sends(self) -> Fields:
         return (vector("gradient", by_samples=True),) if self.beta else ()
 
-    def direction(self, g: Tensor, at: At, gradient: Gradient) -> Tensor:
-        return self._with_momentum(g, at)
+    def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
+        return self._with_momentum(g, ctx)
 
-    def finish(self, at: At) -> tuple[State, State]:
-        return {}, {} if at.own_gradient is None else {"gradient": at.own_gradient}
+    def finish(self, ctx: LocalContext) -> tuple[State, State]:
+        return {}, {} if ctx.own_gradient is None else {"gradient": ctx.own_gradient}
 
-    def aggregate(self, back: Returned, server: State) -> tuple[Tensor, State]:
-        kept = self._renewed(server, back.mean["gradient"]) if self.beta else {}
-        return back.z + back.displacement, kept
+    def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
+        return self._target(means, server, means.mean.get("gradient"))

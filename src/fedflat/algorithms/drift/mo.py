@@ -1,4 +1,4 @@
-"""FedMo and FedMoSWA's momentum-based stochastic control."""
+"""FedMo and FedMoSWA: momentum-based stochastic control."""
 
 from __future__ import annotations
 
@@ -7,38 +7,50 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedflat.algorithms.drift.base import Drift, WholeGradient
-from fedflat.algorithms.slot import At, Fields, Gradient, Returned, State, vector
+from fedflat.algorithms.drift.base import Drift, FullGradient
+from fedflat.algorithms.slot import CohortMeans, Fields, Gradient, LocalContext, State, vector
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
 class Mo(Drift):
-    """Momentum-based stochastic control: d_k = g - c_i + m, m <- m + gamma mean(c_i+ - m) (FedMoSWA; Liu et al. 2025, eqs. 5-7).
+    """Momentum-based stochastic control (FedMoSWA; Liu et al. 2025, eqs. 5-7).
 
-    Option I: c_i+ is the client's gradient at z. Option II: c_i+ = c_i - m + (z - y_K) / H.
+        d_k = g - c_i + m
+        c_i+ = c_i - m + (z - y_K) / H
+        m <- m + gamma mean_S (c_i+ - m)
+
+    This is option II; with ``option=I``, c_i+ is the client's full-batch gradient at z.
+
+    >>> from torch import tensor
+    >>> from fedflat.testing import local_context
+    >>> mo = Mo()
+    >>> server, client = {"m": [1.0, 1.0]}, {"c": [0.5, 2.0]}
+    >>> ctx = local_context(y=[0.75, 1.25], z=[1.0, 1.0], server=server, client=client, lr_sum=0.25)
+    >>> mo.direction(tensor([0.1, 0.1]), ctx._replace(local=mo.begin(ctx)), None)
+    tensor([ 0.6000, -0.9000])
+    >>> mo.finish(ctx)  # c_i+ = c_i - m + [1, -1]
+    ({'c': tensor([0.5000, 0.0000])}, {'dm': tensor([-0.5000, -1.0000])})
     """
 
-    gamma: float = param(
-        0.2, "how far the server's momentum moves towards the clients' variates in a round", low=0, high=1
-    )
-    option: Literal["I", "II"] = param("II", "how a client renews its variate: gradient at z (I) or displacement (II)")
-    option_I_batches: int = param(0, "batches behind option I's gradient; 0 is the client's whole data", low=0)
-    gamma_first_round: float | None = param(None, "gamma of round 0 alone; released with 1", low=0, high=1)
+    gamma: float = param(0.2, "step of the server momentum towards the clients' control variates", low=0, high=1)
+    option: Literal["I", "II"] = param("II", "control variate from the gradient at z (I) or the displacement (II)")
+    option_I_batches: int = param(0, "batches in option I's gradient; 0 uses all of the client's data", low=0)
+    gamma_first_round: float | None = param(None, "gamma in round 0; 1 in the published code", low=0, high=1)
     normaliser: Literal["sum", "trapezoid"] = param(
-        "sum", "H: the sum of the rates used, or K (first + final) / 2 as released"
+        "sum", "H: sum of the learning rates, or K (first + final) / 2 as in the published code"
     )
 
     @property
-    def whole_gradient(self) -> WholeGradient:
+    def full_gradient(self) -> FullGradient:
         return "own" if self.option == "I" else "none"
 
     @property
-    def whole_gradient_batches(self) -> int:
+    def full_gradient_batches(self) -> int:
         return self.option_I_batches
 
     def on_server(self) -> Fields:
-        return (vector("m"),)
+        return (vector("m", momentum="ascent"),)
 
     def on_client(self) -> Fields:
         return (vector("c"),)
@@ -46,25 +58,21 @@ class Mo(Drift):
     def sends(self) -> Fields:
         return (vector("dm"),)
 
-    def begin(self, at: At) -> State:
-        return {"correction": at.server["m"] - at.client["c"]}
+    def begin(self, ctx: LocalContext) -> State:
+        return {"correction": ctx.server["m"] - ctx.client["c"]}
 
-    def direction(self, g: Tensor, at: At, gradient: Gradient) -> Tensor:
-        return g + at.local["correction"]
+    def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
+        return g + ctx.local["correction"]
 
-    def finish(self, at: At) -> tuple[State, State]:
-        c = (
-            at.own_gradient
-            if at.own_gradient is not None
-            else at.client["c"] - at.server["m"] + (at.z - at.y) / self._normaliser(at)
-        )
-        return {"c": c}, {"dm": c - at.server["m"]}
+    def finish(self, ctx: LocalContext) -> tuple[State, State]:
+        c = ctx.own_gradient
+        if c is None:
+            c = ctx.client["c"] - ctx.server["m"] + (ctx.z - ctx.y) / self._normaliser(ctx)
+        return {"c": c}, {"dm": c - ctx.server["m"]}
 
-    def aggregate(self, back: Returned, server: State) -> tuple[Tensor, State]:
-        gamma = self.gamma if back.round or self.gamma_first_round is None else self.gamma_first_round
-        return back.z + back.displacement, {"m": server["m"] + gamma * back.mean["dm"]}
+    def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
+        gamma = self.gamma if means.round or self.gamma_first_round is None else self.gamma_first_round
+        return means.z + means.displacement, {"m": server["m"] + gamma * means.mean["dm"]}
 
-    def _normaliser(self, at: At) -> Tensor:
-        if self.normaliser == "sum":
-            return at.rates
-        return at.steps * (at.first_lr + at.final_lr) / 2
+    def _normaliser(self, ctx: LocalContext) -> Tensor:
+        return ctx.lr_sum if self.normaliser == "sum" else ctx.steps * (ctx.first_lr + ctx.final_lr) / 2

@@ -7,15 +7,24 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedflat.algorithms.drift.base import Drift
-from fedflat.algorithms.slot import At, Gradient
+from fedflat.algorithms.slot import Gradient, LocalContext
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
 class Prox(Drift):
-    """A pull back to the received model: d_k = g + mu (y_k - z) (FedProx; Li et al. 2020, eq. 2)."""
+    """Proximal term (FedProx; Li et al. 2020, eq. 2).
 
-    mu: float = param(0.1, "strength of the pull back to the received model", low=0)
+        d_k = g + mu (y_k - z)
 
-    def direction(self, g: Tensor, at: At, gradient: Gradient) -> Tensor:
-        return g + self.mu * at.moved
+    >>> from torch import tensor
+    >>> from fedflat.testing import local_context
+    >>> ctx = local_context(y=[1.0, 3.0], z=[1.0, 1.0])
+    >>> Prox(mu=0.5).direction(tensor([0.1, 0.2]), ctx, None)
+    tensor([0.1000, 1.2000])
+    """
+
+    mu: float = param(0.1, "strength of the pull towards the received model", low=0)
+
+    def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
+        return g + self.mu * ctx.displacement

@@ -7,23 +7,37 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedflat.algorithms.drift.base import Drift, WholeGradient
-from fedflat.algorithms.slot import At, Fields, Gradient, Returned, State, vector
+from fedflat.algorithms.drift.base import Drift, FullGradient
+from fedflat.algorithms.slot import CohortMeans, Fields, Gradient, LocalContext, State, vector
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
 class Scaffold(Drift):
-    """Control variates: d_k = g - c_i + c, then c_i+ by option and c <- c + (|S|/N) mean(c_i+ - c_i) (Karimireddy et al. 2020, eqs. 3-5).
+    """Control variates (SCAFFOLD; Karimireddy et al. 2020, eqs. 3-5).
 
-    Option I: c_i+ is the gradient of the client's whole data at z. Option II: c_i+ = c_i - c + (z - y_K) / H.
+        d_k = g - c_i + c
+        c_i+ = c_i - c + (z - y_K) / H
+        c <- c + (|S| / N) mean_S (c_i+ - c_i)
+
+    This is option II; with ``option=I``, c_i+ is the client's full-batch gradient at z.
+
+    >>> from torch import tensor
+    >>> from fedflat.testing import local_context
+    >>> scaffold = Scaffold()
+    >>> server, client = {"c": [1.0, 1.0]}, {"c": [0.5, 2.0]}
+    >>> ctx = local_context(y=[0.75, 1.25], z=[1.0, 1.0], server=server, client=client, lr_sum=0.25)
+    >>> scaffold.direction(tensor([0.1, 0.1]), ctx._replace(local=scaffold.begin(ctx)), None)
+    tensor([ 0.6000, -0.9000])
+    >>> scaffold.finish(ctx)  # c_i+ = c_i - c + [1, -1]
+    ({'c': tensor([0.5000, 0.0000])}, {'dc': tensor([ 0., -2.])})
     """
 
-    option: Literal["I", "II"] = param("II", "how a client renews its variate: whole gradient (I) or displacement (II)")
-    cv_weight: float = param(1.0, "weight of c - c_i in the direction; FedLESAM-S was released with 0.1", low=0)
+    option: Literal["I", "II"] = param("II", "control variate from the full gradient (I) or the displacement (II)")
+    cv_weight: float = param(1.0, "weight of c - c_i in the direction; 0.1 in FedLESAM-S's published code", low=0)
 
     @property
-    def whole_gradient(self) -> WholeGradient:
+    def full_gradient(self) -> FullGradient:
         return "own" if self.option == "I" else "none"
 
     def on_server(self) -> Fields:
@@ -35,18 +49,20 @@ class Scaffold(Drift):
     def sends(self) -> Fields:
         return (vector("dc"),)
 
-    def begin(self, at: At) -> State:
-        return {"correction": self.cv_weight * (at.server["c"] - at.client["c"])}
+    def begin(self, ctx: LocalContext) -> State:
+        return {"correction": self.cv_weight * (ctx.server["c"] - ctx.client["c"])}
 
-    def direction(self, g: Tensor, at: At, gradient: Gradient) -> Tensor:
-        return g + at.local["correction"]
+    def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
+        return g + ctx.local["correction"]
 
-    def finish(self, at: At) -> tuple[State, State]:
-        c = at.client["c"] - at.server["c"] + at.mean_direction if at.own_gradient is None else at.own_gradient
-        return {"c": c}, {"dc": c - at.client["c"]}
+    def finish(self, ctx: LocalContext) -> tuple[State, State]:
+        c = ctx.own_gradient
+        if c is None:
+            c = ctx.client["c"] - ctx.server["c"] + ctx.mean_direction
+        return {"c": c}, {"dc": c - ctx.client["c"]}
 
-    def aggregate(self, back: Returned, server: State) -> tuple[Tensor, State]:
-        return back.z + back.displacement, {"c": server["c"] + back.share * back.mean["dc"]}
+    def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
+        return means.z + means.displacement, {"c": server["c"] + means.share * means.mean["dc"]}
 
-    def needs_the_mean(self) -> str:
-        return "the server's control variate is the mean of those that clients keep"
+    def requires_mean(self) -> str | None:
+        return "the server's control variate must equal the mean of the clients' control variates"

@@ -1,4 +1,7 @@
-"""Perturbations, by name."""
+"""Perturbations: one module each, registered by name in ``PERTURBATIONS``.
+
+A new perturbation is a module here plus a line below. May import ``slot`` and ``drift``.
+"""
 
 from fedflat.algorithms.perturbation.asam import Asam
 from fedflat.algorithms.perturbation.base import Perturbation
@@ -6,14 +9,16 @@ from fedflat.algorithms.perturbation.guided import Guided
 from fedflat.algorithms.perturbation.lesam import Lesam
 from fedflat.algorithms.perturbation.sam import Sam
 from fedflat.algorithms.perturbation.smoo import Smoo
+from fedflat.registry import Registry
 
-PERTURBATIONS: dict[str, type[Perturbation]] = {
-    "sam": Sam,
-    "asam": Asam,
-    "lesam": Lesam,
-    "smoo": Smoo,
-    "guided": Guided,
-}
-"""Perturbations, by name."""
+PERTURBATIONS: Registry[type[Perturbation]] = Registry(
+    "perturbation", see="fedflat algorithms", namespace="algorithm parts"
+)
+"""Perturbations by name."""
+PERTURBATIONS.register("sam", Sam)
+PERTURBATIONS.register("asam", Asam)
+PERTURBATIONS.register("lesam", Lesam)
+PERTURBATIONS.register("smoo", Smoo)
+PERTURBATIONS.register("guided", Guided)
 
 __all__ = ["PERTURBATIONS", "Asam", "Guided", "Lesam", "Perturbation", "Sam", "Smoo"]

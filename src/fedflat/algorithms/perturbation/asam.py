@@ -8,35 +8,49 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedflat.algorithms.perturbation.base import FROM, Perturbation
-from fedflat.algorithms.slot import At, Gradient, State, unit
+from fedflat.algorithms.perturbation.base import PERTURB_FROM, Perturbation
+from fedflat.algorithms.slot import Gradient, LocalContext, State, unit
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
 class Asam(Perturbation):
-    """Adaptive SAM: e = rho T q / ||q||, q = T g(y_k), T = |w| + eta on weights and 1 elsewhere (FedASAM; Caldarola et al. 2022, eq. 5)."""
+    """Adaptive SAM (FedASAM; Caldarola et al. 2022, eq. 5).
 
-    rho: float = param(0.5, "radius of the ascent step, in the norm scaled by T", low=0)
-    eta: float = param(0.2, "added to |w|, so that small weights are perturbed too", low=0)
+        T = |y_k| + eta
+        q = T g(y_k)
+        e = rho T q / ||q||
+        g = g(y_k + e)
+
+    Products are elementwise. T is 1 for parameters whose name does not contain "weight", unless ``scope=all``.
+
+    >>> from fedflat.testing import local_context
+    >>> asam, ctx = Asam(rho=0.1, eta=0.0), local_context(y=[1.0, -2.0], z=[0.0, 0.0])
+    >>> ctx = ctx._replace(local=asam.begin(ctx))
+    >>> asam.offset(ctx, gradient=lambda point: point.new([3.0, 2.0]))[0]  # T = [1, 2], q = [3, 4], norm 5
+    tensor([0.0600, 0.1600])
+    """
+
+    rho: float = param(0.5, "radius of the ascent step in the norm scaled by T", low=0)
+    eta: float = param(0.2, "added to |y| so that small weights are perturbed too", low=0)
     scope: Literal["weight", "all"] = param(
-        "weight", "which tensors are scaled: those named weight, or all (the other common variant)"
+        "weight", "parameters scaled by T: those with weight in their name, or all (another common variant)"
     )
-    perturb_from: Literal["data", "total"] = param("data", FROM)
+    perturb_from: Literal["data", "total"] = param("data", PERTURB_FROM)
 
     @property
     def ascent_passes(self) -> int:
         return 1 if self.rho else 0
 
     @property
-    def climbs_the_direction(self) -> bool:
+    def uses_drift(self) -> bool:
         return self.perturb_from == "total"
 
-    def begin(self, at: At) -> State:
-        return {"scaled": at.layout.indicator(lambda name: self.scope == "all" or "weight" in name, at.z)}
+    def begin(self, ctx: LocalContext) -> State:
+        return {"scaled": ctx.layout.indicator(lambda name: self.scope == "all" or "weight" in name, ctx.z)}
 
-    def offset(self, at: At, gradient: Gradient) -> tuple[Tensor | None, State]:
+    def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
         if self.rho == 0:
             return None, {}
-        scale = torch.where(at.local["scaled"], at.y.abs() + self.eta, 1.0)
-        return self.rho * scale * unit(scale * gradient(at.y)), {}
+        scale = torch.where(ctx.local["scaled"], ctx.y.abs() + self.eta, 1.0)
+        return self.rho * scale * unit(scale * gradient(ctx.y)), {}

@@ -1,4 +1,4 @@
-"""Perturbation: where a client takes its gradient."""
+"""Perturbation slot: the offset from the iterate at which a client evaluates its gradient."""
 
 from __future__ import annotations
 
@@ -6,47 +6,58 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedflat.algorithms.slot import At, Gradient, Returned, Slot, State
+from fedflat.algorithms.slot import CohortMeans, Gradient, LocalContext, Slot, State
 
-FAR = 10
-"""A length of offsets that is beyond all that is known to work."""
-FROM = "what is climbed: the gradient of the data, or the direction that the drift makes of it (FedProx's pull, control variates)"
+LARGE_RHO = 10
+"""A perturbation radius beyond every published value."""
+PERTURB_FROM = "ascend the data gradient, or the direction that the drift correction makes of it"
 
 
 @dataclass(frozen=True)
 class Perturbation(Slot):
-    """None: the gradient is taken at the iterate itself."""
+    """No perturbation: the gradient is evaluated at the iterate.
+
+    e = 0
+    """
 
     @property
     def ascent_passes(self) -> int:
-        """Backward passes spent per step to find the offset."""
+        """Backward passes per local step needed to compute the offset."""
         return 0
 
     @property
-    def climbs_the_direction(self) -> bool:
-        """Whether the offset is found from whole directions, with what the drift adds to gradients, and not from those alone."""
+    def uses_drift(self) -> bool:
+        """Whether the offset is computed from drift-corrected directions instead of data gradients."""
         return False
 
-    def may_explode(self) -> str:
+    def divergence_hint(self) -> str | None:
         rho = getattr(self, "rho", 0)
-        return f"rho={rho:g} takes gradients far from the model: lower it" if rho > FAR else ""
+        return f"rho={rho:g} evaluates gradients far from the model; lower it" if rho > LARGE_RHO else None
 
-    def begin(self, at: At) -> State:
-        """What is set up once in a client's round."""
+    def begin(self, ctx: LocalContext) -> State:
+        """Local state at the start of a client's round."""
         return {}
 
-    def offset(self, at: At, gradient: Gradient) -> tuple[Tensor | None, State]:
-        """e_k, the offset from y_k (None for none) by what ``gradient`` finds, and what changes in this slot's local state at this step."""
+    def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
+        """The offset of a local step.
+
+        Args:
+            ctx: the client's context.
+            gradient: gradient of the current batch at any point, one backward pass per call.
+
+        Returns:
+            The offset e_k of shape (P,), None for no offset, and changed local state.
+        """
         return None, {}
 
-    def blend(self, g: Tensor, at: At) -> Tensor:
-        """The gradient handed on, from the one at the perturbed point."""
+    def blend(self, g: Tensor, ctx: LocalContext) -> Tensor:
+        """The gradient passed to the drift correction, from the one at the perturbed point, shape (P,)."""
         return g
 
-    def finish(self, at: At) -> tuple[State, State]:
-        """What the client keeps, and what it sends."""
+    def finish(self, ctx: LocalContext) -> tuple[State, State]:
+        """Changed client state, and messages, after the last local step."""
         return {}, {}
 
-    def aggregate(self, back: Returned, server: State, x: Tensor) -> State:
-        """The server's new vectors of this slot, after its model has become ``x``."""
+    def aggregate(self, means: CohortMeans, server: State, x: Tensor) -> State:
+        """Changed server state of this slot; ``x`` is the new server model, shape (P,)."""
         return {}

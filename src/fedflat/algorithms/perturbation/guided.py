@@ -1,34 +1,53 @@
-"""FedWMSAM's momentum-guided perturbation (C1)."""
+"""FedWMSAM: momentum-guided perturbation (C1)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
+from fedflat.algorithms.drift import Wmsam
 from fedflat.algorithms.perturbation.base import Perturbation
 from fedflat.algorithms.perturbation.released import scalar_shift
-from fedflat.algorithms.slot import At, Gradient, State, unit
+from fedflat.algorithms.slot import Gradient, LocalContext, Slot, State, unit
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
 class Guided(Perturbation):
-    """Uphill along the momentum, against where it leads: e_b = rho unit((z + b Delta_i) - y_b), with no extra pass (FedWMSAM; C1).
+    """Momentum-guided perturbation without an extra backward pass (FedWMSAM; C1).
 
-    Delta_i is the personalised momentum of the drift. The first step of a round is unperturbed.
+        e_k = rho unit((z + k Delta_i) - y_k)
+        g = g(y_k + e_k)
+
+    Delta_i = Delta + alpha / (1 - alpha) (c - c_i) is the drift's personalised momentum. Step 0 is unperturbed.
+
+    >>> from torch import tensor
+    >>> from fedflat.testing import local_context
+    >>> ctx = local_context(y=[1.0, 1.0], z=[1.0, 1.0], drift={"personal momentum": [1.5, 2.0]}, step=2)
+    >>> Guided(rho=0.1).offset(ctx, None)[0]  # unit([3, 4])
+    tensor([0.0600, 0.0800])
     """
 
     rho: float = param(0.01, "length of the offset", low=0)
-    perturb_sign: Literal[1, -1] = param(1, "1 as on the slide (ascent), -1 as in the released code (look-ahead)")
+    perturb_sign: Literal[1, -1] = param(1, "1 ascends as in the paper, -1 looks ahead as in the published code")
     indexing: Literal["vector", "tensor"] = param(
-        "vector", "the whole vector, or one scalar per tensor as in the released code"
+        "vector", "one offset vector, or one scalar per tensor as in the published code"
     )
 
-    def offset(self, at: At, gradient: Gradient) -> tuple[Tensor | None, State]:
+    def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
         if self.rho == 0:
             return None, {}
-        ahead = at.z + at.step * at.drift["personal momentum"] - at.y
-        shape = unit(ahead) if self.indexing == "vector" else scalar_shift(ahead, at.layout)
+        ahead = ctx.z + ctx.step * ctx.drift["personal momentum"] - ctx.y
+        shape = unit(ahead) if self.indexing == "vector" else scalar_shift(ahead, ctx.layout)
         return self.perturb_sign * self.rho * shape, {}
+
+    def conflict(self, slots: Mapping[str, Slot]) -> str | None:
+        drift = slots["drift"]
+        if not isinstance(drift, Wmsam):
+            return "the guided perturbation follows FedWMSAM's personalised momentum and requires the drift wmsam"
+        if self.rho and drift.alpha0 == 1:
+            return "alpha0=1 leaves no momentum for the guided perturbation to follow; use alpha0 < 1 or rho=0"
+        return None

@@ -1,4 +1,4 @@
-"""FedLESAM's locally estimated global perturbation."""
+"""FedLESAM: locally estimated global perturbation."""
 
 from __future__ import annotations
 
@@ -9,24 +9,33 @@ from torch import Tensor
 
 from fedflat.algorithms.perturbation.base import Perturbation
 from fedflat.algorithms.perturbation.released import scalar_shift
-from fedflat.algorithms.slot import At, Fields, Gradient, Returned, State, scalar, unit, vector
+from fedflat.algorithms.slot import CohortMeans, Fields, Gradient, LocalContext, State, scalar, unit, vector
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
 class Lesam(Perturbation):
-    """One offset for a whole round and no extra pass: e = rho (w_old - z) / ||w_old - z|| (FedLESAM; Fan et al. 2024).
+    """Locally estimated global perturbation without an extra backward pass (FedLESAM; Fan et al. 2024).
 
-    w_old is the model that the client received when it last took part; there is no offset the first time. With direction=global
-    it is the server's previous model for everyone, which must be sent, as in the released code.
+        e = rho (w_old - z) / ||w_old - z||
+        g = g(y_k + e)
+
+    w_old is the model that the client received in its previous round; its first round is unperturbed. The offset
+    stays constant within a round. With ``direction=global`` (published code), w_old is the server's previous model
+    for all clients, which costs one more vector down.
+
+    >>> from fedflat.testing import local_context
+    >>> ctx = local_context(y=[1.0, 1.0], z=[1.0, 1.0], client={"last": [4.0, 5.0], "seen": 1.0})
+    >>> Lesam(rho=0.1).begin(ctx)["offset"]  # w_old - z = [3, 4]
+    tensor([0.0600, 0.0800])
     """
 
     rho: float = param(0.1, "length of the offset", low=0)
     direction: Literal["client", "global"] = param(
-        "client", "back to the client's last received model, or against the last global step"
+        "client", "towards the client's previously received model, or against the last global step"
     )
     indexing: Literal["vector", "tensor"] = param(
-        "vector", "the whole vector, or one scalar per tensor as in the released code"
+        "vector", "one offset vector, or one scalar per tensor as in the published code"
     )
 
     def on_server(self) -> Fields:
@@ -35,16 +44,16 @@ class Lesam(Perturbation):
     def on_client(self) -> Fields:
         return (vector("last"), scalar("seen")) if self.direction == "client" else ()
 
-    def begin(self, at: At) -> State:
-        back = at.client["seen"] * (at.client["last"] - at.z) if self.direction == "client" else -at.server["step"]
-        return {"offset": self.rho * (unit(back) if self.indexing == "vector" else scalar_shift(back, at.layout))}
+    def begin(self, ctx: LocalContext) -> State:
+        back = ctx.client["seen"] * (ctx.client["last"] - ctx.z) if self.direction == "client" else -ctx.server["step"]
+        return {"offset": self.rho * (unit(back) if self.indexing == "vector" else scalar_shift(back, ctx.layout))}
 
-    def offset(self, at: At, gradient: Gradient) -> tuple[Tensor | None, State]:
-        return (None if self.rho == 0 else at.local["offset"]), {}
+    def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
+        return (None if self.rho == 0 else ctx.local["offset"]), {}
 
-    def finish(self, at: At) -> tuple[State, State]:
-        kept = {"last": at.z, "seen": at.rates.new_ones(())} if self.direction == "client" else {}
-        return kept, {}
+    def finish(self, ctx: LocalContext) -> tuple[State, State]:
+        state = {"last": ctx.z, "seen": ctx.lr_sum.new_ones(())} if self.direction == "client" else {}
+        return state, {}
 
-    def aggregate(self, back: Returned, server: State, x: Tensor) -> State:
-        return {"step": x - back.x} if self.direction == "global" else {}
+    def aggregate(self, means: CohortMeans, server: State, x: Tensor) -> State:
+        return {"step": x - means.x} if self.direction == "global" else {}

@@ -1,4 +1,4 @@
-"""The scalar shift of the released FedLESAM and FedWMSAM code, kept to reproduce their published numbers."""
+"""The perturbation of the published FedLESAM and FedWMSAM code, kept to reproduce its results."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from fedflat.models.layout import Layout
 
 
 def scalar_shift(direction: Tensor, layout: Layout) -> Tensor:
-    """Every tensor j shifted by one number, v[j] / sum_j |v[j]|, where v[j] is the j-th coordinate of the whole flat direction.
+    """Shift every entry of parameter tensor j by the scalar v[j] / sum_j |v[j]|, with v the flat ``direction``.
 
-    The released code indexes a flat vector by the number of the tensor (FedLESAM optimizer/LESAM.py:32,48; FedWMSAM
+    The published code indexes the flat vector by tensor number (FedLESAM optimizer/LESAM.py:32,48; FedWMSAM
     optimizer/WMSAM.py:36,51) and divides by a sum of norms instead of one norm.
+
+    >>> layout = Layout(("weight", "bias"), ((2,), (1,)))
+    >>> scalar_shift(torch.tensor([3.0, -1.0, 5.0]), layout)
+    tensor([ 0.7500,  0.7500, -0.2500])
     """
     needed, coordinates = len(layout.names), []
     for tensor in layout.views(direction).values():

@@ -2,45 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedflat.algorithms.perturbation.base import FROM, Perturbation
-from fedflat.algorithms.slot import At, Gradient, State, unit
+from fedflat.algorithms.perturbation.base import PERTURB_FROM, Perturbation
+from fedflat.algorithms.slot import Gradient, LocalContext, Slot, State, unit
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
 class Sam(Perturbation):
-    """Sharpness-aware: e = rho g(y_k) / ||g(y_k)||, then g(y_k + e) (FedSAM; Caldarola et al. 2022, eqs. 3-4).
+    """Sharpness-aware minimisation (FedSAM; Caldarola et al. 2022, eqs. 3-4).
 
-    FedSpeed hands on the blend (1 - share) g(y_k) + share g(y_k + e).
+        e = rho g(y_k) / ||g(y_k)||
+        g = g(y_k + e)
+
+    FedSpeed blends both gradients: g = (1 - share) g(y_k) + share g(y_k + e).
+
+    >>> from fedflat.testing import local_context
+    >>> ctx = local_context(y=[1.5, 2.0], z=[0.0, 0.0])
+    >>> Sam(rho=0.1).offset(ctx, gradient=lambda point: 2 * point)[0]  # g = [3, 4], norm 5
+    tensor([0.0600, 0.0800])
     """
 
     rho: float = param(0.05, "radius of the ascent step", low=0)
-    share: float = param(1.0, "share of the perturbed gradient in the blend (FedSpeed's alpha)", low=0, high=1)
-    normalise: bool = param(True, "whether the ascent step has length rho, or is rho g")
-    perturb_from: Literal["data", "total"] = param("data", FROM)
+    share: float = param(1.0, "weight of the perturbed gradient in the blend (alpha in FedSpeed)", low=0, high=1)
+    normalise: bool = param(True, "scale the ascent step to length rho; otherwise it is rho g")
+    perturb_from: Literal["data", "total"] = param("data", PERTURB_FROM)
 
     @property
     def ascent_passes(self) -> int:
         return 1 if self.rho else 0
 
     @property
-    def climbs_the_direction(self) -> bool:
+    def uses_drift(self) -> bool:
         return self.perturb_from == "total"
 
-    def begin(self, at: At) -> State:
-        return {} if self.share == 1 else {"ascent": torch.zeros_like(at.z)}
+    def begin(self, ctx: LocalContext) -> State:
+        return {} if self.share == 1 else {"ascent": torch.zeros_like(ctx.z)}
 
-    def offset(self, at: At, gradient: Gradient) -> tuple[Tensor | None, State]:
+    def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
         if self.rho == 0:
             return None, {}
-        g = gradient(at.y)
+        g = gradient(ctx.y)
         return self.rho * (unit(g) if self.normalise else g), {} if self.share == 1 else {"ascent": g}
 
-    def blend(self, g: Tensor, at: At) -> Tensor:
-        return g if self.share == 1 or self.rho == 0 else (1 - self.share) * at.local["ascent"] + self.share * g
+    def blend(self, g: Tensor, ctx: LocalContext) -> Tensor:
+        return g if self.share == 1 or self.rho == 0 else (1 - self.share) * ctx.local["ascent"] + self.share * g
+
+    def conflict(self, slots: Mapping[str, Slot]) -> str | None:
+        if self.share == 1 or self.perturb_from == "data":
+            return None
+        return "share below 1 blends data gradients and would add the drift correction twice; use perturb_from=data"

@@ -1,28 +1,41 @@
-"""FedSMOO's dynamically regularised perturbation."""
+"""FedSMOO: dynamically regularised perturbation."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from fedflat.algorithms.drift import Dyn
 from fedflat.algorithms.perturbation.base import Perturbation
-from fedflat.algorithms.slot import At, Fields, Gradient, Returned, State, unit, vector
+from fedflat.algorithms.slot import CohortMeans, Fields, Gradient, LocalContext, Slot, State, unit, vector
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
 class Smoo(Perturbation):
-    """A perturbation with a dual of its own: sh = rho unit(g(y_k) - mu_i - s), mu_i <- mu_i + sh - s (FedSMOO; Sun et al. 2023).
+    """Perturbation with its own dual variable (FedSMOO; Sun et al. 2023).
 
-    The dual moves at every step and stays with the client. The server's s <- rho unit(mean_S(mu_i - sh_last)); with s_source=dual,
-    rho unit(mean_S(mu_i)) as in FL-Simulator.
+        sh = rho unit(g(y_k) - mu_i - s)
+        mu_i <- mu_i + sh - s
+        g = g(y_k + sh)
+        s <- rho unit(mean_S (mu_i - sh))
+
+    The dual mu_i changes at every step and is kept between rounds. The server uses the last sh of each client; with
+    ``s_source=dual`` it computes s from mu_i alone, as FL-Simulator does.
+
+    >>> from fedflat.testing import local_context
+    >>> ctx = local_context(y=[2.0, 2.5], z=[0.0, 0.0], server={"s": [0.0, 0.0]}, local={"mu": [1.0, 1.0]})
+    >>> offset, local = Smoo(rho=0.1).offset(ctx, gradient=lambda point: 2 * point)  # g - mu = [3, 4]
+    >>> offset, local["mu"]
+    (tensor([0.0600, 0.0800]), tensor([1.0600, 1.0800]))
     """
 
     rho: float = param(0.1, "length of the offset", low=0)
-    s_source: Literal["paper", "dual"] = param("paper", "what a client sends for s: mu_i - sh, or mu_i alone")
+    s_source: Literal["paper", "dual"] = param("paper", "what clients send for s: mu_i - sh, or mu_i alone")
 
     @property
     def ascent_passes(self) -> int:
@@ -37,18 +50,23 @@ class Smoo(Perturbation):
     def sends(self) -> Fields:
         return (vector("s"),)
 
-    def begin(self, at: At) -> State:
-        return {"mu": at.client["mu"], "sh": torch.zeros_like(at.z)}
+    def begin(self, ctx: LocalContext) -> State:
+        return {"mu": ctx.client["mu"], "sh": torch.zeros_like(ctx.z)}
 
-    def offset(self, at: At, gradient: Gradient) -> tuple[Tensor | None, State]:
+    def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
         if self.rho == 0:
             return None, {}
-        sh = self.rho * unit(gradient(at.y) - at.local["mu"] - at.server["s"])
-        return sh, {"mu": at.local["mu"] + sh - at.server["s"], "sh": sh}
+        sh = self.rho * unit(gradient(ctx.y) - ctx.local["mu"] - ctx.server["s"])
+        return sh, {"mu": ctx.local["mu"] + sh - ctx.server["s"], "sh": sh}
 
-    def finish(self, at: At) -> tuple[State, State]:
-        mu = at.local["mu"]
-        return {"mu": mu}, {"s": mu - at.local["sh"] if self.s_source == "paper" else mu}
+    def finish(self, ctx: LocalContext) -> tuple[State, State]:
+        mu = ctx.local["mu"]
+        return {"mu": mu}, {"s": mu - ctx.local["sh"] if self.s_source == "paper" else mu}
 
-    def aggregate(self, back: Returned, server: State, x: Tensor) -> State:
-        return {"s": self.rho * unit(back.mean["s"])}
+    def aggregate(self, means: CohortMeans, server: State, x: Tensor) -> State:
+        return {"s": self.rho * unit(means.mean["s"])}
+
+    def conflict(self, slots: Mapping[str, Slot]) -> str | None:
+        if isinstance(slots["drift"], Dyn):
+            return None
+        return "FedSMOO's perturbation is part of FedDyn's dual problem and requires the drift dyn"

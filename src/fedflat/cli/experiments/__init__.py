@@ -1,0 +1,1 @@
+"""Commands that run experiments and work with their results."""

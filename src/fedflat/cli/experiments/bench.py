@@ -1,4 +1,4 @@
-"""fedflat bench: how fast a round is, against the bound and against others."""
+"""fedflat bench: seconds per round, against a bound and other simulators."""
 
 from __future__ import annotations
 
@@ -25,23 +25,21 @@ def bench(
     data: str = typer.Option(
         "random",
         "--dataset",
-        help="random (images of CIFAR's shape, no download), or a dataset by name",
+        help="random (CIFAR-shaped images, no download) or a dataset",
         rich_help_panel=FEDERATION,
     ),
     data_dir: Path | None = typer.Option(
         None, "--data-dir", help="where its files are", show_default=False, rich_help_panel=FEDERATION
     ),
-    partition: str = typer.Option(
-        "iid", "--partition", help="how examples are spread over clients", rich_help_panel=FEDERATION
-    ),
+    partition: str = typer.Option("iid", "--partition", help="partition over clients", rich_help_panel=FEDERATION),
     clients: str = typer.Option(
         "100", "--clients", metavar="N,...", help="how many clients there are", rich_help_panel=FEDERATION
     ),
     clients_per_round: int = typer.Option(
-        10, "--clients-per-round", min=1, help="clients that train in a round", rich_help_panel=FEDERATION
+        10, "--clients-per-round", min=1, help="clients per round", rich_help_panel=FEDERATION
     ),
     local_steps: int = typer.Option(
-        50, "--local-steps", min=1, help="local steps of each of them", rich_help_panel=FEDERATION
+        50, "--local-steps", min=1, help="local steps per client", rich_help_panel=FEDERATION
     ),
     batch_size: int = typer.Option(50, "--batch-size", min=1, help="batch size", rich_help_panel=FEDERATION),
     lr: float = typer.Option(0.01, "--lr", help="local learning rate", rich_help_panel=FEDERATION),
@@ -49,24 +47,24 @@ def bench(
         "none", "--augmentation", help="for example crop-flip", rich_help_panel=FEDERATION
     ),
     algorithms: str = typer.Option(
-        "fedavg", "--algorithms", metavar="NAME,...", help="algorithms, joined by commas", rich_help_panel=MEASURING
+        "fedavg", "--algorithms", metavar="NAME,...", help="comma-separated algorithms", rich_help_panel=MEASURING
     ),
     precision: str = typer.Option(
         "float32",
         "--precision",
         metavar="NAME,...",
-        help="float32, tf32, bf16, joined by commas",
+        help="comma-separated: float32, tf32, bf16",
         rich_help_panel=MEASURING,
     ),
     engine: str = typer.Option(
         "auto",
         "--engine",
         metavar="NAME,...",
-        help="auto, loop, lanes, ray, joined by commas",
+        help="comma-separated: auto, loop, lanes, ray",
         rich_help_panel=MEASURING,
     ),
     compiling: str = typer.Option(
-        "auto", "--compile", metavar="WORD", help="on, off, or auto: as in a long run", rich_help_panel=MEASURING
+        "auto", "--compile", metavar="WORD", help="on, off, or auto (as in a long run)", rich_help_panel=MEASURING
     ),
     device: str = typer.Option("auto", "--device", help="auto, cpu or cuda", rich_help_panel=MEASURING),
     workers: int | None = typer.Option(
@@ -82,33 +80,33 @@ def bench(
         2,
         "--warm-up",
         min=0,
-        help="rounds before them, beside the first one, which counts as set-up",
+        help="warm-up rounds after the first one, which counts as set-up",
         rich_help_panel=MEASURING,
     ),
     together: int = typer.Option(
         1,
         "--together",
         min=1,
-        help="contenders that set up at the same time on a GPU, where it has room: sooner done, but set-up times count for less",
+        help="contenders that set up concurrently on a GPU; faster, but set-up times become less meaningful",
         rich_help_panel=MEASURING,
     ),
     against: str = typer.Option(
         "plain,flower,pfl",
         "--against",
         metavar="NAME,...",
-        help="plain (a loop in PyTorch), flower, pfl, joined by commas, or none",
+        help="comma-separated: plain (a PyTorch loop), flower, pfl; or none",
         rich_help_panel=MEASURING,
     ),
     json_file: Path | None = typer.Option(
         None,
         "--json",
         metavar="FILE.json",
-        help="where all figures go; - prints them instead of the table",
+        help="output file for all values; - prints them instead of the table",
         show_default=False,
     ),
     quiet: bool = QUIET,
 ) -> None:
-    """Measure how long a round takes, against the bound, a plain PyTorch loop, and other simulators that are installed.
+    """Measure seconds per round against a bound, a plain PyTorch loop and other installed simulators.
 
     Example: fedflat bench --model lenet5 --local-steps 10 --algorithms fedavg,fedsam --json bench.json
     """
@@ -143,7 +141,7 @@ def bench(
     )
     printed = json_file is not None and str(json_file) == "-"
     if json_file is not None and not printed:
-        create_folder(json_file.parent)  # first, so that nobody measures for nothing
+        create_folder(json_file.parent)  # fail early if the folder cannot be created
     command = shlex.join(["fedflat", *sys.argv[1:]])
     found = benchmark(request, command, lambda line: None if quiet else print(line, file=sys.stderr, flush=True))
     if printed:
@@ -155,7 +153,7 @@ def bench(
 
 
 def listed(text: str) -> list[str]:
-    """The parts of a text that commas divide, where these are not within parentheses.
+    """Split at commas outside parentheses.
 
     >>> listed("fedavg,fedavg+wima(window=3,start=1), fedsam")
     ['fedavg', 'fedavg+wima(window=3,start=1)', 'fedsam']
@@ -169,12 +167,12 @@ def listed(text: str) -> list[str]:
             parts[-1] += letter
     found = [part.strip() for part in parts if part.strip()]
     if not found:
-        raise UserError("a list is empty; expected names joined by commas, for example fedavg,fedsam")
+        raise UserError("empty list; expected comma-separated names, e.g. fedavg,fedsam")
     return list(dict.fromkeys(found))
 
 
 def numbers(text: str) -> list[int]:
-    """Whole numbers joined by commas.
+    """Parse comma-separated integers.
 
     >>> numbers("100,1_000_000")
     [100, 1000000]
@@ -184,12 +182,12 @@ def numbers(text: str) -> list[int]:
     except ValueError:
         found = []
     if not found or min(found) < 1:
-        raise UserError(f"cannot read --clients '{text}'; expected numbers of at least 1, joined by commas")
+        raise UserError(f"cannot read --clients '{text}'; expected comma-separated numbers of at least 1")
     return found
 
 
 def print_benchmark(found: dict[str, Any]) -> None:
-    """The table of a benchmark, and what it was measured on."""
+    """Print the table of a benchmark and its environment."""
     console = screen()
     console.print()
     console.print(_title(found), style="bold")
@@ -200,7 +198,7 @@ def print_benchmark(found: dict[str, Any]) -> None:
     console.print(
         facts(
             {
-                "measured": f"{found['rounds']} rounds after a first one and {found['warm_up']} to warm up; medians",
+                "measured": f"{found['rounds']} rounds after one set-up and {found['warm_up']} warm-up rounds; medians",
                 "on": where,
                 "with": ", ".join(f"{name} {version}" for name, version in versions.items()),
                 **({"notes": "\n".join(found["notes"])} if found["notes"] else {}),
@@ -211,7 +209,8 @@ def print_benchmark(found: dict[str, Any]) -> None:
 
 def _title(found: dict[str, Any]) -> str:
     s = found["setting"]
-    return f"{s['model']} on {s['dataset']}, {s['clients_per_round']} clients x {s['local_steps']} steps x batch {s['batch_size']}, augmentation {s['augmentation']}"
+    work = f"{s['clients_per_round']} clients x {s['local_steps']} steps x batch {s['batch_size']}"
+    return f"{s['model']} on {s['dataset']}, {work}, augmentation {s['augmentation']}"
 
 
 def _table(found: dict[str, Any]) -> Table:

@@ -1,4 +1,4 @@
-"""fedflat branch: several algorithms from the same moment of a run."""
+"""fedflat branch: continue a run with several algorithms."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from fedflat.cli.shared.flags import JSON, QUIET, SET, optional
 
 def branch(
     origin: str = typer.Argument(
-        metavar="RUN@ROUND", help="a run's folder and a round after which it has a model; RUN alone is its last"
+        metavar="RUN@ROUND", help="run folder and saved round; RUN alone means its last round"
     ),
     algorithms: list[str] = typer.Argument(
-        metavar="ALGORITHM", help="what goes on from there, for example fedavg fedsam", autocompletion=algorithm_names
+        metavar="ALGORITHM", help="algorithms to continue with, e.g. fedavg fedsam", autocompletion=algorithm_names
     ),
     rounds: int | None = typer.Option(
         None,
         "--rounds",
         min=1,
         metavar="N",
-        help="the last round, counted from the run's first [dim](default: the run's)[/dim]",
+        help="total number of rounds [dim](default: the run's)[/dim]",
     ),
     assignments: list[str] = SET,
     out: Path | None = optional("--out", "where the runs go", "beside the run", metavar="FOLDER"),
@@ -33,9 +33,9 @@ def branch(
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """Let several algorithms go on from the same model of a run, with its settings, partition, cohorts, batches and rates.
+    """Continue from a model of a run with several algorithms, sharing settings, partition, cohorts and batches.
 
-    What its algorithm kept on the server and on clients is not carried over: every algorithm starts with fresh vectors.
+    Server and client state is not carried over: every algorithm starts with fresh state.
 
     Example: fedflat branch runs/fedavg-digits-seed0@50 fedavg fedsam scaffold
     """

@@ -1,4 +1,4 @@
-"""fedflat clean: free the disk of what finished runs no longer need."""
+"""fedflat clean: free disk space used by finished runs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ NAMES = {"checkpoint": "checkpoint and states", "snapshots": "models on the way"
 
 
 def clean(
-    folders: list[Path] = typer.Argument(metavar="FOLDER", help="runs, or folders with runs in them"),
-    snapshots: bool = typer.Option(True, "--snapshots/--keep-snapshots", help="also the models kept on the way"),
-    yes: bool = typer.Option(False, "--yes", help="remove them; without it they are only shown"),
+    folders: list[Path] = typer.Argument(metavar="FOLDER", help="run folders, or folders that contain runs"),
+    snapshots: bool = typer.Option(
+        True, "--snapshots/--keep-snapshots", help="also remove models saved during training"
+    ),
+    yes: bool = typer.Option(False, "--yes", help="remove the files instead of only listing them"),
     as_json: bool = JSON,
 ) -> None:
-    """Show, and with --yes remove, the checkpoints, states and kept models of runs that are over.
+    """List, and with --yes remove, checkpoints, client state and saved models of finished runs.
 
-    Configs, metrics and the last models stay, and so does everything of a run that is not over.
+    Configs, metrics and final models stay; unfinished runs are not touched.
 
     Example: fedflat clean runs --yes
     """
@@ -47,17 +49,13 @@ def clean(
     else:
         _print(found, len(runs), parts, freed if yes else None)
     if held:
-        raise UserError(
-            f"another process is working on {held[0]}, so that it was left as it is; wait for it, then clean again"
-        )
+        raise UserError(f"{held[0]} is in use by another process and was skipped; wait for it, then clean again")
 
 
 def _print(found: list[Removable], runs: int, parts: tuple[str, ...], freed: int | None) -> None:
     console = screen()
     if not found:
-        console.print(
-            f"Nothing can be removed of {runs} run{'s' * (runs != 1)}: what is there is needed, or the runs are not over."
-        )
+        console.print(f"Nothing to remove in {runs} run{'s' * (runs != 1)}.")
         return
     columns = [NAMES[part] for part in parts]
     rows = [
@@ -68,7 +66,8 @@ def _print(found: list[Removable], runs: int, parts: tuple[str, ...], freed: int
     of = f"of {len(found)} of {runs} runs"
     if freed is None:
         console.print(
-            f"{shown_bytes(sum(one.bytes for one in found))} {of} can be removed; add --yes to do it.", style="bold"
+            f"{shown_bytes(sum(one.bytes for one in found))} {of} can be removed; add --yes to remove them.",
+            style="bold",
         )
     else:
         console.print(f"{shown_bytes(freed)} {of} removed.", style="bold")

@@ -1,4 +1,4 @@
-"""fedflat compare: several algorithms, several seeds, the same data."""
+"""fedflat compare: several algorithms and seeds on the same data."""
 
 from __future__ import annotations
 
@@ -27,37 +27,39 @@ if TYPE_CHECKING:
 def compare(
     settings: dict[str, Any],
     algorithms: list[str] = typer.Argument(
-        help="two or more, for example fedavg fedsam fedmoswa+wima", metavar="ALGORITHM", autocompletion=algorithm_names
+        help="two or more algorithms, e.g. fedavg fedsam fedmoswa+wima",
+        metavar="ALGORITHM",
+        autocompletion=algorithm_names,
     ),
-    seeds: str = typer.Option("3", "--seeds", metavar="SEEDS", help="how many seeds (3), or which (0,1,2)"),
+    seeds: str = typer.Option("3", "--seeds", metavar="SEEDS", help="number of seeds (3) or a list (0,1,2)"),
     target: list[float] = typer.Option(
         [],
         "--target",
         metavar="VALUE",
-        help="also count the rounds until this accuracy (may be repeated)",
+        help="also report rounds to this accuracy; repeatable",
         show_default=False,
     ),
     config: Path | None = CONFIG,
     assignments: list[str] = SET,
     out: Path | None = optional(
         "--out",
-        "where the runs go; those finished there are not run again",
-        "a folder of these settings in runs/",
+        "folder for the runs; finished ones are not repeated",
+        "a folder in runs/ that depends on the settings",
         metavar="FOLDER",
     ),
     figure: Path | None = optional(
-        "--figure", "where the curves go", "comparison.png beside the runs", metavar="FILE.png"
+        "--figure", "figure file", "comparison.png in the output folder", metavar="FILE.png"
     ),
     over: str = typer.Option(
         "round",
         "--over",
         metavar="AXIS",
-        help="what the curves are drawn over: round, bytes_up, backward_passes or samples",
+        help="x axis of the curves: round, bytes_up, backward_passes or samples",
     ),
     jobs: int | None = optional(
         "--jobs",
-        "runs at the same time, each in a process of its own",
-        "one per core where they are small",
+        "concurrent runs, one process each",
+        "one per core for small runs",
         metavar="N",
         min=1,
     ),
@@ -65,7 +67,7 @@ def compare(
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """Compare algorithms on the same partitions, cohorts and batches, over several seeds.
+    """Compare algorithms on the same partitions, cohorts and batches over several seeds.
 
     Example: fedflat compare fedavg fedsam fedmoswa --rounds 50 --target 0.9
     """
@@ -77,13 +79,13 @@ def compare(
     from fedflat.reporting.result import Comparison
 
     for value in target:
-        check_target(value, "accuracy")  # the metric of every run from the command line is a share: accuracy or miou
+        check_target(value, "accuracy")  # every metric available on the command line is a fraction
     base, chosen = make_config(config, settings, assignments), read_seeds(seeds)
     _check_axis(over)
     if figure is not None:
         check_figure(figure)
     out = default_folder(base) if out is None else out
-    device_of(base)  # before a download that would be for nothing
+    device_of(base)  # fail before a download
     fetch_if_missing(base, quiet or as_json)
     followed = trackers(track)
     records, runs = [], len(algorithms) * len(chosen)
@@ -95,7 +97,7 @@ def compare(
                 shown.run_over()
     except KeyboardInterrupt:
         raise Interrupted(
-            f"{len(records)} of {runs} runs are done; the same command with --out {out} goes on from there"
+            f"{len(records)} of {runs} runs finished; repeat the command with --out {out} to continue"
         ) from None
     except SomeFailed as some:
         failed = some
@@ -115,7 +117,7 @@ def compare(
 
 
 def read_seeds(text: str) -> list[int]:
-    """The seeds of ``3`` (0, 1, 2) or ``4,7``.
+    """Parse seeds: ``3`` means 0, 1, 2; ``4,7`` lists them.
 
     >>> read_seeds("3"), read_seeds("4,7"), read_seeds("5,")
     ([0, 1, 2], [4, 7], [5])
@@ -125,14 +127,12 @@ def read_seeds(text: str) -> list[int]:
     except ValueError:
         seeds = []
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise UserError(
-            f"cannot read --seeds '{text}'; expected how many (3), or which, each once and none below 0 (0,1,2)"
-        )
+        raise UserError(f"cannot read --seeds '{text}'; expected a number of seeds (3) or distinct seeds (0,1,2)")
     return seeds
 
 
 def default_folder(base: Config) -> Path:
-    """A folder that the same settings always find again, so that a repeated comparison goes on where it was."""
+    """A folder determined by the settings, so that a repeated command continues."""
     settings = base.model_copy(update={"algorithm": "", "seed": 0}).model_dump_json()
     return RUNS / f"compare-{data_slug(base)}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"
 

@@ -1,4 +1,4 @@
-"""fedflat deploy: real sites, through Flower."""
+"""fedflat deploy: real sites with Flower."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ deploy = typer.Typer(no_args_is_help=True)
 
 @deploy.callback()
 def about() -> None:
-    """Run an algorithm across real sites, through Flower.
+    """Run an algorithm across real sites with Flower.
 
     Example: fedflat deploy init my-federation --algorithm scaffold --clients 3
     """
@@ -19,13 +19,13 @@ def about() -> None:
 
 @deploy.command()
 def init(
-    folder: Path = typer.Argument(metavar="DIR", help="a new folder for the project"),
+    folder: Path = typer.Argument(metavar="DIR", help="new project folder"),
     algorithm: str = typer.Option(
-        "fedavg", "--algorithm", metavar="TEXT", help="for example scaffold or fedmoswa+asam(rho=0.5)"
+        "fedavg", "--algorithm", metavar="TEXT", help="algorithm, e.g. scaffold or fedmoswa+asam(rho=0.5)"
     ),
     clients: int = typer.Option(3, "--clients", min=1, metavar="N", help="number of sites"),
 ) -> None:
-    """Write a small Flower project that runs in Flower's simulation and on a real federation.
+    """Create a Flower project that runs in simulation and on a real federation.
 
     Example: fedflat deploy init my-federation --algorithm scaffold --clients 3
     """
@@ -38,32 +38,32 @@ def init(
     require_flower()
     for path in write_project(folder, text, clients):
         print(path)
-    print(f"Next: {folder / 'README.md'} says how to start it.")
+    print(f"Next: {folder / 'README.md'} explains how to start it.")
 
 
 @deploy.command()
 def certificates(
-    folder: Path = typer.Argument(metavar="DIR", help="where to write them; what is there is never written over"),
+    folder: Path = typer.Argument(metavar="DIR", help="output folder; existing files are never overwritten"),
     host: list[str] = typer.Option(
         ["127.0.0.1"],
         "--host",
         metavar="TEXT",
-        help="a name or address of the server, as sites will call it; may be repeated",
+        help="server name or address as seen by the sites; repeatable",
     ),
     sites: int = typer.Option(
-        0, "--sites", min=0, metavar="N", help="also make keys for so many sites, to try a federation on one machine"
+        0, "--sites", min=0, metavar="N", help="also create keys for N sites, for trials on one machine"
     ),
-    days: int = typer.Option(365, "--days", min=1, metavar="N", help="for how long the certificates are valid"),
+    days: int = typer.Option(365, "--days", min=1, metavar="N", help="validity of the certificates in days"),
 ) -> None:
-    """Write an authority, a certificate of the server, and keys for sites; and say how to start a federation with them.
+    """Create a certificate authority, a server certificate and site keys, and print the start commands.
 
     Example: fedflat deploy certificates certificates --host server.example.org
     """
     from fedflat.deploy.flower.version import require_flower
 
     require_flower()
-    from fedflat.deploy.trust.commands import secure_federation
     from fedflat.deploy.trust.certificates import write_certificates
+    from fedflat.deploy.trust.commands import secure_federation
 
     for path in write_certificates(folder, host, sites, days):
         print(path)
@@ -77,11 +77,11 @@ def check(
         None,
         "--root-certificates",
         metavar="FILE",
-        help="the certificate of the authority that signed the server's (ca.crt)",
+        help="CA certificate that signed the server's (ca.crt)",
     ),
-    insecure: bool = typer.Option(False, "--insecure", help="without TLS, for a SuperLink that was started so"),
+    insecure: bool = typer.Option(False, "--insecure", help="connect without TLS"),
 ) -> None:
-    """Say whether a SuperLink can be reached and trusted from here, and if not, why.
+    """Check that a SuperLink is reachable and trusted.
 
     Example: fedflat deploy check server.example.org:8000 --root-certificates ca.crt
     """
@@ -91,6 +91,6 @@ def check(
     valid = (
         f"its certificate is valid until {reached.until:%Y-%m-%d}"
         if reached.until
-        else "without TLS, for one machine alone"
+        else "without TLS; use this only on a single machine"
     )
     print(f"The SuperLink at {address} answers: {valid}.")

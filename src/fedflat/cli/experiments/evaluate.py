@@ -1,4 +1,4 @@
-"""fedflat evaluate: how good a model of a run is, and for whom."""
+"""fedflat evaluate: per-class, per-client and per-domain metrics of a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedflat.experiment.analysis.evaluation import Evaluation
 
 LISTED = 20
-"""Classes, domains and clients are listed one by one where there are no more of them than this."""
+"""Maximum number of classes, domains or clients listed individually."""
 FINE_TUNING = "Fine-tuning"
 ONE = {
     "classes": "class",
@@ -33,10 +33,10 @@ ONE = {
 
 def evaluate(
     folder: Path = typer.Argument(metavar="FOLDER", help="the folder of a run"),
-    model: str = typer.Option("server", "--model", metavar="NAME", help="which of its models, for example wima"),
+    model: str = typer.Option("server", "--model", metavar="NAME", help="model to evaluate, e.g. wima"),
     on: str | None = optional(
         "--on",
-        "on what, joined by commas: test, classes, longtail, clients, unseen, domains, corruptions, fine-tuned, fine-tuned-unseen",
+        "comma-separated: test, classes, longtail, clients, unseen, domains, corruptions, fine-tuned[-unseen]",
         "all that there is",
         metavar="NAMES",
     ),
@@ -47,13 +47,13 @@ def evaluate(
     share: float = typer.Option(
         0.8,
         "--tune-share",
-        help="share of a client's examples to fine-tune on; the rest is for scoring",
+        help="fraction of a client's examples for fine-tuning; the rest is for evaluation",
         rich_help_panel=FINE_TUNING,
     ),
-    lr: float | None = optional("--tune-lr", "learning rate of fine-tuning", "the run's", rich_help_panel=FINE_TUNING),
+    lr: float | None = optional("--tune-lr", "learning rate for fine-tuning", "the run's", rich_help_panel=FINE_TUNING),
     as_json: bool = JSON,
 ) -> None:
-    """Evaluate a model of a run: test set, classes, clients, unseen clients, domains, corruptions, before and after fine-tuning.
+    """Evaluate a model on the test set, per class, client and domain, under corruptions, and after fine-tuning.
 
     Example: fedflat evaluate runs/fedavg-digits-seed0 --on test,classes,clients
     """
@@ -64,15 +64,13 @@ def evaluate(
     record = load_record(folder)
     wanted = tuple(PARTS) if on is None else [name.strip() for name in on.split(",") if name.strip()]
     if not wanted:
-        raise UserError(f"--on is empty; expected some of {', '.join(PARTS)}, joined by commas")
+        raise UserError(f"--on is empty; expected a comma-separated list of {', '.join(PARTS)}")
     tuning = FineTuning(clients, epochs, share, lr)
     fetch_if_missing(record.config, as_json)
     with _told(as_json) as progress:
         found = evaluate(record, model, wanted, fine_tuning=tuning, progress=progress)
     if not found.parts:
-        raise UserError(
-            "; ".join(f"there is no evaluation on {part}: {reason}" for part, reason in found.missing.items())
-        )
+        raise UserError("; ".join(f"{part} is not available: {reason}" for part, reason in found.missing.items()))
     if as_json:
         print_json(
             {"folder": folder, "algorithm": record.config.algorithm, "seed": record.config.seed, **found.document()}
@@ -85,7 +83,7 @@ def evaluate(
 
 @contextmanager
 def _told(silent: bool) -> Iterator[Callable[[str], None]]:
-    """On a terminal, what is being evaluated at the moment."""
+    """Status line on a terminal."""
     console = screen(stderr=True)
     if silent or not console.is_terminal:
         yield lambda part: None
@@ -113,7 +111,7 @@ def _print(found: Evaluation, heading: str) -> None:
 
 
 def _summary(part: str, figures: dict[str, Any], metric: str) -> Iterator[tuple[object, ...]]:
-    """The lines of one part in the table of all."""
+    """Table rows of one part."""
 
     def shown(name: str, inside: dict[str, Any] = figures) -> str | None:
         return shown_metric(inside[name], metric) if name in inside else None
@@ -161,7 +159,7 @@ def _summary(part: str, figures: dict[str, Any], metric: str) -> Iterator[tuple[
                     shown_metric(pooled["loss"], "loss"),
                 )
         if "participation_gap" in figures:
-            yield "participation gap", "training clients less unseen ones", shown("participation_gap"), None, None, None
+            yield "participation gap", "training minus held-out clients", shown("participation_gap"), None, None, None
         if "mean_corruption_error" in figures:
             yield "mean corruption error", f"{of}, over severities", shown("mean_corruption_error"), None, None, None
 
@@ -172,10 +170,10 @@ def _of(pooled: dict[str, Any]) -> str:
 
 
 def _each(part: str, each: dict[str, dict[str, float]], metric: str) -> Any:
-    """A table with a line for each class, domain or corruption."""
+    """A table with one row per class, domain or corruption."""
     figures = [name for name in next(iter(each.values())) if name != "loss"]
     figures.sort(key=lambda name: name != metric)
-    own = "iou" if part == "classes" and metric == "miou" else metric  # the mean over one class is its own
+    own = "iou" if part == "classes" and metric == "miou" else metric  # per class, the mean IoU is its IoU
     columns = (ONE[part], *(with_unit(own) if name == metric else name for name in figures))
     rows = (
         (

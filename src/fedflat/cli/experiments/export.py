@@ -1,4 +1,4 @@
-"""fedflat export: a model of a run for other tools."""
+"""fedflat export: write a model for other tools."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def export(
     format: str | None = optional(
         "--format", "torch, safetensors or onnx", "as --out says, else torch", metavar="NAME"
     ),
-    model: str = typer.Option("server", "--model", metavar="NAME", help="which of its models, for example wima"),
-    rounds: int | None = optional("--round", "as it was kept after this round", "at the end", metavar="N", min=0),
-    out: Path | None = optional("--out", "the file to write", "in exported/ of the run's folder", metavar="FILE"),
+    model: str = typer.Option("server", "--model", metavar="NAME", help="model to export, e.g. wima"),
+    rounds: int | None = optional("--round", "model saved after this round", "the final model", metavar="N", min=0),
+    out: Path | None = optional("--out", "output file", "in exported/ inside the run", metavar="FILE"),
     as_json: bool = JSON,
 ) -> None:
-    """Write a model of a run for other tools: a state_dict for torch, a safetensors file, or an ONNX graph.
+    """Export a model as a torch state_dict, a safetensors file or an ONNX graph.
 
     Example: fedflat export runs/fedmoswa-digits-seed0 --format onnx --out model.onnx
     """
@@ -36,9 +36,7 @@ def export(
         own = Path(model_file(model) if rounds is None else snapshot_file(model, rounds)).name
         ending = next(ending for ending, known in ENDINGS.items() if known == kind)
         out = folder / "exported" / f"{own.removesuffix('.safetensors')}{ending}"
-    with screen(stderr=True).status(
-        "making a graph of it, which takes up to a minute" if kind == "onnx" else "writing it"
-    ):
+    with screen(stderr=True).status("exporting to ONNX (up to a minute)" if kind == "onnx" else "writing"):
         result.export(out, model, format=kind, rounds=rounds)
     size = out.stat().st_size
     if as_json:

@@ -1,4 +1,4 @@
-"""fedflat report: runs as one page, as tables and as figures."""
+"""fedflat report: HTML page, tables and figures of runs."""
 
 from __future__ import annotations
 
@@ -12,32 +12,30 @@ from fedflat.cli.shared.screen import facts, print_json, screen
 
 
 def report(
-    runs: list[Path] = typer.Argument(metavar="RUNS...", help="runs, or folders in which runs lie"),
-    out: Path = typer.Option(
-        Path("report"), "--out", metavar="FOLDER", help="where the page, the tables and the figures go"
-    ),
+    runs: list[Path] = typer.Argument(metavar="RUNS...", help="run folders, or folders that contain runs"),
+    out: Path = typer.Option(Path("report"), "--out", metavar="FOLDER", help="output folder"),
     title: str = typer.Option("", "--title", metavar="TEXT", help="the title of the page", show_default=False),
     target: list[float] = typer.Option(
         [],
         "--target",
         metavar="VALUE",
-        help="also count the rounds until this accuracy (may be repeated)",
+        help="also report rounds to this accuracy; repeatable",
         show_default=False,
     ),
-    baseline: str | None = optional("--baseline", "what all others are compared with", "the first", metavar="ROW"),
+    baseline: str | None = optional("--baseline", "row that others are compared with", "the first", metavar="ROW"),
     by: str = typer.Option(
-        "mean_last", "--by", metavar="FIGURE", help="differences and ranks by mean_last, last or best"
+        "mean_last", "--by", metavar="FIGURE", help="value for differences and ranks: mean_last, last or best"
     ),
     apart: bool = typer.Option(
-        False, "--apart", help="runs of different partitions: a section for each, nothing compared across"
+        False, "--apart", help="allow several partitions, one section each, without comparing across"
     ),
-    figures: bool = typer.Option(True, "--figures/--no-figures", help="also draw the figures as PDF"),
+    figures: bool = typer.Option(True, "--figures/--no-figures", help="also write figures as PDF"),
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """Write a report on runs: one page that opens without a network, tables as CSV, Markdown and LaTeX, figures as PDF.
+    """Write a report: a self-contained HTML page, tables (CSV, Markdown, LaTeX) and figures (PDF).
 
-    Runs of the same seed are compared as pairs, so that all must have the same data and partition.
+    Runs are paired by seed, so all must share dataset and partition.
 
     Example: fedflat report runs/first --target 0.9 --baseline fedavg
     """
@@ -63,4 +61,4 @@ def report(
 
 
 SHOWN = ("name", "metric", "rows", "differences", "ranks", "notes")
-"""What of a section the JSON has; curves and views are in the page."""
+"""Section entries in the JSON output; curves and views are on the page only."""

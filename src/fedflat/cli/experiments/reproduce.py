@@ -1,4 +1,4 @@
-"""fedflat reproduce: a published table, cell by cell, beside one's own."""
+"""fedflat reproduce: run a published table and compare cell by cell."""
 
 from __future__ import annotations
 
@@ -27,48 +27,48 @@ if TYPE_CHECKING:
 
 SCALES = ("paper", "small")
 HARMLESS = ("engine.", "data.dir", "init")
-"""Settings that change no result, and the weights that some tables start from."""
+"""Settings that do not affect results, and initial weights."""
 ASK_FROM = 3600.0
-"""Seconds from which on, at a terminal, the user is asked before anything starts."""
+"""Estimated seconds above which a terminal asks for confirmation."""
 
 
 def reproduce(
     name: str = typer.Argument(
         metavar="PAPER/TABLE",
-        help="for example fedswa/table3 (all of them: fedflat papers); a paper, or all, means all of its tables and figures",
+        help="table, e.g. fedswa/table3 (list: fedflat papers); or a paper, or all",
     ),
     cells: list[str] = typer.Option(
         [],
         "--cells",
         metavar="PATTERN",
-        help="cells by name, as in 'fedmoswa/*' (may be repeated); default: all",
+        help="cell pattern, e.g. 'fedmoswa/*'; repeatable [dim](default: all)[/dim]",
         show_default=False,
     ),
     rounds: int | None = typer.Option(
-        None, "--rounds", min=1, metavar="N", help="fewer rounds than the paper; no verdict is given then"
+        None, "--rounds", min=1, metavar="N", help="number of rounds; fewer than the paper gives no verdict"
     ),
-    seeds: str = typer.Option("3", "--seeds", metavar="SEEDS", help="how many seeds (3), or which (0,1,2)"),
+    seeds: str = typer.Option("3", "--seeds", metavar="SEEDS", help="number of seeds (3) or a list (0,1,2)"),
     scale: str = typer.Option(
-        "paper", "--scale", metavar="SCALE", help="paper, or small: the same structure in seconds, with stand-ins"
+        "paper", "--scale", metavar="SCALE", help="paper, or small (same structure in seconds, with substitutes)"
     ),
-    representative: bool = typer.Option(False, "--representative", help="only the cell that stands for the table"),
+    representative: bool = typer.Option(False, "--representative", help="only one representative cell"),
     out: Path | None = typer.Option(
-        None, "--out", metavar="FOLDER", help="where the runs go; finished ones there are not run again"
+        None, "--out", metavar="FOLDER", help="folder for the runs; finished ones are not repeated"
     ),
     data_dir: Path | None = typer.Option(None, "--data-dir", metavar="FOLDER", help="where the datasets lie"),
     assignments: list[str] = SET,
     jobs: int | None = typer.Option(None, "--jobs", min=1, metavar="N", help="runs at the same time"),
-    dry_run: bool = typer.Option(False, "--dry-run", help="show what would be run and what it costs, and stop"),
-    probe: bool = typer.Option(
-        True, "--probe/--no-probe", help="measure a few local steps first, to tell how long it will take"
+    dry_run: bool = typer.Option(False, "--dry-run", help="show the plan and its cost, then stop"),
+    probe: bool = typer.Option(True, "--probe/--no-probe", help="measure a few local steps to estimate the duration"),
+    yes: bool = typer.Option(False, "--yes", help="start without confirmation"),
+    markdown: Path | None = typer.Option(
+        None, "--markdown", metavar="FILE.md", help="also write the result to this file"
     ),
-    yes: bool = typer.Option(False, "--yes", help="start without asking, however long it takes"),
-    markdown: Path | None = typer.Option(None, "--markdown", metavar="FILE.md", help="also write the result there"),
-    as_csv: Path | None = typer.Option(None, "--csv", metavar="FILE.csv", help="also write the result there"),
+    as_csv: Path | None = typer.Option(None, "--csv", metavar="FILE.csv", help="also write the result to this file"),
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """Run what is missing of a published table, and show published, measured, difference and verdict.
+    """Run the missing cells of a published table; show published, measured, difference and verdict.
 
     Example: fedflat reproduce fedswa/table3 --cells 'fedmoswa/*' --seeds 3
     """
@@ -76,12 +76,10 @@ def reproduce(
     if scale not in SCALES:
         raise one_of("scale", scale, SCALES)
     if cells and len(found) > 1:
-        raise UserError(
-            f"--cells are those of one table, but '{name}' means {len(found)}; name one, for example {found[0].full_name}"
-        )
+        raise UserError(f"--cells needs a single table, but '{name}' means {len(found)}; e.g. {found[0].full_name}")
     for file in filter(None, (markdown, as_csv)):
         if not file.absolute().parent.is_dir():
-            raise UserError(f"{file} cannot be written: there is no folder {file.parent}; make it first")
+            raise UserError(f"{file} cannot be written: folder {file.parent} does not exist")
     wanted = _scale(scale, rounds, data_dir, assignments)
     documents: list[dict[str, Any]] = []
     result: list[CellOutcome] = []
@@ -111,7 +109,7 @@ def reproduce(
 
 
 def _tables(name: str) -> list[PaperTable]:
-    """The table of a name, those of a paper, or all there are."""
+    """The named table, all tables of a paper, or all tables."""
     from fedflat.papers import Paper, find, papers
 
     if name.lower() == "all":
@@ -141,7 +139,7 @@ def _outcomes(plan: ReproductionPlan, measured: dict[Path, MeasuredRun]) -> list
 
 
 def _before(plan: ReproductionPlan, cost: RemainingWork, silent: bool, yes: bool) -> None:
-    """Say what is ahead, and at a terminal ask where it is long."""
+    """Show the plan, and ask for confirmation if it is long."""
     if silent:
         return
     _print_cost(plan, cost, stderr=True)
@@ -168,7 +166,7 @@ def _scale(scale: str, rounds: int | None, folder: Path | None, assignments: Seq
 
 
 def _variant(scale: ReproductionScale) -> str:
-    """A folder for what differs from the paper, so that runs of one kind never meet those of another."""
+    """A folder name for deviations from the paper, so that different settings never share runs."""
     import hashlib
 
     kind = "small" if scale.small else "paper"
@@ -180,7 +178,7 @@ def _variant(scale: ReproductionScale) -> str:
 def _run(
     plan: ReproductionPlan, out: Path, jobs: int | None, silent: bool
 ) -> tuple[dict[Path, MeasuredRun], UserError | None]:
-    """What came of every run; the mistake that ended them early, if any."""
+    """Results of all runs, and the error that ended them early, if any."""
     from fedflat.experiment.campaign.compare import run_each
     from fedflat.papers.outcome import MeasuredRun
     from fedflat.papers.post_hoc import measure
@@ -201,7 +199,7 @@ def _run(
                 shown.run_over()
     except KeyboardInterrupt:
         raise Interrupted(
-            f"{len(measured)} of {len(plan.runs)} runs are done; the same command with --out {out} goes on from there"
+            f"{len(measured)} of {len(plan.runs)} runs finished; repeat the command with --out {out} to continue"
         ) from None
     except UserError as mistake:
         if not measured:
@@ -210,20 +208,13 @@ def _run(
     return measured, None
 
 
-# --- on the screen ---------------------------------------------------------------------------------------------------------------------
-
-
 def _print_cost(plan: ReproductionPlan, cost: RemainingWork, stderr: bool = False) -> None:
-    time = (
-        "unknown"
-        if cost.seconds is None
-        else f"about {shown_seconds(cost.seconds)} on this machine, by a probe of a few local steps"
-    )
+    time = "unknown" if cost.seconds is None else f"about {shown_seconds(cost.seconds)} on this machine (estimated)"
     why = f" ({cost.reason})" if cost.reason else ""
     lines: dict[str, object] = {
         "table": f"{plan.table.full_name}, {len(plan.cells)} of {len(plan.table.cells)} cells",
-        "runs": f"{cost.runs} with {len(plan.seeds)} seed{'s' * (len(plan.seeds) != 1)}, of which {cost.done} are done",
-        "rounds": f"{shown_count(cost.rounds)} to go",
+        "runs": f"{cost.runs} with {len(plan.seeds)} seed{'s' * (len(plan.seeds) != 1)}, {cost.done} finished",
+        "rounds": f"{shown_count(cost.rounds)} remaining",
     }
     if not plan.scale.small:
         lines["time"] = time + why
@@ -232,12 +223,12 @@ def _print_cost(plan: ReproductionPlan, cost: RemainingWork, stderr: bool = Fals
         lines["stand-ins"] = "; ".join(instead)
     reasons = list(plan.lacking.values())
     if reasons:
-        lines["left out"] = "; ".join(f"{reasons.count(reason)} cells: {reason}" for reason in dict.fromkeys(reasons))
+        lines["skipped"] = "; ".join(f"{reasons.count(reason)} cells: {reason}" for reason in dict.fromkeys(reasons))
     screen(stderr).print(facts(lines))
 
 
 def _show_plan(plan: ReproductionPlan, cost: RemainingWork, as_json: bool) -> dict[str, Any]:
-    """What would be run: as a document, or on the screen."""
+    """Print the plan, as JSON or on the screen."""
     if not as_json:
         _print_cost(plan, cost)
         first = [run.config for run in plan.runs if run.config.seed == plan.seeds[0]]
@@ -290,14 +281,15 @@ def _print_result(plan: ReproductionPlan, result: Sequence[CellOutcome], out: Pa
 def _rule(plan: ReproductionPlan) -> str:
     if plan.scale.small:
         instead = sorted({text for run in plan.runs for text in run.stand_ins})
-        return f"At small scale only the structure is tried; the numbers mean nothing. Stand-ins: {'; '.join(instead) or 'none'}."
+        substitutes = "; ".join(instead) or "none"
+        return f"Small scale checks the structure only; the numbers are meaningless. Substitutes: {substitutes}."
     if any(plan.scale.obstacle(cell) == "other settings" for cell in plan.cells):
-        return f"No verdict where it matters that settings were changed ({', '.join(plan.scale.changed)})."
+        return f"No verdict for cells affected by changed settings ({', '.join(plan.scale.changed)})."
     if plan.scale.rounds is not None:
-        return f"No verdict where the paper has more rounds than {plan.scale.rounds}."
+        return f"No verdict for cells with more than {plan.scale.rounds} published rounds."
     return (
-        "within: the published number lies where one more run would in 95 of 100 cases, "
-        "judged by its ± and by the spread of the seeds, whichever is larger."
+        "within: the published number lies in the 95 % prediction interval of one more run, "
+        "from its ± or the seed variation, whichever is larger."
     )
 
 

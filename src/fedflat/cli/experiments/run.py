@@ -1,4 +1,4 @@
-"""fedflat run, resume: one experiment."""
+"""fedflat run, resume: a single experiment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedflat.experiment.config import Config
 
 RUNS = Path("runs")
-"""Where runs go when nothing else is said."""
+"""Default folder for runs."""
 
 
 @with_settings()
@@ -33,7 +33,7 @@ def run(
     algorithm: str | None = typer.Argument(
         None,
         metavar="ALGORITHM",
-        help="for example fedavg, scaffold+sam or fedmoswa+asam(rho=0.5)+wima",
+        help="algorithm, e.g. fedavg, scaffold+sam or fedmoswa+asam(rho=0.5)+wima",
         show_default=False,
         autocompletion=algorithm_names,
     ),
@@ -45,7 +45,7 @@ def run(
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """Run one experiment and keep it in a folder.
+    """Run one experiment and save it to a folder.
 
     Example: fedflat run fedmoswa+wima --rounds 50 --partition 'dirichlet(alpha=0.1)'
     """
@@ -68,9 +68,9 @@ def resume(
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """Go on with an interrupted run, to the same end as if it had never been interrupted, here or in another place.
+    """Resume an interrupted run; the result equals that of an uninterrupted one.
 
-    What is not said otherwise stays as the run had it.
+    Settings not given here stay unchanged.
 
     Example: fedflat resume runs/fedmoswa-digits-seed0 --workers 2
     """
@@ -83,7 +83,7 @@ def resume(
         if as_json:
             print_json(run_document(record))
             return
-        print(f"The run in {folder} is over ({record.status}); there is nothing to go on with.")
+        print(f"The run in {folder} is already {record.status}; nothing to resume.")
         print_run(record)
         return
     _go(make_config(record.config, settings), folder, as_json, quiet, resume=True, track=track)
@@ -96,22 +96,22 @@ def _go(
     from fedflat.experiment.run import Run
     from fedflat.experiment.setup.problem import device_of
     from fedflat.experiment.store.run_folder import RunFolder
-    from fedflat.models import trained_sentence
+    from fedflat.models import describe_trained
     from fedflat.reporting.result import Result
 
     followed = trackers(track)
-    device_of(config)  # before a download that would be for nothing
+    device_of(config)  # fail before a download
     fetch_if_missing(config, quiet or as_json)
     try:
         with progress(quiet or as_json) as shown:
             going = Run(config, folder, callbacks=(shown, ForecastCallback(shown.foretell), *followed), resume=resume)
-            trained = trained_sentence(going.problem.model)
+            trained = describe_trained(going.problem.model)
             if trained and not (quiet or as_json):
                 print(f"{config.model}: {trained}", file=sys.stderr)
             record = going.go()
     except KeyboardInterrupt:
         begun = RunFolder(folder).exists
-        raise Interrupted(f"go on with: fedflat resume {folder}" if begun else "nothing had been written yet") from None
+        raise Interrupted(f"continue with: fedflat resume {folder}" if begun else "nothing was written yet") from None
     draw_curve(Result(record))
     if as_json:
         print_json(run_document(record))
@@ -120,7 +120,7 @@ def _go(
 
 
 def trackers(place: str | None) -> tuple[Callback, ...]:
-    """The callback that follows a run elsewhere, where one is asked for."""
+    """The tracking callback, if requested."""
     if place is None:
         return ()
     from fedflat.reporting.tracking import Tracker
@@ -129,13 +129,13 @@ def trackers(place: str | None) -> tuple[Callback, ...]:
 
 
 def data_slug(config: Config) -> str:
-    """The name of a config's dataset as a part of a folder's name."""
-    name = re.sub(r"\bpath=/[^,)]*/", "path=", config.data.dataset)  # the last part of a path tells it well enough
+    """The dataset name as part of a folder name."""
+    name = re.sub(r"\bpath=/[^,)]*/", "path=", config.data.dataset)  # keep only the last part of a path
     return re.sub(r"[^\w.]+", "-", name).strip("-")
 
 
 def new_folder(config: Config) -> Path:
-    """The default folder of a run; a number is appended where it is taken."""
+    """The default folder of a run; a number is appended if it exists."""
     slug = re.sub(r"[^a-z0-9.]+", "-", config.algorithm.lower()).strip("-")
     path = RUNS / f"{slug}-{data_slug(config)}-seed{config.seed}"
     return next(p for n in count(1) if not (p := path if n == 1 else path.with_name(f"{path.name}-{n}")).exists())

@@ -1,4 +1,4 @@
-"""fedflat show: runs that are there."""
+"""fedflat show: existing runs."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fedflat.errors import UserError
 
 
 def show(
-    folder: Path = typer.Argument(metavar="FOLDER", help="a run, or a folder in which runs lie"),
+    folder: Path = typer.Argument(metavar="FOLDER", help="a run folder, or a folder that contains runs"),
     target: list[float] = typer.Option(
         [],
         "--target",
         metavar="VALUE",
-        help="for several runs: also count the rounds until this accuracy",
+        help="for several runs: also report rounds to this accuracy",
         show_default=False,
     ),
     as_json: bool = JSON,
 ) -> None:
-    """Show a run with its settings and its partition, or compare all runs below a folder.
+    """Show a run with its settings and partition, or compare all runs below a folder.
 
     Example: fedflat show runs
     """
@@ -52,11 +52,9 @@ def _show_all(folder: Path, targets: list[float], as_json: bool) -> None:
         try:
             records.append(load_record(path.parent))
         except UserError as why:
-            print(f"fedflat: {path.parent} is left out: {why}", file=sys.stderr)
+            print(f"fedflat: {path.parent} skipped: {why}", file=sys.stderr)
     if not records:
-        raise UserError(
-            f"there is no run in {folder} or below it; expected folders with a config.yaml, as fedflat run makes them"
-        )
+        raise UserError(f"no runs in {folder}; expected folders created by fedflat run")
     comparison = Comparison(records)
     if as_json:
         print_json({"folder": folder, **comparison_document(comparison, targets)})

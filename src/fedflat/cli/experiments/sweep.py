@@ -1,4 +1,4 @@
-"""fedflat sweep: a grid of experiments, each done once, whoever starts it and however often."""
+"""fedflat sweep: a grid of experiments, each run once."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from fedflat.experiment.campaign.sweep import Sweep, SweepResult
 
 MOST_ROWS = 40
-"""Combinations that a table shows."""
+"""Maximum number of combinations in a table."""
 OUT = optional("--out", "where the runs go", "runs/ and the file's name", metavar="FOLDER")
 JOBS = optional("--jobs", "runs at the same time", "what the file says", metavar="N", min=1)
-DRY_RUN = typer.Option(False, "--dry-run", help="show what would be run and what it takes, and stop")
+DRY_RUN = typer.Option(False, "--dry-run", help="show the plan and its cost, then stop")
 
 
 def sweep(
@@ -47,18 +47,16 @@ def sweep(
         None,
         "--ray-address",
         metavar="ADDRESS",
-        help="HOST:PORT of a Ray cluster, or auto: runs are spread over its nodes",
+        help="HOST:PORT of a Ray cluster, or auto; distributes runs over its nodes",
     ),
     dry_run: bool = DRY_RUN,
-    probe: bool = typer.Option(
-        True, "--probe/--no-probe", help="measure a few local steps first, to tell how long it will take"
-    ),
+    probe: bool = typer.Option(True, "--probe/--no-probe", help="measure a few local steps to estimate the duration"),
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """Run every combination of a file, each once; start it again, or in several places, and it goes on with what is missing.
+    """Run every combination of a file once; repeat the command, or start it on several machines, to continue.
 
-    Example: fedflat sweep rates.yaml --jobs 4
+    Example: fedflat sweep learning-rates.yaml --jobs 4
     """
     from fedflat.experiment.campaign.sweep import plan_sweep, slug
     from fedflat.experiment.campaign.sweep_file import read_sweep
@@ -67,12 +65,12 @@ def sweep(
     if ray_address is not None:
         read = read.model_copy(update={"ray_address": ray_address})
     if read.tune is not None:
-        raise UserError(f"{file} is a search, not a sweep: it has a part tune; use fedflat tune {file}")
+        raise UserError(f"{file} contains a tune section; use fedflat tune {file}")
     do(plan_sweep(read, out or RUNS / slug(file)), jobs, dry_run, probe, as_json, quiet)
 
 
 def do(plan: Sweep, jobs: int | None, dry_run: bool, probe: bool, as_json: bool, quiet: bool) -> None:
-    """Show a plan, do it, and show what came of it."""
+    """Show the plan, run it, and show the results."""
     if dry_run:
         _show(plan, jobs, probe, as_json)
         return
@@ -87,7 +85,7 @@ def do(plan: Sweep, jobs: int | None, dry_run: bool, probe: bool, as_json: bool,
         print_json(_document(plan, done)) if as_json else _print(plan, done)
     if failed:
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-        raise UserError(f"{failed[0].run.name} could not be run: {failed[0].error}{more}")
+        raise UserError(f"{failed[0].run.name} failed: {failed[0].error}{more}")
 
 
 def _run(plan: Sweep, jobs: int | None, silent: bool) -> list[SweepResult]:
@@ -96,7 +94,7 @@ def _run(plan: Sweep, jobs: int | None, silent: bool) -> list[SweepResult]:
     def waiting(runs: int) -> None:
         if not silent:
             print(
-                f"waiting for {runs} run{'s' * (runs != 1)} that another process is working on",
+                f"waiting for {runs} run{'s' * (runs != 1)} of another process",
                 file=sys.stderr,
                 flush=True,
             )
@@ -108,17 +106,12 @@ def _run(plan: Sweep, jobs: int | None, silent: bool) -> list[SweepResult]:
                 found[one.run.name] = one
                 shown.run_over()
     except KeyboardInterrupt:
-        raise Interrupted(
-            f"{len(found)} of {len(plan.runs)} runs are done; the same command goes on from there"
-        ) from None
+        raise Interrupted(f"{len(found)} of {len(plan.runs)} runs finished; repeat the command to continue") from None
     return [found[run.name] for run in plan.runs if run.name in found]
 
 
-# --- before -----------------------------------------------------------------------------------------------------------------------------
-
-
 def _cost(plan: Sweep, jobs: int | None, probe: bool) -> dict[str, object]:
-    """What is ahead, in words."""
+    """The plan as text."""
     from fedflat.experiment.campaign.estimate import remaining_work
     from fedflat.experiment.campaign.sweep import at_once
 
@@ -126,16 +119,16 @@ def _cost(plan: Sweep, jobs: int | None, probe: bool) -> dict[str, object]:
     probe_here = probe and not on_cluster
     work = remaining_work(plan.runs, at_once(plan, jobs) if probe_here else 1, probe_here)
     lines: dict[str, object] = {
-        "runs": f"{work.runs}, of which {work.done} are done",
-        "rounds": f"{shown_count(work.rounds)} to go",
+        "runs": f"{work.runs}, {work.done} finished",
+        "rounds": f"{shown_count(work.rounds)} remaining",
         "disk": _disk(plan, jobs)[1],
     }
     if probe and work.rounds:
-        reason = "the nodes of a cluster cannot be probed" if on_cluster else work.reason
+        reason = "cluster nodes cannot be probed" if on_cluster else work.reason
         lines["time"] = (
             f"unknown ({reason})"
             if work.seconds is None
-            else f"about {shown_seconds(work.seconds)} on this machine, by a probe"
+            else f"about {shown_seconds(work.seconds)} on this machine (estimated)"
         )
     return lines | {"folder": plan.out}
 
@@ -150,8 +143,8 @@ def _disk(plan: Sweep, jobs: int | None) -> tuple[dict[str, int] | None, str]:
     if missing:
         return None, f"unknown ({missing[0]} is not downloaded)"
     found = sweep_disk([run.config for run in plan.runs], plan.file.keep, at_once(plan, jobs))
-    words = f"up to {shown_bytes(found.most)}, logs aside"
-    return vars(found), words + (f"; {shown_bytes(found.kept)} stay" if found.kept < found.most else "")
+    words = f"up to {shown_bytes(found.most)}, excluding logs"
+    return vars(found), words + (f"; {shown_bytes(found.kept)} remain" if found.kept < found.most else "")
 
 
 def _show(plan: Sweep, jobs: int | None, probe: bool, as_json: bool) -> None:
@@ -165,13 +158,10 @@ def _show(plan: Sweep, jobs: int | None, probe: bool, as_json: bool) -> None:
     console = screen()
     console.print(facts(_cost(plan, jobs, probe)))
     console.print()
-    rows = [[run.name, "done" if run.done else f"{run.rounds_left} rounds to go"] for run in plan.runs]
+    rows = [[run.name, "finished" if run.done else f"{run.rounds_left} rounds remaining"] for run in plan.runs]
     console.print(table(("run", "state"), rows[:MOST_ROWS]))
     if len(rows) > MOST_ROWS:
         console.print(f"... and {len(rows) - MOST_ROWS} more", style="dim")
-
-
-# --- afterwards -------------------------------------------------------------------------------------------------------------------------
 
 
 def _document(plan: Sweep, done: list[SweepResult]) -> dict[str, Any]:
@@ -231,14 +221,14 @@ def _print(plan: Sweep, done: list[SweepResult]) -> None:
     words = {"here": "done now", "before": "there already", "elsewhere": "done by another process"}
     ran = ", ".join(f"{count} {words[by]}" for by, count in counts.items() if count)
     console.print(
-        facts({"runs": ran, "folder": plan.out, "look further": f"fedflat report {plan.out}, fedflat show {plan.out}"})
+        facts({"runs": ran, "folder": plan.out, "next": f"fedflat report {plan.out}, fedflat show {plan.out}"})
     )
 
 
 def _order(ranked: Ranking) -> str:
     if ranked.by == "validation":
         return "best first by validation"
-    return "best first by the test set, which is optimistic for the first of many (set data.validation to choose by that instead)"
+    return "best first on the test set, which is optimistic; set data.validation to rank on validation data"
 
 
 def _spread(values: tuple[float, ...], metric: str) -> str | None:

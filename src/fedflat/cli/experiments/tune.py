@@ -1,4 +1,4 @@
-"""fedflat tune: a search for settings, scored on a validation split."""
+"""fedflat tune: search for settings, scored on a validation split."""
 
 from __future__ import annotations
 
@@ -25,18 +25,20 @@ JOBS = optional("--jobs", "trials at the same time", "what the file says, or 1",
 
 
 def tune(
-    file: Path = typer.Argument(metavar="FILE.yaml", help="base, and tune with a space and the number of trials"),
+    file: Path = typer.Argument(
+        metavar="FILE.yaml", help="YAML file with base settings and a tune section (space, trials)"
+    ),
     out: Path | None = OUT,
     jobs: int | None = JOBS,
     dry_run: bool = DRY_RUN,
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """Search for the settings with the best validation metric, by Optuna, and evaluate the best on the test set, once.
+    """Search for the settings with the best validation metric (Optuna); evaluate the best once on the test set.
 
-    Start it again to go on; start it several times, or with --jobs, to have several processes work on it.
+    Repeat the command to continue; start it several times, or with --jobs, to search in parallel.
 
-    Example: fedflat tune rates.yaml --jobs 2
+    Example: fedflat tune learning-rates.yaml --jobs 2
     """
     from fedflat.experiment.campaign.sweep import slug
     from fedflat.experiment.campaign.sweep_file import read_sweep
@@ -68,7 +70,7 @@ def _run(search: Search, jobs: int | None, silent: bool) -> None:
     def waiting(trials: int) -> None:
         if not silent:
             print(
-                f"waiting for {trials} trial{'s' * (trials != 1)} that another process is working on",
+                f"waiting for {trials} trial{'s' * (trials != 1)} of another process",
                 file=sys.stderr,
                 flush=True,
             )
@@ -79,7 +81,7 @@ def _run(search: Search, jobs: int | None, silent: bool) -> None:
                 came = tried.error or (tried.state if tried.score is None else f"validation {tried.score:.4g}")
                 print(f"{tried}: {came}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
-        raise Interrupted("the same command goes on from there") from None
+        raise Interrupted("repeat the command to continue") from None
 
 
 def _show(search: Search, as_json: bool) -> None:
@@ -106,11 +108,11 @@ def _print(search: Search, chosen: dict[str, Any]) -> None:
     console.print(
         facts(
             {
-                f"validation {with_unit(metric)}": f"{shown_metric(chosen['validation'], metric)} (the best of many, so optimistic)",
-                f"test {with_unit(metric)}": f"{shown_metric(fmean(test), metric)} (evaluated once, for this trial alone)",
+                f"validation {with_unit(metric)}": f"{shown_metric(chosen['validation'], metric)} (optimistic)",
+                f"test {with_unit(metric)}": f"{shown_metric(fmean(test), metric)} (evaluated once)",
                 "trial": chosen["trial"],
                 "folder": search.out,
-                "look further": f"fedflat report {search.out}",
+                "next": f"fedflat report {search.out}",
             }
         )
     )

@@ -1,4 +1,4 @@
-"""fedflat watch: runs while they go, seen from another terminal."""
+"""fedflat watch: follow runs of another process."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SILENT_AFTER = 120.0
-"""A run that says it is running, and has written nothing for so many seconds and ten evaluations' time, is called silent."""
+"""Seconds without output (in addition to ten evaluation intervals) after which a running run counts as silent."""
 
 
 @dataclass(frozen=True)
 class Sight:
-    """How a run stands at this moment, by what it has written."""
+    """The state of a run, from its files."""
 
     folder: str
     algorithm: str
@@ -42,7 +42,7 @@ class Sight:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the run has ended."""
         from fedflat.experiment.stopping import OVER
 
         return self.status in (*OVER, "paused")
@@ -50,21 +50,21 @@ class Sight:
 
 def watch(
     runs: list[Path] = typer.Argument(
-        metavar="RUNS...", help="runs, or folders in which runs lie; those that begin later are found too"
+        metavar="RUNS...", help="run folders, or folders that contain runs; new runs are picked up"
     ),
     every: float = typer.Option(2.0, "--eval-every", min=0.1, metavar="SECONDS", help="how often to look"),
     once: bool = typer.Option(False, "--once", help="one look, then stop"),
     as_json: bool = JSON,
 ) -> None:
-    """Watch runs that another process works on: rounds, metric, loss and the time left; ends when all of them are over.
+    """Follow runs of another process: rounds, metric, loss and remaining time; ends when all have finished.
 
-    Nothing is written, and the runs do not notice.
+    Read-only: nothing is written.
 
     Example: fedflat watch runs --once
     """
     for path in runs:
         if not path.is_dir():
-            raise UserError(f"there is no folder {path}; expected a run, or a folder in which runs lie")
+            raise UserError(f"{path} does not exist; expected a run folder, or a folder that contains runs")
     sights, console = look(runs, _tell), screen()
     if as_json:
         print_json([vars(sight) for sight in sights])
@@ -94,11 +94,11 @@ def _all_over(sights: list[Sight]) -> bool:
 
 
 def _tell(folder: Path, why: UserError) -> None:
-    print(f"fedflat: {folder} is left out: {why}", file=sys.stderr)
+    print(f"fedflat: {folder} skipped: {why}", file=sys.stderr)
 
 
 def look(paths: list[Path], unread: Callable[[Path, UserError], None] = lambda folder, why: None) -> list[Sight]:
-    """How every run in or below these folders stands; one that cannot be read, or not yet, waits for the next look."""
+    """The state of every run in or below these folders; unreadable ones are retried."""
     from fedflat.experiment.store.run_folder import RunFolder
 
     folders = dict.fromkeys(
@@ -116,7 +116,7 @@ def look(paths: list[Path], unread: Callable[[Path, UserError], None] = lambda f
 
 
 def sight_of(path: Path, now: float | None = None) -> Sight:
-    """How one run stands."""
+    """The state of one run."""
     from fedflat.experiment.analysis.reopen import primary_model
     from fedflat.experiment.store.record import load_record
     from fedflat.reporting.result import Result
@@ -147,14 +147,14 @@ def sight_of(path: Path, now: float | None = None) -> Sight:
 
 
 def _pace(timing: list[dict[str, Any]]) -> float:
-    """Seconds per round over the last ten evaluations: the first rounds, which set things up, are soon no longer in it."""
+    """Seconds per round over the last ten evaluations."""
     late = timing[-11:]
     rounds = late[-1]["round"] - late[0]["round"] if late else 0
     return float(late[-1]["seconds"] - late[0]["seconds"]) / rounds if rounds > 0 else 0.0
 
 
 def _status(said: str, path: Path, between: float, now: float) -> str:
-    """What a run says of itself; one that was killed says that it is running for ever."""
+    """The run's status; a killed run still reports that it is running."""
     if said != "running":
         return said
     written = max(
@@ -205,8 +205,8 @@ def _shown(sights: list[Sight]) -> RenderableType:
 
     over = sum(sight.over for sight in sights)
     silent = [sight.folder for sight in sights if sight.status == "silent"]
-    words = f"{over} of {len(sights)} runs are over" + (
-        f"; go on with: {RunFolder(Path(silent[0])).goes_on}" if silent else ""
+    words = f"{over} of {len(sights)} runs finished" + (
+        f"; continue with: {RunFolder(Path(silent[0])).goes_on}" if silent else ""
     )
     return Group(table(columns, rows, numbers={"seed", "rounds", *columns[5:]}), Text(words, style="dim"))
 

@@ -12,7 +12,7 @@ from fedflat.cli.shared.flags import JSON, QUIET
 from fedflat.cli.shared.screen import print_json, screen, shown_metric, table, with_unit
 
 if TYPE_CHECKING:
-    from fedflat.experiment.analysis.post_hoc import Afterwards
+    from fedflat.experiment.analysis.post_hoc import PostHoc
 
 RUN = typer.Argument(metavar="RUN", help="the folder of a run")
 EXAMPLES = typer.Option(500, "--examples", metavar="N", min=1, help="maximum number of training examples")
@@ -21,18 +21,18 @@ MODEL = typer.Option("server", "--model", metavar="NAME", help="model to measure
 SEED = typer.Option(0, "--seed", min=0, help="random seed")
 
 
-def open_run(run: Path, silent: bool, progress: Any, **options: Any) -> Afterwards:
+def open_run(run: Path, silent: bool, progress: Any, **options: Any) -> PostHoc:
     """Open a run for post-hoc measurements; downloads a missing dataset first."""
     from fedflat.cli.shared.downloads import fetch_if_missing
-    from fedflat.experiment.analysis.post_hoc import afterwards
+    from fedflat.experiment.analysis.post_hoc import post_hoc
     from fedflat.experiment.store.record import load_record
 
     record = load_record(run)
     fetch_if_missing(record.config, silent)
-    return afterwards(record, progress=progress, **options)
+    return post_hoc(record, progress=progress, **options)
 
 
-def heading_of(opened: Afterwards) -> str:
+def heading_of(opened: PostHoc) -> str:
     """Algorithm, dataset and seed of a run."""
     return f"{opened.config.algorithm}   {opened.config.data.dataset}, seed {opened.config.seed}"
 

@@ -29,7 +29,7 @@ def gap(
 
     with status_line(quiet or as_json) as progress:
         opened = open_run(run, quiet or as_json, progress, seed=seed)
-        opened.look.gap_examples = examples
+        opened.sample.gap_examples = examples
         gaps, metric = opened.gaps(), opened.problem.task.metric
     heading, document = heading_of(opened), {"run": str(run), "models": gaps}
     files = write_results(out or run / "flatness" / "gap", "gap", document, gap_picture(gaps, heading))

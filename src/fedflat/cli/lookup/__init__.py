@@ -1,0 +1,1 @@
+"""Commands that list and describe components: algorithms, data, models, papers, settings, doctor."""

@@ -1,27 +1,27 @@
-"""What there is to say about an algorithm, section by section.
+"""The description of an algorithm, section by section.
 
-A section is a function from an algorithm and its base's name to plain values: a list of rows becomes a table on the screen, a mapping
-becomes pairs, and both go into the JSON document as they are. What is empty is left out. A new section is one more entry of ``SECTIONS``.
-"""
+A section maps an algorithm and its base name to plain values: a list of rows becomes a table, a mapping becomes
+pairs, and both appear in the JSON output. Empty sections are omitted. To add one, extend ``SECTIONS``."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import Field as Parameter
 from typing import Any, NamedTuple
 
 from fedflat.algorithms import Algorithm, canonical
-from fedflat.algorithms.cards import CARDS, DIFFERENCES
-from fedflat.algorithms.composition import SLOTS, part_name
-from fedflat.algorithms.table import NAMED, RELEASED
+from fedflat.algorithms.algorithm import SLOTS
+from fedflat.algorithms.description import describe
+from fedflat.algorithms.differences import DIFFERENCES
+from fedflat.algorithms.named import CARDS, NAMED, RELEASED
+from fedflat.algorithms.registration import part_name
 from fedflat.text import changed, choices, parameters, parse, show, write_value
 
 Facts = list[dict[str, Any]] | dict[str, Any]
 
 
-class Section(NamedTuple):
-    """One section of a card."""
+class CardSection(NamedTuple):
+    """One section of a description."""
 
     key: str
     title: str
@@ -29,45 +29,42 @@ class Section(NamedTuple):
 
 
 def named_base(made: Algorithm) -> str:
-    """The named algorithm with which the shortest text begins."""
+    """The named algorithm at the start of the canonical text."""
     return parse(canonical(made))[0].name
 
 
 def specs_of(made: Algorithm) -> list[tuple[str, Any]]:
-    """The filled slots, averages last."""
+    """The non-default slots, averages last."""
     filled = [(slot, getattr(made, slot)) for slot in SLOTS]
     return [*filled, *(("average", average) for average in made.averages)]
 
 
 def slot_texts(made: Algorithm) -> dict[str, str]:
-    """The text of every slot that holds a part."""
+    """The text of every filled slot."""
     return {
-        slot: show(part_name(spec), changed(spec))
+        slot: show(part_name(spec) or type(spec).__name__, changed(spec))
         for slot, spec in specs_of(made)
         if spec != getattr(Algorithm(), slot, None)
     }
 
 
 def equations(spec: object) -> str:
-    """What a part does, in words and equations."""
-    return (inspect.getdoc(spec if isinstance(spec, type) else type(spec)) or "").replace("``", "")
-
-
-# --- cost ------------------------------------------------------------------------------------------------------------------------
+    """Description and equations of a part."""
+    return str(describe(spec)).replace("`", "")
 
 
 def cost_of(made: Algorithm) -> dict[str, Any]:
-    """Numbers sent in units of P, and backward passes."""
+    """Values sent, in units of P, and backward passes."""
     return {
         "down": in_units_of_p(made.floats_down),
         "up": in_units_of_p(made.floats_up),
         "passes": made.backward_passes,
-        "whole_gradient": made.drift.whole_gradient != "none",
+        "full_gradient": made.drift.full_gradient != "none",
     }
 
 
 def in_units_of_p(count: Callable[[int], int]) -> str:
-    """A count a P + b, as text.
+    """A count a P + b as text.
 
     >>> in_units_of_p(lambda p: 2 * p + 1)
     '2P + 1'
@@ -77,14 +74,12 @@ def in_units_of_p(count: Callable[[int], int]) -> str:
     return f"{'' if times == 1 else times}P" + (f" + {rest}" if rest else "")
 
 
-# --- the sections ----------------------------------------------------------------------------------------------------------------
-
-
 def _slots(made: Algorithm, base: str) -> Facts:
     texts = {**dict.fromkeys(SLOTS), **slot_texts(made)}
     rows = [{"slot": slot, "part": texts[slot], "equations": equations(getattr(made, slot))} for slot in SLOTS]
     return rows + [
-        {"slot": "average", "part": show(part_name(a), changed(a)), "equations": equations(a)} for a in made.averages
+        {"slot": "average", "part": show(part_name(a) or type(a).__name__, changed(a)), "equations": equations(a)}
+        for a in made.averages
     ]
 
 
@@ -99,7 +94,7 @@ def _parameters(made: Algorithm, base: str) -> Facts:
 
 
 def parameter_rows(spec: object, usual: object) -> list[dict[str, Any]]:
-    """Every parameter of a spec: its value, its default (that of ``usual``), the range it may have, and its meaning."""
+    """Every parameter of a spec: value, default, valid range and meaning."""
     return [
         {
             "parameter": field.name,
@@ -113,7 +108,7 @@ def parameter_rows(spec: object, usual: object) -> list[dict[str, Any]]:
 
 
 def range_of(spec: object, field: Parameter[Any]) -> str:
-    """The values that a parameter admits."""
+    """The valid values of a parameter."""
     words = choices(spec, field.name)
     if words:
         return " or ".join(map(write_value, words))
@@ -144,14 +139,14 @@ def _cost(made: Algorithm, base: str) -> Facts:
     cost = cost_of(made)
     whole = {
         "none": "none",
-        "own": "one pass over the client's data at z, kept by it",
+        "own": "one pass over the client's data at z, stored by the client",
         "common": "one pass over the client's data at z, before training",
     }
     return {
-        "numbers down per client and round": cost["down"],
-        "numbers up per client and round": cost["up"],
+        "values down per client and round": cost["down"],
+        "values up per client and round": cost["up"],
         "backward passes per local step": cost["passes"],
-        "whole gradient per round": whole[made.drift.whole_gradient],
+        "full-batch gradient per round": whole[made.drift.full_gradient],
     }
 
 
@@ -178,12 +173,14 @@ def _differences(made: Algorithm, base: str) -> Facts:
     return [{"number": d.number, "where": d.where, "what differs": d.fault, "here": d.here} for d in found]
 
 
-SECTIONS: tuple[Section, ...] = (
-    Section("origin", "Origin", _origin),
-    Section("slots", "Slots and equations", _slots),
-    Section("parameters", "Parameters", _parameters),
-    Section("state", "State", _state),
-    Section("cost", "Cost, for a model of P numbers", _cost),
-    Section("released", "What variant=released changes: the published code where it differs from the paper", _released),
-    Section("differences", "Where published code and published formula disagree", _differences),
+SECTIONS: tuple[CardSection, ...] = (
+    CardSection("origin", "Origin", _origin),
+    CardSection("slots", "Slots and equations", _slots),
+    CardSection("parameters", "Parameters", _parameters),
+    CardSection("state", "State", _state),
+    CardSection("cost", "Cost, for a model of P parameters", _cost),
+    CardSection(
+        "released", "Effect of variant=released (the published code where it differs from the paper)", _released
+    ),
+    CardSection("differences", "Differences between published code and published formula", _differences),
 )

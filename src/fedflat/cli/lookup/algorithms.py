@@ -1,4 +1,4 @@
-"""fedflat algorithms: what there is, and what one of them does."""
+"""fedflat algorithms: list and describe algorithms."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def algorithms(
     name: str | None = typer.Argument(
         None,
         metavar="NAME",
-        help="an algorithm, for example fedmoswa+asam(rho=0.3)",
+        help="algorithm to describe, e.g. fedmoswa+asam(rho=0.3)",
         show_default=False,
         autocompletion=algorithm_names,
     ),
     as_json: bool = JSON,
 ) -> None:
-    """List the named algorithms and the parts they are made of, or describe one: equations, parameters, state and cost.
+    """List algorithms and parts, or describe one: equations, parameters, state and cost.
 
     Example: fedflat algorithms 'fedmoswa+asam(rho=0.3)'
     """
@@ -32,9 +32,9 @@ def algorithms(
 
 
 def _list(as_json: bool) -> None:
-    from fedflat.algorithms.composition import SLOTS
+    from fedflat.algorithms.algorithm import SLOTS
+    from fedflat.algorithms.named import NAMED
     from fedflat.algorithms.registration import load_installed
-    from fedflat.algorithms.table import NAMED
 
     load_installed()
     lines, parts = [_line(name) for name in NAMED], _parts()
@@ -42,26 +42,25 @@ def _list(as_json: bool) -> None:
         print_json({"algorithms": lines, "parts": parts})
         return
     columns = ("name", *SLOTS, "down", "up", "passes", "paper")
-    rows = [{**line, "passes": f"{line['passes']}{'*' if line['whole_gradient'] else ' '}"} for line in lines]
+    rows = [{**line, "passes": f"{line['passes']}{'*' if line['full_gradient'] else ' '}"} for line in lines]
     console = screen()
     console.print(table(columns, ([row[name] for name in columns] for row in rows), numbers=("down", "up", "passes")))
     console.print()
     console.print(
-        "down, up: numbers sent per client and round, for a model of P. passes: backward passes per local step;",
+        "down, up: values sent per client and round for P parameters; passes: backward passes per local step;",
         style="dim",
     )
-    console.print("* and one more over all of the client's data in every round.", style="dim")
+    console.print("* plus one pass over the client's data per round.", style="dim")
     console.print()
     console.print("Parts, to be added with +", style="bold")
     console.print(table(("part", "slot", "what it does"), (part.values() for part in parts)))
     console.print()
-    console.print("More of one: fedflat algorithms NAME", style="dim")
+    console.print("Details: fedflat algorithms NAME", style="dim")
 
 
 def _line(name: str) -> dict[str, Any]:
-    from fedflat.algorithms.cards import CARDS
-    from fedflat.algorithms.composition import SLOTS
-    from fedflat.algorithms.table import NAMED
+    from fedflat.algorithms.algorithm import SLOTS
+    from fedflat.algorithms.named import CARDS, NAMED
     from fedflat.cli.lookup.algorithm_card import cost_of, slot_texts
 
     slots, paper = slot_texts(NAMED[name]), CARDS[name].paper if name in CARDS else None
@@ -69,13 +68,13 @@ def _line(name: str) -> dict[str, Any]:
 
 
 def _parts() -> list[dict[str, Any]]:
-    from fedflat.algorithms.composition import PARTS
+    from fedflat.algorithms.registration import parts
     from fedflat.cli.lookup.algorithm_card import equations
 
     slots = {"averages": "average"}
     return [
         {"part": name, "slot": slots.get(slot, slot), "summary": equations(spec).split("\n")[0]}
-        for name, (slot, spec) in PARTS.items()
+        for name, (slot, spec) in parts().items()
     ]
 
 

@@ -1,4 +1,4 @@
-"""fedflat data: the datasets, their files, and their division among clients."""
+"""fedflat data: datasets, their files, and their partition over clients."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from fedflat.cli.shared.screen import facts, print_json, screen, shown_count, ta
 
 data = typer.Typer()
 
-NAME = typer.Argument(metavar="NAME", help="a dataset (see fedflat data list)")
-FOLDER = optional("--data-dir", "where datasets lie", "$FEDFLAT_DATA, or the user's cache", metavar="DIR")
+NAME = typer.Argument(metavar="NAME", help="dataset (see fedflat data list)")
+FOLDER = optional("--data-dir", "dataset folder", "$FEDFLAT_DATA, or the user cache", metavar="DIR")
 
 
 TITLES = {
-    "partitions": "Partitions, for --partition",
-    "split_parts": "To be added to a partition with +",
-    "augmentations": "Augmentations, for --augmentation, joined by +",
+    "partitions": "Partitions (--partition)",
+    "partition_modifiers": "Partition modifiers, appended with +",
+    "augmentations": "Augmentations (--augmentation, joined by +)",
 }
 
 
 @data.callback(invoke_without_command=True)
 def about(context: typer.Context) -> None:
-    """Datasets: list (when nothing else is said), get, verify, describe.
+    """Datasets: list (default), get, verify, describe.
 
     Example: fedflat data describe digits --partition 'dirichlet(alpha=0.1)'
     """
@@ -39,7 +39,7 @@ def about(context: typer.Context) -> None:
 
 @data.command("list")
 def list_all(folder: Path | None = FOLDER, as_json: bool = JSON) -> None:
-    """List the datasets, the ways to partition them, and the augmentations.
+    """List datasets, partitions and augmentations.
 
     Example: fedflat data list
     """
@@ -53,7 +53,7 @@ def list_all(folder: Path | None = FOLDER, as_json: bool = JSON) -> None:
     ]
     more = {
         "partitions": _described(PARTITIONERS),
-        "split_parts": _described(PARTITION_MODIFIERS),
+        "partition_modifiers": _described(PARTITION_MODIFIERS),
         "augmentations": _described(AUGMENTATIONS),
     }
     if as_json:
@@ -70,7 +70,7 @@ def list_all(folder: Path | None = FOLDER, as_json: bool = JSON) -> None:
 
 @data.command()
 def get(name: str = NAME, folder: Path | None = FOLDER, as_json: bool = JSON) -> None:
-    """Fetch what is missing or damaged of a dataset from its publisher; a download that was cut off goes on.
+    """Download missing or damaged files of a dataset; interrupted downloads are resumed.
 
     Example: fedflat data get cifar10
     """
@@ -89,7 +89,7 @@ def get(name: str = NAME, folder: Path | None = FOLDER, as_json: bool = JSON) ->
 
 @data.command()
 def verify(name: str = NAME, folder: Path | None = FOLDER, as_json: bool = JSON) -> None:
-    """Check every file of a dataset against the hashes that are known.
+    """Verify the files of a dataset against known hashes.
 
     Example: fedflat data verify cifar10
     """
@@ -101,7 +101,7 @@ def verify(name: str = NAME, folder: Path | None = FOLDER, as_json: bool = JSON)
     elif not reports:
         print(f"{name} is built in and has no files")
     else:
-        words = {True: "as published", False: "not as published", None: "readable; no published hash of its content"}
+        words = {True: "verified", False: "hash mismatch", None: "readable; no published hash"}
         screen().print(
             table(
                 ("file", "verdict", "sha256 of its content"),
@@ -114,14 +114,14 @@ def verify(name: str = NAME, folder: Path | None = FOLDER, as_json: bool = JSON)
 def describe(
     name: str = NAME,
     partition: str | None = typer.Option(
-        None, "--partition", help="also divide it, for example by dirichlet(alpha=0.1)", show_default=False
+        None, "--partition", help="also describe a partition, e.g. dirichlet(alpha=0.1)", show_default=False
     ),
     clients: int = typer.Option(50, "--clients", min=1, help="among how many clients"),
     seed: int = typer.Option(0, "--seed", min=0, help="seed of the partition"),
     folder: Path | None = FOLDER,
     as_json: bool = JSON,
 ) -> None:
-    """Say what a dataset holds and, with --partition, how different its clients are.
+    """Describe a dataset and, with --partition, the heterogeneity of its clients.
 
     Example: fedflat data describe digits --partition 'dirichlet(alpha=0.1)'
     """
@@ -147,9 +147,6 @@ def describe(
         _print_histogram(divided["histogram"], about["classes"], _counted(about["kind"]))
 
 
-# --- on the screen ---------------------------------------------------------------------------------------------------------------
-
-
 def _print(about: dict[str, Any]) -> None:
     classes = about["classes"]
     train, test = about["train_class_counts"], about["test_class_counts"]
@@ -161,7 +158,8 @@ def _print(about: dict[str, Any]) -> None:
                 "examples": f"{shown_count(about['train'])} for training, {shown_count(about['test'])} for testing",
                 "shape": f"{'x'.join(map(str, about['input_shape']))} ({about['kind']})",
                 "classes": f"{len(classes)}: {', '.join(classes[:10])}{', ...' if len(classes) > 10 else ''}",
-                "per class": f"{min(train)} to {max(train)} {_counted(about['kind'])} for training, {min(test)} to {max(test)} for testing",
+                f"{_counted(about['kind'])} per class": f"training: {min(train)} to {max(train)}, "
+                f"test: {min(test)} to {max(test)}",
                 "natural clients": about["groups"] or None,
                 "content": about["content"],
             }
@@ -170,12 +168,12 @@ def _print(about: dict[str, Any]) -> None:
 
 
 def _counted(kind: str) -> str:
-    """Of what there are so many in a class."""
+    """The counted unit of a class."""
     return {"segmentation": "pixels", "text": "characters"}.get(kind, "examples")
 
 
 def _print_histogram(histogram: list[list[int]], classes: list[str], counted: str, clients: int = 10) -> None:
-    """The class counts of the first clients, where they fit on a screen."""
+    """Class counts of the first clients that fit on the screen."""
     if len(classes) > 20:
         return
     rows = (

@@ -1,4 +1,4 @@
-"""fedflat doctor: what is here, what is missing, and whether it works."""
+"""fedflat doctor: report the environment and run a self-test."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXTRAS = {
     "hub": ("flwr-datasets", "pyarrow"),
     "onnx": ("onnx", "onnxscript"),
 }
-"""The packages behind each extra."""
+"""Packages of each extra."""
 SMALL: dict[str, Any] = {
     **{"model": "mlp(hidden=16)", "clients": 10, "clients_per_round": 4, "local_steps": 3, "rounds": 4},
     **{"eval_every": 2, "device": "cpu", "workers": 1},
@@ -34,11 +34,11 @@ SMALL: dict[str, Any] = {
 def doctor(
     folder: Path | None = typer.Option(None, "--data-dir", help="where datasets lie", show_default=False),
     self_test: bool = typer.Option(
-        True, "--self-test/--no-self-test", help="also train, stop, go on and compare, for some seconds"
+        True, "--self-test/--no-self-test", help="run a short self-test (train, resume, compare engines)"
     ),
     as_json: bool = JSON,
 ) -> None:
-    """Say what fedflat finds on this machine, and try it out: a report to read, or to paste into an issue.
+    """Report the environment and run a self-test; paste the output into an issue.
 
     Example: fedflat doctor
     """
@@ -54,10 +54,10 @@ def doctor(
 
 
 def in_markdown(found: dict[str, Any]) -> str:
-    """A report as Markdown, which reads well on a terminal too."""
+    """The report as Markdown."""
     lines = ["### fedflat doctor", ""]
     lines += [f"- {name}: {value}" for name, value in found["environment"].items()]
-    lines += ["", f"Data in {found['data']['folder']}:", ""]
+    lines += ["", f"Datasets in {found['data']['folder']}:", ""]
     lines += [f"- {name}: {state}" for name, state in found["data"]["sets"].items()]
     lines += ["", "Extras:", ""]
     for name, packages in found["extras"].items():
@@ -137,7 +137,7 @@ def _self_test() -> Iterator[dict[str, Any]]:
             begun = time.monotonic()
             try:
                 problem = check(Path(name))
-            except Exception as error:  # whatever is wrong here is what the report is for
+            except Exception as error:  # the report states any error
                 problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             yield {"what": what, "problem": problem, "seconds": time.monotonic() - begun}
 
@@ -165,9 +165,7 @@ def _goes_on(folder: Path) -> str:
     while resumed.status == "paused":
         resumed = fedflat.resume(folder / "run")
     return (
-        ""
-        if torch.equal(resumed.record.models["server"].weights, undisturbed)
-        else "a run that was paused ended differently"
+        "" if torch.equal(resumed.record.models["server"].weights, undisturbed) else "a resumed run ended differently"
     )
 
 
@@ -192,7 +190,7 @@ def _on_the_gpu(folder: Path) -> str:
 
 CHECKS: dict[str, Callable[[Path], str]] = {
     "loop and lane engines agree": _engines_agree,
-    "a paused run ends as an undisturbed one": _goes_on,
+    "a resumed run equals an uninterrupted one": _goes_on,
     "pictures are drawn": _curves,
     "the GPU agrees with the CPU": _on_the_gpu,
 }

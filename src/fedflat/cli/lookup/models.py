@@ -1,4 +1,4 @@
-"""fedflat models: the networks, by name."""
+"""fedflat models: list and describe models."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
     "cifar100": ((3, 32, 32), 100),
     "text": ((80,), 90),
 }
-"""Samples and classes for which parameters are counted; text is 80 characters of an alphabet of 90."""
+"""Input shapes and classes for parameter counts; text is 80 characters of an alphabet of 90."""
 
 
 def models(
     name: str | None = typer.Argument(
-        None, metavar="NAME", help="a model, for example resnet18(norm=batch)", show_default=False
+        None, metavar="NAME", help="model to describe, e.g. resnet18(norm=batch)", show_default=False
     ),
     as_json: bool = JSON,
 ) -> None:
-    """List the models, or describe one: its parameters, and how many numbers it trains.
+    """List models, or describe one: its options and number of parameters.
 
     Example: fedflat models 'resnet18(norm=batch)'
     """
@@ -55,10 +55,10 @@ def _list(as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    columns = ("model", "numbers for\n3x32x32, 10 classes", "what it is")
+    columns = ("model", "parameters for\n3x32x32, 10 classes", "description")
     rows = ((f["text"], shown_count(f["numbers_cifar10"]), f["summary"]) for f in found)
     screen().print(table(columns, rows, numbers=columns[1:2]))
-    screen().print("\nMore of one: fedflat models NAME", style="dim")
+    screen().print("\nDetails: fedflat models NAME", style="dim")
 
 
 def _describe(text: str, as_json: bool) -> None:
@@ -84,7 +84,7 @@ def _describe(text: str, as_json: bool) -> None:
 
 
 def count_for(text: str, data: str) -> int | None:
-    """How many numbers a model trains on such data; None where it cannot take them."""
+    """Number of trainable parameters; None if the input shape is unsupported."""
     from fedflat.models import model_spec, parameter_count
 
     model_spec(text)
@@ -95,14 +95,14 @@ def count_for(text: str, data: str) -> int | None:
 
 
 def summary(spec: type[ModelSpec]) -> str:
-    """The first paragraph about a model."""
+    """The first paragraph of a model's docstring."""
     from fedflat.cli.lookup.algorithm_card import equations
 
     return " ".join(equations(spec).split("\n\n")[0].split())
 
 
 def defaults(spec: type[Any]) -> dict[str, Any]:
-    """The parameters of a spec with their defaults."""
+    """Parameters of a spec with their defaults."""
     from fedflat.text import parameters
 
     return {field.name: field.default for field in parameters(spec)}

@@ -1,4 +1,4 @@
-"""fedflat papers: what the four works print."""
+"""fedflat papers: published tables and figures."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def papers(
     name: str | None = typer.Argument(
         None, metavar="PAPER[/TABLE]", help="a paper, or one of its tables or figures", show_default=False
     ),
-    cells: bool = typer.Option(False, "--cells", help="list a table's cells by name, with what each needs"),
+    cells: bool = typer.Option(False, "--cells", help="list a table's cells with their requirements"),
     markdown: bool = typer.Option(False, "--markdown", help="print a table in Markdown"),
     as_json: bool = JSON,
 ) -> None:
-    """List the papers whose tables are here, or print one: a paper's protocols and tables, a table's numbers as published.
+    """List papers, or show one: its protocols and tables, or a table's published numbers.
 
     Example: fedflat papers fedswa/table3
     """
@@ -33,9 +33,7 @@ def papers(
 
     found = None if name is None else find(name)
     if (cells or markdown) and not isinstance(found, PaperTable):
-        raise UserError(
-            "--cells and --markdown are about one table; name it, for example fedflat papers fedswa/table3 --cells"
-        )
+        raise UserError("--cells and --markdown need a table, e.g. fedflat papers fedswa/table3 --cells")
     if found is None:
         if as_json:
             print_json([paper_document(paper) for paper in all_papers().values()])
@@ -59,11 +57,11 @@ def papers(
 def _print_papers(found: dict[str, Paper]) -> None:
     rows = [[p.name, p.file.title, f"{p.file.venue}", ", ".join(_short(p))] for p in found.values()]
     screen().print(table(("paper", "title", "where", "tables and figures"), rows))
-    screen().print("\nMore of one: fedflat papers NAME, fedflat papers NAME/table3", style="dim")
+    screen().print("\nDetails: fedflat papers NAME, fedflat papers NAME/table3", style="dim")
 
 
 def _short(paper: Paper) -> list[str]:
-    """Its tables and figures in a few characters: table2, ..., figure1-12."""
+    """Tables and figures in short form: table2, ..., figure1-12."""
     figures = [name.removeprefix("figure") for name in paper.tables if name.startswith("figure")]
     return [name for name in paper.tables if name.startswith("table")] + [f"figures {', '.join(figures)}"]
 
@@ -79,7 +77,7 @@ def _print_paper(paper: Paper) -> None:
         for t in paper.tables.values()
     ]
     console.print(table(("name", "what it shows", "cells", "not yet"), rows, numbers=("cells", "not yet")))
-    console.print("\nnot yet: cells that need something fedflat lacks (fedflat papers NAME --cells)", style="dim")
+    console.print("\nnot yet: cells with unmet requirements (fedflat papers NAME --cells)", style="dim")
 
 
 def _print_protocol(name: str, protocol: Protocol) -> None:
@@ -116,16 +114,16 @@ def _print_table(found: PaperTable) -> None:
         about = f" ({', '.join(note.cells)})" if note.cells and note.cells != ["*"] else ""
         console.print(f"{note.kind}{about}: {note.says}", highlight=False, markup=False)
     for need in dict.fromkeys(cell.needs for cell in found.cells.values() if cell.needs):
-        console.print(f"cannot be run yet, needs: {need}", style="yellow", highlight=False)
+        console.print(f"cannot run yet; requires: {need}", style="yellow", highlight=False)
     for weights in dict.fromkeys(cell.weights for cell in found.cells.values() if cell.weights):
-        console.print(f"starts from {weights}: bring them with --set init=FILE", style="yellow", highlight=False)
+        console.print(f"starts from {weights}: provide them with --set init=FILE", style="yellow", highlight=False)
     console.print(
         f"\nReproduce it: fedflat reproduce {found.full_name} [--cells ...] [--scale small]", style="dim", markup=False
     )
 
 
 def _without_repetition(columns: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Labels of the header, each only above the first of the columns that share it.
+    """Header labels, each only above the first column of its group.
 
     >>> _without_repetition([("a", "x"), ("a", "y"), ("b", "x")])
     [('a', 'x'), ('', 'y'), ('b', 'x')]

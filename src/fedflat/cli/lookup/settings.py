@@ -16,7 +16,7 @@ _KINDS = {int: "integer", float: "number", str: "text", type(None): "none"}
 
 
 def settings(as_json: bool = JSON) -> None:
-    """List every setting by its full name, with its type, default and meaning.
+    """List all settings with type, default and meaning.
 
     Set one with --set on the command line, or in a YAML file given by --config.
 
@@ -40,7 +40,7 @@ def settings(as_json: bool = JSON) -> None:
 
 
 def kind_of(annotation: Any) -> str:
-    """A type in words.
+    """A type as text.
 
     >>> kind_of(int | None), kind_of(typing.Literal["a", "b"])
     ('integer or none', 'a or b')
@@ -53,7 +53,7 @@ def kind_of(annotation: Any) -> str:
 
 
 def flat_settings(config: Config) -> dict[str, Any]:
-    """A config's settings by full name."""
+    """Settings of a config, by full name."""
     found = {}
     for name in names():
         value: Any = config
@@ -64,7 +64,7 @@ def flat_settings(config: Config) -> dict[str, Any]:
 
 
 def different_from_defaults(config: Config) -> list[tuple[str, str, str]]:
-    """The settings that are not as by default: name, value, default."""
+    """Non-default settings: name, value, default."""
     return [
         (name, write_value(value), write_value(field_of(name).default))
         for name, value in flat_settings(config).items()

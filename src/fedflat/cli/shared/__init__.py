@@ -1,0 +1,1 @@
+"""Shared by all commands: flags, screen output, progress, error reporting."""

@@ -1,4 +1,4 @@
-"""Arguments that explain themselves: Click from 8.5 on forgets the help that Typer up to 0.20 gives them."""
+"""Help texts of arguments: Click 8.5 drops those that Typer up to 0.20 sets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typer.core import TyperArgument
 
 
 def keep_help() -> None:
-    """From now on an argument keeps its help, whatever is made of it further down."""
+    """Make arguments keep their help text."""
     given = TyperArgument.__init__
 
     @wraps(given)

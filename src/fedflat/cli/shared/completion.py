@@ -1,15 +1,15 @@
-"""What the shell completes besides commands and flags."""
+"""Shell completion of algorithm names."""
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
 
-TABLE = Path(__file__).parents[2] / "algorithms" / "table.py"
+CARDS = Path(__file__).parents[2] / "algorithms" / "named.py"
 
 
 def algorithm_names(incomplete: str) -> list[str]:
-    """The named algorithms that begin like what is typed.
+    """Named algorithms that start with ``typed``.
 
     >>> algorithm_names("fedlesam")
     ['fedlesam', 'fedlesam-s', 'fedlesam-d']
@@ -18,12 +18,12 @@ def algorithm_names(incomplete: str) -> list[str]:
 
 
 def _named() -> list[str]:
-    """The keys of the table, read and not imported: torch takes longer to load than anyone waits for a completion."""
-    for statement in ast.parse(TABLE.read_text(encoding="utf-8")).body:
+    """Algorithm names parsed from source, because importing torch would make completion slow."""
+    for statement in ast.parse(CARDS.read_text(encoding="utf-8")).body:
         if (
             isinstance(statement, ast.AnnAssign)
             and isinstance(statement.target, ast.Name)
-            and statement.target.id == "NAMED"
+            and statement.target.id == "CARDS"
         ):
             assert isinstance(statement.value, ast.Dict)
             return [str(key.value) for key in statement.value.keys if isinstance(key, ast.Constant)]

@@ -1,4 +1,4 @@
-"""Downloads on the screen: a bar per file on a terminal, a line per file elsewhere."""
+"""Download progress: a bar per file on a terminal, a line per file when piped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def fetch_if_missing(config: Config, silent: bool) -> None:
-    """Fetch an experiment's dataset beforehand, where it is not here, so that the download can be seen."""
+    """Download an experiment's dataset if it is missing, with visible progress."""
     from fedflat.data import DATASETS, data_dir, fetch
 
     name, folder = config.data.dataset, config.data.dir
@@ -25,7 +25,7 @@ def fetch_if_missing(config: Config, silent: bool) -> None:
 
 
 class Downloads:
-    """A bar per file on a terminal, a line per file elsewhere."""
+    """A bar per file on a terminal, a line per file when piped."""
 
     def __init__(self, silent: bool = False) -> None:
         self.silent = silent
@@ -41,7 +41,7 @@ class Downloads:
 
     @property
     def arrived(self) -> Progress | None:
-        """What is to be told as bytes arrive."""
+        """Progress callback for downloaded bytes."""
         if self.silent:
             return None
         return self._on_bar if sys.stderr.isatty() else self._on_line
@@ -49,7 +49,7 @@ class Downloads:
     def _on_line(self, file: str, done: int, total: int | None) -> None:
         if file not in self._seen:
             self._seen[file] = None
-            print(f"fetching {file}{f' ({shown_bytes(total)})' if total else ''}", file=sys.stderr, flush=True)
+            print(f"downloading {file}{f' ({shown_bytes(total)})' if total else ''}", file=sys.stderr, flush=True)
 
     def _on_bar(self, file: str, done: int, total: int | None) -> None:
         if self._bars is None:

@@ -1,4 +1,4 @@
-"""What goes wrong, told in one sentence and an exit code; and what is only worth a word, in one sentence too."""
+"""Errors and warnings as one-line messages on stderr, with exit codes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PACKAGE = Path(__file__).parents[2]
 
 
 class Interrupted(Exception):
-    """The user pressed Ctrl-C; the message says how to go on."""
+    """The user pressed Ctrl-C; the message says how to continue."""
 
 
 @contextmanager
 def errors_as_messages() -> Iterator[None]:
-    """Turn every mistake that a user can mend into one sentence on stderr and exit code 2, and our warnings into one each."""
+    """Print user errors as one line on stderr (exit code 2), and warnings of fedflat as one line each."""
     try:
         with _warnings_in_a_sentence():
             yield
@@ -39,9 +39,7 @@ def errors_as_messages() -> Iterator[None]:
         raise
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
-            raise _ends(
-                f"cannot write all that is to be said: {(error.strerror or str(error)).lower()}", WRONG_REQUEST
-            ) from None
+            raise _ends(f"cannot write output: {(error.strerror or str(error)).lower()}", WRONG_REQUEST) from None
         if error.filename is None:
             raise
         raise _ends(f"cannot use {error.filename}: {(error.strerror or str(error)).lower()}", WRONG_REQUEST) from None
@@ -49,7 +47,7 @@ def errors_as_messages() -> Iterator[None]:
 
 @contextmanager
 def _warnings_in_a_sentence() -> Iterator[None]:
-    """Warnings of fedflat without the line of code that they come from; those of others as they are."""
+    """Print warnings of fedflat without source lines; leave others unchanged."""
     others = warnings.showwarning
 
     def show(

@@ -1,4 +1,4 @@
-"""Flags for settings: their names, types, defaults and help come from the config itself."""
+"""Flags for settings, with names, types, defaults and help from the config."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fedflat.experiment.config import SHORT, Config, SettingsGroup
 from fedflat.text import write_value
 
 FLAGS = {"model": "model", "init": "init", "init_head": "init_head", "seed": "seed", **SHORT}
-"""Every flag that is a setting, with the setting's full name."""
+"""Flags and their full setting names."""
 
 PANELS = {
     **dict.fromkeys(("algorithm", "model", "init", "init_head", "data"), "Model and data"),
     **dict.fromkeys(("seed", "federation", "training"), "Training"),
     **dict.fromkeys(("evaluation", "flatness", "stop", "engine"), "Evaluation and engine"),
 }
-"""Under which heading of the help the settings of a group stand."""
+"""Help panels of the setting groups."""
 
 JSON = typer.Option(False, "--json", help="print one JSON document instead of tables")
 QUIET = typer.Option(False, "--quiet", help="show no progress")
@@ -28,32 +28,32 @@ TRACK = typer.Option(
     None,
     "--track",
     metavar="PLACE",
-    help="also send every evaluation to tensorboard, mlflow or wandb",
+    help="log every evaluation to tensorboard, mlflow or wandb",
     show_default=False,
 )
 SET = typer.Option(
     [],
     "--set",
     metavar="KEY=VALUE",
-    help="any other setting by its full name (all of them: fedflat settings)",
+    help="any setting by full name (list: fedflat settings)",
     show_default=False,
 )
 CONFIG = typer.Option(
     None,
     "--config",
     metavar="FILE.yaml",
-    help="settings to start from, for example a run's config.yaml",
+    help="YAML file with settings, e.g. a run's config.yaml",
     show_default=False,
 )
 
 
 def optional(flag: str, help: str, default: str, **more: Any) -> Any:
-    """A flag that may be left out; ``default`` says what is meant then."""
+    """An optional flag; ``default`` describes its default."""
     return typer.Option(None, flag, help=f"{help} [dim](default: {default})[/dim]", show_default=False, **more)
 
 
 def field_of(full_name: str) -> FieldInfo:
-    """The config's field behind a full name such as ``training.rounds``."""
+    """The config field of a full name such as ``training.rounds``."""
     *sections, last = full_name.split(".")
     inside: Any = Config
     for section in sections:
@@ -63,9 +63,9 @@ def field_of(full_name: str) -> FieldInfo:
 
 
 def with_settings(*left_out: str, defaults: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command a flag for every common setting; it receives those that were given as ``settings``.
+    """Add a flag for every common setting to a command, which receives the given ones as ``settings``.
 
-    ``defaults`` is whether a setting that is not given has its default.
+    ``defaults`` shows default values in the help.
     """
     names = {flag: full for flag, full in FLAGS.items() if flag not in left_out}
 
@@ -102,7 +102,7 @@ def _parameter(flag: str, full_name: str, defaults: bool) -> inspect.Parameter:
 
 
 def _type_of_flag(annotation: Any) -> Any:
-    """The type by which a flag's text is read; words are checked by the config, which knows them."""
+    """The type of a flag; literals are validated by the config."""
     if get_origin(annotation) is Literal or (isinstance(annotation, type) and issubclass(annotation, SettingsGroup)):
         return str
     return next((_type_of_flag(kind) for kind in get_args(annotation) if kind is not type(None)), annotation)

@@ -1,4 +1,4 @@
-"""One run on the screen and as JSON."""
+"""Output of a single run, on the screen and as JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STATUS_STYLE = {
 
 
 def run_document(record: Record) -> dict[str, Any]:
-    """A run as plain values."""
+    """A run as JSON-compatible values."""
     from fedflat.reporting.result import Result
     from fedflat.reporting.tables.summary import summarise
 
@@ -58,7 +58,7 @@ def run_document(record: Record) -> dict[str, Any]:
 
 
 def print_run(record: Record, settings: bool = False) -> None:
-    """A run's figures, its costs, and where it lies; with ``settings`` also what was asked for and how the data were partition."""
+    """Print a run's metrics, cost and folder; ``settings`` adds its settings and partition."""
     from rich.text import Text
 
     document, console = run_document(record), screen()
@@ -84,7 +84,7 @@ def print_run(record: Record, settings: bool = False) -> None:
         else f" after {document['rounds']} of {record.config.training.rounds} rounds"
     )
     if record.status in ("running", "paused") and record.folder is not None:
-        more += f"{', or interrupted' if record.status == 'running' else ''} ({record.folder.goes_on} goes on)"
+        more += f"{', or interrupted' if record.status == 'running' else ''} (continue with {record.folder.goes_on})"
     console.print(
         facts(
             {
@@ -98,14 +98,14 @@ def print_run(record: Record, settings: bool = False) -> None:
     )
     if settings:
         console.print()
-        console.print("Settings that differ from the defaults", style="bold")
+        console.print("Non-default settings", style="bold")
         console.print(table(("setting", "value", "default"), different_from_defaults(record.config)))
         if record.folder is not None:
             print_partition(record.folder.partition())
 
 
 def _time(document: dict[str, Any]) -> str:
-    """How long a run took, and how much of it looks at flatness did."""
+    """Wall-clock time, and the time spent on flatness measurements."""
     seconds, looks = document["seconds"], document["flatness_seconds"]
     share = (
         ""
@@ -116,31 +116,31 @@ def _time(document: dict[str, Any]) -> str:
 
 
 def print_partition(partition: dict[str, Any]) -> None:
-    """What a partition did to the data."""
+    """Print a partition's statistics."""
     from fedflat.data import full_partition
 
     console = screen()
     console.print()
-    console.print(f"Partition by {full_partition(partition['partitioner'])}", style="bold")
+    console.print(f"Partition: {full_partition(partition['partitioner'])}", style="bold")
     console.print(facts(partition_facts(partition)))
 
 
 def partition_facts(partition: dict[str, Any]) -> dict[str, object]:
-    """The facts of a partition, in words."""
-    sizes, looked_at = partition["sizes"], partition.get("described_clients", partition["clients"])
-    some = f" (figures are of the first {shown_count(looked_at)})" if looked_at < partition["clients"] else ""
+    """Statistics of a partition as text."""
+    sizes, described = partition["sizes"], partition.get("described_clients", partition["clients"])
+    some = f" (statistics of the first {shown_count(described)})" if described < partition["clients"] else ""
     found: dict[str, object] = {
         "seed": partition["seed"],
         "clients": f"{shown_count(partition['clients'])}{some}",
         "examples per client": f"{sizes['min']} to {sizes['max']}, median {sizes['median']:g}",
         "classes per client": f"{partition['classes_per_client']:.2f} on average",
-        "heterogeneity": f"{partition['heterogeneity']:.3f} (mean total variation distance from the whole; 0 is i.i.d.)",
-        "coverage": f"{100 * partition['coverage']:.1f} % of the training examples are used",
+        "heterogeneity": f"{partition['heterogeneity']:.3f} (mean total variation distance from all data; 0 is i.i.d.)",
+        "coverage": f"{100 * partition['coverage']:.1f} % of the training examples",
         "duplicates": f"{shown_count(partition['duplicates'])} examples are used more than once",
     }
     seldom = {
         "unseen": "clients never train",
-        "thinned": "examples left out by the long tail",
+        "thinned": "examples removed by the long tail",
         "validation": "examples held out for validation",
     }
     found |= {name: f"{shown_count(partition[name])} {words}" for name, words in seldom.items() if partition.get(name)}
@@ -148,11 +148,11 @@ def partition_facts(partition: dict[str, Any]) -> dict[str, object]:
 
 
 def folder_of(record: Record) -> str | None:
-    """Where a run lies."""
+    """The folder of a run."""
     return None if record.folder is None else str(record.folder.path)
 
 
 def draw_curve(result: Result) -> None:
-    """Put the curve of a run beside it."""
+    """Write a run's curve into its folder."""
     if result.record.folder is not None and result.history:
         write_figure(result.plot(), result.record.folder.path / "curve.png")

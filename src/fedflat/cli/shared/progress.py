@@ -1,4 +1,4 @@
-"""Progress on stderr: bars on a terminal, plain lines in a pipe, nothing when asked to be quiet."""
+"""Progress on stderr: bars on a terminal, plain lines when piped, nothing with --quiet."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ if TYPE_CHECKING:
     from fedflat.experiment.store.record import Record
 
 LINES = 10
-"""About how many lines a run prints into a pipe."""
+"""Approximate number of lines per run when piped."""
 SECONDS_BETWEEN_LINES = 1.0
 
 
 class Progress(RemoteCallback):
-    """Says nothing; its children show how far one or several runs have come, in this process or in others."""
+    """Base class of progress displays; shows nothing."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the screen as it was."""
+        """Restore the terminal."""
 
     def run_over(self) -> None:
-        """One of several runs is over, or was there already."""
+        """A run of several has finished, or was already finished."""
 
     def foretell(self, forecast: Forecast) -> None:
-        """A long run has begun, and this is what it will take."""
+        """A long run has started; show its estimate."""
 
 
 @dataclass
 class Shown:
-    """What was last said of a run."""
+    """Last reported state of a run."""
 
     number: int
-    """In the order in which runs began."""
+    """Number in order of start."""
     first_round: int
     last_round: int
     begun: float
@@ -72,14 +72,14 @@ class Lines(Progress):
         self._shown[run.config] = Shown(self.begun, rounds, rounds, now, now)
 
     def round_done(self, run: RunProgress) -> None:
-        if is_fresh(run) or not run.config.is_evaluated(run.rounds):  # else its evaluation is still to come
+        if is_fresh(run) or not run.config.is_evaluated(run.rounds):  # otherwise its evaluation follows
             self._look(run)
 
     def evaluated(self, run: RunProgress) -> None:
         self._look(run)
 
     def _look(self, run: RunProgress) -> None:
-        """Say how far a run has come, where that is news."""
+        """Report progress of a run if it has advanced."""
         now, done, total, shown = (
             time.monotonic(),
             run.rounds,
@@ -97,7 +97,8 @@ class Lines(Progress):
         rounds = run.rounds
         self._say(
             run,
-            f"{record.status} after {rounds} round{'s' * (rounds != 1)}, {newest_figures(run)}, {shown_seconds(record.seconds)}",
+            f"{record.status} after {rounds} round{'s' * (rounds != 1)}, {newest_figures(run)}, "
+            f"{shown_seconds(record.seconds)}",
         )
 
     def _say(self, run: RunProgress, text: str) -> None:
@@ -106,7 +107,7 @@ class Lines(Progress):
 
 
 class Bars(Progress):
-    """A bar for each run that goes on and, where there are several, one for all of them."""
+    """A bar per running run and, for several, an overall bar."""
 
     def __init__(self, runs: int = 1) -> None:
         from rich import progress
@@ -155,35 +156,36 @@ class Bars(Progress):
 
 
 def progress(silent: bool, runs: int = 1) -> Progress:
-    """The progress that suits where stderr goes."""
+    """The progress display for the current stderr."""
     if silent:
         return Progress()
     return Bars(runs) if sys.stderr.isatty() else Lines(runs)
 
 
 def in_words(forecast: Forecast) -> str:
-    """What a run will take, in a line or two."""
+    """The estimate of a run as text."""
     each = (
         shown_seconds(forecast.seconds_per_round)
         if forecast.seconds_per_round >= 1
         else f"{forecast.seconds_per_round:.2g} s"
     )
     time_needed = f"{forecast.rounds:,} rounds at about {each}: {shown_seconds(forecast.seconds)}"
-    memory = f"{shown_bytes(forecast.data)} of data, {shown_bytes(forecast.model)} a model, {shown_bytes(forecast.cohort)} for a cohort"
+    sizes = {"data": forecast.data, "per model": forecast.model, "per cohort": forecast.cohort}
+    memory = ", ".join(f"{shown_bytes(size)} {name}" for name, size in sizes.items())
     if forecast.states:
-        memory += f", up to {shown_bytes(forecast.states)} kept for {forecast.clients:,} clients"
+        memory += f", up to {shown_bytes(forecast.states)} client state for {forecast.clients:,} clients"
     gpu = f"; {' of '.join(shown_bytes(size) for size in forecast.gpu)} of the GPU" if forecast.gpu else ""
     disk = f"; up to {shown_bytes(forecast.disk)} on disk" if forecast.disk else ""
     return f"plan: {time_needed}; memory: {memory}{gpu}{disk}"
 
 
 def name_of(run: RunProgress) -> str:
-    """A run in a few words."""
+    """Algorithm and seed of a run."""
     return f"{run.config.algorithm}, seed {run.config.seed}"
 
 
 def newest_figures(run: RunProgress) -> str:
-    """The newest metric of the model that stands for the run, and its training loss; of which round, where that is not the last one."""
+    """The latest metric of the primary model and the training loss, with the round if it is not the current one."""
     if not run.history:
         return "not yet evaluated"
     test, metric = run.history[-1]["test"], run.metric
@@ -195,5 +197,5 @@ def newest_figures(run: RunProgress) -> str:
 
 
 def is_fresh(run: RunProgress) -> bool:
-    """Whether the newest evaluation is that of the last round."""
+    """Whether the latest evaluation is of the current round."""
     return bool(run.history) and run.history[-1]["round"] == run.rounds

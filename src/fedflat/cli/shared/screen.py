@@ -1,4 +1,4 @@
-"""How things look on the screen: consoles, tables, numbers, JSON."""
+"""Consoles, tables, numbers and JSON output."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PIPED_WIDTH = 200
-"""Columns where there is no terminal to ask: wide enough that no table is folded."""
+"""Console width when piped, wide enough that no table wraps."""
 
 
 def screen(stderr: bool = False) -> Console:
-    """A console on what stdout (or stderr) is at this moment."""
+    """A console on the current stdout or stderr."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -32,12 +32,12 @@ def screen(stderr: bool = False) -> Console:
 
 
 def print_json(value: object) -> None:
-    """One JSON document on stdout."""
+    """Print one JSON document to stdout."""
     print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[object]], numbers: Iterable[str] = ()) -> Table:
-    """A table in the house style; columns named in ``numbers`` are set flush right."""
+    """A table; columns in ``numbers`` are right-aligned."""
     from rich import box
     from rich.table import Table
 
@@ -52,7 +52,7 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[object]], numbers: Ite
 
 
 def facts(pairs: Mapping[str, object]) -> Table:
-    """Names and values, one pair a line."""
+    """Name-value pairs, one per line."""
     from rich.table import Table
 
     made = Table.grid(padding=(0, 2))
@@ -64,7 +64,7 @@ def facts(pairs: Mapping[str, object]) -> Table:
 
 
 def cell(value: object) -> Any:
-    """A value as a cell: what is not there is a dash, and text is shown as it stands."""
+    """A value as a table cell; None becomes a dash."""
     from rich.text import Text
 
     if value is None or value == "":

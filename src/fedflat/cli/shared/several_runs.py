@@ -1,4 +1,4 @@
-"""Several runs side by side, on the screen and as JSON, with a plain sentence on which is best."""
+"""Output of several runs, on the screen and as JSON, with a conclusion."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from fedflat.reporting.result import Comparison
-    from fedflat.reporting.tables.summary import Spread
+    from fedflat.reporting.tables.summary import SeedStatistics
 
 FIGURES = ("last", "mean_last", "best")
 
 
 def comparison_document(comparison: Comparison, targets: Sequence[float] = ()) -> dict[str, Any]:
-    """A comparison as plain values."""
+    """A comparison as JSON-compatible values."""
     lines = []
     for line, differing in zip(comparison.table(targets), differing_settings(comparison), strict=True):
         plain = {
@@ -54,7 +54,7 @@ def comparison_document(comparison: Comparison, targets: Sequence[float] = ()) -
 
 
 def print_comparison(comparison: Comparison, targets: Sequence[float] = ()) -> None:
-    """The table of a comparison, what diverged, and which is best."""
+    """Print the table of a comparison, diverged runs, and the best row."""
     console, metric = screen(), comparison.metric
     lines, differing = comparison.table(targets), differing_settings(comparison)
     counts = evaluation_counts(lines)
@@ -93,51 +93,47 @@ def print_comparison(comparison: Comparison, targets: Sequence[float] = ()) -> N
 
 
 def verdict(comparison: Comparison) -> str:
-    """Which row has the highest mean over the last rounds, and whether its lead over the first exceeds the seeds' spread."""
+    """The row with the best mean over the last rounds, and whether its lead exceeds seed variation."""
     lines = comparison.table()
     alive = sorted((line for line in lines if "mean_last" in line), key=lambda line: -line["mean_last"].mean)
     if not lines:
         return "No run has been evaluated yet."
     if not alive:
-        return "Every run diverged, so there is no best algorithm."
+        return "Every run diverged; there is no best algorithm."
     if any(differing_settings(comparison)):
-        return "These runs differ in more than algorithm and seed, so none is called best."
+        return "These runs differ in more than algorithm and seed, so they are not ranked."
     if len(evaluation_counts(lines)) > 1:
         each = ", ".join(f"{line['label']} {from_to(line['mean_counts'])}" for line in alive)
-        return f"The means are over different numbers of evaluations ({each}), so none is called best: compare the last, or use more rounds."
+        return f"The means cover different numbers of evaluations ({each}), so rows are not ranked; use more rounds."
     best, first, metric = alive[0], lines[0], comparison.metric
-    some = (
-        f", over the {best['mean_last'].count} of {best['seeds']} seeds that did not diverge"
-        if best["diverged"]
-        else ""
-    )
+    some = f", {best['mean_last'].count} of {best['seeds']} seeds without divergence" if best["diverged"] else ""
     says = f"{best['label']} is best by the mean of the last 100 rounds ({_words(best['mean_last'], metric)}{some})"
     if len(alive) == 1:
-        return f"{says}; {'there is no other to compare it with' if len(lines) == 1 else 'all others diverged'}."
+        return f"{says}; {'nothing to compare with' if len(lines) == 1 else 'all others diverged'}."
     if best is first:
-        return f"{says}: {_lead(best, alive[1], 'the second', metric)}."
+        return f"{says}: {_lead(best, alive[1], metric)}."
     if "mean_last" not in first:
-        return f"{says}; {first['label']}, listed first, diverged."
-    return f"{says}: {_lead(best, first, 'listed first', metric)}."
+        return f"{says}; {first['label']} diverged."
+    return f"{says}: {_lead(best, first, metric)}."
 
 
 def evaluation_counts(lines: Sequence[dict[str, Any]]) -> set[int]:
-    """Over how many evaluations the means of a comparison are; fewer where an average begins late or a run stopped."""
+    """Numbers of evaluations behind the means."""
     return {count for line in lines for count in line.get("mean_counts", [])}
 
 
-def _lead(best: dict[str, Any], other: dict[str, Any], place: str, metric: str) -> str:
+def _lead(best: dict[str, Any], other: dict[str, Any], metric: str) -> str:
     one, two = best["mean_last"], other["mean_last"]
     ahead = one.mean - two.mean
-    points = f"{shown_metric(ahead, metric)} {'points ' if is_share(metric) else ''}above {other['label']}, {place}"
+    points = f"+{shown_metric(ahead, metric)} {'points ' if is_share(metric) else ''}over {other['label']}"
     if one.count < 2 or two.count < 2:
-        return f"{points} (one seed has no spread to judge that by: use --seeds 3)"
+        return f"{points} (one seed shows no variation; use --seeds 3)"
     spreads = f"{shown_metric(one.std, metric)} + {shown_metric(two.std, metric)}"
-    return f"{points}, {'more' if ahead > one.std + two.std else 'not more'} than the seeds' spread of both ({spreads})"
+    return f"{points}; {'exceeds' if ahead > one.std + two.std else 'within'} seed variation ({spreads})"
 
 
 def differing_settings(comparison: Comparison) -> list[dict[str, Any]]:
-    """For every row, the settings in which the compared runs differ, beside algorithm and seed."""
+    """For every row, the settings in which runs differ, except algorithm and seed."""
     flat = [flat_settings(row.records[0].config) for row in comparison.rows()]
     names = [
         name
@@ -151,13 +147,13 @@ def _assignments(settings: dict[str, Any]) -> str:
     return ", ".join(f"{name}={write_value(value)}" for name, value in settings.items())
 
 
-def _words(spread: Spread, metric: str) -> str:
+def _words(spread: SeedStatistics, metric: str) -> str:
     unit = " %" if is_share(metric) else ""
     deviation = f" ± {shown_metric(spread.std, metric)}" if spread.count > 1 else ""
     return f"{shown_metric(spread.mean, metric)}{deviation}{unit}"
 
 
-def _spread(spread: Spread | None, metric: str, winner: bool = False, over: str = "") -> Text | None:
+def _spread(spread: SeedStatistics | None, metric: str, winner: bool = False, over: str = "") -> Text | None:
     from rich.text import Text
 
     if spread is None:

@@ -24,7 +24,7 @@ PARTITIONERS: Registry[type[Partitioner]] = Registry("partition", see="fedflat d
 PARTITION_MODIFIERS: Registry[type[PartitionModifier]] = Registry("partition modifier", see="fedflat data list")
 """Modifiers by name, in the order in which they are applied."""
 
-for _name, _partitioner in {
+_BUILT_IN: dict[str, type[Partitioner]] = {
     "iid": Iid,
     "dirichlet": Dirichlet,
     "dirichlet-reuse": DirichletReuse,
@@ -36,7 +36,8 @@ for _name, _partitioner in {
     "virtual": Virtual,
     "listed": Listed,
     "centralised": Centralised,
-}.items():
+}
+for _name, _partitioner in _BUILT_IN.items():
     PARTITIONERS.register(_name, _partitioner)
 PARTITION_MODIFIERS.register("longtail", LongTail)
 PARTITION_MODIFIERS.register("held-out", HeldOut)

@@ -39,7 +39,11 @@ class CityscapesOptions(MaskOptions):
 
 @dataclass(frozen=True)
 class Cityscapes(FolderSource):
-    """Cityscapes with fine annotations; ``sizes`` are the required numbers of training and validation images."""
+    """Cityscapes with fine annotations; natural clients are cities.
+
+    Attributes:
+        sizes: required numbers of training and validation images; None accepts any.
+    """
 
     options: CityscapesOptions = field(default=CityscapesOptions(), kw_only=True)
     sizes: tuple[int, int] | None = (2975, 500)

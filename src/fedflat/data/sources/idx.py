@@ -32,7 +32,14 @@ UNSIGNED_BYTES = 8
 
 @dataclass(frozen=True)
 class Idx(FileSource[Bytes]):
-    """Greyscale images in the four files of MNIST; ``mean`` and ``std`` are on the scale from 0 to 1."""
+    """Greyscale images in the four idx files of MNIST.
+
+    Attributes:
+        root: folder of the files.
+        classes: class names.
+        mean: mean of the pixels, on the scale from 0 to 1.
+        std: standard deviation of the pixels.
+    """
 
     root: str = ""
     classes: tuple[str, ...] = ()

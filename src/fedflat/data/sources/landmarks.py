@@ -42,7 +42,12 @@ class LandmarksOptions(ImageOptions):
 
 @dataclass(frozen=True)
 class Landmarks(FileSource[CsvRows]):
-    """Landmarks-User-160k; ``sizes`` are the required numbers of training and test rows."""
+    """Natural clients are photographers; the test set has other photographers.
+
+    Attributes:
+        num_classes: number of classes.
+        sizes: required numbers of training and test rows; None accepts any.
+    """
 
     options: LandmarksOptions = field(default=LandmarksOptions(), kw_only=True)
     num_classes: int = 2028

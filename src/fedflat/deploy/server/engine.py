@@ -129,7 +129,7 @@ class _RoundAttempt:
         """The outcome of the round; None if too few updates are usable."""
         common = None
         down = self._down()
-        if self.training.algorithm.drift.whole_gradient == "common":
+        if self.training.algorithm.drift.full_gradient == "common":
             common = self._common_gradient(down)
             if common is None:
                 return None

@@ -121,7 +121,7 @@ def _gradient(site: Site, message: Message, context: Context) -> RecordDict:
     words, arrays = _words(message), message.content.array_records[ARRAYS]
     _check_joined_as(site, words)
     context.state[HELD], context.state[HELD_ROUND] = arrays, ConfigRecord({"round": int(words["round"])})
-    gradient, numbers = site.whole_gradient(int(words["round"]), tensors_of(arrays, site.problem.device))
+    gradient, numbers = site.full_gradient(int(words["round"]), tensors_of(arrays, site.problem.device))
     return content({GRADIENT: gradient}, numbers=numbers)
 
 

@@ -66,7 +66,7 @@ class Site:
         """What the site must have in common with the server."""
         return identity_of(self.problem, self.training)
 
-    def whole_gradient(self, round: int, received: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
+    def full_gradient(self, round: int, received: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
         """The gradient of all its data at the received model [parameters], and the numbers to send with it."""
         with one_thread():
             cohort = self._cohort_of_one(received, {})

@@ -82,7 +82,7 @@ def not_private(problem: Problem, training: Training) -> str:
     """Why noise on displacements would not cover everything that a site reveals; empty if it does."""
     algorithm = training.algorithm
     sent = [field.name for fields in algorithm.message_fields().values() for field in fields]
-    if algorithm.drift.whole_gradient == "common":
+    if algorithm.drift.full_gradient == "common":
         return "clients also send the gradient of their data, which would need its own noise"
     if sent:
         return f"clients also send {' and '.join(sent)}, which would need its own noise"

@@ -11,14 +11,9 @@ import torch
 from torch import Tensor
 
 from fedflat.algorithms.algorithm import States
+from fedflat.cores import available_cores
 from fedflat.data import Examples
-from fedflat.engines.cpu.worker_pool import (
-    ProcessPool,
-    available_cores,
-    can_travel,
-    explain_full_shared_memory,
-    process_pool,
-)
+from fedflat.engines.cpu.worker_pool import ProcessPool, explain_full_shared_memory, process_pool
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.totals import evaluation_plan, evaluation_result
 from fedflat.engines.round.client import common_gradient, train_client
@@ -26,6 +21,7 @@ from fedflat.engines.round.cohort_buffers import Arrays, CohortBuffers
 from fedflat.engines.round.cohort_engine import CohortEngine
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
 from fedflat.engines.round.reduction import ClientReport
+from fedflat.processes import can_travel
 
 
 class LoopEngine(CohortEngine):
@@ -47,8 +43,6 @@ class LoopEngine(CohortEngine):
         self._turn = object()
         self._checked: Training | None = None
 
-    # --- training ----------------------------------------------------------------------------------------------------
-
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
         """Train a cohort for one round and average what it sends, in cohort order."""
         with one_thread(), explain_full_shared_memory():
@@ -66,12 +60,12 @@ class LoopEngine(CohortEngine):
             self._share("cohort", self.buffers)
         return self.buffers
 
-    def whole_gradients(
+    def full_gradients(
         self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client]
     ) -> tuple[int, int]:
         """Write each client's full gradient at z into ``buffers.gradient``; returns backward passes and samples."""
         tasks = [(training, round, row, client.number, client.indices) for row, client in enumerate(cohort)]
-        costs = self._map(_whole_gradient, tasks)
+        costs = self._map(_full_gradient, tasks)
         return sum(passes for passes, _ in costs), sum(samples for _, samples in costs)
 
     def train_rows(
@@ -86,8 +80,6 @@ class LoopEngine(CohortEngine):
     def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:
         """Does nothing: workers draw their batches themselves."""
 
-    # --- evaluation --------------------------------------------------------------------------------------------------
-
     def evaluate(
         self, models: dict[str, ModelState], examples: dict[str, Examples]
     ) -> dict[str, dict[str, dict[str, float]]]:
@@ -101,8 +93,6 @@ class LoopEngine(CohortEngine):
             plan = evaluation_plan(self.problem, len(models), examples)
             sums = self._map(_evaluate, [tuple(batch) for batch in plan])
         return evaluation_result(self.problem.task, plan, sums, list(models), examples)
-
-    # --- workers -----------------------------------------------------------------------------------------------------
 
     def _share(self, name: str, value: object) -> None:
         self._shared[name] = value
@@ -136,7 +126,7 @@ def _train(
     return report._replace(rates=float(report.rates), loss=float(report.loss), integers={}), _arrays(report.integers)
 
 
-def _whole_gradient(
+def _full_gradient(
     shared: dict[str, Any], training: Training, round: int, row: int, client: int, indices: np.ndarray
 ) -> tuple[int, int]:
     cohort: CohortBuffers = shared["cohort"]

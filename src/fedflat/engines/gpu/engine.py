@@ -52,8 +52,6 @@ class LaneEngine(CohortEngine):
         self._prepared: dict[tuple[int, int], ClientBatches] = {}
         self._batches_at_once = BATCHES_AT_ONCE if problem.device.type == "cuda" else 1
 
-    # --- training ----------------------------------------------------------------------------------------------------
-
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
         """Queue a cohort's round on the lanes and reduce what it sends, without waiting for the device."""
         self.problem.training_mode()  # an evaluation may have come before
@@ -70,7 +68,7 @@ class LaneEngine(CohortEngine):
             self.lanes = [Lane(problem, training, self.buffers, advance) for _ in range(min(rows, self.most))]
         return self.buffers
 
-    def whole_gradients(
+    def full_gradients(
         self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client]
     ) -> tuple[int, int]:
         """Write each client's full gradient at z into ``buffers.gradient``; returns backward passes and samples."""
@@ -148,8 +146,6 @@ class LaneEngine(CohortEngine):
             if lane.stream is not None:
                 main = torch.cuda.current_stream()
                 lane.stream.wait_stream(main) if to_lanes else main.wait_stream(lane.stream)
-
-    # --- evaluation --------------------------------------------------------------------------------------------------
 
     def evaluate(
         self, models: dict[str, ModelState], examples: dict[str, Any]

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fedflat.algorithms.algorithm import Local, Message, States, nested_state
+from fedflat.algorithms.algorithm import LocalState, Message, States, nested_state
 from fedflat.engines.gpu.step import Advance, changing
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.client import whole_gradient
+from fedflat.engines.round.client import full_gradient
 from fedflat.engines.round.cohort_buffers import CohortBuffers
 from fedflat.engines.round.contract import Client, Training
 from fedflat.engines.round.randomness import generator
@@ -110,12 +110,12 @@ class Lane:
         self._finish: Callable[[], None] | None = None
         self.client = {name: torch.zeros_like(rows[0]) for name, rows in cohort.client.items()}
         self.round, self.steps, self.loss = (z.new_zeros(()) for _ in range(3))
-        self.own_gradient = torch.zeros_like(z) if training.algorithm.drift.whole_gradient == "own" else None
+        self.own_gradient = torch.zeros_like(z) if training.algorithm.drift.full_gradient == "own" else None
         self.k = torch.zeros(1, dtype=torch.int64, device=z.device)
         self.statistics = torch.zeros_like(cohort.buffers[0])
         self.integers: dict[str, Tensor] = {}
         self.batches: dict[str, Tensor] = {}
-        self.local: Local | None = None
+        self.local: LocalState | None = None
         self.finished: tuple[States, Message] | None = None
         self.passes = 0
         self._row, self._sizes, self._before = 0, [0], (0, 0)
@@ -132,7 +132,7 @@ class Lane:
         for name, rows in cohort.client.items():
             self.client[name].copy_(rows[row])
         if self.own_gradient is not None:
-            gradient, passes, samples = whole_gradient(
+            gradient, passes, samples = full_gradient(
                 self.problem, training, cohort, round, client.number, client.indices, row
             )
             self._before = (passes, samples)
@@ -179,7 +179,7 @@ class Lane:
         steps, (passes, samples) = len(self._sizes), self._before
         passes, samples = passes + self.passes * steps, samples + self.passes * sum(self._sizes)
         integers = {name: value.clone() for name, value in self.integers.items()}
-        return ClientReport(message.rates.clone(), self.loss.clone(), steps, passes, samples, integers)
+        return ClientReport(message.lr_sum.clone(), self.loss.clone(), steps, passes, samples, integers)
 
     def _load_batches(self, batches: ClientBatches) -> None:
         """Copy a client's batches to where the captured step reads them.
@@ -206,7 +206,7 @@ class Lane:
 
     def _begin_client(self) -> None:
         training, cohort = self.training, self.cohort
-        common = cohort.common_gradient if training.algorithm.drift.whole_gradient == "common" else None
+        common = cohort.common_gradient if training.algorithm.drift.full_gradient == "common" else None
         fresh = training.algorithm.begin(
             cohort.z,
             cohort.server_state(),
@@ -275,26 +275,26 @@ def without_overlap(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Te
     return [(new.clone() if new.untyped_storage().data_ptr() in written else new, old) for new, old in pairs]
 
 
-def _with_static_tensors(local: Local) -> Local:
+def _with_static_tensors(local: LocalState) -> LocalState:
     """A copy of a client whose per-round tensors are clones that stay in place; all other tensors are shared.
 
     A tensor that drift and perturbation share under one name, such as the iterate, is shared in the copy as well.
     """
     copies: dict[Any, Tensor] = {}
-    per_round = ("y", "local", "drift", "step", "rates", "first_lr", "final_lr")
+    per_round = ("y", "local", "drift", "step", "lr_sum", "first_lr", "final_lr")
 
     def clone(path: Any, leaf: Any) -> Any:
         if not isinstance(leaf, Tensor) or (len(path) > 1 and path[1].name not in per_round):
             return leaf
-        # At.drift refers to the same tensors as At.local of the drift.
+        # LocalContext.drift refers to the same tensors as LocalContext.local of the drift.
         inside = tuple(path[2:]) if path[1:] and path[1].name in ("local", "drift") else tuple(path[1:])
         return copies.setdefault((inside, id(leaf)), leaf.clone())
 
-    copy: Local = pytree.tree_map_with_path(clone, local)
+    copy: LocalState = pytree.tree_map_with_path(clone, local)
     return copy
 
 
-def _copy_changed(source: Local, target: Local) -> None:
+def _copy_changed(source: LocalState, target: LocalState) -> None:
     """Copy the tensors that differ from one client to another, each target once."""
     done = set()
     for new, old in zip(pytree.tree_leaves(source), pytree.tree_leaves(target), strict=True):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedflat.algorithms.algorithm import Local
+from fedflat.algorithms.algorithm import LocalState
 from fedflat.engines.gpu.layers import with_gpu_layers
 from fedflat.engines.problem.problem import PassResult, Problem
 from fedflat.engines.round.client import StepGradient
@@ -37,7 +37,7 @@ class StepResult(NamedTuple):
     passes: int
 
 
-Advance = Callable[[Local, Tensor, dict[str, Tensor], Tensor, dict[str, Tensor]], StepResult]
+Advance = Callable[[LocalState, Tensor, dict[str, Tensor], Tensor, dict[str, Tensor]], StepResult]
 """One local step: (client, positions [batch], augmentation draws, statistics [buffers], integers) -> result."""
 
 
@@ -45,7 +45,7 @@ def in_place(problem: Problem, training: Training) -> Advance:
     """The eager step; BatchNorm statistics and counters change in place."""
 
     def advance(
-        local: Local, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
+        local: LocalState, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
     ) -> StepResult:
         gradient = StepGradient(
             problem, problem.batch(positions, draws), {**problem.buffers.views(statistics), **integers}
@@ -66,7 +66,7 @@ def compiled(problem: Problem, training: Training, backend: str = "inductor", st
     model = with_gpu_layers(problem.model)
 
     def advance(
-        local: Local, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
+        local: LocalState, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
     ) -> StepResult:
         batch = problem.batch(positions, draws)
         passes: list[PassResult] = []
@@ -85,7 +85,7 @@ def compiled(problem: Problem, training: Training, backend: str = "inductor", st
     usable: bool | None = None
 
     def attempt(
-        local: Local, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
+        local: LocalState, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
     ) -> StepResult:
         nonlocal usable
         step = (local, positions, draws, statistics, integers)
@@ -106,7 +106,7 @@ def compiled(problem: Problem, training: Training, backend: str = "inductor", st
 
     def trusted(
         result: StepResult,
-        local: Local,
+        local: LocalState,
         positions: Tensor,
         draws: dict[str, Tensor],
         statistics: Tensor,
@@ -131,7 +131,9 @@ def compiled(problem: Problem, training: Training, backend: str = "inductor", st
     return fast if strict else attempt
 
 
-def agree(result: StepResult, expected: StepResult, local: Local, statistics: Tensor, share: float = CLOSE) -> bool:
+def agree(
+    result: StepResult, expected: StepResult, local: LocalState, statistics: Tensor, share: float = CLOSE
+) -> bool:
     """Whether two steps from the same point agree in loss, counters, and the moves of iterate and statistics."""
     moves = [
         (result.client[0], expected.client[0], local.drift.y),
@@ -142,8 +144,8 @@ def agree(result: StepResult, expected: StepResult, local: Local, statistics: Te
     return close and counted and bool(torch.isclose(result.loss, expected.loss, rtol=SAME, atol=SAME))
 
 
-def changing(local: Local) -> list[Tensor]:
+def changing(local: LocalState) -> list[Tensor]:
     """The tensors of a client that a step changes; drift and perturbation share the iterate and the counters."""
     velocity = [] if local.velocity is None else [local.velocity]
     at = local.drift
-    return [at.y, at.step, at.rates, *at.local.values(), *local.perturbation.local.values(), *velocity]
+    return [at.y, at.step, at.lr_sum, *at.local.values(), *local.perturbation.local.values(), *velocity]

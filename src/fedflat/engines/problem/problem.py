@@ -111,8 +111,6 @@ class Problem:
         )
         self.data = replace(self.data, train=self._loader.examples)
 
-    # --- models ------------------------------------------------------------------------------------------------------
-
     def initial(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The model's own weights [parameters], statistics [buffers] and integer buffers by name."""
         weights = self.layout.flatten({name: p.detach() for name, p in self.model.named_parameters()})
@@ -132,8 +130,6 @@ class Problem:
         """Switch the model to training or evaluation mode; frozen BatchNorm layers always stay in evaluation mode."""
         self.model.train(on)
         self.frozen.use_running_statistics()
-
-    # --- training ----------------------------------------------------------------------------------------------------
 
     def train_examples(self, indices: np.ndarray) -> Examples:
         """The training examples at ``indices``, raw."""
@@ -250,8 +246,6 @@ class Problem:
 
         gradient, others = torch.func.grad(loss_and_buffers, has_aux=True)(vector)
         return PassResult(gradient, *others)
-
-    # --- evaluation --------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def predicted(

@@ -8,7 +8,7 @@ import os
 import socket
 from typing import Any, Literal
 
-from fedflat.engines.cpu.worker_pool import available_cores
+from fedflat.cores import available_cores
 from fedflat.errors import UserError
 
 OLDEST = (2, 40)

@@ -101,8 +101,6 @@ class RayEngine:
         """The workers."""
         return worker_pool(self.ray, self.workers, self.device, self.gpus)
 
-    # --- training ----------------------------------------------------------------------------------------------------
-
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
         """Train a cohort for one round and average what it sends, in cohort order."""
         with one_thread():
@@ -145,7 +143,7 @@ class RayEngine:
 
     def _common_gradient(self, context: RoundContext, z: Tensor) -> tuple[Tensor | None, tuple[int, int]]:
         """The cohort's gradient at z [parameters], if the algorithm has one, with its backward passes and samples."""
-        if context.training.algorithm.drift.whole_gradient != "common":
+        if context.training.algorithm.drift.full_gradient != "common":
             return None, (0, 0)
         units, items = self._work_items("gradients", context, None)
         self.pool.run(items, self._source)
@@ -184,8 +182,6 @@ class RayEngine:
             states = in_cohort_order(list(by_worker.values()), remote)
         parts = [item.result for item in items]
         return CohortResults(context, model, z, common, units, parts, states, extra_cost)
-
-    # --- scheduling --------------------------------------------------------------------------------------------------
 
     def _measure(self, context: RoundContext, units: list[list[int]], items: list[WorkItem]) -> None:
         samples = _samples(context)
@@ -288,8 +284,6 @@ class RayEngine:
         enough = self.sums_shares or count >= BLOCK * BLOCKS_PER_WORKER * self.workers
         return enough and not self.shows_rows and not training.aggregation.needs_rows
 
-    # --- reduction ---------------------------------------------------------------------------------------------------
-
     def _from_rows(self, results: CohortResults) -> Outcome:
         """The outcome from every client's rows."""
         training, cohort = results.context.training, results.context.cohort
@@ -319,8 +313,6 @@ class RayEngine:
 
     def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:
         """Does nothing: workers draw their batches themselves."""
-
-    # --- evaluation --------------------------------------------------------------------------------------------------
 
     def evaluate(
         self, models: dict[str, ModelState], examples: dict[str, Examples]

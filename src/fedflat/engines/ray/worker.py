@@ -17,7 +17,6 @@ from torch import Tensor
 
 from fedflat.algorithms.algorithm import nested_state
 from fedflat.engines.cpu.engine import LoopEngine, one_thread
-from fedflat.engines.cpu.worker_pool import keep_memory
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.ray.messages import (
@@ -36,6 +35,7 @@ from fedflat.engines.round.cohort_buffers import Arrays, CohortBuffers, state_fr
 from fedflat.engines.round.contract import Client, Training
 from fedflat.engines.round.reduction import ClientReport, CohortWeights, weighted_rows
 from fedflat.errors import UserError
+from fedflat.processes import keep_memory
 
 CACHE_BYTES = 2**30
 """Client states that a worker keeps from before the last round."""
@@ -169,7 +169,7 @@ class Worker:
         with one_thread():
             buffers, cohort = self._filled(setup, broadcast, clients)
             training = self._training_of(setup, broadcast)
-            passes, samples = setup.engine.whole_gradients(training, broadcast.round, buffers, cohort)
+            passes, samples = setup.engine.full_gradients(training, broadcast.round, buffers, cohort)
             return _array(buffers.gradient[: len(clients)]), passes, samples
 
     def evaluate(

@@ -208,8 +208,6 @@ class WorkerPool:
         except self.ray.exceptions.RayTaskError as error:
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
 
-    # --- scheduling --------------------------------------------------------------------------------------------------
-
     def _start_missing(self) -> None:
         while len(self.workers) < self.count:
             actor = self._remote.remote()

@@ -95,8 +95,8 @@ def train_client(
 
     passes = samples = 0
     own_gradient = None
-    if algorithm.drift.whole_gradient == "own":
-        own_gradient, passes, samples = whole_gradient(problem, training, cohort, round, client, indices, row)
+    if algorithm.drift.full_gradient == "own":
+        own_gradient, passes, samples = full_gradient(problem, training, cohort, round, client, indices, row)
     local = algorithm.begin(
         z,
         cohort.server_state(),
@@ -107,7 +107,7 @@ def train_client(
         torch.tensor(len(batches), dtype=z.dtype, device=z.device),
         descent,
         own_gradient=own_gradient,
-        common_gradient=cohort.common_gradient if algorithm.drift.whole_gradient == "common" else None,
+        common_gradient=cohort.common_gradient if algorithm.drift.full_gradient == "common" else None,
     )
     loss = torch.zeros((), dtype=z.dtype, device=z.device)
     for k, positions in enumerate(batches):
@@ -120,7 +120,7 @@ def train_client(
         loss = loss + gradient.loss
     state, message = algorithm.finish(local)
     cohort.write(row, state, message)
-    return ClientReport(message.rates, loss, len(batches), passes, samples, integers)
+    return ClientReport(message.lr_sum, loss, len(batches), passes, samples, integers)
 
 
 def common_gradient(
@@ -134,10 +134,10 @@ def common_gradient(
 ) -> tuple[Tensor, int, int]:
     """A client's part of the cohort's common gradient, which is computed before anyone trains."""
     seed_torch(training.seed, "whole gradient dropout", round, client)
-    return whole_gradient(problem, training, cohort, round, client, indices, row)
+    return full_gradient(problem, training, cohort, round, client, indices, row)
 
 
-def whole_gradient(
+def full_gradient(
     problem: Problem,
     training: Training,
     cohort: CohortBuffers,
@@ -154,8 +154,8 @@ def whole_gradient(
         The gradient [parameters], the backward passes it counts as, and the examples it saw.
     """
     size, chunk = len(indices), problem.evaluation_batch
-    if training.algorithm.drift.whole_gradient_batches:
-        count = min(size, training.algorithm.drift.whole_gradient_batches * training.plan.batch_size)
+    if training.algorithm.drift.full_gradient_batches:
+        count = min(size, training.algorithm.drift.full_gradient_batches * training.plan.batch_size)
         indices = indices[generator(training.seed, "whole gradient", round, client).permutation(size)[:count]]
         size = count
     total = torch.zeros_like(cohort.z)

@@ -69,7 +69,7 @@ class CohortBuffers:
         def for_fields(fields: dict[str, Field], *leading: int) -> dict[str, Tensor]:
             return {name: zeros(*leading, *((size,) if field.vector else ())) for name, field in fields.items()}
 
-        common = algorithm.drift.whole_gradient == "common"
+        common = algorithm.drift.full_gradient == "common"
         received = {name: field for name, field in flat_fields(algorithm.server_fields()).items() if field.sent}
         return cls(
             z=zeros(size),

@@ -31,8 +31,8 @@ class CohortEngine(ABC):
         buffers = self.allocate(training, len(cohort), model.weights)
         z = buffers.fill(training.algorithm, model, server, cohort)
         extra_cost = (0, 0)
-        if training.algorithm.drift.whole_gradient == "common":
-            extra_cost = self.whole_gradients(training, round, buffers, cohort)
+        if training.algorithm.drift.full_gradient == "common":
+            extra_cost = self.full_gradients(training, round, buffers, cohort)
             weights = by_samples([len(client.indices) for client in cohort])
             buffers.common_gradient.copy_(weighted_sum(buffers.gradient[: len(cohort)], weights))
         reports = self.train_rows(training, round, buffers, cohort, model.integers)
@@ -43,7 +43,7 @@ class CohortEngine(ABC):
         """Memory for a cohort of ``rows`` clients, with the dtype and device of ``like``."""
 
     @abstractmethod
-    def whole_gradients(
+    def full_gradients(
         self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client]
     ) -> tuple[int, int]:
         """Write each client's full gradient at z into ``buffers.gradient``; returns backward passes and samples."""

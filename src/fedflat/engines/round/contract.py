@@ -30,7 +30,7 @@ from torch import Tensor
 from fedflat.algorithms.algorithm import Algorithm, States
 from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.lr_schedule import Schedule
-from fedflat.algorithms.slot import Returned, State
+from fedflat.algorithms.slot import CohortMeans, State
 from fedflat.data import Examples
 from fedflat.engines.round.aggregation import Aggregation
 from fedflat.engines.round.plan import Plan
@@ -122,7 +122,7 @@ class Outcome:
         rows: every client's row, where the engine has them; for in-run measurements, not for training.
     """
 
-    returned: Returned
+    returned: CohortMeans
     means: States
     clients: list[Client]
     buffers: Tensor

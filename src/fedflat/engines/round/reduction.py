@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedflat.algorithms.algorithm import flat_fields, nested_state
-from fedflat.algorithms.slot import Returned, State
+from fedflat.algorithms.slot import CohortMeans, State
 from fedflat.engines.round.aggregation import Aggregation, by_samples, uniform, weighted_sum
 from fedflat.engines.round.cohort_buffers import CohortBuffers, copied
 from fedflat.engines.round.contract import Client, CohortRows, Cost, ModelState, Outcome, Training
@@ -125,7 +125,7 @@ def reduce_rows(
         )
         for row, client in enumerate(cohort)
     ]
-    common = buffers.common_gradient.clone() if training.algorithm.drift.whole_gradient == "common" else None
+    common = buffers.common_gradient.clone() if training.algorithm.drift.full_gradient == "common" else None
     rows = CohortRows(buffers.displacement[:count], buffers.buffers[:count])
     return build_outcome(training, round, model, z, sums, clients, reports, common, rows, extra_cost)
 
@@ -156,7 +156,7 @@ def build_outcome(
 ) -> Outcome:
     """The outcome of a round, from the sums of ``weighted_rows`` and the clients with their new states."""
     count, size = len(clients), len(z)
-    returned = Returned(
+    returned = CohortMeans(
         x=model.weights,
         z=z,
         displacement=sums["displacement"],

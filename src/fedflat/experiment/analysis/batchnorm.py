@@ -1,4 +1,4 @@
-"""BatchNorm statistics for a model that has none of its own: the server's, where clients keep theirs (SiLoBN)."""
+"""BatchNorm statistics for a server model whose clients keep their own (SiLoBN)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fedflat.engines.round.contract import ModelState
 
 
 def with_statistics(problem: Problem, model: ModelState, positions: np.ndarray) -> ModelState:
-    """The model, where clients keep their statistics with those estimated on training examples; the loss around it is then fixed."""
+    """With SiLoBN, the model with statistics estimated on training examples, so that its loss is well defined."""
     if not problem.batch_statistics or not len(model.buffers):
         return model
     return model._replace(buffers=estimated_on(problem, model, positions))
 
 
 def estimated_on(problem: Problem, model: ModelState, positions: np.ndarray) -> Tensor:
-    """BatchNorm statistics of a model's weights on some training examples.
+    """BatchNorm statistics of a model on training examples, as flat buffers.
 
-    Batches are of equal size: each counts alike, and layers refuse a last one of a single example.
+    Batches have equal sizes: they are weighted equally, and BatchNorm rejects a batch of one example.
     """
     train, whole = problem.data.train, torch.from_numpy(np.ascontiguousarray(positions, dtype=np.int64))
     parts = torch.tensor_split(whole, ceil(len(whole) / problem.evaluation_batch))

@@ -1,4 +1,4 @@
-"""A cohort that has just trained: where each client went, seen from the mean, and how long the vectors are that they keep."""
+"""Drift of a trained cohort: client updates relative to the mean, and norms of server and client state."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Figures = dict[str, Any]
 
 
 def cohort_figures(algorithm: Algorithm, members: list[Client], outcome: Outcome, states: States) -> Figures:
-    """Drift, disagreement, agreement with the momentum, and norms of kept vectors, of a cohort; ``states`` are those it received."""
+    """Drift, disagreement, agreement with the momentum, and state norms; ``states`` are the server states received."""
     moved = moves(algorithm, members, outcome)
     update = outcome.returned.displacement
     drift = update_drift(moved, update)
-    apart = disagreement(moved, by_samples([len(client.indices) for client in members]))
+    spread = disagreement(moved, by_samples([len(client.indices) for client in members]))
     figures: Figures = {
         "clients": [client.number for client in members],
         "length": numbers(drift.lengths),
         "distance": numbers(drift.distances),
         "cosine": numbers(drift.cosines),
         "update": number(update.norm()),
-        "disagreement": {name: number(value) for name, value in apart._asdict().items()},
+        "disagreement": {name: number(value) for name, value in spread._asdict().items()},
     }
-    momentum = momentum_of(algorithm, states)
+    momentum = algorithm.momentum(states)
     if momentum is not None:
         vector, sign = momentum
         agreement = numbers(torch.stack([sign * cosine(row, vector) for row in moved]))
@@ -42,30 +42,20 @@ def cohort_figures(algorithm: Algorithm, members: list[Client], outcome: Outcome
 
 
 def moves(algorithm: Algorithm, members: list[Client], outcome: Outcome) -> Tensor:
-    """y_K - z of each client, a row each: what it uploaded, where that is the same."""
+    """y_K - z of each client, [clients, P]."""
     rows = rows_of(outcome).displacements
-    if type(algorithm.drift).moved is Drift.moved:
+    if type(algorithm.drift).local_displacement is Drift.local_displacement:
         return rows
     return torch.stack(
-        [algorithm.drift.moved(row, client.state["drift"]) for row, client in zip(rows, members, strict=True)]
+        [
+            algorithm.drift.local_displacement(row, client.state["drift"])
+            for row, client in zip(rows, members, strict=True)
+        ]
     )
 
 
-def momentum_of(algorithm: Algorithm, states: States) -> tuple[Tensor, int] | None:
-    """The momentum that an algorithm has, with the sign that turns it into a descent; nothing where it has none.
-
-    What the drift sends to clients is in gradient units (FedCM, FedWMSAM, FedMo, MIME); what the server keeps to itself is a sum of
-    displacements (FedACG, FedAvgM and the adaptive optimisers).
-    """
-    for field in algorithm.drift.on_server():
-        if field.name in ("momentum", "m"):
-            return states["drift"][field.name], -1 if field.sent else 1
-    vector = states["server"].get("m")
-    return None if vector is None else (vector, 1)
-
-
 def vector_norms(algorithm: Algorithm, clients: list[Client], states: States) -> Figures:
-    """The norms of the vectors that server and clients keep (control variates, duals, momenta), by full name; nothing where none are."""
+    """Norms of server and client state vectors (control variates, duals, momenta), by full name."""
     of_server = {name for name, field in flat_fields(algorithm.server_fields()).items() if field.vector}
     of_client = [name for name, field in flat_fields(algorithm.client_fields()).items() if field.vector]
     figures: Figures = {}
@@ -74,19 +64,19 @@ def vector_norms(algorithm: Algorithm, clients: list[Client], states: States) ->
             name: number(value.norm()) for name, value in flat_state(states).items() if name in of_server
         }
     if of_client:
-        kept = [flat_state(client.state) for client in clients]
+        states_of_clients = [flat_state(client.state) for client in clients]
         figures["client_vectors"] = {
-            name: numbers(torch.stack([one[name].norm() for one in kept])) for name in of_client
+            name: numbers(torch.stack([state[name].norm() for state in states_of_clients])) for name in of_client
         }
     return figures
 
 
 def number(value: Tensor | float) -> float | None:
-    """A number as JSON knows it: what is not finite is nothing."""
+    """A JSON-compatible number; None if not finite."""
     plain = float(value)
     return plain if math.isfinite(plain) else None
 
 
 def numbers(values: Tensor) -> list[float | None]:
-    """A vector as JSON knows it."""
+    """JSON-compatible numbers; None where not finite."""
     return [value if math.isfinite(value) else None for value in values.tolist()]

@@ -1,6 +1,6 @@
-"""One call that says how good a model of a run is, and for whom: on the test set, by class, client, domain, corruption.
+"""Evaluation of a run's model: on the test set, per class, per client, per domain and under corruptions.
 
-Nothing is trained again, except where clients fine-tune.
+Nothing is retrained, except when clients fine-tune.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ if TYPE_CHECKING:
 PARTS = {
     "test": "the whole test set",
     "classes": "each class of the test set",
-    "longtail": "classes at the head, in the middle and at the tail, where the partition is long-tailed",
-    "clients": "each training client, on the data it trained on",
-    "unseen": "each client that never trained, and the participation gap",
+    "longtail": "head, middle and tail classes of a long-tailed partition",
+    "clients": "each training client, on its own training data",
+    "unseen": "each held-out client, and the participation gap",
     "domains": "each domain, writer or other group of the test set",
     "corruptions": "the test set under each corruption",
-    "fine-tuned": "training clients before and after fine-tuning on a share of their data, on the rest of it",
-    "fine-tuned-unseen": "unseen clients likewise",
+    "fine-tuned": "training clients before and after local fine-tuning, on the rest of their data",
+    "fine-tuned-unseen": "held-out clients before and after local fine-tuning",
 }
-"""What a model can be evaluated on, by name."""
+"""Parts of an evaluation, by name."""
 
 Corruptions = Mapping[str, Mapping[int, Examples]]
 Part = dict[str, Any]
 
 
 class NotAvailable(Exception):
-    """A run has nothing to evaluate under some name; the message says why."""
+    """A part does not apply to this run; the message says why."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The figures of one model, as plain values by part; and, for parts that this run cannot have, why not."""
+    """Metrics of one model by part, and the reasons for missing parts."""
 
     model: str
     metric: str
@@ -70,27 +70,29 @@ class Evaluation:
     missing: dict[str, str]
 
     def __getitem__(self, part: str) -> Part:
-        """The figures of one part."""
+        """The metrics of one part."""
         if part in self.parts:
             return self.parts[part]
         if part in self.missing:
-            raise UserError(f"there is no evaluation on {part}: {self.missing[part]}")
+            raise UserError(f"part '{part}' is not available: {self.missing[part]}")
         raise one_of("part of this evaluation", part, self.parts)
 
     def document(self) -> dict[str, Any]:
-        """Everything as plain values, ready for JSON."""
+        """All values as JSON-compatible types."""
         return {"model": self.model, "metric": self.metric, "on": _plain(self.parts), "missing": self.missing}
 
     def frame(self) -> pd.DataFrame:
-        """A row per figure: the part, the client, class or domain within it (empty for all of them), the figure, its value."""
+        """One row per value: the part, the client, class or domain (empty for the whole part), the metric, its
+        value.
+        """
         import pandas as pd
 
         rows = []
         for part, figures in self.parts.items():
             rows += [(part, "", name, value) for name, value in figures.items() if not isinstance(value, dict)]
             several = {name: value for name, value in figures.items() if isinstance(value, dict) and name != "each"}
-            for one, scores in (several | figures.get("each", {})).items():
-                rows += [(part, one, name, value) for name, value in scores.items()]
+            for member, scores in (several | figures.get("each", {})).items():
+                rows += [(part, member, name, value) for name, value in scores.items()]
         return pd.DataFrame(rows, columns=["on", "name", "figure", "value"])
 
 
@@ -106,15 +108,21 @@ def evaluate(
     task: Task | None = None,
     progress: Callable[[str], None] = lambda part: None,
 ) -> Evaluation:
-    """Evaluate a model of a run on everything that its data and its partition offer, or ``on`` some of it; each part stands under its own name.
+    """Evaluate a model of a run.
 
-    A run on data, with a model or for a task of the user's own needs them again here (``network`` is the model), unless it was run
-    in this process. ``tell`` is called with the name of each part before it is computed.
+    Args:
+        record: the run.
+        model: name of the model, e.g. ``server`` or ``wima``.
+        on: parts to evaluate (see ``PARTS``); default: all that apply.
+        fine_tuning: settings of local fine-tuning.
+        corruptions: corrupted test sets by corruption and severity; default: the dataset's own.
+        data, network, task: user-supplied dataset, model and task, unless the run was made in this process.
+        progress: called with the name of each part before it is computed.
     """
     wanted = [on] if isinstance(on, str) else list(dict.fromkeys(PARTS if on is None else on))
     for name in wanted:
         if name not in PARTS:
-            raise one_of("part to evaluate on", name, PARTS)
+            raise one_of("evaluation part", name, PARTS)
     model = require_model(record, model)
     problem, partition = reopen(record, data=data, network=network, task=task)
     state = state_of(record, model, problem)
@@ -122,7 +130,7 @@ def evaluate(
         record.config, problem, partition, state, fine_tuning or FineTuning(), corruptions, client_statistics(record)
     )
     parts, missing = {}, {}
-    with torch.random.fork_rng(devices=[]):  # fine-tuning seeds it, and it is the caller's
+    with torch.random.fork_rng(devices=[]):  # fine-tuning reseeds the caller's generator
         for name in wanted:
             progress(name)
             try:
@@ -133,7 +141,7 @@ def evaluate(
 
 
 class _Evaluator:
-    """The parts of an evaluation, each a method by its name."""
+    """Computes the parts of an evaluation; one method per part."""
 
     def __init__(
         self,
@@ -152,10 +160,8 @@ class _Evaluator:
         self.statistics = statistics
         self.data = problem.data
 
-    # --- the test set ------------------------------------------------------------------------------------------------------------
-
     def test(self) -> Part:
-        """The whole test set, also where the run looked at a sample of it only."""
+        """The whole test set, even if the run evaluated on a sample of it."""
         return dict(self.scorer.of(self.data.test))
 
     def classes(self) -> Part:
@@ -167,9 +173,9 @@ class _Evaluator:
         return {self.data.classes[label]: scores for label, scores in self.scorer.by_class(self.data.test).items()}
 
     def longtail(self) -> Part:
-        """A third of the classes at the head, a third at the tail, by how many training examples the clients have of them."""
+        """Head, middle and tail thirds of the classes, by number of training examples."""
         if not len(self.partition.thinned):
-            raise NotAvailable(f"the partition {self.partition.text} has no long tail; add +longtail to it")
+            raise NotAvailable(f"the partition {self.partition.text} is not long-tailed; add +longtail")
         labels = np.asarray(self.data.train.targets.cpu())
         counts = np.bincount(
             labels[np.unique(np.concatenate(self.partition.described_clients))], minlength=self.data.num_classes
@@ -177,8 +183,8 @@ class _Evaluator:
         order = [self.data.classes[label] for label in np.argsort(-counts, kind="stable")]
         third = max(len(order) // 3, 1)
         each = {}
-        for name, some in (("head", order[:third]), ("middle", order[third:-third]), ("tail", order[-third:])):
-            tested = {one: self._classes[one] for one in some if one in self._classes}
+        for name, group in (("head", order[:third]), ("middle", order[third:-third]), ("tail", order[-third:])):
+            tested = {label: self._classes[label] for label in group if label in self._classes}
             if tested:
                 each[name] = {self.metric: spread_over(tested, self.metric)["mean"], "classes": len(tested)}
         return {"each": each}
@@ -186,31 +192,33 @@ class _Evaluator:
     def domains(self) -> Part:
         """Each group of the test set."""
         if self.data.test.groups is None:
-            raise NotAvailable(f"{self.data.name} does not say which domain or writer its test examples come from")
+            raise NotAvailable(f"{self.data.name} has no domain or writer labels for its test examples")
         totals = self._totals_of_domains(np.asarray(self.data.test.groups.cpu()))
-        found = self._spread({self._group(group): scores_of(totals[group]) for group in sorted(totals)})
+        figures = self._spread({self._group(group): scores_of(totals[group]) for group in sorted(totals)})
         seen = set() if self.data.train.groups is None else set(self.data.train.groups.tolist())
         for name, groups in (("seen", totals.keys() & seen), ("unseen", totals.keys() - seen)):
             if 0 < len(groups) < len(totals):
                 pooled = Totals(self.problem.task)
                 for group in sorted(groups):
                     pooled.merge(totals[group])
-                found[name] = {**scores_of(pooled), "domains": len(groups)}
-        return found
+                figures[name] = {**scores_of(pooled), "domains": len(groups)}
+        return figures
 
     def _totals_of_domains(self, groups: np.ndarray) -> dict[int, Totals]:
-        """Clients that keep their statistics lend them to the test examples of their domain; other domains use those of each batch."""
-        lenders = self._lenders() if self.statistics else {}
-        rest = np.flatnonzero(~np.isin(groups, list(lenders)))
+        """Sums per domain. With SiLoBN, a domain uses the mean BatchNorm statistics of its clients, else batch
+        statistics.
+        """
+        owners = self._clients_of_domains() if self.statistics else {}
+        rest = np.flatnonzero(~np.isin(groups, list(owners)))
         totals = self.scorer.by_group(self.data.test, rest) if len(rest) else {}
-        for group in set(groups.tolist()) & lenders.keys():
-            statistics = torch.stack([self.statistics[number] for number in lenders[group]]).mean(0)
+        for group in set(groups.tolist()) & owners.keys():
+            statistics = torch.stack([self.statistics[number] for number in owners[group]]).mean(0)
             totals[group] = self._with(statistics).totals(self.data.test, np.flatnonzero(groups == group))
         return totals
 
-    def _lenders(self) -> dict[int, list[int]]:
-        """For each group, the training clients that have nothing but it and have taken part."""
-        found: dict[int, list[int]] = {}
+    def _clients_of_domains(self) -> dict[int, list[int]]:
+        """For each domain, the participating clients whose data come from it alone."""
+        clients: dict[int, list[int]] = {}
         if self.data.train.groups is not None:
             for number in self.statistics:
                 groups = torch.unique(
@@ -219,21 +227,21 @@ class _Evaluator:
                     ]
                 )
                 if len(groups) == 1:
-                    found.setdefault(int(groups), []).append(number)
-        return found
+                    clients.setdefault(int(groups), []).append(number)
+        return clients
 
     def _with(self, statistics: Tensor) -> Scorer:
-        """The model with normalisation statistics that some client kept."""
-        own = self.model._replace(buffers=statistics.to(self.model.buffers))
-        return Scorer(self.problem, own, batch_statistics=False)
+        """A scorer of the model with a client's BatchNorm statistics."""
+        model = self.model._replace(buffers=statistics.to(self.model.buffers))
+        return Scorer(self.problem, model, batch_statistics=False)
 
     def corruptions(self) -> Part:
-        """Each corruption, averaged over its severities; the mean over corruptions is over those of the benchmark."""
+        """Each corruption, averaged over severities; the mean is over the benchmark's corruptions."""
         each: dict[str, dict[str, float]] = {}
         for corruption, severities in self._corruptions().items():
-            found = {severity: self.scorer.of(examples)[self.metric] for severity, examples in severities.items()}
-            each[corruption] = {self.metric: float(np.mean(list(found.values())))}
-            each[corruption] |= {f"severity {severity}": value for severity, value in found.items()}
+            values = {severity: self.scorer.of(examples)[self.metric] for severity, examples in severities.items()}
+            each[corruption] = {self.metric: float(np.mean(list(values.values())))}
+            each[corruption] |= {f"severity {severity}": value for severity, value in values.items()}
         counted = [name for name in each if name in CORRUPTIONS] or list(each)
         mean = float(np.mean([each[name][self.metric] for name in counted]))
         figures: Part = {"mean": mean, "count": len(counted)}
@@ -247,16 +255,16 @@ class _Evaluator:
         known = {of: source for source in DATASETS.values() if (of := getattr(source, "of", None))}
         source = known.get(self.config.data.dataset)
         if source is None:
-            raise NotAvailable(f"{self.data.name} has no corrupted test images; {' and '.join(sorted(known))} have")
+            raise NotAvailable(
+                f"{self.data.name} has no corrupted test images; available for {' and '.join(sorted(known))}"
+            )
         folder = data_dir(self.config.data.dir)
         if source.missing(folder):
-            raise NotAvailable(f"{source.name} is not in {folder}; get it with fedflat data get {source.name}")
+            raise NotAvailable(f"{source.name} is not in {folder}; download it with fedflat data get {source.name}")
         return load_corruptions(self.config.data.dataset, folder, download=False)
 
-    # --- clients -----------------------------------------------------------------------------------------------------------------
-
     def clients(self) -> Part:
-        """Each training client on its own data, or each of the first 1000 where clients are drawn only when asked for."""
+        """Each training client on its own data; the first 1,000 of a virtual partition."""
         return {"of": len(self.partition.clients), **self._spread(self._clients)}
 
     @cached_property
@@ -268,26 +276,28 @@ class _Evaluator:
         return each
 
     def unseen(self) -> Part:
-        """Each unseen client on its own data; the gap is by how much training clients, on theirs, are better on average."""
+        """Each held-out client on its own data, and the participation gap (mean of training minus held-out clients)."""
         self._require_unseen()
-        found = self._spread(self._each_client(self.partition.unseen))
-        return {"participation_gap": spread_over(self._clients, self.metric)["mean"] - found["mean"], **found}
+        figures = self._spread(self._each_client(self.partition.unseen))
+        return {"participation_gap": spread_over(self._clients, self.metric)["mean"] - figures["mean"], **figures}
 
     def fine_tuned(self) -> Part:
         """Training clients before and after fine-tuning."""
         return self._fine_tuned(self.partition.described_clients, 0)
 
     def fine_tuned_unseen(self) -> Part:
-        """Unseen clients before and after fine-tuning."""
+        """Held-out clients before and after fine-tuning."""
         self._require_unseen()
         return self._fine_tuned(self.partition.unseen, len(self.partition.clients))
 
     def _fine_tuned(self, clients: Sequence[np.ndarray], first: int) -> Part:
-        """``first`` is the number of the first of these clients, by which their random numbers differ from other clients'."""
+        """Fine-tune some of ``clients``; ``first`` is the number of the first one, which offsets their random
+        streams.
+        """
         wanted, seed = self.wanted, self.config.seed
         chosen = wanted.among([len(indices) for indices in clients], seed)
         if not chosen:
-            raise NotAvailable("no client has two examples, one to fine-tune on and one to be scored on")
+            raise NotAvailable("no client has two examples, one for fine-tuning and one for evaluation")
         tuner = FineTuner(self.problem, self.config, wanted)
         each = {}
         for number in chosen:
@@ -301,7 +311,7 @@ class _Evaluator:
                 "trained_on": len(to_train),
                 "examples": len(rest),
             }
-        before_all, after_all = (np.array([one[when] for one in each.values()]) for when in ("before", "after"))
+        before_all, after_all = (np.array([scores[when] for scores in each.values()]) for when in ("before", "after"))
         return {
             "before": float(before_all.mean()),
             "after": float(after_all.mean()),
@@ -316,11 +326,9 @@ class _Evaluator:
             "each": each,
         }
 
-    # --- small things ------------------------------------------------------------------------------------------------------------
-
     def _require_unseen(self) -> None:
         if not self.partition.unseen:
-            raise NotAvailable(f"in the partition {self.partition.text} every client trains; add +held-out to it")
+            raise NotAvailable(f"the partition {self.partition.text} has no held-out clients; add +held-out")
 
     def _each_client(self, clients: Sequence[np.ndarray]) -> dict[str, Scores]:
         return {
@@ -329,7 +337,7 @@ class _Evaluator:
         }
 
     def _name(self, number: int, indices: np.ndarray) -> str:
-        """A natural client by its name, any other by its number."""
+        """The name of a natural client, otherwise its number."""
         text = canonical_partition(self.partition.text)
         if self.data.train.groups is None or not text.startswith("natural"):
             return str(number)
@@ -344,7 +352,7 @@ class _Evaluator:
 
 
 def _plain(value: Any) -> Any:
-    """Nested values without what JSON does not know."""
+    """Nested values with non-finite numbers replaced by None."""
     if isinstance(value, Mapping):
         return {str(key): _plain(inside) for key, inside in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

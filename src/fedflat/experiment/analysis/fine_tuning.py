@@ -1,4 +1,4 @@
-"""Local fine-tuning: a client trains a given model on a part of its own data, to be scored on the rest."""
+"""Local fine-tuning: a client trains a model on part of its data and is evaluated on the rest."""
 
 from __future__ import annotations
 
@@ -21,55 +21,53 @@ from fedflat.experiment.config import Config
 
 @dataclass(frozen=True)
 class FineTuning:
-    """How many clients fine-tune, for how long, and on which share of their data."""
+    """Settings of local fine-tuning."""
 
     clients: int = 20
-    """Clients, drawn by the run's seed among those with at least two examples."""
+    """Number of clients, drawn by the run's seed among those with at least two examples."""
     epochs: int = 1
     share: float = 0.8
-    """The share of a client's examples that it trains on; the rest is for scoring, at least one example each."""
+    """Fraction of a client's examples for training; the rest is for evaluation, at least one example each."""
     lr: float | None = None
-    """The learning rate; the run's own, before any decay, where none is given."""
+    """Learning rate; default: the run's, before decay."""
     batch_size: int | None = None
-    """The batch size; the run's own where none is given."""
+    """Batch size; default: the run's."""
 
     def __post_init__(self) -> None:
         for name in ("clients", "epochs", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise UserError(f"fine-tuning with {name}={value} is not possible; expected at least 1")
+                raise UserError(f"fine-tuning {name}={value} is invalid; expected at least 1")
         if not 0 < self.share < 1:
-            raise UserError(
-                f"fine-tuning on a share of {self.share:g} is not possible; expected a number between 0 and 1"
-            )
+            raise UserError(f"fine-tuning share={self.share:g} is invalid; expected a number between 0 and 1")
         if self.lr is not None and not self.lr > 0:
-            raise UserError(f"fine-tuning with lr={self.lr:g} is not possible; expected a number above 0")
+            raise UserError(f"fine-tuning lr={self.lr:g} is invalid; expected a number above 0")
 
     def among(self, sizes: list[int], seed: int) -> list[int]:
-        """Which clients fine-tune, of clients with so many examples."""
+        """Numbers of the clients that fine-tune, given all clients' numbers of examples."""
         able = np.flatnonzero(np.array(sizes) >= 2)
         chosen = generator(seed, "fine-tuned clients").permutation(len(able))[: self.clients]
         return [int(number) for number in np.sort(able[chosen])]
 
     def divided(self, indices: np.ndarray, seed: int, client: int) -> tuple[np.ndarray, np.ndarray]:
-        """A client's examples to train on, and those to be scored on."""
+        """A client's examples for training and for evaluation."""
         count = min(max(round(self.share * len(indices)), 1), len(indices) - 1)
         order = generator(seed, "fine-tuned examples", 0, client).permutation(len(indices))
         return np.sort(indices[order[:count]]), np.sort(indices[order[count:]])
 
 
 class FineTuner:
-    """Fine-tunes by plain local steps, as a round of FedAvg with one client takes them, with the run's other settings."""
+    """Fine-tunes by one FedAvg round with a single client, using the run's other settings."""
 
     def __init__(self, problem: Problem, config: Config, wanted: FineTuning) -> None:
-        own = config.training
-        self.lr = own.lr if wanted.lr is None else wanted.lr
-        self.batch_size = own.batch_size if wanted.batch_size is None else wanted.batch_size
+        training = config.training
+        self.lr = training.lr if wanted.lr is None else wanted.lr
+        self.batch_size = training.batch_size if wanted.batch_size is None else wanted.batch_size
         self._algorithm = algorithm("fedavg")
         self._engine = LoopEngine(problem, workers=1)
         self._training = Training(
             self._algorithm,
-            Descent(own.weight_decay, own.momentum, own.clip, own.clip_mode),
+            Descent(training.weight_decay, training.momentum, training.clip, training.clip_mode),
             Schedule(self.lr),
             Plan(self.batch_size, wanted.epochs),
             config.seed,
@@ -78,9 +76,9 @@ class FineTuner:
         )
 
     def tuned(self, model: ModelState, client: int, indices: np.ndarray) -> ModelState:
-        """The model after a client has trained it on examples at some positions."""
+        """The model after a client has trained it on the examples at ``indices``."""
         server = self._algorithm.new_server(model.weights)
-        alone = Client(client, indices, self._algorithm.new_client(model.weights))
-        outcome = self._engine.train(self._training, 0, model, server, [alone])
+        trained = Client(client, indices, self._algorithm.new_client(model.weights))
+        outcome = self._engine.train(self._training, 0, model, server, [trained])
         weights, _ = self._algorithm.aggregate(outcome.returned, outcome.means, server)
         return ModelState(weights, outcome.buffers, outcome.integers)

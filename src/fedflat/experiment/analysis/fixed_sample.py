@@ -1,4 +1,4 @@
-"""A fixed look at a problem: the same examples and clients for every model of a run, drawn by a seed."""
+"""Measurements on a fixed sample of examples and clients, the same for every model of a run."""
 
 from __future__ import annotations
 
@@ -30,36 +30,34 @@ from fedflat.flatness.curvature.operator import Operator
 from fedflat.flatness.theory.noise import Constants, GradientSpread, heterogeneity
 
 BATCH = 500
-"""Examples in memory at a time: second derivatives need several times the memory of a step of training."""
+"""Examples per batch; second derivatives need several times the memory of a training step."""
 RHO = 0.05
-"""How far the ascent goes that shows sharpness."""
+"""Radius of the sharpness measurement."""
 RESIDUAL, PRODUCTS = 1e-2, 100
-"""Eigenvalues are taken until |H v - lambda v| is below so much of lambda, or after so many Hessian products."""
+"""Relative residual at which Lanczos stops, and its maximum number of Hessian-vector products."""
 GAP_EXAMPLES = 10_000
-"""Training examples whose loss is held against the test set's; fewer would say more about the sample than about the gap."""
+"""Training examples for the generalisation gap; with fewer, sampling error dominates."""
 SINGLE = 10
-"""Examples of each client whose gradients are taken one by one."""
+"""Examples per client for per-example gradients."""
 
 
-class Look:
-    """What is seen of a model: on ``wanted.examples`` training examples, and on the data of ``wanted.clients`` clients."""
+class FixedSample:
+    """Measures models on ``wanted.examples`` training examples and on the data of ``wanted.clients`` clients."""
 
     def __init__(self, problem: Problem, partition: Partition, wanted: FlatnessSettings) -> None:
         self.problem, self.partition, self.wanted = problem, partition, wanted
         self.gap_examples = GAP_EXAMPLES
 
-    # --- what is looked at -------------------------------------------------------------------------------------------------------
-
     @cached_property
     def clients(self) -> list[int]:
-        """The clients whose data are looked at: all, or as many as wanted, drawn by the seed."""
+        """Numbers of the sampled clients, sorted."""
         count = len(self.partition.described_clients)
         chosen = generator(self.wanted.seed, "observed clients").permutation(count)[: self.wanted.clients]
         return [int(client) for client in np.sort(chosen)]
 
     @cached_property
     def positions(self) -> np.ndarray:
-        """The training examples that are looked at: all that training clients have, or as many as wanted, drawn by the seed."""
+        """Positions of the sampled training examples, sorted."""
         return self._drawn(self.wanted.examples)
 
     def _drawn(self, most: int) -> np.ndarray:
@@ -68,7 +66,7 @@ class Look:
         return np.sort(every[order[:most]])
 
     def objective(self, model: ModelState, positions: np.ndarray) -> Objective:
-        """The mean loss of a model over some training examples, as a function of its weights."""
+        """The mean loss over training examples at ``positions``, as a function of the weights."""
         problem, train = self.problem, self.problem.data.train
         chosen = torch.from_numpy(np.ascontiguousarray(positions, dtype=np.int64))
         return Objective(
@@ -82,7 +80,7 @@ class Look:
         )
 
     def examples(self, positions: np.ndarray) -> Examples:
-        """Training examples at some positions."""
+        """Training examples at ``positions``."""
         train = self.problem.data.train
         return train.take(torch.from_numpy(positions).to(train.targets.device))
 
@@ -90,12 +88,11 @@ class Look:
         inputs = self.problem.normalised(raw)
         return inputs.to(self.problem.dtype) if inputs.is_floating_point() else inputs
 
-    # --- what is seen ------------------------------------------------------------------------------------------------------------
-
     def gap(self, model: ModelState, scored: Mapping[str, Scores] | None = None) -> Figures:
-        """Test less training loss, and training less test metric; where clients never train, unseen less training loss too.
+        """Generalisation gaps: test minus training loss, training minus test metric, held-out clients minus training
+        loss.
 
-        ``scored`` are the scores on held-out sets, where the model has been evaluated on them already.
+        ``scored`` holds the metrics on held-out sets, if already computed.
         """
         scorer, metric = Scorer(self.problem, model), self.problem.task.metric
         train = scorer.of(self.problem.data.train, self._drawn(self.gap_examples))
@@ -112,28 +109,28 @@ class Look:
         return {name: number(value) for name, value in figures.items()}
 
     def classes(self, model: ModelState) -> Figures:
-        """The task's metric on each class of the test set, and on the data of each client that is looked at."""
+        """The primary metric per test class, and per sampled client on its own data."""
         scorer, metric = Scorer(self.problem, model), self.problem.task.metric
-        names, found = self.problem.data.classes, scorer.by_class(self.problem.held_out["test"])
+        names, by_class = self.problem.data.classes, scorer.by_class(self.problem.held_out["test"])
         each = {
             str(client): scorer.of(self.problem.data.train, self.partition.clients[client]) for client in self.clients
         }
         return {
-            "classes": {names[label]: number(scores[metric]) for label, scores in found.items()},
+            "classes": {names[label]: number(scores[metric]) for label, scores in by_class.items()},
             "clients": {client: number(scores[metric]) for client, scores in each.items()},
         }
 
     def features(self, model: ModelState) -> dict[str, float | None]:
-        """The mean of ||f(x)|| over each client's data, f(x) being what the classifier puts out (ECCV Fig. 7)."""
+        """The mean of ||f(x)|| over each client's data, with the classifier output f(x) (ECCV Fig. 7)."""
         buffers = {**self.problem.buffers.views(model.buffers), **model.integers}
-        found = {}
+        means = {}
         for client in self.clients:
             norms = [
                 self.problem.predicted(model.weights, buffers, batch).float().reshape(len(batch), -1).norm(dim=1)
                 for batch in self._inputs(self.partition.clients[client])
             ]
-            found[str(client)] = number(torch.cat(norms).mean())
-        return found
+            means[str(client)] = number(torch.cat(norms).mean())
+        return means
 
     def _inputs(self, positions: np.ndarray) -> Iterator[Tensor]:
         for start in range(0, len(positions), self.problem.evaluation_batch):
@@ -141,8 +138,8 @@ class Look:
             yield moved(part, self.problem.device).inputs
 
     def constants(self, model: ModelState) -> tuple[Constants, Figures]:
-        """L, beta, sigma and sigma_g as this model shows them, and how far the clients' gradients disagree."""
-        model = self._still(model)
+        """Empirical L, beta, sigma and sigma_g of a model, and the disagreement of client gradients."""
+        model = self._with_statistics(model)
         rows = torch.stack(
             [self.objective(model, self.partition.clients[client]).gradient() for client in self.clients]
         )
@@ -151,42 +148,41 @@ class Look:
             spread = self._spread(model, client, gradient)
             noise, longest = max(noise, spread.noise), max(longest, spread.longest)
         beta = self._lambda_max(model, self.positions)
-        apart = disagreement(rows)
-        figures = {name: number(value) for name, value in apart._asdict().items()}
+        figures = {name: number(value) for name, value in disagreement(rows)._asdict().items()}
         return Constants(longest, max(beta, 0.0), noise, heterogeneity(rows)), figures
 
     def _spread(self, model: ModelState, client: int, gradient: Tensor) -> GradientSpread:
         positions = self.partition.clients[client]
         drawn = generator(self.wanted.seed, "observed gradients", 0, client).permutation(len(positions))[:SINGLE]
         spread = GradientSpread(gradient)
-        for one in np.sort(drawn):
-            spread.add(self.objective(model, positions[one : one + 1]).gradient())
+        for place in np.sort(drawn):
+            spread.add(self.objective(model, positions[place : place + 1]).gradient())
         return spread
 
     def lambda_max(self, model: ModelState) -> float:
-        """The largest eigenvalue of the Hessian of a model's loss over the training examples; not a number where that is not finite."""
-        return self._lambda_max(self._still(model), self.positions)
+        """The largest Hessian eigenvalue on the sampled training examples; NaN if the loss is not finite."""
+        return self._lambda_max(self._with_statistics(model), self.positions)
 
-    def _still(self, model: ModelState) -> ModelState:
+    def _with_statistics(self, model: ModelState) -> ModelState:
         return with_statistics(self.problem, model, self.positions)
 
     def _lambda_max(self, model: ModelState, positions: np.ndarray) -> float:
         hessian = Operator.of_hessian(self.objective(model, positions))
         try:
-            # The error of an eigenvalue is of the order of its residual squared.
+            # The error of a Ritz value is quadratic in its residual.
             return float(lanczos(hessian, Ends(1), tolerance=RESIDUAL, most=PRODUCTS, seed=self.wanted.seed).values[0])
-        except UserError:  # products that are not finite: a run that diverges says so itself, a little later
+        except UserError:  # non-finite products; the run itself will report divergence
             return math.nan
 
     def sharpness(self, model: ModelState) -> float:
-        """f(w + rho g / ||g||) - f(w): how far the training loss rises by a step of SAM's ascent (Foret et al. 2021), rho = 0.05."""
-        objective = self.objective(self._still(model), self.positions)
+        """f(w + rho g / ||g||) - f(w), SAM's first-order sharpness at rho = 0.05 (Foret et al. 2021)."""
+        objective = self.objective(self._with_statistics(model), self.positions)
         loss, gradient = objective.loss_and_gradient()
         return float(objective.loss(model.weights + RHO * unit(gradient)) - loss)
 
     def local_curvature(self, models: Iterable[ModelState], members: Sequence[Client]) -> Figures:
-        """lambda_max of each client's own model on its own data (ECCV Figs. 4 and 16), and the loss there."""
-        found: dict[str, Any] = {"lambda_max": {}, "loss": {}}
+        """lambda_max and loss of each client's model on its own data (ECCV Figs. 4 and 16)."""
+        values: dict[str, Any] = {"lambda_max": {}, "loss": {}}
         for model, client in zip(models, members, strict=True):
             positions = client.indices
             if len(positions) > self.wanted.examples:
@@ -194,6 +190,6 @@ class Look:
                     len(positions)
                 )
                 positions = np.sort(positions[order[: self.wanted.examples]])
-            found["lambda_max"][str(client.number)] = number(self._lambda_max(model, positions))
-            found["loss"][str(client.number)] = number(self.objective(model, positions).loss())
-        return found
+            values["lambda_max"][str(client.number)] = number(self._lambda_max(model, positions))
+            values["loss"][str(client.number)] = number(self.objective(model, positions).loss())
+        return values

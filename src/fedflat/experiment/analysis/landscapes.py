@@ -1,4 +1,4 @@
-"""Landscapes of models of runs: around each, on the plane through three, on the way from one to another; and their files."""
+"""Landscapes of models of runs (around a model, on a plane, along a path) and their files."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def landscapes(
     names: Sequence[str] = (),
     progress: Progress = silent,
 ) -> dict[str, Landscape]:
-    """The landscape around each model, in directions from the same random numbers and on the same examples, by name."""
+    """The landscape around each model, by name; all share random directions and examples."""
     chosen = _names(models, names)
-    _one_data_set(models, chosen)
-    total, found = len(models) * points**dimensions, {}
+    _require_same_dataset(models, chosen)
+    total, grids = len(models) * points**dimensions, {}
     for number, (name, model) in enumerate(zip(chosen, models, strict=True)):
         measure = LossAndError(model.problem, model.partition, model.state.integers, examples=examples, seed=seed)
-        found[name] = landscape_around(
+        grids[name] = landscape_around(
             model.problem.layout,
             _flat(model),
             measure,
@@ -49,7 +49,7 @@ def landscapes(
             one_dimensional=one_dimensional,
             progress=_part(progress, number * points**dimensions, total),
         ).named(model=model.label, **_about(model, measure))
-    return found
+    return grids
 
 
 def plane(
@@ -63,10 +63,10 @@ def plane(
     names: Sequence[str] = (),
     progress: Progress = silent,
 ) -> Landscape:
-    """The plane through the first three models; further ones are marked where they are nearest to it. Data are the first model's."""
+    """The plane through the first three models, on the first model's data; further models are projected onto it."""
     measure, flat = _common(models, _names(models, names), "one plane", examples, seed, statistics)
-    found = plane_landscape(flat, measure, points=points, margin=margin, progress=progress)
-    return found.named(models=[model.label for model in models], statistics=statistics, **_about(models[0], measure))
+    grid = plane_landscape(flat, measure, points=points, margin=margin, progress=progress)
+    return grid.named(models=[model.label for model in models], statistics=statistics, **_about(models[0], measure))
 
 
 def path(
@@ -80,39 +80,34 @@ def path(
     names: Sequence[str] = (),
     progress: Progress = silent,
 ) -> Landscape:
-    """The way from one model to another. Data are the first model's."""
+    """The straight line between two models, on the first model's data."""
     measure, flat = _common(models, _names(models, names), "one path", examples, seed, statistics)
-    found = path_landscape(flat, measure, points=points, beyond=beyond, progress=progress)
-    return found.named(models=[model.label for model in models], statistics=statistics, **_about(models[0], measure))
+    grid = path_landscape(flat, measure, points=points, beyond=beyond, progress=progress)
+    return grid.named(models=[model.label for model in models], statistics=statistics, **_about(models[0], measure))
 
 
-# --- files -----------------------------------------------------------------------------------------------------------------------
-
-
-def save_landscapes(path: Path, found: Mapping[str, Landscape]) -> None:
-    """Write landscapes into one JSON file, whole or not at all."""
+def save_landscapes(path: Path, grids: Mapping[str, Landscape]) -> None:
+    """Write landscapes to one JSON file, atomically."""
     create_folder(path.parent)
     write_whole(
-        path, json.dumps({"landscapes": {name: one.document() for name, one in found.items()}}, allow_nan=False) + "\n"
+        path,
+        json.dumps({"landscapes": {name: grid.document() for name, grid in grids.items()}}, allow_nan=False) + "\n",
     )
 
 
 def load_landscapes(path: Path) -> dict[str, Landscape]:
-    """What ``save_landscapes`` wrote."""
+    """Read a file of ``save_landscapes``."""
     try:
         documents = dict(json.loads(path.read_text())["landscapes"])
     except FileNotFoundError:
         raise UserError(
-            f"there is no file {path}; expected one that fedflat flatness landscape, plane or path wrote"
+            f"{path} does not exist; expected a file of fedflat flatness landscape, plane or path"
         ) from None
     except (ValueError, KeyError, TypeError):
         raise UserError(
-            f"{path} is no file of landscapes; expected one that fedflat flatness landscape, plane or path wrote"
+            f"{path} is not a landscape file; expected a file of fedflat flatness landscape, plane or path"
         ) from None
     return {name: Landscape.from_document(document) for name, document in documents.items()}
-
-
-# --- small things ----------------------------------------------------------------------------------------------------------------
 
 
 def _common(
@@ -124,7 +119,7 @@ def _common(
     statistics: Statistics,
 ) -> tuple[LossAndError, dict[str, Model]]:
     require_same_shapes({name: model.problem.whole_layout for name, model in zip(names, models, strict=True)}, where)
-    _one_data_set(models, names)
+    _require_same_dataset(models, names)
     first = models[0]
     measure = LossAndError(
         first.problem, first.partition, first.state.integers, examples=examples, seed=seed, statistics=statistics
@@ -140,13 +135,13 @@ def _names(models: Sequence[Measured], names: Sequence[str]) -> list[str]:
     return chosen
 
 
-def _one_data_set(models: Sequence[Measured], names: Sequence[str]) -> None:
-    """Refuse models of different datasets, whose losses cannot share a scale."""
+def _require_same_dataset(models: Sequence[Measured], names: Sequence[str]) -> None:
+    """Reject models of different datasets, whose losses are not comparable."""
     for name, model in zip(names, models, strict=True):
         mine, first = model.record.config.data.dataset, models[0].record.config.data.dataset
         if mine != first:
             raise UserError(
-                f"{names[0]} was trained on {first} and {name} on {mine}; their losses cannot be compared on one scale"
+                f"{names[0]} was trained on {first}, {name} on {mine}; losses of different datasets are not comparable"
             )
 
 

@@ -1,7 +1,7 @@
-"""A client's own model as a model to look at: ``RUN:client3@50`` is what client 3 makes of the model after round 50 by local training.
+"""Client models: ``RUN:client3@50`` is client 3's model after local training from the server model of round 50.
 
-It is trained again, exactly as in the run, since all that is random is a function of seed, round and client. Methods whose clients or
-server keep vectors can be taken up at the run's last checkpoint only.
+The local training is repeated exactly, because all randomness is a function of seed, round and client. Algorithms with
+server or client state can be replayed only from the run's last checkpoint.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedflat.experiment.store.checkpoint import CHECKPOINT
 
 
 def measured_point(text: str, **options: Any) -> Measured:
-    """The model that a text names, which may be a client's; ``options`` are those of ``measured``."""
+    """The model that ``text`` names, possibly a client's; ``options`` as in ``measured``."""
     wanted = reference(text)
     client = client_of(wanted)
     if client is None:
@@ -35,18 +35,19 @@ def measured_point(text: str, **options: Any) -> Measured:
 
 
 def client_of(wanted: Reference) -> int | None:
-    """The number of the client whose model is meant, if one is.
+    """The client number of a reference to a client model, else None.
 
     >>> from pathlib import Path
     >>> client_of(Reference(Path("runs/a"), "client3", 50)), client_of(Reference(Path("runs/a"), "wima"))
     (3, None)
     """
-    found = re.fullmatch(r"client(\d+)", wanted.model or "")
-    return int(found[1]) if found else None
+    match = re.fullmatch(r"client(\d+)", wanted.model or "")
+    return int(match[1]) if match else None
 
 
 def local_models(server: Measured, rounds: int | None, clients: Sequence[int] | None = None) -> list[ModelState]:
-    """The models that clients make, in the next round, of the server's model after so many rounds; by default of the last checkpoint.
+    """The models that clients make, in the next round, of the server's model after so many rounds; by default of the
+    last checkpoint.
 
     The clients are those of the round's cohort unless others are asked for.
     """
@@ -56,13 +57,13 @@ def local_models(server: Measured, rounds: int | None, clients: Sequence[int] | 
 
 
 def replay_at(server: Measured, rounds: int | None = None) -> Replay:
-    """A run at a moment, ready to train its next round again, in the precision in which it was run."""
+    """A replay of a run after ``rounds``, in the run's precision."""
     record = server.record
     engine = record.config.engine.model_copy(update={"device": server.problem.device.type})
     if engine.precision == "bf16" and engine.device == "cpu":
         engine = engine.model_copy(update={"precision": "float32"})
     config = record.config.model_copy(update={"engine": engine})
-    # Vectors that clients start with come from a model as it was before any weights were read into it.
+    # Initial client state derives from the untrained model, before any saved weights are loaded.
     usable = _same_precision(server, engine.precision) and not needs_vectors(algorithm(config.algorithm), config)
     problem, partition = (
         (server.problem, server.partition) if usable else reopen(record, config=config, call="flatness", as_begun=True)
@@ -71,12 +72,10 @@ def replay_at(server: Measured, rounds: int | None = None) -> Replay:
 
 
 def moment_at(server: Measured, problem: Problem, rounds: int | None = None) -> Moment:
-    """A run after so many rounds, by default at its last checkpoint; a replay can be set to it (``replay.moment``)."""
+    """The state of a run after ``rounds``, by default at its last checkpoint."""
     record = server.record
     if record.folder is None:
-        raise UserError(
-            "this run was made without a folder, so that no round of it can be trained again; give fedflat.run a folder (out=...)"
-        )
+        raise UserError("this run has no folder, so its rounds cannot be replayed; pass out=... to fedflat.run")
     method = algorithm(record.config.algorithm)
     if rounds is None or rounds == record.folder.rounds_of(CHECKPOINT):
         return at_checkpoint(record.folder, method, problem, record.config)
@@ -84,6 +83,6 @@ def moment_at(server: Measured, problem: Problem, rounds: int | None = None) -> 
 
 
 def _same_precision(server: Measured, precision: str) -> bool:
-    """Whether a run trained in the precision in which it is measured."""
+    """Whether the run trained in the precision of the measurement."""
     measured_in = "float64" if server.problem.dtype == torch.float64 else "tf32" if server.tf32 else "float32"
     return precision == measured_in

@@ -1,4 +1,4 @@
-"""What landscapes show of a model: its loss and its error, on a fixed sample of training and of test examples."""
+"""Loss and error of a model on a fixed sample of training and test examples, for landscapes."""
 
 from __future__ import annotations
 
@@ -19,18 +19,23 @@ from fedflat.flatness.landscapes.grid import Model
 from fedflat.units import is_share
 
 Statistics = Literal["interpolated", "estimated"]
-KEPT_BYTES = 1 << 31
-"""Inputs up to this size are normalised once and kept; larger ones are normalised for every model anew."""
+CACHED_BYTES = 1 << 31
+"""Inputs up to this size are normalised once and cached; larger ones are normalised for every model."""
 BATCH_ON_GPU = 2500
-"""Examples per forward pass on a GPU, which smaller batches would leave idle."""
+"""Examples per forward pass on a GPU, which smaller batches would not fill."""
 
 
 class LossAndError:
-    """Measures a model: train_loss, train_error, test_loss and test_error, the means over some training and some test examples.
+    """Measures train_loss, train_error, test_loss and test_error of a model; values stay on the device.
 
-    ``examples`` of each set are drawn by ``seed``, the same for every model; by default all. Training examples are those that clients hold.
-    With ``statistics="estimated"`` BatchNorm statistics are estimated anew for each model, on the training examples; otherwise they are
-    the model's own, and variances that an extrapolation has made negative count as 0. Figures stay on the device.
+    Args:
+        problem: the federated problem.
+        partition: its partition; training examples are those that clients hold.
+        integers: integer buffers of the model.
+        examples: number of examples per set, the same for every model; default: all.
+        seed: seed of the sample.
+        statistics: BatchNorm statistics: the model's own (``interpolated``; negative variances count as 0), or
+            re-estimated for each model on the training sample (``estimated``).
     """
 
     def __init__(
@@ -44,7 +49,7 @@ class LossAndError:
         statistics: Statistics = "interpolated",
     ) -> None:
         if examples is not None and examples < 1:
-            raise UserError(f"a landscape on {examples} examples is not possible; expected at least 1")
+            raise UserError(f"examples={examples} is invalid; expected at least 1")
         self.problem, self._integers, self.statistics = problem, integers, statistics
         held = np.unique(np.concatenate([np.asarray(indices) for indices in partition.described_clients]))
         self.sets = {
@@ -59,7 +64,7 @@ class LossAndError:
         self._batch = (
             max(problem.evaluation_batch, BATCH_ON_GPU) if problem.device.type == "cuda" else problem.evaluation_batch
         )
-        self._kept = {name: self._prepared(some) for name, some in self.sets.items()}
+        self._cached = {name: self._prepared(sample) for name, sample in self.sets.items()}
         variances = [name for name in problem.buffers.names if name.endswith("running_var")]
         self._variances = (
             problem.buffers.indicator(variances.__contains__, torch.empty(0, device=problem.device))
@@ -69,17 +74,17 @@ class LossAndError:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many examples there are of each set."""
-        return {name: len(some) for name, some in self.sets.items()}
+        """Number of examples per set."""
+        return {name: len(sample) for name, sample in self.sets.items()}
 
     @torch.no_grad()
     def __call__(self, model: Model) -> dict[str, Tensor]:
-        """The figures of one model."""
+        """Measure one model."""
         with one_thread():
             return self._measured(model.weights, self._buffers(model))
 
     def _measured(self, weights: Tensor, flat: Tensor) -> dict[str, Tensor]:
-        problem, found = self.problem, {}
+        problem, values = self.problem, {}
         metric = problem.task.metric
         for name in self.sets:
             totals = Totals(problem.task)
@@ -87,9 +92,9 @@ class LossAndError:
             for inputs, targets in self._batches(name):
                 totals.add(problem.task.sums(problem.evaluated(weights, buffers, inputs), targets), len(targets))
             figures = totals.means()
-            found[f"{name}_loss"] = figures["loss"]
-            found[f"{name}_{_shown(metric)}"] = 1 - figures[metric] if is_share(metric) else figures[metric]
-        return found
+            values[f"{name}_loss"] = figures["loss"]
+            values[f"{name}_{_shown(metric)}"] = 1 - figures[metric] if is_share(metric) else figures[metric]
+        return values
 
     def _buffers(self, model: Model) -> Tensor:
         if not len(model.buffers):
@@ -104,16 +109,14 @@ class LossAndError:
             else torch.where(self._variances, model.buffers.clamp_min(0), model.buffers)
         )
 
-    # --- batches -----------------------------------------------------------------------------------------------------------------
-
     def _prepared(self, examples: Examples) -> list[tuple[Tensor, Tensor]] | None:
-        """Every batch as the model wants it, where they are small enough to be kept."""
+        """All normalised batches, or None if they are too large to cache."""
         floats = examples.inputs.numel() * torch.finfo(self.problem.dtype).bits // 8
-        return list(self._read(examples)) if floats <= KEPT_BYTES else None
+        return list(self._read(examples)) if floats <= CACHED_BYTES else None
 
     def _batches(self, name: str) -> Iterator[tuple[Tensor, Tensor]]:
-        kept = self._kept[name]
-        yield from self._read(self.sets[name]) if kept is None else kept
+        cached = self._cached[name]
+        yield from self._read(self.sets[name]) if cached is None else cached
 
     def _read(self, examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
         for part in torch.split(torch.arange(len(examples), device=examples.targets.device), self._batch):
@@ -122,7 +125,7 @@ class LossAndError:
 
 
 def measured_values(metric: str) -> list[str]:
-    """The names of all that is measured for a task of this metric.
+    """Names of the measured values for a task with this metric.
 
     >>> measured_values("accuracy")
     ['train_loss', 'train_error', 'test_loss', 'test_error']
@@ -131,7 +134,7 @@ def measured_values(metric: str) -> list[str]:
 
 
 def _shown(metric: str) -> str:
-    """Accuracy is shown as error, so that low is good as it is for the loss."""
+    """Accuracy is reported as error, so that lower is better, as for the loss."""
     return "error" if is_share(metric) else metric
 
 

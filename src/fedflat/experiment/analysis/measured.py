@@ -1,7 +1,7 @@
-"""Models of runs as objectives to measure: which model, and its loss on which data.
+"""Models of runs as objectives for flatness measurements.
 
-A model is named by a text: ``RUN`` is the model that stands for the run in a folder, ``RUN:wima`` one of its models by name,
-``RUN:server@50`` that model as it was kept after round 50.
+``RUN`` names the primary model of the run in a folder, ``RUN:wima`` one of its models, and ``RUN:server@50`` that
+model as saved after round 50.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ from fedflat.flatness import Objective, Sharpness, Spectrum, sharpness_of, spect
 from fedflat.flatness.batches import TensorBatches
 
 NUMBERS = {"cpu": 300_000, "cuda": 1_500_000}
-"""Input numbers in memory at a time, 100 or 500 images of CIFAR: second derivatives need several times the memory of a step of training."""
+"""Input values per batch by device, i.e. 97 or 488 CIFAR images; second derivatives need several times a step's
+memory.
+"""
 LARGEST_BATCH = 1000
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A model of a run, as a text names it."""
+    """A reference to a model of a run."""
 
     run: Path
     model: str | None = None
@@ -48,61 +50,61 @@ class Reference:
 
 
 def reference(text: str) -> Reference:
-    """The model that a text names.
+    """Parse a reference.
 
     >>> reference("runs/a:wima(window=50)@20")
     Reference(run=PosixPath('runs/a'), model='wima(window=50)', rounds=20)
     """
-    if Path(text).is_dir():  # a folder may have any name
+    if Path(text).is_dir():  # a folder name may contain any character
         return Reference(Path(text))
-    found = re.fullmatch(r"(?P<run>.+?)(:(?P<model>[A-Za-z][^/\\:@]*))?(@(?P<rounds>\d+))?", text, re.DOTALL)
-    assert found is not None  # whatever it is, a folder may be called so
-    return Reference(Path(found["run"]), found["model"], None if found["rounds"] is None else int(found["rounds"]))
+    match = re.fullmatch(r"(?P<run>.+?)(:(?P<model>[A-Za-z][^/\\:@]*))?(@(?P<rounds>\d+))?", text, re.DOTALL)
+    assert match is not None  # any text is a valid folder name
+    return Reference(Path(match["run"]), match["model"], None if match["rounds"] is None else int(match["rounds"]))
 
 
 @dataclass(eq=False)
 class Measured:
-    """A model of a run, with the problem it was trained for and the data of its clients."""
+    """A model of a run with its problem and partition."""
 
     record: Record
     name: str
     rounds: int | None
-    """After which round it was kept; none for the model at the end."""
+    """Round after which it was saved; None for the final model."""
     problem: Problem = field(repr=False)
     partition: Partition = field(repr=False)
     state: ModelState = field(repr=False)
     tf32: bool = False
-    """Whether products on a GPU may be rounded."""
+    """Whether a GPU may use TF32."""
 
     @property
     def label(self) -> str:
-        """The model as a text that ``measured`` reads again, in a run without a folder without it."""
+        """The model's reference; for a run without a folder, algorithm and model name."""
         where = str(self.record.folder.path) if self.record.folder else self.record.config.algorithm
         return f"{where}:{self.name}{f'@{self.rounds}' if self.rounds is not None else ''}"
 
     @cached_property
     def training_positions(self) -> np.ndarray:
-        """The training examples that clients have, in order; one that several clients have counts as often."""
+        """Sorted positions of the clients' training examples; shared examples are repeated."""
         return np.sort(np.concatenate([np.asarray(indices) for indices in self.partition.described_clients]))
 
     def objective(
         self, on: str = "train", *, client: int | None = None, batch: int | None = None, state: ModelState | None = None
     ) -> Objective:
-        """The loss on the training set (what all clients have), on the test set, or on what one client has, of this or another model."""
+        """The loss on all clients' training data, on the test set (``on="test"``), or on one client's data."""
         if client is not None:
             if not 0 <= client < len(self.partition.clients):
                 raise UserError(
-                    f"there is no client {client}; this run has {len(self.partition.clients)}, counted from 0"
+                    f"unknown client {client}; this run has {len(self.partition.clients)} clients, numbered from 0"
                 )
             if on != "train":
-                raise UserError(f"clients have training data alone, so that on={on} and a client do not go together")
-            own = state or self._of_client(client)
-            return self.on_examples(self.problem.data.train, np.asarray(self.partition.clients[client]), batch, own)
+                raise UserError(f"clients have only training data; on={on} cannot be combined with a client")
+            positions = np.asarray(self.partition.clients[client])
+            return self.on_examples(self.problem.data.train, positions, batch, state or self._of_client(client))
         if on == "train":
             return self.on_examples(self.problem.data.train, self.training_positions, batch, state)
         if on == "test":
             return self.on_examples(self.problem.data.test, None, batch, state)
-        raise one_of("data to measure on", on, ("train", "test"))
+        raise one_of("set", on, ("train", "test"))
 
     def on_examples(
         self,
@@ -111,8 +113,8 @@ class Measured:
         batch: int | None = None,
         state: ModelState | None = None,
     ) -> Objective:
-        """The loss on any examples that the model can take."""
-        problem, state = self.problem, state or self._still
+        """The loss on any examples of the model's input shape."""
+        problem, state = self.problem, state or self._with_statistics
         chosen = None if positions is None else torch.from_numpy(np.ascontiguousarray(positions, dtype=np.int64))
         return Objective(
             problem.model,
@@ -126,14 +128,18 @@ class Measured:
         )
 
     @cached_property
-    def _still(self) -> ModelState:
-        """The model with statistics that do not depend on a batch."""
+    def _with_statistics(self) -> ModelState:
+        """The model with fixed BatchNorm statistics."""
         return with_statistics(self.problem, self.state, self.training_positions)
 
     def _of_client(self, client: int) -> ModelState:
-        """The model with the statistics that a client has kept, at the end of the run, where clients keep them."""
-        kept = client_statistics(self.record) if self.problem.batch_statistics and self.rounds is None else {}
-        return self.state._replace(buffers=kept[client].to(self.state.buffers)) if client in kept else self._still
+        """With SiLoBN, the model with a client's BatchNorm statistics at the end of the run."""
+        statistics = client_statistics(self.record) if self.problem.batch_statistics and self.rounds is None else {}
+        return (
+            self.state._replace(buffers=statistics[client].to(self.state.buffers))
+            if client in statistics
+            else self._with_statistics
+        )
 
     def objectives(
         self,
@@ -145,7 +151,9 @@ class Measured:
         seed: int = 0,
         batch: int | None = None,
     ) -> list[Objective]:
-        """The loss on the data, or on each of several random subsets of ``examples`` of them, drawn by the seed, the next one and so on."""
+        """The loss on the data, or on ``subsets`` random subsets of ``examples`` examples (seeds ``seed``, ``seed +
+        1``, ...).
+        """
         whole = self.objective(on, client=client, batch=batch)
         if examples is None or examples == whole.examples:
             return [whole]
@@ -162,7 +170,7 @@ class Measured:
         batch: int | None = None,
         **options: Any,
     ) -> Spectrum:
-        """The curvature: the largest eigenvalues (50 unless said), the smallest one, and the trace; ``options`` are ``spectrum_of``'s."""
+        """The Hessian spectrum; ``options`` as in ``spectrum_of``."""
         (objective,) = self.objectives(on, client=client, examples=examples, seed=seed, batch=batch)
         return spectrum_of(objective, count, seed=seed, **options)
 
@@ -177,12 +185,12 @@ class Measured:
         batch: int | None = None,
         **options: Any,
     ) -> Sharpness:
-        """How much the loss rises within a radius (``rho=0.05`` unless said); ``options`` are ``sharpness_of``'s."""
+        """The sharpness; ``options`` as in ``sharpness_of``."""
         (objective,) = self.objectives(on, client=client, examples=examples, seed=seed, batch=batch)
         return sharpness_of(objective, kind, seed=seed, **options)
 
     def sibling(self, name: str | None = None, rounds: int | None = None) -> Measured:
-        """Another model of the same run, on the same problem and partition."""
+        """Another model of the same run."""
         name = require_model(self.record, name or self.name)
         return replace(self, name=name, rounds=rounds, state=state_of(self.record, name, self.problem, rounds))
 
@@ -196,19 +204,28 @@ def measured(
     precision: str | None = None,
     **own: Any,
 ) -> Measured:
-    """A model of a run, ready to be measured: by a text, or by a record, its model's name and the round it was kept after.
+    """Open a model of a run for measurements.
 
-    Measuring is in float32 unless the run was in float64, whatever the run trained in; ``own`` are ``data``, ``network`` and ``task`` where
-    those were the user's.
+    Args:
+        model: a reference such as ``RUN:wima@50``, or a record.
+        name: name of the model; default: the primary model.
+        rounds: round after which the model was saved; default: the final model.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        precision: ``float32``, ``tf32`` or ``float64``; default: float64 for float64 runs, else float32.
+        own: user-supplied ``data``, ``network`` and ``task``.
     """
     if isinstance(model, Record):
         record = model
     else:
-        found = model if isinstance(model, Reference) else reference(str(model))
-        record, name, rounds = load_record(found.run), name or found.model, found.rounds if rounds is None else rounds
+        source = model if isinstance(model, Reference) else reference(str(model))
+        record, name, rounds = (
+            load_record(source.run),
+            name or source.model,
+            source.rounds if rounds is None else rounds,
+        )
     if not record.models and not record.evaluated:
         where = record.folder.path if record.folder else "this run"
-        raise UserError(f"{where} has no models to measure yet: it has evaluated none; go on with it (fedflat resume)")
+        raise UserError(f"{where} has no evaluated models yet; continue it with fedflat resume")
     name = require_model(record, name or primary_model(record))
     config = _config(record.config, device, precision)
     problem, partition = reopen(record, config=config, call="flatness", **own)
@@ -223,9 +240,9 @@ def _batch(problem: Problem) -> int:
 def _config(config: Config, device: str | None, precision: str | None) -> Config:
     wanted = precision or ("float64" if config.engine.precision == "float64" else "float32")
     if wanted not in ("float32", "tf32", "float64"):
-        raise one_of("precision to measure in", wanted, ("float32", "tf32", "float64"))
+        raise one_of("precision", wanted, ("float32", "tf32", "float64"))
     if device is not None and device not in ("auto", "cpu", "cuda"):
         raise one_of("device", device, ("auto", "cpu", "cuda"))
-    # The run's own device may not be here.
+    # The run's device may not be available here.
     engine = config.engine.model_copy(update={"device": device or "auto", "precision": wanted})
     return config.model_copy(update={"engine": engine})

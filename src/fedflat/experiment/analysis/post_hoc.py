@@ -1,4 +1,4 @@
-"""A run looked at afterwards: at the models that it kept, and at rounds that are trained again from them."""
+"""Post-hoc measurements of a run: on its saved models, and on rounds replayed from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedflat.engines.problem.task import Task
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.cohort import Figures, cohort_figures
-from fedflat.experiment.analysis.fixed_sample import Look
+from fedflat.experiment.analysis.fixed_sample import FixedSample
 from fedflat.experiment.analysis.reopen import reopen, require_model, state_of
 from fedflat.experiment.analysis.replay import Moment, Replay, at_checkpoint, at_model, needs_vectors, start_of
 from fedflat.experiment.analysis.theory import Theory, theory
@@ -30,8 +30,8 @@ Progress = Callable[[str], None]
 
 
 @dataclass
-class Afterwards:
-    """A run, with the problem it was about, and a fixed look at it."""
+class PostHoc:
+    """A run with its problem and a fixed sample of examples and clients."""
 
     record: Record
     wanted: FlatnessSettings = field(default_factory=FlatnessSettings)
@@ -39,31 +39,29 @@ class Afterwards:
     progress: Progress = lambda text: None
 
     def __post_init__(self) -> None:
-        self.config = _here(self.record.config)
+        self.config = _on_this_machine(self.record.config)
         self.problem, self.partition = reopen(
             self.record, config=self.config, call="flatness", as_begun=True, **self.own
         )
         self.first = ModelState(*self.problem.initial())
-        self.look = Look(self.problem, self.partition, self.wanted)
+        self.sample = FixedSample(self.problem, self.partition, self.wanted)
         self.algorithm = algorithm(self.config.algorithm)
-
-    # --- models ------------------------------------------------------------------------------------------------------------------
 
     @cached_property
     def ended(self) -> int:
-        """After how many rounds the run ended, or was last evaluated."""
+        """Number of rounds at the end of the run, or at its last evaluation."""
         if not self.record.history:
-            raise UserError(f"{self._where} has evaluated nothing yet; go on with it (fedflat resume {self._where})")
+            raise UserError(f"{self._where} has no evaluation yet; continue it with fedflat resume {self._where}")
         return self.record.rounds
 
     def model_rounds(self, name: str = "server") -> list[int]:
-        """After which rounds a model of the run is there: at the start, where it was kept on the way, and at the end."""
-        kept = saved_rounds(self.record.folder.path, name) if self.record.folder else []
+        """Rounds at which a model is available: the start, saved rounds, and the end."""
+        saved = saved_rounds(self.record.folder.path, name) if self.record.folder else []
         start = [self.config.init_rounds] if name == "server" else []
-        return sorted({*start, *kept, *([self.ended] if self._has_last(name) else [])})
+        return sorted({*start, *saved, *([self.ended] if self._has_last(name) else [])})
 
     def model(self, rounds: int, name: str = "server") -> ModelState:
-        """A model after so many rounds."""
+        """A model after ``rounds``."""
         if rounds == self.config.init_rounds and name == "server":
             return self.first
         return state_of(
@@ -79,68 +77,66 @@ class Afterwards:
     def _where(self) -> str:
         return str(self.record.folder.path) if self.record.folder else "this run"
 
-    # --- figures of models -------------------------------------------------------------------------------------------------------
-
     def gaps(self) -> dict[str, list[Figures]]:
-        """The gap of every model, at every round after which it is there."""
-        found: dict[str, list[Figures]] = {}
+        """The generalisation gap of every model at every available round."""
+        gaps: dict[str, list[Figures]] = {}
         for name in self.record.evaluated or ["server"]:
             for rounds in self.model_rounds(name):
-                self.progress(f"the gap of {name} after round {rounds}")
+                self.progress(f"gap of {name} after round {rounds}")
                 with one_thread():
-                    found.setdefault(name, []).append({"round": rounds, **self.look.gap(self.model(rounds, name))})
-        return found
+                    gaps.setdefault(name, []).append({"round": rounds, **self.sample.gap(self.model(rounds, name))})
+        return gaps
 
     def seen(self, name: str = "server") -> list[Figures]:
-        """Accuracies and feature norms of a model, at every round after which it is there."""
-        name, found = require_model(self.record, name), []
+        """Accuracies and feature norms of a model at every available round."""
+        name, rows = require_model(self.record, name), []
         for rounds in self.model_rounds(name):
             self.progress(f"accuracies after round {rounds}")
             with one_thread():
                 model = self.model(rounds, name)
-                found.append(
-                    {"round": rounds, "accuracy": self.look.classes(model), "features": self.look.features(model)}
+                rows.append(
+                    {"round": rounds, "accuracy": self.sample.classes(model), "features": self.sample.features(model)}
                 )
-        return found
+        return rows
 
     def constants(self, name: str = "server") -> list[Figures]:
-        """L, beta, sigma and sigma_g of a model, at every round after which it is there."""
-        name, found = require_model(self.record, name), []
+        """L, beta, sigma and sigma_g of a model at every available round."""
+        name, rows = require_model(self.record, name), []
         for rounds in self.model_rounds(name):
             self.progress(f"gradients after round {rounds}")
             with one_thread():
-                constants, apart = self.look.constants(self.model(rounds, name))
-            found.append({"round": rounds, "constants": constants.plain(), "gradients": apart})
-        return found
+                constants, gradients = self.sample.constants(self.model(rounds, name))
+            rows.append({"round": rounds, "constants": constants.plain(), "gradients": gradients})
+        return rows
 
     def theory(self, seen: Sequence[Figures] | None = None) -> Theory:
-        """Theorem 5.1 with the constants that the run's models showed; ``seen`` are those of ``constants`` where they are known."""
-        looks = [*self.constants(), *self.logged_constants()] if seen is None else seen
+        """Theorem 5.1 with the run's empirical constants; ``seen`` is the result of ``constants`` if already
+        computed.
+        """
+        rows = [*self.constants(), *self.logged_constants()] if seen is None else seen
         return theory(
-            self.config, self.partition, self.problem.data.num_classes, [Constants(**one["constants"]) for one in looks]
+            self.config, self.partition, self.problem.data.num_classes, [Constants(**row["constants"]) for row in rows]
         )
 
-    # --- rounds trained again ----------------------------------------------------------------------------------------------------
-
     def moments(self) -> tuple[list[Moment], str]:
-        """Every moment from which a round can be trained again, and in words why others cannot."""
+        """All moments from which a round can be replayed, and the reason why others cannot."""
         moments = {0: start_of(self.algorithm, self.first, self.config)}
         lacks = needs_vectors(self.algorithm, self.config)
-        kept = [rounds for rounds in self.model_rounds() if rounds]
+        saved = [rounds for rounds in self.model_rounds() if rounds]
         if not lacks:
-            moments |= {rounds: at_model(rounds, self.model(rounds), self.algorithm, self.config) for rounds in kept}
+            moments |= {rounds: at_model(rounds, self.model(rounds), self.algorithm, self.config) for rounds in saved}
         if self.record.folder is not None and (self.record.folder.path / CHECKPOINT).exists():
             last = at_checkpoint(self.record.folder, self.algorithm, self.problem, self.config, self.first)
             moments[last.rounds] = last
-        left = [rounds for rounds in kept if rounds not in moments]
-        missing = f"{self.config.algorithm} needs {lacks}, which are kept at the last checkpoint only"
-        why = f"rounds after {', '.join(map(str, left))} cannot be trained again: {missing}" if left else ""
+        left = [rounds for rounds in saved if rounds not in moments]
+        missing = f"{self.config.algorithm} needs {lacks}, which only the last checkpoint has"
+        why = f"rounds after {', '.join(map(str, left))} cannot be replayed: {missing}" if left else ""
         return [moments[rounds] for rounds in sorted(moments)], why
 
     def clients(self, numbers: Sequence[int] | None = None, curvature: bool = True) -> tuple[list[Figures], str]:
-        """Drift and lambda_max of clients whose round is trained again, at every moment from which it can be; and why not at others."""
+        """Drift and lambda_max of clients in replayed rounds, and the reason why other rounds cannot be replayed."""
         moments, why = self.moments()
-        found = []
+        rows = []
         for moment in moments:
             replay = Replay(
                 self.config,
@@ -150,38 +146,38 @@ class Afterwards:
                 workers=1 if self.problem.device.type == "cpu" else None,
             )
             members = replay.members(numbers)
-            self.progress(f"training round {moment.rounds + 1} again, with {len(members)} clients")
+            self.progress(f"replaying round {moment.rounds + 1} with {len(members)} clients")
             outcome = replay.train(members)
             with one_thread():
                 figures = cohort_figures(self.algorithm, members, outcome, moment.states)
                 if curvature:
                     models = replay.local_models(members, outcome)
                     self.progress(f"curvature of {len(members)} clients' models in round {moment.rounds + 1}")
-                    figures["local"] = self.look.local_curvature(models, members)
-            found.append({"round": moment.rounds + 1, "source": "trained again", **figures})
-        return found, why
+                    figures["local"] = self.sample.local_curvature(models, members)
+            rows.append({"round": moment.rounds + 1, "source": "replayed", **figures})
+        return rows, why
 
     def logged(self) -> list[Figures]:
-        """What the run logged itself about its cohorts."""
+        """Cohort measurements logged during training."""
         records = [record for record in self.record.history if "cohort" in record.get("flatness", {})]
         return [{"round": record["round"], "source": "logged", **record["flatness"]["cohort"]} for record in records]
 
     def logged_constants(self) -> list[Figures]:
-        """What the run logged itself about its constants, where no model of that round was kept."""
-        kept = set(self.model_rounds())
-        looks = {
+        """Constants logged during training, at rounds without a saved model."""
+        saved = set(self.model_rounds())
+        logged = {
             record["round"]: record["flatness"]
             for record in self.record.history
             if "constants" in record.get("flatness", {})
         }
         return [
-            {"round": rounds, "constants": look["constants"], "gradients": look["gradients"]}
-            for rounds, look in looks.items()
-            if rounds not in kept and None not in look["constants"].values()
+            {"round": rounds, "constants": row["constants"], "gradients": row["gradients"]}
+            for rounds, row in logged.items()
+            if rounds not in saved and None not in row["constants"].values()
         ]
 
     def require_something(self) -> None:
-        """Refuse a run of which nothing but its start is there."""
+        """Reject a run of which only the initial model is available."""
         folder = self.record.folder
         if (
             len(self.model_rounds()) > 1
@@ -190,20 +186,19 @@ class Afterwards:
         ):
             return
         raise UserError(
-            f"{self._where} has kept nothing to look at: no checkpoint (yet), no models on the way (run --save-every N), no log "
-            "(run --flatness every=N)"
+            f"{self._where} has no checkpoint, no saved models (run --save-every N) and no log (run --flatness every=N)"
         )
 
     def require_vectors(self) -> None:
-        """Refuse to show control variates of an algorithm whose clients keep none."""
-        if not any(one.vector for one in flat_fields(self.algorithm.client_fields()).values()):
+        """Reject algorithms whose clients have no control variate or dual."""
+        if not any(field.vector for field in flat_fields(self.algorithm.client_fields()).values()):
             raise UserError(
-                f"clients of {self.config.algorithm} keep no control variate or dual; scaffold, feddyn or fedmoswa have some"
+                f"clients of {self.config.algorithm} have no control variate or dual; use scaffold or fedmoswa"
             )
 
 
-def _here(config: Config) -> Config:
-    """A run's config on the device that is here."""
+def _on_this_machine(config: Config) -> Config:
+    """A run's config for the available device."""
     if config.engine.device == "cpu":
         return config
     engine = config.engine.model_copy(update={"device": "auto"})
@@ -212,7 +207,7 @@ def _here(config: Config) -> Config:
     return config.model_copy(update={"engine": engine})
 
 
-def afterwards(
+def post_hoc(
     record: Record,
     *,
     data: Dataset | None = None,
@@ -220,6 +215,6 @@ def afterwards(
     task: Task | None = None,
     progress: Progress = lambda text: None,
     **wanted: Any,
-) -> Afterwards:
-    """A run to be looked at; ``wanted`` are the settings of config's section flatness."""
-    return Afterwards(record, FlatnessSettings(**wanted), {"data": data, "network": network, "task": task}, progress)
+) -> PostHoc:
+    """Open a run for post-hoc measurements; ``wanted`` are settings of the config section ``flatness``."""
+    return PostHoc(record, FlatnessSettings(**wanted), {"data": data, "network": network, "task": task}, progress)

@@ -1,4 +1,4 @@
-"""A run taken up again to be looked at: the problem and the partition it was about, and any of its models."""
+"""Reopen a run for measurements: its problem, its partition and its models."""
 
 from __future__ import annotations
 
@@ -30,10 +30,14 @@ def reopen(
     call: str = "evaluate",
     as_begun: bool = False,
 ) -> tuple[Problem, Partition]:
-    """The problem and the partition of a run; its network holds what is frozen, and ``as_begun`` all that the run started from.
+    """The problem and the partition of a run.
 
-    Where data, model or task were the user's own they are needed again, unless the run was made in this process; ``call`` is the method of
-    a result that a sentence names for it. ``config`` stands in for the run's own, for example to use another device.
+    Args:
+        record: the run.
+        data, network, task: user-supplied dataset, model and task; needed unless the run was made in this process.
+        config: replaces the run's config, e.g. to use another device.
+        call: method of ``Result`` to name in error messages.
+        as_begun: restore the initial weights as well; otherwise only frozen parameters are restored.
     """
     config = config or record.config
     given = {"data": data, "model": network, "task": task}
@@ -41,18 +45,20 @@ def reopen(
     for what, name, argument in (("data", config.data.dataset, "data"), ("model", config.model, "network")):
         if own[what] is None and name.partition(":")[0] == CUSTOM:
             raise UserError(
-                f"this run used {what} of your own ({name}); pass it again in Python: fedflat.load(folder).{call}({argument}=...)"
+                f"this run used a custom {what} ({name}); pass it again: fedflat.load(folder).{call}({argument}=...)"
             )
-    problem, partition = federation(config if as_begun else _without_the_start(record, config, own["model"]), **own)
+    problem, partition = federation(
+        config if as_begun else _without_initial_weights(record, config, own["model"]), **own
+    )
     if record.history and not all(problem.task.metric in scores for scores in record.history[-1]["test"].values()):
         raise UserError(
-            f"this run was not scored by {problem.task.metric} but for a task of your own; pass it again in Python: task=..."
+            f"this run used a custom task, not one scored by {problem.task.metric}; pass it again in Python: task=..."
         )
     return problem, partition
 
 
-def _without_the_start(record: Record, config: Config, network: nn.Module | None) -> Config:
-    """A config that does not need the weights a run started from: what of them is frozen lies in the models that the run has written."""
+def _without_initial_weights(record: Record, config: Config, network: nn.Module | None) -> Config:
+    """A config that reads frozen parameters from the run's saved models instead of the initial weights."""
     if network is None and config.training.train == "all":
         return config.model_copy(update={"init": None, "init_head": "given"})
     written = record.folder.path / model_file("server") if record.folder else None
@@ -64,12 +70,12 @@ def _without_the_start(record: Record, config: Config, network: nn.Module | None
 
 
 def require_model(record: Record, name: str) -> str:
-    """The full name of a model of a run: ``wima`` is enough where there is one ``wima(window=50)``; others are refused."""
+    """The full name of a model of a run; ``wima`` matches a single ``wima(window=50)``."""
     return full_name("model of this run", name, record.models or record.evaluated)
 
 
 def full_name(what: str, name: str, known: Collection[str]) -> str:
-    """The one of the known names that is meant, in full or without its parameters."""
+    """The known name that equals ``name`` or matches it without parameters; raises a ``UserError`` if not unique."""
     alike = [full for full in known if full == name] or [full for full in known if full.partition("(")[0] == name]
     if len(alike) != 1:
         raise one_of(what, name, known)
@@ -77,14 +83,14 @@ def full_name(what: str, name: str, known: Collection[str]) -> str:
 
 
 def primary_model(record: Record) -> str:
-    """The model whose figures stand for a run: its last average, or the server's own where there is none (yet)."""
+    """The model that represents a run: its last average, or ``server`` if there is none (yet)."""
     known = record.models or record.evaluated
     averages = [average_name(average) for average in algorithm(record.config.algorithm).averages]
     return next((name for name in reversed(averages) if name in known), "server")
 
 
 def state_of(record: Record, name: str, problem: Problem, rounds: int | None = None) -> ModelState:
-    """A model of a run by its name: as it was in the end, or as it was kept after so many rounds."""
+    """A model of a run by name: the final one, or the one saved after ``rounds``."""
     if rounds is None and name in record.models:
         return ModelState(*(_moved(part, problem) for part in record.models[name]))
     fill(
@@ -97,11 +103,9 @@ def state_of(record: Record, name: str, problem: Problem, rounds: int | None = N
 
 
 def written_tensors(record: Record, name: str, rounds: int | None = None) -> dict[str, Tensor]:
-    """The tensors of a model as a run has written them: in the end, or after so many rounds."""
+    """Saved tensors of a model by name: the final ones, or those saved after ``rounds``."""
     if record.folder is None:
-        raise UserError(
-            "this run was made without a folder, so that no models were kept on the way; give fedflat.run a folder (out=...)"
-        )
+        raise UserError("this run has no folder, so no models were saved; pass out=... to fedflat.run")
     file = model_file(name) if rounds is None else snapshot_file(name, rounds)
     if rounds is not None and not (record.folder.path / file).exists():
         raise UserError(_not_kept(record, name, rounds))
@@ -117,7 +121,7 @@ def _moved(part: Any, problem: Problem) -> Any:
 def _not_kept(record: Record, name: str, rounds: int) -> str:
     assert record.folder is not None
     kept = saved_rounds(record.folder.path, name)
-    start = f"{record.folder.path} has not kept {name} after round {rounds}; "
+    start = f"{record.folder.path} has no {name} model of round {rounds}; "
     if not kept:
-        return start + "runs keep models on the way with --save-every N (evaluation.save_every)"
-    return start + f"it has rounds {', '.join(map(str, kept[:8]))}{', ...' if len(kept) > 8 else ''}"
+        return start + "save models during training with --save-every N (evaluation.save_every)"
+    return start + f"saved rounds: {', '.join(map(str, kept[:8]))}{', ...' if len(kept) > 8 else ''}"

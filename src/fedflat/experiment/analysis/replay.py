@@ -1,8 +1,8 @@
-"""A run at one moment, from which its next round can be trained again, to the bit, without touching its folder.
+"""Replays a round of a run bit for bit, without touching its folder.
 
-All that is random is a function of (seed, purpose, round, client), so the server's model and vectors and the clients' vectors are all that
-a round needs. A run keeps them at its start, which every config gives again, and at its last checkpoint. A snapshot holds the server's
-model alone: that is enough where neither server nor clients send or keep anything else, and refused otherwise.
+All randomness is a function of (seed, purpose, round, client), so a round depends only on the server model and on the
+server and client state. These are known at the start of a run and at its last checkpoint. A saved model suffices for
+algorithms without such state; others are rejected.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from fedflat.experiment.store.client_states import ClientStateStore
 from fedflat.experiment.store.row_store import PastRowStore, RowStore
 from fedflat.experiment.store.run_folder import RunFolder
 
-Kept = tuple[Mapping[str, State], Tensor | None]
-"""A client's vectors, and its own normalisation statistics where it keeps them."""
+ClientMemory = tuple[Mapping[str, State], Tensor | None]
+"""A client's state, and its BatchNorm statistics if it keeps them (SiLoBN)."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """A run after so many rounds: the server's model and vectors, and what each client keeps."""
+    """A run after ``rounds``: server model, server state, and a reader of client state by client number."""
 
     rounds: int
     model: ModelState
     states: States
-    kept: Callable[[int], Kept]
+    kept: Callable[[int], ClientMemory]
 
 
 class Replay:
-    """Trains the next round of a moment, or moves on by it."""
+    """Trains the next round from a moment, with or without advancing to it."""
 
     def __init__(
         self,
@@ -60,15 +60,15 @@ class Replay:
         self.engine: Engine = engine_for(config, problem) if workers is None else LoopEngine(problem, workers)
         self._training = training_of(config, self.algorithm, len(partition.clients))
         self._sampler = sampler_of(config, len(partition.clients))
-        self._changed: dict[int, Kept] = {}
+        self._changed: dict[int, ClientMemory] = {}
 
     @property
     def cohort(self) -> list[int]:
-        """Who takes part in the next round."""
+        """Clients of the next round."""
         return self.cohort_of(self.moment.rounds)
 
     def cohort_of(self, round: int) -> list[int]:
-        """Who takes part in any round, counted from 0."""
+        """Clients of round ``round``, counted from 0."""
         return self._sampler(self.config.seed, round)
 
     @property
@@ -77,26 +77,29 @@ class Replay:
         return self.algorithm.broadcast(self.moment.model.weights, self.moment.states)
 
     def members(self, numbers: Sequence[int] | None = None) -> list[Client]:
-        """Some clients as they are before the next round, each once: its cohort, or any others."""
+        """Clients before the next round: its cohort, or those numbered ``numbers``."""
         chosen = self.cohort if numbers is None else list(dict.fromkeys(numbers))
-        if numbers is not None and self.algorithm.drift.whole_gradient == "common":
+        if numbers is not None and self.algorithm.drift.full_gradient == "common":
             raise UserError(
-                f"clients of {self.config.algorithm} train with the mean gradient of their cohort, so that others cannot take its place; "
-                "look at the cohort, without naming clients"
+                f"clients of {self.config.algorithm} use the mean gradient of their cohort; "
+                "measure the cohort instead of chosen clients"
             )
         for number in chosen:
             check_client(number, len(self.partition.clients))
-        kept = [self._changed.get(number) or self.moment.kept(number) for number in chosen]
-        return [Client(number, self.partition.clients[number], *one) for number, one in zip(chosen, kept, strict=True)]
+        memories = [self._changed.get(number) or self.moment.kept(number) for number in chosen]
+        return [
+            Client(number, self.partition.clients[number], *memory)
+            for number, memory in zip(chosen, memories, strict=True)
+        ]
 
     def train(self, members: list[Client]) -> Outcome:
-        """Train clients for the next round, and change nothing by it."""
+        """Train clients for the next round without changing the moment."""
         moment = self.moment
-        with torch.random.fork_rng(devices=[]):  # training seeds it, and it is the caller's
+        with torch.random.fork_rng(devices=[]):  # training reseeds the caller's generator
             return self.engine.train(self._training, moment.rounds, moment.model, moment.states, members)
 
     def advance(self) -> Outcome:
-        """Train the cohort and take its round."""
+        """Train the cohort and advance by one round."""
         moment, outcome = self.moment, self.train(self.members())
         weights, states = self.algorithm.aggregate(outcome.returned, outcome.means, moment.states)
         self._changed |= {client.number: (client.state, client.statistics) for client in outcome.clients}
@@ -105,58 +108,53 @@ class Replay:
         return outcome
 
     def local_models(self, members: list[Client], outcome: Outcome) -> list[ModelState]:
-        """The model that each client ended its round with."""
+        """Each client's model after local training."""
         return local_models(self.algorithm, members, outcome)
 
 
 def local_models(algorithm: Algorithm, members: list[Client], outcome: Outcome) -> list[ModelState]:
-    """The model that each client ended its round with; copies, which outlive the engine's rows."""
+    """Each client's model after local training, as copies that outlive the engine's buffers."""
     return list(each_local_model(algorithm, members, outcome))
 
 
 def each_local_model(algorithm: Algorithm, members: list[Client], outcome: Outcome) -> Iterator[ModelState]:
-    """The same, one at a time."""
+    """Like ``local_models``, one at a time."""
     z, rows = outcome.returned.z, rows_of(outcome)
     for client, displacement, buffers in zip(members, *rows, strict=True):
         yield ModelState(
-            z + algorithm.drift.moved(displacement, client.state["drift"]), buffers.clone(), outcome.integers
+            z + algorithm.drift.local_displacement(displacement, client.state["drift"]),
+            buffers.clone(),
+            outcome.integers,
         )
 
 
 def rows_of(outcome: Outcome) -> CohortRows:
-    """What each client ended with, where the engine shows it."""
+    """Each client's displacement and buffers; raises a ``UserError`` if the engine does not expose them."""
     if outcome.rows is None:
         raise UserError(
-            "this engine does not show what single clients send; use the loop or lanes engine (--set engine.name=loop)"
+            "this engine does not expose single clients' updates; use the loop or lanes engine (--engine loop)"
         )
     return outcome.rows
 
 
 def check_client(number: int, clients: int) -> None:
-    """Refuse a client that does not exist."""
+    """Reject a client number that does not exist."""
     if not 0 <= number < clients:
-        raise UserError(
-            f"there is no client {number}; this run has {clients} clients, numbered from 0 to {clients - 1}"
-        )
-
-
-# --- moments of a run ------------------------------------------------------------------------------------------------------------
+        raise UserError(f"unknown client {number}; this run has {clients} clients, numbered 0 to {clients - 1}")
 
 
 def start_of(algorithm: Algorithm, model: ModelState, config: Config) -> Moment:
-    """Before the first round: everything is what it starts with."""
-    keeping = ClientStateStore(algorithm, model, config.training.statistics == "own", lambda width: RowStore())
-    return Moment(config.init_rounds, model, algorithm.new_server(model.weights), keeping.read)
+    """The moment before the first round."""
+    client_states = ClientStateStore(algorithm, model, config.training.statistics == "own", lambda width: RowStore())
+    return Moment(config.init_rounds, model, algorithm.new_server(model.weights), client_states.read)
 
 
 def at_checkpoint(
     folder: RunFolder, algorithm: Algorithm, problem: Problem, config: Config, first: ModelState | None = None
 ) -> Moment:
-    """At a run's last checkpoint; what clients start with comes from ``first``, the model before the first round (the problem's own)."""
+    """The moment of a run's last checkpoint; ``first`` is the initial model, which defines initial client state."""
     if not (folder.path / CHECKPOINT).exists():
-        raise UserError(
-            f"the run in {folder.path} has no checkpoint (yet), so that no round of it can be trained again"
-        )
+        raise UserError(f"the run in {folder.path} has no checkpoint yet, so its rounds cannot be replayed")
     saved, about = folder.read_tensors(CHECKPOINT)
     tensors = {name: tensor.to(problem.device) for name, tensor in saved.items()}
     model = ModelState(tensors["weights"], tensors["buffers"], under(tensors, "integers/"))
@@ -168,14 +166,14 @@ def at_checkpoint(
             require_rows(folder, {past.name: store}, about)
         return store
 
-    def kept(number: int) -> Kept:
+    def kept(number: int) -> ClientMemory:
         if folder.is_of_sites and (flat_fields(algorithm.client_fields()) or config.training.statistics == "own"):
             raise UserError(
-                f"the clients of the run in {folder.path} keep their vectors at their sites; no round of it can be trained again"
+                f"the client state of the run in {folder.path} is at its sites, so its rounds cannot be replayed"
             )
-        return keeping.read(number)
+        return client_states.read(number)
 
-    keeping = ClientStateStore(
+    client_states = ClientStateStore(
         algorithm, first or ModelState(*problem.initial()), config.training.statistics == "own", rows
     )
     return Moment(about["rounds"], model, nested_state(under(tensors, "server/")), kept)
@@ -184,24 +182,24 @@ def at_checkpoint(
 def at_model(
     rounds: int, model: ModelState, algorithm: Algorithm, config: Config, states: States | None = None
 ) -> Moment:
-    """At a snapshot: the server's model, and its vectors where they were kept too; refused where clients' vectors are needed."""
+    """The moment of a saved model; raises a ``UserError`` if the algorithm needs state that was not saved."""
     needed = needs_vectors(algorithm, config, states)
     if needed:
         raise UserError(
-            f"{config.algorithm} needs {needed} to train round {rounds + 1} again, and they are kept at the last checkpoint only; "
-            "look at the checkpoint, or log it while training (--flatness every=10,what=drift+clients)"
+            f"{config.algorithm} needs {needed} to replay round {rounds + 1}, which only the last checkpoint has; "
+            "use the checkpoint, or measure during training (--flatness every=10,what=drift+clients)"
         )
     fresh = algorithm.new_client(model.weights)
     return Moment(rounds, model, states or algorithm.new_server(model.weights), lambda number: (fresh, None))
 
 
 def needs_vectors(algorithm: Algorithm, config: Config, states: States | None = None) -> str:
-    """What a snapshot of the server's model lacks for a round to be trained again, in words; empty where it lacks nothing."""
+    """The state that a saved server model lacks for replaying a round, in words; empty if it lacks nothing."""
     if flat_fields(algorithm.client_fields()):
-        return "its clients' vectors"
+        return "its client state"
     if config.training.statistics == "own":
-        return "its clients' normalisation statistics"
+        return "its clients' BatchNorm statistics"
     fields = flat_fields(algorithm.server_fields())
-    # What the drift keeps decides what is broadcast even where it is not sent itself; the server's optimiser only acts afterwards.
+    # Drift state affects the broadcast even if it is not sent; the server optimiser acts only after the round.
     used = [name for name, field in fields.items() if field.sent or name.startswith("drift.")]
-    return "the server's vectors" if used and not flat_state(states or {}) else ""
+    return "its server state" if used and not flat_state(states or {}) else ""

@@ -1,4 +1,4 @@
-"""Scores of one model on any examples: the task's metrics, batch by batch."""
+"""Metrics of one model on any examples."""
 
 from __future__ import annotations
 
@@ -17,22 +17,28 @@ from fedflat.engines.problem.totals import Totals
 from fedflat.engines.round.contract import ModelState
 
 Scores = dict[str, float]
-"""Every metric, and under ``examples`` over how many."""
+"""Metrics by name, and the number of examples under ``examples``."""
 
 
 class Scorer:
-    """Scores one model on examples that may lie anywhere; ``batch_statistics`` says otherwise than the problem how it normalises."""
+    """Computes metrics of one model.
+
+    Args:
+        problem: the federated problem.
+        model: weights and buffers.
+        batch_statistics: whether BatchNorm normalises by batch; default: as the problem does.
+    """
 
     def __init__(self, problem: Problem, model: ModelState, batch_statistics: bool | None = None) -> None:
         self.problem, self.model, self._batch_statistics = problem, model, batch_statistics
         self._buffers = {**problem.buffers.views(model.buffers), **model.integers}
 
     def of(self, examples: Examples, positions: np.ndarray | None = None) -> Scores:
-        """The scores on all examples, or on those at some positions."""
+        """Metrics on all examples, or on those at ``positions``."""
         return scores_of(self.totals(examples, positions))
 
     def totals(self, examples: Examples, positions: np.ndarray | None = None) -> Totals:
-        """What the task summed over all examples, or over those at some positions."""
+        """The task's sums over all examples, or over those at ``positions``."""
         totals = Totals(self.problem.task)
         with one_thread():
             for batch, output in self._outputs(examples, positions):
@@ -40,7 +46,7 @@ class Scorer:
         return totals
 
     def by_class(self, examples: Examples) -> dict[int, Scores]:
-        """The scores on the examples of each class; where each position or pixel has a class, on those of each."""
+        """Metrics per class; for sequences and segmentation, per class of a position or pixel."""
         if isinstance(self.problem.task, PooledTask):
             return self.problem.task.by_class(self.totals(examples).sums)
 
@@ -53,20 +59,20 @@ class Scorer:
         return {label: scores_of(totals) for label, totals in self._apart(pieces()).items()}
 
     def by_group(self, examples: Examples, positions: np.ndarray | None = None) -> dict[int, Totals]:
-        """What the task summed over the examples of each group."""
+        """The task's sums per group."""
         return self._apart(
             (batch.tensors()["groups"], output, batch.targets) for batch, output in self._outputs(examples, positions)
         )
 
     def _apart(self, pieces: Iterator[tuple[Tensor, Tensor, Tensor]]) -> dict[int, Totals]:
-        """The sums for each label of (labels, outputs, targets), whose batches are mixed: some models normalise by their batch."""
+        """Sums per label. Batches stay mixed, because some models normalise by batch."""
         totals: dict[int, Totals] = {}
         with one_thread():
             for labels, output, targets in pieces:
                 for label in torch.unique(labels).tolist():
                     rows = labels == label
-                    one = totals.setdefault(label, Totals(self.problem.task))
-                    one.add(self.problem.task.sums(output[rows], targets[rows]), int(rows.sum()))
+                    label_totals = totals.setdefault(label, Totals(self.problem.task))
+                    label_totals.add(self.problem.task.sums(output[rows], targets[rows]), int(rows.sum()))
         return dict(sorted(totals.items()))
 
     def _outputs(self, examples: Examples, positions: np.ndarray | None = None) -> Iterator[tuple[Examples, Tensor]]:
@@ -77,23 +83,22 @@ class Scorer:
 
 
 def scores_of(totals: Totals) -> Scores:
-    """The figures of some sums, and over how many examples they are."""
+    """Metrics from sums, and the number of examples."""
     return {**totals.figures(), "examples": totals.count}
 
 
 def spread_over(each: Mapping[str, Scores], metric: str) -> dict[str, float]:
-    """A metric over clients, classes or domains, each counting the same: mean, standard deviation, and the worst tenth.
+    """Unweighted statistics of a metric over clients, classes or domains.
 
-    The deviation is that of all there are, not of a sample of them; the worst tenth is the mean over the lowest tenth, rounded up.
+    ``std`` is the population standard deviation; ``worst_tenth`` is the mean of the lowest tenth (rounded up).
 
     >>> spread_over({"a": {"accuracy": 0.5, "loss": 2.0}, "b": {"accuracy": 1.0, "loss": 0.0}}, "accuracy")
     {'mean': 0.75, 'std': 0.25, 'worst_tenth': 0.5, 'loss': 1.0, 'count': 2}
     """
     values = np.array([scores[metric] for scores in each.values()])
     worst = np.sort(values)[: ceil(len(values) / 10)]
-    found = {"mean": float(values.mean()), "std": float(values.std()), "worst_tenth": float(worst.mean())}
-    if metric != "loss" and all(
-        "loss" in scores for scores in each.values()
-    ):  # a user's own task may have none per class
-        found["loss"] = float(np.mean([scores["loss"] for scores in each.values()]))
-    return {**found, "count": len(values)}
+    statistics = {"mean": float(values.mean()), "std": float(values.std()), "worst_tenth": float(worst.mean())}
+    # A user-defined task may have no loss per class.
+    if metric != "loss" and all("loss" in scores for scores in each.values()):
+        statistics["loss"] = float(np.mean([scores["loss"] for scores in each.values()]))
+    return {**statistics, "count": len(values)}

@@ -1,7 +1,7 @@
-"""Empirical uniform stability: twins of a run that differ from it in a single training example, side by side (Hardt et al. 2016).
+"""Empirical uniform stability: a run and twins that differ in a single training example (Hardt et al. 2016).
 
-Twins share everything that is random, so that whatever sets them apart comes from that example. The example that replaces another is drawn
-from the test set, of the same class, and is not scored on; the partition is that of the original.
+Twins share all randomness, so any difference comes from that example. The replacement is a test example of the same
+class that is excluded from scoring; the partition stays the same.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from fedflat.experiment.setup.problem import federation
 
 @dataclass(frozen=True)
 class Swap:
-    """One training example replaced by one of the test set."""
+    """A training example replaced by a test example."""
 
     client: int
     position: int
-    """Where in the training set."""
+    """Position in the training set."""
     by: int
-    """Which example of the test set."""
+    """Position of the replacement in the test set."""
     first_round: int
-    """The first round in which its client takes part: before it, twins are the same."""
+    """First round in which the client participates; twins are identical before."""
 
     def applied(self, data: Dataset) -> Dataset:
-        """The data with the example replaced; who it belongs to stays."""
+        """The dataset with the example replaced; its client stays the same."""
         inputs, targets = data.train.inputs.clone(), data.train.targets.clone()
         inputs[self.position], targets[self.position] = data.test.inputs[self.by], data.test.targets[self.by]
         return replace(data, train=replace(data.train, inputs=inputs, targets=targets))
 
 
 class Twins:
-    """A run and its twins, taken from round to round together."""
+    """A run and its twins, advanced together."""
 
     def __init__(
         self,
@@ -60,18 +60,18 @@ class Twins:
         task: Task | None = None,
     ) -> None:
         if twins < 1:
-            raise UserError(f"{twins} twins are not possible; expected at least 1")
+            raise UserError(f"twins={twins} is invalid; expected at least 1")
         self.config = config
         self.data = load(config.data.dataset, config.data.dir) if data is None else data
         problem, partition = federation(config, self.data, model, task)
-        workers = 1 if problem.device.type == "cpu" else None  # engines that take turns would share one pool of workers
+        workers = 1 if problem.device.type == "cpu" else None  # alternating engines would share one worker pool
         self.original = Replay(config, problem, partition, workers=workers)
         if client is not None:
             check_client(client, len(partition.clients))
         self.swaps = [self._swap(seed, number, client) for number in range(twins)]
         others = [federation(config, swap.applied(self.data), model, task)[0] for swap in self.swaps]
         self.twins = [Replay(config, other, partition, workers=workers) for other in others]
-        self._scored = self._kept_apart(examples, seed)
+        self._scored = self._scored_examples(examples, seed)
 
     def _swap(self, seed: int, number: int, client: int | None) -> Swap:
         rng = generator(seed, "twins", number)
@@ -84,9 +84,7 @@ class Twins:
         if target.ndim == 0:
             same = torch.nonzero(self.data.test.targets == target).flatten()
         if not len(same):
-            raise UserError(
-                f"the test set has no example of class {int(target)} to replace one of the training set by; use another --seed"
-            )
+            raise UserError(f"the test set has no example of class {int(target)} as a replacement; use another --draw")
         return Swap(chosen, position, int(same[int(rng.integers(len(same)))]), self._first_round(chosen))
 
     def _first_round(self, client: int) -> int:
@@ -100,30 +98,30 @@ class Twins:
             rounds + 1,
         )
 
-    def _kept_apart(self, examples: int, seed: int) -> Examples:
-        """The test examples to score on, without those that took another's place."""
+    def _scored_examples(self, examples: int, seed: int) -> Examples:
+        """Test examples for scoring, without the replacements."""
         used = {swap.by for swap in self.swaps}
         left = np.array([place for place in range(len(self.data.test)) if place not in used])
         chosen = left[np.sort(generator(seed, "twins scored").permutation(len(left))[:examples])]
         return moved(self.data.test.take(torch.from_numpy(chosen)), self.original.problem.device)
 
     def go(self, every: int = 1) -> Iterator[Figures]:
-        """Take all rounds; what sets the twins apart after every so many, and after the last."""
+        """Run all rounds; yields the differences after every ``every`` rounds and after the last."""
         rounds = self.config.training.rounds
         for done in range(self.config.init_rounds + 1, rounds + 1):
             self.original.advance()
             for twin in self.twins:
                 twin.advance()
             if done % every == 0 or done == rounds:
-                yield self.apart()
+                yield self.differences()
 
-    def apart(self) -> Figures:
-        """How far the twins are from the original now: in weights, and in losses over the examples that are scored."""
+    def differences(self) -> Figures:
+        """Current differences between the original and its twins, in weights and in losses on the scored examples."""
         model = self.original.moment.model
         losses = losses_of(self.original.problem, model, self._scored)
         if not bool(model.weights.isfinite().all()):
             raise UserError(
-                f"the run diverged in round {self.original.moment.rounds}; lower the rate ({self.config.training.lr:g})"
+                f"the run diverged in round {self.original.moment.rounds}; lower lr={self.config.training.lr:g}"
             )
         distances, mean, most = [], [], []
         for twin in self.twins:
@@ -142,11 +140,11 @@ class Twins:
 
 
 def losses_of(problem: Problem, model: ModelState, examples: Examples) -> Tensor:
-    """The loss of a model on each example alone."""
+    """The loss of a model on each example, [examples]."""
     buffers = {**problem.buffers.views(model.buffers), **model.integers}
-    found = []
+    losses = []
     for part in problem.evaluation_batches(len(examples)):
         batch = examples.take(part)
         output = problem.predicted(model.weights, buffers, batch.inputs)
-        found += [problem.task.loss(output[one : one + 1], batch.targets[one : one + 1]) for one in range(len(batch))]
-    return torch.stack(found)
+        losses += [problem.task.loss(output[n : n + 1], batch.targets[n : n + 1]) for n in range(len(batch))]
+    return torch.stack(losses)

@@ -1,4 +1,4 @@
-"""What Theorem 5.1 of Liu et al. 2025 says of a run: its constants, its bounds, and which of its conditions the run meets."""
+"""Theorem 5.1 of Liu et al. 2025 applied to a run: constants, bounds, and which conditions the run meets."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ TITLES = {"fedsam": "FedSAM", "fedswa": "FedSWA", "fedmoswa": "FedMoSWA"}
 
 @dataclass(frozen=True)
 class Theory:
-    """The bounds of a run, with all that went into them."""
+    """Bounds of a run and their inputs."""
 
     constants: Constants
     setting: FederationSize
     trivial: float
-    """A loss that any bound must stay below to say something: that of guessing among the classes."""
+    """Loss of random guessing; larger bounds are vacuous."""
     printed: dict[str, GeneralisationBound]
-    """The theorem as printed, at its own rates."""
+    """The theorem as stated, at its own learning rates."""
     tight: dict[str, GeneralisationBound]
-    """The same with powers of c instead of 1 + c, which the proof allows."""
+    """With powers of c instead of 1 + c, which the proof allows."""
     own_rates: dict[str, GeneralisationBound]
-    """The proof before rates are put in, with powers of c and the rates that each algorithm has in this run."""
+    """With powers of c and the learning rates that each algorithm has in this run."""
     conditions: list[tuple[str, bool, str]]
-    """What the theorem asks for, whether the run does it, and what it does."""
+    """(condition, whether it is met, the run's value)."""
 
     def document(self) -> Figures:
-        """Everything as plain values."""
+        """All values as JSON-compatible types."""
 
         def plain(bounds: dict[str, GeneralisationBound]) -> Figures:
             return {
                 name: {
-                    "log10": one.log10,
-                    "value": one.value if math.isfinite(one.value) else None,
-                    "log10_factor": one.factor,
-                    "vacuous": one.vacuous(self.trivial),
+                    "log10": bound.log10,
+                    "value": bound.value if math.isfinite(bound.value) else None,
+                    "log10_factor": bound.factor,
+                    "vacuous": bound.vacuous(self.trivial),
                 }
-                for name, one in bounds.items()
+                for name, bound in bounds.items()
             }
 
         return {
@@ -72,7 +72,7 @@ class Theory:
 
 
 def theory(config: Config, partition: Partition, classes: int, seen: Sequence[Constants]) -> Theory:
-    """The bounds of a run from the constants that its models showed, the largest of each."""
+    """Bounds of a run from the largest constants of its models."""
     constants = largest(seen)
     setting = setting_of(config, partition)
     steps = round(setting.steps)
@@ -88,45 +88,44 @@ def theory(config: Config, partition: Partition, classes: int, seen: Sequence[Co
 
 
 def setting_of(config: Config, partition: Partition) -> FederationSize:
-    """m, n, K and T of a run; n and K are means over clients, which the theorem takes to be alike."""
+    """m, n, K and T of a run; n and K are means over clients."""
     sizes = np.array([len(indices) for indices in partition.described_clients])
-    own = config.training
-    steps = (
-        float(own.local_steps)
-        if own.local_steps is not None
-        else float((own.local_epochs * np.ceil(sizes / own.batch_size)).mean())
-    )
-    return FederationSize(len(partition.clients), float(sizes.mean()), steps, own.rounds)
+    training = config.training
+    if training.local_steps is not None:
+        steps = float(training.local_steps)
+    else:
+        steps = float((training.local_epochs * np.ceil(sizes / training.batch_size)).mean())
+    return FederationSize(len(partition.clients), float(sizes.mean()), steps, training.rounds)
 
 
 def rates_of(config: Config, steps: int, name: str = "") -> list[RoundLearningRates]:
-    """The local rates of every round of a run, for a client with so many steps; or those another algorithm would have in its place."""
+    """Local learning rates of every round, for ``steps`` local steps; ``name`` selects another algorithm's schedule."""
     other = name and name != _base(config.algorithm)
-    lr, own = algorithm(name if other else config.algorithm).lr_schedule, config.training
-    schedule = Schedule(own.lr, own.lr_decay, own.rounds)
+    lr, training = algorithm(name if other else config.algorithm).lr_schedule, config.training
+    schedule = Schedule(training.lr, training.lr_decay, training.rounds)
     number, many = torch.arange(steps, dtype=torch.float64), torch.tensor(float(steps), dtype=torch.float64)
-    found = []
-    for one in range(own.rounds):
-        values = lr(schedule, torch.tensor(float(one), dtype=torch.float64), number, many) + torch.zeros_like(number)
-        found.append(RoundLearningRates(float(values.sum()), float(values.max())))
-    return found
+    rates = []
+    for round in range(training.rounds):
+        values = lr(schedule, torch.tensor(float(round), dtype=torch.float64), number, many) + torch.zeros_like(number)
+        rates.append(RoundLearningRates(float(values.sum()), float(values.max())))
+    return rates
 
 
 def conditions(
     config: Config, constants: Constants, setting: FederationSize, rates: Sequence[RoundLearningRates]
 ) -> list[tuple[str, bool, str]]:
-    """What the theorem asks for, and what a run does."""
+    """The theorem's conditions, and whether a run meets them."""
     built, federation = algorithm(config.algorithm), config.federation
     name = _base(config.algorithm)
-    allowed, used = largest_lr(constants, setting), max(one.highest for one in rates)
+    allowed, used = largest_lr(constants, setting), max(rates_.highest for rates_ in rates)
     clients_per_round = min(federation.clients_per_round, setting.clients)
     full = clients_per_round == setting.clients and federation.sampling == "fixed" and not federation.dropout
     option = getattr(built.drift, "option", None)
     asked = [
         ("one of FedSAM, FedSWA, FedMoSWA", name in ALGORITHMS, config.algorithm),
         ("every client in every round", full, f"{clients_per_round} of {setting.clients} clients per round"),
-        ("local rates of at most 1/(beta K T)", used <= allowed, f"{used:.3g}, where {allowed:.3g} is allowed"),
-        ("server rate 1", built.server.server_lr == 1, f"{built.server.server_lr:g}"),
+        ("local learning rate at most 1/(beta K T)", used <= allowed, f"{used:.3g}; allowed: {allowed:.3g}"),
+        ("server_lr = 1", built.server.server_lr == 1, f"{built.server.server_lr:g}"),
     ]
     if option is not None:
         asked.append(("option I of the control variates", option == "I", f"option {option}"))
@@ -134,5 +133,5 @@ def conditions(
 
 
 def _base(text: str) -> str:
-    """The name that an algorithm's text begins with."""
+    """The base name of an algorithm text."""
     return text.partition("+")[0].partition("(")[0]

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fedflat.algorithms import algorithm, canonical
+from fedflat.cores import available_cores
 from fedflat.data import load
-from fedflat.engines.cpu.worker_pool import available_cores, can_travel
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RemoteCallback, require_remote
 from fedflat.experiment.campaign.processes import RunJob, in_sequence, side_by_side
@@ -24,6 +24,7 @@ from fedflat.experiment.store.provenance import fingerprints, require_same_input
 from fedflat.experiment.store.record import Record, load_record
 from fedflat.experiment.store.run_folder import RunFolder
 from fedflat.models import parameter_count
+from fedflat.processes import can_travel
 
 SMALL = 250_000
 """Largest number of parameters for which parallel runs beat sequential ones that use all cores."""

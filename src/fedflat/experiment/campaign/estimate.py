@@ -17,7 +17,7 @@ from fedflat.algorithms import Algorithm, algorithm
 from fedflat.algorithms.algorithm import flat_fields
 from fedflat.algorithms.slot import Fields
 from fedflat.averaging import RunInfo
-from fedflat.engines.cpu.worker_pool import available_cores
+from fedflat.cores import available_cores
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RunView
 from fedflat.experiment.config import Config
@@ -42,9 +42,6 @@ PATIENCE = 60.0
 """Seconds after which no further probe starts."""
 FRESH = {"algorithm": "fedavg", "init": None, "init_head": "given", "init_rounds": 0}
 """What a probe changes: plain SGD from fresh weights."""
-
-
-# --- bytes ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -168,9 +165,6 @@ def _number_of_clients(config: Config, data: datasets.Dataset) -> int:
     return len(partition.clients)
 
 
-# --- a run that has started -------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Forecast:
     """Bytes that a run needs, and how long it will take."""
@@ -242,9 +236,6 @@ class ForecastCallback(Callback):
         expected = forecast(run, (now - self._started) / (TIMED[1] - TIMED[0]))
         if expected.seconds >= self._long:
             self._tell(expected)
-
-
-# --- runs that have not started: probes -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -366,7 +357,7 @@ def probe(config: Config) -> ProbedSpeed:
     run, times = _run_quietly(tiny)
     tested = len(run.problem.data.test)
     step, evaluation = times.rounds[-1] - times.rounds[0], times.evaluations[-1] - times.rounds[-1]
-    examples = sum(len(indices) for indices in run.partition.looked_at)
+    examples = sum(len(indices) for indices in run.partition.described_clients)
     return ProbedSpeed(
         step,
         evaluation / min(PROBED_EXAMPLES, tested) / workers,

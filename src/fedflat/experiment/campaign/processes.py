@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, TextIO
 
 import torch
 
-from fedflat.engines.cpu.worker_pool import keep_memory, use_cores
+from fedflat.cores import use_cores
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RemoteCallback, RunProgress
@@ -27,7 +27,7 @@ from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.record import Record
 from fedflat.experiment.store.run_folder import RunFolder
-from fedflat.processes import ChildDied, ChildProcess, close, wait_for_any
+from fedflat.processes import ChildDied, ChildProcess, close_children, keep_memory, wait_for_any
 
 PATIENCE = 2.0
 """Seconds that a process has to exit by itself; a run that is killed can be resumed."""
@@ -153,12 +153,9 @@ def side_by_side(
                     worker.begin(waiting.popleft(), tasks)
                 else:
                     del workers[child]
-                    close([child], PATIENCE)
+                    close_children([child], PATIENCE)
     finally:
-        close(workers, PATIENCE)
-
-
-# --- in the parent ----------------------------------------------------------------------------------------------------
+        close_children(workers, PATIENCE)
 
 
 @dataclass
@@ -212,9 +209,6 @@ class _Worker:
             else:
                 callback.evaluated(self.run)
                 callback.round_done(self.run)
-
-
-# --- in the child -----------------------------------------------------------------------------------------------------
 
 
 class Reporter(RemoteCallback):

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedflat.cores import use_cores
 from fedflat.data.data_dir import VARIABLE, data_dir
-from fedflat.engines.cpu.worker_pool import keep_memory, use_cores
 from fedflat.engines.ray.cluster import connect, device_for, first_line
 from fedflat.engines.ray.worker import own_version, version_mismatch
 from fedflat.engines.ray.worker_pool import MOST_LOSSES, close_worker_pool
@@ -29,6 +29,7 @@ from fedflat.experiment.campaign.processes import DistantRun, Results, RunTask
 from fedflat.experiment.config import Config
 from fedflat.experiment.store.record import Record, load_record
 from fedflat.experiment.store.run_folder import RunFolder
+from fedflat.processes import keep_memory
 
 SECONDS_BETWEEN_POLLS = 0.5
 """Between looks at the folders of running runs."""

@@ -9,9 +9,9 @@ from contextlib import suppress
 from typing import Any
 
 from fedflat.algorithms import registration
-from fedflat.engines.cpu.worker_pool import can_travel
 from fedflat.experiment.config import Config
 from fedflat.models import MODELS, ModelSpec
+from fedflat.processes import can_travel
 
 PickledNames = list[bytes]
 """(name, component) pairs, pickled one by one so that one failed import does not affect the others."""

@@ -73,9 +73,6 @@ class SweepResult(NamedTuple):
     error: UserError | None = None
 
 
-# --- planning ---------------------------------------------------------------------------------------------------------
-
-
 def plan_sweep(file: SweepFile, out: Path) -> Sweep:
     """List the runs of a sweep with their folders in ``out``, without writing anything."""
     base = _base_settings(file, out)
@@ -188,9 +185,6 @@ def _name(varied: Values, base: Values) -> str:
 def _hashed(name: str, varied: Values) -> str:
     digest = hashlib.sha256(json.dumps(varied, sort_keys=True, default=str).encode()).hexdigest()[:10]
     return f"{name[: LONGEST - 12].rstrip('-_.')}--{digest}"
-
-
-# --- running ----------------------------------------------------------------------------------------------------------
 
 
 class AlreadyFinished(LockedError):

@@ -100,9 +100,6 @@ def _keys(section: Any) -> list[str]:
     return [*Tune.model_fields, *SearchRange.model_fields] if section == "tune" else list(SweepFile.model_fields)
 
 
-# --- from the file to combinations ------------------------------------------------------------------------------------
-
-
 def full_name(name: str) -> str:
     """The full name of a setting that may be abbreviated.
 

@@ -40,7 +40,7 @@ from fedflat.experiment.config import Config, changes_results
 from fedflat.experiment.store.atomic_files import create_folder, write_whole
 from fedflat.experiment.store.lock import LockedError, is_free, locked
 from fedflat.experiment.store.record import Record, load_record
-from fedflat.processes import ChildDied, close, wait_for_any
+from fedflat.processes import ChildDied, close_children, wait_for_any
 
 BEST = "best.json"
 
@@ -103,9 +103,6 @@ class Trial(NamedTuple):
 
     def __str__(self) -> str:
         return f"trial {self.number}: {describe(self.values)}"
-
-
-# --- checking ---------------------------------------------------------------------------------------------------------
 
 
 def plan_search(file: SweepFile, out: Path) -> Search:
@@ -177,9 +174,6 @@ def corners(space: Space) -> Iterator[Values]:
         yield {name: value(values, last) for name, values in space.items()}
 
 
-# --- searching --------------------------------------------------------------------------------------------------------
-
-
 def run_search(
     search: Search, callbacks: tuple[Callback, ...] = (), waiting: Callable[[int], None] = lambda trials: None
 ) -> Iterator[Trial]:
@@ -234,13 +228,13 @@ def _in_processes(search: Search, at_once: int) -> Iterator[Trial]:
                     message = child.receive()
                 except ChildDied:
                     children.remove(child)
-                    close([child], PATIENCE)
+                    close_children([child], PATIENCE)
                     continue
                 if isinstance(message, BaseException):
                     raise message
                 yield message
     finally:
-        close(children, PATIENCE)
+        close_children(children, PATIENCE)
 
 
 def _serve(pipe: Connection, search: Search) -> None:
@@ -328,9 +322,6 @@ class PruningCallback(Callback):
         score = validation.get(run.primary, validation["server"]).get(run.metric)
         if score is not None and self._study.should_prune(self._number, run.rounds, score):
             raise Pruned
-
-
-# --- the best trial ---------------------------------------------------------------------------------------------------
 
 
 def choose(search: Search) -> dict[str, Any]:

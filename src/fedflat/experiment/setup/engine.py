@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fedflat.cores import available_cores
 from fedflat.data.data_dir import data_dir
 from fedflat.data.files.streamed import StreamedTensor
 from fedflat.engines.cpu.engine import LoopEngine
-from fedflat.engines.cpu.worker_pool import available_cores
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.gpu.step import compiled, in_place
 from fedflat.engines.problem.problem import Problem

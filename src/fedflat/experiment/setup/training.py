@@ -15,7 +15,7 @@ from fedflat.experiment.config import Config
 def training_of(config: Config, algorithm: Algorithm, clients: int) -> Training:
     """The local training of a config with ``clients`` clients."""
     t, f = config.training, config.federation
-    obstacles = [slot.needs_the_mean() for _, slot in algorithm.slots() if slot.needs_the_mean()]
+    obstacles = [slot.requires_mean() for _, slot in algorithm.slots() if slot.requires_mean()]
     if f.aggregation != "mean" and obstacles:
         raise UserError(
             f"federation.aggregation={f.aggregation} does not work with {config.algorithm}: {obstacles[0]}, which "

@@ -30,14 +30,14 @@ class Lock:
     """
 
     def __init__(self, folder: Path, subject: Path | None = None) -> None:
-        self._folder, self._subject = folder.absolute(), subject or folder
+        self._given, self._folder, self._subject = folder, folder.absolute(), subject or folder
         self._lock: FileLock | None = None
 
     def acquire(self, wait: bool = False) -> None:
         """Lock the folder; if it is locked already, wait for it or raise ``LockedError``."""
-        create_folder(self._folder)
+        create_folder(self._given)
         lock = FileLock(self._folder / LOCK_FILE, thread_local=False)
-        with explain_os_error(self._folder, "lock"):
+        with explain_os_error(self._given, "lock"):
             try:
                 lock.acquire(blocking=wait)
             except Timeout:

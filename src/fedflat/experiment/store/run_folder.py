@@ -104,7 +104,7 @@ class RunFolder:
     def hold(self) -> None:
         """Lock the run for this process, or raise ``LockedError``; the lock of a sweep on the folder is separate."""
         if self._lock is None:
-            lock = Lock(self._place / "checkpoint", self.path)
+            lock = Lock(self.path / "checkpoint", self.path)
             lock.acquire()
             self._lock = lock
 
@@ -113,8 +113,6 @@ class RunFolder:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
-
-    # --- reading ---
 
     def config(self) -> Config:
         """The run's config."""
@@ -175,8 +173,6 @@ class RunFolder:
             raise UserError(f"{path} is missing or damaged; restore it, {self.anew}")
         return value
 
-    # --- writing ---
-
     def write_status(self, status: str, **more: Any) -> None:
         """Write status.json."""
         write_whole(self.path / "status.json", json.dumps({"status": status, **more}) + "\n")
@@ -207,8 +203,6 @@ class RunFolder:
     def rows(self, name: str, width: int, dtype: torch.dtype) -> FileRowStore:
         """The row store ``name``, beside the checkpoint."""
         return FileRowStore(self.path / "state" / name, width, dtype)
-
-    # --- tensors ---
 
     def write_tensors(self, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         """Write a safetensors file with ``about`` as JSON in its header."""

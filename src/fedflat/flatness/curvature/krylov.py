@@ -7,7 +7,8 @@ With the basis V (as rows), T = V H V' and the next vector q, orthogonal to V,
 where e selects the last vector and ``carried`` is the remainder of a restart from vectors that were not exactly
 invariant. A Ritz pair (theta, y = V' s) with T s = theta s has the residual |H y - theta y| = beta |s_last|, at no
 cost. Every new vector is orthogonalised twice against the whole basis; otherwise Lanczos finds the largest
-eigenvalues repeatedly."""
+eigenvalues repeatedly.
+"""
 
 from __future__ import annotations
 

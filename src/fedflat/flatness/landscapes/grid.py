@@ -103,7 +103,7 @@ class Landscape:
         try:
             if document["format"] != FORMAT:
                 raise UserError(
-                    f"this landscape has format {document['format']}; this version reads format {FORMAT}, so recompute it"
+                    f"this landscape has format {document['format']}; this version reads {FORMAT}, so recompute it"
                 )
             axes = tuple(tuple(float(x) for x in axis) for axis in document["axes"])
             values = {name: np.array(_read(grid), dtype=np.float64) for name, grid in document["values"].items()}

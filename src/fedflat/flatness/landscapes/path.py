@@ -5,7 +5,8 @@ The barrier is the largest rise of the loss above the linear interpolation of it
     max_t [ L(w(t)) - (1 - t) L(a) - t L(b) ],    0 <= t <= 1
 
 (Entezari et al. 2022, definition 1; for equally good ends, the error barrier of Frankle et al. 2020). Two models
-without a barrier lie in the same basin: their average is as good as they are."""
+without a barrier lie in the same basin: their average is as good as they are.
+"""
 
 from __future__ import annotations
 

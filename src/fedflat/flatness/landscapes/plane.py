@@ -3,7 +3,8 @@
     u = (b - a) / ||b - a||,    v = r / ||r||,  r = (c - a) - <c - a, u> u,    P(x, y) = a + x u + y v
 
 The first model lies at (0, 0), the second at (||b - a||, 0), and distances in the plane equal distances between
-weights. Coordinates are computed in float64."""
+weights. Coordinates are computed in float64.
+"""
 
 from __future__ import annotations
 

@@ -99,7 +99,8 @@ def as_run(
 
     E||theta_T - theta_T'|| <= 2/(m n) sum_t exp(beta sum_(l>t) h_l) h_t e^(beta h_t) (c_t L + c_t sigma_g + c_t
     sigma), where h_t is the sum of a round's learning rates, c_t = 1 + (1 + c)^(K-1) beta h_t and c = 1 + beta eta_t;
-    ``factor`` is the largest c_t."""
+    ``factor`` is the largest c_t.
+    """
     _check(algorithm, constants)
     beta = constants.smoothness
     terms, largest, later = [], 0.0, 0.0

@@ -1,7 +1,8 @@
 """Empirical constants of generalisation theorems: gradient norms, gradient noise, heterogeneity.
 
 The theorems use suprema over all models and examples. The values here are maxima over those measured, hence lower
-bounds."""
+bounds.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Matplotlib and Plotly figures: curves, landscapes, spectra, partitions, clients."""

@@ -1,4 +1,4 @@
-"""Clients, gaps, constants and twins over rounds, drawn quietly: shades that are read in grey as well, and labels where the lines end."""
+"""Figures of clients, gaps, constants and twins over rounds."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 Figures = Mapping[str, Any]
 Values = Callable[[Figures], dict[int, float]]
-"""A number for each client of a round."""
+"""One value per client of a round."""
 INK, QUIET, PALE = "#1f3b57", "#7d8a97", "#c3ccd5"
 SHADES = "YlGnBu"
-"""From light to dark, so that it reads in grey."""
+"""Light to dark, readable in greyscale."""
 MOST_ROWS = 40
-"""Of more classes or clients than fit, evenly spaced ones are named."""
+"""Maximum number of labelled classes or clients; more are subsampled evenly."""
 
 
 def clients_picture(
     cohorts: Sequence[Figures], seen: Sequence[Figures], title: str, metric: str = "accuracy"
 ) -> Figure:
-    """Curvature and direction of every client, and accuracies and feature norms of the server's model, over rounds."""
+    """Curvature and drift of every client, and accuracies and feature norms of the server model, over rounds."""
     panels: list[Callable[[Axes], None]] = []
     for values, label, log in _of_clients(cohorts):
         if any(values(one) for one in cohorts):
@@ -53,7 +53,7 @@ def clients_picture(
 
 
 def gap_picture(gaps: Mapping[str, Sequence[Figures]], title: str) -> Figure:
-    """Training and test loss of every model over rounds, and the gap between them."""
+    """Training and test loss of every model over rounds, and the gap."""
     figure = Figure(figsize=(10.4, 4.4), layout="constrained")
     losses, between = figure.subplots(1, 2)
     for colour, (name, looks) in zip(COLOURS, gaps.items(), strict=False):
@@ -72,7 +72,7 @@ def gap_picture(gaps: Mapping[str, Sequence[Figures]], title: str) -> Figure:
             label=f"{name}, training",
         )
         between.plot(
-            rounds, test - train, color=colour, lw=1.8, marker="o", ms=3.5, label=f"{name}, test less training"
+            rounds, test - train, color=colour, lw=1.8, marker="o", ms=3.5, label=f"{name}, test minus training"
         )
         if "unseen_loss" in looks[-1]:
             unseen = np.array([one["unseen_loss"] for one in looks], float)
@@ -85,7 +85,7 @@ def gap_picture(gaps: Mapping[str, Sequence[Figures]], title: str) -> Figure:
                 ls=":",
                 marker="s",
                 ms=3.5,
-                label=f"{name}, unseen less training",
+                label=f"{name}, held-out minus training",
             )
     between.axhline(0, color=QUIET, lw=0.8, ls=(0, (2, 3)))
     losses.set_ylim(bottom=0)
@@ -120,7 +120,7 @@ def constants_picture(looks: Sequence[Figures], title: str) -> Figure:
 
 
 def twins_picture(looks: Sequence[Figures], title: str) -> Figure:
-    """How far twins are apart over rounds, in weights and in losses: a thin line for each twin, a strong one for their mean."""
+    """Distance of twins over rounds, in weights and losses: thin lines per twin, a strong line for the mean."""
     figure = Figure(figsize=(10.4, 4.2), layout="constrained")
     rounds = [one["round"] for one in looks]
     panels = (
@@ -139,11 +139,8 @@ def twins_picture(looks: Sequence[Figures], title: str) -> Figure:
     return figure
 
 
-# --- panels ----------------------------------------------------------------------------------------------------------------------
-
-
 def _of_clients(cohorts: Sequence[Figures]) -> Iterator[tuple[Values, str, bool]]:
-    """What is drawn of each client of a cohort: how it is read, in words, and whether on a logarithmic axis."""
+    """Plotted values per client: reader, label, and whether the axis is logarithmic."""
 
     def listed(*path: str) -> Values:
         def values(one: Figures) -> dict[int, float]:
@@ -167,11 +164,11 @@ def _of_clients(cohorts: Sequence[Figures]) -> Iterator[tuple[Values, str, bool]
     yield listed("cosine"), "cosine of local and mean update", False
     yield listed("momentum", "agreement"), "agreement of local update and momentum", False
     for name in next((list(one["client_vectors"]) for one in cohorts if "client_vectors" in one), []):
-        yield listed("client_vectors", name), f"norm of what a client keeps ({name})", False
+        yield listed("client_vectors", name), f"norm of client state ({name})", False
 
 
 def _per_client(axes: Axes, cohorts: Sequence[Figures], values: Values, label: str, log: bool) -> None:
-    """A dot per client and round, a pale line through each client's own, a strong one through the medians."""
+    """One dot per client and round, a pale line per client, a strong line through the medians."""
     rounds = [one["round"] for one in cohorts]
     found = [values(one) for one in cohorts]
     for client in sorted({client for one in found for client in one}):
@@ -196,7 +193,7 @@ def _per_client(axes: Axes, cohorts: Sequence[Figures], values: Values, label: s
 
 
 def _shaded(axes: Axes, seen: Sequence[Figures], values: Any, label: str, part: str, highest: float | None) -> None:
-    """A cell for each part and look; forgetting shows as a cell that is lighter than the one before it."""
+    """A heat map [parts, rounds]; forgetting shows as a cell lighter than the previous one."""
     names = list(values(seen[-1]))
     table = np.array([[_number(values(one).get(name)) for one in seen] for name in names])
     drawn = axes.pcolormesh(
@@ -226,7 +223,7 @@ def _title(figure: Figure, title: str) -> None:
 
 
 def _logarithmic(axes: Axes) -> None:
-    """A logarithmic axis with plain numbers at 1, 2 and 5."""
+    """A logarithmic axis with ticks at 1, 2 and 5."""
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -237,9 +234,7 @@ def _frame(axes: Axes, label: str, title: str) -> None:
     axes.set_xlabel("communication round", fontsize=9, color="#333333")
     axes.set_ylabel(label, fontsize=9, color="#333333")
     axes.set_title(title, loc="left", fontsize=10)
-    axes.xaxis.set_major_locator(
-        MaxNLocator(integer=True, nbins=8, min_n_ticks=1)
-    )  # a single round has no halves beside it
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))  # a single round has no neighbours
     axes.grid(alpha=0.2)
     axes.tick_params(labelsize=8.5, colors="#444444")
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,4 +1,4 @@
-"""Curves of a metric over rounds or cost, drawn for reading: direct labels, one band per algorithm."""
+"""Curves of a metric over rounds or cost, with one band per algorithm."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ OVER = {
     "samples": "samples processed",
 }
 EARLY = 0.2
-"""The share of a run that may rise below the frame."""
+"""Fraction of a run whose values may lie below the visible range."""
 LEFT_OUT = 0.15
-"""Of more lines than colours, the share that may be late or collapse below the frame; the legend has their ends."""
+"""The same fraction with more lines than colours; the legend shows final values."""
 STYLES = ("-", "--", ":", "-.")
-"""Lines are told apart by colour, and by style where there are more than colours."""
+"""Line styles, used after all colours."""
 COLOURS = ("#1b6ca8", "#d1495b", "#edae49", "#00798c", "#7b4b94", "#66a182", "#8d6a4f", "#333333", "#e07be0", "#9aa0a6")
 
 
 def curves(
     lines: Sequence[tuple[str, Sequence[list[dict[str, Any]]], str]], metric: str, over: str = "round"
 ) -> Figure:
-    """A figure with one line per (label, histories by seed, model): the mean over seeds and one standard deviation around it."""
+    """A figure with one line per (label, histories by seed, model): mean and standard deviation over seeds."""
     if over not in OVER:
         raise one_of("axis", over, OVER)
     many = len(lines) > len(COLOURS)
@@ -52,7 +52,7 @@ def curves(
         axes.fill_between(grid, mean - std, mean + std, color=colour, alpha=0.15, lw=0)
     lowest = np.quantile(early, LEFT_OUT if many else 0) if early else highest
     if is_share(metric) and highest > lowest:
-        # The first steep rise looks the same for every method; what follows is worth the room.
+        # The steep first rounds look alike for all methods, so the axis favours later ones.
         room = 0.05 * (highest - lowest)
         axes.set_ylim(lowest - 2 * room, highest + room)
     axes.set_xlabel(OVER[over])
@@ -70,18 +70,18 @@ def curves(
 
 
 def _columns(lines: int) -> int:
-    """Columns of a legend beside the curves."""
+    """Number of legend columns."""
     return ceil(lines / 40)
 
 
 def _size(lines: int) -> tuple[float, float]:
-    """Width and height, in inches, of a picture whose legend stands beside it."""
+    """Figure size in inches with a legend beside the axes."""
     columns = _columns(lines)
     return 8.2 + 2.2 * columns, max(4.8, 0.18 * ceil(lines / columns) + 0.4)
 
 
 def _aligned(seeds: Sequence[list[tuple[float, float]]]) -> tuple[np.ndarray, np.ndarray]:
-    """The seeds' values on the points that all of them have; costs may differ between seeds, so by position."""
+    """Values of all seeds at their common points, matched by position."""
     filled = [points for points in seeds if points]
     if not filled:
         return np.zeros(0), np.zeros((0, 0))

@@ -1,4 +1,4 @@
-"""What runs logged about flatness while they trained, as curves over rounds."""
+"""Flatness logged during training, as curves over rounds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Look = Mapping[str, Any]
 Points = list[tuple[int, float]]
 STYLES = ("-", "--", "-.", ":")
-"""Runs differ by style as well as by colour, so that they are told apart in grey."""
+"""Line styles distinguish runs in greyscale."""
 
 
 def _known(values: Any) -> list[float]:
@@ -30,10 +30,10 @@ def _mean(values: Any) -> float | None:
 
 QUANTITIES: dict[str, tuple[str, Callable[[Look, str], float | None]]] = {
     "lambda_max": ("largest eigenvalue of the Hessian", lambda look, model: _of(look, model, "lambda_max")),
-    "sharpness": ("rise of the loss by an ascent of 0.05", lambda look, model: _of(look, model, "sharpness")),
+    "sharpness": ("sharpness at rho = 0.05", lambda look, model: _of(look, model, "sharpness")),
     "gap": ("test less training loss", lambda look, model: _of(look, model, "gap")),
     "participation_gap": (
-        "unseen less training clients' loss",
+        "held-out minus training clients' loss",
         lambda look, model: _of(look, model, "participation_gap"),
     ),
     "cosine": ("mean cosine of local and mean update", lambda look, _: _mean(look.get("cohort", {}).get("cosine"))),
@@ -55,7 +55,7 @@ QUANTITIES: dict[str, tuple[str, Callable[[Look, str], float | None]]] = {
     "sigma": ("noise of gradients within a client", lambda look, _: look.get("constants", {}).get("noise")),
     "sigma_g": ("heterogeneity of gradients", lambda look, _: look.get("constants", {}).get("heterogeneity")),
 }
-"""What is drawn of a log: its name, in words, and how it is read from a look at a model."""
+"""Plotted quantities: label and reader."""
 
 
 def _of(look: Look, model: str, name: str) -> float | None:
@@ -70,11 +70,11 @@ def _median(look: Look) -> float | None:
 
 
 def logged(record: Record, model: str = "server") -> dict[str, Points]:
-    """Every quantity that a run logged, over rounds; those of models are of one of them, or of the server's before there is one."""
+    """Every logged quantity over rounds; model quantities are of ``model``, or of the server before it exists."""
     looks = [(entry["round"], entry["flatness"]) for entry in record.history if "flatness" in entry]
     if not looks:
         where = record.folder.path if record.folder else "this run"
-        raise UserError(f"{where} has logged nothing about flatness; run it with --flatness every=N")
+        raise UserError(f"{where} has no flatness log; run it with --flatness every=N")
     found: dict[str, Points] = {}
     for name, (_, read) in QUANTITIES.items():
         points = [(rounds, value) for rounds, look in looks if (value := read(look, model)) is not None]
@@ -84,7 +84,7 @@ def logged(record: Record, model: str = "server") -> dict[str, Points]:
 
 
 def log_picture(runs: Mapping[str, Mapping[str, Points]]) -> Figure:
-    """A panel for every quantity, a line for every run."""
+    """One panel per quantity, one line per run."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 

@@ -1,4 +1,4 @@
-"""Landscapes to turn and to point at: one HTML page that opens without a network, everything in it."""
+"""Interactive landscapes: one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -11,20 +11,30 @@ import numpy as np
 
 from fedflat.errors import UserError
 from fedflat.flatness.landscapes.grid import Landscape
-from fedflat.reporting.figures.landscape_scale import BASIN, NOT_FINITE, Scale, grid_of, shown_tick, shown_value
+from fedflat.reporting.figures.landscape_scale import (
+    BASIN,
+    NOT_FINITE,
+    LandscapeScale,
+    grid_of,
+    shown_tick,
+    shown_value,
+)
 from fedflat.reporting.figures.landscapes import ACCENT, FAINT, INK, Panel
 
 PER_ROW = 2
 FONT = "Helvetica, Arial, sans-serif"
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<style>body {{ font-family: {font}; color: {ink}; margin: 2rem auto; max-width: 1200px; }} p {{ color: {faint}; }}</style></head>
+<style>
+body {{ font-family: {font}; color: {ink}; margin: 2rem auto; max-width: 1200px; }}
+p {{ color: {faint}; }}
+</style></head>
 <body><h1>{title}</h1><p>{about}</p>{figures}</body></html>
 """
 
 
 def landscape_page(panels: Sequence[Panel], value: str = "train_loss", title: str = "Landscapes") -> str:
-    """A page with each landscape as a surface and as contours, on one scale; of lines, with a curve each."""
+    """A page with each landscape as a surface and as contours on one scale; lines become curves."""
     about, parts = landscape_parts(panels, value)
     return PAGE.format(
         title=escape(title), about=escape(about), figures="".join(parts), font=FONT, ink=INK, faint=FAINT
@@ -32,24 +42,25 @@ def landscape_page(panels: Sequence[Panel], value: str = "train_loss", title: st
 
 
 def landscape_parts(panels: Sequence[Panel], value: str = "train_loss", library: bool = True) -> tuple[str, list[str]]:
-    """A sentence on the scale, and the figures as HTML; without the library they need a page that already has it."""
+    """A note on the scale and the figures as HTML; ``library`` embeds Plotly."""
     if not panels:
-        raise UserError("there is no landscape to draw")
+        raise UserError("no landscape to plot")
     if len({panel.landscape.dimensions for panel in panels}) > 1:
-        raise UserError("landscapes on lines and on planes cannot share a page; draw them apart")
-    scale = Scale.over([panel.landscape for panel in panels], value)
+        raise UserError("one- and two-dimensional landscapes cannot share a page; plot them separately")
+    scale = LandscapeScale.over([panel.landscape for panel in panels], value)
     flat = panels[0].landscape.dimensions == 1
     figures = [_curves(panels, scale)] if flat else [_surfaces(panels, scale), _contours(panels, scale)]
-    # The library is put in once, with the first figure; all others find it there.
+    # Plotly is embedded once, with the first figure.
     parts = [
         figure.to_html(full_html=False, include_plotlyjs=library and number == 0)
         for number, figure in enumerate(figures)
     ]
-    about = f"{shown_value(value).capitalize()} on one scale. {scale.notes[:1].upper()}{scale.notes[1:]}{'.' if scale.notes else ''}"
+    note = f" {scale.notes[:1].upper()}{scale.notes[1:]}." if scale.notes else ""
+    about = f"{shown_value(value).capitalize()} on one scale.{note}"
     return about, parts
 
 
-def _surfaces(panels: Sequence[Panel], scale: Scale) -> Any:
+def _surfaces(panels: Sequence[Panel], scale: LandscapeScale) -> Any:
     from plotly import graph_objects
 
     figure = _grid(panels, "surface")
@@ -83,7 +94,7 @@ def _surfaces(panels: Sequence[Panel], scale: Scale) -> Any:
     return _styled(figure, scale, len(panels), 520)
 
 
-def _contours(panels: Sequence[Panel], scale: Scale) -> Any:
+def _contours(panels: Sequence[Panel], scale: LandscapeScale) -> Any:
     from plotly import graph_objects
 
     figure = _grid(panels, "contour")
@@ -126,7 +137,7 @@ def _contours(panels: Sequence[Panel], scale: Scale) -> Any:
     return _styled(figure, scale, len(panels), 520)
 
 
-def _curves(panels: Sequence[Panel], scale: Scale) -> Any:
+def _curves(panels: Sequence[Panel], scale: LandscapeScale) -> Any:
     from plotly import graph_objects
 
     from fedflat.reporting.figures.curves import COLOURS
@@ -140,9 +151,6 @@ def _curves(panels: Sequence[Panel], scale: Scale) -> Any:
     figure.update_xaxes(gridcolor="#e5e2dc")
     figure.update_layout(template="plotly_white", font={"family": FONT, "color": INK}, height=520)
     return figure
-
-
-# --- small things ----------------------------------------------------------------------------------------------------------------
 
 
 def _grid(panels: Sequence[Panel], kind: str) -> Any:
@@ -164,7 +172,7 @@ def _place(number: int) -> tuple[int, int]:
     return number // PER_ROW + 1, number % PER_ROW + 1
 
 
-def _styled(figure: Any, scale: Scale, panels: int, height: int) -> Any:
+def _styled(figure: Any, scale: LandscapeScale, panels: int, height: int) -> Any:
     bar = {"title": {"text": shown_value(scale.value)}, **_ticks(scale)}
     colours = [[position, colour] for position, colour in BASIN]
     axis = {"colorscale": colours, "cmin": np.log10(scale.low), "cmax": np.log10(scale.high), "colorbar": bar}
@@ -178,7 +186,7 @@ def _styled(figure: Any, scale: Scale, panels: int, height: int) -> Any:
 
 
 def _marks_above(landscape: Landscape, height: Any) -> Any:
-    """The models, standing on the surface."""
+    """Markers of the models on the surface."""
     from plotly import graph_objects
 
     xs, ys = (np.array(axis) for axis in landscape.axes)
@@ -195,12 +203,12 @@ def _marks_above(landscape: Landscape, height: Any) -> Any:
     )
 
 
-def _steps(scale: Scale) -> dict[str, float]:
+def _steps(scale: LandscapeScale) -> dict[str, float]:
     low, high = np.log10(scale.low), np.log10(scale.high)
     return {"start": low, "end": high, "size": (high - low) / (len(scale.levels) - 1)}
 
 
-def _ticks(scale: Scale) -> dict[str, Any]:
+def _ticks(scale: LandscapeScale) -> dict[str, Any]:
     return {
         "tickvals": [float(np.log10(tick)) for tick in scale.ticks],
         "ticktext": [shown_tick(tick, scale.value) for tick in scale.ticks],
@@ -208,7 +216,7 @@ def _ticks(scale: Scale) -> dict[str, Any]:
 
 
 def _none(values: Any) -> Any:
-    """Values with nothing where they are not finite, which the page leaves out."""
+    """Values with None where not finite."""
     return [_none(row) for row in values] if values.ndim > 1 else [float(v) if np.isfinite(v) else None for v in values]
 
 

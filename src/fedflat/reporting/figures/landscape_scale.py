@@ -1,4 +1,4 @@
-"""One scale for several landscapes: the same levels, the same colours, and what is cut off, said in words."""
+"""A common scale for several landscapes: levels, colours, and a note on clipped values."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fedflat.flatness.landscapes.grid import Landscape, Values
 
 LEVELS = 14
 HIGHEST_SHARE = 0.98
-"""The share of the values that lie below the top of the scale: a few steep corners would take all colours otherwise."""
+"""Fraction of values below the top of the scale, so that steep corners do not use up all colours."""
 MOST_TENFOLDS = 3
-"""How many powers of ten a scale spans at most."""
+"""Maximum number of decades of a scale."""
 BASIN = (
     (0.00, "#12355b"),
     (0.22, "#2a6f97"),
@@ -23,7 +23,7 @@ BASIN = (
     (0.86, "#ece3cf"),
     (1.00, "#f7efe2"),
 )
-"""Low is a deep blue basin, high is pale: lightness rises all the way, so that it also reads without colour."""
+"""Low is deep blue, high is pale; lightness increases monotonically."""
 NOT_FINITE = "#c9c4bd"
 SHOWN = {
     "train_loss": "training loss",
@@ -36,30 +36,28 @@ SHOWN = {
 
 
 @dataclass(frozen=True)
-class Scale:
-    """Levels from low to high, spaced evenly by factor; values above the highest are drawn as the highest."""
+class LandscapeScale:
+    """Logarithmically spaced levels; larger values are drawn as the highest level."""
 
     value: str
     levels: tuple[float, ...]
     cut_off: int
-    """How many finite values lie above the highest level."""
+    """Number of finite values above the highest level."""
     not_finite: int
     total: int
 
     @classmethod
-    def over(cls, landscapes: Iterable[Landscape], value: str, levels: int = LEVELS) -> Scale:
-        """The scale that fits all values of some landscapes."""
+    def over(cls, landscapes: Iterable[Landscape], value: str, levels: int = LEVELS) -> LandscapeScale:
+        """The scale of all values of some landscapes."""
         grids = [grid_of(landscape, value) for landscape in landscapes]
         everything = np.concatenate([grid.ravel() for grid in grids])
         finite = everything[np.isfinite(everything)]
         if not len(finite):
-            raise UserError(
-                f"none of the values of {shown_value(value)} is finite, so that there is nothing to draw; take a smaller radius"
-            )
+            raise UserError(f"no value of {shown_value(value)} is finite; use a smaller radius")
         high = float(np.quantile(finite, HIGHEST_SHARE))
         high = high if high > 0 else float(max(finite.max(), 1e-6))
         low = float(max(finite.min(), high * 10**-MOST_TENFOLDS))
-        if high < low * 1.05:  # nearly constant: still a scale, around it
+        if high < low * 1.05:  # nearly constant
             low, high = low / 1.1, high * 1.1
         return cls(
             value,
@@ -81,9 +79,9 @@ class Scale:
 
     @property
     def ticks(self) -> list[float]:
-        """Round numbers within the scale: 1, 2 and 5 times powers of ten, or between them where those are too few.
+        """Round numbers within the scale: 1, 2 and 5 times powers of ten, or finer ones if those are too few.
 
-        >>> Scale("train_loss", (0.09, 1.0, 6.0), 0, 0, 9).ticks
+        >>> LandscapeScale("train_loss", (0.09, 1.0, 6.0), 0, 0, 9).ticks
         [0.1, 0.2, 0.5, 1.0, 2.0, 5.0]
         """
         tens = [
@@ -93,7 +91,7 @@ class Scale:
             found = [round(digit * ten, 12) for ten in tens for digit in digits if self._holds(digit * ten)]
             if len(found) >= 3:
                 return found
-        # Less than a factor of two: evenly spaced ones.
+        # Evenly spaced for ranges below a factor of two.
         rough = (self.high - self.low) / 5
         step = next(
             digit * 10 ** np.floor(np.log10(rough))
@@ -107,12 +105,12 @@ class Scale:
         return self.low * 0.999 <= value <= self.high * 1.001
 
     def clipped(self, values: Values) -> Values:
-        """Values as they are drawn: within the scale, and what is not finite left out (not a number)."""
+        """Values clipped to the scale; NaN where not finite."""
         return np.where(np.isfinite(values), np.clip(values, self.low, self.high), np.nan)
 
     @property
     def notes(self) -> str:
-        """What the picture does not show as it is; empty where it shows everything."""
+        """A note on clipped and non-finite values; empty if there are none."""
         said = []
         if self.cut_off:
             high = shown_tick(float(f"{self.high:.3g}"), self.value)
@@ -123,19 +121,19 @@ class Scale:
 
 
 def grid_of(landscape: Landscape, value: str) -> Values:
-    """The values of one kind in a landscape."""
+    """The values of one quantity."""
     if value not in landscape.values:
         raise one_of("value in this landscape", value, landscape.values)
     return landscape.values[value]
 
 
 def shown_value(value: str) -> str:
-    """The name of a value, in words."""
+    """The label of a quantity."""
     return SHOWN.get(value, value.replace("_", " "))
 
 
 def shown_tick(tick: float, value: str) -> str:
-    """A number on a scale: errors in per cent.
+    """A tick label; errors are in percent.
 
     >>> shown_tick(0.05, "test_error"), shown_tick(0.05, "test_loss")
     ('5 %', '0.05')
@@ -143,8 +141,8 @@ def shown_tick(tick: float, value: str) -> str:
     return f"{100 * tick:g} %" if value.endswith("error") else f"{tick:g}"
 
 
-def common_line(landscapes: Sequence[Landscape], scale: Scale) -> float:
-    """A level to compare by: the round number of the scale that most landscapes contain, the lowest of those above all centres."""
+def common_line(landscapes: Sequence[Landscape], scale: LandscapeScale) -> float:
+    """A level for comparison: the round number contained in most landscapes, the lowest above all centres."""
     centres = [float(np.nanmin(scale.clipped(grid_of(landscape, scale.value)))) for landscape in landscapes]
     edges = [float(np.nanmax(scale.clipped(grid_of(landscape, scale.value)))) for landscape in landscapes]
     inside = [tick for tick in scale.ticks if max(centres) * 1.3 < tick < min(edges)]

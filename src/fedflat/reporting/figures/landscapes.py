@@ -1,4 +1,4 @@
-"""Landscapes as pictures: contours and surfaces on one scale, the plane of three models, curves along a line, a path and its barrier."""
+"""Figures of landscapes: contours, surfaces, planes, lines and paths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedflat.reporting.figures.curves import COLOURS
 from fedflat.reporting.figures.landscape_scale import (
     BASIN,
     NOT_FINITE,
-    Scale,
+    LandscapeScale,
     common_line,
     grid_of,
     shown_tick,
@@ -40,26 +40,23 @@ SIGNS = tuple(
         strict=True,
     )
 )
-"""The sign and the colour of each model on a plane; signs alone tell them apart."""
+"""Marker and colour of each model on a plane."""
 COLOUR_MAP = LinearSegmentedColormap.from_list("basin", list(BASIN)).with_extremes(bad=NOT_FINITE)
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A landscape to be drawn, with its title and a line of figures below it."""
+    """A landscape with its title and caption."""
 
     title: str
     landscape: Landscape
     figures: str = ""
 
 
-# --- contours --------------------------------------------------------------------------------------------------------------------
-
-
 def contours(panels: Sequence[Panel], value: str = "train_loss", title: str = "") -> Figure:
-    """Landscapes side by side, with the same levels and one colour bar; the bold line is at the same value in all of them."""
+    """Contours side by side with common levels; the bold line marks the same value in all panels."""
     _check(panels, 2)
-    scale = Scale.over([panel.landscape for panel in panels], value)
+    scale = LandscapeScale.over([panel.landscape for panel in panels], value)
     line = common_line([panel.landscape for panel in panels], scale)
     figure, grid = _panels(len(panels), 3.15, 3.6, bar=True)
     for axes, panel in zip(grid, panels, strict=False):
@@ -71,8 +68,8 @@ def contours(panels: Sequence[Panel], value: str = "train_loss", title: str = ""
     return figure
 
 
-def draw_contours(axes: Axes, landscape: Landscape, scale: Scale, line: float | None = None) -> None:
-    """One landscape as filled levels with fine lines between them; what is not finite is grey."""
+def draw_contours(axes: Axes, landscape: Landscape, scale: LandscapeScale, line: float | None = None) -> None:
+    """Filled contours of one landscape; non-finite values are grey."""
     xs, ys = (np.array(axis) for axis in landscape.axes)
     values = np.ma.masked_invalid(scale.clipped(grid_of(landscape, scale.value))).T
     axes.set_facecolor(NOT_FINITE)
@@ -91,12 +88,12 @@ def draw_contours(axes: Axes, landscape: Landscape, scale: Scale, line: float | 
 
 
 def draw_marks(axes: Axes, marks: Sequence[Mark], alone: bool = False) -> None:
-    """The models, each with its own sign; a single one needs no name."""
+    """Markers of the models; a single one is not labelled."""
     for number, mark in enumerate(marks):
         if alone:
             axes.plot(*mark.at, "+", color=ACCENT, markersize=8, markeredgewidth=1.5, zorder=5)
             continue
-        words = f"{mark.name} ({mark.off:.2g} off the plane)" if mark.off > 0 else mark.name
+        words = f"{mark.name} ({mark.off:.2g} from the plane)" if mark.off > 0 else mark.name
         look: dict[str, Any] = {
             "color": SIGNS[number % len(SIGNS)][1],
             "markeredgecolor": "white",
@@ -109,13 +106,13 @@ def draw_marks(axes: Axes, marks: Sequence[Mark], alone: bool = False) -> None:
 def plane_picture(
     landscape: Landscape, values: Sequence[str] = ("train_loss", "test_error"), title: str = ""
 ) -> Figure:
-    """The plane through three models, once for each value with a scale of its own; distances are distances between weights."""
+    """The plane through three models, one panel and scale per value; distances equal weight distances."""
     _check([Panel("", landscape)], 2)
     figure, grid = _panels(len(values), 3.6 * min(max(_ratio(landscape), 0.75), 1.5) + 0.9, 4.1)
     for axes, value in zip(grid, values, strict=False):
-        scale = Scale.over([landscape], value)
+        scale = LandscapeScale.over([landscape], value)
         draw_contours(axes, landscape, scale)
-        # True to scale unless that would leave a strip too narrow to look at.
+        # Equal aspect unless the panel would become too narrow.
         axes.set_aspect("equal" if 1 / 3 < _ratio(landscape) < 3 else "auto")
         draw_marks(axes, landscape.marks)
         axes.set_title(shown_value(value), loc="left", fontsize=11, fontweight="bold", color=INK, pad=8)
@@ -136,13 +133,10 @@ def plane_picture(
     return figure
 
 
-# --- surfaces --------------------------------------------------------------------------------------------------------------------
-
-
 def surfaces(panels: Sequence[Panel], value: str = "train_loss", title: str = "") -> Figure:
-    """The same as surfaces: height and colour are the logarithm of the value, on one scale."""
+    """Surfaces side by side; height and colour are the logarithm of the value."""
     _check(panels, 2)
-    scale = Scale.over([panel.landscape for panel in panels], value)
+    scale = LandscapeScale.over([panel.landscape for panel in panels], value)
     figure, grid = _panels(len(panels), 3.3, 3.4, bar=True, solid=True)
     for axes, panel in zip(grid, panels, strict=False):
         draw_surface(axes, panel.landscape, scale)
@@ -152,8 +146,8 @@ def surfaces(panels: Sequence[Panel], value: str = "train_loss", title: str = ""
     return figure
 
 
-def draw_surface(axes: Any, landscape: Landscape, scale: Scale) -> None:
-    """One landscape as a surface without a frame, seen from above and aside."""
+def draw_surface(axes: Any, landscape: Landscape, scale: LandscapeScale) -> None:
+    """One landscape as a surface without a frame."""
     xs, ys = np.meshgrid(*landscape.axes, indexing="ij")
     values = scale.clipped(grid_of(landscape, scale.value))
     height = np.log10(values)
@@ -175,13 +169,10 @@ def draw_surface(axes: Any, landscape: Landscape, scale: Scale) -> None:
     axes.set_axis_off()
 
 
-# --- lines -----------------------------------------------------------------------------------------------------------------------
-
-
 def lines(panels: Sequence[Panel], value: str = "train_loss", title: str = "") -> Figure:
-    """Landscapes along one direction in one frame, a line each."""
+    """One-dimensional landscapes in one panel."""
     _check(panels, 1)
-    scale = Scale.over([panel.landscape for panel in panels], value)
+    scale = LandscapeScale.over([panel.landscape for panel in panels], value)
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     axes = figure.subplots()
     for number, panel in enumerate(panels):
@@ -199,13 +190,13 @@ def lines(panels: Sequence[Panel], value: str = "train_loss", title: str = "") -
     _words(
         figure,
         title,
-        f"{scale.not_finite} of {scale.total} values are not finite and left out" if scale.not_finite else "",
+        f"{scale.not_finite} of {scale.total} values are not finite and omitted" if scale.not_finite else "",
     )
     return figure
 
 
 def path_picture(landscape: Landscape, values: Sequence[str] = ("train_loss", "test_error"), title: str = "") -> Figure:
-    """Each value on the way from one model to another, and the barrier: its highest rise above the line between the ends."""
+    """Each value along a path, and its barrier."""
     _check([Panel("", landscape)], 1)
     figure = Figure(figsize=(4.4 * len(values), 3.6), layout="constrained")
     t = np.array(landscape.axes[0])
@@ -237,16 +228,13 @@ def path_picture(landscape: Landscape, values: Sequence[str] = ("train_loss", "t
     return figure
 
 
-# --- small things ----------------------------------------------------------------------------------------------------------------
-
-
 def _check(panels: Sequence[Panel], dimensions: int) -> None:
     if not panels:
-        raise UserError("there is no landscape to draw")
+        raise UserError("no landscape to plot")
     for panel in panels:
         if panel.landscape.dimensions != dimensions:
             raise UserError(
-                f"this picture is of landscapes with {dimensions} dimensions, but {panel.title} has {panel.landscape.dimensions}"
+                f"this figure needs {dimensions} dimensions, but {panel.title} has {panel.landscape.dimensions}"
             )
 
 
@@ -255,7 +243,7 @@ def _panels(
 ) -> tuple[Figure, list[Any]]:
     columns = min(count, PER_ROW)
     rows = ceil(count / columns)
-    # A little more room than usual, so that titles above a legend are not cut.
+    # Extra room, so that titles above a legend are not cropped.
     figure = Figure(
         figsize=(width * columns + (0.7 if bar else 0), height * rows), layout=ConstrainedLayoutEngine(h_pad=0.14)
     )
@@ -275,8 +263,8 @@ def _titles(axes: Any, panel: Panel, below: bool = False) -> None:
         axes.set_xlabel(panel.figures, fontsize=10.5, color=INK, labelpad=6)
 
 
-def _bar(figure: Figure, beside: Any, scale: Scale, line: float | None = None) -> None:
-    """The scale beside one panel, exactly as high, or named and common to several."""
+def _bar(figure: Figure, beside: Any, scale: LandscapeScale, line: float | None = None) -> None:
+    """A colour bar beside one panel, or a labelled one shared by several."""
     several = isinstance(beside, list)
     place = (
         {"ax": beside, "fraction": 0.05, "pad": 0.015, "aspect": 24}
@@ -310,6 +298,6 @@ def _frame(axes: Axes) -> None:
 
 
 def _ratio(landscape: Landscape) -> float:
-    """How wide a plane is, as a multiple of its height."""
+    """Aspect ratio of a plane."""
     width, height = (axis[-1] - axis[0] for axis in landscape.axes)
     return width / height

@@ -1,4 +1,4 @@
-"""The pictures of a report for a paper: vector graphics of the curves, the paired differences, the ranks and the partition."""
+"""Vector figures of a report: curves, paired differences, ranks and the partition."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b0508a", "#a67c00", "#3f9bd1", "#6f4aa0", "#4a4a4a")
-"""Told apart by readers who see colours differently (after Okabe and Ito), and the same as in the page."""
+"""Colour-blind safe (after Okabe and Ito); the same as on the page."""
 DASHES = ("-", "--", ":", "-.")
 MOST_LINES = 16
-"""Of more rows the best are drawn: a figure of a paper is read, not searched."""
+"""Maximum number of rows in a figure; the best are shown."""
 
 Values = Mapping[str, Any]
 
 
 def figures_of(section: Values, by: str) -> dict[str, Figure]:
-    """Every figure of a section by its name."""
+    """All figures of a section, by name."""
     from fedflat.reporting.figures.partition import partition_picture
 
     found = {f"curves-{axis}": curve_figure(section, axis) for axis in AXES if _lines(section)}
@@ -38,7 +38,7 @@ def figures_of(section: Values, by: str) -> dict[str, Figure]:
 
 
 def _lines(section: Values) -> list[int]:
-    """The rows that are drawn, the best first."""
+    """The plotted rows, best first."""
     order = (
         [line["row"] for line in section["ranks"]["lines"]]
         if section["ranks"]
@@ -98,7 +98,9 @@ def difference_figure(section: Values, by: str) -> Figure:
         axes.plot([scale * pair["mean"]], [place], "o", ms=5, color=colour)
     axes.axvline(0, color="#222222", lw=0.9)
     base = section["rows"][section["baseline"]]["label"]
-    axes.set_xlabel(f"difference to {base}, {FIGURES[by]}{' (percentage points)' if scale == 100 else ''}", fontsize=9)
+    axes.set_xlabel(
+        f"difference from {base}, {FIGURES[by]}{' (percentage points)' if scale == 100 else ''}", fontsize=9
+    )
     return figure
 
 

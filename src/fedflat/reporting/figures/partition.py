@@ -1,4 +1,4 @@
-"""Who has what, drawn: a column per client, its classes in colours, or a shaded cell per client and class where there are many."""
+"""Figure of a partition: stacked class counts per client, or a heat map for many classes."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from fedflat.data.partitioners.partitioner import IntArray
 
 COLOURS = ("#4e79a7", "#f28e2b", "#e15759", "#76b7b2", "#59a14f", "#edc948", "#b07aa1", "#ff9da7", "#9c755f", "#bab0ac")
-"""Soft enough to stand beside one another in hundreds (Tableau 10); further classes have the same, lighter."""
+"""Colours of classes (Tableau 10); further classes use lighter versions."""
 MOST_COLOURS = 2 * len(COLOURS)
 MOST_CLIENTS = 200
-"""Of more clients than can be told apart in a picture, evenly spaced ones are shown."""
+"""Maximum number of clients shown; more are subsampled evenly."""
 LETTERS = 120
-"""How many letters fit in a line of the legend."""
+"""Characters per legend line."""
 
 
 def partition_picture(histogram: IntArray | Sequence[Sequence[int]], classes: Sequence[str], title: str) -> Figure:
-    """The class counts of every client, [clients, classes], as one picture."""
+    """The class counts [clients, classes] as one figure."""
     return partition_pictures({title: histogram}, classes)
 
 
 def partition_pictures(histograms: Mapping[str, IntArray | Sequence[Sequence[int]]], classes: Sequence[str]) -> Figure:
-    """Several partitions of the same data below one another, each under its title."""
+    """Several partitions of one dataset, one panel each."""
     rows = len(histograms)
     few = len(classes) <= MOST_COLOURS
     height = 3.4 if rows == 1 else 1.75 * rows + 0.9
@@ -49,14 +49,14 @@ def partition_pictures(histograms: Mapping[str, IntArray | Sequence[Sequence[int
         axes.set_xlim(-0.5, len(shown) - 0.5)
         axes.set_xticks([])
         axes.spines[:].set_visible(False)
-    axes.set_xlabel("clients, sorted by the class they have most of", fontsize=9, color="#333333")
+    axes.set_xlabel("clients, sorted by most frequent class", fontsize=9, color="#333333")
     if few:
         _legend(figure, classes)
     return figure
 
 
 def _ordered(counts: IntArray) -> IntArray:
-    """Clients by their most frequent class, those with most of it first; evenly spaced ones where there are too many."""
+    """Clients sorted by their most frequent class, subsampled if there are too many."""
     share = counts.max(1) / counts.sum(1)
     ordered = counts[np.lexsort((-share, counts.argmax(1)))]
     shown: IntArray = ordered[np.linspace(0, len(ordered) - 1, min(len(ordered), MOST_CLIENTS)).round().astype(int)]
@@ -72,7 +72,7 @@ def _measured(counts: IntArray, shown: int) -> str:
 
 
 def _columns(axes: Axes, counts: IntArray, classes: Sequence[str]) -> None:
-    """A column per client, as high as it is large, its classes stacked in colours: the most frequent one below, then in their order."""
+    """One column per client, its classes stacked in colours."""
     most = counts.argmax(1)
     first = counts.max(1)
     axes.bar(
@@ -90,7 +90,7 @@ def _columns(axes: Axes, counts: IntArray, classes: Sequence[str]) -> None:
 
 
 def _cells(axes: Axes, counts: IntArray, classes: Sequence[str]) -> None:
-    """A cell per client and class, the darker the more examples; roots, so that a single example is still seen."""
+    """A heat map of square roots of counts, so that single examples stay visible."""
     norm = PowerNorm(0.5, vmin=0, vmax=max(int(counts.max()), 1))
     image = axes.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest", norm=norm, origin="upper")
     every = max(1, 10 ** (len(str(len(classes) - 1)) - 1))
@@ -116,7 +116,7 @@ def _legend(figure: Figure, classes: Sequence[str]) -> None:
 
 
 def _colours(number: int) -> list[tuple[float, float, float]]:
-    """As many colours as are asked for: the report's own, then the same lighter."""
+    """``count`` colours: the palette, then lighter versions."""
     own = [to_rgb(colour) for colour in COLOURS]
     lighter = [(0.45 * r + 0.55, 0.45 * g + 0.55, 0.45 * b + 0.55) for r, g, b in own]
     return (own + lighter)[:number]

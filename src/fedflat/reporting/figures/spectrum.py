@@ -1,4 +1,4 @@
-"""Spectra drawn: the largest eigenvalues in order, and the density of all where it is known."""
+"""Figure of spectra: the largest eigenvalues in order, and the density if available."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LOWEST = 0.1
-"""The density is drawn down to this share of what a single eigenvalue contributes."""
+"""Lower end of the density axis, relative to a single eigenvalue's contribution."""
 
 
 def spectrum_picture(found: Mapping[str, Sequence[Spectrum]]) -> Figure:
-    """A line per model; where there are several subsets, their mean and a band of one standard deviation."""
+    """One line per model; for several subsets, the mean and one standard deviation."""
     known = {name: spectra for name, spectra in found.items() if all(one.density for one in spectra)}
     highest = 0.0
     figure = Figure(figsize=(11.0 if known else 6.4, 4.4), layout="constrained")
@@ -60,7 +60,7 @@ def _eigenvalues(axes: Axes, name: str, spectra: Sequence[Spectrum], colour: str
 
 
 def _density(axes: Axes, name: str, spectra: Sequence[Spectrum], colour: str) -> float:
-    """Draw a density; returns how high it is."""
+    """Draw a density; returns its maximum."""
     densities = [one.density for one in spectra if one.density]
     ends = np.concatenate([density.grid(2) for density in densities])
     grid, width = np.linspace(ends.min(), ends.max(), 800), max(density.default_width for density in densities)
@@ -70,6 +70,6 @@ def _density(axes: Axes, name: str, spectra: Sequence[Spectrum], colour: str) ->
 
 
 def _of_one(spectrum: Spectrum) -> float:
-    """The density at a single eigenvalue that stands alone."""
+    """The density at an isolated eigenvalue."""
     assert spectrum.density is not None
     return float(1 / (spectrum.parameters * spectrum.density.default_width * np.sqrt(2 * np.pi)))

@@ -1,0 +1,1 @@
+"""The HTML report: gathering runs, computing its content, rendering the page."""

@@ -1,4 +1,4 @@
-"""Everything that a report says, as plain values: the page, the tables and the figures only write it down."""
+"""The content of a report as plain values; page, tables and figures only render it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedflat.reporting.page.gather import Gathered, Group, grouped, where
 from fedflat.reporting.page.notes import notes_of
 from fedflat.reporting.page.views import views_of
 from fedflat.reporting.result import Row
-from fedflat.reporting.tables.statistics import Reached, compare_paired, holm, mean_ranks
+from fedflat.reporting.tables.statistics import RoundsToTarget, compare_paired, holm, mean_ranks
 from fedflat.reporting.tables.summary import from_to, rounds_to, series, spread, summarise
 from fedflat.units import is_share
 
 FIGURES = {"mean_last": "mean of the last 100 rounds", "last": "last", "best": "best (max over test)"}
-"""The figures of a run, each always by its name."""
+"""Summary values of a run, with their labels."""
 AXES = {
     "round": "communication round",
     "backward_passes": "backward passes",
@@ -31,7 +31,7 @@ AXES = {
 COSTS = ("backward_passes", "samples", "bytes_up", "bytes_down")
 MOST_POINTS, FEWEST_POINTS, POINTS_OF_A_PAGE = 240, 40, 24_000
 MOST_CLIENTS = 120
-"""Clients in the picture of a partition; of more, evenly spaced ones."""
+"""Maximum number of clients in a partition figure; more are subsampled evenly."""
 
 Values = dict[str, Any]
 
@@ -43,7 +43,15 @@ def report_document(
     by: str = "mean_last",
     apart: bool = False,
 ) -> Values:
-    """What a report says of these runs: a section for every partition, with its rows, differences, ranks, curves, views and notes."""
+    """The content of a report.
+
+    Args:
+        gathered: the runs.
+        targets: metric values for rounds-to-target.
+        baseline: row that others are compared with; default: the first.
+        by: summary value to compare: ``mean_last``, ``last`` or ``best``.
+        apart: allow several partitions, one section each.
+    """
     if by not in FIGURES:
         raise one_of("figure", by, FIGURES)
     groups = grouped(gathered.records, apart)
@@ -51,7 +59,7 @@ def report_document(
     points = max(FEWEST_POINTS, min(MOST_POINTS, POINTS_OF_A_PAGE // rows))
     sections = [_section(group, targets, baseline, by, points) for group in groups]
     if baseline is not None and all(section["baseline"] is None for section in sections):
-        raise one_of("row to compare with", baseline, [row["label"] for section in sections for row in section["rows"]])
+        raise one_of("baseline", baseline, [row["label"] for section in sections for row in section["rows"]])
     return {
         "by": by,
         "figures": FIGURES,
@@ -90,16 +98,13 @@ def _section(group: Group, targets: Sequence[float], baseline: str | None, by: s
     return section
 
 
-# --- rows ------------------------------------------------------------------------------------------------------------------------
-
-
 def _row(
     number: int, label: str, row: Row, settings: Mapping[str, str], metric: str, targets: Sequence[float]
 ) -> Values:
     alive = [record for record in row.records if record.status != "diverged"]
     found = {record.config.seed: summarise(record.history, row.model, metric) for record in alive}
     known = {seed: summary for seed, summary in found.items() if summary is not None}
-    by_seed = {name: {seed: float(getattr(one, name)) for seed, one in known.items()} for name in FIGURES}
+    by_seed = {name: {seed: float(getattr(summary, name)) for seed, summary in known.items()} for name in FIGURES}
     ends = [record.history[-1] for record in alive if record.history]
     return {
         "number": number,
@@ -123,20 +128,20 @@ def _row(
 def _reached(row: Row, metric: str, target: float) -> Values:
     runs = [record for record in row.records if record.history]
     rounds = tuple(rounds_to(record.history, row.model, metric, target) for record in runs)
-    # A run that diverged after it had reached the target did reach it; one that had not never will, and its last round says too little.
+    # A run that diverged without reaching the target is censored at the planned number of rounds.
     ends = tuple(
         record.config.training.rounds if record.status == "diverged" else int(record.history[-1]["round"])
         for record in runs
     )
     if not runs:
         return {"target": target, "text": "–", "median": None, "reached": 0, "runs": 0, "each": []}
-    found = Reached(target, rounds, ends)
+    reached = RoundsToTarget(target, rounds, ends)
     each = [f"{end}+" if at is None else str(at) for at, end in zip(rounds, ends, strict=True)]
     return {
         "target": target,
-        "text": found.text,
-        "median": found.median,
-        "reached": found.count,
+        "text": reached.text,
+        "median": reached.median,
+        "reached": reached.count,
         "runs": len(runs),
         "each": each,
     }
@@ -149,7 +154,7 @@ def _baseline(rows: Sequence[Values], wanted: str | None) -> int | None:
 
 
 def _differences(rows: Sequence[Values], baseline: int | None, by: str) -> list[Values]:
-    """Every row less the baseline, over common seeds, with p values corrected for how many there are."""
+    """Paired differences of every row and the baseline, with Holm-corrected p-values."""
     if baseline is None:
         return []
     base = rows[baseline]
@@ -169,12 +174,12 @@ def _differences(rows: Sequence[Values], baseline: int | None, by: str) -> list[
 
 
 def uneven(rows: Sequence[Values], by: str) -> bool:
-    """Whether rows are not comparable by a figure: means over different numbers of evaluations, as where an average begins late."""
+    """Whether rows are not comparable because their means cover different numbers of evaluations."""
     return by == "mean_last" and len({count for row in rows for count in row["mean_counts"].values()}) > 1
 
 
 def evaluations(rows: Sequence[Values], row: Values, figure: str) -> str:
-    """How many evaluations a row's mean is over, where rows differ in that: `` (n=5)``; otherwise nothing."""
+    """The number of evaluations of a row's mean as `` (n=5)`` if rows differ in it, else nothing."""
     return f" (n={from_to(row['mean_counts'].values())})" if uneven(rows, figure) and row["mean_counts"] else ""
 
 
@@ -182,22 +187,19 @@ def _ranks(rows: Sequence[Values], by: str) -> Values | None:
     if uneven(rows, by):
         return None
     values = {row["label"]: row["values"][by] | dict.fromkeys(row["diverged"], -math.inf) for row in rows}
-    found = mean_ranks({label: some for label, some in values.items() if some})
-    if found is None:
+    ranks = mean_ranks({label: by_seed for label, by_seed in values.items() if by_seed})
+    if ranks is None:
         return None
     numbers = {row["label"]: row["number"] for row in rows}
     lines = [
-        {"row": numbers[name], "label": name, "mean": mean, "each": found.each[name]}
-        for name, mean in found.mean.items()
+        {"row": numbers[name], "label": name, "mean": mean, "each": ranks.each[name]}
+        for name, mean in ranks.mean.items()
     ]
-    return {"seeds": found.seeds, "lines": lines, "friedman": found.friedman, "critical": found.critical}
-
-
-# --- curves ----------------------------------------------------------------------------------------------------------------------
+    return {"seeds": ranks.seeds, "lines": lines, "friedman": ranks.friedman, "critical": ranks.critical}
 
 
 def _metrics(records: Sequence[Record]) -> list[str]:
-    """The metrics that were evaluated, the one that stands for the runs first."""
+    """The evaluated metrics, the primary one first."""
     found = dict.fromkeys(
         name
         for record in records
@@ -210,9 +212,9 @@ def _metrics(records: Sequence[Record]) -> list[str]:
 
 
 def _curve(row: Row, most: int) -> Values:
-    """Mean and standard deviation over seeds of every metric, and what they are drawn over; of too many points, evenly spaced ones.
+    """Mean and standard deviation over seeds of every metric, subsampled to at most ``most`` points.
 
-    A run that diverged would end the mean of all others where it ended, so it counts only where all did.
+    Diverged runs would truncate the mean of all others, so they are used only if all runs diverged.
     """
     runs = [record for record in row.records if record.history and record.status != "diverged"]
     runs = runs or [record for record in row.records if record.history]
@@ -236,26 +238,23 @@ def _curve(row: Row, most: int) -> Values:
 
 
 def _with_costs(record: Record) -> list[Values]:
-    """A history that also knows all bytes sent, and the seconds since the beginning."""
+    """A history with total bytes and elapsed seconds."""
     assert record.folder is not None
     seconds = {line["round"]: float(line["seconds"]) for line in record.folder.timing()}
-    latest, found = 0.0, []
+    latest, entries = 0.0, []
     for entry in record.history:
         latest = seconds.get(entry["round"], latest)
-        found.append({**entry, "bytes": entry["bytes_up"] + entry["bytes_down"], "seconds": latest})
-    return found
+        entries.append({**entry, "bytes": entry["bytes_up"] + entry["bytes_down"], "seconds": latest})
+    return entries
 
 
 def _short(values: Any) -> list[float | None]:
-    """Numbers to five digits, which no picture can tell from more; nothing where they are not finite."""
+    """Values rounded to five significant digits; None where not finite."""
     return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
 
 
-# --- the partition, the runs, how to repeat it ---------------------------------------------------------------------------------------
-
-
 def partition_values(partitions: Mapping[int, Values]) -> Values:
-    """The partition of the first seed as it is drawn and told, with the hashes of all."""
+    """The partition of the first seed as drawn and described, with the hashes of all seeds."""
     seed, partition = next(iter(partitions.items()))
     counts = np.asarray(partition["histogram"])
     share = counts.max(1) / np.maximum(counts.sum(1), 1)
@@ -289,7 +288,7 @@ def _run(record: Record) -> Values:
 
 
 def _repeat(group: Group, targets: Sequence[float]) -> Values:
-    """A command that runs it all again where only algorithms and seeds differ, and the settings behind it."""
+    """The command that repeats the comparison, if only algorithms and seeds differ, and its settings."""
     algorithms = list(dict.fromkeys(record.config.algorithm for record in group.records))
     seeds = sorted({record.config.seed for record in group.records})
     alike = not any(settings for _, _, settings in group.rows)
@@ -306,8 +305,6 @@ def _repeat(group: Group, targets: Sequence[float]) -> Values:
 
 
 def require_something(document: Values) -> None:
-    """Refuse a report of runs that have not been evaluated yet."""
+    """Reject a report on runs without any evaluation."""
     if not any(row["spread"]["last"] or row["diverged"] for section in document["sections"] for row in section["rows"]):
-        raise UserError(
-            "none of these runs has been evaluated yet, so there is nothing to report; wait for their first evaluation"
-        )
+        raise UserError("none of these runs has been evaluated yet; wait for their first evaluation")

@@ -1,4 +1,4 @@
-"""Run folders brought together for a report: read, checked for being whole, and grouped by the data and partition that they share."""
+"""Gather run folders for a report: read them, check that they are complete, and group them by dataset and partition."""
 
 from __future__ import annotations
 
@@ -18,30 +18,33 @@ from fedflat.experiment.store.run_folder import RunFolder
 from fedflat.reporting.result import Result, Row
 from fedflat.text import write_value
 
-OF_THE_SPLIT = ("name", "partition", "partition_seed", "clients", "validation")
-"""The settings of ``data`` that, with a seed, fix who has what."""
-NO_MATTER = frozenset(
+PARTITION_SETTINGS = ("dataset", "partition", "partition_seed", "clients", "validation")
+"""Settings of ``data`` that, with a seed, determine the partition."""
+IRRELEVANT_SETTINGS = frozenset(
     {"algorithm", "seed", "data.dir", "evaluation.save_every", "flatness"}
     | {f"engine.{name}" for name in ("name", "lanes", "compile", "workers", "device", "checkpoint_every")}
 )
-"""Settings that change no result, beside the two that are compared."""
+"""Settings that do not affect results, and the two that a report compares."""
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """The runs of a report, and those that could not be used, with the reason."""
+    """The runs of a report, and skipped folders with reasons."""
 
     records: list[Record]
     left_out: list[tuple[str, str]] = field(default_factory=list)
 
 
 def gather(paths: Iterable[Path]) -> Gathered:
-    """The runs in these folders or below them; one that is named itself must be readable, one found below is left out if it is not."""
+    """The runs in these folders or below them.
+
+    A folder given explicitly must be readable; an unreadable one found below is skipped.
+    """
     records: dict[Path, Record] = {}
     left_out: list[tuple[str, str]] = []
     for path in paths:
         if not path.is_dir():
-            raise UserError(f"there is no folder {path}; expected a run, or a folder in which runs lie")
+            raise UserError(f"{path} does not exist; expected a run folder, or a folder that contains runs")
         if RunFolder(path).exists:
             records.setdefault(path.resolve(), whole_record(path))
             continue
@@ -53,35 +56,32 @@ def gather(paths: Iterable[Path]) -> Gathered:
                 left_out.append((str(folder), str(why)))
         half = {file.parent for name in ("metrics.jsonl", "status.json") for file in path.rglob(name)} - set(found)
         left_out += [
-            (str(folder), f"{folder} has no config.yaml, so it was not copied whole; copy it again")
-            for folder in sorted(half)
+            (str(folder), f"{folder} has no config.yaml and is incomplete; copy it again") for folder in sorted(half)
         ]
     kept = _once(list(records.values()), left_out)
     if not kept:
         first = f" ({left_out[0][1]})" if left_out else ""
-        raise UserError(
-            f"there is no run to report on{first}; expected folders with a config.yaml, as fedflat run makes them"
-        )
+        raise UserError(f"no runs to report on{first}; expected folders created by fedflat run")
     return Gathered(kept, left_out)
 
 
 def whole_record(path: Path) -> Record:
-    """The record of a run folder, refused where part of it is missing."""
+    """The record of a run folder; raises a ``UserError`` if it is incomplete."""
     record, folder = load_record(path), RunFolder(path)
     status, partition = folder.status(), folder.partition()
     if "hash" not in partition or "histogram" not in partition:
         raise UserError(f"{path / 'partition.json'} is incomplete; copy the run again")
     said, there = int(status.get("rounds", 0)), int(record.history[-1]["round"]) if record.history else 0
-    due = said - 1 if record.status == "diverged" else said  # the round in which a run diverged is not evaluated
+    due = said - 1 if record.status == "diverged" else said  # the round of divergence is not evaluated
     if record.status in OVER and due - there >= record.config.evaluation.every:
         raise UserError(
-            f"{path} is not whole: it ended after {said} rounds, but its metrics.jsonl ends at {there}; copy it again"
+            f"{path} is incomplete: it ended after {said} rounds, but metrics.jsonl ends at {there}; copy it again"
         )
     return record
 
 
 def _once(records: list[Record], left_out: list[tuple[str, str]]) -> list[Record]:
-    """Without runs that repeat another one, which would count a seed twice."""
+    """Drop runs that repeat another one, which would count a seed twice."""
     seen: dict[tuple[object, ...], str] = {}
     kept = []
     for record in records:
@@ -94,21 +94,18 @@ def _once(records: list[Record], left_out: list[tuple[str, str]]) -> list[Record
     return kept
 
 
-# --- groups ----------------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Group:
-    """Runs on the same data, partition in the same way: those with the same seed can be compared as pairs."""
+    """Runs with the same dataset and partition; those with the same seed form pairs."""
 
     name: str
     records: list[Record]
     partitions: Mapping[int, dict[str, Any]]
-    """What is known of the partition, by seed."""
+    """Partition statistics by seed."""
 
     @cached_property
     def rows(self) -> list[tuple[str, Row, dict[str, str]]]:
-        """A line for every model of every algorithm, over its seeds: its label, its runs, and the settings in which it differs."""
+        """One row per algorithm and model over all seeds: label, runs, and distinguishing settings."""
         together: dict[tuple[object, ...], list[Record]] = {}
         for record in self.records:
             key = (record.config.algorithm, *sorted(settings_of(record.config).items()))
@@ -122,7 +119,7 @@ class Group:
             for model in models:
                 row = Row(records[0].config.algorithm, model, tuple(sorted(records, key=lambda r: r.config.seed)))
                 label = ", ".join([row.label, *(f"{name.split('.')[-1]}={value}" for name, value in own.items())])
-                if label in taken:  # the same algorithm with another average beside it: training was the same
+                if label in taken:  # the same training with another average
                     continue
                 taken.add(label)
                 rows.append((label, row, own))
@@ -130,27 +127,27 @@ class Group:
 
     @property
     def metric(self) -> str:
-        """The metric that stands for these runs."""
+        """The primary metric of these runs."""
         return next((Result(record).metric for record in self.records if record.history), "accuracy")
 
 
 def grouped(records: Sequence[Record], apart: bool = False) -> list[Group]:
-    """Runs by their data and partition; more than one of these is refused, unless they are to be reported apart."""
+    """Group runs by dataset and partition; several groups need ``apart``."""
     found: dict[tuple[object, ...], list[Record]] = {}
     for record in records:
-        found.setdefault(tuple(getattr(record.config.data, name) for name in OF_THE_SPLIT), []).append(record)
+        found.setdefault(tuple(getattr(record.config.data, name) for name in PARTITION_SETTINGS), []).append(record)
     if len(found) > 1 and not apart:
         some = "; ".join(_in_words(group[0].config) for group in list(found.values())[:3])
         more = "; ..." if len(found) > 3 else ""
         raise UserError(
-            f"these runs have {len(found)} different partitions ({some}{more}), so that those of the same seed are no pairs: a difference "
-            "would be one of partitions as well as of algorithms; give runs of one partition, or report each partition apart (--apart)"
+            f"these runs have {len(found)} different partitions ({some}{more}), so equal seeds are not paired; "
+            "select runs with one partition, or report each partition separately (--apart)"
         )
     return [Group(_in_words(group[0].config), group, _partitions(group)) for group in found.values()]
 
 
 def _partitions(records: Iterable[Record]) -> dict[int, dict[str, Any]]:
-    """The partition of each seed, refused where two runs of one seed were partition differently after all."""
+    """The partition of each seed; raises a ``UserError`` if two runs of one seed differ."""
     partitions: dict[int, tuple[dict[str, Any], Record]] = {}
     for record in records:
         assert record.folder is not None
@@ -159,20 +156,20 @@ def _partitions(records: Iterable[Record]) -> dict[int, dict[str, Any]]:
         if other["hash"] != partition["hash"]:
             hashes = f"{other['hash'][:8]} and {partition['hash'][:8]}"
             raise UserError(
-                f"{where(first)} and {where(record)} both have seed {record.config.seed}, but different partitions (hash {hashes}), so they "
-                "cannot be paired; run one of them anew on the same data"
+                f"{where(first)} and {where(record)} have seed {record.config.seed} but different partitions "
+                f"(hash {hashes}); repeat one of them on the same data"
             )
     return {seed: partition for seed, (partition, _) in sorted(partitions.items())}
 
 
 def settings_of(config: Config) -> dict[str, str]:
-    """The settings that may change a result, by full name, without algorithm and seed."""
+    """Settings that may affect results, by full name, without algorithm and seed."""
     found: dict[str, str] = {}
 
     def walk(values: Mapping[str, Any], prefix: str) -> None:
         for name, value in values.items():
             full = f"{prefix}{name}"
-            if full in NO_MATTER:
+            if full in IRRELEVANT_SETTINGS:
                 continue
             if isinstance(value, dict):
                 walk(value, f"{full}.")
@@ -197,7 +194,7 @@ def _in_words(config: Config) -> str:
 
 
 def partition_in_words(text: str) -> str:
-    """A partition with every parameter but that of unequal sizes where there are none.
+    """A partition with all parameters except a zero ``sigma``.
 
     >>> partition_in_words("dirichlet"), partition_in_words("iid(sigma=0.5)")
     ('dirichlet(alpha=0.1)', 'iid(sigma=0.5)')

@@ -1,4 +1,4 @@
-"""What a reader must know before believing a table: what diverged, what is unfinished or censored, how little few seeds can say."""
+"""Caveats of a report section: diverged, unfinished and censored runs, and too few seeds."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from fedflat.reporting.tables.statistics import SIGNED_RANK_FROM, detectable
 from fedflat.reporting.tables.summary import from_to
 
 FEW = 5
-"""Below so many seeds a report says what they cannot show."""
+"""Number of seeds below which a report states its statistical limits."""
 
 
 def notes_of(section: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The notes of a section, each with how grave it is: bad, warn or info."""
+    """The caveats of a section, each with its severity: bad, warn or info."""
     rows: Sequence[Mapping[str, Any]] = section["rows"]
     found = [*_ends(section["runs"]), *_seeds(rows), *_pairs(section), *_figures(rows), *_censored(rows), *_time(rows)]
     return [{"kind": kind, "text": text} for kind, text in found]
@@ -29,7 +29,7 @@ def _ends(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         found.append(
             (
                 "bad",
-                "Runs that diverged are left out of means and differences, and take the last place in ranks: means flatter them.",
+                "Diverged runs are excluded from means and differences, which flatters them, and rank last.",
             )
         )
     unfinished = [run for run in runs if run["status"] in ("running", "paused")]
@@ -40,17 +40,17 @@ def _ends(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         found.append(
             (
                 "warn",
-                f"{len(unfinished)} of {len(runs)} runs are not over: {some}{', …' if len(unfinished) > 5 else ''}.",
+                f"{len(unfinished)} of {len(runs)} runs are unfinished: {some}{', …' if len(unfinished) > 5 else ''}.",
             )
         )
     stopped = sum(run["status"] == "stopped" for run in runs)
     if stopped:
-        found.append(("info", f"{_many(stopped, 'run')} stopped before the last round, as asked for."))
+        found.append(("info", f"{_many(stopped, 'run')} stopped early, as configured."))
     return _few(found)
 
 
 def _few(found: list[tuple[str, str]], most: int = 12) -> list[tuple[str, str]]:
-    return found if len(found) <= most else [*found[:most], ("bad", f"… and {len(found) - most} notes like these.")]
+    return found if len(found) <= most else [*found[:most], ("bad", f"… and {len(found) - most} more.")]
 
 
 def _because(run: Mapping[str, Any]) -> str:
@@ -65,7 +65,7 @@ def _seeds(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         return [
             (
                 "warn",
-                "At least one row has a single seed: it has no spread, no interval and no test, and its place may be luck.",
+                "At least one row has a single seed: no spread, no interval, no test, and its rank may be chance.",
             )
         ]
     found = []
@@ -73,16 +73,17 @@ def _seeds(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         found.append(
             (
                 "warn",
-                f"Rows have different numbers of seeds ({fewest} to {max(counts)}); differences use the common ones alone.",
+                f"Rows have different numbers of seeds ({fewest} to {max(counts)}); differences use common seeds only.",
             )
         )
     if fewest < FEW:
         found.append(
             (
                 "warn",
-                f"{fewest} seeds are few. A paired t test of {fewest} finds, with a chance of 80 %, only differences of "
-                f"{detectable(fewest):.1f} standard deviations or more; what it does not find may well be there. The bootstrap interval of "
-                f"{fewest} values is too narrow ({100 * (1 - 2 * 0.5**fewest):.0f} % at best, not 95 %): believe Student's beside it.",
+                f"{fewest} seeds are few. With 80 % power, a paired t test of {fewest} seeds detects only differences "
+                f"of at least {detectable(fewest):.1f} standard deviations, so smaller ones may exist. The bootstrap "
+                f"interval of {fewest} values is too narrow ({100 * (1 - 2 * 0.5**fewest):.0f} % coverage at best, "
+                "not 95 %); prefer the t interval.",
             )
         )
     return found
@@ -91,40 +92,41 @@ def _seeds(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 def _pairs(section: Mapping[str, Any]) -> list[tuple[str, str]]:
     found = []
     base = None if section["baseline"] is None else section["rows"][section["baseline"]]["label"]
-    uneven = [one["label"] for one in section["differences"] if one["uneven"]]
+    uneven = [row["label"] for row in section["differences"] if row["uneven"]]
     if uneven:
         found.append(
             (
                 "warn",
-                f"The means of {', '.join(uneven[:5])}{', …' if len(uneven) > 5 else ''} and {base} are over different numbers of "
-                "evaluations (n), as where an average begins late, so they are not compared: use --by last, or more rounds.",
+                f"The means of {', '.join(uneven[:5])}{', …' if len(uneven) > 5 else ''} and {base} cover different "
+                "numbers of evaluations (n), e.g. because an average starts late, so they are not compared: use "
+                "--by last, or more rounds.",
             )
         )
-    without = [one["label"] for one in section["differences"] if one["pair"] is None and not one["uneven"]]
+    without = [row["label"] for row in section["differences"] if row["pair"] is None and not row["uneven"]]
     if without:
         found.append(
             (
                 "warn",
-                f"{', '.join(without[:5])} and {base} share no seed that did not diverge, so there is no difference to give.",
+                f"{', '.join(without[:5])} and {base} have no common seed without divergence, hence no difference.",
             )
         )
-    tests = {one["pair"]["test"] for one in section["differences"] if one["pair"]} - {"none"}
+    tests = {row["pair"]["test"] for row in section["differences"] if row["pair"]} - {"none"}
     names = {
-        "paired t": f"paired t (fewer than {SIGNED_RANK_FROM} pairs)",
-        "signed rank": "Wilcoxon's signed rank, exact",
+        "paired t": f"paired t test (fewer than {SIGNED_RANK_FROM} pairs)",
+        "signed rank": "Wilcoxon's signed-rank test",
     }
     if tests:
         which = " and ".join(names[test] for test in sorted(tests))
-        count = sum(one["pair"] is not None and one["pair"]["p"] is not None for one in section["differences"])
-        family = f", corrected for {count} comparisons after Holm" if count > 1 else ""
+        count = sum(row["pair"] is not None and row["pair"]["p"] is not None for row in section["differences"])
+        family = f", Holm-corrected for {count} comparisons" if count > 1 else ""
         found.append(
             (
                 "info",
-                f"Differences are paired by seed: the same partition, cohorts and batches. Test: {which}{family}, two-sided.",
+                f"Differences are paired by seed (same partition, cohorts and batches). Two-sided {which}{family}.",
             )
         )
     if len(section["rows"]) > 1 and section["ranks"] is None and not section["uneven"]:
-        found.append(("warn", "No seed is common to all rows, so there are no ranks."))
+        found.append(("warn", "The rows share no seed, so there are no ranks."))
     return found
 
 
@@ -135,27 +137,33 @@ def _figures(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         found.append(
             (
                 "info",
-                f"The mean of the last 100 rounds is over {from_to(counts)} evaluations. The best is chosen on the test set: optimistic.",
+                f"The mean of the last 100 rounds covers {from_to(counts)} evaluations. The best value is selected on "
+                "the test set and therefore optimistic.",
             )
         )
     if any(0 < row["rounds"] <= 100 for row in rows):
         found.append(
             (
                 "warn",
-                "Some runs have no more than 100 rounds, so that their mean of the last 100 holds the first, steep ones as well.",
+                "Some runs have at most 100 rounds, so their mean of the last 100 includes early rounds.",
             )
         )
     if len({row["rounds"] for row in rows}) > 1:
-        found.append(("warn", "Rows have different numbers of rounds; their last figures are not of the same moment."))
+        found.append(
+            ("warn", "Rows have different numbers of rounds, so their final values are not directly comparable.")
+        )
     return found
 
 
 def _censored(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    missed = sum(one["runs"] - one["reached"] for row in rows for one in row["reached"])
+    missed = sum(target["runs"] - target["reached"] for row in rows for target in row["reached"])
     if not missed:
         return []
-    return [("warn", f"{_many(missed, 'time')} a run ended before it reached a target. Such a run is censored: 1000+ says "
-             "that it had not by round 1000. Rounds to a target are medians over all seeds, the censored ones included.")]  # fmt: skip
+    text = (
+        f"{_many(missed, 'time')} a run ended before it reached a target. Such runs are censored: 1000+ means not "
+        "reached by round 1000. Rounds to a target are medians over all seeds, including censored ones."
+    )
+    return [("warn", text)]
 
 
 def _time(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -164,7 +172,7 @@ def _time(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return [
         (
             "info",
-            "Seconds are those of the machine at that time, looks at flatness included; runs at the same time slow one another.",
+            "Seconds are wall-clock times including flatness measurements; concurrent runs slow each other down.",
         )
     ]
 

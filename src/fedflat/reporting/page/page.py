@@ -1,4 +1,4 @@
-"""The report as one HTML page that opens anywhere, without a network: values, styles and scripts are all in it."""
+"""The report as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Values = Mapping[str, Any]
 IN_SCRIPTS = ("metric", "rows", "curves", "differences", "ranks", "partition", "views")
-"""What the page's own script draws from."""
+"""Values that the page's script plots."""
 
 
 def report_page(
@@ -31,7 +31,7 @@ def report_page(
     made: str = "",
     value: str = "train_loss",
 ) -> str:
-    """The page of a report; ``landscapes`` are those of each section, and bring the library that turns them into the page."""
+    """The page of a report; ``landscapes`` holds each section's landscapes, which embed Plotly."""
     sections = document["sections"]
     turned = _landscapes(landscapes, value) or [None] * len(sections)
     library = _library() if any(turned) else ""
@@ -78,7 +78,7 @@ def _text(name: str) -> str:
 
 
 def _for_scripts(document: Values) -> str:
-    """The values that are drawn, as JSON that cannot end the script it stands in."""
+    """The plotted values as JSON that cannot close its script element."""
     sections = [
         {name: section[name] for name in IN_SCRIPTS}
         | {"rows": [{"number": row["number"], "label": row["label"]} for row in section["rows"]]}
@@ -113,7 +113,7 @@ def _library() -> str:
 
 
 def breakable(label: str) -> Markup:
-    """A label that may be broken between its parts, and not within a word.
+    """A label with line-break opportunities between its parts.
 
     >>> breakable("fedavg+wima(window=10)")
     Markup('fedavg+<wbr>wima<wbr>(window=10)')
@@ -121,9 +121,6 @@ def breakable(label: str) -> Markup:
     from markupsafe import Markup, escape
 
     return Markup(re.sub(r"([+,])", r"\1<wbr>", str(escape(label))).replace("(", "<wbr>("))
-
-
-# --- words -----------------------------------------------------------------------------------------------------------------------
 
 
 def _title(sections: Sequence[Values]) -> str:
@@ -136,11 +133,11 @@ def _title(sections: Sequence[Values]) -> str:
 
 def _subtitle(document: Values) -> str:
     runs, rows = document["runs"], sum(len(section["rows"]) for section in document["sections"])
-    return f"{runs} run{'s' * (runs != 1)}, {rows} row{'s' * (rows != 1)}. Rows are called by the algorithm and the average that is evaluated."
+    return f"{runs} run{'s' * (runs != 1)}, {rows} row{'s' * (rows != 1)}. Rows: algorithm + evaluated average."
 
 
 def _parts(section: Values, landscapes: bool) -> list[tuple[str, str]]:
-    """The parts of a section that are there, for its contents."""
+    """The available parts of a section, for the table of contents."""
     wanted = {
         "notes": ("Before you believe it", True),
         "results": ("Results", True),
@@ -178,11 +175,12 @@ def _partition_facts(partition: Values) -> list[tuple[str, str]]:
         ("classes per client", f"{partition['classes_per_client']:.2f} on average"),
         (
             "heterogeneity",
-            f"{partition['heterogeneity']:.3f} (mean total variation distance from the whole; 0 is i.i.d.)",
+            f"{partition['heterogeneity']:.3f} (mean total variation distance from all data; 0 is i.i.d.)",
         ),
         (
             "coverage",
-            f"{100 * partition['coverage']:.1f} % of the training examples, {shown_count(partition['duplicates'])} used more than once",
+            f"{100 * partition['coverage']:.1f} % of the training examples, "
+            f"{shown_count(partition['duplicates'])} used more than once",
         ),
         *([("unseen clients", shown_count(partition["unseen"]))] if partition["unseen"] else []),
         ("hash", hashes),
@@ -195,6 +193,6 @@ def _result_heads(section: Values, targets: Sequence[float]) -> list[str]:
 
 
 def _top(section: Values, figure: str) -> float | None:
-    """The best mean of a figure, where there is more than one row and they can be compared."""
+    """The best mean of a summary value, if there are several comparable rows."""
     means = [row["spread"][figure]["mean"] for row in section["rows"] if row["spread"][figure]]
     return None if len(means) < 2 or uneven(section["rows"], figure) else max(means)

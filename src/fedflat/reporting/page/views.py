@@ -1,4 +1,4 @@
-"""What was measured of runs beside their training, as plain values: flatness over rounds, spectra, landscapes, clients, forgetting."""
+"""Measurements of runs as plain values: flatness over rounds, spectra, landscapes, clients, forgetting."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 MOST_EIGENVALUES = 50
 MOST_LOOKS = 60
 MOST_VIEWS = 24
-"""Spectra and views of clients in one page: of a thousand runs not all can be looked at."""
+"""Maximum number of spectra and client views on one page."""
 MOST_LANDSCAPES = 6
 
 Values = dict[str, Any]
 
 
 def views_of(group: Group) -> Values:
-    """Everything that was measured of a group's runs, where it was."""
+    """All measurements of a group's runs."""
     spectra, clients = _spectra(group), _clients(group.records)
     return {
         "log": _log(group),
@@ -39,7 +39,7 @@ def views_of(group: Group) -> Values:
 
 
 def landscapes_of(group: Group) -> dict[str, Landscape]:
-    """The landscapes on planes around models, by name."""
+    """Two-dimensional landscapes, by name."""
     found: dict[str, Landscape] = {}
     for record, path in _files(group.records, "landscape.json"):
         try:
@@ -60,7 +60,7 @@ def _files(records: Sequence[Record], name: str) -> Iterator[tuple[Record, Path]
 
 
 def _read(path: Path) -> Values | None:
-    """A file of figures; None where it is damaged, since a report is not to fail for something beside it."""
+    """A JSON file; None if it is damaged, so that a report does not fail because of it."""
     try:
         values = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -68,11 +68,8 @@ def _read(path: Path) -> Values | None:
     return values if isinstance(values, dict) else None
 
 
-# --- flatness over rounds --------------------------------------------------------------------------------------------------------
-
-
 def _log(group: Group) -> Values:
-    """The mean over seeds of every logged quantity, for each row that logged any."""
+    """The mean over seeds of every logged quantity, per row."""
     lines: dict[str, list[Values]] = {}
     for number, (_, row, _) in enumerate(group.rows):
         runs = [record for record in row.records if any("flatness" in entry for entry in record.history)]
@@ -87,7 +84,7 @@ def _log(group: Group) -> Values:
 
 
 def _mean(runs: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, float]]:
-    """Over the rounds that all runs have."""
+    """Means over the rounds that all runs have."""
     if not runs:
         return []
     known = [dict(points) for points in runs]
@@ -95,13 +92,10 @@ def _mean(runs: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, float]
     return [(rounds, float(f"{fmean(one[rounds] for one in known):.5g}")) for rounds in common]
 
 
-# --- spectra ---------------------------------------------------------------------------------------------------------------------
-
-
 def _spectra(group: Group) -> list[Values]:
-    """Every model of every file; a file may hold models of other runs than the one that it lies in, so its names are taken as they are.
+    """Every model of every spectrum file; a file may contain models of other runs.
 
-    Each has the number, and so the colour, of the row with its name, or one that no row has.
+    A model has the number (and colour) of the row with its name, or an unused one.
     """
     found: dict[str, Values] = {}
     for _, path in _files(group.records, "spectrum.json"):
@@ -138,11 +132,8 @@ def _mean_or_none(subsets: Sequence[Mapping[str, Any]], name: str) -> float | No
     return fmean(known) if known else None
 
 
-# --- clients and forgetting ------------------------------------------------------------------------------------------------------
-
-
 def _clients(records: Sequence[Record]) -> list[Values]:
-    """Accuracies on classes and on clients over the looks at a run's model, and what was forgotten of each class."""
+    """Accuracies per class and client over rounds, and forgetting per class."""
     found = []
     for record, path in _files(records, "clients.json"):
         document = _read(path) or {}

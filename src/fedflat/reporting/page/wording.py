@@ -1,4 +1,4 @@
-"""How a report writes its statistics: differences with their sign, intervals, p values."""
+"""Formatting of differences, intervals and p-values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedflat.units import shown_metric
 
 
 def signed(value: float, metric: str) -> str:
-    """A difference, with its sign.
+    """A difference with its sign.
 
     >>> signed(0.0123, "accuracy"), signed(-0.5, "loss")
     ('+1.23', '−0.5')
@@ -17,7 +17,7 @@ def signed(value: float, metric: str) -> str:
 
 
 def interval(bounds: Sequence[float] | None, metric: str) -> str:
-    """The two ends of an interval.
+    """An interval as text.
 
     >>> interval((-0.01, 0.02), "accuracy")
     '−1.00 to +2.00'
@@ -26,7 +26,7 @@ def interval(bounds: Sequence[float] | None, metric: str) -> str:
 
 
 def shown_p(p: float | None) -> str:
-    """A p value, never as zero.
+    """A p-value, never shown as zero.
 
     >>> shown_p(0.0123), shown_p(0.00001), shown_p(None)
     ('0.012', '< 0.001', '–')

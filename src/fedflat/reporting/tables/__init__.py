@@ -1,0 +1,1 @@
+"""Summary values, statistics over seeds, and table files."""

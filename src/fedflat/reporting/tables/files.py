@@ -1,4 +1,4 @@
-"""The tables of a report as files: CSV with every digit, Markdown, and LaTeX in the style of booktabs."""
+"""Tables of a report as CSV (full precision), Markdown and LaTeX (booktabs)."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textas
 
 
 @dataclass(frozen=True)
-class Table:
-    """Cells as they are shown, with a caption; the first column is text, the others are numbers."""
+class TextTable:
+    """Formatted cells with a caption; the first column is text, the others are numeric."""
 
     caption: str
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
     def markdown(self) -> str:
-        """As a table of Markdown."""
+        """The table in Markdown."""
         lines = [self.heads, ("---", *["---:"] * (len(self.heads) - 1)), *self.rows]
         escaped = ([cell.replace("|", "\\|") for cell in line] for line in lines)
         return f"{self.caption}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in escaped)
 
     def latex(self) -> str:
-        """As a table of LaTeX; needs ``\\usepackage{booktabs}``."""
+        """The table in LaTeX; needs ``\\usepackage{booktabs}``."""
         columns = "l" + "r" * (len(self.heads) - 1)
         lines = [
             r"\begin{table}[t]",
@@ -58,7 +58,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def latex_text(text: str) -> str:
-    """Text as LaTeX sets it.
+    """Text escaped for LaTeX.
 
     >>> latex_text("fedavg+wima(window=20) 83.1 ± 0.2 %")
     'fedavg+wima(window=20) 83.1 $\\\\pm$ 0.2 \\\\%'
@@ -69,11 +69,8 @@ def latex_text(text: str) -> str:
     return special
 
 
-# --- what stands in them ---------------------------------------------------------------------------------------------------------
-
-
-def result_table(section: Values, targets: Sequence[float]) -> Table:
-    """The results of a section."""
+def result_table(section: Values, targets: Sequence[float]) -> TextTable:
+    """The results table of a section."""
     metric = section["metric"]
     unit = " in per cent" if is_share(metric) else ""
     heads = (
@@ -97,11 +94,11 @@ def result_table(section: Values, targets: Sequence[float]) -> Table:
         passes = shown_count(row["cost"]["backward_passes"])
         rows.append((row["label"], *spreads, seeds, *reached, passes, up, shown_seconds(row["seconds"])))
     caption = f"Test {metric}{unit} on {section['name']}: mean ± standard deviation over seeds."
-    return Table(caption, heads, tuple(rows))
+    return TextTable(caption, heads, tuple(rows))
 
 
-def difference_table(section: Values, by: str) -> Table | None:
-    """The paired differences of a section; None where nothing is compared."""
+def difference_table(section: Values, by: str) -> TextTable | None:
+    """The paired differences of a section; None if nothing is compared."""
     if not section["differences"]:
         return None
     metric = section["metric"]
@@ -117,11 +114,11 @@ def difference_table(section: Values, by: str) -> Table | None:
         rows.append((one["label"], signed(pair["mean"], metric), *bounds, *tested))
     base = section["rows"][section["baseline"]]["label"]
     unit = " in percentage points" if is_share(metric) else ""
-    return Table(f"Differences to {base} in the {FIGURES[by]}, paired by seed{unit}.", heads, tuple(rows))
+    return TextTable(f"Differences from {base} in the {FIGURES[by]}, paired by seed{unit}.", heads, tuple(rows))
 
 
 def values_csv(document: Values) -> str:
-    """Every figure of every row and seed in full, a line each: for whoever computes further."""
+    """Every value of every row and seed in full precision, one line each."""
     lines: list[tuple[object, ...]] = [("section", "row", "algorithm", "model", "seed", "figure", "value")]
     for section in document["sections"]:
         for row in section["rows"]:
@@ -135,8 +132,8 @@ def values_csv(document: Values) -> str:
     return _csv(lines)
 
 
-def table_csv(table: Table) -> str:
-    """A table as it is shown, as CSV."""
+def table_csv(table: TextTable) -> str:
+    """The formatted table as CSV."""
     return _csv([table.heads, *table.rows])
 
 

@@ -1,6 +1,7 @@
-"""Honest statistics of few seeds: paired differences, their interval, a paired test, Holm's correction, ranks, censored rounds.
+"""Statistics over few seeds: paired differences, intervals, tests, Holm's correction, ranks, censored rounds.
 
-Two algorithms that ran with the same seed saw the same partition, cohorts and batches, so that their difference is freed of all of these.
+Two algorithms with the same seed share partition, cohorts and batches, so their paired difference removes that
+variation.
 
 >>> pair = compare_paired({0: 0.91, 1: 0.93, 2: 0.92}, {0: 0.90, 1: 0.91, 2: 0.89})
 >>> round(pair.mean, 3), pair.seeds, pair.test
@@ -21,29 +22,29 @@ import numpy as np
 LEVEL = 0.95
 DRAWS = 10_000
 SIGNED_RANK_FROM = 6
-"""With 5 pairs the signed-rank test cannot go below p = 2 / 2^5 = 0.0625, whatever the data; from 6 on it can (0.031)."""
+"""Pairs from which the signed-rank test is used; with 5 its smallest p-value is 2 / 2^5 = 0.0625."""
 EVERY_RESAMPLE = 6
-"""Up to so many values all resamples, n^n of them, are looked at instead of some drawn at random."""
+"""Number of values up to which the bootstrap enumerates all n^n resamples."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One algorithm less another, over the seeds that both have."""
+    """Difference of two algorithms over their common seeds."""
 
     seeds: tuple[int, ...]
     differences: tuple[float, ...]
     mean: float
     interval: tuple[float, float] | None
-    """Bootstrap, percentiles, 95 %; None for a single seed."""
+    """95 % percentile bootstrap interval; None for a single seed."""
     t_interval: tuple[float, float] | None
-    """Student's, 95 %: wider, and to be believed for few seeds if the differences are about normal."""
+    """95 % Student's t interval; preferable for few seeds and roughly normal differences."""
     test: str
-    """Which test gave ``p``: paired t, signed rank, or none."""
+    """Test behind ``p``: ``paired t``, ``signed rank`` or ``none``."""
     p: float | None
 
 
 def compare_paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Pair | None:
-    """Ours less theirs over the seeds that both have; None where they share none."""
+    """``ours`` minus ``theirs`` over the common seeds; None if there are none."""
     seeds = tuple(sorted(ours.keys() & theirs.keys()))
     if not seeds:
         return None
@@ -54,16 +55,13 @@ def compare_paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Pa
     )
 
 
-# --- intervals -------------------------------------------------------------------------------------------------------------------
-
-
 def bootstrap_interval(
     values: Sequence[float], level: float = LEVEL, draws: int = DRAWS, seed: int = 0
 ) -> tuple[float, float] | None:
     """The percentile bootstrap interval of a mean; None for fewer than two values.
 
-    Up to six values every resample is counted, so that nothing is drawn at random. Of three values it is their range, which holds the
-    true median of the differences in 75 % of all cases and not in 95 %: that is what three values can say.
+    Up to six values, all resamples are enumerated. For three values the interval is their range, whose coverage is only
+    75 %.
 
     >>> bootstrap_interval([0.01, 0.02, 0.03])
     (0.01, 0.03)
@@ -81,7 +79,7 @@ def bootstrap_interval(
 
 
 def t_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float] | None:
-    """Student's interval of a mean; None for fewer than two values."""
+    """Student's t interval of a mean; None for fewer than two values."""
     from scipy.stats import t
 
     count = len(values)
@@ -91,55 +89,45 @@ def t_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, fl
     return fmean(values) - half, fmean(values) + half
 
 
-# --- tests -----------------------------------------------------------------------------------------------------------------------
-
-
 def paired_test(differences: Sequence[float]) -> tuple[str, float | None]:
-    """The name of the test and its two-sided p: paired t below six pairs, Wilcoxon's signed-rank test from six on."""
+    """Test name and two-sided p-value: paired t below six pairs, Wilcoxon's signed-rank test from six on."""
     if len(differences) < 2:
         return "none", None
-    differences = _without_last_bits(differences).tolist()
+    differences = _rounded(differences).tolist()
     if not np.any(differences):
         return "none", 1.0
     if len(differences) >= SIGNED_RANK_FROM:
         return "signed rank", signed_rank(differences)
     if math.isclose(min(differences), max(differences), rel_tol=1e-9):
-        return "none", None  # without any spread t is infinite: the seeds say nothing about chance
+        return "none", None  # t is infinite without any spread
     from scipy.stats import ttest_1samp
 
     return "paired t", float(ttest_1samp(differences, 0.0).pvalue)
 
 
-def _without_last_bits(values: Any) -> np.ndarray:
-    """Numbers without their last bits, in which means of shares of the same test set differ that are the same in truth."""
+def _rounded(values: Any) -> np.ndarray:
+    """Values without their last bits, in which equal accuracies can differ after averaging."""
     return np.round(np.asarray(values, dtype=float), 12)
 
 
 def signed_rank(differences: Sequence[float]) -> float:
-    """The exact two-sided p of Wilcoxon's signed-rank test, with ties; differences of zero are left out.
+    """Two-sided p-value of Wilcoxon's signed-rank test; zero differences are dropped.
 
-    Under the null hypothesis each sign is a fair coin, so that the distribution of the sum of positive ranks is a convolution.
+    Exact without ties, and up to 16 pairs with ties (all sign flips are enumerated).
     """
-    rounded = _without_last_bits(differences)
+    rounded = _rounded(differences)
     values = rounded[rounded != 0]
     if not len(values):
         return 1.0
-    from scipy.stats import rankdata
+    from scipy.stats import PermutationMethod, wilcoxon
 
-    doubled = np.rint(2 * rankdata(np.abs(values))).astype(int)
-    ways = np.zeros(doubled.sum() + 1)
-    ways[0] = 1.0
-    for rank in doubled:
-        shifted = np.zeros_like(ways)
-        shifted[rank:] = ways[: len(ways) - rank]
-        ways = (ways + shifted) / 2
-    positive = int(doubled[values > 0].sum())
-    tail = min(ways[: positive + 1].sum(), ways[positive:].sum())
-    return float(min(1.0, 2 * tail))
+    has_ties = len(np.unique(np.abs(values))) < len(values)
+    method = PermutationMethod(n_resamples=2 ** min(len(values), 16)) if has_ties else "exact"
+    return float(wilcoxon(values, method=method).pvalue)
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:
-    """Holm's step-down correction: the family-wise error of all these comparisons stays below the level; None stays None.
+    """Holm's step-down correction of p-values; None stays None.
 
     >>> holm([0.01, 0.04, None, 0.03])
     [0.03, 0.06, None, 0.06]
@@ -153,29 +141,26 @@ def holm(ps: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
-# --- ranks -----------------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Ranks:
-    """Places of several algorithms, 1 is best, averaged over the seeds that all of them have."""
+    """Ranks of several algorithms (1 is best) over their common seeds."""
 
     seeds: tuple[int, ...]
     each: dict[str, tuple[float, ...]]
-    """For every algorithm its place at each seed; equals share their places."""
+    """Rank of each algorithm at each seed; ties share the mean rank."""
     friedman: float | None
-    """The p of Friedman's test that all are alike; None for fewer than three algorithms or two seeds."""
+    """p-value of Friedman's test; None for fewer than three algorithms or two seeds."""
     critical: float | None
-    """Nemenyi's critical difference at 5 %: mean ranks closer than that are not told apart."""
+    """Nemenyi's critical difference at 5 %; closer mean ranks are not significantly different."""
 
     @property
     def mean(self) -> dict[str, float]:
-        """Mean places, the best first."""
+        """Mean ranks, best first."""
         return dict(sorted(((name, fmean(places)) for name, places in self.each.items()), key=lambda pair: pair[1]))
 
 
 def mean_ranks(values: Mapping[str, Mapping[int, float]]) -> Ranks | None:
-    """Places by seed; a value of minus infinity (a run that diverged) comes last. None where not two algorithms share a seed."""
+    """Ranks per seed; diverged runs (minus infinity) rank last. None if the algorithms share no seed."""
     from scipy.stats import friedmanchisquare, rankdata, studentized_range
 
     if len(values) < 2:
@@ -183,7 +168,7 @@ def mean_ranks(values: Mapping[str, Mapping[int, float]]) -> Ranks | None:
     seeds = tuple(sorted(set.intersection(*(set(by_seed) for by_seed in values.values()))))
     if not seeds:
         return None
-    table = _without_last_bits([[by_seed[seed] for seed in seeds] for by_seed in values.values()])
+    table = _rounded([[by_seed[seed] for seed in seeds] for by_seed in values.values()])
     lost = ~np.isfinite(table)
     order = np.where(lost, np.inf, -table)
     places = np.stack([rankdata(column) for column in order.T], axis=1)
@@ -202,12 +187,9 @@ def mean_ranks(values: Mapping[str, Mapping[int, float]]) -> Ranks | None:
     )
 
 
-# --- censoring -------------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class Reached:
-    """The rounds that runs needed to reach a target; those that ended before they reached it are censored, not left out."""
+class RoundsToTarget:
+    """Rounds that runs needed to reach a target; runs that ended before are censored, not dropped."""
 
     target: float
     rounds: tuple[int | None, ...]
@@ -215,21 +197,23 @@ class Reached:
 
     @property
     def count(self) -> int:
-        """How many runs reached it."""
+        """Number of runs that reached the target."""
         return sum(rounds is not None for rounds in self.rounds)
 
     @property
     def median(self) -> float | None:
-        """The median over all runs; None where it is beyond the end of the runs. (A mean over those that made it would flatter.)"""
+        """The median over all runs; None if the middle run was censored. (A mean over successful runs is biased.)"""
         middle = median(math.inf if rounds is None else rounds for rounds in self.rounds)
         return middle if math.isfinite(middle) else None
 
     @property
     def text(self) -> str:
-        """The median, or ``1000+`` where the run in the middle had not reached the target by round 1000, when it ended.
+        """The median, or ``1000+`` if the middle run ended at round 1000 without reaching the target.
 
-        >>> Reached(0.9, (40, None, 60), (100, 100, 100)).text, Reached(0.9, (40, None, None), (100, 90, 80)).text
-        ('60', '80+')
+        >>> RoundsToTarget(0.9, (40, None, 60), (100, 100, 100)).text
+        '60'
+        >>> RoundsToTarget(0.9, (40, None, None), (100, 90, 80)).text
+        '80+'
         """
         if self.median is not None:
             return f"{self.median:g}"
@@ -237,11 +221,8 @@ class Reached:
         return f"{median_high(known)}+"
 
 
-# --- power -----------------------------------------------------------------------------------------------------------------------
-
-
 def detectable(count: int, power: float = 0.8, level: float = LEVEL) -> float:
-    """The true difference, in standard deviations of the differences, that a paired t test of so many pairs finds with this probability.
+    """The effect size (in standard deviations of the differences) that a paired t test of ``count`` pairs detects.
 
     >>> round(detectable(3), 1), round(detectable(10), 1)
     (3.3, 1.0)
@@ -251,9 +232,7 @@ def detectable(count: int, power: float = 0.8, level: float = LEVEL) -> float:
 
     beyond = float(t.ppf((1 + level) / 2, count - 1))
 
-    def found(effect: float) -> float:
-        return float(
-            nct.sf(beyond, count - 1, effect * math.sqrt(count))
-        )  # that it is found with the wrong sign is next to impossible
+    def detection_rate(effect: float) -> float:
+        return float(nct.sf(beyond, count - 1, effect * math.sqrt(count)))
 
-    return float(brentq(lambda effect: found(effect) - power, 0.01, 50.0, xtol=1e-4))
+    return float(brentq(lambda effect: detection_rate(effect) - power, 0.01, 50.0, xtol=1e-4))

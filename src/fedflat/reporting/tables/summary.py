@@ -1,4 +1,4 @@
-"""The figures that are reported of a run, each by its name."""
+"""Summary values of a run: last, mean of the last rounds, best, rounds to a target."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from statistics import fmean, stdev
 from typing import Any
 
 WINDOW = 100
-"""Rounds behind the mean over the last evaluations."""
+"""Number of final rounds in the mean."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """One model's figures on the test set."""
+    """Summary of one model's metric on the test set."""
 
     last: float
     mean_last: float
     """The mean over the evaluations of the last 100 rounds."""
     mean_count: int
-    """How many evaluations that is."""
+    """Number of evaluations in that mean."""
     best: float
-    """The maximum over test evaluations: optimistic, since the test set chose it."""
+    """The maximum over test evaluations; optimistic, because it is selected on the test set."""
 
 
 def summarise(history: Sequence[dict[str, Any]], model: str, metric: str) -> Summary | None:
-    """The figures of one model of a run; None where it was never evaluated."""
+    """The summary of one model of a run; None if it was never evaluated."""
     points = series(history, model, metric)
     if not points:
         return None
@@ -37,9 +37,9 @@ def summarise(history: Sequence[dict[str, Any]], model: str, metric: str) -> Sum
 def series(
     history: Sequence[dict[str, Any]], model: str, metric: str, over: str = "round"
 ) -> list[tuple[float, float]]:
-    """A metric on the test set over rounds, bytes, passes or samples."""
-    found = [(record[over], record["test"].get(model, {}).get(metric)) for record in history]
-    return [(x, value) for x, value in found if value is not None]
+    """(x, value) pairs of a test metric over rounds, bytes, backward passes or samples."""
+    points = [(record[over], record["test"].get(model, {}).get(metric)) for record in history]
+    return [(x, value) for x, value in points if value is not None]
 
 
 def rounds_to(history: Sequence[dict[str, Any]], model: str, metric: str, target: float) -> int | None:
@@ -48,17 +48,17 @@ def rounds_to(history: Sequence[dict[str, Any]], model: str, metric: str, target
 
 
 def from_to(counts: Iterable[int]) -> str:
-    """Numbers by the lowest and the highest of them.
+    """The range of some numbers as text.
 
     >>> from_to([5, 20, 20]), from_to([5, 5])
     ('5 to 20', '5')
     """
-    some = sorted(counts)
-    return str(some[0]) if some[0] == some[-1] else f"{some[0]} to {some[-1]}"
+    ordered = sorted(counts)
+    return str(ordered[0]) if ordered[0] == ordered[-1] else f"{ordered[0]} to {ordered[-1]}"
 
 
 @dataclass(frozen=True)
-class Spread:
+class SeedStatistics:
     """A mean over seeds with its standard deviation (n - 1)."""
 
     mean: float
@@ -66,10 +66,10 @@ class Spread:
     count: int
 
     def percent(self) -> str:
-        """As in papers: 83.12 ± 0.45."""
+        """Percent with standard deviation, e.g. ``83.12 ± 0.45``."""
         return f"{100 * self.mean:.2f} ± {100 * self.std:.2f}" if self.count > 1 else f"{100 * self.mean:.2f}"
 
 
-def spread(values: Sequence[float]) -> Spread:
-    """Mean and standard deviation of some values."""
-    return Spread(fmean(values), stdev(values) if len(values) > 1 else 0.0, len(values))
+def spread(values: Sequence[float]) -> SeedStatistics:
+    """Mean and standard deviation of ``values``."""
+    return SeedStatistics(fmean(values), stdev(values) if len(values) > 1 else 0.0, len(values))

@@ -1,4 +1,4 @@
-"""A federation whose every quantity is known in closed form: client i has f_i(x) = 0.5 (x - b_i)^T A_i (x - b_i)."""
+"""A federated problem in closed form: client i minimises f_i(x) = 0.5 (x - b_i)^T A_i (x - b_i)."""
 
 from __future__ import annotations
 
@@ -21,15 +21,18 @@ from fedflat.engines.round.contract import Client, Engine, ModelState, Outcome, 
 from fedflat.engines.round.plan import Plan
 
 
-class Bowl(nn.Module):
-    """A model that is a point x, and whose output on an input (A, b) is the value of that bowl at x."""
+class QuadraticModel(nn.Module):
+    """A model whose only parameter is the point x of shape (P,).
+
+    An input of shape (n, P^2 + P) holds A and b of n quadratics; the output of shape (n,) holds their values at x.
+    """
 
     def __init__(self, x: Tensor) -> None:
         super().__init__()
         self.x = nn.Parameter(x.clone())
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The value of each bowl at x."""
+        """The value of each quadratic at x."""
         size = len(self.x)
         matrices, centres = inputs[:, : size**2], inputs[:, size**2 :]
         off = self.x - centres
@@ -37,30 +40,39 @@ class Bowl(nn.Module):
 
 
 @dataclass(frozen=True)
-class Value:
-    """The task whose loss is the model's output."""
+class ValueTask:
+    """A task whose loss is the model's output."""
 
     metric: str = "value"
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """The mean value."""
+        """The mean output."""
         return output.mean()
 
     def sums(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """The summed value."""
+        """The summed output."""
         return {"loss": output.sum(), "value": output.sum()}
 
 
 @dataclass
-class Bowls:
-    """Some clients' bowls, drawn by a seed; with ``alike``, the same bowl for all of them."""
+class Quadratics:
+    """One random quadratic per client.
+
+    Args:
+        clients: number of clients N.
+        size: number of parameters P.
+        seed: seed of the matrices, centres and initial point.
+        alike: give all clients the same quadratic.
+    """
 
     clients: int = 4
     size: int = 5
     seed: int = 0
     alike: bool = False
     matrices: Tensor = field(init=False)
+    """A_i, shape (N, P, P)."""
     centres: Tensor = field(init=False)
+    """b_i, shape (N, P)."""
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(self.seed)
@@ -68,71 +80,85 @@ class Bowls:
         matrices = roots @ roots.transpose(0, 2, 1) + 0.3 * np.eye(self.size)
         centres = rng.normal(size=(self.clients, self.size))
         if self.alike:
-            matrices, centres = (np.repeat(some[:1], self.clients, 0) for some in (matrices, centres))
+            matrices, centres = (np.repeat(values[:1], self.clients, 0) for values in (matrices, centres))
         self.matrices, self.centres = torch.from_numpy(matrices), torch.from_numpy(centres)
         self.start = torch.from_numpy(rng.normal(size=self.size)) + 2.0
 
     def optimum(self) -> Tensor:
-        """Where the clients' mean is least."""
+        """The minimiser of the clients' mean, shape (P,)."""
         pulled = torch.einsum("npq,nq->p", self.matrices, self.centres)
-        found: Tensor = torch.linalg.solve(self.matrices.sum(0), pulled)
-        return found
+        minimiser: Tensor = torch.linalg.solve(self.matrices.sum(0), pulled)
+        return minimiser
 
     def value(self, x: Tensor) -> float:
-        """The clients' mean at x."""
+        """The clients' mean at a point of shape (P,)."""
         off = x - self.centres
         return float(0.5 * torch.einsum("np,npq,nq->n", off, self.matrices, off).mean())
 
     def problem(self) -> Problem:
-        """The federation as any other: one example per client."""
+        """The problem for engines, with one example per client."""
         inputs = torch.cat([self.matrices.flatten(1), self.centres], 1)
         examples = Examples(inputs, torch.zeros(self.clients, dtype=torch.int64))
-        data = Dataset("bowls", examples, examples, ("value",), kind="vector")
-        return Problem(Bowl(self.start), Value(), data, Augmentation(), torch.float64)
+        data = Dataset("quadratics", examples, examples, ("value",), kind="vector")
+        return Problem(QuadraticModel(self.start), ValueTask(), data, Augmentation(), torch.float64)
 
 
 @dataclass
-class Walk:
-    """What some rounds leave behind: the models x^0, x^1, ..., the clients' states, and what came back in each round."""
+class Trajectory:
+    """The rounds of a run."""
 
     x: list[Tensor]
+    """Server models x^0, ..., x^T, each of shape (P,)."""
     states: list[dict[int, Mapping[str, State]]]
+    """Client states by client number, before each round and after the last."""
     outcomes: list[Outcome] = field(default_factory=list)
+    """What the engine returned in each round."""
 
 
-def walk(
-    method: Algorithm,
-    bowls: Bowls,
+def run_rounds(
+    algorithm: Algorithm,
+    quadratics: Quadratics,
     cohorts: Sequence[Sequence[int]],
     *,
     steps: int = 3,
     lr: float = 0.05,
     engine: Callable[[Problem], Engine] = lambda problem: LoopEngine(problem, workers=1),
-) -> Walk:
-    """Rounds of an algorithm with given cohorts, through a real engine, as an experiment does them."""
-    problem = bowls.problem()
-    trains = engine(problem)
+) -> Trajectory:
+    """Run one round per cohort with a real engine, as an experiment does.
+
+    Args:
+        algorithm: the algorithm to run.
+        quadratics: the clients' quadratics.
+        cohorts: numbers of the participating clients in each round.
+        steps: local steps K.
+        lr: learning rate.
+        engine: creates the engine for a problem.
+    """
+    problem = quadratics.problem()
+    runner = engine(problem)
     training = Training(
-        method,
+        algorithm,
         Descent(),
         Schedule(lr, 1.0, len(cohorts)),
         Plan(1, steps=steps),
         0,
-        bowls.clients,
+        quadratics.clients,
         Aggregation("uniform"),
     )
     weights, buffers, integers = problem.initial()
-    model, server = ModelState(weights, buffers, integers), method.new_server(weights)
-    states: dict[int, Mapping[str, State]] = {number: method.new_client(weights) for number in range(bowls.clients)}
-    done = Walk([weights.clone()], [states])
+    model, server = ModelState(weights, buffers, integers), algorithm.new_server(weights)
+    states: dict[int, Mapping[str, State]] = {
+        number: algorithm.new_client(weights) for number in range(quadratics.clients)
+    }
+    trajectory = Trajectory([weights.clone()], [states])
     for round, cohort in enumerate(cohorts):
         members = [Client(number, np.array([number]), states[number]) for number in cohort]
-        with torch.random.fork_rng(devices=[]):  # training seeds it, and it is the caller's
-            outcome = trains.train(training, round, model, server, members)
-        weights, server = method.aggregate(outcome.returned, outcome.means, server)
+        with torch.random.fork_rng(devices=[]):  # training seeds torch's generator, which belongs to the caller
+            outcome = runner.train(training, round, model, server, members)
+        weights, server = algorithm.aggregate(outcome.returned, outcome.means, server)
         model = ModelState(weights, outcome.buffers, outcome.integers)
         states = states | {client.number: client.state for client in outcome.clients}
-        done.x.append(weights.clone())
-        done.states.append(states)
-        done.outcomes.append(outcome)
-    return done
+        trajectory.x.append(weights.clone())
+        trajectory.states.append(states)
+        trajectory.outcomes.append(outcome)
+    return trajectory

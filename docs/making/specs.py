@@ -1,0 +1,28 @@
+"""Sections of pages on specs: frozen dataclasses whose fields are the parameters of a text."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from fedflat.cli.lookup.algorithm_card import parameter_rows
+from making.markdown import code, table
+
+
+def first_paragraph(thing: Any) -> str:
+    """The first paragraph of a docstring, as one line of Markdown."""
+    return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].replace("``", "`").split())
+
+
+def parameter_table(spec: object) -> list[str]:
+    """A section with the parameters of a spec; empty if it has none."""
+    rows = [
+        (
+            code(row["parameter"]),
+            "required" if row["parameter"] == "path" else code(row["default"]),
+            row["range"],
+            row["meaning"],
+        )
+        for row in parameter_rows(spec, type(spec)())
+    ]
+    return ["## Parameters", "", *table(("parameter", "default", "range", "meaning"), rows)] if rows else []

@@ -1,0 +1,46 @@
+"""What a slot's docstring says, in pieces: title, source, equations, remarks."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import NamedTuple
+
+_SOURCE = re.compile(r"\s*\(([^()]*(?:\b(?:19|20)\d\d\b|\beqs?\. |\bC\d)[^()]*)\)$")
+
+
+class Description(NamedTuple):
+    """The pieces of a docstring; ``str`` joins them into plain text."""
+
+    title: str
+    source: str
+    """Algorithm, paper and equation numbers."""
+    equations: tuple[str, ...]
+    """The lines of the indented block."""
+    remarks: str
+
+    def __str__(self) -> str:
+        head = f"{self.title} ({self.source})" if self.source else self.title
+        return "\n\n".join(filter(None, (f"{head}." if head else "", "\n".join(self.equations), self.remarks)))
+
+
+def describe(spec: object) -> Description:
+    """Split the docstring of a slot or of its class; missing pieces are empty.
+
+    >>> from fedflat.algorithms.drift import Prox
+    >>> describe(Prox)
+    Description(title='Proximal term', source='FedProx; Li et al. 2020, eq. 2', equations=('d_k = g + mu (y_k - z)',), \
+remarks='')
+    """
+    text = inspect.getdoc(spec if isinstance(spec, type) else type(spec)) or ""
+    first, *rest = [block for block in re.split(r"\n\s*\n", text) if not block.lstrip().startswith(">>>")] or [""]
+    title = " ".join(first.split()).removesuffix(".")
+    source = _SOURCE.search(title)
+    blocks = [block for block in rest if block.startswith("    ")]
+    remarks = " ".join(" ".join(block.split()) for block in rest if block not in blocks)
+    return Description(
+        title[: source.start()] if source else title,
+        source[1] if source else "",
+        tuple(line.strip() for block in blocks for line in block.splitlines()),
+        remarks.replace("``", "`"),
+    )

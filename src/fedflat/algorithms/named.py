@@ -1,0 +1,223 @@
+"""The published algorithms by name: their slots with the papers' defaults, their origin, and known differences.
+
+Adding an algorithm is one entry of ``CARDS``. Shell completion reads the keys of ``CARDS`` from this file's text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fedflat.algorithms.algorithm import Algorithm
+from fedflat.algorithms.drift import Acg, AdaBest, Cm, Dyn, Mime, MimeLite, Mo, Prox, Scaffold, Wmsam
+from fedflat.algorithms.lr_schedule import Linear
+from fedflat.algorithms.perturbation import Asam, Guided, Lesam, Sam, Smoo
+from fedflat.algorithms.server import Adagrad, Adam, Momentum, Sgd, Yogi
+from fedflat.registry import Registry
+from fedflat.text import Value
+
+
+@dataclass(frozen=True)
+class Card:
+    """A published algorithm."""
+
+    title: str
+    algorithm: Algorithm
+    paper: str
+    """Short citations, separated by ``; ``."""
+    values: str = ""
+    """Parameter values reported in papers."""
+    differences: tuple[str, ...] = ()
+    """Numbers of entries of ``DIFFERENCES``."""
+    released: dict[str, Value] = field(default_factory=dict)
+    """Parameters that ``variant=released`` sets to match the published code where it differs from the paper."""
+
+
+CARDS: dict[str, Card] = {
+    "fedavg": Card(
+        "Federated averaging",
+        Algorithm(),
+        "McMahan et al., AISTATS 2017",
+        "lr 0.01, batch size 64, 1 local epoch (Caldarola et al. 2022); "
+        "lr 0.1, batch size 50, 5 local epochs, lr decay 0.998 (FedWMSAM)",
+    ),
+    "fedavgm": Card(
+        "FedAvg with server momentum",
+        Algorithm(server=Momentum()),
+        "Hsu et al., 2019",
+        "beta 0.9; 0.4 in FedACG's code; diverges in most settings with Dirichlet alpha 0",
+    ),
+    "fedprox": Card(
+        "FedAvg with a proximal term",
+        Algorithm(Prox()),
+        "Li et al., MLSys 2020",
+        "mu 0.1 (Caldarola et al. 2022); 0.1, 0.01, 0.001 (WiMA)",
+        ("D21",),
+    ),
+    "fedadam": Card(
+        "FedAvg with Adam on the server",
+        Algorithm(server=Adam()),
+        "Reddi et al., ICLR 2021",
+        "server_lr 0.1 is best on CIFAR-100 (Caldarola et al. 2022, Table 13)",
+        ("D15",),
+    ),
+    "fedyogi": Card(
+        "FedAvg with Yogi on the server",
+        Algorithm(server=Yogi()),
+        "Reddi et al., ICLR 2021",
+        "beta1 0.9, beta2 0.99, tau 1e-3",
+        ("D15",),
+    ),
+    "fedadagrad": Card(
+        "FedAvg with Adagrad on the server",
+        Algorithm(server=Adagrad()),
+        "Reddi et al., ICLR 2021",
+        "server_lr 0.01 is best on CIFAR-100 (Caldarola et al. 2022, Table 13)",
+        ("D15",),
+    ),
+    "scaffold": Card(
+        "Control variates",
+        Algorithm(Scaffold()),
+        "Karimireddy et al., ICML 2020",
+        "option II, server_lr 1",
+        ("D1", "D20"),
+    ),
+    "feddyn": Card(
+        "Dynamic regularisation",
+        Algorithm(Dyn()),
+        "Acar et al., ICLR 2021",
+        "alpha 0.01; 0.1 in FL-Simulator; requires gradient clipping",
+        ("D2", "D21"),
+    ),
+    "adabest": Card(
+        "Adaptive bias estimates",
+        Algorithm(AdaBest()),
+        "Varno et al., ECCV 2022",
+        "mu 0.02, beta 0.9 (CIFAR-10) or 0.8 (CIFAR-100)",
+    ),
+    "mime": Card("MIME with SGD", Algorithm(Mime()), "Karimireddy et al., NeurIPS 2021", "server_lr 0.1 or 1 (WiMA)"),
+    "mime-sgdm": Card(
+        "MIME with momentum",
+        Algorithm(Mime(beta=0.9)),
+        "Karimireddy et al., NeurIPS 2021",
+        "beta 0.9, form fedjax (WiMA)",
+        ("D27",),
+    ),
+    "mimelite": Card(
+        "MIMELite with SGD, equivalent to FedAvg", Algorithm(MimeLite()), "Karimireddy et al., NeurIPS 2021"
+    ),
+    "mimelite-sgdm": Card(
+        "MIMELite with momentum",
+        Algorithm(MimeLite(beta=0.9)),
+        "Karimireddy et al., NeurIPS 2021",
+        "beta 0.9, form fedjax (WiMA)",
+        ("D27",),
+    ),
+    "fedcm": Card("Client-level momentum", Algorithm(Cm()), "Xu et al., 2021", "alpha 0.1; 0.05, 0.1, 0.5 (WiMA)"),
+    "fedacg": Card(
+        "Accelerated client gradients", Algorithm(Acg()), "Kim et al., CVPR 2024", "lam 0.85, beta 0.002", ("D19",)
+    ),
+    "fedsam": Card(
+        "FedAvg with SAM on clients",
+        Algorithm(perturbation=Sam(0.05)),
+        "Caldarola et al., ECCV 2022; Qu et al., ICML 2022",
+        "rho 0.1 (CIFAR-10, Dirichlet alpha 0), 0.02 (CIFAR-10, alpha 100), 0.01 (Cityscapes, IDDA); "
+        "0.05 (FedSWA); 0.1 (FedWMSAM)",
+        ("D5",),
+    ),
+    "fedasam": Card(
+        "FedAvg with ASAM on clients",
+        Algorithm(perturbation=Asam(0.5, 0.2)),
+        "Caldarola et al., ECCV 2022",
+        "rho 0.7 (CIFAR-10, Dirichlet alpha 0), 0.5 (CIFAR-100, IDDA), 0.1 (Cityscapes); eta 0.2",
+    ),
+    "mofedsam": Card(
+        "FedCM with SAM on clients",
+        Algorithm(Cm(), Sam(0.1)),
+        "Qu et al., ICML 2022",
+        "alpha 0.1, rho 0.1; rho 0.01 is best in FedWMSAM's Table 6",
+        ("D5", "D11"),
+    ),
+    "fedgamma": Card(
+        "SCAFFOLD with SAM on clients", Algorithm(Scaffold(), Sam(0.1)), "Dai et al., TNNLS 2023", "rho 0.1"
+    ),
+    "fedspeed": Card(
+        "FedDyn's dual with SAM on clients",
+        Algorithm(Dyn(alpha=0.1), Sam(0.1)),
+        "Sun et al., ICLR 2023",
+        "lambda 10 (alpha 0.1), rho 0.1, share 1",
+        ("D12",),
+    ),
+    "fedsmoo": Card(
+        "FedDyn with a dynamically regularised perturbation",
+        Algorithm(Dyn(alpha=0.1), Smoo(0.1)),
+        "Sun et al., ICML 2023",
+        "alpha 0.1, rho 0.1",
+        ("D13",),
+        released={"s_source": "dual"},
+    ),
+    "fedlesam": Card(
+        "Locally estimated global perturbation",
+        Algorithm(perturbation=Lesam(0.1)),
+        "Fan et al., ICML 2024",
+        "rho 0.1 for the published code; re-tune it for the paper's formula",
+        ("D3", "D14"),
+        released={"direction": "global", "indexing": "tensor"},
+    ),
+    "fedlesam-s": Card(
+        "FedLESAM with SCAFFOLD",
+        Algorithm(Scaffold(), Lesam(0.1)),
+        "Fan et al., ICML 2024",
+        "rho 0.1 for the published code; re-tune it for the paper's formula",
+        ("D3", "D10", "D14"),
+        released={"direction": "global", "indexing": "tensor", "cv_weight": 0.1},
+    ),
+    "fedlesam-d": Card(
+        "FedLESAM with FedDyn",
+        Algorithm(Dyn(alpha=0.1), Lesam(0.1)),
+        "Fan et al., ICML 2024",
+        "rho 0.1, alpha 0.1 for the published code; re-tune rho for the paper's formula",
+        ("D3", "D14"),
+        released={"direction": "global", "indexing": "tensor"},
+    ),
+    "fedswa": Card(
+        "Linearly decaying local learning rate with server over-relaxation",
+        Algorithm(lr_schedule=Linear(0.1), server=Sgd(1.5)),
+        "Liu et al., ICML 2025",
+        "final_lr (rho) 0.1, server_lr (alpha) 1.5, lr decay 0.998, weight decay 1e-3, gradient clip 10",
+        ("D4", "D26", "D28"),
+        released={"early_decay": True},
+    ),
+    "fedmo": Card(
+        "Momentum-based stochastic control",
+        Algorithm(Mo()),
+        "Liu et al., ICML 2025",
+        "gamma 0.2",
+        ("D4", "D6", "D23"),
+        released={"gamma": 0.1, "gamma_first_round": 1.0},
+    ),
+    "fedmoswa": Card(
+        "FedSWA with momentum-based stochastic control",
+        Algorithm(Mo(), lr_schedule=Linear(0.1), server=Sgd(1.5)),
+        "Liu et al., ICML 2025",
+        "gamma 0.2, final_lr (rho) 0.1, server_lr (alpha) 1.5, option II",
+        ("D4", "D6", "D23", "D26", "D28"),
+        released={"gamma": 0.1, "gamma_first_round": 1.0, "normaliser": "trapezoid", "early_decay": True},
+    ),
+    "fedwmsam": Card(
+        "Weighted personalised momentum with a momentum-guided perturbation",
+        Algorithm(Wmsam(), Guided(0.01)),
+        "FedWMSAM, NeurIPS 2025",
+        "alpha0 0.1, lam 0.01, lr decay 0.998, clip 10; rho 0.01 for the published code, re-tune (0.05 to 0.5) here",
+        ("D3", "D8", "D9", "D22"),
+        released={"perturb_sign": -1, "indexing": "tensor"},
+    ),
+}
+"""Published algorithms by name."""
+
+NAMED: Registry[Algorithm] = Registry("algorithm", see="fedflat algorithms")
+"""Algorithms by name: those of ``CARDS``, and registered ones."""
+for _name, _card in CARDS.items():
+    NAMED.register(_name, _card.algorithm)
+
+RELEASED: dict[str, dict[str, Value]] = {name: card.released for name, card in CARDS.items() if card.released}
+"""The parameters that ``variant=released`` sets, by algorithm."""

@@ -1,0 +1,90 @@
+"""Inputs for calling the methods of a slot or an average by hand, from plain lists of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedflat.algorithms.slot import CohortMeans, LocalContext, State
+from fedflat.averaging import RunInfo
+from fedflat.models.layout import Layout
+
+Numbers = Sequence[float] | float | Tensor
+
+
+def local_context(
+    y: Numbers,
+    z: Numbers,
+    *,
+    server: Mapping[str, Numbers] | None = None,
+    client: Mapping[str, Numbers] | None = None,
+    local: Mapping[str, Numbers] | None = None,
+    drift: Mapping[str, Numbers] | None = None,
+    step: int = 0,
+    steps: int = 1,
+    lr_sum: float = 0.0,
+    lr: float = 0.1,
+    round: int = 0,
+    own_gradient: Numbers | None = None,
+    common_gradient: Numbers | None = None,
+) -> LocalContext:
+    """The context of a client at iterate ``y`` that received the model ``z``; see ``LocalContext`` for the arguments.
+
+    The model has a single parameter tensor, called ``weight``.
+
+    >>> local_context(y=[1.0, 3.0], z=[1.0, 1.0]).displacement
+    tensor([0., 2.])
+    """
+    received = _tensor(z)
+    return LocalContext(
+        y=_tensor(y),
+        z=received,
+        server=_state(server),
+        client=_state(client),
+        local=_state(local),
+        drift=_state(drift),
+        step=torch.tensor(float(step)),
+        steps=torch.tensor(float(steps)),
+        lr_sum=torch.tensor(lr_sum),
+        first_lr=torch.tensor(lr),
+        final_lr=torch.tensor(lr),
+        round=torch.tensor(round),
+        layout=Layout(("weight",), (tuple(received.shape),)),
+        own_gradient=None if own_gradient is None else _tensor(own_gradient),
+        common_gradient=None if common_gradient is None else _tensor(common_gradient),
+    )
+
+
+def cohort_means(
+    z: Numbers,
+    displacement: Numbers,
+    *,
+    mean: Mapping[str, Numbers] | None = None,
+    lr_sum: float = 0.1,
+    share: float = 1.0,
+    round: int = 0,
+    common_gradient: Numbers | None = None,
+) -> CohortMeans:
+    """The means of a cohort that received ``z``, moved by ``displacement`` and sent ``mean``.
+
+    >>> cohort_means(z=[1.0, 2.0], displacement=[-0.1, 0.1], lr_sum=0.1).direction
+    tensor([ 1., -1.])
+    """
+    moved = _tensor(displacement)
+    gradient = None if common_gradient is None else _tensor(common_gradient)
+    return CohortMeans(_tensor(z), _tensor(z), moved, moved, -moved / lr_sum, _state(mean), share, round, gradient)
+
+
+def run_info(rounds: int, size: int = 2, cycle: int = 1) -> RunInfo:
+    """What an average needs to know about a run of ``rounds`` rounds with models of ``size`` parameters."""
+    return RunInfo(rounds, cycle, torch.zeros(size, dtype=torch.bool), lambda name, count: [torch.zeros(size)] * count)
+
+
+def _tensor(numbers: Numbers) -> Tensor:
+    return numbers if isinstance(numbers, Tensor) else torch.tensor(numbers)
+
+
+def _state(values: Mapping[str, Numbers] | None) -> State:
+    return {name: _tensor(numbers) for name, numbers in (values or {}).items()}

@@ -1,0 +1,218 @@
+"""Measure published tables at full scale: a queue of runs that uses whatever GPU time is available.
+
+Examples:
+    python studies/campaign.py --list                                      # what is missing, in order
+    python studies/campaign.py --data-dir DATA --minutes 25 --jobs 3       # run the queue for 25 minutes
+    python studies/campaign.py --table --only 'fedswa/*'                   # published and measured numbers
+
+The script runs the first missing (experiment, seed) of the queue that fits into the remaining time, then the next. Each
+finished run is one JSON file in the results directory, written atomically. Interrupted runs are resumed from their last
+checkpoint by the same command. With --jobs, several processes share the queue and the GPU: while one compiles, the
+others train. Progress goes to stderr if it is a terminal, or to the file given by --log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from campaign_queue import SETUP_SECONDS, CampaignJob, queue
+from campaign_results import Result, RunMonitor, as_text, result_of, table
+
+from fedflat.errors import UserError
+from fedflat.experiment.campaign.compare import run_each
+from fedflat.experiment.campaign.estimate import is_available
+from fedflat.experiment.store.atomic_files import create_folder, write_whole
+from fedflat.experiment.store.lock import LockedError, locked
+
+DEADLINE = "deadline"
+"""File in the work directory that moves the end of the time budget, in seconds since the epoch."""
+
+
+def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--list", action="store_true", help="print the missing runs in order, with estimated seconds, and exit")
+    add("--table", action="store_true", help="print published and measured numbers, and exit")
+    add("--data-dir", type=Path, help="directory of the datasets")
+    add("--minutes", type=float, default=60.0, help="time budget (default: %(default)s)")
+    add("--jobs", type=int, default=1, help="concurrent runs on one GPU (default: %(default)s)")
+    add("--only", nargs="+", default=["*"], metavar="PATTERN", help="restrict the queue to these names (see --list)")
+    add("--results", type=Path, default=Path("results"), help="directory of the results (default: %(default)s)")
+    add("--work", type=Path, default=Path("runs/campaign"), help="directory of unfinished runs (default: %(default)s)")
+    add("--log", type=Path, help="append progress to this file")
+    add("--small", action="store_true", help="try the queue at small scale, with stand-ins for data and models")
+    add("--rounds", type=int, help="fewer rounds than the paper, to try the queue")
+    add("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    add("--precision", choices=("float32", "tf32", "bf16"), help="override the precision of the protocols")
+    add("--compile", default="auto", choices=("auto", "on", "off"), help="compile local steps (default: %(default)s)")
+    add("--checkpoint-every", type=int, default=250, metavar="ROUNDS", help="(default: %(default)s)")
+    add("--commit", help="commit of the code, if it does not run from a checkout")
+    add("--until", type=float, help=argparse.SUPPRESS)
+    return parser.parse_args(words)
+
+
+class Campaign:
+    """The stored results, and a worker that adds missing ones."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.jobs = list(queue(options))
+        self._failed: set[str] = set()
+        self._end = options.until or time.time() + 60 * options.minutes
+
+    @property
+    def end(self) -> float:
+        """The end of the time budget in seconds since the epoch."""
+        moved = self.options.work / DEADLINE
+        return float(moved.read_text()) if moved.exists() else self._end
+
+    def path(self, job: CampaignJob) -> Path:
+        """The file of a job's result."""
+        return Path(f"{self.options.results / job.name}.json")
+
+    def result(self, job: CampaignJob) -> Result | None:
+        """The stored result of a job; None if there is none, or if it was measured under another protocol."""
+        path = self.path(job)
+        if not path.exists():
+            return None
+        result: Result = json.loads(path.read_text())
+        return result if result["protocol_hash"] == job.protocol_hash else None
+
+    def finished(self) -> list[tuple[CampaignJob, Result]]:
+        """All jobs with a result."""
+        return [(job, result) for job in self.jobs if (result := self.result(job)) is not None]
+
+    def missing(self) -> list[tuple[CampaignJob, float]]:
+        """Jobs without a result in order, with their estimated wall time in seconds.
+
+        The time comes from other seeds of the experiment, or from its size. Jobs whose experiment did not learn with
+        another seed come last.
+        """
+        finished = self.finished()
+        done = {job.name for job, _ in finished}
+        failed = {job.protocol_hash for job, result in finished if not has_learned(result)}
+        alone: dict[str, float] = {}
+        for job, result in finished:
+            cost = result["cost"]
+            if "note" not in cost:
+                seconds = cost["seconds"] / cost["runs_at_once"]
+                alone[job.protocol_hash] = max(seconds, alone.get(job.protocol_hash, 0.0))
+        waiting = sorted(
+            (job for job in self.jobs if job.name not in done), key=lambda job: job.protocol_hash in failed
+        )
+        return [
+            (job, SETUP_SECONDS + self.options.jobs * (alone.get(job.protocol_hash) or job.estimated_seconds))
+            for job in waiting
+        ]
+
+    def work(self) -> None:
+        """Run missing jobs until none fits into the remaining time."""
+        while any(self._attempt(job, seconds) for job, seconds in self.missing()):
+            pass
+
+    def _attempt(self, job: CampaignJob, seconds: float) -> bool:
+        """Run a job, unless it does not fit, lacks its dataset, failed before, or runs in another process."""
+        data, left = job.config.data, self.end - time.time()
+        if job.name in self._failed or seconds > left or not is_available(data.dataset, data.dir):
+            return False
+        try:
+            with locked(self.options.work / "locks" / job.name):
+                if self.result(job) is not None:
+                    return False
+                self.report(f"start {job.name}: about {seconds:.0f} of the {left:.0f} s left")
+                self._run(job)
+        except LockedError:
+            return False
+        except Exception as error:  # a failing run must not stop the queue
+            self._failed.add(job.name)
+            self.report(f"failed {job.name}: {error}\n{traceback.format_exc()}")
+        return True
+
+    def _run(self, job: CampaignJob) -> None:
+        folder, monitor = self.options.work / "runs" / job.name, RunMonitor()
+        (record,) = run_each([job.config], [folder], (monitor,), jobs=1)
+        result = result_of(job, record, monitor, self.options)
+        create_folder(self.path(job).parent)
+        write_whole(self.path(job), as_text(result))
+        shutil.rmtree(folder, ignore_errors=True)
+        score, seconds = 100 * (result["metrics"]["server"]["last"] or 0.0), result["cost"]["seconds"]
+        self.report(f"{result['status']} {job.name}: {score:.2f} after {seconds:.0f} s")
+        del record
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def report(self, text: str) -> None:
+        """Log a line of progress."""
+        line = f"{datetime.now(UTC):%H:%M:%S} [{os.getpid()}] {text}"
+        if self.options.log is not None:
+            with self.options.log.open("a") as log:
+                log.write(f"{line}\n")
+        if sys.stderr.isatty():
+            print(line, file=sys.stderr, flush=True)
+
+    def listing(self) -> str:
+        """The missing runs with their estimated seconds."""
+        missing = self.missing()
+        lines = [f"{seconds:7.0f}  {job.name}" for job, seconds in missing]
+        return "\n".join([f"{len(missing)} of {len(self.jobs)} runs are missing. Seconds and name, in order:", *lines])
+
+
+def has_learned(result: Result) -> bool:
+    """Whether a run did not diverge and at some point doubled its initial metric."""
+    curve = [value for value in result["curve"]["server"] if value is not None]
+    return result["status"] != "diverged" and bool(max(curve) >= 2 * curve[0])
+
+
+def work_in_processes(options: argparse.Namespace, words: Sequence[str]) -> None:
+    """Let several processes work on the queue, and replace those that die."""
+    end = time.time() + 60 * options.minutes
+    command = [sys.executable, __file__, *words, "--until", f"{end:.1f}"]
+    processes = [subprocess.Popen(command) for _ in range(options.jobs)]
+    replacements = options.jobs
+    while processes:
+        time.sleep(0.2)
+        for process in [process for process in processes if process.poll() is not None]:
+            processes.remove(process)
+            if process.returncode != 0 and replacements:
+                replacements -= 1
+                processes.append(subprocess.Popen(command))
+
+
+def main(words: Sequence[str] | None = None) -> str:
+    """Run the missing jobs that fit; returns the table, or nothing in a process that shares the queue."""
+    words = sys.argv[1:] if words is None else words
+    options = parse_arguments(words)
+    campaign = Campaign(options)
+    if options.list:
+        return campaign.listing()
+    if options.until is not None:
+        campaign.work()
+        return ""
+    if not options.table and options.jobs > 1:
+        work_in_processes(options, words)
+    elif not options.table:
+        campaign.work()
+    return table(campaign.finished(), options)
+
+
+if __name__ == "__main__":
+    try:
+        text = main()
+    except UserError as error:
+        raise SystemExit(f"campaign.py: {error}") from None
+    if text:
+        print(text)

@@ -1,0 +1,209 @@
+"""The campaign's queue at small scale on digits, and the results that are committed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import fmean, stdev
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import fedflat
+from fedflat.papers import find_table
+
+ROOT = Path(__file__).parents[1]
+STUDIES = ROOT / "studies"
+RESULTS = sorted((ROOT / "results").rglob("*.json"))
+JOB = "fedswa/table2/cifar100-lenet-5/fedmoswa-seed0"
+
+
+@pytest.fixture(scope="module")
+def campaign() -> ModuleType:
+    """The script as a module; it imports others from its own directory."""
+    sys.path.insert(0, str(STUDIES))
+    try:
+        return importlib.import_module("campaign")
+    finally:
+        sys.path.remove(str(STUDIES))
+
+
+def small(folder: Path, *words: str) -> list[str]:
+    """The command line of a campaign at small scale below a folder without datasets."""
+    places = ["--results", folder / "results", "--work", folder / "work", "--data-dir", folder / "data"]
+    return [*map(str, places), "--small", "--device", "cpu", "--precision", "float32", *words]
+
+
+def stored(folder: Path, job: str = JOB) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((folder / "results" / f"{job}.json").read_text())
+    return result
+
+
+def test_runs_what_is_missing_once(campaign: ModuleType, tmp_path: Path) -> None:
+    words = small(tmp_path, "--log", str(tmp_path / "log"), "--only", "fedswa/table2/cifar100-*/fed*sam-seed0")
+    table = campaign.main(words)
+    assert sorted(path.name for path in (tmp_path / "results").rglob("*.json")) == [
+        "fedasam-seed0.json",
+        "fedlesam-seed0.json",
+        "fedsam-seed0.json",
+    ]
+    result = stored(tmp_path, "fedswa/table2/cifar100-lenet-5/fedsam-seed0")
+    accuracy = result["cells"]["table2/fedsam/cifar100-lenet-5-accuracy"]
+    assert accuracy["published"] == "47.9±0.1"
+    assert accuracy["measured"] == pytest.approx(100 * result["metrics"]["server"]["last"])
+    assert result["curve"]["server"][-1] == result["metrics"]["server"]["last"]
+    assert result["curve_rounds"] == list(range(21))
+    assert f"| fedsam/cifar100-lenet-5-accuracy | 47.9±0.1 | {accuracy['measured']:.2f} | 1 |" in table
+    log = (tmp_path / "log").read_text()
+    assert log.count("start") == 3
+    assert not list((tmp_path / "work").rglob("metrics.jsonl")), "the folders of finished runs are removed"
+    assert campaign.main(words) == table
+    assert (tmp_path / "log").read_text() == log
+
+
+def test_never_starts_what_does_not_fit(campaign: ModuleType, tmp_path: Path) -> None:
+    words = small(tmp_path, "--only", JOB)
+    campaign.main([*words, "--minutes", "0.5"])
+    assert not (tmp_path / "results").exists()
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "deadline").write_text(str(time.time() + 3600))
+    campaign.main([*words, "--minutes", "0.5"])
+    assert stored(tmp_path)["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_resumes_after_being_killed(campaign: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["campaign_results"], "WINDOW", 5)
+    words = ["--only", JOB, "--rounds", "60", "--checkpoint-every", "2"]
+    script = [sys.executable, str(STUDIES / "campaign.py")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    process = subprocess.Popen([*script, *small(tmp_path / "killed", *words)], env=environment)
+    metrics = tmp_path / "killed" / "work" / "runs" / JOB / "metrics.jsonl"
+    while not metrics.exists() or metrics.read_text().count("\n") < 8:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    assert not (tmp_path / "killed" / "results").exists()
+    campaign.main(small(tmp_path / "killed", *words))
+    campaign.main(small(tmp_path / "whole", *words))
+    killed, whole = stored(tmp_path / "killed"), stored(tmp_path / "whole")
+    assert killed["curve"] == whole["curve"]
+    assert killed["cells"] == whole["cells"]
+    assert set(whole["metrics"]) == {"server", "wima", "ema"}
+    assert set(killed["metrics"]) == {"server", "wima"}, "the window begins after the resumption, the EMA before"
+    assert killed["metrics"]["wima"] == whole["metrics"]["wima"]
+
+
+@pytest.mark.slow
+def test_processes_share_the_queue(tmp_path: Path) -> None:
+    words = small(
+        tmp_path,
+        "--jobs",
+        "2",
+        "--log",
+        str(tmp_path / "log"),
+        "--only",
+        "fedswa/table2/cifar10-*/fed*sam-seed0",
+        "--rounds",
+        "5",
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, str(STUDIES / "campaign.py"), *words]
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "fedasam/cifar10-lenet-5-accuracy" in output.stdout
+    assert output.stderr == "", "quiet unless stderr is a terminal"
+    lines = (tmp_path / "log").read_text().splitlines()
+    started = [line.split()[3] for line in lines if line.split()[2] == "start"]
+    assert len(started) == len(set(started)) == len(list((tmp_path / "results").rglob("*.json"))) == 3
+    assert len({line.split()[1] for line in lines}) == 2
+
+
+def test_averages_equal_those_of_the_library(campaign: ModuleType, tmp_path: Path) -> None:
+    job = "fedswa/table2/cifar100-lenet-5/fedavg-seed0"
+    campaign.main(small(tmp_path, "--only", job))
+    options = campaign.parse_arguments(small(tmp_path, "--only", job))
+    (planned,) = campaign.queue(options)
+    test = fedflat.run("fedavg+wima(window=100)+ema(decay=0.99)", base=planned.config).history[-1]["test"]
+    metrics = stored(tmp_path, job)["metrics"]
+    assert metrics["wima"]["last"] == pytest.approx(next(v for k, v in test.items() if "wima" in k)["accuracy"])
+    assert metrics["ema"]["last"] == pytest.approx(next(v for k, v in test.items() if "ema" in k)["accuracy"])
+
+
+def test_experiments_that_did_not_learn_come_last(campaign: ModuleType, tmp_path: Path) -> None:
+    words = small(tmp_path, "--only", "fedswa/table2/cifar100-*/fedavg-*", "fedswa/table2/cifar100-*/fedsam-*")
+    campaign.main([*words, "--only", "fedswa/table2/cifar100-*/fedavg-seed0"])
+    path = tmp_path / "results" / "fedswa/table2/cifar100-lenet-5/fedavg-seed0.json"
+    result = json.loads(path.read_text())
+    state = campaign.Campaign(campaign.parse_arguments(words))
+
+    def names() -> list[str]:
+        return [job.name.rpartition("/")[2] for job, _ in state.missing()]
+
+    assert names() == ["fedsam-seed0", "fedavg-seed1", "fedsam-seed1", "fedavg-seed2", "fedsam-seed2"]
+    result["curve"]["server"] = [0.1] * len(result["curve_rounds"])
+    path.write_text(json.dumps(result))
+    assert names() == ["fedsam-seed0", "fedsam-seed1", "fedsam-seed2", "fedavg-seed1", "fedavg-seed2"]
+    path.write_text(json.dumps(result | {"protocol_hash": "another"}))
+    assert names()[0] == "fedavg-seed0", "a result under another protocol does not count"
+
+
+def test_the_hash_depends_on_values_and_not_on_names(campaign: ModuleType, tmp_path: Path) -> None:
+    from campaign_queue import protocol_hash
+
+    (job,) = campaign.queue(campaign.parse_arguments(["--only", JOB]))
+    assert job.protocol_hash == "dbbc6518eb58c320"
+    protocol = json.loads(json.dumps(job.protocol))
+    slot = protocol["parameters"]["server"]
+    protocol["parameters"]["server"] = {f"new_{name}": value for name, value in slot.items()}
+    assert protocol_hash(protocol) == job.protocol_hash
+    assert protocol_hash(protocol | {"lr": 0.2}) != job.protocol_hash
+    protocol["parameters"]["server"] = dict.fromkeys(slot, 2.0)
+    assert protocol_hash(protocol) != job.protocol_hash
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_committed_results_belong_to_the_current_protocols(campaign: ModuleType, path: Path) -> None:
+    result = json.loads(path.read_text())
+    name = str(path.relative_to(ROOT / "results").with_suffix(""))
+    assert name == f"{result['experiment']}-seed{result['seed']}"
+    (job,) = campaign.queue(campaign.parse_arguments(["--only", name]))
+    assert job.protocol_hash == result["protocol_hash"]
+    assert len(result["curve_rounds"]) == len(result["curve"]["server"])
+    for key, cell in result["cells"].items():
+        table, _, cell_name = key.partition("/")
+        published = find_table(f"{result['paper']}/{table}").cells[cell_name].published
+        assert published is not None
+        assert cell["published"] == published.text
+    assert result["environment"]["commit"]
+    assert result["environment"]["hardware"]
+
+
+def test_the_documented_numbers_are_those_of_the_results(campaign: ModuleType) -> None:
+    by_method: dict[str, list[dict[str, Any]]] = {}
+    for path in (ROOT / "results" / "fedswa" / "table2" / "cifar100-lenet-5").glob("*.json"):
+        by_method.setdefault(path.stem.rpartition("-")[0], []).append(json.loads(path.read_text()))
+    words = ["--only", "fedswa/table2/cifar100-*", "--results", str(ROOT / "results"), "--table"]
+    table = campaign.main(words)
+
+    def shown(method: str, model: str) -> str:
+        values = [100 * result["metrics"][model]["last"] for result in by_method[method]]
+        return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+
+    page = (ROOT / "docs" / "campaign.md").read_text()
+    lines = [line for line in page.splitlines() if line.startswith("| `") and line.count("|") == 9]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert {row[0].strip("`") for row in rows} == set(by_method)
+    for name, published, measured, seeds, difference, verdict, wima, ema in rows:
+        method = name.strip("`")
+        assert [measured, wima, ema] == [shown(method, model) for model in ("server", "wima", "ema")]
+        assert seeds == str(len(by_method[method]))
+        line = next(line for line in table.splitlines() if f"| {method}/cifar100-lenet-5-accuracy |" in line)
+        for text in (published, measured, difference, verdict):
+            assert f"| {text} |" in line
