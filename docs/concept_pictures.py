@@ -25,7 +25,7 @@ from fedflat.engines.round.plan import Plan
 from fedflat.experiment.analysis.landscapes import landscapes, plane
 from fedflat.experiment.analysis.measured import Measured
 from fedflat.flatness import Ends, Operator, lanczos
-from fedflat.reporting.figures.landscape_scale import Scale, common_line, shown_tick
+from fedflat.reporting.figures.landscape_scale import LandscapeScale, common_line, shown_tick
 from fedflat.reporting.figures.landscapes import COLOUR_MAP, FAINT, INK, draw_contours
 from fedflat.testing.quadratics import Quadratics
 
@@ -169,7 +169,7 @@ def flat() -> Figure:
     left.spines[["top", "right"]].set_visible(False)
     left.tick_params(colors=FAINT, labelsize=9)
     around = landscapes(list(models.values()), radius=0.8, points=25, names=list(models))
-    scale = Scale.over(list(around.values()), "train_loss")
+    scale = LandscapeScale.over(list(around.values()), "train_loss")
     line = common_line(list(around.values()), scale)
     for axes, (name, landscape) in zip(right, around.items(), strict=True):
         draw_contours(axes, landscape, scale, line)
@@ -226,7 +226,7 @@ def _draw_averaging(landscape: Any, frame: Any, window: int) -> Figure:
     left, right = figure.subplots(1, 2)
     width, height = (axis[-1] - axis[0] for axis in landscape.axes)
     right.set_box_aspect(height / width)
-    draw_contours(left, landscape, Scale.over([landscape], "test_error"))
+    draw_contours(left, landscape, LandscapeScale.over([landscape], "test_error"))
     marks = {mark.name: mark for mark in landscape.marks}
     order = sorted((name for name in marks if name != "average"), key=lambda name: int(name[1:]))
     left.plot(

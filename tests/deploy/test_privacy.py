@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
 
-from fedflat.algorithms.table import NAMED
+from fedflat.algorithms.named import NAMED
 from flwr.app import Array, ArrayRecord, Context, Message
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod, message_size_mod

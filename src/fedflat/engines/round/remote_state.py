@@ -24,11 +24,6 @@ class RemoteState(Mapping[str, State]):
         self._read: Read | None = None
         self._store: Callable[[States], Read] | None = None
 
-    @property
-    def is_local(self) -> bool:
-        """Whether the state has arrived in this process."""
-        return self._read is not None
-
     def deliver(self, states: States) -> None:
         """Take the state that has arrived: pass it to the store if there is one, otherwise keep it in memory."""
         self._read = self._store(states) if self._store else lambda: states
