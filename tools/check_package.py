@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "fedflat"
-OUTSIDE = ("tests/", "docs/", "studies/", "notebooks/", "tools/")
+OUTSIDE = ("tests/", "docs/", "results/", "studies/", "notebooks/", "tools/")
 """What belongs to the project and not into a wheel."""
 
 
