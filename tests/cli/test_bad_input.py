@@ -37,16 +37,14 @@ WRONG = {
     "set below a value": (("run", "--set", "seed.a=3", "--set", "seed.b.c=1"), "seed"),
     "no rounds": (("run", "--rounds", "0"), "training.rounds=0 is invalid"),
     "infinite rate": (("run", "--set", "training.lr=.inf"), "training.lr"),
-    "flag of another framework": (("run", "fedavg", "--learning-rate", "0.1"), "--lr"),
-    "former flag": (("compare", "fedavg", "--per-round", "5"), "--clients-per-round"),
     "unknown dataset": (("run", "--dataset", "cifr10"), "'cifr10'; did you mean cifar10"),
     "unknown model": (("run", "--model", "resnet81"), "'resnet81'; did you mean resnet18"),
     "model for larger images": (("run", "--model", "cnn"), "cnn needs images of at least 16x16 pixels"),
     "unknown augmentation": (("run", "--augmentation", "crop-flop"), "'crop-flop'"),
     "unknown device": (("run", "--device", "gpu"), "engine.device='gpu' is invalid"),
     "no config file": (("run", "--config", "missing.yaml"), "cannot read missing.yaml"),
-    "resume of nothing": (("resume", "nothing"), "there is no run in nothing"),
-    "show of nothing": (("show", "nothing"), "there is no run in nothing"),
+    "resume of nothing": (("resume", "nothing"), "in nothing"),
+    "show of nothing": (("show", "nothing"), "in nothing"),
     "comparison with itself": (("compare", "fedavg", "fedavg"), "fedavg"),
     "unreadable seeds": (("compare", "fedavg", "--seeds", "a,b"), "cannot read --seeds 'a,b'"),
     "unknown axis": (("compare", "fedavg", "--over", "time"), "'time'"),
@@ -189,3 +187,16 @@ def test_what_is_only_worth_a_word_is_one_sentence_too(fedflat):
     assert result.exit_code == 0
     assert result.stderr.startswith("fedflat: training.statistics=own") and "mlp" in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "ours"),
+    [
+        ("run", "--learning-rate", "--lr"),
+        ("compare", "--per-round", "--clients-per-round"),
+        ("run", "--split", "--partition"),
+    ],
+)
+def test_flags_of_other_frameworks_suggest_ours(fedflat, command: str, flag: str, ours: str) -> None:
+    result = fedflat(command, "fedavg", flag, "1")
+    assert result.exit_code == 2 and ours in result.stderr and "--seed" not in result.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import typer
-from click import NoSuchOption
+from click import NoSuchOption, UsageError
 from typer.core import TyperGroup
 
 from fedflat import __version__
@@ -46,7 +46,7 @@ class Application(TyperGroup):
             except NoSuchOption as error:
                 flag = f"--{(suggest_setting(error.option_name) or '').replace('_', '-')}"
                 if error.ctx and any(flag in option.opts for option in error.ctx.command.params):
-                    raise NoSuchOption(error.option_name, possibilities=[flag], ctx=error.ctx) from None
+                    raise UsageError(f"No such option '{error.option_name}'; did you mean '{flag}'?", error.ctx) from None
                 raise
 
 
