@@ -190,13 +190,14 @@ def section(numbers: dict[str, Any], figure: str) -> str:
         f"`{s['augmentation']}`, seed {s['seed']}, {numbers['precision']}; {seconds:.0f} s in total, three runs at a "
         "time. IoU in per cent on the 233 test frames after the last round."
     )
-    algorithms = "; ".join(f"{name}: `{run['algorithm']}`" for name, run in numbers["runs"].items())
+    algorithms = "\n".join(f"- {name}: `{run['algorithm']}`" for name, run in numbers["runs"].items())
     notes = (
         "SiLoBN is FedAvg with `training.statistics=own`: it trains the same weights as FedAvg and normalises each "
-        "test batch by its own statistics. For SWA, BatchNorm statistics are re-estimated for the averaged model."
+        "test batch with its own mean and variance. For SWA, BatchNorm statistics are re-estimated for the averaged "
+        "model."
     )
     image = f"![Frame, truth and prediction of each method]({figure})"
-    return f"{settings}\n\n{table(numbers)}\n{algorithms}. {notes}\n\n{image}"
+    return f"{settings}\n\n{table(numbers)}\n{algorithms}\n\n{notes}\n\n{image}"
 
 
 def put_on(page: Path, text: str) -> None:

@@ -58,7 +58,7 @@ def test_it_ends_when_the_run_does(fedflat, running, finished, monkeypatch):
         shutil.copy(finished / "status.json", running / "status.json")
 
     monkeypatch.setattr("fedflat.cli.experiments.watch.time.sleep", finish)  # between two looks
-    shown = fedflat("watch", running, "--eval-every", "0.2").stdout
+    shown = fedflat("watch", running, "--interval", "0.2").stdout
     assert waited == [0.2]
     assert shown.index("2 of 3") < shown.index("3 of 3")
     assert "1 of 1 runs are over" in shown

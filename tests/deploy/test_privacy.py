@@ -14,12 +14,12 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
 
-from fedflat.algorithms.named import NAMED
 from flwr.app import Array, ArrayRecord, Context, Message
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod, message_size_mod
 
 from fedflat.algorithms import algorithm
+from fedflat.algorithms.named import NAMED
 from fedflat.data import Dataset, load
 from fedflat.deploy import client_app
 from fedflat.deploy.server.app import serve

@@ -87,13 +87,15 @@ class Flower(Other):
 
         @server.main()  # type: ignore[untyped-decorator, unused-ignore]
         def main(grid: Grid, context: Context) -> None:
-            share, count = setting.clients_per_round / self.clients, setting.clients_per_round
             strategy = StagedFedAvg(
-                fraction_train=share, fraction_evaluate=0.0, min_train_nodes=count, min_available_nodes=self.clients
+                fraction_train=setting.clients_per_round / self.clients,
+                fraction_evaluate=0.0,
+                min_train_nodes=setting.clients_per_round,
+                min_available_nodes=self.clients,
             )
             try:
                 strategy.start(grid=grid, initial_arrays=ArrayRecord(loop_of(self).state), num_rounds=ROUNDS)
-            except Enough:
+            except Enough:  # from stage.round_done: all rounds are timed
                 return
             except Exception as error:  # Flower would only log it
                 failures.append(str(error))

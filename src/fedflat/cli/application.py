@@ -46,7 +46,8 @@ class Application(TyperGroup):
             except NoSuchOption as error:
                 flag = f"--{(suggest_setting(error.option_name) or '').replace('_', '-')}"
                 if error.ctx and any(flag in option.opts for option in error.ctx.command.params):
-                    raise UsageError(f"No such option '{error.option_name}'; did you mean '{flag}'?", error.ctx) from None
+                    message = f"No such option '{error.option_name}'; did you mean '{flag}'?"
+                    raise UsageError(message, error.ctx) from None
                 raise
 
 

@@ -62,7 +62,7 @@ def dataset_source(text: str) -> DatasetSource:
 
 
 def spell_dataset(text: str) -> str:
-    """Write a dataset's name as registered, and the path of a file of arrays as ``arrays(path=FILE)``.
+    """Convert a dataset name to its registered spelling, and the path of an array file to ``arrays(path=FILE)``.
 
     >>> spell_dataset("CIFAR-10"), spell_dataset("Fashion-MNIST"), spell_dataset("wine.npz")
     ('cifar10', 'fashion_mnist', 'arrays(path=wine.npz)')

@@ -33,7 +33,7 @@ class LeNet5(ImageModelSpec):
 
 @dataclass(frozen=True)
 class Cnn(ImageModelSpec):
-    """64-64-384-192: two valid 5x5 convolutions and two hidden layers; used by FedSAM, called LeNet-5 by FedSWA."""
+    """64-64-384-192: two unpadded 5x5 convolutions, two hidden layers; FedSAM's CNN, which FedSWA calls LeNet-5."""
 
     name = "cnn"
     examples = (

@@ -80,7 +80,7 @@ class _RunModels:
             self.stored = json.loads(self._file.read_text(encoding="utf-8"))
 
     def value(self, query: ModelQuery) -> float:
-        """One statistic, measured now or earlier."""
+        """Value of a statistic on a model; measured at most once, then read from the run's stored measurements."""
         statistic, model = query
         match statistic:
             case Eigenvalue():

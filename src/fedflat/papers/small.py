@@ -102,7 +102,7 @@ def _partition_of_digits(partition: str) -> str:
 
 
 def corrupted(examples: Examples, severity: int) -> dict[str, Examples]:
-    """uint8 images under three generated corruptions, by the names of published ones.
+    """Three synthetic corruptions of uint8 images, keyed by the CIFAR-10-C names they stand in for.
 
     Args:
         examples: images with pixels from 0 to 255.

@@ -21,7 +21,7 @@ class Sam(Perturbation):
         e = rho g(y_k) / ||g(y_k)||
         g = g(y_k + e)
 
-    FedSpeed blends both gradients: g = (1 - share) g(y_k) + share g(y_k + e).
+    With ``share`` below 1 (FedSpeed), both gradients are blended: g = (1 - share) g(y_k) + share g(y_k + e).
 
     >>> from fedflat.testing import local_context
     >>> ctx = local_context(y=[1.5, 2.0], z=[0.0, 0.0])

@@ -80,7 +80,7 @@ def do(plan: Sweep, jobs: int | None, dry_run: bool, probe: bool, as_json: bool,
     if not silent:
         screen(stderr=True).print(facts(_cost(plan, jobs, probe)))
     done = _run(plan, jobs, silent)
-    failed = [one for one in done if one.error is not None]
+    failed = [result for result in done if result.error is not None]
     if len(failed) < len(done):
         print_json(_document(plan, done)) if as_json else _print(plan, done)
     if failed:
@@ -99,15 +99,15 @@ def _run(plan: Sweep, jobs: int | None, silent: bool) -> list[SweepResult]:
                 flush=True,
             )
 
-    found: dict[str, SweepResult] = {}
+    results: dict[str, SweepResult] = {}
     try:
-        with progress(silent, len(plan.runs)) as shown:
-            for one in run_sweep(plan, (shown,), jobs, waiting):
-                found[one.run.name] = one
-                shown.run_over()
+        with progress(silent, len(plan.runs)) as display:
+            for result in run_sweep(plan, (display,), jobs, waiting):
+                results[result.run.name] = result
+                display.run_over()
     except KeyboardInterrupt:
-        raise Interrupted(f"{len(found)} of {len(plan.runs)} runs finished; repeat the command to continue") from None
-    return [found[run.name] for run in plan.runs if run.name in found]
+        raise Interrupted(f"{len(results)} of {len(plan.runs)} runs finished; repeat the command to continue") from None
+    return [results[run.name] for run in plan.runs if run.name in results]
 
 
 def _cost(plan: Sweep, jobs: int | None, probe: bool) -> dict[str, object]:

@@ -52,13 +52,13 @@ def watch(
     runs: list[Path] = typer.Argument(
         metavar="RUNS...", help="run folders, or folders that contain runs; new runs are picked up"
     ),
-    every: float = typer.Option(2.0, "--eval-every", min=0.1, metavar="SECONDS", help="how often to look"),
-    once: bool = typer.Option(False, "--once", help="one look, then stop"),
+    every: float = typer.Option(2.0, "--interval", min=0.1, metavar="SECONDS", help="polling interval"),
+    once: bool = typer.Option(False, "--once", help="print the current state and exit"),
     as_json: bool = JSON,
 ) -> None:
     """Follow runs of another process: rounds, metric, loss and remaining time; ends when all have finished.
 
-    Read-only: nothing is written.
+    Read-only.
 
     Example: fedflat watch runs --once
     """

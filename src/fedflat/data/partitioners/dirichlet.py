@@ -24,7 +24,7 @@ ALPHA_HELP = "concentration: smaller values give clients fewer classes; 0: one c
 
 @dataclass(frozen=True)
 class Dirichlet(ClassCountPartitioner):
-    """Every client draws q ~ Dir(alpha) and gets equally many examples with classes drawn from q; each is used once.
+    """Each client draws q ~ Dir(alpha), then equally many examples with classes from q, without replacement.
 
     When a class is exhausted, clients that need more examples draw again from q renormalised over the remaining classes
     (Acar et al. 2021).

@@ -16,10 +16,10 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Virtual(Partitioner):
-    """On access, each client draws q ~ Dir(alpha) and ``size`` examples by q from the whole training set.
+    """Each client draws class probabilities q ~ Dir(alpha), then ``size`` training examples according to q.
 
-    Clients share examples. A client is a function of the seed and its number, so a million clients cost no more than
-    those that are used.
+    Clients may share examples. Each is generated on access from the seed and its number, so the cost depends on the
+    clients used, not on how many there are.
     """
 
     disjoint: ClassVar[bool] = False

@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 def convolve(image: Tensor, weight: Tensor, bias: Tensor, above: int) -> Tensor:
-    """A convolution of stride 1, with ``above`` rows of zero padding above and below the image."""
+    """Stride-1 convolution; pads ``above`` rows of zeros at the top and bottom, and nothing left or right."""
     out: Tensor = torch.ops.fedflat.convolve(image, weight, bias, above)
     return out
 

@@ -132,7 +132,11 @@ def common_gradient(
     indices: np.ndarray,
     row: int,
 ) -> tuple[Tensor, int, int]:
-    """A client's part of the cohort's common gradient, which is computed before anyone trains."""
+    """A client's contribution to the common gradient: its full gradient at z, computed before local training.
+
+    Returns:
+        As ``full_gradient``: the gradient [parameters], the backward passes it counts as, and the examples it saw.
+    """
     seed_torch(training.seed, "whole gradient dropout", round, client)
     return full_gradient(problem, training, cohort, round, client, indices, row)
 

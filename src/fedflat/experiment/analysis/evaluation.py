@@ -217,17 +217,15 @@ class _Evaluator:
         return totals
 
     def _clients_of_domains(self) -> dict[int, list[int]]:
-        """For each domain, the participating clients whose data come from it alone."""
+        """For each domain, the clients with their own BatchNorm statistics whose data come only from that domain."""
         clients: dict[int, list[int]] = {}
-        if self.data.train.groups is not None:
-            for number in self.statistics:
-                groups = torch.unique(
-                    self.data.train.groups[
-                        torch.from_numpy(self.partition.clients[number]).to(self.data.train.groups.device)
-                    ]
-                )
-                if len(groups) == 1:
-                    clients.setdefault(int(groups), []).append(number)
+        domains = self.data.train.groups
+        if domains is not None:
+            for client in self.statistics:
+                indices = torch.from_numpy(self.partition.clients[client]).to(domains.device)
+                client_domains = torch.unique(domains[indices])
+                if len(client_domains) == 1:
+                    clients.setdefault(int(client_domains), []).append(client)
         return clients
 
     def _with(self, statistics: Tensor) -> Scorer:

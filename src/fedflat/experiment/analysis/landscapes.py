@@ -96,16 +96,16 @@ def save_landscapes(path: Path, grids: Mapping[str, Landscape]) -> None:
 
 
 def load_landscapes(path: Path) -> dict[str, Landscape]:
-    """Read a file of ``save_landscapes``."""
+    """Read a file written by ``save_landscapes``."""
     try:
         documents = dict(json.loads(path.read_text())["landscapes"])
     except FileNotFoundError:
         raise UserError(
-            f"{path} does not exist; expected a file of fedflat flatness landscape, plane or path"
+            f"{path} does not exist; expected a file written by fedflat flatness landscape, plane or path"
         ) from None
     except (ValueError, KeyError, TypeError):
         raise UserError(
-            f"{path} is not a landscape file; expected a file of fedflat flatness landscape, plane or path"
+            f"{path} is not a landscape file; expected a file written by fedflat flatness landscape, plane or path"
         ) from None
     return {name: Landscape.from_document(document) for name, document in documents.items()}
 

@@ -81,19 +81,20 @@ class LossAndError:
     def __call__(self, model: Model) -> dict[str, Tensor]:
         """Measure one model."""
         with one_thread():
-            return self._measured(model.weights, self._buffers(model))
+            return self._measure(model.weights, self._buffers(model))
 
-    def _measured(self, weights: Tensor, flat: Tensor) -> dict[str, Tensor]:
+    def _measure(self, weights: Tensor, flat_buffers: Tensor) -> dict[str, Tensor]:
+        """Loss and error (or the task's metric, if it is not a share) on each set, as ``train_loss`` and so on."""
         problem, values = self.problem, {}
         metric = problem.task.metric
         for name in self.sets:
             totals = Totals(problem.task)
-            buffers = {**problem.buffers.views(flat), **self._integers}
+            buffers = {**problem.buffers.views(flat_buffers), **self._integers}
             for inputs, targets in self._batches(name):
                 totals.add(problem.task.sums(problem.evaluated(weights, buffers, inputs), targets), len(targets))
-            figures = totals.means()
-            values[f"{name}_loss"] = figures["loss"]
-            values[f"{name}_{_shown(metric)}"] = 1 - figures[metric] if is_share(metric) else figures[metric]
+            means = totals.means()
+            values[f"{name}_loss"] = means["loss"]
+            values[f"{name}_{_reported_name(metric)}"] = 1 - means[metric] if is_share(metric) else means[metric]
         return values
 
     def _buffers(self, model: Model) -> Tensor:
@@ -130,10 +131,10 @@ def measured_values(metric: str) -> list[str]:
     >>> measured_values("accuracy")
     ['train_loss', 'train_error', 'test_loss', 'test_error']
     """
-    return [f"{part}_{what}" for part in ("train", "test") for what in ("loss", _shown(metric))]
+    return [f"{part}_{what}" for part in ("train", "test") for what in ("loss", _reported_name(metric))]
 
 
-def _shown(metric: str) -> str:
+def _reported_name(metric: str) -> str:
     """Accuracy is reported as error, so that lower is better, as for the loss."""
     return "error" if is_share(metric) else metric
 

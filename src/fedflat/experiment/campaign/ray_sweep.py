@@ -114,7 +114,7 @@ class ClusterSchedule:
         return self.ray.remote(**options)(run_on_node).remote(own_version(), packed)
 
     def _resources(self, config: Config) -> RunResources:
-        """A core per worker process, and a share of a GPU if the first run with this device setting got one."""
+        """One core per worker process, plus a GPU share if the device setting resolves to CUDA (checked once each)."""
         device = config.engine.device
         if device not in self._gpus:
             self._gpus[device] = self._gpu_share() if device_for(self.ray, device) == "cuda" else 0.0

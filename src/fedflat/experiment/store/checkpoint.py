@@ -157,7 +157,7 @@ def require_rows(folder: RunFolder, stores: Mapping[str, RowStore], about: Mappi
         if present != needed:
             raise UserError(
                 f"{folder.path / 'state' / name} has lost rows: it has {present}, but the checkpoint needs {needed}; "
-                f"restore the folder, {folder.anew}"
+                f"restore the folder, {folder.remedy}"
             )
 
 

@@ -58,7 +58,7 @@ def require_same_inputs(folder: RunFolder, now: Mapping[str, str], partition: st
     if partition is not None and begun.get("hash", partition) != partition:
         raise UserError(
             f"the clients of the run in {folder.path} began with other examples: the data have changed since; "
-            f"restore them, {folder.anew}"
+            f"restore them, {folder.remedy}"
         )
 
 
@@ -101,7 +101,7 @@ def _data(data: Dataset) -> str:
 
 
 def _model(model: nn.Module) -> str:
-    """Layers and shapes but not weights, which differ between two instances of the same model."""
+    """Fingerprint of the architecture: layers and shapes, but not weights, which differ between instances."""
     layers = [f"{name} {type(layer).__name__}" for name, layer in model.named_modules()]
     shapes = [f"{name} {tuple(parameter.shape)}" for name, parameter in model.named_parameters()]
     return f"{type(model).__name__} {_digest(line.encode() for line in layers + shapes)}"

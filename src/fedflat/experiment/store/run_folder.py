@@ -62,7 +62,7 @@ class RunFolder:
         return "the same flwr run as before" if self.is_of_sites else f"fedflat resume {self.path}"
 
     @property
-    def anew(self) -> str:
+    def remedy(self) -> str:
         """The advice for a run that has lost files, to end a message."""
         return f"or start again (fedflat run --config {self.path / 'config.yaml'} with another --out)"
 
@@ -126,7 +126,7 @@ class RunFolder:
         """The content of status.json: ``status``, the primary ``metric`` and, at the end, ``rounds`` and ``reason``."""
         status = self._json(self.path / "status.json")
         if not isinstance(status.get("status"), str):
-            raise UserError(f"{self.path / 'status.json'} is damaged: it has no status; restore it, {self.anew}")
+            raise UserError(f"{self.path / 'status.json'} is damaged: it has no status; restore it, {self.remedy}")
         return status
 
     def partition(self) -> dict[str, Any]:
@@ -156,11 +156,11 @@ class RunFolder:
             complete = path.read_text().rpartition("\n")[0] if path.exists() else ""
             lines = [json.loads(line) for line in complete.splitlines()]
         except ValueError:
-            raise UserError(f"{path} is damaged: a line is not JSON; restore it, {self.anew}") from None
+            raise UserError(f"{path} is damaged: a line is not JSON; restore it, {self.remedy}") from None
         for number, line in enumerate(lines, 1):
             if not (isinstance(line, dict) and all(isinstance(line.get(key), kind) for key, kind in needed.items())):
                 raise UserError(
-                    f"{path} is damaged: line {number} has no {' and '.join(needed)}; restore it, {self.anew}"
+                    f"{path} is damaged: line {number} has no {' and '.join(needed)}; restore it, {self.remedy}"
                 )
         return lines
 
@@ -170,7 +170,7 @@ class RunFolder:
         except (OSError, ValueError):
             value = None
         if not isinstance(value, dict):
-            raise UserError(f"{path} is missing or damaged; restore it, {self.anew}")
+            raise UserError(f"{path} is missing or damaged; restore it, {self.remedy}")
         return value
 
     def write_status(self, status: str, **more: Any) -> None:
@@ -189,7 +189,7 @@ class RunFolder:
         if present < length:
             raise UserError(
                 f"{path} has lost lines: it has {present} bytes, but the checkpoint needs {length}; "
-                f"restore it, {self.anew}"
+                f"restore it, {self.remedy}"
             )
         with explain_os_error(path):
             path.touch()
@@ -227,7 +227,7 @@ class RunFolder:
             reason = (error.strerror or str(error)).lower()
             raise UserError(f"cannot read {path}: {reason}; make it a readable file") from None
         except (OSError, SafetensorError, KeyError, ValueError):
-            raise UserError(f"{path} is damaged or was not written by fedflat; restore it, {self.anew}") from None
+            raise UserError(f"{path} is damaged or was not written by fedflat; restore it, {self.remedy}") from None
         return tensors, about
 
 

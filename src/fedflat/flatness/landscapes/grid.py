@@ -121,7 +121,8 @@ class Landscape:
             return cls(document["kind"], axes, values, marks, dict(document["made"]))
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
-                f"not a fedflat landscape ({error}); expected a file of fedflat flatness landscape, plane or path"
+                f"not a fedflat landscape ({error}); "
+                "expected a file written by fedflat flatness landscape, plane or path"
             ) from None
 
 

@@ -52,24 +52,24 @@ class GradientSpread:
     def __init__(self, centre: Tensor) -> None:
         self.centre = centre
         self.count = 0
-        self._squares = torch.zeros((), dtype=torch.float64, device=centre.device)
-        self._longest = torch.zeros((), dtype=torch.float64, device=centre.device)
+        self._squared_distances = torch.zeros((), dtype=torch.float64, device=centre.device)
+        self._largest_norm = torch.zeros((), dtype=torch.float64, device=centre.device)
 
     def add(self, gradient: Tensor) -> None:
         """Add the gradient of one example, [P]."""
         self.count += 1
-        self._squares += torch.dist(gradient, self.centre).double() ** 2
-        self._longest = torch.maximum(self._longest, gradient.norm().double())
+        self._squared_distances += torch.dist(gradient, self.centre).double() ** 2
+        self._largest_norm = torch.maximum(self._largest_norm, gradient.norm().double())
 
     @property
     def noise(self) -> float:
         """(mean ||g_z - centre||^2)^(1/2); the client's sigma if the centre is its full gradient."""
-        return float((self._squares / max(self.count, 1)).sqrt())
+        return float((self._squared_distances / max(self.count, 1)).sqrt())
 
     @property
     def longest(self) -> float:
         """The largest ||g_z||."""
-        return float(self._longest)
+        return float(self._largest_norm)
 
 
 def heterogeneity(rows: Tensor) -> float:

@@ -63,8 +63,8 @@ def contours(panels: Sequence[Panel], value: str = "train_loss", title: str = ""
         draw_contours(axes, panel.landscape, scale, line)
         draw_marks(axes, panel.landscape.marks, alone=len(panel.landscape.marks) == 1)
         _titles(axes, panel)
-    _bar(figure, grid, scale, line)
-    _words(figure, title, scale.notes)
+    _colour_bar(figure, grid, scale, line)
+    _caption(figure, title, scale.notes)
     return figure
 
 
@@ -118,7 +118,7 @@ def plane_picture(
         axes.set_title(shown_value(value), loc="left", fontsize=11, fontweight="bold", color=INK, pad=8)
         if scale.notes:
             axes.set_xlabel(scale.notes, fontsize=7.5, color=FAINT)
-        _bar(figure, axes, scale)
+        _colour_bar(figure, axes, scale)
     handles, labels = grid[0].get_legend_handles_labels()
     figure.legend(
         handles,
@@ -129,7 +129,7 @@ def plane_picture(
         fontsize=9,
         labelcolor=INK,
     )
-    _words(figure, title)
+    _caption(figure, title)
     return figure
 
 
@@ -137,12 +137,12 @@ def surfaces(panels: Sequence[Panel], value: str = "train_loss", title: str = ""
     """Surfaces side by side; height and colour are the logarithm of the value."""
     _check(panels, 2)
     scale = LandscapeScale.over([panel.landscape for panel in panels], value)
-    figure, grid = _panels(len(panels), 3.3, 3.4, bar=True, solid=True)
+    figure, grid = _panels(len(panels), 3.3, 3.4, bar=True, is_3d=True)
     for axes, panel in zip(grid, panels, strict=False):
         draw_surface(axes, panel.landscape, scale)
         _titles(axes, panel, below=True)
-    _bar(figure, grid, scale)
-    _words(figure, title, scale.notes)
+    _colour_bar(figure, grid, scale)
+    _caption(figure, title, scale.notes)
     return figure
 
 
@@ -187,7 +187,7 @@ def lines(panels: Sequence[Panel], value: str = "train_loss", title: str = "") -
     axes.set_xlabel("distance along the direction, in filter norms", color=INK)
     axes.set_ylabel(shown_value(value), color=INK)
     axes.legend(frameon=False, fontsize=9)
-    _words(
+    _caption(
         figure,
         title,
         f"{scale.not_finite} of {scale.total} values are not finite and omitted" if scale.not_finite else "",
@@ -224,7 +224,7 @@ def path_picture(landscape: Landscape, values: Sequence[str] = ("train_loss", "t
             tick.label1.set_horizontalalignment(side)
         if value.endswith("error"):
             axes.yaxis.set_major_formatter(FuncFormatter(lambda tick, _: shown_tick(tick, "error")))
-    _words(figure, title)
+    _caption(figure, title)
     return figure
 
 
@@ -239,7 +239,7 @@ def _check(panels: Sequence[Panel], dimensions: int) -> None:
 
 
 def _panels(
-    count: int, width: float, height: float, bar: bool = False, solid: bool = False
+    count: int, width: float, height: float, bar: bool = False, is_3d: bool = False
 ) -> tuple[Figure, list[Any]]:
     columns = min(count, PER_ROW)
     rows = ceil(count / columns)
@@ -247,7 +247,7 @@ def _panels(
     figure = Figure(
         figsize=(width * columns + (0.7 if bar else 0), height * rows), layout=ConstrainedLayoutEngine(h_pad=0.14)
     )
-    grid = list(figure.subplots(rows, columns, squeeze=False, subplot_kw={"projection": "3d"} if solid else {}).ravel())
+    grid = list(figure.subplots(rows, columns, squeeze=False, subplot_kw={"projection": "3d"} if is_3d else {}).ravel())
     for spare in grid[count:]:
         spare.set_visible(False)
     return figure, grid[:count]
@@ -263,7 +263,7 @@ def _titles(axes: Any, panel: Panel, below: bool = False) -> None:
         axes.set_xlabel(panel.figures, fontsize=10.5, color=INK, labelpad=6)
 
 
-def _bar(figure: Figure, beside: Any, scale: LandscapeScale, line: float | None = None) -> None:
+def _colour_bar(figure: Figure, beside: Any, scale: LandscapeScale, line: float | None = None) -> None:
     """A colour bar beside one panel, or a labelled one shared by several."""
     several = isinstance(beside, list)
     place = (
@@ -284,7 +284,7 @@ def _bar(figure: Figure, beside: Any, scale: LandscapeScale, line: float | None 
         bar.set_label(shown_value(scale.value), fontsize=9.5, color=INK)
 
 
-def _words(figure: Figure, title: str, notes: str = "") -> None:
+def _caption(figure: Figure, title: str, notes: str = "") -> None:
     if title:
         figure.suptitle(title, fontsize=13, fontweight="bold", color=INK, x=0.01, ha="left")
     if notes:

@@ -115,8 +115,8 @@ def _legend(figure: Figure, classes: Sequence[str]) -> None:
     )
 
 
-def _colours(number: int) -> list[tuple[float, float, float]]:
-    """``count`` colours: the palette, then lighter versions."""
-    own = [to_rgb(colour) for colour in COLOURS]
-    lighter = [(0.45 * r + 0.55, 0.45 * g + 0.55, 0.45 * b + 0.55) for r, g, b in own]
-    return (own + lighter)[:number]
+def _colours(count: int) -> list[tuple[float, float, float]]:
+    """The first ``count`` colours of the palette, followed by a lighter version of each."""
+    palette = [to_rgb(colour) for colour in COLOURS]
+    lighter = [(0.45 * r + 0.55, 0.45 * g + 0.55, 0.45 * b + 0.55) for r, g, b in palette]
+    return (palette + lighter)[:count]

@@ -60,11 +60,13 @@ def _eigenvalues(axes: Axes, name: str, spectra: Sequence[Spectrum], colour: str
 
 
 def _density(axes: Axes, name: str, spectra: Sequence[Spectrum], colour: str) -> float:
-    """Draw a density; returns its maximum."""
-    densities = [one.density for one in spectra if one.density]
+    """Draw the mean spectral density over subsets; returns its maximum."""
+    densities = [spectrum.density for spectrum in spectra if spectrum.density]
     ends = np.concatenate([density.grid(2) for density in densities])
-    grid, width = np.linspace(ends.min(), ends.max(), 800), max(density.default_width for density in densities)
-    values = np.mean([density.at(grid, width) for density in densities], axis=0)
+    grid = np.linspace(ends.min(), ends.max(), 800)
+    bandwidth = max(density.default_width for density in densities)
+    values = np.mean([density.at(grid, bandwidth) for density in densities], axis=0)
+    # The axis is logarithmic, so zeros are raised to the smallest positive number.
     axes.plot(grid, np.maximum(values, np.finfo(float).tiny), color=colour, lw=1.4, label=name)
     return float(values.max())
 

@@ -211,29 +211,29 @@ def _metrics(records: Sequence[Record]) -> list[str]:
     return sorted(found, key=lambda name: (name == "loss", name not in primary))
 
 
-def _curve(row: Row, most: int) -> Values:
-    """Mean and standard deviation over seeds of every metric, subsampled to at most ``most`` points.
+def _curve(row: Row, max_points: int) -> Values:
+    """Mean and standard deviation over seeds of every metric, subsampled to at most ``max_points`` points.
 
     Diverged runs would truncate the mean of all others, so they are used only if all runs diverged.
     """
     runs = [record for record in row.records if record.history and record.status != "diverged"]
     runs = runs or [record for record in row.records if record.history]
     histories = [_with_costs(record) for record in runs]
-    names = dict.fromkeys(name for history in histories for name in history[-1]["test"].get(row.model, {}))
+    metrics = dict.fromkeys(name for history in histories for name in history[-1]["test"].get(row.model, {}))
     curve: Values = {"over": {}, "metrics": {}}
-    for metric in names:
+    for metric in metrics:
         seeds = [series(history, row.model, metric) for history in histories]
         count = min(map(len, seeds), default=0)
         if not count:
             continue
-        kept = np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
-        values = np.array([[value for _, value in points[:count]] for points in seeds])[:, kept]
-        std = values.std(0, ddof=1) if len(values) > 1 else np.zeros(len(kept))
+        shown = np.unique(np.linspace(0, count - 1, min(count, max_points)).round().astype(int))
+        values = np.array([[value for _, value in points[:count]] for points in seeds])[:, shown]
+        std = values.std(0, ddof=1) if len(values) > 1 else np.zeros(len(shown))
         curve["metrics"][metric] = {"mean": _short(values.mean(0)), "std": _short(std)}
         if not curve["over"]:
             for axis in AXES:
-                places = [[x for x, _ in series(history, row.model, metric, axis)][:count] for history in histories]
-                curve["over"][axis] = _short(np.array(places).mean(0)[kept])
+                positions = [[x for x, _ in series(history, row.model, metric, axis)][:count] for history in histories]
+                curve["over"][axis] = _short(np.array(positions).mean(0)[shown])
     return curve
 
 

@@ -90,11 +90,12 @@ def _seeds(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 
 def _pairs(section: Mapping[str, Any]) -> list[tuple[str, str]]:
-    found = []
+    """Notes on how differences from the baseline were tested, as (level, text)."""
+    messages = []
     base = None if section["baseline"] is None else section["rows"][section["baseline"]]["label"]
     uneven = [row["label"] for row in section["differences"] if row["uneven"]]
     if uneven:
-        found.append(
+        messages.append(
             (
                 "warn",
                 f"The means of {', '.join(uneven[:5])}{', …' if len(uneven) > 5 else ''} and {base} cover different "
@@ -102,12 +103,12 @@ def _pairs(section: Mapping[str, Any]) -> list[tuple[str, str]]:
                 "--by last, or more rounds.",
             )
         )
-    without = [row["label"] for row in section["differences"] if row["pair"] is None and not row["uneven"]]
-    if without:
-        found.append(
+    unpaired = [row["label"] for row in section["differences"] if row["pair"] is None and not row["uneven"]]
+    if unpaired:
+        messages.append(
             (
                 "warn",
-                f"{', '.join(without[:5])} and {base} have no common seed without divergence, hence no difference.",
+                f"{', '.join(unpaired[:5])} and {base} share no seed on which neither diverged, so no difference.",
             )
         )
     tests = {row["pair"]["test"] for row in section["differences"] if row["pair"]} - {"none"}
@@ -119,15 +120,15 @@ def _pairs(section: Mapping[str, Any]) -> list[tuple[str, str]]:
         which = " and ".join(names[test] for test in sorted(tests))
         count = sum(row["pair"] is not None and row["pair"]["p"] is not None for row in section["differences"])
         family = f", Holm-corrected for {count} comparisons" if count > 1 else ""
-        found.append(
+        messages.append(
             (
                 "info",
                 f"Differences are paired by seed (same partition, cohorts and batches). Two-sided {which}{family}.",
             )
         )
     if len(section["rows"]) > 1 and section["ranks"] is None and not section["uneven"]:
-        found.append(("warn", "The rows share no seed, so there are no ranks."))
-    return found
+        messages.append(("warn", "The rows share no seed, so there are no ranks."))
+    return messages
 
 
 def _figures(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
