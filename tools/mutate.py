@@ -3,7 +3,7 @@
     .venv/bin/python tools/mutate.py --seed 0 --count 10
 
 A mutation is a wrong operator, sign, comparison or constant. Each is applied to a copy of the tree, and its
-folder's tests run until one fails. For a mutation that survives, either a test is missing or the mutation is equivalent.
+folder's tests run until one fails. If a mutation survives, either a test is missing or the mutation is equivalent.
 """
 
 from __future__ import annotations
