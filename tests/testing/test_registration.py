@@ -71,7 +71,9 @@ def test_a_class_becomes_a_part() -> None:
 def test_a_registered_average_runs_end_to_end(tmp_path: Path) -> None:
     fedflat.register("half", Half)
     assert average_name(Half()) == "half" and average_name(Half(0.25)) == "half(decay=0.25)"
-    result = fedflat.run("fedavg+half", rounds=2, clients=4, clients_per_round=2, local_steps=1, out=tmp_path / "run")
+    result = fedflat.run(
+        "fedavg+half", rounds=2, clients=4, clients_per_round=2, local_steps=1, workers=1, out=tmp_path / "run"
+    )
     assert set(result.history[-1]["test"]) == {"server", "half"}
     assert fedflat.canonical(fedflat.algorithm("fedavg+half(decay=0.25)")) == "fedavg+half(decay=0.25)"
 
