@@ -137,8 +137,8 @@ def test_what_a_run_does_of_what_the_theorem_asks_for() -> None:
     assert found == {
         "one of FedSAM, FedSWA, FedMoSWA": True,
         "every client in every round": False,
-        "local rates of at most 1/(beta K T)": False,
-        "server rate 1": False,
+        "local learning rate at most 1/(beta K T)": False,
+        "server_lr = 1": False,
         "option I of the control variates": False,
     }
 

@@ -58,11 +58,11 @@ def test_momentum_and_variates_have_panels_where_there_are_any() -> None:
     assert list(found) == [
         "cosine of local and mean update",
         "agreement of local update and momentum",
-        "norm of what a client keeps (drift.c)",
-        "norm of what a client keeps (perturbation.mu)",
+        "norm of client state (drift.c)",
+        "norm of client state (perturbation.mu)",
     ]
     assert strongest(found["agreement of local update and momentum"])[1] == pytest.approx([0.15])
-    assert strongest(found["norm of what a client keeps (drift.c)"])[1] == [2.0]
+    assert strongest(found["norm of client state (drift.c)"])[1] == [2.0]
     low, high = found["cosine of local and mean update"].get_xlim()
     assert [tick for tick in found["cosine of local and mean update"].get_xticks() if low <= tick <= high] == [2], (
         "no halves of a round"
@@ -96,8 +96,8 @@ def test_the_gap_is_between_the_lines() -> None:
     losses, between = gap_picture({"server": looks}, "a run").axes
     drawn = {line.get_label(): list(line.get_ydata()) for line in between.lines if not line.get_label().startswith("_")}
     assert drawn == {
-        "server, test less training": pytest.approx([0.5, 0.1]),
-        "server, unseen less training": pytest.approx([1.0, 0.2]),
+        "server, test minus training": pytest.approx([0.5, 0.1]),
+        "server, held-out minus training": pytest.approx([1.0, 0.2]),
     }
     assert len(losses.lines) == 3
     assert losses.get_ylabel() == "loss"
