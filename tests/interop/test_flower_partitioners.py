@@ -81,7 +81,7 @@ def test_a_file_that_is_gone_changed_or_not_named(tmp_path: Path) -> None:
         make_partition("listed", TARGETS, 4, None, 0)
     with pytest.raises(UserError, match="lists 1 clients, not 5"):
         make_partition(listed([np.arange(40)], 40, "mine", tmp_path), TARGETS, 4, 5, 0)
-    with pytest.raises(UserError, match="a comma or a bracket"):
+    with pytest.raises(UserError, match="a comma"):
         listed([np.arange(40)], 40, "mine", tmp_path / "a,b")
     with pytest.raises(UserError, match=r"client 1 of .* beyond the long tail"):
         make_partition(
@@ -152,5 +152,5 @@ def test_mistakes_are_told_in_a_sentence(partitioners: Any, tmp_path: Path) -> N
     from_flower(used, "digits", tmp_path)
     with pytest.raises(UserError, match="only once"):
         from_flower(used, "digits", tmp_path)
-    with pytest.raises(UserError, match="VerticalEvenPartitioner cannot divide digits"):
+    with pytest.raises(UserError, match="VerticalEvenPartitioner cannot"):
         from_flower(partitioners.VerticalEvenPartitioner(num_partitions=2), "digits", tmp_path)
