@@ -83,7 +83,7 @@ def test_a_file_that_is_gone_changed_or_not_named(tmp_path: Path) -> None:
         make_partition(listed([np.arange(40)], 40, "mine", tmp_path), TARGETS, 4, 5, 0)
     with pytest.raises(UserError, match="a comma"):
         listed([np.arange(40)], 40, "mine", tmp_path / "a,b")
-    with pytest.raises(UserError, match=r"client 1 of .* beyond the long tail"):
+    with pytest.raises(UserError, match=r"client 1 of .* longtail"):
         make_partition(
             f"{listed([np.arange(4, 40), np.array([3])], 40, 'mine', tmp_path)}+longtail(factor=10)",
             TARGETS,
