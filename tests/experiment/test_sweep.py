@@ -105,7 +105,10 @@ def files(folder: Path) -> list[Path]:
 
 def _holder(folder: Path) -> subprocess.Popen[str]:
     """A process that locks a folder until it reads a line."""
-    code = "import sys; from filelock import FileLock; lock = FileLock(sys.argv[1]); lock.acquire(); print('held'); input()"
+    code = (
+        "import sys; from filelock import FileLock; lock = FileLock(sys.argv[1]); "
+        "lock.acquire(); print('held'); input()"
+    )
     folder.mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(
         [sys.executable, "-u", "-c", code, str(folder / LOCK_FILE)],
