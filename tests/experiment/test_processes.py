@@ -6,7 +6,9 @@ import importlib
 import multiprocessing
 import os
 import signal
+import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -209,17 +211,19 @@ class Tiny(ImageModelSpec):
 
 
 @pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[ImageModelSpec]:
-    """A model and an algorithm by names of one's own, beside an algorithm that no other process can import."""
+def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[ImageModelSpec]]:
+    """A registered model and algorithm, and an algorithm that no other process can import."""
     (tmp_path / "tiny_model.py").write_text(TINY)
     monkeypatch.syspath_prepend(tmp_path)
     made: type[ImageModelSpec] = importlib.import_module("tiny_model").Tiny
-    monkeypatch.setitem(MODELS._components, "tiny", made)
-    monkeypatch.setitem(MODELS._spelling, "tiny", "tiny")
-    for name, what in {"mine": fedflat.Algorithm(Scaffold()), "nowhere": fedflat.Algorithm(Nowhere())}.items():
-        monkeypatch.setitem(NAMED, name, what)
-        monkeypatch.setitem(registration._REGISTERED, name, what)
-    return made
+    MODELS.register("tiny", made)
+    registration.register("mine", fedflat.Algorithm(Scaffold()))
+    registration.register("nowhere", fedflat.Algorithm(Nowhere()))
+    yield made
+    MODELS.unregister("tiny")
+    NAMED.unregister("mine")
+    NAMED.unregister("nowhere")
+    sys.modules.pop("tiny_model")
 
 
 class Nowhere(Scaffold):
