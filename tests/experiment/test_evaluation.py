@@ -257,9 +257,9 @@ def test_what_was_the_users_own_is_asked_for_again(tmp_path):
     loaded = fedflat.load(tmp_path / "run")
     with pytest.raises(fedflat.UserError, match=r"custom:letters.*evaluate\(data="):
         loaded.evaluate()
-    with pytest.raises(fedflat.UserError, match=r"model of your own .*evaluate\(network="):
+    with pytest.raises(fedflat.UserError, match=r"custom:Linear.*evaluate\(network="):
         loaded.evaluate(data=data)
-    with pytest.raises(fedflat.UserError, match="a task of your own; pass it again"):
+    with pytest.raises(fedflat.UserError, match=r"custom task.*pass it again"):
         loaded.evaluate(data=data, network=model)
     assert loaded.evaluate(data=data, network=model, task=task).document() == here.evaluate().document()
     assert here.evaluate()["clients"]["each"]["cy"]["errors"] == 1

@@ -162,7 +162,7 @@ def test_what_each_algorithm_needs() -> None:
         "mime": "",
     }
     kept = config({"training": {"statistics": "own"}})
-    assert needs_vectors(algorithm("fedavg"), kept) == "its clients' normalisation statistics"
+    assert needs_vectors(algorithm("fedavg"), kept) == "its clients' BatchNorm statistics"
 
 
 def test_bad_input_in_a_sentence(tmp_path: Path) -> None:
@@ -170,10 +170,10 @@ def test_bad_input_in_a_sentence(tmp_path: Path) -> None:
     look = post_hoc(load_record(tmp_path / "a"))
     with pytest.raises(UserError, match=r"client 12; .*12 clients"):
         look.clients([12])
-    with pytest.raises(UserError, match="clients of fedavg keep no control variate"):
+    with pytest.raises(UserError, match=r"clients of fedavg .*control variate"):
         look.require_vectors()
     run(tmp_path / "mime", "mime", 1)
-    with pytest.raises(UserError, match="clients of mime train with the mean gradient of their cohort"):
+    with pytest.raises(UserError, match=r"clients of mime .*gradient of their cohort"):
         post_hoc(load_record(tmp_path / "mime")).clients([1])
     for part in ("checkpoint/state.safetensors", "model.safetensors"):
         (tmp_path / "a" / part).unlink()
