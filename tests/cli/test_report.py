@@ -71,11 +71,9 @@ def test_different_splits_are_refused_unless_apart(fedflat, compared, small, tmp
     assert fedflat("run", "fedavg", *small, "--partition", "iid", "--quiet", "--out", "iid").exit_code == 0
     refused = fedflat("report", compared, "iid")
     assert refused.exit_code != 0
-    assert (
-        "2 different partitions" in refused.stderr
-        and "no pairs" in refused.stderr
-        and "Traceback" not in refused.stderr
-    )
+    for word in ("2 different partitions", "dirichlet(alpha=0.1)", "iid", "--apart"):
+        assert word in refused.stderr
+    assert "Traceback" not in refused.stderr
     assert not (tmp_path / "report").exists()
     assert fedflat("report", compared, "iid", "--apart", "--no-figures").exit_code == 0
     assert {"results-1.csv", "results-2.csv", "settings-2.yaml"} <= {
@@ -86,8 +84,8 @@ def test_different_splits_are_refused_unless_apart(fedflat, compared, small, tmp
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("nowhere",), "there is no folder nowhere"),
-        ((".",), "there is no run to report on"),
+        (("nowhere",), "nowhere"),
+        ((".",), "fedflat run"),
     ],
 )
 def test_bad_input(fedflat, arguments, words):

@@ -64,11 +64,11 @@ def test_a_dry_run_reads_back_as_the_same_config(fedflat):
 
 
 def test_flags_win_over_the_file_and_set_over_flags(fedflat):
-    Path("base.yaml").write_text("algorithm: fedsam\ntraining:\n  rounds: 5\n  batch: 20\n")
+    Path("base.yaml").write_text("algorithm: fedsam\ntraining:\n  rounds: 5\n  batch_size: 20\n")
     made = yaml.safe_load(
         fedflat("run", "--config", "base.yaml", "--rounds", "6", "--set", "training.batch_size=30", "--dry-run").stdout
     )
-    assert (made["algorithm"], made["training"]["rounds"], made["training"]["batch"]) == ("fedsam", 6, 30)
+    assert (made["algorithm"], made["training"]["rounds"], made["training"]["batch_size"]) == ("fedsam", 6, 30)
 
 
 def test_show_tells_settings_and_split_of_a_run(fedflat, finished):
@@ -77,7 +77,7 @@ def test_show_tells_settings_and_split_of_a_run(fedflat, finished):
     for word in (
         "wima",
         "training.local_steps",
-        "Partition by dirichlet(alpha=0.1",
+        "dirichlet(alpha=0.1",
         "heterogeneity",
         "28 to 29, median 29",
     ):
@@ -89,7 +89,8 @@ def test_show_tells_settings_and_split_of_a_run(fedflat, finished):
 def test_resume_of_a_finished_run_says_so(fedflat, finished):
     result = fedflat("resume", finished)
     assert result.exit_code == 0
-    assert "over (finished); there is nothing to go on with" in result.stdout
+    first = result.stdout.splitlines()[0]
+    assert str(finished) in first and "finished" in first
     assert json.loads(fedflat("resume", finished, "--json").stdout)["status"] == "finished"
 
 
@@ -97,7 +98,7 @@ def test_resume_comes_to_the_end_of_the_whole_run(fedflat, small):
     fedflat("run", "fedmo", *small, "--quiet", "--out", "whole")
     stopped = fedflat("run", "fedmo", *small, "--set", "stop.seconds=0.000001", "--json", "--out", "parts")
     assert json.loads(stopped.stdout)["status"] == "paused"
-    assert "fedflat resume parts goes on" in fedflat("show", "parts").stdout
+    assert "fedflat resume parts" in fedflat("show", "parts").stdout
     while json.loads(fedflat("resume", "parts", "--workers", "1", "--json").stdout)["status"] != "finished":
         pass
     assert Path("parts/metrics.jsonl").read_text() == Path("whole/metrics.jsonl").read_text()
@@ -106,11 +107,9 @@ def test_resume_comes_to_the_end_of_the_whole_run(fedflat, small):
 def test_a_run_is_resumed_where_else_it_is_wanted_but_as_what_it_is(fedflat, small):
     fedflat("run", "fedmo", *small, "--set", "stop.seconds=0.000001", "--quiet", "--out", "r")
     absent = fedflat("resume", "r", "--device", "cuda")
-    assert absent.exit_code != 0 and "torch sees no GPU here" in absent.stderr
+    assert absent.exit_code != 0 and "engine.device=cuda" in absent.stderr
     assert "No such option" in fedflat("resume", "r", "--lr", "0.5").stderr
-    with pytest.raises(
-        UserError, match="setting that may change when a run is resumed 'lr'; expected one of data_dir, device"
-    ):
+    with pytest.raises(UserError, match=r"'lr'.*data_dir, device"):
         library.resume("r", lr=0.5)
     assert library.resume("r", engine="loop", workers=1).status in ("paused", "finished")
 
@@ -118,7 +117,7 @@ def test_a_run_is_resumed_where_else_it_is_wanted_but_as_what_it_is(fedflat, sma
 def test_a_run_that_is_not_over_is_shown_with_how_to_go_on(fedflat, small):
     fedflat("run", *small, "--quiet", "--out", "r")
     Path("r/status.json").write_text('{"status": "running"}')
-    assert "fedflat resume r goes on" in fedflat("show", "r").stdout
+    assert "fedflat resume r" in fedflat("show", "r").stdout
 
 
 def test_a_diverged_run_is_a_result_with_a_reason(fedflat, small):

@@ -100,8 +100,8 @@ def test_what_a_data_set_of_masks_holds(idda: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--augmentation", "mixup"), "mixup does not move masks along with their images"),
-        (("--model", "lenet5"), "choose a model for segmentation (bisenetv2)"),
+        (("--augmentation", "mixup"), "crop-flip, scale-crop, flip"),
+        (("--model", "lenet5"), "(bisenetv2)"),
         (("--dataset", "idda(unseen=snow)"), "'snow'"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -40,17 +41,15 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(fedflat):
     Path("mine.yaml").write_text(SWEEP)
     result = fedflat("sweep", "mine.yaml", "--dry-run")
     assert result.exit_code == 0 and not Path("runs").exists()
-    for words in (
-        "6, of which 0 are done",
-        "12 to go",
-        "up to ",
-        "stay",
-        "by a probe",
-        "runs/mine",
-        "fedsam_rho_0.05--seed-1",
-        "2 rounds to go",
+    for pattern in (
+        r"runs +6, 0 ",
+        r"rounds +12 ",
+        r"disk +up to [\d.]+ kB",
+        r"time +about [\d.]+ ",
+        r"folder +runs/mine",
+        r"fedsam_rho_0.05--seed-1 +2 rounds",
     ):
-        assert words in result.stdout
+        assert re.search(pattern, result.stdout), pattern
     document = json.loads(fedflat("sweep", "mine.yaml", "--dry-run", "--json").stdout)
     assert len(document["runs"]) == 6 and document["disk"]["kept"] < document["disk"]["most"]
 
@@ -58,7 +57,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(fedflat):
 def test_the_table_ranks_by_validation_and_says_so(fedflat, swept):
     file, out = swept
     result = fedflat("sweep", file, "--out", out, "--no-probe")
-    assert result.exit_code == 0 and "6, of which 6 are done" in result.stderr
+    assert result.exit_code == 0 and re.search(r"runs +6, 6 ", result.stderr)
     for words in ("best first by validation", "fedsam(rho=0.05)", "±", "6 there already", f"fedflat report {out}"):
         assert words in result.stdout
     assert not list(out.glob("*/checkpoint/*.safetensors"))
@@ -67,10 +66,7 @@ def test_the_table_ranks_by_validation_and_says_so(fedflat, swept):
 def test_by_the_test_set_where_there_is_no_validation(fedflat):
     Path("mine.yaml").write_text(SWEEP.replace(",\n  data.validation: 0.1", "").replace("rounds: 2", "rounds: 1"))
     result = fedflat("sweep", "mine.yaml", "--no-probe")
-    assert (
-        "best first by the test set, which is optimistic" in result.stdout
-        and "validation " not in result.stdout.split("\n")[2]
-    )
+    assert "test set" in result.stdout and "validation " not in result.stdout.split("\n")[2]
     assert "[6/6] fedsam(rho=0.1), seed 1: finished after 1 round" in result.stderr
 
 
@@ -121,7 +117,7 @@ def test_a_run_that_fails_is_named_after_the_table(fedflat):
     )
     result = fedflat("sweep", "mine.yaml", "--quiet")
     assert result.exit_code == 2 and "best first" in result.stdout
-    assert "model-bisenetv2--seed-0 could not be run" in result.stderr and "(and 1 more)" in result.stderr
+    assert "model-bisenetv2--seed-0" in result.stderr and "(and 1 more)" in result.stderr
 
 
 def test_branch(fedflat, swept):
@@ -132,7 +128,7 @@ def test_branch(fedflat, swept):
     rounds = [json.loads(line)["round"] for line in Path("out/fedsam/metrics.jsonl").read_text().splitlines()]
     assert rounds == [2, 3, 4]
     result = fedflat("branch", origin, "fedavg", "--set", "training.rounds=3", "--dry-run")
-    assert result.exit_code == 0 and f"{origin}-at-2" in result.stdout and "1 rounds to go" in result.stdout
+    assert result.exit_code == 0 and f"{origin}-at-2" in result.stdout and re.search(r"rounds +1 ", result.stdout)
     wrong = fedflat("branch", f"{origin}@1", "fedavg")
     assert wrong.exit_code == 2 and "after rounds 2" in wrong.stderr
 

@@ -30,7 +30,7 @@ def test_one_look(fedflat, finished):
     shown = fedflat("watch", finished, "--once").stdout
     assert "finished" in shown
     assert "3 of 3" in shown
-    assert "1 of 1 runs are over" in shown
+    assert "1 of 1 runs" in shown
 
 
 def test_time_left_is_told_by_the_pace(running):
@@ -61,7 +61,7 @@ def test_it_ends_when_the_run_does(fedflat, running, finished, monkeypatch):
     shown = fedflat("watch", running, "--interval", "0.2").stdout
     assert waited == [0.2]
     assert shown.index("2 of 3") < shown.index("3 of 3")
-    assert "1 of 1 runs are over" in shown
+    assert "1 of 1 runs" in shown
 
 
 def test_json_of_all_runs_below(fedflat, compared):
@@ -75,7 +75,7 @@ def test_nothing_yet_and_nowhere(fedflat, tmp_path):
     assert "no run has begun yet" in fedflat("watch", tmp_path, "--once").stdout
     result = fedflat("watch", tmp_path / "nowhere")
     assert result.exit_code != 0
-    assert "there is no folder" in result.stderr
+    assert str(tmp_path / "nowhere") in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -85,5 +85,5 @@ def test_a_run_that_is_damaged_is_named_and_the_others_are_shown(fedflat, runnin
     shutil.copytree(running, tmp_path / "whole")
     (running / file).write_text(content)
     look = fedflat("watch", tmp_path, "--once")
-    assert "0 of 1 runs are over" in look.stdout
-    assert look.stderr.startswith(f"fedflat: {running} is left out: {running / file} is ")
+    assert "0 of 1 runs" in look.stdout
+    assert look.stderr.startswith(f"fedflat: {running} ") and str(running / file) in look.stderr
