@@ -177,5 +177,5 @@ def test_bad_input_in_a_sentence(tmp_path: Path) -> None:
         post_hoc(load_record(tmp_path / "mime")).clients([1])
     for part in ("checkpoint/state.safetensors", "model.safetensors"):
         (tmp_path / "a" / part).unlink()
-    with pytest.raises(UserError, match="has kept nothing to look at"):
+    with pytest.raises(UserError, match="no checkpoint, no saved models"):
         post_hoc(load_record(tmp_path / "a")).require_something()
