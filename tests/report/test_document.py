@@ -83,7 +83,7 @@ def test_means_over_different_evaluations_are_not_compared(clone, tmp_path):
     gathered = gather([tmp_path / "runs"])
     (section,) = report_document(gathered)["sections"]
     assert section["differences"][0]["pair"] is None and section["ranks"] is None
-    assert "means of fedavg+swa and fedavg are over different numbers of evaluations (n)" in notes(section, "warn")
+    assert "means of fedavg+swa and fedavg cover different numbers of evaluations (n)" in notes(section, "warn")
     assert "share no seed" not in notes(section, "warn") and "No seed is common" not in notes(section, "warn")
     assert [cells[1].split(" (")[1] for cells in result_table(section, ()).rows] == ["n=3)", "n=1)"]
     page = report_page(report_document(gathered), "", [{}], "")
@@ -102,7 +102,7 @@ def test_rounds_to_a_target_are_censored(section):
 def test_notes_are_honest_about_few_seeds(section):
     assert "3 seeds are few" in notes(section, "warn")
     assert "3.3 standard deviations" in notes(section, "warn")
-    assert "75 % at best" in notes(section, "warn")
+    assert "75 % coverage at best" in notes(section, "warn")
     assert "paired t" in notes(section, "info")
 
 
@@ -111,7 +111,7 @@ def test_one_seed_and_unfinished_runs_are_noted(clone, tmp_path):
     clone("fedsam", 0, [0.1, 0.2], status="running", training={"rounds": 2})
     (section,) = report_document(gather([tmp_path / "runs"]))["sections"]
     assert "single seed" in notes(section, "warn")
-    assert "1 of 2 runs are not over: fedsam seed 0 (1 of 2 rounds)" in notes(section, "warn")
+    assert "fedsam seed 0 (1 of 2 rounds)" in notes(section, "warn")
 
 
 def test_many_points_are_thinned_to_both_ends(clone, tmp_path):

@@ -35,7 +35,7 @@ def test_a_half_copied_run_is_left_out_or_refused(compared, missing):
 def test_metrics_that_end_too_early_are_noticed(compared):
     run = compared / "fedsam" / "seed-1"
     (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text()[:-60])
-    with pytest.raises(UserError, match=r"ended after 3 rounds, but its metrics\.jsonl ends at 2; copy it again"):
+    with pytest.raises(UserError, match=r"ended after 3 rounds, but metrics\.jsonl ends at 2"):
         gather([run])
     (run / "metrics.jsonl").unlink()
     with pytest.raises(UserError, match="ends at 0"):
@@ -52,7 +52,7 @@ def test_a_run_that_diverged_is_whole(tmp_path):
     assert f"diverged at round {status['rounds']} (the " in notes
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(lines[:-1]))
-    with pytest.raises(UserError, match="is not whole"):
+    with pytest.raises(UserError, match="is incomplete"):
         gather([run])
 
 
@@ -78,7 +78,7 @@ def test_a_copy_does_not_count_twice(compared):
 
 
 def test_no_run_and_no_folder(tmp_path):
-    with pytest.raises(UserError, match="no run to report on"):
+    with pytest.raises(UserError, match="no runs to report on"):
         gather([tmp_path])
     with pytest.raises(UserError, match="there is no folder"):
         gather([tmp_path / "nowhere"])
@@ -87,7 +87,7 @@ def test_no_run_and_no_folder(tmp_path):
 def test_different_splits_are_no_pairs(clone, compared):
     clone("fedavg", 0, [0.1, 0.2], name="other", data={"partition": "iid"})
     records = gather([compared]).records
-    with pytest.raises(UserError, match=r"2 different partitions .*dirichlet.*iid.*no pairs.*--apart"):
+    with pytest.raises(UserError, match=r"2 different partitions .*dirichlet.*iid.*--apart"):
         grouped(records)
     assert len(grouped(records, apart=True)) == 2
 
@@ -95,7 +95,7 @@ def test_different_splits_are_no_pairs(clone, compared):
 @pytest.mark.parametrize("apart", [False, True])
 def test_the_same_settings_with_another_hash_are_no_pairs(clone, compared, apart):
     clone("scaffold", 1, [0.1, 0.5, 0.6, 0.7], hash="f" * 64)
-    with pytest.raises(UserError, match=r"both have seed 1, but different partitions \(hash 00000000 and ffffffff\)"):
+    with pytest.raises(UserError, match=r"have seed 1 but different partitions \(hash 00000000 and ffffffff\)"):
         grouped(gather([compared]).records, apart)
 
 
@@ -103,10 +103,10 @@ def test_rows_tell_their_settings_apart(clone, compared):
     clone("fedavg", 0, [0.1, 0.5, 0.6, 0.7], name="slow", training={"lr": 0.01})
     (group,) = grouped(gather([compared]).records)
     assert {label for label, _, _ in group.rows} == {
-        "fedavg, rate=0.1",
-        "fedavg, rate=0.01",
-        "fedsam, rate=0.1",
-        "fedmoswa, rate=0.1",
+        "fedavg, lr=0.1",
+        "fedavg, lr=0.01",
+        "fedsam, lr=0.1",
+        "fedmoswa, lr=0.1",
     }
 
 
