@@ -54,9 +54,10 @@ def test_with_yes_it_goes_and_all_else_stays(fedflat, runs):
     assert gone and all(name.startswith(("over/checkpoint/", "over/state/", "over/models/")) for name in gone)
     assert all(after[name] == before[name] for name in after)
     assert {name for name in files(runs / "over") if not name.startswith("model.")} == KEPT
-    assert "Nothing can be removed of 2 runs" in fedflat("clean", runs, "--yes").stdout
+    again = fedflat("clean", runs, "--yes")
+    assert again.exit_code == 0 and "Nothing" in again.stdout and "2 runs" in again.stdout and files(runs) == after
     assert fedflat("show", runs / "over").exit_code == 0
-    assert "is over (finished)" in fedflat("resume", runs / "over").stdout
+    assert "already finished" in fedflat("resume", runs / "over").stdout
 
 
 def test_models_on_the_way_may_stay(fedflat, runs):

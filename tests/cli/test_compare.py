@@ -118,7 +118,7 @@ def test_show_leaves_out_what_it_cannot_read(fedflat, compared):
     shutil.copytree(compared / "fedavg" / "seed-0", "all/good")
     result = fedflat("show", "all")
     assert result.exit_code == 0 and "fedavg" in result.stdout
-    assert "all/broken is left out: this config has format 99" in result.stderr
+    assert "all/broken" in result.stderr and "format 99" in result.stderr
 
 
 @pytest.mark.parametrize(("text", "seeds"), [("1", [0]), ("3", [0, 1, 2]), ("7,3", [7, 3]), ("5,", [5])])
@@ -134,20 +134,18 @@ def test_bad_seeds(text):
 
 def test_a_lead_beyond_both_spreads():
     says = verdict(several(fedavg=[0.70, 0.72], fedsam=[0.80, 0.82]))
-    assert (
-        says.startswith("fedsam is best")
-        and "10.00 points above fedavg, listed first, more than the seeds' spread" in says
-    )
-    assert "(1.41 + 1.41)" in says
+    assert says.startswith("fedsam is best") and "10.00 points" in says and "fedavg" in says
+    assert "exceeds" in says and "(1.41 + 1.41)" in says
 
 
 def test_a_lead_within_the_spreads():
-    assert "not more than the seeds' spread" in verdict(several(fedavg=[0.60, 0.80], fedsam=[0.65, 0.85]))
+    says = verdict(several(fedavg=[0.60, 0.80], fedsam=[0.65, 0.85]))
+    assert "5.00 points" in says and "within" in says and "(14.14 + 14.14)" in says
 
 
 def test_the_first_is_compared_with_the_second():
     assert "fedavg is best" in (says := verdict(several(fedavg=[0.9, 0.9], fedsam=[0.5, 0.5], fedcm=[0.8, 0.8])))
-    assert "10.00 points above fedcm, the second" in says
+    assert "10.00 points" in says and "fedcm" in says and "fedsam" not in says
 
 
 def test_one_seed_has_no_spread():
@@ -155,13 +153,14 @@ def test_one_seed_has_no_spread():
 
 
 def test_one_algorithm_has_no_rival():
-    assert "no other to compare" in verdict(several(fedavg=[0.7, 0.8]))
+    says = verdict(several(fedavg=[0.7, 0.8]))
+    assert "fedavg is best" in says and "points" not in says and "diverged" not in says
 
 
 def test_what_diverged_is_not_best():
     assert "fedsam is best" in (says := verdict(several(fedavg=[None, None], fedsam=[0.5, 0.5], fedcm=[0.4, 0.4])))
-    assert "fedavg, listed first, diverged" in says
-    assert "over the 1 of 2 seeds that did not diverge" in verdict(several(fedavg=[0.9, None], fedsam=[0.5, 0.5]))
+    assert "fedavg diverged" in says
+    assert "1 of 2 seeds" in verdict(several(fedavg=[0.9, None], fedsam=[0.5, 0.5]))
     assert "all others diverged" in verdict(several(fedavg=[0.5, 0.5], fedsam=[None, None]))
     assert "Every run diverged" in verdict(several(fedavg=[None], fedsam=[None]))
 
@@ -170,7 +169,7 @@ def test_runs_with_different_settings_are_told_apart(capsys):
     comparison = Comparison([record("fedavg", 0, 0.5), record("fedavg", 0, 0.6, model="lenet5")])
     print_comparison(comparison)
     shown = capsys.readouterr().out
-    assert "model=mlp" in shown and "model=lenet5" in shown and "none is called best" in shown
+    assert "model=mlp" in shown and "model=lenet5" in shown and "is best" not in shown
 
 
 def with_average(text: str, seed: int, begins: int) -> Record:
@@ -193,7 +192,7 @@ def test_means_over_different_evaluations_have_no_best(capsys):
     print_comparison(comparison)
     shown = " ".join(capsys.readouterr().out.split())
     assert "60.00 ± 0.00 (n=3)" in shown and "90.00 ± 0.00 (n=1)" in shown
-    assert "different numbers of evaluations (fedavg+swa 1, fedavg 3), so none is called best" in shown
+    assert "(fedavg+swa 1, fedavg 3)" in shown and "is best" not in shown
     assert "is best" in verdict(Comparison(with_average("fedavg+swa", seed, begins=1) for seed in (0, 1)))
 
 
@@ -205,7 +204,7 @@ def test_the_server_s_model_of_runs_with_other_averages_has_one_row():
 
 @pytest.mark.parametrize(
     ("target", "says"),
-    [("90", "between 0 and 1 (for 90 % write 0.9)"), ("nan", "should be a finite number"), ("-1", "between 0 and 1")],
+    [("90", "between 0 and 1 (for 90 % write 0.9)"), ("nan", "finite number"), ("-1", "between 0 and 1")],
 )
 def test_targets_that_no_accuracy_can_reach_are_refused(fedflat, compared, small, target, says):
     for command in (

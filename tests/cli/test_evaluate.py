@@ -36,12 +36,13 @@ def test_every_part_has_its_lines(fedflat, held_out):
     for word in (*lines, "before fine-tuning", "after fine-tuning", "accuracy %", "worst 10 %", "model server"):
         assert word in result.stdout
     assert "digits has no domain" in result.stdout
-    assert "Not on corruptions: digits has no corrupted test images; cifar10 and cifar100 have." in result.stdout
+    (corruptions,) = (line for line in result.stdout.splitlines() if "corruptions" in line)
+    assert all(name in corruptions for name in ("digits", "cifar10 ", "cifar100"))
 
 
 def test_evaluation_on_nothing_is_refused(fedflat, held_out):
     result = fedflat("evaluate", held_out, "--on", "")
-    assert result.exit_code == 2 and "--on is empty; expected some of test, classes" in result.stderr
+    assert result.exit_code == 2 and "--on is empty" in result.stderr and "test, classes" in result.stderr
 
 
 def test_json_is_one_document(fedflat, held_out):

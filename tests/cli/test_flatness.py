@@ -23,7 +23,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def told(result, sentence: str) -> None:
     assert result.exit_code == 2, result.output
-    assert sentence in result.stderr and result.stderr.count("\n") == 1
+    assert all(part in result.stderr for part in sentence.split(" ... ")), result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def test_a_table_a_document_and_a_picture(fedflat, run):
@@ -80,7 +81,7 @@ def test_power_iteration_and_density(fedflat, run):
     )
     result = fedflat("flatness", "spectrum", run, *FEW, *flags, "--out", "here")
     assert result.exit_code == 0 and "power" in result.stdout
-    assert "not converged" in result.stdout and "have converged: residuals up to" in result.stdout
+    assert "fedavg+wima: not converged" in result.stdout and "residuals" in result.stdout
     (found,) = json.loads(Path("here/spectrum.json").read_text())["models"].values()
     assert len(found["subsets"][0]["density"]["nodes"]) == 2 and found["subsets"][0]["products"] <= 6 * 5 + 2 + 12
 
@@ -112,12 +113,12 @@ def test_sharpness_of_every_kind(fedflat, run):
         ("", ("--eigenvalues", "100000"), "100000 eigenvalues of a model with"),
         ("", ("--method", "qr"), "'qr'"),
         ("", ("--on", "tset"), "'tset'; did you mean test"),
-        ("", ("--client", "10"), "there is no client 10; this run has 10, counted from 0"),
-        ("", ("--client", "0", "--on", "test"), "clients have training data alone"),
+        ("", ("--client", "10"), "client 10 ... 10 clients"),
+        ("", ("--client", "0", "--on", "test"), "on=test"),
         ("", ("--examples", "100000"), "100000 examples"),
         ("", ("--precision", "bf16"), "'bf16'"),
         (":wina", (), "'wina'; did you mean wima"),
-        ("@7", (), "has not kept wima after round 7; it has rounds 2"),
+        ("@7", (), "wima ... round 7 ... rounds: 2"),
         ("/nothing", (), "there is no run in"),
     ],
 )
@@ -127,10 +128,10 @@ def test_mistakes(fedflat, run, model, flags, sentence):
 
 def test_runs_without_models(fedflat, run, small):
     fedflat("run", *small, "--quiet", "--out", "r")
-    told(fedflat("flatness", "spectrum", "r@2"), "runs keep models on the way with --save-every N")
+    told(fedflat("flatness", "spectrum", "r@2"), "--save-every N")
     Path("r/model.safetensors").unlink()
     told(fedflat("flatness", "spectrum", "r"), "model.safetensors is missing")
     Path("r/metrics.jsonl").write_text("")
-    told(fedflat("flatness", "spectrum", "r"), "has no models to measure yet")
+    told(fedflat("flatness", "spectrum", "r"), "r has no ... fedflat resume")
     told(fedflat("flatness", "sharpness", run, "--kind", " , "), "--kind")
     told(fedflat("flatness", "sharpness", run, run), "is listed twice")

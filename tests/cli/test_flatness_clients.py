@@ -83,7 +83,7 @@ def test_clients_as_tables(with_variates: Path) -> None:
     assert result.exit_code == 0
     assert "Clients of round 5" in result.stdout
     assert "norm of drift.c" in result.stdout
-    assert "Rounds after 2 cannot be trained again: scaffold needs its clients' vectors" in result.stdout
+    assert any("ounds after 2" in line and "scaffold" in line for line in result.stdout.splitlines())
     lines = [line.split()[0] for line in result.stdout.partition("Clients of round 5")[2].splitlines() if line.strip()]
     assert lines[2:4] == ["5", "1"]
 
@@ -186,7 +186,7 @@ def test_logs_beside_one_another(looked_at: Path, with_variates: Path, tmp_path:
     assert "2 measurements took" in call("flatness", "log", looked_at).stdout
     assert drawn(looked_at / "flatness" / "log" / "log.png")
     refused = call("flatness", "log", with_variates)
-    assert "has logged nothing about flatness; run it with --flatness every=N" in " ".join(refused.stderr.split())
+    assert refused.exit_code == 2 and str(with_variates) in refused.stderr and "--flatness every=N" in refused.stderr
 
 
 def test_a_run_says_what_looking_cost(looked_at: Path, with_variates: Path) -> None:
@@ -198,11 +198,11 @@ def test_a_run_says_what_looking_cost(looked_at: Path, with_variates: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("clients", "{run}", "--client", 99), "there is no client 99; this run has 6 clients, numbered from 0 to 5"),
-        (("clients", "{run}", "--variates"), "clients of fedsam+wima keep no control variate or dual"),
+        (("clients", "{run}", "--client", 99), "client 99 ... 6 clients ... 0 to 5"),
+        (("clients", "{run}", "--variates"), "fedsam+wima ... control variate"),
         (("gap", "nowhere"), "there is no run in nowhere"),
         (("bounds", "{run}", "--model", "wimma"), "'wimma'; did you mean wima?"),
-        (("stability", "fedavg", "--client", 70), "there is no client 70; this run has 50 clients"),
+        (("stability", "fedavg", "--client", 70), "client 70 ... 50 clients"),
         (("stability", "fedavgg"), "'fedavgg'"),
     ],
 )
@@ -210,7 +210,8 @@ def test_mistakes_are_told_in_a_sentence(looked_at: Path, tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     result = call("flatness", *(str(one).format(run=looked_at) for one in arguments))
     assert result.exit_code != 0
-    assert sentence in " ".join(result.stderr.split())
+    said = " ".join(result.stderr.split())
+    assert all(part in said for part in sentence.split(" ... ")), said
     assert "Traceback" not in result.stderr
 
 
@@ -219,4 +220,6 @@ def test_a_run_that_kept_nothing(tmp_path: Path) -> None:
     for part in ("checkpoint/state.safetensors", "model.safetensors"):
         (tmp_path / "a" / part).unlink()
     result = call("flatness", "clients", tmp_path / "a")
-    assert "has kept nothing to look at: no checkpoint (yet), no models on the way" in " ".join(result.stderr.split())
+    assert result.exit_code == 2
+    for word in (str(tmp_path / "a"), "no checkpoint", "--save-every N", "--flatness every=N"):
+        assert word in result.stderr

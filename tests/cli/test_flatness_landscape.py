@@ -68,8 +68,8 @@ def test_a_path_and_its_barrier_as_json(fedflat: Fedflat, finished: Path, tmp_pa
         (("landscape", "RUN", "RUN"), "is listed twice"),
         (("landscape", "RUN:vima"), "'vima'; did you mean wima?"),
         (("plane", "RUN", "RUN:server"), "got 2"),
-        (("plane", "RUN", "RUN:server", "RUN:client999"), "there is no client 999"),
-        (("path", "RUN", "RUN:client3@1"), "has not kept server after round 1"),
+        (("plane", "RUN", "RUN:server", "RUN:client999"), "client 999 ... 50 clients"),
+        (("path", "RUN", "RUN:client3@1"), "server ... round 1 ... --save-every"),
         (("path", "RUN", "RUN:server", "--statistics", "mean"), "expected one of estimated, interpolated"),
     ],
 )
@@ -79,7 +79,7 @@ def test_mistakes_are_told_in_one_sentence(
     words = [str(word).replace("RUN", str(finished)) for word in arguments]
     result = fedflat("flatness", *words, *FAST)
     assert result.exit_code == 2
-    assert sentence in result.stderr
+    assert all(part in result.stderr for part in sentence.split(" ... ")), result.stderr
     assert result.stderr.startswith("fedflat: ")
     assert result.stderr.count("\n") == 1
 

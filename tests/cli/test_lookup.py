@@ -135,7 +135,7 @@ def test_data_is_described(fedflat):
     shown = fedflat(*flags).stdout
     for word in (
         "1,442 for training, 355 for testing",
-        "Partition by dirichlet-reuse(alpha=0.2",
+        "dirichlet-reuse(alpha=0.2",
         "heterogeneity",
         "the first 10 of 12 clients",
     ):
