@@ -129,7 +129,7 @@ def test_an_interrupted_run_goes_on(fedflat, tmp_path):
 def test_a_dry_run_runs_nothing(fedflat, tmp_path):
     shown = fedflat("reproduce", "fedswa/table3", "--cells", "fedavg/*", "--seeds", "2", "--dry-run").stdout
     assert "6 with 2 seeds, 0 finished" in shown
-    assert "6,000 to go" in shown
+    assert "6,000 remaining" in shown
     assert "cifar100" in shown and "ViT-B/16" in shown and "init=FILE" in shown
     assert not list(tmp_path.rglob("config.yaml"))
     document = json.loads(fedflat("reproduce", "fedswa/table3", "--cells", "fedavg/*", "--dry-run", "--json").stdout)

@@ -80,7 +80,7 @@ def test_a_copy_does_not_count_twice(compared):
 def test_no_run_and_no_folder(tmp_path):
     with pytest.raises(UserError, match="no runs to report on"):
         gather([tmp_path])
-    with pytest.raises(UserError, match="there is no folder"):
+    with pytest.raises(UserError, match="does not exist"):
         gather([tmp_path / "nowhere"])
 
 
