@@ -165,10 +165,11 @@ class RealFederation:
         process.wait()
 
     def kill_server_of(self, out: Path) -> None:
-        """Kill the ServerApp of a run: the process that has its config."""
+        """Kill the ServerApp of a run: the process that holds its lock."""
+        locks = {out / ".lock", out / "checkpoint" / ".lock"}
         for process in Path("/proc").glob("[0-9]*"):
             try:
-                holds = any(link.readlink() == out / "config.yaml" for link in (process / "fd").iterdir())
+                holds = any(link.readlink() in locks for link in (process / "fd").iterdir())
             except OSError:
                 continue
             if holds:
