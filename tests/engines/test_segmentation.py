@@ -302,9 +302,7 @@ def test_models_for_other_tasks_are_rejected() -> None:
         fedflat.run("fedavg", dataset=made(), model="lenet5", rounds=1, **settings())
     pixels = np.zeros((12, 3, SIDE, SIDE), np.uint8)
     images = from_arrays(pixels, [0, 1, 2] * 4, pixels, [0, 1, 2] * 4)
-    with pytest.raises(
-        fedflat.UserError, match=r"custom:Dense .*\(3, 32, 32\)"
-    ):
+    with pytest.raises(fedflat.UserError, match=r"custom:Dense .*\(3, 32, 32\)"):
         fedflat.run(
             "fedavg",
             dataset=images,
