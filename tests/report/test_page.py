@@ -219,5 +219,5 @@ def test_many_runs_stay_usable(browser, clone, tmp_path):
     show(browser, page, 1280)
     assert browser.execute_script("return document.querySelectorAll('[data-part=curves] path.curve').length") == 10
     browser.find_elements("css selector", "table.results th")[2].click()
-    assert words(browser, "table.results tbody tr td:first-child")[0].endswith("rate=0.39")
+    assert words(browser, "table.results tbody tr td:first-child")[0].endswith("lr=0.39")
     assert browser.execute_script(OUTSIDE) == []
