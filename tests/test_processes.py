@@ -7,11 +7,18 @@ import signal
 import sys
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 import torch
 
 from fedflat.processes import ChildDied, ChildProcess, close_children, wait_for_any
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let child processes import this module, whichever way pytest was started."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1])
 
 
 def describe(pipe: Connection, *names: str) -> None:

@@ -101,7 +101,7 @@ def test_a_sweep_that_is_broken_off_goes_on_and_is_seen_from_afar(ray: Any, tmp_
 def test_sweeps_that_the_cluster_cannot_do(ray: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="64 cores"):
         list(run_sweep(planned(tmp_path / "cores", engine__workers=64)))
-    with pytest.raises(UserError, match=r"engine\.device=cuda was asked for, but no node of the Ray cluster has a GPU"):
+    with pytest.raises(UserError, match=r"engine\.device=cuda.*GPU"):
         list(run_sweep(planned(tmp_path / "gpus", device="cuda")))
     with pytest.raises(UserError, match="Callback cannot observe runs in other processes"):
         list(run_sweep(planned(tmp_path / "callbacks"), (fedflat.Callback(),)))
