@@ -1,4 +1,4 @@
-"""What can be added to a partition: long tails and held-out clients, and the text in which that is said."""
+"""Partition modifiers (long tail, held-out clients) and their texts."""
 
 from __future__ import annotations
 

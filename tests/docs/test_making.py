@@ -23,7 +23,7 @@ DOCS = ROOT / "docs"
 
 @pytest.fixture(scope="module", autouse=True)
 def docs_on_path() -> Iterator[None]:
-    """Make ``making`` importable, as it is for docs/generate.py."""
+    """Make ``making`` importable, as docs/generate.py does."""
     sys.path.insert(0, str(DOCS))
     yield
     sys.path.remove(str(DOCS))

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch see
 
 
 @pytest.mark.parametrize(
-    "step", [pytest.param(in_place, id="as it is"), pytest.param(partial(compiled, strict=True), id="compiled")]
+    "step", [pytest.param(in_place, id="eager"), pytest.param(partial(compiled, strict=True), id="compiled")]
 )
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden(name: str, step: Callable[[Problem, Training], Advance]) -> None:

@@ -152,7 +152,7 @@ def test_corruptions_are_averaged_over_severities(result):
 
 
 def test_corruptions_of_a_published_data_set(monkeypatch, tmp_path):
-    """Found by the name of the dataset; where the files are not there, it is said how to get them."""
+    """Corruptions are found by dataset name; missing files name the download command."""
     labels = torch.arange(20) % 10
     images = Examples(torch.zeros(20, 3, 32, 32, dtype=torch.uint8), labels)
     data = Dataset("cifar10", images, images, tuple("0123456789"), (0.5,) * 3, (0.5,) * 3)

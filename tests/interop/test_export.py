@@ -95,7 +95,7 @@ def test_a_module_of_ones_own_comes_back(tmp_path: Path) -> None:
     result = fedflat.run("fedavg", out=tmp_path / "run", **(SETTINGS | {"model": own}))
     again = fedflat.load(tmp_path / "run")
     assert same(result.model().state_dict(), again.model(network=own).state_dict())
-    assert not same(result.model().state_dict(), own.state_dict()), "yours is left as it is"
+    assert not same(result.model().state_dict(), own.state_dict()), "the user's module is unchanged"
     with pytest.raises(UserError, match="custom:Sequential"):
         again.model()
 

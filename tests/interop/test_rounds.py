@@ -54,7 +54,7 @@ def test_it_is_the_plain_loop_that_one_would_write() -> None:
     for ours, theirs in zip(round.model.parameters(), by_hand.parameters(), strict=True):
         assert torch.allclose(ours, theirs.detach() - 0.3 * theirs.grad, atol=1e-6)
     assert all(torch.equal(a, b) for a, b in zip(own.parameters(), module().parameters(), strict=True)), (
-        "your module is left as it is"
+        "the user's module is unchanged"
     )
 
 

@@ -1,6 +1,4 @@
-"""Curves of few and of many runs: each can be told from the others, and all that is said of them lies in the
-picture.
-"""
+"""Curves of few and of many runs are distinguishable, and their labels stay inside the figure."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -92,8 +92,14 @@ def sharpness(
             results[name] = {}
             for which, radius in wanted:
                 progress(f"{name}: {which} within {radius:g}")
-                options = {"steps": steps, "eta": eta, "scope": scope, "directions": directions, "seed": seed}
-                results[name][which, radius] = [sharpness_of(part, which, rho=radius, **options) for part in parts]  # type: ignore[arg-type]
+                options: dict[str, Any] = {
+                    "steps": steps,
+                    "eta": eta,
+                    "scope": scope,
+                    "directions": directions,
+                    "seed": seed,
+                }
+                results[name][which, radius] = [sharpness_of(part, which, rho=radius, **options) for part in parts]
     where = f"client {client}" if client is not None else on
     document = {
         "on": where,

@@ -73,7 +73,7 @@ class MaskDecoder:
         unknown = sorted(set(np.unique(ids).tolist()) - set(self.classes))
         if unknown:
             raise UserError(
-                f"{self.tree.path}/{mask} has id {unknown[0]}, which is no class of this dataset; "
+                f"{self.tree.path}/{mask} has the unknown class id {unknown[0]}; "
                 f"expected ids from {min(self.classes)} to {max(self.classes)}: replace the mask"
             )
 

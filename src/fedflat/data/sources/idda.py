@@ -72,7 +72,7 @@ class Idda(FolderSource):
     def _is_unseen(self, domain: str) -> bool:
         pieces = domain.split("_")
         if len(pieces) != 3:
-            raise UserError(f"{domain} is no domain of IDDA; expected town_weather_vehicle, e.g. T01_CN_A")
+            raise UserError(f"unknown IDDA domain {domain}; expected town_weather_vehicle, e.g. T01_CN_A")
         if self.options.unseen is None:
             return False
         piece, place = UNSEEN[self.options.unseen]

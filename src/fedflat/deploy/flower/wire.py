@@ -12,7 +12,7 @@ from torch import Tensor
 from fedflat.algorithms.algorithm import Algorithm, States, flat_fields, flat_state
 
 MODEL, DISPLACEMENT, GRADIENT, BUFFERS, INTEGERS = "model", "displacement", "gradient", "buffers", "integers/"
-"""Names of arrays besides those of slots; the last is a prefix."""
+"""Names of arrays that do not belong to a slot; the last one is a prefix."""
 ARRAYS, NUMBERS, WORDS, REFUSAL = "arrays", "numbers", "words", "refusal"
 """Names of the records of a message."""
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 NUMBERS = ("rates", "loss", "steps", "backward_passes", "samples", "examples")
-"""What a client reports besides its arrays."""
+"""Scalars that a client reports in addition to its arrays."""
 ROUNDING = 1e-3
 """Relative difference allowed for a number that was computed elsewhere."""
 ENOUGH_TO_COMPARE = 3

@@ -28,7 +28,7 @@ SELDOM = 8
 HEADROOM = 2
 """Room for steps in a lane, as a multiple of the steps of its longest client so far."""
 RESERVE = 2**27
-"""Bytes that capturing may take besides those of a trial run: libraries keep some memory per stream."""
+"""Bytes that graph capture may need on top of a trial run, because libraries keep memory per stream."""
 
 
 class ClientBatches:

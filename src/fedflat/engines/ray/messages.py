@@ -79,7 +79,7 @@ class Broadcast:
 
 
 class DispatchedClient(NamedTuple):
-    """A client as it is sent to a worker.
+    """The message that assigns a client to a worker.
 
     Attributes:
         number: index of the client in the federation.

@@ -27,10 +27,10 @@ class CohortBuffers:
 
     Attributes:
         z: the model that clients start from [parameters].
-        server: what the server sends besides z; each [parameters] or scalar.
+        server: server state sent in addition to z; each [parameters] or scalar.
         common_gradient: the cohort's mean gradient at z [parameters]; empty unless the drift needs it.
         client: the clients' state; each [cohort, parameters] or [cohort].
-        sent: what clients send besides their displacement; each [cohort, parameters] or [cohort].
+        sent: client messages in addition to the displacement; each [cohort, parameters] or [cohort].
         displacement: the clients' displacements [cohort, parameters].
         gradient: each client's full gradient at z [cohort, parameters]; empty unless the drift needs it.
         buffers: BatchNorm statistics [cohort, buffers].

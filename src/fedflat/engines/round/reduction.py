@@ -21,7 +21,7 @@ from fedflat.engines.round.contract import Client, CohortRows, Cost, ModelState,
 
 
 class ClientReport(NamedTuple):
-    """What a client reports besides its row.
+    """Scalars that a client reports in addition to its row.
 
     Attributes:
         rates: sum of its learning rates over all local steps.
@@ -109,7 +109,7 @@ def reduce_rows(
         cohort: the clients, in the order of their rows.
         reports: their reports, in the same order.
         states: their new states, if these are not in ``buffers``.
-        extra_cost: backward passes and samples besides those in the reports.
+        extra_cost: backward passes and samples not counted in the reports.
     """
     count = len(cohort)
     weights = CohortWeights.of(training.aggregation, [len(client.indices) for client in cohort])

@@ -46,10 +46,12 @@ def client_of(wanted: Reference) -> int | None:
 
 
 def local_models(server: Measured, rounds: int | None, clients: Sequence[int] | None = None) -> list[ModelState]:
-    """The models that clients make, in the next round, of the server's model after so many rounds; by default of the
-    last checkpoint.
+    """Client models after local training in the round that follows ``rounds``.
 
-    The clients are those of the round's cohort unless others are asked for.
+    Args:
+        server: the server model of the run.
+        rounds: round of a saved server model; default: the last checkpoint.
+        clients: client numbers; default: the cohort of that round.
     """
     replay = replay_at(server, rounds)
     members = replay.members(clients)

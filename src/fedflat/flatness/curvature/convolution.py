@@ -28,7 +28,9 @@ class ConvolutionSettings(NamedTuple):
 
     def forward(self, x: Tensor, w: Tensor) -> Tensor:
         """C(x, w)."""
-        return torch.ops.aten.convolution(x, w, None, *self[:3], False, [0] * len(self.stride), self.groups)  # type: ignore[no-any-return]
+        no_output_padding = [0] * len(self.stride)
+        y: Tensor = torch.ops.aten.convolution(x, w, None, *self[:3], False, no_output_padding, self.groups)
+        return y
 
     def backward(self, g: Tensor, x: Tensor, w: Tensor, wanted: int) -> Tensor:
         """D(g, w) for ``wanted`` = 0 (uses only the shape of x), or F(g, x) for 1 (uses only the shape of w)."""
