@@ -16,11 +16,10 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 import fedflat
-from fedflat.algorithms.descent import Descent
+from fedflat.algorithms.algorithm import Descent
 from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.engines.cpu.engine import LoopEngine
-from fedflat.engines.round.aggregation import Aggregation
-from fedflat.engines.round.contract import Client, ModelState, Training
+from fedflat.engines.round.contract import Aggregation, Client, ModelState, Training
 from fedflat.engines.round.plan import Plan
 from fedflat.experiment.analysis.landscapes import landscapes, plane
 from fedflat.experiment.analysis.measured import Measured

@@ -33,8 +33,7 @@ from campaign_results import Result, RunMonitor, as_text, result_of, table
 from fedflat.errors import UserError
 from fedflat.experiment.campaign.compare import run_each
 from fedflat.experiment.campaign.estimate import is_available
-from fedflat.experiment.store.atomic_files import create_folder, write_whole
-from fedflat.experiment.store.lock import LockedError, locked
+from fedflat.experiment.store.files import LockedError, create_folder, locked, write_whole
 
 DEADLINE = "deadline"
 """File in the work directory that moves the end of the time budget, in seconds since the epoch."""

@@ -17,7 +17,7 @@ from campaign_queue import CampaignJob
 from torch import Tensor
 
 import fedflat
-from fedflat.experiment.store.record import Record
+from fedflat.experiment.store.run_folder import Record
 from fedflat.papers import find_table
 from fedflat.papers.cells import Cell
 from fedflat.papers.document import OUTCOME, markdown, outcome_rows

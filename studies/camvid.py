@@ -23,7 +23,7 @@ import torch
 import fedflat
 from fedflat.data import IGNORED, load
 from fedflat.experiment.setup.problem import federation
-from fedflat.experiment.store.atomic_files import write_whole
+from fedflat.experiment.store.files import write_whole
 
 BEGIN, END = "<!-- camvid: made by studies/camvid.py -->", "<!-- camvid: end -->"
 """``--page`` replaces what lies between these lines of a page."""

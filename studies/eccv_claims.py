@@ -36,11 +36,10 @@ from study import (
 
 import fedflat
 from fedflat.engines.round.contract import ModelState
-from fedflat.experiment.analysis.local_models import moment_at, replay_at
-from fedflat.experiment.analysis.measured import Measured, measured
+from fedflat.experiment.analysis.measured import Measured, measured, moment_at, replay_at
 from fedflat.experiment.analysis.replay import Replay
-from fedflat.experiment.store.atomic_files import write_whole
-from fedflat.experiment.store.record import Record
+from fedflat.experiment.store.files import write_whole
+from fedflat.experiment.store.run_folder import Record
 
 METHODS = {"FedAvg": "fedavg", "FedSAM": "fedsam(rho=0.1)", "FedASAM": "fedasam(rho=0.7)"}
 IMAGES: dict[str, Any] = {

@@ -27,7 +27,7 @@ from typing import Any
 from study import plain, trained
 
 from fedflat.errors import UserError
-from fedflat.experiment.store.atomic_files import create_folder, write_whole
+from fedflat.experiment.store.files import create_folder, write_whole
 from fedflat.papers import find_table
 from fedflat.papers.cells import Cell
 

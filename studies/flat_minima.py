@@ -33,7 +33,7 @@ from study import (
 import fedflat
 from fedflat.experiment.analysis.landscapes import landscapes, plane
 from fedflat.experiment.analysis.measured import Measured, measured
-from fedflat.experiment.store.atomic_files import write_whole
+from fedflat.experiment.store.files import write_whole
 from fedflat.flatness.landscapes.grid import Landscape
 from fedflat.reporting.figures.landscapes import plane_picture
 

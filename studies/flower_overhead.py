@@ -29,7 +29,7 @@ from typing import Any
 from fedflat.deploy.flower.project import write_project
 from fedflat.deploy.flower.reach import reach
 from fedflat.errors import UserError
-from fedflat.experiment.store.atomic_files import create_folder, write_whole
+from fedflat.experiment.store.files import create_folder, write_whole
 
 BIN = Path(sys.executable).parent
 FEDFLAT, FLOWER = "fedflat on Flower", "plain Flower"

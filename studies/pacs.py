@@ -26,7 +26,7 @@ from fedflat.api import make_config
 from fedflat.data import Dataset, load
 from fedflat.errors import UserError
 from fedflat.experiment.run import Run
-from fedflat.experiment.store.atomic_files import create_folder, write_whole
+from fedflat.experiment.store.files import create_folder, write_whole
 from fedflat.text import parse_one, show
 
 ALGORITHMS = ("fedavg", "fedsam", "fedmoswa")

@@ -29,7 +29,7 @@ import fedflat
 from fedflat.bench.machine import hardware, versions
 from fedflat.bench.setting import RandomImages
 from fedflat.experiment.run import Run
-from fedflat.experiment.store.atomic_files import create_folder, write_whole
+from fedflat.experiment.store.files import create_folder, write_whole
 
 ALGORITHMS = ("fedavg", "fedmoswa")
 WARM_UP = 3

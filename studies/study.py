@@ -18,8 +18,8 @@ import torch
 import fedflat
 from fedflat.cli.shared.progress import Lines
 from fedflat.cli.shared.screen import shown_seconds
-from fedflat.experiment.store.atomic_files import create_folder, write_whole
-from fedflat.experiment.store.record import Record
+from fedflat.experiment.store.files import create_folder, write_whole
+from fedflat.experiment.store.run_folder import Record
 from fedflat.flatness import Ends, Objective, Operator, lanczos
 from fedflat.flatness.curvature.trace import hutchinson
 

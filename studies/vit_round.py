@@ -22,7 +22,7 @@ from fedflat.api import make_config
 from fedflat.data import Dataset, Examples
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.run import Run
-from fedflat.experiment.store.atomic_files import create_folder, write_whole
+from fedflat.experiment.store.files import create_folder, write_whole
 
 PARTS = ("all", "lora(rank=8)", "head")
 HEADING = (

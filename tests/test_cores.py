@@ -8,7 +8,7 @@ import os
 import pytest
 
 from fedflat import cores
-from fedflat.cores import available_cores
+from fedflat.processes import available_cores
 
 SECOND, FIRST = "0::/pod/mine\n", "3:memory:/x\n2:cpu,cpuacct:/pod/mine\n0::/\n"
 

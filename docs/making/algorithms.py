@@ -6,11 +6,10 @@ from typing import Any
 
 from fedflat.algorithms import Algorithm
 from fedflat.algorithms.algorithm import SLOTS
-from fedflat.algorithms.composition import SLOT_NAMES
+from fedflat.algorithms.composition import SLOT_NAMES, part_name, parts
 from fedflat.algorithms.description import describe
 from fedflat.algorithms.differences import DIFFERENCES
 from fedflat.algorithms.named import CARDS, RELEASED
-from fedflat.algorithms.registration import part_name, parts
 from fedflat.cli.lookup.algorithm_card import cost_of, parameter_rows, slot_texts, specs_of
 from fedflat.text import show
 from making.citations import full_citations

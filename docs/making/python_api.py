@@ -37,7 +37,7 @@ PAGES = {
             "fedflat.reporting.result:Comparison",
             "fedflat.reporting.result:Row",
             "fedflat.reporting.tables.summary:Summary",
-            "fedflat.experiment.store.record:Record",
+            "fedflat.experiment.store.run_folder:Record",
             "fedflat.experiment.analysis.evaluation:Evaluation",
             "fedflat.experiment.analysis.measured:Measured",
             "fedflat.experiment.analysis.post_hoc:PostHoc",
@@ -48,8 +48,8 @@ PAGES = {
         "The classes that an algorithm consists of, and what a slot may define "
         "([how to write your own](../own-algorithm.md)).",
         (
-            "fedflat.algorithms.drift.base:Drift",
-            "fedflat.algorithms.perturbation.base:Perturbation",
+            "fedflat.algorithms.slot:Drift",
+            "fedflat.algorithms.slot:Perturbation",
             "fedflat.algorithms.lr_schedule:LrSchedule",
             "fedflat.algorithms.lr_schedule:Schedule",
             "fedflat.algorithms.server:Sgd",

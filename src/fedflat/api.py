@@ -19,6 +19,7 @@ from fedflat.errors import UserError, one_of
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign import compare as comparing
 from fedflat.experiment.config import Config
+from fedflat.experiment.make_config import as_callbacks, as_path, as_texts, check_jobs, check_own
 from fedflat.experiment.make_config import make_config as make_config
 from fedflat.experiment.rounds import Round
 from fedflat.experiment.run import Run
@@ -26,7 +27,6 @@ from fedflat.experiment.setting_names import WHERE
 from fedflat.experiment.setup.problem import custom
 from fedflat.experiment.stopping import OVER
 from fedflat.experiment.store.run_folder import RunFolder
-from fedflat.experiment.user_objects import as_callbacks, as_path, as_texts, check_jobs, check_own
 from fedflat.reporting.result import Comparison, Result
 
 
@@ -352,7 +352,7 @@ def report(
         ``fedflat.report("runs/comparison", out="report", baseline="fedavg")``
     """
     from fedflat.reporting.page.gather import gather
-    from fedflat.reporting.page.write import write_report
+    from fedflat.reporting.page.page import write_report
 
     folders = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     folder = as_path("out", out, "report")

@@ -12,7 +12,7 @@ import fedflat
 from fedflat.algorithms.lr_schedule import Cyclic, Schedule
 from fedflat.averaging import Average, AverageState, Ema, RunInfo, Swa, Wima
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.store.row_store import RowStore
+from fedflat.experiment.store.client_states import RowStore
 
 from ..reference import averages, bed
 from .settings import differ, same

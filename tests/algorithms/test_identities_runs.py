@@ -13,8 +13,7 @@ from fedflat import data, models
 from fedflat.data.augmentations import Mixup
 from fedflat.engines.problem.batches import Batch
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.plan import Plan
-from fedflat.engines.round.randomness import seed_torch
+from fedflat.engines.round.plan import Plan, seed_torch
 
 SMALL: dict[str, Any] = {
     "rounds": 2,

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from fedflat.algorithms import algorithm
-from fedflat.algorithms.algorithm import LocalState, flat_state
-from fedflat.algorithms.descent import Descent
+from fedflat.algorithms.algorithm import Descent, LocalState, flat_state
 from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.models.layout import Layout
 

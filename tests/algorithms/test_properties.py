@@ -11,10 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedflat.algorithms import algorithm, canonical
-from fedflat.algorithms.algorithm import flat_state
-from fedflat.algorithms.descent import Descent
+from fedflat.algorithms.algorithm import Descent, flat_state
+from fedflat.algorithms.composition import parts as known_parts
 from fedflat.algorithms.named import NAMED, RELEASED
-from fedflat.algorithms.registration import parts as known_parts
 from fedflat.errors import UserError
 from fedflat.text import show
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from fedflat.algorithms import Algorithm, algorithm, canonical
+from fedflat.algorithms.composition import parts
 from fedflat.algorithms.drift import Drift, Mo, Scaffold
 from fedflat.algorithms.lr_schedule import Linear
 from fedflat.algorithms.named import NAMED, RELEASED
 from fedflat.algorithms.perturbation import Guided, Lesam
-from fedflat.algorithms.registration import parts
 from fedflat.algorithms.server import Sgd
 from fedflat.algorithms.slot import Slot
 from fedflat.errors import UserError

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from fedflat.experiment.store.lock import LOCK_FILE
+from fedflat.experiment.store.files import LOCK_FILE
 
 KEPT = {"config.yaml", "status.json", "partition.json", "metrics.jsonl", "timing.jsonl", "curve.png"}
 

@@ -13,7 +13,7 @@ from fedflat.cli.experiments.compare import read_seeds
 from fedflat.cli.shared.several_runs import print_comparison, verdict
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
-from fedflat.experiment.store.record import Record
+from fedflat.experiment.store.run_folder import Record
 from fedflat.reporting.result import Comparison
 
 COSTS = {"backward_passes": 1, "samples": 1, "bytes_down": 1, "bytes_up": 1}

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from fedflat.algorithms.named import NAMED
-from fedflat.cli.shared.completion import algorithm_names
+from fedflat.cli.shared.flags import algorithm_names
 
 
 def completed(words: str) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from fedflat.cli.flatness import landscape as flatness_landscape
 from fedflat.cli.flatness.flags import short_names
-from fedflat.experiment.analysis.local_models import measured_point
+from fedflat.experiment.analysis.measured import measured_point
 
 from .conftest import Fedflat
 

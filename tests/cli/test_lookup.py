@@ -7,8 +7,8 @@ import json
 import pytest
 
 from fedflat import algorithm
+from fedflat.algorithms.composition import parts
 from fedflat.algorithms.named import NAMED, RELEASED
-from fedflat.algorithms.registration import parts
 from fedflat.cli.lookup.algorithm_card import cost_of, in_units_of_p
 from fedflat.data import PARTITIONERS, names
 from fedflat.experiment.config import Config

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fedflat.experiment.store.lock import LOCK_FILE
+from fedflat.experiment.store.files import LOCK_FILE
 
 FEDFLAT = (sys.executable, "-m", "fedflat")
 ENVIRONMENT = {

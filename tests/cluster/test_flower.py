@@ -14,8 +14,7 @@ pytest.importorskip("ray", reason='Ray is not installed (pip install "fedflat[ra
 from fedflat.deploy.flower.project import write_project
 from fedflat.deploy.settings import experiment_of
 from fedflat.experiment.run import Run
-from fedflat.experiment.store.record import load_record
-from fedflat.experiment.store.run_folder import RunFolder
+from fedflat.experiment.store.run_folder import RunFolder, load_record
 from tests.deploy.processes import RealFederation, toml
 
 from .nodes import Nodes

@@ -18,7 +18,7 @@ from fedflat.engines.ray.scheduling import ClientCosts
 from fedflat.engines.ray.state_directory import INITIAL_PER_BYTE
 from fedflat.engines.ray.worker import CacheMiss, StateCache
 from fedflat.engines.ray.worker_pool import WorkerHandle
-from fedflat.engines.round.remote_state import RemoteState
+from fedflat.engines.round.contract import RemoteState
 from fedflat.experiment.analysis.replay import Replay
 from fedflat.experiment.run import Run
 from fedflat.experiment.setup.problem import federation

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedflat.data import make_partition
-from fedflat.data.partitioners.sizes import client_sizes, equal_sizes
+from fedflat.data.partitioners.partitioner import client_sizes, equal_sizes
 from fedflat.errors import UserError
 
 CIFAR_LIKE = np.arange(50_000) % 10

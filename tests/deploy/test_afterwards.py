@@ -17,8 +17,7 @@ from fedflat.deploy.server.nodes import NOT_CONNECTED
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.reopen import reopen
 from fedflat.experiment.analysis.replay import Replay, at_checkpoint
-from fedflat.experiment.store.record import load_record
-from fedflat.experiment.store.run_folder import RunFolder
+from fedflat.experiment.store.run_folder import RunFolder, load_record
 
 from .direct import federation_of
 from .test_rounds import settings_of

@@ -15,7 +15,7 @@ from fedflat.algorithms.named import NAMED
 from fedflat.deploy.server.app import serve
 from fedflat.deploy.settings import experiment_of
 from fedflat.experiment.run import Run
-from fedflat.experiment.store.record import Record
+from fedflat.experiment.store.run_folder import Record
 
 from .direct import SMALL, DirectGrid, federation_of
 

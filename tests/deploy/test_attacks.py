@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, Message
 
 from fedflat.deploy.server.app import serve
 from fedflat.deploy.server.nodes import NOT_CONNECTED
-from fedflat.experiment.store.record import Record
+from fedflat.experiment.store.run_folder import Record
 
 from .direct import SMALL, federation_of
 

@@ -18,8 +18,7 @@ from fedflat.deploy.flower.project import write_project
 from fedflat.deploy.server.app import serve
 from fedflat.deploy.trust.certificates import write_certificates
 from fedflat.experiment.store.checkpoint import CHECKPOINT
-from fedflat.experiment.store.record import load_record
-from fedflat.experiment.store.run_folder import RunFolder
+from fedflat.experiment.store.run_folder import RunFolder, load_record
 
 from .direct import DirectGrid, node
 from .processes import RealFederation, free_port, real_federation, rounds_done

@@ -26,9 +26,9 @@ from fedflat.deploy.server.app import serve
 from fedflat.deploy.settings import experiment_of
 from fedflat.deploy.trust.privacy import Mod, not_private
 from fedflat.errors import UserError
+from fedflat.experiment.setup.engine import training_of
 from fedflat.experiment.setup.problem import federation
-from fedflat.experiment.setup.training import training_of
-from fedflat.experiment.store.record import Record
+from fedflat.experiment.store.run_folder import Record
 
 from .direct import SMALL, DirectGrid, node
 

@@ -16,8 +16,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[
 from fedflat.deploy.flower.project import write_project
 from fedflat.deploy.settings import experiment_of
 from fedflat.experiment.run import Run
-from fedflat.experiment.store.record import load_record
-from fedflat.experiment.store.run_folder import RunFolder
+from fedflat.experiment.store.run_folder import RunFolder, load_record
 
 from .processes import RealFederation, real_federation, rounds_done
 

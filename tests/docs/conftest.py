@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from fedflat.algorithms.composition import PART_REGISTRIES
 from fedflat.algorithms.named import NAMED
-from fedflat.algorithms.registration import PART_REGISTRIES
 from fedflat.models import MODELS
 
 

@@ -9,11 +9,11 @@ import torch
 
 from fedflat.algorithms import algorithm
 from fedflat.algorithms.named import NAMED
-from fedflat.engines.round.aggregation import Aggregation, uniform
+from fedflat.engines.round.contract import Aggregation, uniform
 from fedflat.errors import UserError
 from fedflat.experiment.config import config
 from fedflat.experiment.run import Run
-from fedflat.experiment.setup.training import training_of
+from fedflat.experiment.setup.engine import training_of
 
 ROWS = torch.tensor([[1.0, 5.0], [2.0, -4.0], [3.0, 0.0], [1e6, 1.0]])
 REFUSED = {

@@ -13,7 +13,7 @@ from fedflat import models
 from fedflat.data import Dataset, Examples, augmentation
 from fedflat.engines.problem import batches
 from fedflat.engines.problem.batches import Batch
-from fedflat.engines.problem.functional_call import FunctionalCall
+from fedflat.engines.problem.parameters import FunctionalCall
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import Classification
 

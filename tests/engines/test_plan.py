@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedflat.engines.round.plan import Plan, Sampler
-from fedflat.engines.round.randomness import generator
+from fedflat.engines.round.plan import Plan, Sampler, generator
 
 seeds, few = st.integers(0, 2**32), st.integers(0, 1000)
 

@@ -26,7 +26,7 @@ from fedflat.experiment.analysis.scoring import Scorer
 from fedflat.experiment.config import config
 from fedflat.experiment.run import Run
 from fedflat.experiment.setup import problem as federating
-from fedflat.experiment.store.record import client_statistics
+from fedflat.experiment.store.run_folder import client_statistics
 from fedflat.models.layout import Layout
 from fedflat.models.norms import BatchNorm
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import fedflat
 from fedflat.data import from_clients
-from fedflat.experiment.analysis.local_models import measured_point
+from fedflat.experiment.analysis.measured import measured_point
 from fedflat.testing import check_model
 from fedflat.testing.quadratics import Quadratics, run_rounds
 

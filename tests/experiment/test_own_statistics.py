@@ -14,11 +14,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedflat
-from fedflat.experiment.analysis.batchnorm import with_statistics
-from fedflat.experiment.analysis.fixed_sample import FixedSample
-from fedflat.experiment.analysis.measured import Measured, measured
+from fedflat.experiment.analysis.measured import Measured, measured, with_statistics
+from fedflat.experiment.analysis.observer import FixedSample
 from fedflat.experiment.config import FlatnessSettings
-from fedflat.experiment.store.record import Record, client_statistics
+from fedflat.experiment.store.run_folder import Record, client_statistics
 from fedflat.reporting.result import Result
 
 OWN = {"training__statistics": "own"}

@@ -12,7 +12,7 @@ from torch import nn
 import fedflat
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.post_hoc import post_hoc
-from fedflat.experiment.store.record import load_record
+from fedflat.experiment.store.run_folder import load_record
 
 SETTINGS = {
     "rounds": 4,

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import fedflat
-from fedflat.algorithms import registration
+from fedflat.algorithms import composition
 from fedflat.algorithms.drift.scaffold import Scaffold
 from fedflat.algorithms.named import NAMED
 from fedflat.data import from_arrays
@@ -217,8 +217,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[Image
     monkeypatch.syspath_prepend(tmp_path)
     made: type[ImageModelSpec] = importlib.import_module("tiny_model").Tiny
     MODELS.register("tiny", made)
-    registration.register("mine", fedflat.Algorithm(Scaffold()))
-    registration.register("nowhere", fedflat.Algorithm(Nowhere()))
+    composition.register("mine", fedflat.Algorithm(Scaffold()))
+    composition.register("nowhere", fedflat.Algorithm(Nowhere()))
     yield made
     MODELS.unregister("tiny")
     NAMED.unregister("mine")

@@ -13,7 +13,7 @@ import fedflat
 from fedflat.data.data_dir import VARIABLE
 from fedflat.experiment.callback import RemoteCallback
 from fedflat.experiment.campaign.ray_sweep import RunResources, SweepLocation, UnfitNode, WatchedFolder, run_on_node
-from fedflat.experiment.store.record import load_record
+from fedflat.experiment.store.run_folder import load_record
 
 
 @pytest.mark.parametrize(

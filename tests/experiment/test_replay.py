@@ -14,7 +14,7 @@ from fedflat.algorithms import algorithm
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.post_hoc import post_hoc
 from fedflat.experiment.analysis.replay import Replay, needs_vectors
-from fedflat.experiment.store.record import load_record
+from fedflat.experiment.store.run_folder import load_record
 
 SETTINGS = {
     "clients": 12,

@@ -21,7 +21,7 @@ from fedflat.experiment.callback import RunView
 from fedflat.experiment.config import Config, config, setting_names
 from fedflat.experiment.run import Run
 from fedflat.experiment.setting_names import SHORT, SYNONYMS
-from fedflat.experiment.store.row_store import CachedRowStore, FileRowStore
+from fedflat.experiment.store.client_states import CachedRowStore, FileRowStore
 
 SMALL = {"rounds": 6, "clients": 12, "clients_per_round": 4, "local_steps": 3, "workers": 1, "model": "mlp(hidden=8)"}
 

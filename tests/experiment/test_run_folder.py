@@ -12,7 +12,7 @@ from filelock import FileLock
 import fedflat
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config, config
-from fedflat.experiment.store.lock import LOCK_FILE, Lock, LockedError, is_free, locked
+from fedflat.experiment.store.files import LOCK_FILE, Lock, LockedError, is_free, locked
 from fedflat.experiment.store.run_folder import RunFolder
 
 SMALL = {"rounds": 2, "clients": 12, "clients_per_round": 4, "local_steps": 2, "workers": 1, "model": "mlp(hidden=4)"}

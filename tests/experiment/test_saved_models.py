@@ -14,7 +14,7 @@ import fedflat
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.measured import Reference, measured, reference
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.store.record import saved_rounds
+from fedflat.experiment.store.run_folder import saved_rounds
 
 SETTINGS = {
     "rounds": 7,

@@ -20,7 +20,7 @@ from fedflat.experiment.campaign.ranking import Ranking, ranking
 from fedflat.experiment.campaign.sweep import Sweep, plan_sweep, run_sweep
 from fedflat.experiment.campaign.sweep_file import read_sweep
 from fedflat.experiment.store.cleanup import Keep
-from fedflat.experiment.store.lock import LOCK_FILE, LockedError, is_free, locked
+from fedflat.experiment.store.files import LOCK_FILE, LockedError, is_free, locked
 from fedflat.experiment.store.run_folder import RunFolder
 
 BASE = {

@@ -16,9 +16,8 @@ from fedflat.experiment.campaign.branch import branch_point, branchable_rounds
 from fedflat.experiment.campaign.sweep import Sweep, plan_sweep, run_sweep
 from fedflat.experiment.campaign.sweep_file import read_sweep
 from fedflat.experiment.config import Config
-from fedflat.experiment.store.lock import LOCK_FILE
-from fedflat.experiment.store.record import load_record
-from fedflat.experiment.store.run_folder import RunFolder
+from fedflat.experiment.store.files import LOCK_FILE
+from fedflat.experiment.store.run_folder import RunFolder, load_record
 
 SMALL = {
     "local_steps": 2,

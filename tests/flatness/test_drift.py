@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedflat.algorithms import algorithm
-from fedflat.algorithms.descent import Descent
+from fedflat.algorithms.algorithm import Descent
 from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu.engine import LaneEngine
-from fedflat.engines.round.aggregation import Aggregation
-from fedflat.engines.round.contract import Client, ModelState, Training
+from fedflat.engines.round.contract import Aggregation, Client, ModelState, Training
 from fedflat.engines.round.plan import Plan
 from fedflat.experiment.analysis.cohort import cohort_figures
 from fedflat.experiment.analysis.replay import local_models

@@ -6,7 +6,7 @@ import pytest
 
 from fedflat.errors import UserError
 from fedflat.experiment.config import config
-from fedflat.experiment.store.record import Record
+from fedflat.experiment.store.run_folder import Record
 from fedflat.reporting.figures.flatness_log import QUANTITIES, log_picture, logged
 
 

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 import fedflat
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.landscapes import landscapes, load_landscapes, path, plane, save_landscapes
-from fedflat.experiment.analysis.local_models import local_models, measured_point, replay_at
 from fedflat.experiment.analysis.loss_and_error import LossAndError
-from fedflat.experiment.analysis.measured import Measured, measured
+from fedflat.experiment.analysis.measured import Measured, local_models, measured, measured_point, replay_at
 from fedflat.experiment.config import config
 from fedflat.experiment.setup.problem import federation
 from fedflat.flatness.landscapes.grid import Model

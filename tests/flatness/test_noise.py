@@ -9,7 +9,7 @@ import torch
 from fedflat.data import Augmentation, Dataset, Examples, Partition
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Client, ModelState
-from fedflat.experiment.analysis.fixed_sample import FixedSample
+from fedflat.experiment.analysis.observer import FixedSample
 from fedflat.experiment.config import FlatnessSettings
 from fedflat.flatness.theory.noise import Constants, GradientSpread, heterogeneity
 

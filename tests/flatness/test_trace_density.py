@@ -12,9 +12,8 @@ import torch
 
 from fedflat.errors import UserError
 from fedflat.flatness import Ends, Operator, lanczos, spectrum_of
-from fedflat.flatness.curvature.density import quadrature
-from fedflat.flatness.curvature.krylov import Krylov
-from fedflat.flatness.curvature.trace import hutchinson
+from fedflat.flatness.curvature.lanczos import Krylov
+from fedflat.flatness.curvature.trace import hutchinson, quadrature
 from fedflat.flatness.estimate import estimate
 
 from .networks import NETWORKS, case, symmetric, true_hessian

@@ -12,7 +12,7 @@ import torch
 import fedflat
 from fedflat.data import Examples, load
 from fedflat.experiment.analysis.measured import measured
-from fedflat.experiment.store.record import Record, load_record
+from fedflat.experiment.store.run_folder import Record, load_record
 from fedflat.flatness import Operator
 from fedflat.papers import post_hoc
 from fedflat.papers.numbers import ClientEigenvalue, Corrupted, DomainMetric, Eigenvalue, Features, OnClients, statistic

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedflat.reporting.tables.statistics import (
+from fedflat.reporting.tables.summary import (
     RoundsToTarget,
     bootstrap_interval,
     compare_paired,

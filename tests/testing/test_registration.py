@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 import fedflat
+from fedflat.algorithms.composition import PART_REGISTRIES, parts, registered
 from fedflat.algorithms.drift import DRIFTS, Drift
 from fedflat.algorithms.drift.scaffold import Scaffold
 from fedflat.algorithms.named import NAMED
 from fedflat.algorithms.perturbation.sam import Sam
-from fedflat.algorithms.registration import PART_REGISTRIES, parts, registered
 from fedflat.averaging import AVERAGES, Ema, average_name
 from fedflat.errors import UserError
 from fedflat.registry import Registry

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from fedflat.algorithms import Algorithm, algorithm
-from fedflat.algorithms.drift.base import Drift
 from fedflat.algorithms.drift.scaffold import Scaffold
 from fedflat.algorithms.named import NAMED
 from fedflat.algorithms.perturbation.sam import Sam
-from fedflat.algorithms.slot import CohortMeans, Fields, Gradient, LocalContext, State, vector
+from fedflat.algorithms.slot import CohortMeans, Drift, Fields, Gradient, LocalContext, State, vector
 from fedflat.errors import UserError
 from fedflat.testing import Broken, check_algorithm, check_model, check_partition
 

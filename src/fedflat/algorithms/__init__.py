@@ -5,7 +5,6 @@ May import ``averaging``, ``models`` and the base modules, but no engine.
 """
 
 from fedflat.algorithms.algorithm import Algorithm
-from fedflat.algorithms.composition import algorithm, canonical
-from fedflat.algorithms.registration import register
+from fedflat.algorithms.composition import algorithm, canonical, register
 
 __all__ = ["Algorithm", "algorithm", "canonical", "register"]

@@ -192,3 +192,129 @@ class Slot:
     def requires_mean(self) -> str | None:
         """Why robust aggregation must not replace the mean of client messages, or None if it may."""
         return None
+
+
+FullGradient = Literal["none", "own", "common"]
+
+
+@dataclass(frozen=True)
+class Drift(Slot):
+    """No drift correction (FedAvg; McMahan et al. 2017).
+
+        d_k = g
+        target = z + mean_S D_i
+
+    >>> from torch import tensor
+    >>> from fedflat.testing import cohort_means
+    >>> means = cohort_means(z=[1.0, 2.0], displacement=[0.1, -0.1])
+    >>> Drift().aggregate(means, {})
+    (tensor([1.1000, 1.9000]), {})
+    """
+
+    @property
+    def full_gradient(self) -> FullGradient:
+        """Full-batch gradient at z: ``own`` computes the client's, ``common`` the cohort's mean before training."""
+        return "none"
+
+    @property
+    def full_gradient_batches(self) -> int:
+        """Number of batches that form the full-batch gradient; 0 uses all of the client's data."""
+        return 0
+
+    @property
+    def extra_passes(self) -> int:
+        """Backward passes per local step in addition to the one at the iterate."""
+        return 0
+
+    def start(self, x: Tensor, server: State) -> Tensor:
+        """The model z to broadcast, shape (P,)."""
+        return x
+
+    def begin(self, ctx: LocalContext) -> State:
+        """Local state at the start of a client's round, e.g. a correction that stays constant within it."""
+        return {}
+
+    def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
+        """The direction d_k of a local step, shape (P,).
+
+        Args:
+            g: gradient at the perturbed point, shape (P,).
+            ctx: the client's context; ``ctx.y`` is the unperturbed iterate.
+            gradient: gradient of the current batch at any point, one backward pass per call.
+        """
+        return g
+
+    def displacement(self, ctx: LocalContext) -> Tensor:
+        """The vector that the client uploads and the server averages; by default D = y_K - z, shape (P,)."""
+        return ctx.displacement
+
+    def local_displacement(self, uploaded: Tensor, client: State) -> Tensor:
+        """y_K - z recovered from the uploaded vector and the client's state before the round, shape (P,)."""
+        return uploaded
+
+    def finish(self, ctx: LocalContext) -> tuple[State, State]:
+        """Changed client state, and messages sent in addition to the displacement, after the last local step."""
+        return {}, {}
+
+    def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
+        """The target model that the server optimiser moves towards, shape (P,), and changed server state."""
+        return means.z + means.displacement, {}
+
+    def evaluated(self, server: State) -> State:
+        """Further models, by name, to evaluate along with the server model."""
+        return {}
+
+
+LARGE_RHO = 10
+"""A perturbation radius beyond every published value."""
+PERTURB_FROM = "ascend the data gradient, or the direction that the drift correction makes of it"
+
+
+@dataclass(frozen=True)
+class Perturbation(Slot):
+    """No perturbation: the gradient is evaluated at the iterate.
+
+    e = 0
+    """
+
+    @property
+    def ascent_passes(self) -> int:
+        """Backward passes per local step needed to compute the offset."""
+        return 0
+
+    @property
+    def uses_drift(self) -> bool:
+        """Whether the offset is computed from drift-corrected directions instead of data gradients."""
+        return False
+
+    def divergence_hint(self) -> str | None:
+        rho = getattr(self, "rho", 0)
+        return f"rho={rho:g} evaluates gradients far from the model; lower it" if rho > LARGE_RHO else None
+
+    def begin(self, ctx: LocalContext) -> State:
+        """Local state at the start of a client's round."""
+        return {}
+
+    def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
+        """The offset of a local step.
+
+        Args:
+            ctx: the client's context.
+            gradient: gradient of the current batch at any point, one backward pass per call.
+
+        Returns:
+            The offset e_k of shape (P,), None for no offset, and changed local state.
+        """
+        return None, {}
+
+    def blend(self, g: Tensor, ctx: LocalContext) -> Tensor:
+        """The gradient passed to the drift correction, from the one at the perturbed point, shape (P,)."""
+        return g
+
+    def finish(self, ctx: LocalContext) -> tuple[State, State]:
+        """Changed client state, and messages, after the last local step."""
+        return {}, {}
+
+    def aggregate(self, means: CohortMeans, server: State, x: Tensor) -> State:
+        """Changed server state of this slot; ``x`` is the new server model, shape (P,)."""
+        return {}

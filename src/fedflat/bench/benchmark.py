@@ -15,10 +15,10 @@ from fedflat.bench.machine import Load, hardware, versions
 from fedflat.bench.others import OTHERS, Other
 from fedflat.bench.setting import BenchmarkSetting, plan_of, sampler_of
 from fedflat.bench.stage import Contender, Failed, Performer, RoundTimes
-from fedflat.cores import available_cores
 from fedflat.data import fixes_clients, make_partition
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.setup.problem import federation
+from fedflat.processes import available_cores
 from fedflat.text import parse
 
 FORMAT = 1

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fedflat.cores import available_cores
+from fedflat.processes import available_cores
 
 PACKAGES = ("fedflat", "torch", "numpy", "flwr", "ray", "pfl")
 PROC = Path("/proc")

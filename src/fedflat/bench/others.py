@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from fedflat.bench.plain import PlainLoop
 from fedflat.bench.setting import ROUNDS
 from fedflat.bench.stage import Contender, Enough, Stage
-from fedflat.cores import available_cores
+from fedflat.processes import available_cores
 
 
 @dataclass(frozen=True)

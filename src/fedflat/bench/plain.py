@@ -17,7 +17,7 @@ from fedflat import models
 from fedflat.bench.setting import plan_of, sampler_of
 from fedflat.data import Dataset
 from fedflat.engines.problem.problem import moved
-from fedflat.engines.round.randomness import generator
+from fedflat.engines.round.plan import generator
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.problem import federation
 

@@ -30,8 +30,8 @@ from fedflat.cli.lookup.doctor import doctor
 from fedflat.cli.lookup.models import models
 from fedflat.cli.lookup.papers import papers
 from fedflat.cli.lookup.settings import settings
-from fedflat.cli.shared.arguments import keep_help
 from fedflat.cli.shared.error_reporting import errors_as_messages
+from fedflat.cli.shared.flags import keep_help
 from fedflat.experiment.setting_names import suggest_setting
 
 

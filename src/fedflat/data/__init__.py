@@ -12,9 +12,16 @@ from fedflat.data.data_dir import data_dir
 from fedflat.data.dataset import IGNORED, Dataset, Examples, describe
 from fedflat.data.files.mapped import MappedTensor, open_mapped
 from fedflat.data.flower import from_flower
-from fedflat.data.partition import Partition, canonical_partition, fixes_clients, full_partition, make_partition
+from fedflat.data.partition import (
+    PARTITION_MODIFIERS,
+    PARTITIONERS,
+    Partition,
+    canonical_partition,
+    fixes_clients,
+    full_partition,
+    make_partition,
+)
 from fedflat.data.partitioners.listed import listed
-from fedflat.data.partitioners.registry import PARTITION_MODIFIERS, PARTITIONERS
 from fedflat.data.registry import (
     DATASETS,
     canonical_dataset,

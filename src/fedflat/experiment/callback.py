@@ -14,8 +14,7 @@ if TYPE_CHECKING:  # the command line imports this module before torch
     from fedflat.engines.round.contract import Engine, ModelState
     from fedflat.experiment.config import Config
     from fedflat.experiment.store.checkpoint import ServerState
-    from fedflat.experiment.store.record import Record
-    from fedflat.experiment.store.run_folder import RunFolder
+    from fedflat.experiment.store.run_folder import Record, RunFolder
 
 
 class RunProgress(Protocol):

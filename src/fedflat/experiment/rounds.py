@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedflat.algorithms.algorithm import flat_state
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError, one_of
-from fedflat.experiment.analysis.batchnorm import with_statistics
+from fedflat.experiment.analysis.measured import with_statistics
 from fedflat.experiment.analysis.reopen import full_name
 from fedflat.experiment.store.checkpoint import ServerState
 

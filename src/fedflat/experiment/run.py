@@ -20,17 +20,15 @@ from fedflat.averaging import AverageState, RunInfo, average_name
 from fedflat.data import Dataset
 from fedflat.engines.problem.task import Task
 from fedflat.engines.round.contract import Client, Cost, Engine, ModelState
-from fedflat.engines.round.randomness import isolated_rng
+from fedflat.engines.round.plan import isolated_rng
 from fedflat.errors import UserError
-from fedflat.experiment.analysis.batchnorm import estimated_on
+from fedflat.experiment.analysis.measured import estimated_on
 from fedflat.experiment.analysis.observer import Observer
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
-from fedflat.experiment.setup.engine import engine_for, explain_out_of_memory
+from fedflat.experiment.setup.engine import engine_for, explain_out_of_memory, sampler_of, training_of
 from fedflat.experiment.setup.problem import federation
-from fedflat.experiment.setup.training import sampler_of, training_of
 from fedflat.experiment.stopping import Verdict, check_target, diverged, stop_early
-from fedflat.experiment.store.atomic_files import create_folder
 from fedflat.experiment.store.checkpoint import (
     CHECKPOINT,
     CheckpointInterval,
@@ -40,18 +38,18 @@ from fedflat.experiment.store.checkpoint import (
     under,
     write_checkpoint,
 )
-from fedflat.experiment.store.client_states import ClientStateStore
+from fedflat.experiment.store.client_states import CachedRowStore, ClientStateStore, RowStore, cache_size
+from fedflat.experiment.store.files import create_folder
 from fedflat.experiment.store.provenance import fingerprints, provenance, require_same_inputs
-from fedflat.experiment.store.record import (
+from fedflat.experiment.store.run_folder import (
     SNAPSHOTS,
     STATISTICS_FILE,
     Record,
+    RunFolder,
     model_file,
     remove_snapshots_after,
     snapshot_file,
 )
-from fedflat.experiment.store.row_store import CachedRowStore, RowStore, cache_size
-from fedflat.experiment.store.run_folder import RunFolder
 from fedflat.models import classifier_parameters
 
 CHECKS_EVERY = 10

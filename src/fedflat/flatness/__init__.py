@@ -4,11 +4,11 @@ Holds only mathematics on modules and tensors. May import ``fedflat.models.layou
 else.
 """
 
-from fedflat.flatness.curvature.density import Density
 from fedflat.flatness.curvature.lanczos import Eigenpairs, Ends, Largest, lanczos
 from fedflat.flatness.curvature.operator import Operator
 from fedflat.flatness.curvature.power import power
 from fedflat.flatness.curvature.spectrum import Spectrum, spectrum_of
+from fedflat.flatness.curvature.trace import Density
 from fedflat.flatness.estimate import Estimate
 from fedflat.flatness.landscapes.directions import directions_around, filter_normalised
 from fedflat.flatness.landscapes.grid import Landscape, Mark, Model

@@ -13,10 +13,9 @@ from typing import Any
 from torch import nn
 
 from fedflat.errors import UserError
-from fedflat.flatness.curvature.density import Density, quadrature
 from fedflat.flatness.curvature.operator import Operator
 from fedflat.flatness.curvature.spectrum import Spectrum, spectrum_of
-from fedflat.flatness.curvature.trace import DRAWS, hutchinson
+from fedflat.flatness.curvature.trace import DRAWS, Density, hutchinson, quadrature
 from fedflat.flatness.estimate import Estimate
 from fedflat.flatness.objective import Loss, Objective
 from fedflat.flatness.sharpness import Sharpness, sharpness_of

@@ -18,19 +18,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from fedflat.errors import UserError
 from fedflat.flatness.batches import Batch, batches_of, counts, draw, mapped, picked
 from fedflat.flatness.curvature.compiled import CompiledProduct
-from fedflat.flatness.curvature.second_order import TwiceDifferentiable
+from fedflat.flatness.curvature.convolution import convolution
+from fedflat.flatness.curvature.normalisation import group_norm, layer_norm
 from fedflat.flatness.precision import rounding
 from fedflat.models.layout import Layout
+
+REPLACEMENTS: dict[Callable[..., Any], Callable[..., Any]] = {
+    **{function: partial(convolution, function) for function in (torch.conv1d, torch.conv2d, torch.conv3d)},
+    F.group_norm: group_norm,
+    F.layer_norm: layer_norm,
+}
+
+
+class TwiceDifferentiable(TorchFunctionMode):
+    """Context in which convolutions, GroupNorm and LayerNorm use our implementations.
+
+    >>> x, w = torch.ones(1, 1, 3), torch.ones(1, 1, 2)
+    >>> with TwiceDifferentiable():
+    ...     F.conv1d(x, w, torch.ones(1))
+    tensor([[[3., 3.]]])
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call ``func`` or its replacement."""
+        return REPLACEMENTS.get(func, func)(*args, **kwargs or {})
+
 
 Loss = Callable[[Any, Any], Tensor]
 """Maps (model output, targets) to the mean loss over a batch, a scalar tensor."""

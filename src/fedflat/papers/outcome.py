@@ -16,7 +16,7 @@ from statistics import fmean, stdev
 from typing import Any, Literal
 
 from fedflat.experiment.stopping import OVER
-from fedflat.experiment.store.record import Record
+from fedflat.experiment.store.run_folder import Record
 from fedflat.papers.cells import Cell
 from fedflat.papers.numbers import Best, ClientSeconds, Gain, Last, Mean, ModelStatistic, Published, RoundsTo, Statistic
 from fedflat.papers.plan import ReproductionPlan

@@ -16,12 +16,11 @@ import torch
 from fedflat.data import load_corruptions
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.evaluation import Evaluation, evaluate
-from fedflat.experiment.analysis.fixed_sample import FixedSample
-from fedflat.experiment.analysis.local_models import replay_at
-from fedflat.experiment.analysis.measured import Measured, measured
+from fedflat.experiment.analysis.measured import Measured, measured, replay_at
+from fedflat.experiment.analysis.observer import FixedSample
 from fedflat.experiment.config import FlatnessSettings
-from fedflat.experiment.store.atomic_files import write_whole
-from fedflat.experiment.store.record import Record
+from fedflat.experiment.store.files import write_whole
+from fedflat.experiment.store.run_folder import Record
 from fedflat.flatness import spectrum_of
 from fedflat.papers.numbers import (
     ClientEigenvalue,

@@ -14,20 +14,17 @@ from fedflat.algorithms import algorithm, canonical
 from fedflat.averaging import average_name
 from fedflat.data import Dataset, load
 from fedflat.errors import UserError, one_of
-from fedflat.experiment.analysis.batchnorm import with_statistics
 from fedflat.experiment.analysis.evaluation import Evaluation, evaluate
-from fedflat.experiment.analysis.measured import Measured, measured
+from fedflat.experiment.analysis.measured import Measured, measured, with_statistics
 from fedflat.experiment.analysis.post_hoc import PostHoc, post_hoc
 from fedflat.experiment.analysis.reopen import full_name, reopen, require_model, state_of, written_tensors
 from fedflat.experiment.config import Config
-from fedflat.experiment.setup.network import network_of
-from fedflat.experiment.setup.problem import CUSTOM
+from fedflat.experiment.make_config import as_path
+from fedflat.experiment.setup.problem import CUSTOM, network_of
 from fedflat.experiment.setup.weights import fill
 from fedflat.experiment.stopping import check_target
-from fedflat.experiment.store.record import Record, load_record, model_file
-from fedflat.experiment.user_objects import as_path
-from fedflat.reporting.tables.statistics import RoundsToTarget
-from fedflat.reporting.tables.summary import Summary, rounds_to, spread, summarise
+from fedflat.experiment.store.run_folder import Record, load_record, model_file
+from fedflat.reporting.tables.summary import RoundsToTarget, Summary, rounds_to, spread, summarise
 
 if TYPE_CHECKING:
     import pandas as pd

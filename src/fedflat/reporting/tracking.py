@@ -18,7 +18,7 @@ from fedflat.reporting.page.gather import settings_of
 if TYPE_CHECKING:
     from fedflat.experiment.callback import RunView
     from fedflat.experiment.config import Config
-    from fedflat.experiment.store.record import Record
+    from fedflat.experiment.store.run_folder import Record
 
 
 class Place(Protocol):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedflat.algorithms import Algorithm, algorithm, canonical
 from fedflat.algorithms.algorithm import SLOTS, flat_fields, flat_state
-from fedflat.algorithms.registration import part_name
+from fedflat.algorithms.composition import part_name
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.errors import one_of
 from fedflat.testing.broken import Broken

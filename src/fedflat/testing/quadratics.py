@@ -10,14 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from fedflat.algorithms import Algorithm
-from fedflat.algorithms.descent import Descent
+from fedflat.algorithms.algorithm import Descent
 from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.algorithms.slot import State
 from fedflat.data import Augmentation, Dataset, Examples
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.aggregation import Aggregation
-from fedflat.engines.round.contract import Client, Engine, ModelState, Outcome, Training
+from fedflat.engines.round.contract import Aggregation, Client, Engine, ModelState, Outcome, Training
 from fedflat.engines.round.plan import Plan
 
 

@@ -5,7 +5,6 @@ A new drift is a module here plus a line below. May import ``slot`` and ``server
 
 from fedflat.algorithms.drift.acg import Acg
 from fedflat.algorithms.drift.adabest import AdaBest
-from fedflat.algorithms.drift.base import Drift
 from fedflat.algorithms.drift.cm import Cm
 from fedflat.algorithms.drift.dyn import Dyn
 from fedflat.algorithms.drift.mime import Mime, MimeLite
@@ -13,6 +12,7 @@ from fedflat.algorithms.drift.mo import Mo
 from fedflat.algorithms.drift.prox import Prox
 from fedflat.algorithms.drift.scaffold import Scaffold
 from fedflat.algorithms.drift.wmsam import Wmsam
+from fedflat.algorithms.slot import Drift
 from fedflat.registry import Registry
 
 DRIFTS: Registry[type[Drift]] = Registry("drift correction", see="fedflat algorithms", namespace="algorithm parts")

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedflat.algorithms.drift.base import Drift
 from fedflat.algorithms.server import Sgd
-from fedflat.algorithms.slot import CohortMeans, Fields, Gradient, LocalContext, Slot, State, vector
+from fedflat.algorithms.slot import CohortMeans, Drift, Fields, Gradient, LocalContext, Slot, State, vector
 from fedflat.text import param
 
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedflat.algorithms.drift.base import Drift
-from fedflat.algorithms.slot import CohortMeans, Fields, Gradient, LocalContext, State, scalar, vector
+from fedflat.algorithms.slot import CohortMeans, Drift, Fields, Gradient, LocalContext, State, scalar, vector
 from fedflat.text import param
 
 

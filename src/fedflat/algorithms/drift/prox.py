@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedflat.algorithms.drift.base import Drift
-from fedflat.algorithms.slot import Gradient, LocalContext
+from fedflat.algorithms.slot import Drift, Gradient, LocalContext
 from fedflat.text import param
 
 

@@ -7,8 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedflat.algorithms.drift.base import Drift, FullGradient
-from fedflat.algorithms.slot import CohortMeans, Fields, Gradient, LocalContext, State, vector
+from fedflat.algorithms.slot import CohortMeans, Drift, Fields, FullGradient, Gradient, LocalContext, State, vector
 from fedflat.text import param
 
 

@@ -8,8 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedflat.algorithms.drift.base import Drift
-from fedflat.algorithms.slot import CohortMeans, Fields, Gradient, LocalContext, State, scalar, vector
+from fedflat.algorithms.slot import CohortMeans, Drift, Fields, Gradient, LocalContext, State, scalar, vector
 from fedflat.text import param
 
 SIGNAL_RANGE = (0.1, 0.9)

@@ -4,11 +4,11 @@ A new perturbation is a module here plus a line below. May import ``slot`` and `
 """
 
 from fedflat.algorithms.perturbation.asam import Asam
-from fedflat.algorithms.perturbation.base import Perturbation
 from fedflat.algorithms.perturbation.guided import Guided
 from fedflat.algorithms.perturbation.lesam import Lesam
 from fedflat.algorithms.perturbation.sam import Sam
 from fedflat.algorithms.perturbation.smoo import Smoo
+from fedflat.algorithms.slot import Perturbation
 from fedflat.registry import Registry
 
 PERTURBATIONS: Registry[type[Perturbation]] = Registry(

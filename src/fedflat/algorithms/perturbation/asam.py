@@ -8,8 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedflat.algorithms.perturbation.base import PERTURB_FROM, Perturbation
-from fedflat.algorithms.slot import Gradient, LocalContext, State, unit
+from fedflat.algorithms.slot import PERTURB_FROM, Gradient, LocalContext, Perturbation, State, unit
 from fedflat.text import param
 
 

@@ -9,9 +9,8 @@ from typing import Literal
 from torch import Tensor
 
 from fedflat.algorithms.drift import Wmsam
-from fedflat.algorithms.perturbation.base import Perturbation
 from fedflat.algorithms.perturbation.released import scalar_shift
-from fedflat.algorithms.slot import Gradient, LocalContext, Slot, State, unit
+from fedflat.algorithms.slot import Gradient, LocalContext, Perturbation, Slot, State, unit
 from fedflat.text import param
 
 

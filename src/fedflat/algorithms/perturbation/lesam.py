@@ -7,9 +7,18 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedflat.algorithms.perturbation.base import Perturbation
 from fedflat.algorithms.perturbation.released import scalar_shift
-from fedflat.algorithms.slot import CohortMeans, Fields, Gradient, LocalContext, State, scalar, unit, vector
+from fedflat.algorithms.slot import (
+    CohortMeans,
+    Fields,
+    Gradient,
+    LocalContext,
+    Perturbation,
+    State,
+    scalar,
+    unit,
+    vector,
+)
 from fedflat.text import param
 
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fedflat.algorithms.drift import Dyn
-from fedflat.algorithms.perturbation.base import Perturbation
-from fedflat.algorithms.slot import CohortMeans, Fields, Gradient, LocalContext, Slot, State, unit, vector
+from fedflat.algorithms.slot import CohortMeans, Fields, Gradient, LocalContext, Perturbation, Slot, State, unit, vector
 from fedflat.text import param
 
 

@@ -112,7 +112,7 @@ def bench(
     """
     from fedflat.bench.benchmark import Request, benchmark
     from fedflat.bench.setting import BenchmarkSetting
-    from fedflat.experiment.store.atomic_files import create_folder, write_whole
+    from fedflat.experiment.store.files import create_folder, write_whole
 
     setting = BenchmarkSetting(
         model,

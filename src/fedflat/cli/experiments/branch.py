@@ -8,8 +8,7 @@ from typing import Any
 import typer
 
 from fedflat.cli.experiments.sweep import DRY_RUN, JOBS, do
-from fedflat.cli.shared.completion import algorithm_names
-from fedflat.cli.shared.flags import JSON, QUIET, SET, optional
+from fedflat.cli.shared.flags import JSON, QUIET, SET, algorithm_names, optional
 
 
 def branch(

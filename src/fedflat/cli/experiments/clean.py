@@ -32,7 +32,7 @@ def clean(
     Example: fedflat clean runs --yes
     """
     from fedflat.experiment.store.cleanup import CLEANED, find_runs, removable, remove
-    from fedflat.experiment.store.lock import LockedError
+    from fedflat.experiment.store.files import LockedError
 
     parts = tuple(part for part in CLEANED if snapshots or part != "snapshots")
     runs = list(dict.fromkeys(find_runs(folders)))

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedflat.cli.experiments.run import RUNS, data_slug, trackers
-from fedflat.cli.shared.completion import algorithm_names
 from fedflat.cli.shared.downloads import fetch_if_missing
 from fedflat.cli.shared.error_reporting import Interrupted
-from fedflat.cli.shared.flags import CONFIG, JSON, QUIET, SET, TRACK, optional, with_settings
+from fedflat.cli.shared.flags import CONFIG, JSON, QUIET, SET, TRACK, algorithm_names, optional, with_settings
 from fedflat.cli.shared.one_run import check_figure, write_figure
 from fedflat.cli.shared.progress import progress
 from fedflat.cli.shared.screen import facts, print_json, screen

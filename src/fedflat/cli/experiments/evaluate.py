@@ -59,7 +59,7 @@ def evaluate(
     """
     from fedflat.experiment.analysis.evaluation import PARTS, evaluate
     from fedflat.experiment.analysis.fine_tuning import FineTuning
-    from fedflat.experiment.store.record import load_record
+    from fedflat.experiment.store.run_folder import load_record
 
     record = load_record(folder)
     wanted = tuple(PARTS) if on is None else [name.strip() for name in on.split(",") if name.strip()]

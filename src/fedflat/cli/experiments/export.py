@@ -26,7 +26,7 @@ def export(
     """
     from fedflat.experiment.analysis.reopen import require_model
     from fedflat.experiment.store.export import ENDINGS, format_of
-    from fedflat.experiment.store.record import model_file, snapshot_file
+    from fedflat.experiment.store.run_folder import model_file, snapshot_file
     from fedflat.reporting.result import Result
 
     kind = format_of(out, format) if out is not None else format_of(Path("model.pt"), format)

@@ -40,7 +40,7 @@ def report(
     Example: fedflat report runs/first --target 0.9 --baseline fedavg
     """
     from fedflat.reporting.page.gather import gather
-    from fedflat.reporting.page.write import write_report
+    from fedflat.reporting.page.page import write_report
 
     gathered = gather(runs)
     if not (quiet or as_json):

@@ -312,7 +312,7 @@ def _document(
 
 
 def _write(markdown_file: Path | None, csv_file: Path | None, result: Sequence[CellOutcome], small: bool) -> None:
-    from fedflat.experiment.store.atomic_files import write_whole
+    from fedflat.experiment.store.files import write_whole
     from fedflat.papers.document import OUTCOME, SMALL, comma_separated, markdown, outcome_rows, small_rows
 
     heads, lines = (SMALL, small_rows(result)) if small else (OUTCOME, outcome_rows(result))

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.shared.completion import algorithm_names
 from fedflat.cli.shared.downloads import fetch_if_missing
 from fedflat.cli.shared.error_reporting import Interrupted
-from fedflat.cli.shared.flags import CONFIG, FLAGS, JSON, QUIET, SET, TRACK, optional, with_settings
+from fedflat.cli.shared.flags import CONFIG, FLAGS, JSON, QUIET, SET, TRACK, algorithm_names, optional, with_settings
 from fedflat.cli.shared.one_run import draw_curve, print_run, run_document
 from fedflat.cli.shared.progress import progress
 from fedflat.cli.shared.screen import print_json
@@ -76,7 +75,7 @@ def resume(
     """
     from fedflat.api import make_config
     from fedflat.experiment.stopping import OVER
-    from fedflat.experiment.store.record import load_record
+    from fedflat.experiment.store.run_folder import load_record
 
     record = load_record(folder)
     if record.status in OVER:

@@ -29,8 +29,7 @@ def show(
 
     Example: fedflat show runs
     """
-    from fedflat.experiment.store.record import load_record
-    from fedflat.experiment.store.run_folder import RunFolder
+    from fedflat.experiment.store.run_folder import RunFolder, load_record
 
     if RunFolder(folder).exists:
         record = load_record(folder)
@@ -44,7 +43,7 @@ def show(
 
 
 def _show_all(folder: Path, targets: list[float], as_json: bool) -> None:
-    from fedflat.experiment.store.record import load_record
+    from fedflat.experiment.store.run_folder import load_record
     from fedflat.reporting.result import Comparison
 
     records = []

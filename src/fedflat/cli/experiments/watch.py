@@ -118,7 +118,7 @@ def look(paths: list[Path], unread: Callable[[Path, UserError], None] = lambda f
 def sight_of(path: Path, now: float | None = None) -> Sight:
     """The state of one run."""
     from fedflat.experiment.analysis.reopen import primary_model
-    from fedflat.experiment.store.record import load_record
+    from fedflat.experiment.store.run_folder import load_record
     from fedflat.reporting.result import Result
     from fedflat.reporting.tables.summary import series
 

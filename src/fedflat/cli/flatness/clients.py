@@ -25,7 +25,7 @@ def open_run(run: Path, silent: bool, progress: Any, **options: Any) -> PostHoc:
     """Open a run for post-hoc measurements; downloads a missing dataset first."""
     from fedflat.cli.shared.downloads import fetch_if_missing
     from fedflat.experiment.analysis.post_hoc import post_hoc
-    from fedflat.experiment.store.record import load_record
+    from fedflat.experiment.store.run_folder import load_record
 
     record = load_record(run)
     fetch_if_missing(record.config, silent)

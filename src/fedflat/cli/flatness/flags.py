@@ -51,9 +51,8 @@ def number_of_subsets(wanted: int | None, examples: int | None) -> int:
 def opened_models(texts: Sequence[str], silent: bool, device: str, precision: str | None) -> list[Measured]:
     """Open the named models; downloads missing datasets first."""
     from fedflat.cli.shared.downloads import fetch_if_missing
-    from fedflat.experiment.analysis.local_models import measured_point
-    from fedflat.experiment.analysis.measured import reference
-    from fedflat.experiment.store.record import load_record
+    from fedflat.experiment.analysis.measured import measured_point, reference
+    from fedflat.experiment.store.run_folder import load_record
 
     for text in texts:
         if list(texts).count(text) > 1:
@@ -107,7 +106,7 @@ def status_line(silent: bool, first: str = "reading") -> Iterator[Callable[[str]
 def write_results(folder: Path, name: str, document: dict[str, Any], figure: Figure | None = None) -> dict[str, Path]:
     """Write ``name.json`` and ``name.png`` into ``folder`` (created if missing); returns their paths by kind."""
     from fedflat.cli.shared.one_run import write_figure
-    from fedflat.experiment.store.atomic_files import create_folder, write_whole
+    from fedflat.experiment.store.files import create_folder, write_whole
 
     files = {"numbers": folder / f"{name}.json"}
     create_folder(folder)

@@ -270,7 +270,7 @@ def _write(
     """Write numbers, figures and the interactive page; returns their paths."""
     from fedflat.cli.shared.one_run import write_figure
     from fedflat.experiment.analysis.landscapes import save_landscapes
-    from fedflat.experiment.store.atomic_files import write_whole
+    from fedflat.experiment.store.files import write_whole
     from fedflat.reporting.figures.landscape_page import landscape_page
 
     files = {"numbers": folder / "landscape.json"}

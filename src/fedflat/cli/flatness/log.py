@@ -23,7 +23,7 @@ def log(
     Example: fedflat flatness log runs/fedavg-digits-seed0 runs/fedsam-digits-seed0
     """
     from fedflat.experiment.analysis.reopen import primary_model, require_model
-    from fedflat.experiment.store.record import load_record
+    from fedflat.experiment.store.run_folder import load_record
     from fedflat.reporting.figures.flatness_log import log_picture, logged
 
     logs, seconds = {}, {}

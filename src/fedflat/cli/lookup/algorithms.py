@@ -6,8 +6,7 @@ from typing import Any
 
 import typer
 
-from fedflat.cli.shared.completion import algorithm_names
-from fedflat.cli.shared.flags import JSON
+from fedflat.cli.shared.flags import JSON, algorithm_names
 from fedflat.cli.shared.screen import facts, print_json, screen, table
 
 
@@ -33,8 +32,8 @@ def algorithms(
 
 def _list(as_json: bool) -> None:
     from fedflat.algorithms.algorithm import SLOTS
+    from fedflat.algorithms.composition import load_installed
     from fedflat.algorithms.named import NAMED
-    from fedflat.algorithms.registration import load_installed
 
     load_installed()
     lines, parts = [_line(name) for name in NAMED], _parts()
@@ -68,7 +67,7 @@ def _line(name: str) -> dict[str, Any]:
 
 
 def _parts() -> list[dict[str, Any]]:
-    from fedflat.algorithms.registration import parts
+    from fedflat.algorithms.composition import parts
     from fedflat.cli.lookup.algorithm_card import equations
 
     slots = {"averages": "average"}

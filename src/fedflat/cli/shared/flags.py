@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
+from typer.core import TyperArgument
 
 from fedflat.experiment.config import SHORT, Config, SettingsGroup
 from fedflat.text import write_value
@@ -106,3 +110,40 @@ def _type_of_flag(annotation: Any) -> Any:
     if get_origin(annotation) is Literal or (isinstance(annotation, type) and issubclass(annotation, SettingsGroup)):
         return str
     return next((_type_of_flag(kind) for kind in get_args(annotation) if kind is not type(None)), annotation)
+
+
+def keep_help() -> None:
+    """Make arguments keep their help text."""
+    given = TyperArgument.__init__
+
+    @wraps(given)
+    def made(self: TyperArgument, *, help: str | None = None, **rest: Any) -> None:
+        given(self, help=help, **rest)
+        self.help = help
+
+    TyperArgument.__init__ = made  # type: ignore[method-assign]
+
+
+CARDS = Path(__file__).parents[2] / "algorithms" / "named.py"
+
+
+def algorithm_names(incomplete: str) -> list[str]:
+    """Named algorithms that start with ``typed``.
+
+    >>> algorithm_names("fedlesam")
+    ['fedlesam', 'fedlesam-s', 'fedlesam-d']
+    """
+    return [name for name in _named() if name.startswith(incomplete)]
+
+
+def _named() -> list[str]:
+    """Algorithm names parsed from source, because importing torch would make completion slow."""
+    for statement in ast.parse(CARDS.read_text(encoding="utf-8")).body:
+        if (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(statement.target, ast.Name)
+            and statement.target.id == "CARDS"
+        ):
+            assert isinstance(statement.value, ast.Dict)
+            return [str(key.value) for key in statement.value.keys if isinstance(key, ast.Constant)]
+    return []

@@ -19,7 +19,7 @@ from fedflat.reporting.figures.files import check_figure as check_figure
 from fedflat.reporting.figures.files import write_figure as write_figure
 
 if TYPE_CHECKING:
-    from fedflat.experiment.store.record import Record
+    from fedflat.experiment.store.run_folder import Record
     from fedflat.reporting.result import Result
 
 COSTS = ("backward_passes", "samples", "bytes_down", "bytes_up")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedflat.experiment.callback import RunProgress
     from fedflat.experiment.campaign.estimate import Forecast
     from fedflat.experiment.config import Config
-    from fedflat.experiment.store.record import Record
+    from fedflat.experiment.store.run_folder import Record
 
 LINES = 10
 """Approximate number of lines per run when piped."""

@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedflat.cores import usable_cores
 from fedflat.data.arrays import statistics_of_sums
 from fedflat.data.dataset import Dataset, Examples
 from fedflat.data.files.cache import DiskSpace, cache_entry, fingerprint, open_cached, select_rows
 from fedflat.data.files.mapped import ArrayWriter
 from fedflat.data.files.tree import Tree
 from fedflat.errors import UserError
+from fedflat.processes import usable_cores
 from fedflat.text import param
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")

@@ -16,13 +16,13 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from fedflat.cores import usable_cores
 from fedflat.data.arrays import statistics_of_sums
 from fedflat.data.dataset import Dataset
 from fedflat.data.files.cache import cache_entry, fingerprint, open_cached
 from fedflat.data.files.images import ImageList, ImageOptions, Pixels, channel_sums, decode_image
 from fedflat.data.files.mapped import ArrayWriter, MappedTensor
 from fedflat.data.files.tree import Tree
+from fedflat.processes import usable_cores
 
 SAMPLE = 1000
 """Number of evenly spaced training images from which mean and standard deviation are computed."""

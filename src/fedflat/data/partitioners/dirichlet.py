@@ -13,8 +13,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedflat.data.partitioners.partitioner import ClassCountPartitioner, IntArray
-from fedflat.data.partitioners.sizes import SIGMA_HELP, client_sizes, equal_sizes
+from fedflat.data.partitioners.partitioner import SIGMA_HELP, ClassCountPartitioner, IntArray, client_sizes, equal_sizes
 from fedflat.errors import UserError
 from fedflat.text import param
 

@@ -8,8 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedflat.data.partitioners.dirichlet import log_dirichlet, one_class_each, softmax
-from fedflat.data.partitioners.partitioner import ClassCountPartitioner, IntArray
-from fedflat.data.partitioners.sizes import equal_sizes
+from fedflat.data.partitioners.partitioner import ClassCountPartitioner, IntArray, equal_sizes
 from fedflat.text import param
 
 

@@ -8,8 +8,14 @@ from typing import ClassVar
 import numpy as np
 
 from fedflat.data.partitioners.dirichlet import Reals, log_dirichlet, ration, softmax
-from fedflat.data.partitioners.partitioner import IntArray, LabelledExamples, Partitioner, check_clients, deal
-from fedflat.data.partitioners.sizes import equal_sizes
+from fedflat.data.partitioners.partitioner import (
+    IntArray,
+    LabelledExamples,
+    Partitioner,
+    check_clients,
+    deal,
+    equal_sizes,
+)
 from fedflat.errors import UserError
 from fedflat.text import param
 

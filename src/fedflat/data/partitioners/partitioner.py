@@ -7,12 +7,13 @@ class histograms therefore depend on the seed and the class counts alone, not on
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from fedflat.errors import UserError
 
@@ -161,3 +162,64 @@ def deal(counts: IntArray, targets: IntArray, rng: np.random.Generator) -> list[
     owner = np.repeat(np.tile(np.arange(clients), classes), counts.T.ravel())
     by_owner = dealt[np.lexsort((dealt, owner))].astype(np.int64)
     return np.split(by_owner, np.cumsum(counts.sum(1))[:-1])
+
+
+def class_counter(targets: torch.Tensor | IntArray, num_classes: int) -> Callable[[IntArray], IntArray]:
+    """A function from positions to class counts [classes].
+
+    Masks are counted once, one by one, since together they may exceed memory; ignored pixels are left out.
+    """
+    labels = np.asarray(targets)
+    if labels.ndim < 3:
+        return lambda rows: np.bincount(labels[rows].ravel(), minlength=num_classes)
+    counts = np.stack([np.bincount(mask.ravel(), minlength=num_classes)[:num_classes] for mask in labels])
+    return lambda rows: counts[rows].sum(0)
+
+
+def coarse_of_class(labels: IntArray, coarse: IntArray, num_classes: int) -> IntArray:
+    """Superclass of each class [classes], numbered from 0; -1 for classes without examples."""
+    numbers = np.unique(coarse, return_inverse=True)[1]
+    of_class = np.full(num_classes, -1)
+    of_class[labels] = numbers
+    wrong = of_class[labels] != numbers
+    if wrong.any():
+        raise UserError(f"class {labels[wrong.argmax()]} has examples of two coarse labels; expected one per class")
+    return of_class
+
+
+def validation_positions(labels: IntArray, share: float, rng: np.random.Generator) -> IntArray:
+    """Sorted positions of a random ``share`` of every class, rounded to the nearest integer."""
+    if not 0 <= share < 1:
+        raise UserError(f"the validation share is {share}; expected at least 0 and below 1")
+    shuffled = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+    if not shuffled:
+        return labels
+    return np.sort(np.concatenate([members[: round(share * len(members))] for members in shuffled]))
+
+
+SIGMA_HELP = "standard deviation of the logarithm of client sizes; 0: equal sizes"
+
+
+def equal_sizes(total: int, parts: int) -> IntArray:
+    """``total`` as ``parts`` integers that differ by at most one, larger ones first.
+
+    >>> equal_sizes(11, 4).tolist()
+    [3, 3, 3, 2]
+    """
+    return total // parts + (np.arange(parts) < total % parts)
+
+
+def client_sizes(total: int, parts: int, sigma: float, rng: np.random.Generator) -> IntArray:
+    """``total`` as ``parts`` integers in proportion to exp(sigma * N(0, 1)) (Acar et al. 2021); equal for sigma = 0.
+
+    Every client gets one example first, so none is empty; the rest is apportioned by largest remainders.
+    """
+    if sigma == 0:
+        return equal_sizes(total, parts)
+    logs = sigma * rng.standard_normal(parts)
+    weights = np.exp(logs - logs.max())
+    exact = (total - parts) * weights / weights.sum()
+    sizes: IntArray = np.floor(exact).astype(np.int64) + 1
+    by_remainder = np.argsort(np.floor(exact) - exact, kind="stable")
+    sizes[by_remainder[: total - sizes.sum()]] += 1
+    return sizes

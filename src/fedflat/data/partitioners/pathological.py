@@ -8,8 +8,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedflat.data.partitioners.partitioner import ClassCountPartitioner, IntArray
-from fedflat.data.partitioners.sizes import equal_sizes
+from fedflat.data.partitioners.partitioner import ClassCountPartitioner, IntArray, equal_sizes
 from fedflat.errors import UserError
 from fedflat.text import param
 

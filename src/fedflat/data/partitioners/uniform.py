@@ -7,8 +7,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedflat.data.partitioners.partitioner import ClassCountPartitioner, IntArray, LabelledExamples, Partitioner
-from fedflat.data.partitioners.sizes import SIGMA_HELP, client_sizes
+from fedflat.data.partitioners.partitioner import (
+    SIGMA_HELP,
+    ClassCountPartitioner,
+    IntArray,
+    LabelledExamples,
+    Partitioner,
+    client_sizes,
+)
 from fedflat.errors import UserError
 from fedflat.text import param
 

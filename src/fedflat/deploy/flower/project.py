@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fedflat.errors import UserError
-from fedflat.experiment.store.atomic_files import create_folder, write_whole
+from fedflat.experiment.store.files import create_folder, write_whole
 
 PYPROJECT = """\
 [build-system]

@@ -29,9 +29,8 @@ from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
 from fedflat.experiment.setup.problem import custom
 from fedflat.experiment.stopping import OVER
-from fedflat.experiment.store.atomic_files import write_whole
-from fedflat.experiment.store.record import Record
-from fedflat.experiment.store.run_folder import SITES, RunFolder
+from fedflat.experiment.store.files import write_whole
+from fedflat.experiment.store.run_folder import SITES, Record, RunFolder
 from fedflat.units import shown_metric, with_unit
 
 log = logging.getLogger("flwr")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedflat.deploy.site.client_memory import FRESH
-from fedflat.experiment.store.atomic_files import create_folder, explain_os_error, write_whole
+from fedflat.experiment.store.files import create_folder, explain_os_error, write_whole
 
 
 class Ledger:

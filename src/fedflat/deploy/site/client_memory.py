@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from fedflat.errors import UserError
-from fedflat.experiment.store.atomic_files import create_folder, write_whole
+from fedflat.experiment.store.files import create_folder, write_whole
 
 FRESH = 0
 """Stamp of a client that has had no update accepted."""

@@ -17,12 +17,12 @@ from fedflat.deploy.trust.identity import Identity, identity_of
 from fedflat.engines.cpu.engine import LoopEngine, one_thread
 from fedflat.engines.problem.task import Task
 from fedflat.engines.round.client import common_gradient, train_client
-from fedflat.engines.round.cohort_buffers import CohortBuffers
+from fedflat.engines.round.cohort import CohortBuffers
 from fedflat.engines.round.contract import ModelState, Training
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
+from fedflat.experiment.setup.engine import training_of
 from fedflat.experiment.setup.problem import federation
-from fedflat.experiment.setup.training import training_of
 
 STATISTICS = "statistics"
 """Name of BatchNorm statistics in the saved state; they never leave the site."""

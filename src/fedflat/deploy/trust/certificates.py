@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedflat.errors import UserError
-from fedflat.experiment.store.atomic_files import create_folder, explain_os_error, write_whole
+from fedflat.experiment.store.files import create_folder, explain_os_error, write_whole
 
 AUTHORITY, AUTHORITY_KEY, SERVER, SERVER_KEY = "ca.crt", "ca.key", "server.pem", "server.key"
 CURVE = ec.SECP384R1()

@@ -11,17 +11,14 @@ import torch
 from torch import Tensor
 
 from fedflat.algorithms.algorithm import States
-from fedflat.cores import available_cores
 from fedflat.data import Examples
 from fedflat.engines.cpu.worker_pool import ProcessPool, explain_full_shared_memory, process_pool
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.totals import evaluation_plan, evaluation_result
 from fedflat.engines.round.client import common_gradient, train_client
-from fedflat.engines.round.cohort_buffers import Arrays, CohortBuffers
-from fedflat.engines.round.cohort_engine import CohortEngine
+from fedflat.engines.round.cohort import Arrays, ClientReport, CohortBuffers, CohortEngine
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
-from fedflat.engines.round.reduction import ClientReport
-from fedflat.processes import can_travel
+from fedflat.processes import available_cores, can_travel
 
 
 class LoopEngine(CohortEngine):

@@ -21,11 +21,9 @@ from fedflat.engines.gpu.step import Advance, in_place
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.totals import Totals
 from fedflat.engines.round.client import common_gradient
-from fedflat.engines.round.cohort_buffers import CohortBuffers
-from fedflat.engines.round.cohort_engine import CohortEngine
+from fedflat.engines.round.cohort import ClientReport, CohortBuffers, CohortEngine
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
-from fedflat.engines.round.randomness import seed_torch
-from fedflat.engines.round.reduction import ClientReport
+from fedflat.engines.round.plan import seed_torch
 from fedflat.errors import UserError
 
 MOST_LANES = 16

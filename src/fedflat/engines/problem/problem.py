@@ -21,9 +21,8 @@ from torch.func import functional_call
 from fedflat.data import Augmentation, Dataset, Examples, normalise
 from fedflat.engines.problem.batches import Batch, BatchLoader
 from fedflat.engines.problem.compiled import CompiledGradient
-from fedflat.engines.problem.frozen import FrozenParameters, crashes_channels_last
-from fedflat.engines.problem.functional_call import FunctionalCall
 from fedflat.engines.problem.narrow_networks import is_narrow
+from fedflat.engines.problem.parameters import FrozenParameters, FunctionalCall, crashes_channels_last
 from fedflat.engines.problem.task import Task
 from fedflat.errors import UserError
 from fedflat.models.layout import Layout

@@ -8,8 +8,8 @@ import os
 import socket
 from typing import Any, Literal
 
-from fedflat.cores import available_cores
 from fedflat.errors import UserError
+from fedflat.processes import available_cores
 
 OLDEST = (2, 40)
 """Oldest supported version of Ray."""

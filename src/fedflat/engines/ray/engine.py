@@ -39,11 +39,17 @@ from fedflat.engines.ray.scheduling import LEAST, PIECES, ClientCosts, blocks_of
 from fedflat.engines.ray.state_directory import StateDirectory
 from fedflat.engines.ray.worker import facts
 from fedflat.engines.ray.worker_pool import WorkerHandle, WorkerPool, WorkItem, worker_pool
-from fedflat.engines.round.aggregation import BLOCK, by_samples, weighted_sum
-from fedflat.engines.round.cohort_buffers import Arrays, CohortBuffers, state_to_arrays
-from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
-from fedflat.engines.round.reduction import CohortWeights, reduce_rows
-from fedflat.engines.round.remote_state import RemoteState
+from fedflat.engines.round.cohort import Arrays, CohortBuffers, CohortWeights, reduce_rows, state_to_arrays
+from fedflat.engines.round.contract import (
+    BLOCK,
+    Client,
+    ModelState,
+    Outcome,
+    RemoteState,
+    Training,
+    by_samples,
+    weighted_sum,
+)
 
 BLOCKS_PER_WORKER = 4
 """With this many blocks per worker, a worker trains whole blocks and returns only their sums."""

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from fedflat.algorithms.slot import State
 from fedflat.engines.ray.messages import Broadcast, TrainedClients
-from fedflat.engines.round.aggregation import sum_of_blocks
-from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
-from fedflat.engines.round.reduction import ClientReport, build_outcome
+from fedflat.engines.round.cohort import ClientReport, build_outcome
+from fedflat.engines.round.contract import Client, ModelState, Outcome, Training, sum_of_blocks
 
 
 class RoundContext(NamedTuple):

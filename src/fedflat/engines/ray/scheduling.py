@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from fedflat.engines.round.aggregation import BLOCK
+from fedflat.engines.round.contract import BLOCK
 
 LEAST = 0.02
 """Seconds of work below which a piece is not worth its own message, which costs a few milliseconds."""

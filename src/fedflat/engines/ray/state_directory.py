@@ -16,9 +16,8 @@ from typing import Any
 from fedflat.engines.ray.messages import FRESH, Broadcast, DispatchedClient, size_of
 from fedflat.engines.ray.scheduling import REMEMBERED
 from fedflat.engines.ray.worker_pool import WorkerHandle, WorkerPool
-from fedflat.engines.round.cohort_buffers import Arrays, state_from_arrays, state_to_arrays
-from fedflat.engines.round.contract import Client
-from fedflat.engines.round.remote_state import RemoteState
+from fedflat.engines.round.cohort import Arrays, state_from_arrays, state_to_arrays
+from fedflat.engines.round.contract import Client, RemoteState
 
 INITIAL_PER_BYTE = 1e-9
 """Assumed seconds to move a byte, before any was moved."""

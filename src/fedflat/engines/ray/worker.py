@@ -30,10 +30,15 @@ from fedflat.engines.ray.messages import (
     WorkerSetup,
     size_of,
 )
-from fedflat.engines.round.aggregation import block_sum
-from fedflat.engines.round.cohort_buffers import Arrays, CohortBuffers, state_from_arrays
-from fedflat.engines.round.contract import Client, Training
-from fedflat.engines.round.reduction import ClientReport, CohortWeights, weighted_rows
+from fedflat.engines.round.cohort import (
+    Arrays,
+    ClientReport,
+    CohortBuffers,
+    CohortWeights,
+    state_from_arrays,
+    weighted_rows,
+)
+from fedflat.engines.round.contract import Client, Training, block_sum
 from fedflat.errors import UserError
 from fedflat.processes import keep_memory
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from fedflat.algorithms import Algorithm
 from fedflat.algorithms.algorithm import States, flat_fields, flat_state
 from fedflat.algorithms.drift import Drift
-from fedflat.engines.round.aggregation import by_samples
-from fedflat.engines.round.contract import Client, Outcome
+from fedflat.engines.round.contract import Client, Outcome, by_samples
 from fedflat.experiment.analysis.replay import rows_of
 from fedflat.flatness.clients.drift import cosine, disagreement, update_drift
 

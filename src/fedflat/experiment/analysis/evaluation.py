@@ -34,7 +34,7 @@ from fedflat.experiment.analysis.fine_tuning import FineTuner, FineTuning
 from fedflat.experiment.analysis.reopen import reopen, require_model, state_of
 from fedflat.experiment.analysis.scoring import Scorer, Scores, scores_of, spread_over
 from fedflat.experiment.config import Config
-from fedflat.experiment.store.record import Record, client_statistics
+from fedflat.experiment.store.run_folder import Record, client_statistics
 
 if TYPE_CHECKING:
     import pandas as pd

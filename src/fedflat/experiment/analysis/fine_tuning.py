@@ -7,14 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedflat.algorithms import algorithm
-from fedflat.algorithms.descent import Descent
+from fedflat.algorithms.algorithm import Descent
 from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.aggregation import Aggregation
-from fedflat.engines.round.contract import Client, ModelState, Training
-from fedflat.engines.round.plan import Plan
-from fedflat.engines.round.randomness import generator
+from fedflat.engines.round.contract import Aggregation, Client, ModelState, Training
+from fedflat.engines.round.plan import Plan, generator
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 

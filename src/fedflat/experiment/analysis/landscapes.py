@@ -10,7 +10,7 @@ from typing import Any
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.loss_and_error import LossAndError, Statistics
 from fedflat.experiment.analysis.measured import Measured
-from fedflat.experiment.store.atomic_files import create_folder, write_whole
+from fedflat.experiment.store.files import create_folder, write_whole
 from fedflat.flatness.landscapes.directions import OneDimensional
 from fedflat.flatness.landscapes.grid import Landscape, Model, Progress, silent
 from fedflat.flatness.landscapes.landscape import landscape_around

@@ -13,7 +13,7 @@ from fedflat.data import Examples, Partition
 from fedflat.engines.cpu.engine import one_thread
 from fedflat.engines.problem.problem import Problem, moved
 from fedflat.engines.problem.totals import Totals
-from fedflat.engines.round.randomness import generator
+from fedflat.engines.round.plan import generator
 from fedflat.errors import UserError
 from fedflat.flatness.landscapes.grid import Model
 from fedflat.units import is_share

@@ -8,25 +8,51 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from fedflat.algorithms import algorithm
 from fedflat.data import Examples, Partition
-from fedflat.engines.problem.problem import Problem
+from fedflat.engines.problem.problem import Problem, moved
 from fedflat.engines.problem.task import PooledTask
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError, one_of
-from fedflat.experiment.analysis.batchnorm import with_statistics
 from fedflat.experiment.analysis.reopen import primary_model, reopen, require_model, state_of
+from fedflat.experiment.analysis.replay import Moment, Replay, at_checkpoint, at_model, needs_vectors
 from fedflat.experiment.config import Config
-from fedflat.experiment.store.record import Record, client_statistics, load_record
+from fedflat.experiment.store.checkpoint import CHECKPOINT
+from fedflat.experiment.store.run_folder import Record, client_statistics, load_record
 from fedflat.flatness import Objective, Sharpness, Spectrum, sharpness_of, spectrum_of
 from fedflat.flatness.batches import TensorBatches
+
+
+def with_statistics(problem: Problem, model: ModelState, positions: np.ndarray) -> ModelState:
+    """With SiLoBN, the model with statistics estimated on training examples, so that its loss is well defined."""
+    if not problem.batch_statistics or not len(model.buffers):
+        return model
+    return model._replace(buffers=estimated_on(problem, model, positions))
+
+
+def estimated_on(problem: Problem, model: ModelState, positions: np.ndarray) -> Tensor:
+    """BatchNorm statistics of a model on training examples, as flat buffers.
+
+    Batches have equal sizes: they are weighted equally, and BatchNorm rejects a batch of one example.
+    """
+    train, whole = problem.data.train, torch.from_numpy(np.ascontiguousarray(positions, dtype=np.int64))
+    parts = torch.tensor_split(whole, ceil(len(whole) / problem.evaluation_batch))
+    batches = (
+        problem.normalised(moved(train.take(part.to(train.targets.device)), problem.device).inputs) for part in parts
+    )
+    return problem.estimated_buffers(model.weights, model.integers, batches)
+
 
 NUMBERS = {"cpu": 300_000, "cuda": 1_500_000}
 """Input values per batch by device, i.e. 97 or 488 CIFAR images; second derivatives need several times a step's
@@ -246,3 +272,70 @@ def _config(config: Config, device: str | None, precision: str | None) -> Config
     # The run's device may not be available here.
     engine = config.engine.model_copy(update={"device": device or "auto", "precision": wanted})
     return config.model_copy(update={"engine": engine})
+
+
+def measured_point(text: str, **options: Any) -> Measured:
+    """The model that ``text`` names, possibly a client's; ``options`` as in ``measured``."""
+    wanted = reference(text)
+    client = client_of(wanted)
+    if client is None:
+        return measured(wanted, **options)
+    server = measured(Reference(wanted.run, "server"), **options)
+    (state,) = local_models(server, wanted.rounds, [client])
+    return replace(server, name=str(wanted.model), rounds=wanted.rounds, state=state)
+
+
+def client_of(wanted: Reference) -> int | None:
+    """The client number of a reference to a client model, else None.
+
+    >>> from pathlib import Path
+    >>> client_of(Reference(Path("runs/a"), "client3", 50)), client_of(Reference(Path("runs/a"), "wima"))
+    (3, None)
+    """
+    match = re.fullmatch(r"client(\d+)", wanted.model or "")
+    return int(match[1]) if match else None
+
+
+def local_models(server: Measured, rounds: int | None, clients: Sequence[int] | None = None) -> list[ModelState]:
+    """Client models after local training in the round that follows ``rounds``.
+
+    Args:
+        server: the server model of the run.
+        rounds: round of a saved server model; default: the last checkpoint.
+        clients: client numbers; default: the cohort of that round.
+    """
+    replay = replay_at(server, rounds)
+    members = replay.members(clients)
+    return replay.local_models(members, replay.train(members))
+
+
+def replay_at(server: Measured, rounds: int | None = None) -> Replay:
+    """A replay of a run after ``rounds``, in the run's precision."""
+    record = server.record
+    engine = record.config.engine.model_copy(update={"device": server.problem.device.type})
+    if engine.precision == "bf16" and engine.device == "cpu":
+        engine = engine.model_copy(update={"precision": "float32"})
+    config = record.config.model_copy(update={"engine": engine})
+    # Initial client state derives from the untrained model, before any saved weights are loaded.
+    usable = _same_precision(server, engine.precision) and not needs_vectors(algorithm(config.algorithm), config)
+    problem, partition = (
+        (server.problem, server.partition) if usable else reopen(record, config=config, call="flatness", as_begun=True)
+    )
+    return Replay(config, problem, partition, moment_at(server, problem, rounds))
+
+
+def moment_at(server: Measured, problem: Problem, rounds: int | None = None) -> Moment:
+    """The state of a run after ``rounds``, by default at its last checkpoint."""
+    record = server.record
+    if record.folder is None:
+        raise UserError("this run has no folder, so its rounds cannot be replayed; pass out=... to fedflat.run")
+    method = algorithm(record.config.algorithm)
+    if rounds is None or rounds == record.folder.rounds_of(CHECKPOINT):
+        return at_checkpoint(record.folder, method, problem, record.config)
+    return at_model(rounds, state_of(record, "server", problem, rounds), method, record.config)
+
+
+def _same_precision(server: Measured, precision: str) -> bool:
+    """Whether the run trained in the precision of the measurement."""
+    measured_in = "float64" if server.problem.dtype == torch.float64 else "tf32" if server.tf32 else "float32"
+    return precision == measured_in

@@ -17,13 +17,13 @@ from fedflat.engines.problem.task import Task
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.cohort import Figures, cohort_figures
-from fedflat.experiment.analysis.fixed_sample import FixedSample
+from fedflat.experiment.analysis.observer import FixedSample
 from fedflat.experiment.analysis.reopen import reopen, require_model, state_of
 from fedflat.experiment.analysis.replay import Moment, Replay, at_checkpoint, at_model, needs_vectors, start_of
 from fedflat.experiment.analysis.theory import Theory, theory
 from fedflat.experiment.config import Config, FlatnessSettings
 from fedflat.experiment.store.checkpoint import CHECKPOINT
-from fedflat.experiment.store.record import Record, model_file, saved_rounds
+from fedflat.experiment.store.run_folder import Record, model_file, saved_rounds
 from fedflat.flatness.theory.noise import Constants
 
 Progress = Callable[[str], None]

@@ -17,7 +17,7 @@ from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.problem import CUSTOM, federation
 from fedflat.experiment.setup.weights import fill
-from fedflat.experiment.store.record import Record, model_file, saved_rounds, snapshot_file
+from fedflat.experiment.store.run_folder import Record, model_file, saved_rounds, snapshot_file
 
 
 def reopen(

@@ -22,11 +22,9 @@ from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Client, CohortRows, Engine, ModelState, Outcome
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
-from fedflat.experiment.setup.engine import engine_for
-from fedflat.experiment.setup.training import sampler_of, training_of
+from fedflat.experiment.setup.engine import engine_for, sampler_of, training_of
 from fedflat.experiment.store.checkpoint import CHECKPOINT, require_rows, under
-from fedflat.experiment.store.client_states import ClientStateStore
-from fedflat.experiment.store.row_store import PastRowStore, RowStore
+from fedflat.experiment.store.client_states import ClientStateStore, PastRowStore, RowStore
 from fedflat.experiment.store.run_folder import RunFolder
 
 ClientMemory = tuple[Mapping[str, State], Tensor | None]

@@ -17,7 +17,7 @@ from fedflat.data import Dataset, Examples, load
 from fedflat.engines.problem.problem import Problem, moved
 from fedflat.engines.problem.task import Task
 from fedflat.engines.round.contract import ModelState
-from fedflat.engines.round.randomness import generator
+from fedflat.engines.round.plan import generator
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.cohort import Figures, number
 from fedflat.experiment.analysis.replay import Replay, check_client

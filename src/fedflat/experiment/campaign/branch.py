@@ -21,10 +21,9 @@ from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.reopen import reopen
 from fedflat.experiment.analysis.replay import at_checkpoint
-from fedflat.experiment.store.atomic_files import create_folder, write_whole
 from fedflat.experiment.store.checkpoint import CHECKPOINT
-from fedflat.experiment.store.record import Record, load_record, model_file, saved_rounds, snapshot_file
-from fedflat.experiment.store.run_folder import RunFolder
+from fedflat.experiment.store.files import create_folder, write_whole
+from fedflat.experiment.store.run_folder import Record, RunFolder, load_record, model_file, saved_rounds, snapshot_file
 
 FILE = "start.safetensors"
 MOST_LISTED = 8

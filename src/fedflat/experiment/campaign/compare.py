@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from fedflat.algorithms import algorithm, canonical
-from fedflat.cores import available_cores
 from fedflat.data import load
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RemoteCallback, require_remote
@@ -21,10 +20,9 @@ from fedflat.experiment.config import Config, difference
 from fedflat.experiment.setup.problem import device_of
 from fedflat.experiment.stopping import OVER
 from fedflat.experiment.store.provenance import fingerprints, require_same_inputs
-from fedflat.experiment.store.record import Record, load_record
-from fedflat.experiment.store.run_folder import RunFolder
+from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
 from fedflat.models import parameter_count
-from fedflat.processes import can_travel
+from fedflat.processes import available_cores, can_travel
 
 SMALL = 250_000
 """Largest number of parameters for which parallel runs beat sequential ones that use all cores."""

@@ -17,16 +17,15 @@ from fedflat.algorithms import Algorithm, algorithm
 from fedflat.algorithms.algorithm import flat_fields
 from fedflat.algorithms.slot import Fields
 from fedflat.averaging import RunInfo
-from fedflat.cores import available_cores
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RunView
 from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
-from fedflat.experiment.setup.network import network_of
-from fedflat.experiment.setup.problem import device_of
+from fedflat.experiment.setup.problem import device_of, network_of
 from fedflat.experiment.store.cleanup import Keep
-from fedflat.experiment.store.row_store import RowStore
+from fedflat.experiment.store.client_states import RowStore
 from fedflat.experiment.store.run_folder import Awaited
+from fedflat.processes import available_cores
 from fedflat.text import parse
 
 if TYPE_CHECKING:

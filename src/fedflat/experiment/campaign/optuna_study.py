@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from fedflat.engines.round.randomness import generator
+from fedflat.engines.round.plan import generator
 from fedflat.errors import UserError
 from fedflat.experiment.campaign.sweep_file import SearchRange, Space, Tune, Values
 from fedflat.text import write_value

@@ -18,16 +18,14 @@ from typing import Any, NamedTuple, Protocol, TextIO
 
 import torch
 
-from fedflat.cores import use_cores
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RemoteCallback, RunProgress
 from fedflat.experiment.campaign.registered_names import PickledNames, pickled_names, register_names
 from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
-from fedflat.experiment.store.record import Record
-from fedflat.experiment.store.run_folder import RunFolder
-from fedflat.processes import ChildDied, ChildProcess, close_children, keep_memory, wait_for_any
+from fedflat.experiment.store.run_folder import Record, RunFolder
+from fedflat.processes import ChildDied, ChildProcess, close_children, keep_memory, use_cores, wait_for_any
 
 PATIENCE = 2.0
 """Seconds that a process has to exit by itself; a run that is killed can be resumed."""

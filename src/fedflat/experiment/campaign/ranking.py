@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from typing import Any, Literal
 
 from fedflat.experiment.analysis.reopen import primary_model
-from fedflat.experiment.store.record import Record
+from fedflat.experiment.store.run_folder import Record
 
 Split = Literal["validation", "test"]
 

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedflat.cores import use_cores
 from fedflat.data.data_dir import VARIABLE, data_dir
 from fedflat.engines.ray.cluster import connect, device_for, first_line
 from fedflat.engines.ray.worker import own_version, version_mismatch
@@ -27,9 +26,8 @@ from fedflat.experiment.analysis.reopen import primary_model
 from fedflat.experiment.callback import Callback, RemoteCallback, require_remote
 from fedflat.experiment.campaign.processes import DistantRun, Results, RunTask
 from fedflat.experiment.config import Config
-from fedflat.experiment.store.record import Record, load_record
-from fedflat.experiment.store.run_folder import RunFolder
-from fedflat.processes import keep_memory
+from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
+from fedflat.processes import keep_memory, use_cores
 
 SECONDS_BETWEEN_POLLS = 0.5
 """Between looks at the folders of running runs."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from fedflat.algorithms import registration
+from fedflat.algorithms import composition
 from fedflat.experiment.config import Config
 from fedflat.models import MODELS, ModelSpec
 from fedflat.processes import can_travel
@@ -30,7 +30,7 @@ def register_names(names: PickledNames) -> None:
             if isinstance(component, type) and issubclass(component, ModelSpec):
                 MODELS.register(name, component)
             else:
-                registration.register(name, component)
+                composition.register(name, component)
 
 
 def unsendable_names(configs: Iterable[Config]) -> list[str]:
@@ -42,4 +42,4 @@ def unsendable_names(configs: Iterable[Config]) -> list[str]:
 
 def _registered() -> dict[str, Any]:
     models = {name: spec for name, spec in MODELS.items() if not spec.__module__.startswith("fedflat.")}
-    return registration.registered() | models
+    return composition.registered() | models

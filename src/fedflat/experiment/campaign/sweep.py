@@ -31,11 +31,9 @@ from fedflat.experiment.campaign.sweep_file import (
 from fedflat.experiment.config import SHORT, Config, config
 from fedflat.experiment.run import Run
 from fedflat.experiment.stopping import OVER
-from fedflat.experiment.store.atomic_files import create_folder, write_whole
 from fedflat.experiment.store.cleanup import Keep, remove_locked
-from fedflat.experiment.store.lock import LockedError, is_free, locked
-from fedflat.experiment.store.record import Record, load_record
-from fedflat.experiment.store.run_folder import Awaited
+from fedflat.experiment.store.files import LockedError, create_folder, is_free, locked, write_whole
+from fedflat.experiment.store.run_folder import Awaited, Record, load_record
 from fedflat.models import model_spec
 
 INDEX = "sweep.json"

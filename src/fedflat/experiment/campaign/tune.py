@@ -37,9 +37,8 @@ from fedflat.experiment.campaign.sweep_file import (
     placeholders,
 )
 from fedflat.experiment.config import Config, changes_results
-from fedflat.experiment.store.atomic_files import create_folder, write_whole
-from fedflat.experiment.store.lock import LockedError, is_free, locked
-from fedflat.experiment.store.record import Record, load_record
+from fedflat.experiment.store.files import LockedError, create_folder, is_free, locked, write_whole
+from fedflat.experiment.store.run_folder import Record, load_record
 from fedflat.processes import ChildDied, close_children, wait_for_any
 
 BEST = "best.json"

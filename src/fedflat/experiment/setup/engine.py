@@ -10,17 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedflat.cores import available_cores
+from fedflat.algorithms import Algorithm
+from fedflat.algorithms.algorithm import Descent
+from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.data.data_dir import data_dir
 from fedflat.data.files.streamed import StreamedTensor
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.gpu.step import compiled, in_place
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.contract import Engine
+from fedflat.engines.round.contract import Aggregation, Engine, Training
+from fedflat.engines.round.plan import Plan, Sampler
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.problem import federation
+from fedflat.processes import available_cores
 
 if TYPE_CHECKING:
     from fedflat.engines.ray.cluster import Device
@@ -112,3 +116,30 @@ def explain_out_of_memory(config: Config) -> Iterator[None]:
             f"{config.engine.lanes}) or evaluation.batch_size (now {config.evaluation.batch_size}), "
             "or use engine.precision=bf16"
         ) from None
+
+
+def training_of(config: Config, algorithm: Algorithm, clients: int) -> Training:
+    """The local training of a config with ``clients`` clients."""
+    t, f = config.training, config.federation
+    obstacles = [slot.requires_mean() for _, slot in algorithm.slots() if slot.requires_mean()]
+    if f.aggregation != "mean" and obstacles:
+        raise UserError(
+            f"federation.aggregation={f.aggregation} does not work with {config.algorithm}: {obstacles[0]}, which "
+            "holds only for the mean; use mean, or an algorithm without client state, such as fedavg or fedmoswa"
+        )
+    return Training(
+        algorithm,
+        Descent(t.weight_decay, t.momentum, t.clip, t.clip_mode),
+        Schedule(t.lr, t.lr_decay, t.rounds),
+        Plan(t.batch_size, t.local_epochs, t.local_steps, f.partial),
+        config.seed,
+        clients,
+        Aggregation(f.weighting, f.aggregation, f.trim, f.longest),
+        t.statistics == "own",
+    )
+
+
+def sampler_of(config: Config, clients: int) -> Sampler:
+    """The sampler of each round's cohort."""
+    f = config.federation
+    return Sampler(clients, min(f.clients_per_round, clients), f.sampling, f.dropout)

@@ -2,23 +2,63 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fedflat import data as datasets
+from fedflat import models
 from fedflat.data import Dataset, Examples, Partition
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.segmentation import Segmentation
 from fedflat.engines.problem.task import Classification, NextCharacter, Task, check_metric, task_for
-from fedflat.engines.round.randomness import generator
+from fedflat.engines.round.plan import generator, seed_torch
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
-from fedflat.experiment.setup.network import network_of
+from fedflat.experiment.setup.weights import load_weights
 from fedflat.flatness.precision import allow_tf32
 from fedflat.models.lstm import CharacterNetwork
+
+
+def network_of(config: Config, input_shape: tuple[int, ...], classes: int, model: nn.Module | None = None) -> nn.Module:
+    """The network of a config, initialised with its seed.
+
+    Args:
+        config: the experiment.
+        input_shape: shape of one example, without the batch dimension.
+        classes: number of classes.
+        model: a user-supplied network to copy instead of building ``config.model``.
+    """
+    parts = models.trained_parts(config.training.train)
+    with torch.random.fork_rng(devices=[]):
+        seed_torch(config.seed, "weights")
+        network = models.build(config.model, input_shape, classes) if model is None else copy.deepcopy(model)
+        _check_shapes(network, config.model)
+        seed_torch(config.seed, "adapters")
+        for part in parts:
+            part.extend(network)
+    if config.engine.precision == "float64":
+        network = network.double()
+    if config.init is not None:
+        load_weights(network, config.model, config.init, fresh_head=config.init_head == "fresh")
+    models.freeze(network, parts)
+    if not any(parameter.requires_grad for parameter in network.parameters()):
+        raise UserError(f"all parameters of {config.model} are frozen; let at least one require gradients")
+    return network
+
+
+def _check_shapes(network: nn.Module, name: str) -> None:
+    tensors = (*network.named_parameters(), *network.named_buffers())
+    lazy = next((key for key, tensor in tensors if is_lazy(tensor)), None)
+    if lazy is not None:
+        raise UserError(
+            f"{lazy} of {name} has no shape yet (as in nn.LazyLinear); pass one batch through the model first"
+        )
+
 
 MOST_PIXELS = 2**23
 """Pixels per forward pass when evaluating segmentation: 194 CamVid (180x240) or 16 Cityscapes (512x1024) frames."""

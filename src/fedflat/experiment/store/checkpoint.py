@@ -16,7 +16,7 @@ from fedflat.averaging import AverageState
 from fedflat.engines.round.contract import Cost, ModelState
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config, config, difference
-from fedflat.experiment.store.row_store import RowStore
+from fedflat.experiment.store.client_states import RowStore
 from fedflat.experiment.store.run_folder import RunFolder
 
 CHECKPOINT = "checkpoint/state.safetensors"

@@ -11,8 +11,7 @@ from pydantic import Field
 
 from fedflat.errors import UserError
 from fedflat.experiment.config import SettingsGroup
-from fedflat.experiment.store.atomic_files import explain_os_error
-from fedflat.experiment.store.lock import LOCK_FILE, locked
+from fedflat.experiment.store.files import LOCK_FILE, explain_os_error, locked
 from fedflat.experiment.store.run_folder import RunFolder
 
 PARTS = {

@@ -2,18 +2,232 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedflat.algorithms import Algorithm
 from fedflat.algorithms.algorithm import States, flat_fields, flat_state, nested_state
 from fedflat.algorithms.slot import State
-from fedflat.engines.round.contract import Client, ModelState
-from fedflat.engines.round.remote_state import RemoteState
-from fedflat.experiment.store.row_store import RowStore
+from fedflat.engines.round.contract import Client, ModelState, RemoteState
+from fedflat.experiment.store.files import create_folder, explain_os_error
+
+_NUMPY: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
+_STAMP = np.dtype(np.int64)
+_ENTRY = 3 * _STAMP.itemsize
+"""Bytes of an index entry: key + 1 and the stamps of both places."""
+
+
+class RowStore:
+    """Rows in memory, for runs without a folder."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        """Stamp of new rows: the number of completed rounds once the current round ends."""
+        self._rows: dict[int, Tensor] = {}
+
+    def __getitem__(self, key: int) -> Tensor:
+        return self._rows[key]
+
+    def __setitem__(self, key: int, row: Tensor) -> None:
+        self._rows[key] = row.clone()
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._rows
+
+    @property
+    def count(self) -> int:
+        """Number of rows on disk after ``flush``."""
+        return len(self._rows)
+
+    def readable(self, rounds: int) -> int:
+        """Number of rows that can be read as of ``rounds`` completed rounds."""
+        return self.count
+
+    def flush(self) -> None:
+        """Write cached rows, before a checkpoint relies on them."""
+
+    def commit(self, rounds: int) -> None:
+        """Protect the current rows, which a checkpoint after ``rounds`` rounds needs."""
+
+    def rewind(self, rounds: int) -> None:
+        """Discard everything written after ``rounds`` rounds."""
+
+    def close(self) -> None:
+        """Close the files, if there are any."""
+
+
+class FileRowStore(RowStore):
+    """Rows in a file, with an index of their keys and stamps."""
+
+    def __init__(self, folder: Path, width: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        create_folder(folder)
+        self._folder = folder
+        self._open(folder, width, dtype, os.O_RDWR | os.O_CREAT)
+        self._committed = 0
+
+    def _open(self, folder: Path, width: int, dtype: torch.dtype, flags: int) -> None:
+        self._dtype = _NUMPY[dtype]
+        self._bytes = width * self._dtype.itemsize
+        with explain_os_error(folder):
+            self._data = os.open(folder / "rows.bin", flags, 0o644)
+            self._index = os.open(folder / "index.bin", flags, 0o644)
+        raw = os.pread(self._index, os.fstat(self._index).st_size, 0)
+        entries = np.frombuffer(raw[: len(raw) // _ENTRY * _ENTRY], _STAMP).reshape(-1, 3).tolist()
+        self._place = {key - 1: place for place, (key, _, _) in enumerate(entries)}
+        self._stamps = {key - 1: [first, second] for key, first, second in entries}
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._place
+
+    @property
+    def count(self) -> int:
+        return len(self._place)
+
+    def readable(self, rounds: int) -> int:
+        size = os.fstat(self._data).st_size
+        stamped = ((key, [_until(rounds, stamp) for stamp in stamps]) for key, stamps in self._stamps.items())
+        return sum(any(stamps) and self._offset(key, _newest(stamps)) + self._bytes <= size for key, stamps in stamped)
+
+    def __getitem__(self, key: int) -> Tensor:
+        raw = os.pread(self._data, self._bytes, self._offset(key, _newest(self._stamps[key])))
+        return torch.from_numpy(np.frombuffer(raw, self._dtype).copy())
+
+    def __setitem__(self, key: int, row: Tensor) -> None:
+        if key not in self._place:
+            self._place[key] = len(self._place)
+            self._stamps[key] = [0, 0]
+        stamps = self._stamps[key]
+        needed = max((stamp, place) for place, stamp in enumerate(stamps) if stamp <= self._committed or not stamp)
+        place = 1 - needed[1] if needed[0] else 0
+        data = row.detach().cpu().numpy().astype(self._dtype, copy=False).tobytes()
+        with explain_os_error(self._folder):
+            _write(self._data, data, self._offset(key, place))
+            stamps[place] = self.now
+            self._write_index(key)
+
+    def commit(self, rounds: int) -> None:
+        self._committed = rounds
+
+    def rewind(self, rounds: int) -> None:
+        for key, stamps in list(self._stamps.items()):
+            self._stamps[key] = [_until(rounds, stamp) for stamp in stamps]
+            if self._stamps[key] == [0, 0]:
+                del self._stamps[key], self._place[key]
+            elif self._stamps[key] != stamps:
+                self._write_index(key)
+        # Places are assigned in order, so the discarded ones are the last.
+        os.ftruncate(self._index, len(self._place) * _ENTRY)
+        os.ftruncate(self._data, min(os.fstat(self._data).st_size, len(self._place) * 2 * self._bytes))
+        self.commit(rounds)
+
+    def _offset(self, key: int, place: int) -> int:
+        return (2 * self._place[key] + place) * self._bytes
+
+    def _write_index(self, key: int) -> None:
+        entry = np.array([key + 1, *self._stamps[key]], _STAMP)
+        _write(self._index, entry.tobytes(), self._place[key] * _ENTRY)
+
+    def close(self) -> None:
+        os.close(self._data)
+        os.close(self._index)
+
+
+class PastRowStore(FileRowStore):
+    """Read-only view of a file's rows as of a checkpoint after ``rounds`` rounds."""
+
+    def __init__(self, folder: Path, width: int, dtype: torch.dtype, rounds: int) -> None:
+        RowStore.__init__(self)
+        self._open(folder, width, dtype, os.O_RDONLY)
+        self._stamps = {key: [_until(rounds, stamp) for stamp in stamps] for key, stamps in self._stamps.items()}
+        self._place = {key: place for key, place in self._place.items() if any(self._stamps[key])}
+
+    def __setitem__(self, key: int, row: Tensor) -> None:
+        raise TypeError("the rows of a past checkpoint are read-only")
+
+
+class CachedRowStore(RowStore):
+    """A write-back cache: rows stay in memory, on their device, until a checkpoint or the limit forces a write.
+
+    Args:
+        file: the store behind the cache.
+        limit: size of the cache in bytes.
+    """
+
+    def __init__(self, file: FileRowStore, limit: int) -> None:
+        super().__init__()
+        self._file, self._limit = file, limit
+        self._unwritten: dict[int, None] = {}
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._rows or key in self._file
+
+    @property
+    def count(self) -> int:
+        return self._file.count
+
+    def readable(self, rounds: int) -> int:
+        return self._file.readable(rounds)
+
+    def __getitem__(self, key: int) -> Tensor:
+        if key not in self._rows:
+            self._rows[key] = self._file[key]
+        return self._rows[key]
+
+    def __setitem__(self, key: int, row: Tensor) -> None:
+        self._rows[key] = row
+        self._unwritten[key] = None
+        if len(self._rows) * row.nbytes > self._limit:
+            self.flush()
+            self._rows.clear()
+
+    def flush(self) -> None:
+        self._file.now = self.now
+        for key in self._unwritten:
+            self._file[key] = self._rows[key]
+        self._unwritten.clear()
+
+    def commit(self, rounds: int) -> None:
+        self._file.commit(rounds)
+
+    def rewind(self, rounds: int) -> None:
+        self._rows.clear()
+        self._unwritten.clear()
+        self._file.rewind(rounds)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def cache_size(device: torch.device) -> int:
+    """Size of the row cache in bytes: a quarter of a GPU's memory, or 2 GB."""
+    return torch.cuda.get_device_properties(device).total_memory // 4 if device.type == "cuda" else 2 * 10**9
+
+
+def _until(rounds: int, stamp: int) -> int:
+    """The stamp, or 0 if it is later than ``rounds``."""
+    return stamp if stamp <= rounds else 0
+
+
+def _newest(stamps: list[int]) -> int:
+    """The place that was written last."""
+    first, second = stamps
+    return int(second > first)
+
+
+def _write(descriptor: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
+
 
 STATISTICS = "statistics"
 MOST_REMOTE = 2**16

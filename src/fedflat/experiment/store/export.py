@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedflat.data import Dataset, normalise
 from fedflat.errors import UserError, one_of
-from fedflat.experiment.store.atomic_files import create_folder, write_whole
+from fedflat.experiment.store.files import create_folder, write_whole
 from fedflat.models import merge_adapters
 
 Format = Literal["torch", "safetensors", "onnx"]

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from fedflat.errors import UserError, one_of
-from fedflat.flatness.curvature.density import Density, quadrature
 from fedflat.flatness.curvature.lanczos import TOLERANCE, Eigenpairs, Ends, Largest, lanczos
 from fedflat.flatness.curvature.operator import Operator
 from fedflat.flatness.curvature.power import power
-from fedflat.flatness.curvature.trace import DRAWS, check_draws, hutchinson
+from fedflat.flatness.curvature.trace import DRAWS, Density, check_draws, hutchinson, quadrature
 from fedflat.flatness.estimate import Estimate
 from fedflat.flatness.objective import Objective
 

@@ -16,7 +16,7 @@ FORMATS = (".png", ".svg", ".pdf")
 
 def write_figure(figure: Figure, path: Path) -> None:
     """Write a figure atomically, in the format of the file's extension."""
-    from fedflat.experiment.store.atomic_files import create_folder, write_whole
+    from fedflat.experiment.store.files import create_folder, write_whole
 
     check_figure(path)
     content = io.BytesIO()

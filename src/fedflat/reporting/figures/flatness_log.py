@@ -12,7 +12,7 @@ from fedflat.reporting.figures.curves import COLOURS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from fedflat.experiment.store.record import Record
+    from fedflat.experiment.store.run_folder import Record
 
 Look = Mapping[str, Any]
 Points = list[tuple[int, float]]

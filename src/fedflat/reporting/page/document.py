@@ -11,14 +11,23 @@ import numpy as np
 
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.stopping import OVER, check_target
-from fedflat.experiment.store.record import Record
+from fedflat.experiment.store.run_folder import Record
 from fedflat.reporting.page.gather import Gathered, Group, grouped, where
 from fedflat.reporting.page.notes import notes_of
 from fedflat.reporting.page.views import views_of
 from fedflat.reporting.result import Row
-from fedflat.reporting.tables.statistics import RoundsToTarget, compare_paired, holm, mean_ranks
-from fedflat.reporting.tables.summary import from_to, rounds_to, series, spread, summarise
-from fedflat.units import is_share
+from fedflat.reporting.tables.summary import (
+    RoundsToTarget,
+    compare_paired,
+    from_to,
+    holm,
+    mean_ranks,
+    rounds_to,
+    series,
+    spread,
+    summarise,
+)
+from fedflat.units import is_share, shown_metric
 
 FIGURES = {"mean_last": "mean of the last 100 rounds", "last": "last", "best": "best (max over test)"}
 """Summary values of a run, with their labels."""
@@ -308,3 +317,32 @@ def require_something(document: Values) -> None:
     """Reject a report on runs without any evaluation."""
     if not any(row["spread"]["last"] or row["diverged"] for section in document["sections"] for row in section["rows"]):
         raise UserError("none of these runs has been evaluated yet; wait for their first evaluation")
+
+
+def signed(value: float, metric: str) -> str:
+    """A difference with its sign.
+
+    >>> signed(0.0123, "accuracy"), signed(-0.5, "loss")
+    ('+1.23', '−0.5')
+    """
+    return ("+" if value > 0 else "") + shown_metric(value, metric).replace("-", "−")
+
+
+def interval(bounds: Sequence[float] | None, metric: str) -> str:
+    """An interval as text.
+
+    >>> interval((-0.01, 0.02), "accuracy")
+    '−1.00 to +2.00'
+    """
+    return "–" if bounds is None else f"{signed(bounds[0], metric)} to {signed(bounds[1], metric)}"
+
+
+def shown_p(p: float | None) -> str:
+    """A p-value, never shown as zero.
+
+    >>> shown_p(0.0123), shown_p(0.00001), shown_p(None)
+    ('0.012', '< 0.001', '–')
+    """
+    if p is None:
+        return "–"
+    return "< 0.001" if p < 0.001 else f"{p:.2g}" if p < 0.1 else f"{p:.2f}"

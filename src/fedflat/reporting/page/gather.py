@@ -13,8 +13,7 @@ from fedflat.data import full_partition
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.stopping import OVER
-from fedflat.experiment.store.record import Record, load_record
-from fedflat.experiment.store.run_folder import RunFolder
+from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
 from fedflat.reporting.result import Result, Row
 from fedflat.text import write_value
 

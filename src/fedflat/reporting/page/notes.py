@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedflat.reporting.tables.statistics import SIGNED_RANK_FROM, detectable
-from fedflat.reporting.tables.summary import from_to
+from fedflat.reporting.tables.summary import SIGNED_RANK_FROM, detectable, from_to
 
 FEW = 5
 """Number of seeds below which a report states its statistical limits."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.landscapes import load_landscapes
-from fedflat.experiment.store.record import Record
+from fedflat.experiment.store.run_folder import Record
 from fedflat.reporting.figures.flatness_log import QUANTITIES, logged
 from fedflat.reporting.page.gather import where
 

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedflat.reporting.page.document import FIGURES, evaluations
-from fedflat.reporting.page.wording import interval, shown_p, signed
+from fedflat.reporting.page.document import FIGURES, evaluations, interval, shown_p, signed
 from fedflat.units import is_share, shown_count, shown_metric, shown_seconds
 
 Values = Mapping[str, Any]
