@@ -208,7 +208,7 @@ def test_evaluations_take_several_batches_at_once_where_they_fit(monkeypatch: py
     engine, problem = run.engine, replace(run.problem, evaluation_batch=7)
     engine.problem, models, sets = problem, run.models(), problem.held_out  # type: ignore[attr-defined]
     expected = engine.evaluate(models, sets)
-    real, sizes, room = Problem.sum_tensors, [], 1000
+    real, sizes, room = Problem.metric_sums, [], 1000
 
     def tight(problem: Problem, weights: Tensor, buffers: dict[str, Tensor], batch: Examples) -> dict[str, Tensor]:
         sizes.append(len(batch))
@@ -216,7 +216,7 @@ def test_evaluations_take_several_batches_at_once_where_they_fit(monkeypatch: py
             raise torch.OutOfMemoryError("full")
         return real(problem, weights, buffers, batch)
 
-    monkeypatch.setattr(Problem, "sum_tensors", tight)
+    monkeypatch.setattr(Problem, "metric_sums", tight)
     engine._batches_at_once = 5  # type: ignore[attr-defined]
     assert engine.evaluate(models, sets)["server"]["test"] == pytest.approx(expected["server"]["test"], rel=1e-6)
     assert max(sizes) == 35

@@ -150,7 +150,7 @@ def test_intersection_over_union_by_hand() -> None:
     totals = Totals(Segmentation())
     totals.add(Segmentation().sums(certain(GUESS), TRUTH.to(torch.uint8)), 2)
     assert totals.sums["confusion"].tolist() == [[5, 1, 0, 1], [1, 2, 0, 0], [1, 0, 3, 0], [0, 0, 0, 0]]
-    figures = totals.figures()
+    figures = totals.metrics()
     # Class 3 is predicted but never true: it costs class 0 a pixel, and has no score of its own.
     assert figures["miou"] == pytest.approx((5 / 9 + 2 / 4 + 3 / 4) / 3) and figures["pixel_accuracy"] == pytest.approx(
         10 / 14
@@ -169,8 +169,8 @@ def test_figures_do_not_depend_on_batches() -> None:
     whole.add(task.sums(logits, target), 5)
     for rows in ([0], [1, 2, 3], [4]):
         parts.add(task.sums(logits[rows], target[rows]), len(rows))
-    assert whole.figures() == pytest.approx(parts.figures()) and parts.count == 5
-    assert whole.figures()["miou"] == pytest.approx(
+    assert whole.metrics() == pytest.approx(parts.metrics()) and parts.count == 5
+    assert whole.metrics()["miou"] == pytest.approx(
         np.mean([one["miou"] for one in task.by_class(whole.sums).values()])
     ), "the mean over classes"
 
@@ -185,7 +185,7 @@ def test_other_tasks_are_means_over_examples() -> None:
     totals = Totals(Classification())
     totals.add({"loss": torch.tensor(3.0), "accuracy": torch.tensor(1)}, 2)
     totals.add({"loss": torch.tensor(1.0), "accuracy": torch.tensor(1)}, 2)
-    assert totals.figures() == {"loss": 1.0, "accuracy": 0.5}
+    assert totals.metrics() == {"loss": 1.0, "accuracy": 0.5}
 
 
 def run_of(algorithm: str, engine: Any, model: str | nn.Module = "bisenetv2(width=0.1)", **training: Any) -> Run:
@@ -321,7 +321,7 @@ def by_hand(model: nn.Module, examples: Examples, rows: torch.Tensor, statistics
         images = (examples.inputs[rows].float() / 255 - 0.5) / 0.3
         totals = Totals(Segmentation())
         totals.add(Segmentation().sums(model(images), examples.targets[rows]), len(rows))
-    return totals.figures()["miou"]
+    return totals.metrics()["miou"]
 
 
 @pytest.mark.parametrize("from_disk", [False, True])

@@ -62,11 +62,11 @@ def test_the_server_is_looked_at_with_the_statistics_of_the_training_set(own: tu
         still = with_statistics(problem, state, found.training_positions)
         buffers = {**problem.buffers.views(still.buffers), **state.integers}
         expected = problem.task.loss(
-            problem.evaluated(state.weights, buffers, batch, batch_statistics=False), train.targets
+            problem.predict_normalised(state.weights, buffers, batch, batch_statistics=False), train.targets
         )
         unknowing = {**problem.buffers.views(fresh), **state.integers}
         wrong = problem.task.loss(
-            problem.evaluated(state.weights, unknowing, batch, batch_statistics=False), train.targets
+            problem.predict_normalised(state.weights, unknowing, batch, batch_statistics=False), train.targets
         )
     assert float(objective.loss()) == pytest.approx(float(expected), rel=1e-5)
     assert abs(float(wrong) - float(expected)) > 0.05, "zeros and ones would be another model"

@@ -48,7 +48,7 @@ def run_of(
 
 def state(run: Run) -> dict[str, Tensor]:
     """The whole of the server's model, copied."""
-    return {name: tensor.clone() for name, tensor in run.problem.named(*run.server.model).items()}
+    return {name: tensor.clone() for name, tensor in run.problem.state_dict(*run.server.model).items()}
 
 
 def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
@@ -131,10 +131,10 @@ def test_frozen_batch_norm_keeps_its_statistics_and_uses_them() -> None:
     statistics = {name for name in moved if "running" in name}
     assert statistics == {name for name in before if name.startswith("blocks.8.") and "running" in name}
     assert run.problem.buffers.size == 4 * 64
-    run.problem.training_mode()
+    run.problem.set_training_mode()
     modes = {name: m.training for name, m in run.problem.model.named_modules() if isinstance(m, nn.BatchNorm2d)}
     assert {name for name, on in modes.items() if on} == {name for name in modes if name.startswith("blocks.8.")}
-    estimated = run.problem.estimated_buffers(run.server.model.weights, run.server.model.integers)
+    estimated = run.problem.estimate_buffers(run.server.model.weights, run.server.model.integers)
     assert estimated.shape == (4 * 64,) and bool(estimated.abs().min() > 0), "those of the part that is trained"
 
 

@@ -173,7 +173,7 @@ def test_estimated_statistics_are_those_of_the_training_data() -> None:
         config({"data": {"clients": 4}, "federation": {"clients_per_round": 2}, "engine": {"workers": 1}}), model=model
     )
     weights, _, integers = run.problem.initial()
-    buffers = run.problem.buffers.views(run.problem.estimated_buffers(weights, integers))
+    buffers = run.problem.buffers.views(run.problem.estimate_buffers(weights, integers))
     train = run.problem.data.train.inputs
     hidden = model.layers[1](run.problem.normalised(train).flatten(1).to(torch.float32))
     parts = hidden.split(run.problem.evaluation_batch)

@@ -163,7 +163,7 @@ def test_statistics_are_the_models_own_or_estimated_anew() -> None:
     own, estimated = (
         LossAndError(problem, partition, integers, statistics=how) for how in ("interpolated", "estimated")
     )
-    fresh = problem.estimated_buffers(weights, integers)
+    fresh = problem.estimate_buffers(weights, integers)
     inputs = problem.normalised(problem.data.train.inputs).flatten(1)
     torch.testing.assert_close(problem.buffers.views(fresh)["norm.running_mean"], inputs.mean(0), rtol=0, atol=0.02)
     expected = float(own(Model(weights, fresh))["train_loss"])
@@ -178,7 +178,7 @@ def test_statistics_of_the_librarys_own_normalisation_are_estimated_too() -> Non
     problem, _ = federation(config(small))
     weights, _, integers = problem.initial()
     inputs = problem.normalised(problem.data.train.inputs[:40])
-    found = problem.buffers.views(problem.estimated_buffers(weights, integers, [inputs[:20], inputs[20:]]))
+    found = problem.buffers.views(problem.estimate_buffers(weights, integers, [inputs[:20], inputs[20:]]))
     stem = torch.nn.functional.conv2d(inputs, problem.layout.views(weights)["stem.0.weight"], padding=1)
     torch.testing.assert_close(found["stem.1.running_mean"], stem.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
     halves = torch.stack([part.var((0, 2, 3), correction=1) for part in (stem[:20], stem[20:])]).mean(0)

@@ -231,7 +231,7 @@ def test_a_run_starts_from_a_file_of_hugging_face_or_says_what_is_wrong_with_it(
     }
     save_file(theirs, tmp_path / "theirs.safetensors")
     run = Run(make_config(None, settings))
-    found = run.problem.named(*run.server.model)
+    found = run.problem.state_dict(*run.server.model)
     assert torch.equal(
         found["blocks.1.attn.qkv.weight"][12:24], theirs["vit.encoder.layer.1.attention.attention.key.weight"]
     )

@@ -89,7 +89,7 @@ def test_accuracy_and_output_on_clients_data(record):
     accuracies, norms = [], []
     for indices in found.partition.clients:
         own = found.problem.data.train.take(indices)
-        logits = found.problem.predicted(weights, buffers, own.inputs)
+        logits = found.problem.predict(weights, buffers, own.inputs)
         accuracies.append(float((logits.argmax(1) == own.targets).float().mean()))
         norms.append(float(logits.norm(dim=1).mean()))
     assert of(record, OnClients()) == pytest.approx(np.mean(accuracies))
@@ -121,7 +121,7 @@ def test_the_mean_is_over_all_corruptions_and_not_those_of_the_benchmark_alone(t
     monkeypatch.setattr(post_hoc, "corrupted", changed)
     found, images = measured(record), load("digits").test.take(torch.arange(EXAMPLES))
     given = [
-        found.problem.predicted(found.state.weights, {}, change(images.inputs)).argmax(1) for change in made.values()
+        found.problem.predict(found.state.weights, {}, change(images.inputs)).argmax(1) for change in made.values()
     ]
     clean, black = (float((labels == images.targets).float().mean()) for labels in given)
     assert clean > black + 0.1

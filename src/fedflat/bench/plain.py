@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedflat import models
 from fedflat.bench.setting import plan_of, sampler_of
 from fedflat.data import Dataset
-from fedflat.engines.problem.problem import moved
+from fedflat.engines.problem.problem import move_examples
 from fedflat.engines.round.plan import generator
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.problem import federation
@@ -30,7 +30,7 @@ class PlainLoop:
     def __init__(self, config: Config, data: Dataset) -> None:
         self.config = config
         self.problem, self.partition = federation(config, data=data)
-        self._train = moved(data.train, self.problem.device)  # in torch's default memory format
+        self._train = move_examples(data.train, self.problem.device)  # in torch's default memory format
         self.state: StateDict = {name: tensor.clone() for name, tensor in self.problem.model.state_dict().items()}
         self._plan, self._sampler = plan_of(config), sampler_of(config, len(self.partition.clients))
 

@@ -62,12 +62,12 @@ class Round:
         problem = self.run.problem
         state = with_statistics(problem, self._state(name), self.run.partition.trained_on)
         module = copy.deepcopy(problem.model)
-        module.load_state_dict(problem.named(*state), strict=False)  # extra state that is not a tensor is missing
+        module.load_state_dict(problem.state_dict(*state), strict=False)  # extra state that is not a tensor is missing
         return module.eval()
 
     def state_dict(self, name: str = "server") -> dict[str, Tensor]:
         """A copy of the state dict of one of the run's models."""
-        return {key: tensor.clone() for key, tensor in self.run.problem.named(*self._state(name)).items()}
+        return {key: tensor.clone() for key, tensor in self.run.problem.state_dict(*self._state(name)).items()}
 
     def server_state(self) -> dict[str, Tensor]:
         """The algorithm's state on the server, by slot and name, e.g. ``drift.m``."""

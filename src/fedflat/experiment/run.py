@@ -364,7 +364,7 @@ class Run:
         trained = {"trained": list(self.problem.layout.names)} if self._frozen else {}
         for name, model in self.models().items():
             about = {"model": self.config.model, "name": name, "rounds": self.rounds, **trained}
-            folder.write_tensors(file(name), self.problem.named(*model), about)
+            folder.write_tensors(file(name), self.problem.state_dict(*model), about)
 
     def _close(self, verdict: Verdict) -> None:
         self._statistics = self._clients.statistics(len(self.partition.clients))

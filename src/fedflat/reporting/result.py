@@ -85,7 +85,7 @@ class Result:
         if self.record.folder is not None or rounds is not None:
             return written_tensors(self.record, model, rounds)
         problem, _ = reopen(self.record)
-        return {key: value.clone() for key, value in problem.named(*state_of(self.record, model, problem)).items()}
+        return {key: value.clone() for key, value in problem.state_dict(*state_of(self.record, model, problem)).items()}
 
     def model(
         self,
@@ -162,7 +162,7 @@ class Result:
         if self.config.training.statistics == "averaged":
             return self.state_dict(name, rounds=rounds)
         problem, partition = reopen(self.record, data=data, network=network, call="export")
-        return problem.named(
+        return problem.state_dict(
             *with_statistics(problem, state_of(self.record, name, problem, rounds), partition.trained_on)
         )
 

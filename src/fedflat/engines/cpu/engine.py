@@ -138,7 +138,7 @@ def _evaluate(shared: dict[str, Any], model: int, name: str, positions: Tensor) 
     weights, buffers = torch.split(models[model], [problem.layout.size, problem.buffers.size])
     examples: Examples = shared["examples"][name]
     named_buffers = {**problem.buffers.views(buffers), **integers[model]}
-    sums = problem.sum_tensors(weights, named_buffers, examples.take(positions))
+    sums = problem.metric_sums(weights, named_buffers, examples.take(positions))
     # Arrays, because a tensor in a pipe would take its own piece of shared memory.
     return {name: value.double().cpu().numpy() for name, value in sums.items()}
 

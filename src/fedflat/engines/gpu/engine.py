@@ -52,7 +52,7 @@ class LaneEngine(CohortEngine):
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
         """Queue a cohort's round on the lanes and reduce what it sends, without waiting for the device."""
-        self.problem.training_mode()  # an evaluation may have come before
+        self.problem.set_training_mode()  # an evaluation may have come before
         return super().train(training, round, model, server, cohort)
 
     def allocate(self, training: Training, rows: int, like: Tensor) -> CohortBuffers:
@@ -168,5 +168,5 @@ class LaneEngine(CohortEngine):
         problem, totals = self.problem, Totals(self.problem.task)
         buffers = {**problem.buffers.views(model.buffers), **model.integers}
         for positions in problem.evaluation_batches(len(examples), at_once=self._batches_at_once):
-            totals.add(problem.sum_tensors(model.weights, buffers, examples.take(positions)), len(positions))
-        return totals.figures()
+            totals.add(problem.metric_sums(model.weights, buffers, examples.take(positions)), len(positions))
+        return totals.metrics()

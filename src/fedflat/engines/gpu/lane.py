@@ -249,7 +249,7 @@ class Lane:
 
     def _captured(self, work: Callable[[], None]) -> Callable[[], None]:
         """A function that replays ``work`` as a CUDA graph; on a CPU, ``work`` itself."""
-        self.problem.training_mode()
+        self.problem.set_training_mode()
         if self.stream is None:
             return work
         torch.cuda.synchronize()

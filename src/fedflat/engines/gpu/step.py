@@ -62,7 +62,7 @@ def compiled(problem: Problem, training: Training, backend: str = "inductor", st
     torch's ``combo_kernels`` stay off: they gave wrong bf16 results on a GPU (docs/benchmarks.md). Unless ``strict``,
     the step falls back to eager mode, with a warning, if compiling fails or the compiled result differs.
     """
-    problem.training_mode()
+    problem.set_training_mode()
     model = with_gpu_layers(problem.model)
 
     def advance(

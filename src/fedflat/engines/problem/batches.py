@@ -29,8 +29,16 @@ class Batch:
 class BatchLoader:
     """Gathers, augments and normalises training examples.
 
-    On a CPU, images in memory that are not augmented are stored channels last: convolutions want that layout, and whole
-    rows can then be gathered and normalised.
+    On a CPU, images in memory that are not augmented are stored channels last: convolutions are fastest in that layout,
+    and whole images can then be gathered as contiguous rows. They are normalised in advance if the result is small.
+
+    Args:
+        examples: the training examples.
+        augmentation: random transformations of inputs.
+        mean: mean of each input channel.
+        std: standard deviation of each input channel.
+        dtype: precision of the inputs that the model receives.
+        channels_last: whether the model takes images channels last.
 
     Attributes:
         examples: the training examples, in the memory layout chosen here.
@@ -45,40 +53,46 @@ class BatchLoader:
         dtype: torch.dtype,
         channels_last: bool,
     ) -> None:
-        self.examples, self._rows = examples, examples.inputs
+        self.examples, self._inputs = examples, examples.inputs
         self._augmentation, self._mean, self._std, self._dtype = augmentation, mean, std, dtype
         self._channels_last = channels_last and examples.inputs.ndim == 4
-        self._by_pixel = self._normalised = False
-        if not augmentation.steps and _images_in_memory(examples.inputs):
-            self._prepare()
+        self._stored_channels_last = False  # then _inputs is [examples, height, width, channels]
+        self._stored_normalised = False
+        if not augmentation.steps and _are_images_in_memory(examples.inputs):
+            self._prepare_images()
 
     def inputs(self, positions: Tensor, draws: dict[str, Tensor]) -> Tensor:
         """Inputs at ``positions`` [batch], augmented with the given random draws and normalised."""
-        rows = self._rows.index_select(0, positions)
-        raw = rows.permute(0, 3, 1, 2) if self._by_pixel else rows
-        if self._normalised:
-            return raw
-        values = self._augmentation.inputs(raw, draws, self._mean, self._std, self._dtype)
-        return values.contiguous(memory_format=torch.channels_last) if self._channels_last else values
+        stored = self._inputs.index_select(0, positions)
+        if self._stored_channels_last:
+            stored = stored.permute(0, 3, 1, 2)
+        if self._stored_normalised:
+            return stored
+        inputs = self._augmentation.inputs(stored, draws, self._mean, self._std, self._dtype)
+        return inputs.contiguous(memory_format=torch.channels_last) if self._channels_last else inputs
 
     def targets(self, positions: Tensor, draws: dict[str, Tensor]) -> Tensor:
         """Targets at ``positions`` [batch]; masks are augmented like their images."""
         return self._augmentation.targets(self.examples.targets.index_select(0, positions), draws)
 
-    def _prepare(self) -> None:
-        inputs = self.examples.inputs
-        self._by_pixel = self._channels_last
-        inputs = inputs.contiguous(memory_format=torch.channels_last if self._by_pixel else torch.contiguous_format)
-        self.examples = replace(self.examples, inputs=inputs)
-        if self._by_pixel:
-            self._mean, self._std = (v.repeat(*inputs.shape[2:], 1).permute(2, 0, 1) for v in (self._mean, self._std))
-        self._normalised = inputs.numel() * self._dtype.itemsize <= CACHE_BYTES
-        if self._normalised:
-            inputs = normalise(inputs, self._mean, self._std, self._dtype)
-        self._rows = inputs.permute(0, 2, 3, 1) if self._by_pixel else inputs
+    def _prepare_images(self) -> None:
+        """Choose the memory layout of the stored images, and normalise them in advance if they are small."""
+        images = self.examples.inputs
+        self._stored_channels_last = self._channels_last
+        layout = torch.channels_last if self._stored_channels_last else torch.contiguous_format
+        images = images.contiguous(memory_format=layout)
+        self.examples = replace(self.examples, inputs=images)
+        if self._stored_channels_last:  # repeat mean and std for every pixel, in the same layout as an image
+            height, width = images.shape[2:]
+            self._mean = self._mean.repeat(height, width, 1).permute(2, 0, 1)
+            self._std = self._std.repeat(height, width, 1).permute(2, 0, 1)
+        self._stored_normalised = images.numel() * self._dtype.itemsize <= CACHE_BYTES
+        if self._stored_normalised:
+            images = normalise(images, self._mean, self._std, self._dtype)
+        self._inputs = images.permute(0, 2, 3, 1) if self._stored_channels_last else images
 
 
-def _images_in_memory(inputs: Tensor) -> bool:
+def _are_images_in_memory(inputs: Tensor) -> bool:
     """Whether the inputs are images in main memory, neither memory-mapped nor on a GPU."""
     return (
         inputs.dtype == torch.uint8

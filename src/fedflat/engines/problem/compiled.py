@@ -31,43 +31,46 @@ class CompiledGradient:
     def __init__(self, model: nn.Module, loss: Loss, size: int, backend: str = "inductor") -> None:
         self._model, self._loss, self._size = model, loss, size
         self._usable = True
-        self._rearranged: nn.Module | None = None
+        self._fast_model: nn.Module | None = None  # the model, or a copy with faster layers
         self._compiled: Any = torch.compile(self._loss_and_gradient, dynamic=False, fullgraph=True, backend=backend)
 
     def __call__(self, vector: Tensor, batch: Batch) -> tuple[Tensor, Tensor] | None:
         """Loss and gradient [parameters] of a batch, or None if this batch is not compiled or compiling failed."""
         if not self._usable or len(batch.targets) != self._size or batch.mixed_targets is not None:
             return None
-        first = self._rearranged is None
+        is_first_call = self._fast_model is None
         try:
-            if self._rearranged is None:
-                self._rearranged = narrowed(self._model) if is_narrow(self._model, self._size) else self._model
+            if self._fast_model is None:
+                self._fast_model = narrowed(self._model) if is_narrow(self._model, self._size) else self._model
             loss, gradient = self._compiled(vector, batch.inputs, batch.targets)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # compilers fail in many ways; the eager step re-raises errors of the user's code
             self._fall_back(f"could not be compiled ({type(error).__name__})")
             return None
-        if first and not self._agrees(vector, batch, loss):
+        if is_first_call and not self._agrees_with_eager(vector, batch, loss):
             self._fall_back("computes another loss when compiled")
             return None
         return loss.detach(), gradient
 
     def _fall_back(self, reason: str) -> None:
+        """Warn, and leave all further batches to the caller."""
         self._usable = False
         warnings.warn(f"the local step {reason}; continuing without compilation", stacklevel=3)
 
-    def _agrees(self, vector: Tensor, batch: Batch, loss: Tensor) -> bool:
-        """Whether the loss equals the eager one; a model that inspects its activations may notice rearranged layers."""
-        if any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 for part in self._model.modules()):
+    def _agrees_with_eager(self, vector: Tensor, batch: Batch, loss: Tensor) -> bool:
+        """Whether a compiled loss equals the eager one; faster layers may change a model that inspects activations."""
+        if any(isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0 for layer in self._model.modules()):
             return True  # dropout differs in every pass
         with torch.no_grad():
             expected = self._loss(vector, batch.inputs, batch.targets, None)
         return bool(torch.isclose(loss.detach(), expected, rtol=1e-4, atol=1e-6, equal_nan=True))
 
     def _loss_and_gradient(self, vector: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        def loss_twice(point: Tensor) -> tuple[Tensor, Tensor]:
-            loss = self._loss(point, inputs, targets, self._rearranged)
+        """Loss and gradient [parameters] in one pass; the function that is compiled."""
+
+        def loss_twice(point: Tensor) -> tuple[Tensor, Tensor]:  # has_aux: the second value is returned as well
+            loss = self._loss(point, inputs, targets, self._fast_model)
             return loss, loss
 
         gradient, loss = torch.func.grad(loss_twice, has_aux=True)(vector)

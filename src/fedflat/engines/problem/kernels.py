@@ -1,6 +1,6 @@
 """The functions in ``kernels.cpp`` as torch operators, compiled for each shape on first use.
 
-Images are [channels, height, width, examples] and weights [out, tall, wide, in], float32 on a CPU.
+Images are [channels, height, width, examples] and weights [out, kernel_height, kernel_width, in], float32 on a CPU.
 """
 
 from __future__ import annotations
@@ -15,83 +15,161 @@ import torch
 from torch import Tensor
 
 
-def convolve(image: Tensor, weight: Tensor, bias: Tensor, above: int) -> Tensor:
-    """Stride-1 convolution; pads ``above`` rows of zeros at the top and bottom, and nothing left or right."""
-    out: Tensor = torch.ops.fedflat.convolve(image, weight, bias, above)
-    return out
+def convolve(image: Tensor, weight: Tensor, bias: Tensor, padding_rows: int) -> Tensor:
+    """Convolve with stride 1, after padding ``padding_rows`` rows of zeros at the top and bottom, but no columns.
+
+    Args:
+        image: [in, height, width, examples].
+        weight: [out, kernel_height, kernel_width, in].
+        bias: [out].
+        padding_rows: rows of zero padding on each side.
+
+    Returns:
+        The image [out, output height, output width, examples].
+    """
+    output: Tensor = torch.ops.fedflat.convolve(image, weight, bias, padding_rows)
+    return output
 
 
-def weigh(image: Tensor, gradient: Tensor, tall: int, wide: int, above: int) -> tuple[Tensor, Tensor]:
-    """Gradients of a convolution's weight and bias, from that of its output."""
-    weight, bias = torch.ops.fedflat.weigh(image, gradient, tall, wide, above)
+def convolution_gradients(
+    image: Tensor, gradient: Tensor, kernel_height: int, kernel_width: int, padding_rows: int
+) -> tuple[Tensor, Tensor]:
+    """Compute the gradients of a convolution's weight and bias from the gradient of its output.
+
+    Args:
+        image: input of the convolution [in, height, width, examples].
+        gradient: gradient of its output [out, output height, output width, examples].
+        kernel_height: height of the kernel.
+        kernel_width: width of the kernel.
+        padding_rows: rows of zero padding at the top and bottom.
+
+    Returns:
+        The gradients of the weight [out, kernel_height, kernel_width, in] and of the bias [out].
+    """
+    operator = torch.ops.fedflat.convolution_gradients
+    weight, bias = operator(image, gradient, kernel_height, kernel_width, padding_rows)
     return weight, bias
 
 
-def unpool(image: Tensor, gradient: Tensor, tall: int, wide: int) -> Tensor:
-    """Gradient of max-pooling with a stride equal to the window; it goes to each window's first maximum."""
-    out: Tensor = torch.ops.fedflat.unpool(image, gradient, tall, wide)
-    return out
+def max_pool_gradient(image: Tensor, gradient: Tensor, window_height: int, window_width: int) -> Tensor:
+    """Compute the input gradient of max-pooling whose stride equals its window.
+
+    The gradient of each window goes to its first maximum.
+
+    Args:
+        image: input of the pooling [channels, height, width, examples].
+        gradient: gradient of its output [channels, height // window_height, width // window_width, examples].
+        window_height: height of the window.
+        window_width: width of the window.
+
+    Returns:
+        The gradient of the image, of the same shape.
+    """
+    output: Tensor = torch.ops.fedflat.max_pool_gradient(image, gradient, window_height, window_width)
+    return output
 
 
-def _convolved(image: Tensor, weight: Tensor, bias: Tensor, above: int) -> Tensor:
-    out, tall, wide, _ = weight.shape
+def _empty_convolution(image: Tensor, weight: Tensor, bias: Tensor, padding_rows: int) -> Tensor:
+    """Allocate the output of ``convolve``; from it, torch's compiler derives the output's shape."""
+    out, kernel_height, kernel_width, _ = weight.shape
     _, height, width, examples = image.shape
-    return image.new_empty(out, height + 2 * above - tall + 1, width - wide + 1, examples)
+    return image.new_empty(out, height + 2 * padding_rows - kernel_height + 1, width - kernel_width + 1, examples)
 
 
-def _convolve(image: Tensor, weight: Tensor, bias: Tensor, above: int) -> Tensor:
-    out = _convolved(image, weight, bias, above)
-    _compiled("convolve", image.shape, weight.shape[1:3], weight.shape[0], above)(image, weight, bias, out)
-    return out
+def _run_convolve(image: Tensor, weight: Tensor, bias: Tensor, padding_rows: int) -> Tensor:
+    output = _empty_convolution(image, weight, bias, padding_rows)
+    kernel = _compiled("convolve", image.shape, weight.shape[1:3], weight.shape[0], padding_rows)
+    kernel(image, weight, bias, output)
+    return output
 
 
-def _weighed(image: Tensor, gradient: Tensor, tall: int, wide: int, above: int) -> tuple[Tensor, Tensor]:
+def _empty_convolution_gradients(
+    image: Tensor, gradient: Tensor, kernel_height: int, kernel_width: int, padding_rows: int
+) -> tuple[Tensor, Tensor]:
+    """Allocate the outputs of ``convolution_gradients``; from them, torch's compiler derives their shapes."""
     out = gradient.shape[0]
-    return image.new_empty(out, tall, wide, image.shape[0]), image.new_empty(out)
+    return image.new_empty(out, kernel_height, kernel_width, image.shape[0]), image.new_empty(out)
 
 
-def _weigh(image: Tensor, gradient: Tensor, tall: int, wide: int, above: int) -> tuple[Tensor, Tensor]:
-    weight, bias = _weighed(image, gradient, tall, wide, above)
-    _compiled("weigh", image.shape, (tall, wide), gradient.shape[0], above)(image, gradient, weight, bias)
+def _run_convolution_gradients(
+    image: Tensor, gradient: Tensor, kernel_height: int, kernel_width: int, padding_rows: int
+) -> tuple[Tensor, Tensor]:
+    weight, bias = _empty_convolution_gradients(image, gradient, kernel_height, kernel_width, padding_rows)
+    size = kernel_height, kernel_width
+    kernel = _compiled("convolution_gradients", image.shape, size, gradient.shape[0], padding_rows)
+    kernel(image, gradient, weight, bias)
     return weight, bias
 
 
-def _unpooled(image: Tensor, gradient: Tensor, tall: int, wide: int) -> Tensor:
+def _empty_max_pool_gradient(image: Tensor, gradient: Tensor, window_height: int, window_width: int) -> Tensor:
     return image.new_empty(image.shape)
 
 
-def _unpool(image: Tensor, gradient: Tensor, tall: int, wide: int) -> Tensor:
-    covered = image.shape[1] % tall == image.shape[2] % wide == 0  # otherwise the margin is in no window
-    out = image.new_empty(image.shape) if covered else image.new_zeros(image.shape)
-    _compiled("unpool", image.shape, (tall, wide))(image, gradient, out)
-    return out
+def _run_max_pool_gradient(image: Tensor, gradient: Tensor, window_height: int, window_width: int) -> Tensor:
+    _, height, width, _ = image.shape
+    windows_cover_image = height % window_height == width % window_width == 0
+    # The kernel writes only inside windows: pixels in no window keep a gradient of zero.
+    output = image.new_empty(image.shape) if windows_cover_image else image.new_zeros(image.shape)
+    _compiled("max_pool_gradient", image.shape, (window_height, window_width))(image, gradient, output)
+    return output
 
 
-for _name, _signature, _shaped, _computed in (
-    ("convolve", "(Tensor image, Tensor weight, Tensor bias, int above) -> Tensor", _convolved, _convolve),
-    ("weigh", "(Tensor image, Tensor gradient, int tall, int wide, int above) -> (Tensor, Tensor)", _weighed, _weigh),
-    ("unpool", "(Tensor image, Tensor gradient, int tall, int wide) -> Tensor", _unpooled, _unpool),
+_CONVOLUTION_GRADIENTS = (
+    "(Tensor image, Tensor gradient, int kernel_height, int kernel_width, int padding_rows) -> (Tensor, Tensor)"
+)
+_MAX_POOL_GRADIENT = "(Tensor image, Tensor gradient, int window_height, int window_width) -> Tensor"
+for _name, _signature, _allocate, _run in (
+    (
+        "convolve",
+        "(Tensor image, Tensor weight, Tensor bias, int padding_rows) -> Tensor",
+        _empty_convolution,
+        _run_convolve,
+    ),
+    ("convolution_gradients", _CONVOLUTION_GRADIENTS, _empty_convolution_gradients, _run_convolution_gradients),
+    ("max_pool_gradient", _MAX_POOL_GRADIENT, _empty_max_pool_gradient, _run_max_pool_gradient),
 ):
     torch.library.define(f"fedflat::{_name}", _signature)
-    torch.library.register_fake(f"fedflat::{_name}", _shaped)
-    torch.library.impl(f"fedflat::{_name}", "CPU", _computed)
+    torch.library.register_fake(f"fedflat::{_name}", _allocate)
+    torch.library.impl(f"fedflat::{_name}", "CPU", _run)
 
 
 @lru_cache(maxsize=64)
 def _compiled(
-    name: str, image: tuple[int, ...], kernel: tuple[int, ...], out: int = 0, above: int = 0
+    name: str, image: tuple[int, ...], kernel: tuple[int, ...], out: int = 0, padding_rows: int = 0
 ) -> Callable[..., None]:
-    """A kernel for one shape, compiled and cached on disk by torch's own compiler cache."""
+    """Compile a function of ``kernels.cpp`` for one shape; torch's compiler caches the result on disk.
+
+    Args:
+        name: name of the function.
+        image: shape of the image, [in, height, width, examples].
+        kernel: height and width of the kernel or of the pooling window.
+        out: output channels of a convolution; 0 selects the part of the file with max-pooling.
+        padding_rows: rows of zero padding at the top and bottom.
+
+    Returns:
+        A function that takes all input and output tensors, in the order of the C++ function.
+    """
     from torch._inductor.codecache import CppCodeCache
 
-    names, sizes = ("IN", "HEIGHT", "WIDTH", "EXAMPLES", "TALL", "WIDE", "OUT", "ABOVE"), (*image, *kernel, out, above)
-    constants = "".join(f"#define {name} {size}L\n" for name, size in zip(names, sizes, strict=True))
+    channels, height, width, examples = image
+    constants = {
+        "IN": channels,
+        "HEIGHT": height,
+        "WIDTH": width,
+        "EXAMPLES": examples,
+        "KERNEL_HEIGHT": kernel[0],
+        "KERNEL_WIDTH": kernel[1],
+        "OUT": out,
+        "PADDING_ROWS": padding_rows,
+    }
+    definitions = "".join(f"#define {constant} {value}L\n" for constant, value in constants.items())
     source = Path(__file__).with_suffix(".cpp").read_text(encoding="utf-8")
     # Allow fused multiply-add, which torch's compiler disables for bitwise equality with eager mode.
-    function: Any = getattr(CppCodeCache.load(constants + source, extra_flags=("-ffp-contract=fast",)), name)
+    library: Any = CppCodeCache.load(definitions + source, extra_flags=("-ffp-contract=fast",))
+    function = getattr(library, name)
 
     def call(*tensors: Tensor) -> None:
-        laid_out = [tensor.contiguous() for tensor in tensors]
-        function(*[c_void_p(tensor.data_ptr()) for tensor in laid_out])
+        contiguous = [tensor.contiguous() for tensor in tensors]  # keeps copies alive during the call
+        function(*[c_void_p(tensor.data_ptr()) for tensor in contiguous])
 
     return call

@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedflat.engines.problem.kernels import convolve, unpool, weigh
+from fedflat.engines.problem.kernels import convolution_gradients, convolve, max_pool_gradient
 
-NARROW = 16
+NARROW_CHANNELS = 16
 """A convolution with fewer input channels is narrow."""
-LEAST_EXAMPLES = 16
-"""Smallest batch whose rows fill a vector."""
+MIN_EXAMPLES = 16
+"""Smallest batch whose rows fill a SIMD vector."""
 
 
 def is_narrow(model: nn.Module, examples: int) -> bool:
@@ -27,44 +27,45 @@ def is_narrow(model: nn.Module, examples: int) -> bool:
 
     All convolutions must be narrow: every change of memory layout between layers would cost a pass over the images.
     """
+    if examples < MIN_EXAMPLES:
+        return False
+    if any(parameter.dtype != torch.float32 or parameter.device.type != "cpu" for parameter in model.parameters()):
+        return False
     convolutions = [module for module in model.modules() if isinstance(module, nn.modules.conv._ConvNd)]
-    fitting = all(
-        parameter.dtype == torch.float32 and parameter.device.type == "cpu" for parameter in model.parameters()
-    )
-    return fitting and examples >= LEAST_EXAMPLES and bool(convolutions) and all(map(_is_narrow, convolutions))
+    return bool(convolutions) and all(_is_narrow_convolution(layer) for layer in convolutions)
 
 
 def narrowed(model: nn.Module) -> nn.Module:
-    """A copy of a narrow model whose convolutions, max-pooling and ReLU layers keep examples innermost."""
-    changed = copy.deepcopy(model)
-    for module in list(changed.modules()):
+    """Copy a narrow model and replace its convolutions, max-pooling and ReLU by layers that keep examples innermost."""
+    narrow_model = copy.deepcopy(model)
+    for module in list(narrow_model.modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.Conv2d):
                 setattr(module, name, NarrowConvolution(child))
-            elif type(child) is nn.MaxPool2d and _is_plain(child):
+            elif type(child) is nn.MaxPool2d and _has_disjoint_windows(child):
                 setattr(module, name, NarrowMaxPool(_pair(child.kernel_size)))
             elif type(child) is nn.ReLU:
                 setattr(module, name, NarrowReLU())
         if isinstance(module, nn.Sequential):
             _pool_before_relu(module)
-    return changed
+    return narrow_model
 
 
 class NarrowConvolution(nn.Module):
-    """A convolution of stride 1 that shares the parameters of ``like``."""
+    """A convolution of stride 1 with the parameters and padding of a torch convolution, which it shares."""
 
-    def __init__(self, like: nn.Conv2d) -> None:
+    def __init__(self, convolution: nn.Conv2d) -> None:
         super().__init__()
-        self.weight, self.bias, self.padding = like.weight, like.bias, _pair(like.padding)
+        self.weight, self.bias, self.padding = convolution.weight, convolution.bias, _pair(convolution.padding)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images [examples, channels, height, width], in any memory layout."""
-        above, beside = self.padding
-        image = _in_memory_order(_padded(images.permute(1, 2, 3, 0), beside))
+        """Convolve images [examples, channels, height, width], in any memory layout."""
+        padding_rows, padding_columns = self.padding
+        image = _contiguous(_pad_columns(images.permute(1, 2, 3, 0), padding_columns))
         bias = image.new_zeros(self.weight.shape[0]) if self.bias is None else self.bias
         weight = self.weight.permute(0, 2, 3, 1).contiguous()
-        out: Tensor = _Convolve.apply(image, weight, bias, above)  # type: ignore[no-untyped-call]
-        return out.permute(3, 0, 1, 2)
+        output: Tensor = _Convolve.apply(image, weight, bias, padding_rows)  # type: ignore[no-untyped-call]
+        return output.permute(3, 0, 1, 2)
 
 
 class NarrowMaxPool(nn.Module):
@@ -75,94 +76,113 @@ class NarrowMaxPool(nn.Module):
         self.window = window
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images [examples, channels, height, width], in any memory layout."""
-        image = _in_memory_order(images.permute(1, 2, 3, 0))
-        out: Tensor = _Pool.apply(image, *self.window)  # type: ignore[no-untyped-call]
-        return out.permute(3, 0, 1, 2)
+        """Pool images [examples, channels, height, width], in any memory layout."""
+        image = _contiguous(images.permute(1, 2, 3, 0))
+        output: Tensor = _MaxPool.apply(image, *self.window)  # type: ignore[no-untyped-call]
+        return output.permute(3, 0, 1, 2)
 
 
 class NarrowReLU(nn.Module):
     """ReLU that preserves the memory layout of images, which the compiler would otherwise change."""
 
     def forward(self, values: Tensor) -> Tensor:
-        """Images [examples, channels, height, width], or a tensor of any other shape."""
-        return F.relu(values.permute(1, 2, 3, 0)).permute(3, 0, 1, 2) if values.ndim == 4 else F.relu(values)
+        """Apply ReLU to images [examples, channels, height, width], or to a tensor of any other shape."""
+        if values.ndim != 4:
+            return F.relu(values)
+        return F.relu(values.permute(1, 2, 3, 0)).permute(3, 0, 1, 2)
 
 
 class _Convolve(torch.autograd.Function):
-    """Convolves an image [in, height, width, examples] with a weight [out, tall, wide, in]."""
+    """``convolve`` with its gradients; shapes as in ``kernels.py``."""
 
     @staticmethod
-    def forward(image: Tensor, weight: Tensor, bias: Tensor, above: int) -> Tensor:
-        return convolve(image, weight, bias, above)
+    def forward(image: Tensor, weight: Tensor, bias: Tensor, padding_rows: int) -> Tensor:
+        return convolve(image, weight, bias, padding_rows)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:2])
-        ctx.above = inputs[3]
+        image, weight, _, padding_rows = inputs
+        ctx.save_for_backward(image, weight)
+        ctx.padding_rows = padding_rows
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
+        """Return the gradients of image, weight and bias, given that of the output."""
         image, weight = ctx.saved_tensors
-        _, tall, wide, channels = weight.shape
+        _, kernel_height, kernel_width, channels = weight.shape
         gradient = gradient.contiguous()
         image_gradient = None
-        if ctx.needs_input_grad[0]:
+        if ctx.needs_input_grad[0]:  # a convolution with the rotated kernel
+            padded = _pad_columns(gradient, kernel_width - 1).contiguous()
             rotated = weight.flip(1, 2).transpose(0, 3).contiguous()
-            no_bias, above = image.new_zeros(channels), tall - 1 - ctx.above
-            image_gradient = convolve(_padded(gradient, wide - 1).contiguous(), rotated, no_bias, above)
-        return image_gradient, *weigh(image, gradient, tall, wide, ctx.above), None
+            no_bias = image.new_zeros(channels)
+            image_gradient = convolve(padded, rotated, no_bias, kernel_height - 1 - ctx.padding_rows)
+        weight_gradient, bias_gradient = convolution_gradients(
+            image, gradient, kernel_height, kernel_width, ctx.padding_rows
+        )
+        return image_gradient, weight_gradient, bias_gradient, None
 
 
-class _Pool(torch.autograd.Function):
-    """Pools an image [channels, height, width, examples]; the gradient goes to a window's first maximum."""
+class _MaxPool(torch.autograd.Function):
+    """Max-pooling of an image [channels, height, width, examples], with ``max_pool_gradient`` as its gradient."""
 
     @staticmethod
-    def forward(image: Tensor, tall: int, wide: int) -> Tensor:
-        return _largest(image, tall, wide)
+    def forward(image: Tensor, window_height: int, window_width: int) -> Tensor:
+        return _max_pool(image, window_height, window_width)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
-        ctx.window = inputs[1:]
+        image, window_height, window_width = inputs
+        ctx.save_for_backward(image)
+        ctx.window = window_height, window_width
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return unpool(ctx.saved_tensors[0], gradient.contiguous(), *ctx.window), None, None
+        (image,) = ctx.saved_tensors
+        return max_pool_gradient(image, gradient.contiguous(), *ctx.window), None, None
 
 
-def _in_memory_order(image: Tensor) -> Tensor:
-    """A contiguous image that several kernels can read."""
+def _contiguous(image: Tensor) -> Tensor:
+    """Make an image contiguous, once for all kernels that read it.
+
+    For the network's input, torch's compiler would repeat the copy of ``contiguous()`` for every kernel.
+    """
     if image.requires_grad or not torch.compiler.is_compiling():
         return image.contiguous()
     from torch._inductor.inductor_prims import force_stride_order
 
-    # Otherwise torch's compiler copies an image that no layer computed once for every kernel that reads it.
     _, height, width, examples = image.shape
     ordered: Tensor = force_stride_order(image, [height * width * examples, width * examples, examples, 1])
     return ordered
 
 
-def _largest(image: Tensor, tall: int, wide: int) -> Tensor:
-    height, width = image.shape[1] // tall * tall, image.shape[2] // wide * wide
-    windows = [image[:, y:height:tall, x:width:wide] for y in range(tall) for x in range(wide)]
-    largest = windows[0]
-    for window in windows[1:]:
-        largest = torch.maximum(largest, window)
+def _max_pool(image: Tensor, window_height: int, window_width: int) -> Tensor:
+    """Max-pool an image [channels, height, width, examples]; pixels beyond the last whole window are ignored."""
+    height = image.shape[1] // window_height * window_height
+    width = image.shape[2] // window_width * window_width
+    largest: Tensor | None = None
+    for y in range(window_height):
+        for x in range(window_width):
+            pixels = image[:, y:height:window_height, x:width:window_width]  # pixel (y, x) of every window
+            largest = pixels if largest is None else torch.maximum(largest, pixels)
+    assert largest is not None
     return largest
 
 
-def _is_narrow(layer: nn.modules.conv._ConvNd) -> bool:
-    plain = (
+def _is_narrow_convolution(layer: nn.modules.conv._ConvNd) -> bool:
+    """Whether ``NarrowConvolution`` can replace a layer: a plain 2-D convolution with few input channels."""
+    return (
         type(layer) is nn.Conv2d
         and layer.stride == layer.dilation == (1, 1)
         and layer.groups == 1
         and layer.padding_mode == "zeros"
+        and not isinstance(layer.padding, str)
+        and layer.in_channels < NARROW_CHANNELS
     )
-    return plain and not isinstance(layer.padding, str) and layer.in_channels < NARROW
 
 
-def _is_plain(layer: nn.MaxPool2d) -> bool:
+def _has_disjoint_windows(layer: nn.MaxPool2d) -> bool:
+    """Whether ``NarrowMaxPool`` can replace a layer: its stride equals its window, and it has no other options."""
     return (
         _pair(layer.kernel_size) == _pair(layer.stride)
         and _pair(layer.padding) == (0, 0)
@@ -174,15 +194,15 @@ def _is_plain(layer: nn.MaxPool2d) -> bool:
 
 def _pool_before_relu(layers: nn.Sequential) -> None:
     """Swap each ReLU with a max-pooling layer after it: bit-identical, and the ReLU has fewer numbers to process."""
-    for number in range(len(layers) - 1):
-        if type(layers[number]) is NarrowReLU and type(layers[number + 1]) is NarrowMaxPool:
-            layers[number], layers[number + 1] = layers[number + 1], layers[number]
+    for i in range(len(layers) - 1):
+        if type(layers[i]) is NarrowReLU and type(layers[i + 1]) is NarrowMaxPool:
+            layers[i], layers[i + 1] = layers[i + 1], layers[i]
 
 
 def _pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else tuple(value)
 
 
-def _padded(image: Tensor, columns: int) -> Tensor:
-    """An image with ``columns`` columns of zeros on both sides."""
+def _pad_columns(image: Tensor, columns: int) -> Tensor:
+    """Pad an image [channels, height, width, examples] with ``columns`` columns of zeros on both sides."""
     return F.pad(image, (0, 0, columns, columns)) if columns else image

@@ -1,9 +1,9 @@
-"""The frozen part of a model: parameters that are not trained, and statistics of fully frozen BatchNorm layers."""
+"""A model's tensors: the frozen ones, which no flat vector contains, and calls with other tensors in their place."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,10 +11,17 @@ from torch import Tensor, nn
 
 
 class FrozenParameters:
-    """Frozen tensors of a model. They stay in the module itself and appear in no flat vector.
+    """Frozen tensors of a model: parameters that are not trained, and statistics of fully frozen BatchNorm layers.
+
+    They stay in the module itself and appear in no flat vector.
+
+    Args:
+        model: the model.
+        arithmetic: lower precision of the forward pass, if any.
+        channels_last: whether to store frozen convolution weights channels last.
 
     Attributes:
-        low_precision: by name, copies in the precision of the forward pass; empty if that is the model's own.
+        low_precision: copies of the frozen parameters in ``arithmetic``, by name; empty without it.
     """
 
     def __init__(self, model: nn.Module, arithmetic: torch.dtype | None = None, channels_last: bool = False) -> None:
@@ -22,9 +29,9 @@ class FrozenParameters:
         for parameter in self._parameters.values():
             if channels_last and parameter.ndim == 4:  # the layout of trained parameters in a flat vector
                 parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-        self.low_precision = (
-            {} if arithmetic is None else {name: p.detach().to(arithmetic) for name, p in self._parameters.items()}
-        )
+        self.low_precision: dict[str, Tensor] = {}
+        if arithmetic is not None:
+            self.low_precision = {name: p.detach().to(arithmetic) for name, p in self._parameters.items()}
         self._norms = {
             name: module
             for name, module in model.named_modules()
@@ -49,27 +56,36 @@ class FrozenParameters:
 
     def tensors(self) -> dict[str, Tensor]:
         """All frozen tensors by name."""
-        return {**{name: p.detach() for name, p in self._parameters.items()}, **self._buffers}
+        return {name: p.detach() for name, p in self._parameters.items()} | self._buffers
 
     def fingerprint(self) -> str:
         """SHA-256 of all frozen tensors; an empty string if nothing is frozen."""
+        tensors = self.tensors()
         digest = hashlib.sha256()
-        for name, tensor in self.tensors().items():
+        for name, tensor in tensors.items():
             digest.update(name.encode())
             digest.update(tensor.cpu().contiguous().numpy().data)
-        return digest.hexdigest() if self.tensors() else ""
+        return digest.hexdigest() if tensors else ""
 
 
 def crashes_channels_last(model: nn.Module) -> bool:
-    """Whether channels-last images would crash training: torch's CPU GroupNorm does if nothing before it trains."""
+    """Whether channels-last images may crash training.
+
+    On a CPU, torch's GroupNorm crashes in the backward pass if it is trained and no layer before it is.
+    """
     parameters = list(model.parameters())
-    trains = any(p.requires_grad for m in model.modules() if isinstance(m, nn.GroupNorm) for p in m.parameters())
-    first = next((m for m in model.modules() if any(p is not None for p in m._parameters.values())), None)
-    alone = isinstance(first, nn.GroupNorm) or not all(p.requires_grad for p in parameters)
-    return trains and alone and parameters[0].device.type == "cpu"
+    group_norms = [module for module in model.modules() if isinstance(module, nn.GroupNorm)]
+    if (
+        not any(p.requires_grad for norm in group_norms for p in norm.parameters())
+        or parameters[0].device.type != "cpu"
+    ):
+        return False
+    with_parameters = (module for module in model.modules() if list(module.parameters(recurse=False)))
+    return isinstance(next(with_parameters), nn.GroupNorm) or not all(p.requires_grad for p in parameters)
 
 
 def _is_frozen(module: nn.Module) -> bool:
+    """Whether a module has parameters and none of them is trained."""
     parameters = list(module.parameters())
     return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
 
@@ -82,7 +98,8 @@ class FunctionalCall:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._places: dict[str, list[tuple[dict[str, Any], str]]] = {}
+        # By the name of a tensor, the dictionaries and keys under which modules store it: several for tied tensors.
+        self._locations: dict[str, list[tuple[dict[str, Any], str]]] = {}
         first_names: dict[int, str] = {}
         for prefix, module in model.named_modules():
             for tensors in (module._parameters, module._buffers):
@@ -90,18 +107,22 @@ class FunctionalCall:
                     if tensor is not None:
                         # Tied tensors share the name of the first.
                         name = first_names.setdefault(id(tensor), f"{prefix}.{key}" if prefix else key)
-                        self._places.setdefault(name, []).append((tensors, key))
+                        self._locations.setdefault(name, []).append((tensors, key))
 
     def call(self, tensors: Mapping[str, Tensor], inputs: Tensor) -> Any:
         """The module's output with ``tensors``, by name, in place of its own; these are restored afterwards."""
-        originals = [(name, holder[key]) for name in tensors for holder, key in self._places[name][:1]]
+        originals = {}
+        for name in tensors:
+            holder, key = self._locations[name][0]
+            originals[name] = holder[key]
         try:
-            self._put(tensors.items())
+            self._replace(tensors)
             return self._model(inputs)
         finally:
-            self._put(originals)
+            self._replace(originals)
 
-    def _put(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        for name, tensor in tensors:
-            for holder, key in self._places[name]:
+    def _replace(self, tensors: Mapping[str, Tensor]) -> None:
+        """Store ``tensors`` in the module, by name."""
+        for name, tensor in tensors.items():
+            for holder, key in self._locations[name]:
                 holder[key] = tensor

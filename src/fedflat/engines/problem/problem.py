@@ -67,30 +67,24 @@ class Problem:
 
     def __post_init__(self) -> None:
         self.model.to(self.device, self.dtype)
-        self.data = replace(self.data, train=moved(self.data.train, self.device))
-        self.held_out = {name: moved(examples, self.device) for name, examples in self.held_out.items()}
+        self.data = replace(self.data, train=move_examples(self.data.train, self.device))
+        self.held_out = {name: move_examples(examples, self.device) for name, examples in self.held_out.items()}
         self.layout = Layout.of_parameters(self.model)
         has_images = any(parameter.ndim == 4 for parameter in self.model.parameters())
         self.channels_last = has_images and not crashes_channels_last(self.model)
         self.frozen = FrozenParameters(self.model, self.arithmetic, self.channels_last)
         self.buffers = Layout.of_buffers(self.model, self.frozen.buffers)
         # Kept on the device, because a captured step must not copy from the host.
-        self._mean, self._std = (
-            torch.tensor(v, dtype=self.dtype, device=self.device) for v in (self.data.mean, self.data.std)
-        )
+        self._mean = torch.tensor(self.data.mean, dtype=self.dtype, device=self.device)
+        self._std = torch.tensor(self.data.std, dtype=self.dtype, device=self.device)
         self.whole_layout = Layout(self.layout.names + self.buffers.names, self.layout.shapes + self.buffers.shapes)
-        self._saved_names = saved_names(self.model)
-        self._tied = any(name != first for name, first in self._saved_names.items())
+        self._first_names = first_names(self.model)
+        self._tied = any(name != first for name, first in self._first_names.items())
         self._functional_call = FunctionalCall(self.model)
-        without_counter = {prefix for prefix, module in self.model.named_modules() if isinstance(module, BatchNorm)}
-        self._counters = [
-            name
-            for name, buffer in self.model.named_buffers()
-            if not buffer.is_floating_point() and name.rpartition(".")[0] not in without_counter
-        ]
+        self._counters = _changing_counters(self.model)
         self._leaves: tuple[Tensor, dict[str, Tensor]] | None = None
         self._compiled: CompiledGradient | None = None
-        self._load_images(self.channels_last)
+        self._create_loader(self.channels_last)
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything except scratch memory and compiled code, which each worker process makes for itself."""
@@ -102,9 +96,10 @@ class Problem:
             return
         self.compiled_size = size
         if is_narrow(self.model, size):
-            self._load_images(channels_last=False)
+            self._create_loader(channels_last=False)
 
-    def _load_images(self, channels_last: bool) -> None:
+    def _create_loader(self, channels_last: bool) -> None:
+        """Create the batch loader; the training images take on its memory layout."""
         self._loader = BatchLoader(
             self.data.train, self.augmentation, self._mean, self._std, self.arithmetic or self.dtype, channels_last
         )
@@ -113,19 +108,25 @@ class Problem:
     def initial(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The model's own weights [parameters], statistics [buffers] and integer buffers by name."""
         weights = self.layout.flatten({name: p.detach() for name, p in self.model.named_parameters()})
-        named = dict(self.model.named_buffers())
-        integers = {name: b.clone() for name, b in named.items() if not b.is_floating_point()}
-        return weights, self.buffers.flatten(named).to(self.device, self.dtype), integers
+        buffers = dict(self.model.named_buffers())
+        integers = {name: b.clone() for name, b in buffers.items() if not b.is_floating_point()}
+        return weights, self.buffers.flatten(buffers).to(self.device, self.dtype), integers
 
-    def named(self, weights: Tensor, buffers: Tensor, integers: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A model as a ``state_dict``, frozen tensors included; tied tensors are copied for each of their names."""
+    def state_dict(self, weights: Tensor, buffers: Tensor, integers: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A model as a torch ``state_dict``, frozen tensors included; tied tensors are copied for each of their names.
+
+        Args:
+            weights: flat weights [parameters].
+            buffers: flat floating-point buffers [buffers].
+            integers: integer buffers by name.
+        """
         tensors = {**self.frozen.tensors(), **self.layout.views(weights), **self.buffers.views(buffers), **integers}
         return {
             name: tensors[first] if name == first else tensors[first].clone()
-            for name, first in self._saved_names.items()
+            for name, first in self._first_names.items()
         }
 
-    def training_mode(self, on: bool = True) -> None:
+    def set_training_mode(self, on: bool = True) -> None:
         """Switch the model to training or evaluation mode; frozen BatchNorm layers always stay in evaluation mode."""
         self.model.train(on)
         self.frozen.use_running_statistics()
@@ -136,11 +137,13 @@ class Problem:
 
     def normalised(self, raw: Tensor) -> Tensor:
         """Raw inputs as the model takes them: normalised, not augmented."""
-        return self._arranged(normalise(raw, self._mean, self._std, self.arithmetic or self.dtype))
+        return self._to_memory_format(normalise(raw, self._mean, self._std, self.arithmetic or self.dtype))
 
-    def _arranged(self, inputs: Tensor) -> Tensor:
-        is_image = self.channels_last and inputs.ndim == 4
-        return inputs.contiguous(memory_format=torch.channels_last) if is_image else inputs
+    def _to_memory_format(self, inputs: Tensor) -> Tensor:
+        """Convert images to the memory format of the model's convolutions."""
+        if self.channels_last and inputs.ndim == 4:
+            return inputs.contiguous(memory_format=torch.channels_last)
+        return inputs
 
     def batch(self, positions: Tensor, draws: dict[str, Tensor]) -> Batch:
         """The training examples at ``positions`` [batch] as an augmented batch.
@@ -170,15 +173,16 @@ class Problem:
         """
         weights = vector if self.arithmetic is None else vector.to(self.arithmetic)
         tensors = {**self.frozen.low_precision, **self.layout.views(weights), **buffers}
-        return self._widened(functional_call(model or self.model, tensors, (inputs,), tie_weights=self._tied))
+        return self._to_loss_precision(functional_call(model or self.model, tensors, (inputs,), tie_weights=self._tied))
 
-    def _widened(self, output: Any) -> Any:
-        """An output in the precision of losses."""
+    def _to_loss_precision(self, output: Any) -> Any:
+        """Convert an output, a tensor or a tuple of them, from ``arithmetic`` to ``dtype``."""
         if self.arithmetic is None:
             return output
         return tuple(head.to(self.dtype) for head in output) if isinstance(output, tuple) else output.to(self.dtype)
 
     def _loss(self, output: Any, batch: Batch) -> Tensor:
+        """Mean loss of a batch; with mixup, the weighted sum of the losses for both targets."""
         loss = self.task.loss(output, batch.targets)
         if batch.mixed_targets is None:
             return loss
@@ -198,25 +202,26 @@ class Problem:
             result = self._compiled(vector, batch)
             if result is not None:
                 return result
-        leaves = self._leaves_of(vector)
+        leaves = self._leaves_for(vector)
         tensors = {**self.frozen.low_precision, **leaves, **buffers}
-        output = self._functional_call.call(tensors, self._arranged(batch.inputs))
-        loss = self._loss(self._widened(output), batch)
+        output = self._functional_call.call(tensors, self._to_memory_format(batch.inputs))
+        loss = self._loss(self._to_loss_precision(output), batch)
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return loss.detach(), self.layout.flatten(dict(zip(leaves, gradients, strict=True))).to(vector.dtype)
 
-    def _leaves_of(self, vector: Tensor) -> dict[str, Tensor]:
+    def _leaves_for(self, vector: Tensor) -> dict[str, Tensor]:
         """The weights in ``vector`` as leaf tensors by name; on a CPU always the same tensors, which saves slicing."""
         if vector.is_cuda:  # several clients train at once and must not share leaves
-            return self._sliced(vector if self.arithmetic is None else vector.to(self.arithmetic))
+            return self._leaf_views(vector if self.arithmetic is None else vector.to(self.arithmetic))
         if self._leaves is None:
             flat = torch.empty_like(vector, dtype=self.arithmetic or vector.dtype)
-            self._leaves = flat, self._sliced(flat)
+            self._leaves = flat, self._leaf_views(flat)
         flat, leaves = self._leaves
         flat.copy_(vector)
         return leaves
 
-    def _sliced(self, vector: Tensor) -> dict[str, Tensor]:
+    def _leaf_views(self, vector: Tensor) -> dict[str, Tensor]:
+        """Views of the parameters in ``vector``, by name, that autograd treats as leaves."""
         return {name: view.detach().requires_grad_() for name, view in self.layout.views(vector).items()}
 
     def functional_pass(
@@ -238,32 +243,40 @@ class Problem:
         """
 
         def loss_and_buffers(point: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, dict[str, Tensor]]]:
-            moved, counted = statistics.clone(), {name: integers[name].clone() for name in self._counters}
-            buffers = {**self.buffers.views(moved), **integers, **counted}
+            new_statistics = statistics.clone()
+            new_counters = {name: integers[name].clone() for name in self._counters}
+            buffers = {**self.buffers.views(new_statistics), **integers, **new_counters}
             loss = self._loss(self.output(point, buffers, batch.inputs, model), batch)
-            return loss, (loss, moved, counted)
+            return loss, (loss, new_statistics, new_counters)
 
-        gradient, others = torch.func.grad(loss_and_buffers, has_aux=True)(vector)
-        return PassResult(gradient, *others)
+        gradient, (loss, new_statistics, new_counters) = torch.func.grad(loss_and_buffers, has_aux=True)(vector)
+        return PassResult(gradient, loss, new_statistics, new_counters)
 
     @torch.no_grad()
-    def predicted(
+    def predict(
         self, vector: Tensor, buffers: dict[str, Tensor], raw: Tensor, batch_statistics: bool | None = None
     ) -> Tensor:
         """The model's output on raw inputs, in evaluation mode.
 
-        With ``batch_statistics`` (default: as the problem says), BatchNorm layers normalise by the batch's statistics.
+        Args:
+            vector: flat weights [parameters].
+            buffers: floating-point and integer buffers by name; left unchanged.
+            raw: inputs that are not normalised; the first dimension is the batch.
+            batch_statistics: whether BatchNorm layers normalise by the batch's statistics; default: the problem's
+                setting.
         """
-        return self.evaluated(vector, buffers, self.normalised(raw), batch_statistics)
+        return self.predict_normalised(vector, buffers, self.normalised(raw), batch_statistics)
 
     @torch.no_grad()
-    def evaluated(
+    def predict_normalised(
         self, vector: Tensor, buffers: dict[str, Tensor], inputs: Tensor, batch_statistics: bool | None = None
     ) -> Tensor:
-        """``predicted`` for inputs that are already normalised."""
+        """``predict`` for inputs that are already normalised."""
         self.model.eval()
-        if self.batch_statistics if batch_statistics is None else batch_statistics:
-            buffers = {name: b.clone() for name, b in buffers.items()}
+        if batch_statistics is None:
+            batch_statistics = self.batch_statistics
+        if batch_statistics:
+            buffers = {name: b.clone() for name, b in buffers.items()}  # the forward pass updates them
             for norm in self._norms():
                 norm.train()
             self.frozen.use_running_statistics()
@@ -273,15 +286,15 @@ class Problem:
     def _norms(self) -> list[nn.modules.batchnorm._BatchNorm]:
         return [module for module in self.model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
 
-    def sum_tensors(self, vector: Tensor, buffers: dict[str, Tensor], examples: Examples) -> dict[str, Tensor]:
+    def metric_sums(self, vector: Tensor, buffers: dict[str, Tensor], examples: Examples) -> dict[str, Tensor]:
         """The task's sums over ``examples``, with the model in evaluation mode."""
-        return self.task.sums(self.predicted(vector, buffers, examples.inputs), examples.targets)
+        return self.task.sums(self.predict(vector, buffers, examples.inputs), examples.targets)
 
     @torch.no_grad()
-    def estimated_buffers(
+    def estimate_buffers(
         self, vector: Tensor, integers: dict[str, Tensor], batches: Iterable[Tensor] | None = None
     ) -> Tensor:
-        """BatchNorm statistics [buffers] re-estimated for given weights: plain means over batches.
+        """Re-estimate BatchNorm statistics [buffers] for given weights, as plain means over batches.
 
         Args:
             vector: flat weights [parameters].
@@ -289,7 +302,7 @@ class Problem:
             batches: normalised inputs; by default the whole training set.
         """
         norms = self._norms()
-        momenta = [norm.momentum for norm in norms]
+        original_momenta = [norm.momentum for norm in norms]
         flat = torch.zeros(self.buffers.size, dtype=self.dtype, device=self.device)
         buffers = {**self.buffers.views(flat), **{name: torch.zeros_like(value) for name, value in integers.items()}}
         if batches is None:
@@ -297,49 +310,66 @@ class Problem:
                 self.normalised(self.data.train.take(part).inputs)
                 for part in self.evaluation_batches(len(self.data.train))
             )
-        self.training_mode()
+        self.set_training_mode()
         try:
-            for number, inputs in enumerate(batches, 1):
+            for count, inputs in enumerate(batches, 1):
                 for norm in norms:
-                    norm.momentum = 1 / number  # makes the running mean a plain mean, even without a batch counter
+                    norm.momentum = 1 / count  # makes the running mean a plain mean, even without a batch counter
                 self.output(vector, buffers, inputs)
         finally:
-            for norm, momentum in zip(norms, momenta, strict=True):
+            for norm, momentum in zip(norms, original_momenta, strict=True):
                 norm.momentum = momentum
         return flat
 
     def evaluation_batches(
         self, count: int, batch_statistics: bool | None = None, at_once: int = 1
     ) -> Iterator[Tensor]:
-        """Positions 0..count-1 in fixed batches, so that sums do not depend on who computes them.
+        """Yield the positions 0..count-1 in fixed batches, so that sums do not depend on the worker that computes them.
 
-        Batches that are normalised by their own statistics are spread over the set, because neighbours (frames of one
-        drive) are too much alike. ``at_once`` joins several of the other batches.
+        Args:
+            count: number of examples.
+            batch_statistics: whether batches are normalised by their own statistics; default: the problem's setting.
+                Their examples are then spread over the set, because neighbours (frames of one drive) are too similar.
+            at_once: number of consecutive batches to join; ignored with ``batch_statistics``.
         """
         positions = torch.arange(count, device=self.device)
-        if self.batch_statistics if batch_statistics is None else batch_statistics:
+        if batch_statistics is None:
+            batch_statistics = self.batch_statistics
+        if batch_statistics:
             batches = ceil(count / self.evaluation_batch)
             yield from (positions[first::batches] for first in range(batches))
         else:
             yield from torch.split(positions, at_once * self.evaluation_batch)
 
 
-def saved_names(model: nn.Module) -> dict[str, str]:
-    """For each name in a model's ``state_dict``, the first name of the same tensor: tied tensors have several.
+def first_names(model: nn.Module) -> dict[str, str]:
+    """Map each name in a model's ``state_dict`` to the first name of the same tensor: tied tensors have several.
 
     >>> tied = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     >>> tied[1].weight = tied[0].weight
-    >>> saved_names(tied)
+    >>> first_names(tied)
     {'0.weight': '0.weight', '1.weight': '0.weight'}
     """
-    tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    saved, first_names = model.state_dict(), dict[int, str]()
-    names = {name: first_names.setdefault(id(tensor), name) for name, tensor in tensors}
-    return {name: first for name, first in names.items() if name in saved}
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    saved = model.state_dict()  # without non-persistent buffers
+    by_tensor: dict[int, str] = {}
+    for name, tensor in tensors:
+        by_tensor.setdefault(id(tensor), name)
+    return {name: by_tensor[id(tensor)] for name, tensor in tensors if name in saved}
 
 
-def moved(examples: Examples, device: torch.device) -> Examples:
-    """Examples on ``device``."""
+def _changing_counters(model: nn.Module) -> list[str]:
+    """Names of the integer buffers that training changes; fedflat's BatchNorm does not count batches."""
+    not_counting = {prefix for prefix, module in model.named_modules() if isinstance(module, BatchNorm)}
+    return [
+        name
+        for name, buffer in model.named_buffers()
+        if not buffer.is_floating_point() and name.rpartition(".")[0] not in not_counting
+    ]
+
+
+def move_examples(examples: Examples, device: torch.device) -> Examples:
+    """Move examples to ``device``; raises ``UserError`` if they do not fit on the GPU."""
     try:
         return Examples(**{name: tensor.to(device) for name, tensor in examples.tensors().items()})
     except torch.OutOfMemoryError:

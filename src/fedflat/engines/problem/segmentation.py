@@ -40,22 +40,22 @@ class Segmentation:
             output: logits [n, classes, H, W], or a tuple with those of each head.
             target: class of each pixel [n, H, W].
         """
-        main, *others = output if isinstance(output, tuple) else (output,)
-        loss = self._mined(main, target)
-        for other in others:
-            loss = loss + self.auxiliary * self._mined(other, target)
+        main_head, *auxiliary_heads = output if isinstance(output, tuple) else (output,)
+        loss = self._hard_pixel_loss(main_head, target)
+        for head in auxiliary_heads:
+            loss = loss + self.auxiliary * self._hard_pixel_loss(head, target)
         return loss
 
-    def _mined(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Mean over the ``hard`` share of each image's valid pixels: rounded down, at least one."""
+    def _hard_pixel_loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Mean cross-entropy over the ``hard`` share of each image's valid pixels: rounded down, at least one pixel."""
         losses = _cross_entropy(logits, target).flatten(1)
-        valid = (target != IGNORED).flatten(1).sum(1)
-        chosen = (valid.double() * self.hard).long().clamp(min=1).minimum(valid)
+        valid_pixels = (target != IGNORED).flatten(1).sum(1)
+        hard_pixels = (valid_pixels.double() * self.hard).long().clamp(min=1).minimum(valid_pixels)
         # Select for the largest possible count, so that shapes do not depend on the data; ignored pixels have loss 0.
         most = max(1, int(self.hard * losses.shape[1]))
-        worst = losses.topk(most, 1).values
-        counted = torch.arange(most, device=losses.device) < chosen[:, None]
-        return torch.where(counted, worst, 0).sum() / chosen.sum().clamp(min=1)
+        highest_losses = losses.topk(most, 1).values
+        is_hard = torch.arange(most, device=losses.device) < hard_pixels[:, None]
+        return torch.where(is_hard, highest_losses, 0).sum() / hard_pixels.sum().clamp(min=1)
 
     def sums(self, output: Output, target: Tensor) -> dict[str, Tensor]:
         """Sums over the valid pixels of a batch.
@@ -71,7 +71,7 @@ class Segmentation:
         counts = torch.bincount((label * classes + prediction).flatten(), minlength=(classes + 1) * classes)
         confusion = counts.view(classes + 1, classes)
         losses = _cross_entropy(logits, target).flatten(1)
-        # Class by class: a GPU scatters in no fixed order, and evaluations would differ in their last digits.
+        # Class by class, because scatter_add on a GPU sums in no fixed order.
         loss = torch.stack([torch.where(label == c, losses, 0).sum(dtype=torch.float64) for c in range(classes)])
         images = truth.new_zeros(len(truth), classes + 1).scatter_(1, label, 1).sum(0)
         return {"confusion": confusion[:classes], "loss": loss, "images": images[:classes]}
@@ -81,10 +81,10 @@ class Segmentation:
         confusion, iou = totals["confusion"].double(), _intersection_over_union(totals["confusion"])
         pixels = max(float(confusion.sum()), 1.0)
         occurs = confusion.sum(1) > 0
-        mean = float(iou[occurs].mean()) if bool(occurs.any()) else 0.0
+        mean_iou = float(iou[occurs].mean()) if bool(occurs.any()) else 0.0
         return {
             "loss": float(totals["loss"].sum()) / pixels,
-            self.metric: mean,
+            self.metric: mean_iou,
             "pixel_accuracy": float(confusion.trace()) / pixels,
         }
 

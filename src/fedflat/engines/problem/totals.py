@@ -1,4 +1,4 @@
-"""Metrics of models over sets of examples: batches to evaluate, running sums, and the final figures."""
+"""Metrics of models over sets of examples: batches to evaluate, running sums, and the final metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Metrics = dict[str, float]
 
 
 class Totals:
-    """A task's sums over any number of batches, in float64. Only ``figures`` waits for the device."""
+    """A task's sums over any number of batches, in float64. Only ``metrics`` waits for the device."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -26,22 +26,22 @@ class Totals:
     def add(self, sums: Mapping[str, Tensor], count: int) -> None:
         """Add the sums of a batch of ``count`` examples."""
         for name, value in sums.items():
-            wide = torch.as_tensor(value).double()
-            self.sums[name] = self.sums[name] + wide if name in self.sums else wide
+            batch_sum = torch.as_tensor(value).double()
+            self.sums[name] = self.sums[name] + batch_sum if name in self.sums else batch_sum
         self.count += count
 
     def merge(self, other: Totals) -> None:
         """Add everything that ``other`` has summed."""
         self.add(other.sums, other.count)
 
-    def means(self) -> dict[str, Tensor]:
+    def metric_tensors(self) -> dict[str, Tensor]:
         """The metrics as float64 tensors; does not wait for the device unless the task pools its metrics."""
         if isinstance(self._task, PooledTask):
-            return {name: torch.tensor(value, dtype=torch.float64) for name, value in self.figures().items()}
+            return {name: torch.tensor(value, dtype=torch.float64) for name, value in self.metrics().items()}
         return {name: value / self.count for name, value in self.sums.items()}
 
-    def figures(self) -> Metrics:
-        """The metrics as numbers: means over examples, or what a ``PooledTask`` computes from its totals."""
+    def metrics(self) -> Metrics:
+        """The metrics as numbers: means over examples, or the result of a ``PooledTask``'s ``finish``."""
         totals = {name: value.cpu() for name, value in self.sums.items()}
         if isinstance(self._task, PooledTask):
             return self._task.finish(totals, self.count)
@@ -61,8 +61,8 @@ def evaluation_plan(problem: Problem, models: int, examples: Mapping[str, Exampl
     return [
         EvaluationBatch(model, name, positions)
         for model in range(models)
-        for name, some in examples.items()
-        for positions in problem.evaluation_batches(len(some))
+        for name, examples_of_set in examples.items()
+        for positions in problem.evaluation_batches(len(examples_of_set))
     ]
 
 
@@ -77,4 +77,4 @@ def evaluation_result(
     totals = {model: {name: Totals(task) for name in examples} for model in models}
     for batch, batch_sums in zip(plan, sums, strict=True):
         totals[models[batch.model]][batch.examples].add(batch_sums, len(batch.positions))
-    return {model: {name: total.figures() for name, total in sets.items()} for model, sets in totals.items()}
+    return {model: {name: total.metrics() for name, total in sets.items()} for model, sets in totals.items()}

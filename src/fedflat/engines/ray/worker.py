@@ -193,7 +193,7 @@ class Worker:
                     loaded[index] = vector, named
                 vector, named = loaded[index]
                 part = problem.held_out[name].take(torch.from_numpy(positions.copy()).to(problem.device))
-                sums = problem.sum_tensors(vector, named, part)
+                sums = problem.metric_sums(vector, named, part)
                 results.append({name: value.double().cpu().numpy() for name, value in sums.items()})
         return results
 
@@ -223,7 +223,7 @@ class Worker:
             )
             for client in clients
         ]
-        setup.problem.training_mode()
+        setup.problem.set_training_mode()
         z = _view(broadcast.z).to(setup.problem.device)
         rows = _rows_to_allocate(setup.engine, len(clients), broadcast.count)
         buffers = setup.engine.allocate(self._training_of(setup, broadcast), rows, z)

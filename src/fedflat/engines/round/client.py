@@ -90,7 +90,7 @@ def train_client(
     integers = {name: value.clone() for name, value in integers.items()}
     buffers = {**problem.buffers.views(cohort.buffers[row]), **integers}
     seed_torch(training.seed, "dropout", round, client)
-    problem.training_mode()
+    problem.set_training_mode()
 
     passes = samples = 0
     own_gradient = None
@@ -162,7 +162,7 @@ def full_gradient(
         indices = indices[generator(training.seed, "whole gradient", round, client).permutation(size)[:count]]
         size = count
     total = torch.zeros_like(cohort.z)
-    problem.training_mode()
+    problem.set_training_mode()
     for start in range(0, size, chunk):
         examples = problem.train_examples(indices[start : start + chunk])
         buffers = {name: b.clone() for name, b in problem.buffers.views(cohort.buffers[row]).items()}

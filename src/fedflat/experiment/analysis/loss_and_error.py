@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedflat.data import Examples, Partition
 from fedflat.engines.cpu.engine import one_thread
-from fedflat.engines.problem.problem import Problem, moved
+from fedflat.engines.problem.problem import Problem, move_examples
 from fedflat.engines.problem.totals import Totals
 from fedflat.engines.round.plan import generator
 from fedflat.errors import UserError
@@ -91,8 +91,10 @@ class LossAndError:
             totals = Totals(problem.task)
             buffers = {**problem.buffers.views(flat_buffers), **self._integers}
             for inputs, targets in self._batches(name):
-                totals.add(problem.task.sums(problem.evaluated(weights, buffers, inputs), targets), len(targets))
-            means = totals.means()
+                totals.add(
+                    problem.task.sums(problem.predict_normalised(weights, buffers, inputs), targets), len(targets)
+                )
+            means = totals.metric_tensors()
             values[f"{name}_loss"] = means["loss"]
             values[f"{name}_{_reported_name(metric)}"] = 1 - means[metric] if is_share(metric) else means[metric]
         return values
@@ -101,7 +103,7 @@ class LossAndError:
         if not len(model.buffers):
             return model.buffers
         if self.statistics == "estimated":
-            return self.problem.estimated_buffers(
+            return self.problem.estimate_buffers(
                 model.weights, self._integers, (inputs for inputs, _ in self._batches("train"))
             )
         return (
@@ -121,7 +123,7 @@ class LossAndError:
 
     def _read(self, examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
         for part in torch.split(torch.arange(len(examples), device=examples.targets.device), self._batch):
-            batch = moved(examples.take(part), self.problem.device)
+            batch = move_examples(examples.take(part), self.problem.device)
             yield self.problem.normalised(batch.inputs), batch.targets
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedflat.algorithms import algorithm
 from fedflat.data import Examples, Partition
-from fedflat.engines.problem.problem import Problem, moved
+from fedflat.engines.problem.problem import Problem, move_examples
 from fedflat.engines.problem.task import PooledTask
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError, one_of
@@ -49,9 +49,10 @@ def estimated_on(problem: Problem, model: ModelState, positions: np.ndarray) -> 
     train, whole = problem.data.train, torch.from_numpy(np.ascontiguousarray(positions, dtype=np.int64))
     parts = torch.tensor_split(whole, ceil(len(whole) / problem.evaluation_batch))
     batches = (
-        problem.normalised(moved(train.take(part.to(train.targets.device)), problem.device).inputs) for part in parts
+        problem.normalised(move_examples(train.take(part.to(train.targets.device)), problem.device).inputs)
+        for part in parts
     )
-    return problem.estimated_buffers(model.weights, model.integers, batches)
+    return problem.estimate_buffers(model.weights, model.integers, batches)
 
 
 NUMBERS = {"cpu": 300_000, "cuda": 1_500_000}

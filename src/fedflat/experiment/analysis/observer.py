@@ -18,7 +18,7 @@ from fedflat.algorithms.algorithm import States
 from fedflat.algorithms.slot import unit
 from fedflat.data import Examples, Partition
 from fedflat.engines.cpu.engine import one_thread
-from fedflat.engines.problem.problem import Problem, moved
+from fedflat.engines.problem.problem import Problem, move_examples
 from fedflat.engines.problem.task import PooledTask
 from fedflat.engines.round.contract import Client, ModelState, Outcome
 from fedflat.engines.round.plan import generator
@@ -133,7 +133,7 @@ class FixedSample:
         means = {}
         for client in self.clients:
             norms = [
-                self.problem.predicted(model.weights, buffers, batch).float().reshape(len(batch), -1).norm(dim=1)
+                self.problem.predict(model.weights, buffers, batch).float().reshape(len(batch), -1).norm(dim=1)
                 for batch in self._inputs(self.partition.clients[client])
             ]
             means[str(client)] = number(torch.cat(norms).mean())
@@ -142,7 +142,7 @@ class FixedSample:
     def _inputs(self, positions: np.ndarray) -> Iterator[Tensor]:
         for start in range(0, len(positions), self.problem.evaluation_batch):
             part = self.examples(positions[start : start + self.problem.evaluation_batch])
-            yield moved(part, self.problem.device).inputs
+            yield move_examples(part, self.problem.device).inputs
 
     def constants(self, model: ModelState) -> tuple[Constants, Figures]:
         """Empirical L, beta, sigma and sigma_g of a model, and the disagreement of client gradients."""

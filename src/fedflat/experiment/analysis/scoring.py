@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedflat.data import Examples
 from fedflat.engines.cpu.engine import one_thread
-from fedflat.engines.problem.problem import Problem, moved
+from fedflat.engines.problem.problem import Problem, move_examples
 from fedflat.engines.problem.task import PooledTask
 from fedflat.engines.problem.totals import Totals
 from fedflat.engines.round.contract import ModelState
@@ -78,13 +78,13 @@ class Scorer:
     def _outputs(self, examples: Examples, positions: np.ndarray | None = None) -> Iterator[tuple[Examples, Tensor]]:
         chosen = torch.arange(len(examples)) if positions is None else torch.from_numpy(positions)
         for part in self.problem.evaluation_batches(len(chosen), self._batch_statistics):
-            batch = moved(examples.take(chosen[part.cpu()].to(examples.targets.device)), self.problem.device)
-            yield batch, self.problem.predicted(self.model.weights, self._buffers, batch.inputs, self._batch_statistics)
+            batch = move_examples(examples.take(chosen[part.cpu()].to(examples.targets.device)), self.problem.device)
+            yield batch, self.problem.predict(self.model.weights, self._buffers, batch.inputs, self._batch_statistics)
 
 
 def scores_of(totals: Totals) -> Scores:
     """Metrics from sums, and the number of examples."""
-    return {**totals.figures(), "examples": totals.count}
+    return {**totals.metrics(), "examples": totals.count}
 
 
 def spread_over(each: Mapping[str, Scores], metric: str) -> dict[str, float]:

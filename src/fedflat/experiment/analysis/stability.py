@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedflat.data import Dataset, Examples, load
-from fedflat.engines.problem.problem import Problem, moved
+from fedflat.engines.problem.problem import Problem, move_examples
 from fedflat.engines.problem.task import Task
 from fedflat.engines.round.contract import ModelState
 from fedflat.engines.round.plan import generator
@@ -103,7 +103,7 @@ class Twins:
         used = {swap.by for swap in self.swaps}
         left = np.array([place for place in range(len(self.data.test)) if place not in used])
         chosen = left[np.sort(generator(seed, "twins scored").permutation(len(left))[:examples])]
-        return moved(self.data.test.take(torch.from_numpy(chosen)), self.original.problem.device)
+        return move_examples(self.data.test.take(torch.from_numpy(chosen)), self.original.problem.device)
 
     def go(self, every: int = 1) -> Iterator[Figures]:
         """Run all rounds; yields the differences after every ``every`` rounds and after the last."""
@@ -145,6 +145,6 @@ def losses_of(problem: Problem, model: ModelState, examples: Examples) -> Tensor
     losses = []
     for part in problem.evaluation_batches(len(examples)):
         batch = examples.take(part)
-        output = problem.predicted(model.weights, buffers, batch.inputs)
+        output = problem.predict(model.weights, buffers, batch.inputs)
         losses += [problem.task.loss(output[n : n + 1], batch.targets[n : n + 1]) for n in range(len(batch))]
     return torch.stack(losses)

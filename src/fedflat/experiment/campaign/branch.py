@@ -82,7 +82,7 @@ class BranchPoint:
         problem, _ = reopen(self.record, as_begun=True)
         config = self.record.config
         model: ModelState = at_checkpoint(folder, algorithm(config.algorithm), problem, config).model
-        return problem.named(*model)
+        return problem.state_dict(*model)
 
 
 def branch_point(text: str) -> BranchPoint:

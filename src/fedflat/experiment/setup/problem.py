@@ -140,7 +140,7 @@ def _check_model(problem: Problem, name: str) -> None:
     weights, buffers, integers = problem.initial()
     try:
         with torch.random.fork_rng(devices=[]):
-            output = problem.predicted(weights, {**problem.buffers.views(buffers), **integers}, two.inputs)
+            output = problem.predict(weights, {**problem.buffers.views(buffers), **integers}, two.inputs)
     except (RuntimeError, ValueError, IndexError) as error:
         inputs = f"{str(two.inputs.dtype).removeprefix('torch.')} inputs of shape {problem.data.input_shape}"
         raise UserError(
