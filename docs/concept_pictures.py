@@ -22,7 +22,7 @@ from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.round.contract import Aggregation, Client, ModelState, Training
 from fedflat.engines.round.plan import Plan
 from fedflat.experiment.analysis.landscapes import landscapes, plane
-from fedflat.experiment.analysis.measured import Measured
+from fedflat.experiment.analysis.run_model import RunModel
 from fedflat.flatness import Ends, Operator, lanczos
 from fedflat.reporting.figures.landscape_scale import LandscapeScale, common_line, shown_tick
 from fedflat.reporting.figures.landscapes import COLOUR_MAP, FAINT, INK, draw_contours
@@ -183,7 +183,7 @@ def flat() -> Figure:
     return figure
 
 
-def _draw_top_direction(axes: Any, model: Measured, name: str, colour: str) -> float:
+def _draw_top_direction(axes: Any, model: RunModel, name: str, colour: str) -> float:
     """Plot the loss and its quadratic model along the top eigenvector; return the eigenvalue."""
     objective = model.objective()
     pairs = lanczos(Operator.of_hessian(objective), Ends(1))
@@ -200,7 +200,7 @@ def _draw_top_direction(axes: Any, model: Measured, name: str, colour: str) -> f
     return eigenvalue
 
 
-def _accuracy(model: Measured) -> float:
+def _accuracy(model: RunModel) -> float:
     return 100 * model.record.history[-1]["test"]["server"]["accuracy"]
 
 

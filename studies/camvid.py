@@ -22,7 +22,7 @@ import torch
 
 import fedflat
 from fedflat.data import IGNORED, load
-from fedflat.experiment.setup.problem import federation
+from fedflat.experiment.setup.problem import build_problem
 from fedflat.experiment.store.files import write_whole
 
 BEGIN, END = "<!-- camvid: made by studies/camvid.py -->", "<!-- camvid: end -->"
@@ -108,7 +108,7 @@ def predictions(result: fedflat.Result, name: str) -> np.ndarray:
 
     The forward pass takes a batch spread over the test set, since SiLoBN normalises by the statistics of the batch.
     """
-    problem, _ = federation(result.config)
+    problem, _ = build_problem(result.config)
     model, test = result.record.models[name], problem.held_out["test"]
     rows = spread_over(len(test), result.config.evaluation.batch_size)
     buffers = {**problem.buffers.views(model.buffers), **model.integers}

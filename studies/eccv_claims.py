@@ -36,8 +36,8 @@ from study import (
 
 import fedflat
 from fedflat.engines.round.contract import ModelState
-from fedflat.experiment.analysis.measured import Measured, measured, moment_at, replay_at
 from fedflat.experiment.analysis.replay import Replay
+from fedflat.experiment.analysis.run_model import RunModel, moment_after, open_model, replay_after
 from fedflat.experiment.store.files import write_whole
 from fedflat.experiment.store.run_folder import Record
 
@@ -89,8 +89,8 @@ def _measure_run(
     saved = numbers.part("measured", partition, name)
     missing = _unmeasured_rounds(numbers, partition, name, every, arguments.rounds)
     precision = measuring_precision(arguments.precision)
-    server = measured(record, name="server", device=arguments.device, precision=precision)
-    replay = replay_at(server, missing[0])
+    server = open_model(record, name="server", device=arguments.device, precision=precision)
+    replay = replay_after(server, missing[0])
     for rounds in missing:
         evaluation = next((line for line in record.history if line["round"] == rounds), None)
         if evaluation is None or record.status == "diverged":  # a model that is not finite has no curvature
@@ -100,13 +100,13 @@ def _measure_run(
         numbers.save()
 
 
-def _measure_round(server: Measured, replay: Replay, rounds: int, arguments: argparse.Namespace) -> dict[str, Any]:
+def _measure_round(server: RunModel, replay: Replay, rounds: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """Curvature of a global model, of the local models that the next cohort makes of it, and of their average.
 
     Local models are measured on their own data, the others on all data. The average is weighted by samples, so it is
     the next global model of these methods.
     """
-    replay.moment = moment_at(server, replay.problem, rounds)
+    replay.moment = moment_after(server, replay.problem, rounds)
     members = replay.members()
     states = replay.local_models(members, replay.train(members))
     local = {
@@ -125,12 +125,12 @@ def _measure_round(server: Measured, replay: Replay, rounds: int, arguments: arg
     }
 
 
-def _on_all_data(server: Measured, state: ModelState, arguments: argparse.Namespace) -> Any:
+def _on_all_data(server: RunModel, state: ModelState, arguments: argparse.Namespace) -> Any:
     objective = server.objective("train", state=state)
     return objective.subset(min(arguments.examples, objective.examples), arguments.seed)
 
 
-def _cast(server: Measured, state: ModelState) -> ModelState:
+def _cast(server: RunModel, state: ModelState) -> ModelState:
     """A model in the precision of the measurements."""
     dtype = server.problem.dtype
     return state._replace(weights=state.weights.to(dtype), buffers=state.buffers.to(dtype))

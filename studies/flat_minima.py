@@ -32,7 +32,7 @@ from study import (
 
 import fedflat
 from fedflat.experiment.analysis.landscapes import landscapes, plane
-from fedflat.experiment.analysis.measured import Measured, measured
+from fedflat.experiment.analysis.run_model import RunModel, open_model
 from fedflat.experiment.store.files import write_whole
 from fedflat.flatness.landscapes.grid import Landscape
 from fedflat.reporting.figures.landscapes import plane_picture
@@ -82,13 +82,13 @@ def run_study(arguments: argparse.Namespace) -> Path:
     about = {name: getattr(arguments, name) for name in names}
     about |= {"model": settings["model"], "partition": settings["partition"]}
     numbers = Numbers(arguments.out / "numbers.json", **about)
-    models: dict[str, Measured] = {}
+    models: dict[str, RunModel] = {}
     for name, text in algorithms(arguments.rounds, settings["lr"]).items():
         with stage(f"training {name}"):
             record = trained(text, arguments.out / "runs", **settings)
         if record.status == "diverged":
             continue  # a model that is not finite has no curvature
-        models[name] = measured(record, device=arguments.device, precision=measuring_precision(arguments.precision))
+        models[name] = open_model(record, device=arguments.device, precision=measuring_precision(arguments.precision))
         method = numbers.part("methods", name)
         method |= {"algorithm": text, "model": models[name].name, "status": record.status, "seconds": record.seconds}
         method["accuracy"] = record.history[-1]["test"][models[name].name]["accuracy"]
@@ -101,7 +101,7 @@ def run_study(arguments: argparse.Namespace) -> Path:
     return numbers.path
 
 
-def _measure_curvature(numbers: Numbers, name: str, model: Measured, arguments: argparse.Namespace) -> None:
+def _measure_curvature(numbers: Numbers, name: str, model: RunModel, arguments: argparse.Namespace) -> None:
     method = numbers.part("methods", name)
     if "eigenvalues" in method:
         return
@@ -111,7 +111,7 @@ def _measure_curvature(numbers: Numbers, name: str, model: Measured, arguments: 
     numbers.save()
 
 
-def _measure_landscapes(numbers: Numbers, models: dict[str, Measured], arguments: argparse.Namespace) -> None:
+def _measure_landscapes(numbers: Numbers, models: dict[str, RunModel], arguments: argparse.Namespace) -> None:
     grid = {"points": arguments.points, "examples": arguments.examples, "seed": arguments.seed}
     saved = numbers.part("landscapes")
     for name, model in models.items():

@@ -39,7 +39,7 @@ PAGES = {
             "fedflat.reporting.tables.summary:Summary",
             "fedflat.experiment.store.run_folder:Record",
             "fedflat.experiment.analysis.evaluation:Evaluation",
-            "fedflat.experiment.analysis.measured:Measured",
+            "fedflat.experiment.analysis.run_model:RunModel",
             "fedflat.experiment.analysis.post_hoc:PostHoc",
         ),
     ),
@@ -95,7 +95,7 @@ PAGES = {
         "Landscapes of runs",
         "Loss landscapes around the models of runs, on planes and along paths, and their figures.",
         (
-            "fedflat.experiment.analysis.measured:measured",
+            "fedflat.experiment.analysis.run_model:open_model",
             "fedflat.experiment.analysis.landscapes:landscapes",
             "fedflat.experiment.analysis.landscapes:plane",
             "fedflat.experiment.analysis.landscapes:path",

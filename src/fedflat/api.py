@@ -19,13 +19,13 @@ from fedflat.errors import UserError, one_of
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign import compare as comparing
 from fedflat.experiment.config import Config
-from fedflat.experiment.make_config import as_callbacks, as_path, as_texts, check_jobs, check_own
+from fedflat.experiment.make_config import as_algorithms, as_callbacks, as_path, check_jobs, check_user_objects
 from fedflat.experiment.make_config import make_config as make_config
 from fedflat.experiment.rounds import Round
 from fedflat.experiment.run import Run
-from fedflat.experiment.setting_names import WHERE
-from fedflat.experiment.setup.problem import custom
-from fedflat.experiment.stopping import OVER
+from fedflat.experiment.setting_names import EXECUTION_SETTINGS
+from fedflat.experiment.setup.problem import name_user_objects
+from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.run_folder import RunFolder
 from fedflat.reporting.result import Comparison, Result
 
@@ -108,7 +108,7 @@ class Rounds(Iterator[Round]):
     def _require_finished(self) -> None:
         """Raise if rounds are left: an empty loop would look as if the run had finished."""
         record, folder = self.run.record, self.run.folder
-        if record is not None and record.status in OVER:
+        if record is not None and record.status in ENDED_STATUSES:
             return
         closed = f"this run was closed after {self.run.rounds} of {self.run.config.training.rounds} rounds"
         if folder is None or not folder.exists:
@@ -221,7 +221,7 @@ def compare(
     folder = None if out is None else as_path("out", out).absolute()
     observers = as_callbacks(callbacks)
     return Comparison(
-        comparing.compare(prepared, as_texts(algorithms), seeds, folder, observers, jobs, task=task, **own)
+        comparing.compare(prepared, as_algorithms(algorithms), seeds, folder, observers, jobs, task=task, **own)
     )
 
 
@@ -296,9 +296,9 @@ def resume(
         ``fedflat.resume("runs/first", workers=4)``
     """
     for name in where:
-        if name not in WHERE:
-            raise one_of("setting that may change in a resumed run", name, WHERE)
-    check_own(dataset, model, task)
+        if name not in EXECUTION_SETTINGS:
+            raise one_of("setting that may change in a resumed run", name, EXECUTION_SETTINGS)
+    check_user_objects(dataset, model, task)
     path = as_path("folder", folder)
     prepared = make_config(RunFolder(path).config(), where)
     if RunFolder(path).is_over:
@@ -377,8 +377,8 @@ def _prepare(
     names = {"algorithm": algorithm, "dataset": dataset, "model": model}
     settings = settings | {name: value for name, value in names.items() if isinstance(value, str)}
     own_data, own_model = None if isinstance(dataset, str) else dataset, None if isinstance(model, str) else model
-    check_own(own_data, own_model, task)
+    check_user_objects(own_data, own_model, task)
     if is_partitioner(settings.get("partition")):
         data = make_config(base, {**settings, "partition": "centralised"}).data
         settings["partition"] = from_flower(settings["partition"], own_data or load_data(data.dataset, data.dir))
-    return custom(make_config(base, settings), own_data, own_model), {"data": own_data, "model": own_model}
+    return name_user_objects(make_config(base, settings), own_data, own_model), {"data": own_data, "model": own_model}

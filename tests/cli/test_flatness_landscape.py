@@ -9,7 +9,7 @@ import pytest
 
 from fedflat.cli.flatness import landscape as flatness_landscape
 from fedflat.cli.flatness.flags import short_names
-from fedflat.experiment.analysis.measured import measured_point
+from fedflat.experiment.analysis.run_model import open_model_or_client
 
 from .conftest import Fedflat
 
@@ -86,7 +86,7 @@ def test_mistakes_are_told_in_one_sentence(
 
 def test_names_are_as_short_as_tells_models_apart(finished: Path, compared: Path) -> None:
     def names(*texts: object) -> list[str]:
-        return short_names([measured_point(str(text), device="cpu") for text in texts])
+        return short_names([open_model_or_client(str(text), device="cpu") for text in texts])
 
     one, two, *others = runs_of(compared)
     assert names(one, next(run for run in others if run.parent != one.parent)) == ["fedavg", "fedsam"]

@@ -17,7 +17,7 @@ from fedflat.engines.round.contract import Engine
 from fedflat.experiment.analysis.replay import Replay
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.engine import ray_engine
-from fedflat.experiment.setup.problem import federation
+from fedflat.experiment.setup.problem import build_problem
 
 NO_OWN: dict[str, Any] = {"data": None, "model": None, "task": None}
 
@@ -40,13 +40,13 @@ def small(**settings: Any) -> Config:
 def engine_of(config: Config, workers: int, model: nn.Module | None = None) -> Any:
     """The Ray engine of a config."""
     config = make_config(config, {"engine": "ray", "workers": workers})
-    return ray_engine(config, federation(config, model=model)[0], {**NO_OWN, "model": model})
+    return ray_engine(config, build_problem(config, model=model)[0], {**NO_OWN, "model": model})
 
 
 @cache
 def _cached_problem(text: str) -> tuple[Problem, Partition]:
     """Problem and partition of a config, independent of the algorithm."""
-    return federation(Config.model_validate(yaml.safe_load(text)))
+    return build_problem(Config.model_validate(yaml.safe_load(text)))
 
 
 def walk(
@@ -56,7 +56,7 @@ def walk(
     problem, partition = (
         _cached_problem(config.model_copy(update={"algorithm": "fedavg"}).to_yaml())
         if model is None
-        else federation(config, model=model)
+        else build_problem(config, model=model)
     )
     replay = Replay(config, problem, partition, workers=1)
     if engine is not None:

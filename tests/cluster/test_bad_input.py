@@ -18,7 +18,7 @@ from fedflat.engines.ray import cluster as ray_cluster
 from fedflat.engines.ray.cluster import check_address, connect, device_for, gpus_each, ray_module, workers_for
 from fedflat.engines.ray.worker import check_facts, facts
 from fedflat.errors import UserError
-from fedflat.experiment.setup.problem import federation
+from fedflat.experiment.setup.problem import build_problem
 
 from .federations import engine_of, small
 from .nodes import Nodes, python, said
@@ -143,7 +143,7 @@ def other_fedflat(folder: Path, version: str | None) -> Path:
 
 
 def test_a_node_with_other_data() -> None:
-    known = facts(federation(small())[0])
+    known = facts(build_problem(small())[0])
     check_facts(known, known)
     with pytest.raises(UserError, match=r"training examples.*\(\d+ instead of 3\)"):
         check_facts(known, {**known, "training examples": 3})

@@ -17,7 +17,7 @@ from fedflat.engines.ray.scheduling import ClientCosts
 from fedflat.engines.ray.state_directory import StateDirectory
 from fedflat.engines.ray.worker import Worker, facts
 from fedflat.engines.ray.worker_pool import WorkerHandle, WorkItem
-from fedflat.experiment.setup.problem import federation
+from fedflat.experiment.setup.problem import build_problem
 
 from .federations import small, walk
 
@@ -28,10 +28,10 @@ class OneWorker(RayEngine):
     losses = state_losses = ()
 
     def __init__(self, config: Any, shows_rows: bool) -> None:
-        self.problem = federation(config)[0]
+        self.problem = build_problem(config)[0]
         self.device, self.workers, self.sums_shares = "cpu", 1, True
         self.shows_rows, self.buffers, self.costs = shows_rows, None, ClientCosts()
-        self.engine = LaneEngine(federation(config)[0], lanes=3)
+        self.engine = LaneEngine(build_problem(config)[0], lanes=3)
         self.worker = Worker()
         self.worker._setup = WorkerSetup(self.engine.problem, self.engine)
         self._source = ProblemSource("here", [], facts(self.problem))

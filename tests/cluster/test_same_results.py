@@ -14,7 +14,7 @@ from fedflat.algorithms.named import NAMED, RELEASED
 from fedflat.data import from_arrays
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.round.contract import ModelState
-from fedflat.experiment.setup.problem import federation
+from fedflat.experiment.setup.problem import build_problem
 
 from .federations import engine_of, same, small, walk
 
@@ -70,7 +70,7 @@ def test_workers_that_sum_their_shares(ray: Any, settings: dict[str, Any]) -> No
 def test_evaluation_agrees_with_the_loop(ray: Any) -> None:
     config = small(data__validation=0.1, evaluation__batch_size=50)
     engine = engine_of(config, 2)
-    problem = federation(config)[0]
+    problem = build_problem(config)[0]
     model = ModelState(*problem.initial())
     models = {"one": model, "other": model._replace(weights=model.weights * 2)}
     assert engine.evaluate(models, engine.problem.held_out) == LoopEngine(problem, 1).evaluate(models, problem.held_out)

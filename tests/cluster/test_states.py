@@ -21,7 +21,7 @@ from fedflat.engines.ray.worker_pool import WorkerHandle
 from fedflat.engines.round.contract import RemoteState
 from fedflat.experiment.analysis.replay import Replay
 from fedflat.experiment.run import Run
-from fedflat.experiment.setup.problem import federation
+from fedflat.experiment.setup.problem import build_problem
 
 from .federations import NO_OWN, engine_of, same, small, walk
 
@@ -92,7 +92,7 @@ def test_a_state_is_handed_over_by_the_worker_that_has_it(ray: Any) -> None:
     """A cohort whose states are all with one worker is still divided, because small states are quick to move."""
     config = small(algorithm="scaffold", **EVERYONE)
     engine = engine_of(config, 2)
-    problem, partition = federation(config)
+    problem, partition = build_problem(config)
     both = [Replay(config, problem, partition, workers=1) for _ in range(2)]
     both[0].engine = engine
     for replay in both:

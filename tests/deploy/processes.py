@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedflat.deploy.trust.certificates import write_certificates
-from fedflat.experiment.stopping import OVER
+from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.run_folder import RunFolder
 
 from .proxy import Proxy
@@ -134,7 +134,9 @@ class RealFederation:
         printed = self.start_run(project, settings)
         out = RunFolder(Path(settings["deploy.out"]))
         last = "sites.json" if settings.get("deploy.score", True) else "status.json"
-        self.until(lambda: out.exists and out.status()["status"] in OVER and (out.path / last).exists(), timeout)
+        self.until(
+            lambda: out.exists and out.status()["status"] in ENDED_STATUSES and (out.path / last).exists(), timeout
+        )
         return printed
 
     def stop_run(self, printed: str) -> None:

@@ -16,7 +16,7 @@ from fedflat.deploy.server.app import serve
 from fedflat.deploy.server.nodes import NOT_CONNECTED
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.reopen import reopen
-from fedflat.experiment.analysis.replay import Replay, at_checkpoint
+from fedflat.experiment.analysis.replay import Replay, moment_at_checkpoint
 from fedflat.experiment.store.run_folder import RunFolder, load_record
 
 from .direct import federation_of
@@ -59,7 +59,7 @@ def test_rounds_with_state_at_sites_cannot_be_replayed(algorithm: str, kept: boo
     interrupted(tmp_path, algorithm=algorithm)
     record = load_record(tmp_path / "run")
     problem, partition = reopen(record)
-    moment = at_checkpoint(RunFolder(tmp_path / "run"), fedflat.algorithm(algorithm), problem, record.config)
+    moment = moment_at_checkpoint(RunFolder(tmp_path / "run"), fedflat.algorithm(algorithm), problem, record.config)
     replay = Replay(record.config, problem, partition, moment, workers=1)
     if not kept:
         assert len(replay.members()) == 4

@@ -27,7 +27,7 @@ from fedflat.deploy.settings import experiment_of
 from fedflat.deploy.trust.privacy import Mod, not_private
 from fedflat.errors import UserError
 from fedflat.experiment.setup.engine import training_of
-from fedflat.experiment.setup.problem import federation
+from fedflat.experiment.setup.problem import build_problem
 from fedflat.experiment.store.run_folder import Record
 
 from .direct import SMALL, DirectGrid, node
@@ -216,7 +216,7 @@ def test_the_docs_list_the_supported_algorithms() -> None:
     rows = re.findall(r"^\| (`.*`) \| (.*) \| (.*) \|$", page.split("## Supported algorithms")[1], re.M)
     written = {name: (private, robust) for names, private, robust in rows for name in re.findall(r"`([a-z-]+)`", names)}
     assert written.keys() == set(NAMED)
-    problem, _ = federation(experiment_of(SETTINGS))
+    problem, _ = build_problem(experiment_of(SETTINGS))
     for name, answers in written.items():
         chosen = algorithm(name)
         private = not_private(problem, training_of(experiment_of(SETTINGS), chosen, SITES))

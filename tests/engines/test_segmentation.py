@@ -349,7 +349,7 @@ def test_silobn_uses_client_statistics_for_seen_domains_and_batch_statistics_oth
     if from_disk:
         result = fedflat.load(tmp_path / "run")
         assert all(torch.equal(kept[number], value) for number, value in client_statistics(result.record).items())
-    found = result.evaluate(on=("test", "domains", "clients"), data=data, network=network)
+    found = result.evaluate(on=("test", "domains", "clients"), dataset=data, network=network)
     fresh = Dense()
     fresh.load_state_dict(dict(Layout.of_parameters(network).views(server.weights)), strict=False)
     groups = data.test.groups
@@ -387,7 +387,7 @@ def test_silobn_trains_the_weights_of_fedavg() -> None:
 
 
 def test_large_masks_are_evaluated_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(federating, "MOST_PIXELS", 3 * SIDE**2 + 1)
+    monkeypatch.setattr(federating, "MAX_PIXELS", 3 * SIDE**2 + 1)
     run = Run(config(rough_settings()), data=made(7), model=Dense())
     assert run.problem.evaluation_batch == 3
 

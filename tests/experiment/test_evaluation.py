@@ -18,7 +18,7 @@ from fedflat.experiment.analysis.evaluation import PARTS
 from fedflat.experiment.analysis.fine_tuning import FineTuning
 from fedflat.experiment.analysis.scoring import spread_over
 from fedflat.experiment.config import config
-from fedflat.experiment.setup.problem import federation
+from fedflat.experiment.setup.problem import build_problem
 
 WRITERS = {"ada": [0] * 8, "bob": [0] * 4 + [1] * 4, "cy": [1] * 4 + [2] * 4, "dee": [2] * 2 + [0] * 6}
 RIGHT = {"ada": 1.0, "bob": 0.5, "cy": 0.0, "dee": 0.75}
@@ -255,13 +255,13 @@ def test_what_was_the_users_own_is_asked_for_again(tmp_path):
     data, model, task = writers(), always_zero(), Upside(metric="errors")
     here = fedflat.run("fedavg", dataset=data, model=model, task=task, out=tmp_path / "run", **STILL)
     loaded = fedflat.load(tmp_path / "run")
-    with pytest.raises(fedflat.UserError, match=r"custom:letters.*evaluate\(data="):
+    with pytest.raises(fedflat.UserError, match=r"custom:letters.*evaluate\(dataset="):
         loaded.evaluate()
     with pytest.raises(fedflat.UserError, match=r"custom:Linear.*evaluate\(network="):
-        loaded.evaluate(data=data)
+        loaded.evaluate(dataset=data)
     with pytest.raises(fedflat.UserError, match=r"custom task.*pass it again"):
-        loaded.evaluate(data=data, network=model)
-    assert loaded.evaluate(data=data, network=model, task=task).document() == here.evaluate().document()
+        loaded.evaluate(dataset=data, network=model)
+    assert loaded.evaluate(dataset=data, network=model, task=task).document() == here.evaluate().document()
     assert here.evaluate()["clients"]["each"]["cy"]["errors"] == 1
 
 
@@ -322,15 +322,15 @@ def test_the_parts_are_all_there():
 
 def test_a_run_may_look_at_a_sample_of_the_test_set():
     made = config({"evaluation": {"examples": 50}, "engine": {"device": "cpu"}})
-    one, other = (federation(made.model_copy(update={"seed": seed}))[0].held_out["test"] for seed in (0, 1))
+    one, other = (build_problem(made.model_copy(update={"seed": seed}))[0].held_out["test"] for seed in (0, 1))
     assert len(one) == 50 and torch.equal(one.inputs, other.inputs), "the same sample for every seed"
     result = fedflat.run("fedavg", evaluation__examples=50, **(STILL | {"partition": "iid"}))
     assert result.evaluate(on="test")["test"]["examples"] > 300, "the evaluation afterwards is on the whole"
     assert (
         len(
-            federation(made.model_copy(update={"evaluation": made.evaluation.model_copy(update={"examples": 10**6})}))[
-                0
-            ].held_out["test"]
+            build_problem(
+                made.model_copy(update={"evaluation": made.evaluation.model_copy(update={"examples": 10**6})})
+            )[0].held_out["test"]
         )
         > 300
     )

@@ -12,7 +12,7 @@ from torch import nn
 
 import fedflat
 from fedflat.data import from_clients
-from fedflat.experiment.analysis.measured import measured_point
+from fedflat.experiment.analysis.run_model import open_model_or_client
 from fedflat.testing import check_model
 from fedflat.testing.quadratics import Quadratics, run_rounds
 
@@ -104,7 +104,7 @@ def test_looking_at_a_run_leaves_the_generator_as_it_was(tmp_path: Path) -> None
         out=tmp_path / "run",
     )
     assert is_kept(lambda: result.evaluate(on=("test", "fine-tuned")))
-    assert is_kept(lambda: measured_point(f"{tmp_path / 'run'}:client3"))
+    assert is_kept(lambda: open_model_or_client(f"{tmp_path / 'run'}:client3"))
 
 
 def test_checks_leave_the_generator_as_it_was() -> None:

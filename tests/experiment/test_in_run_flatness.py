@@ -12,7 +12,7 @@ from torch import nn
 import fedflat
 from fedflat.errors import UserError
 from fedflat.experiment.config import config
-from fedflat.experiment.quantities import WHAT, flatness_values, wanted_names
+from fedflat.experiment.quantities import MEASUREMENTS, parse_flatness, parse_measurements
 
 SETTINGS = {
     "rounds": 4,
@@ -147,14 +147,14 @@ def test_a_run_that_diverges_says_so_and_nothing_else(text: str) -> None:
 
 
 def test_the_text_of_the_short_form() -> None:
-    assert flatness_values("50") == {"every": 50}
-    assert flatness_values("every=5, what=drift+gap ,examples=100") == {
+    assert parse_flatness("50") == {"every": 50}
+    assert parse_flatness("every=5, what=drift+gap ,examples=100") == {
         "every": 5,
         "what": "drift,gap",
         "examples": 100,
     }
     assert config({"flatness": "every=5"}).flatness.every == 5
-    assert wanted_names("all") == list(WHAT)
+    assert parse_measurements("all") == list(MEASUREMENTS)
     made = fedflat.api.make_config(config({"flatness": {"every": 5, "seed": 3}}), {"flatness": "what=drift"})
     assert made.flatness.model_dump() == {"every": 5, "what": "drift", "examples": 500, "clients": 10, "seed": 3}
 

@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedflat
-from fedflat.experiment.analysis.measured import Measured, measured, with_statistics
 from fedflat.experiment.analysis.observer import FixedSample
+from fedflat.experiment.analysis.run_model import RunModel, open_model, with_statistics
 from fedflat.experiment.config import FlatnessSettings
 from fedflat.experiment.store.run_folder import Record, client_statistics
 from fedflat.reporting.result import Result
@@ -28,7 +28,7 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 10))
 
 
-def run(**more: Any) -> tuple[Record, Measured]:
+def run(**more: Any) -> tuple[Record, RunModel]:
     """A short run, and its model to be measured."""
     settings = {
         "clients": 4,
@@ -41,15 +41,15 @@ def run(**more: Any) -> tuple[Record, Measured]:
         **more,
     }
     record = fedflat.run(**settings, model=network(), workers=1).record
-    return record, measured(record, network=network())
+    return record, open_model(record, network=network())
 
 
 @pytest.fixture(scope="module")
-def own() -> tuple[Record, Measured]:
+def own() -> tuple[Record, RunModel]:
     return run(**OWN)
 
 
-def test_the_server_is_looked_at_with_the_statistics_of_the_training_set(own: tuple[Record, Measured]) -> None:
+def test_the_server_is_looked_at_with_the_statistics_of_the_training_set(own: tuple[Record, RunModel]) -> None:
     _, found = own
     problem, state = found.problem, found.state
     train = problem.data.train.take(torch.from_numpy(found.training_positions))
@@ -72,7 +72,7 @@ def test_the_server_is_looked_at_with_the_statistics_of_the_training_set(own: tu
     assert abs(float(wrong) - float(expected)) > 0.05, "zeros and ones would be another model"
 
 
-def test_the_estimate_is_the_mean_and_the_variance_of_what_a_layer_sees(own: tuple[Record, Measured]) -> None:
+def test_the_estimate_is_the_mean_and_the_variance_of_what_a_layer_sees(own: tuple[Record, RunModel]) -> None:
     _, found = own
     problem = found.problem
     statistics = problem.buffers.views(with_statistics(problem, found.state, np.arange(300)).buffers)
@@ -89,7 +89,7 @@ def test_the_estimate_is_the_mean_and_the_variance_of_what_a_layer_sees(own: tup
 
 
 def test_a_model_for_use_elsewhere_has_the_statistics_of_the_training_set(
-    own: tuple[Record, Measured], tmp_path: Path
+    own: tuple[Record, RunModel], tmp_path: Path
 ) -> None:
     record, found = own
     result = Result(record)
@@ -119,7 +119,7 @@ def test_a_round_gives_a_module_with_the_statistics_of_the_training_set() -> Non
     assert all(torch.equal(only.model.state_dict()[name], statistics) for name, statistics in expected.items())
 
 
-def test_a_client_is_looked_at_with_what_it_kept(own: tuple[Record, Measured]) -> None:
+def test_a_client_is_looked_at_with_what_it_kept(own: tuple[Record, RunModel]) -> None:
     record, found = own
     kept = client_statistics(record)
     (taken_part, *_), away = sorted(kept), sorted(set(range(4)) - kept.keys())

@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_models_are_there_at_the_start_on_the_way_and_at_the_end(folder: Path) -> None:
     result = fedflat.load(folder)
-    look = result.look()
+    look = result.post_hoc()
     assert look.model_rounds() == [0, 2, 4]
     assert look.model_rounds("wima") == [2, 4]
     end = result.state_dict("wima")
@@ -52,13 +52,13 @@ def test_models_are_there_at_the_start_on_the_way_and_at_the_end(folder: Path) -
 
 
 def test_figures_afterwards_are_those_that_were_logged(folder: Path) -> None:
-    look = fedflat.load(folder).look(clients=3)
+    look = fedflat.load(folder).post_hoc(clients=3)
     logged = {record["round"]: record["flatness"] for record in look.record.history}
     for name, looks in look.gaps().items():
         for one in looks:
             then = logged[one.pop("round")]["models"][name]
             assert one == pytest.approx(then, rel=1e-5, abs=1e-7)
-    for one in look.seen():
+    for one in look.accuracies():
         assert one["accuracy"] == logged[one["round"]]["accuracy"]
         assert one["features"] == pytest.approx(logged[one["round"]]["features"], rel=1e-5)
     for one in look.constants():
@@ -68,7 +68,7 @@ def test_figures_afterwards_are_those_that_were_logged(folder: Path) -> None:
 
 def test_the_gap_is_that_of_an_evaluation(folder: Path) -> None:
     result = fedflat.load(folder)
-    found = result.look().gaps()["server"][-1]
+    found = result.post_hoc().gaps()["server"][-1]
     evaluated = result.evaluate(on=("test", "clients"))
     each = evaluated["clients"]["each"].values()
     train = np.average([one["loss"] for one in each], weights=[one["examples"] for one in each])
@@ -76,7 +76,7 @@ def test_the_gap_is_that_of_an_evaluation(folder: Path) -> None:
 
 
 def test_theory_takes_the_largest_along_the_run(folder: Path) -> None:
-    look = fedflat.load(folder).look(clients=3)
+    look = fedflat.load(folder).post_hoc(clients=3)
     seen = [*look.constants(), *look.logged_constants()]
     found = look.theory(seen)
     assert found.constants.lipschitz == max(one["constants"]["lipschitz"] for one in seen)
@@ -88,7 +88,7 @@ def test_a_run_that_started_from_given_weights_starts_from_them_again(folder: Pa
     settings = {**SETTINGS, "rounds": 2}
     first = fedflat.run("scaffold", out=tmp_path / "b", init=folder / "model.safetensors", **settings)
     look = post_hoc(load_record(tmp_path / "b"))
-    assert torch.equal(look.first.weights, fedflat.load(folder).look().model(4).weights)
+    assert torch.equal(look.first.weights, fedflat.load(folder).post_hoc().model(4).weights)
     from fedflat.experiment.analysis.replay import Replay
 
     replay = Replay(look.config, look.problem, look.partition, look.moments()[0][0], workers=1)
@@ -99,7 +99,7 @@ def test_a_run_that_started_from_given_weights_starts_from_them_again(folder: Pa
 def test_a_run_in_memory_with_a_model_of_ones_own() -> None:
     own = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     result = fedflat.run("fedsam", **{**SETTINGS, "model": own})
-    look = result.look(clients=2)
+    look = result.post_hoc(clients=2)
     assert look.model_rounds() == [0, 4]
     rounds, why = look.clients(curvature=False)
     assert [one["round"] for one in rounds] == [1, 5]
@@ -109,11 +109,11 @@ def test_a_run_in_memory_with_a_model_of_ones_own() -> None:
 def test_a_model_of_ones_own_is_asked_for_again(tmp_path: Path) -> None:
     own = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     fedflat.run("fedavg", out=tmp_path / "a", **{**SETTINGS, "model": own, "rounds": 1})
-    with pytest.raises(UserError, match=r"custom model"):
-        fedflat.load(tmp_path / "a").look()
-    assert fedflat.load(tmp_path / "a").look(network=own).model_rounds() == [0, 1]
+    with pytest.raises(UserError, match=r"custom:Sequential.*post_hoc\(network="):
+        fedflat.load(tmp_path / "a").post_hoc()
+    assert fedflat.load(tmp_path / "a").post_hoc(network=own).model_rounds() == [0, 1]
 
 
 def test_an_average_that_does_not_exist(folder: Path) -> None:
     with pytest.raises(UserError, match="'swa'"):
-        fedflat.load(folder).look().seen("swa")
+        fedflat.load(folder).post_hoc().accuracies("swa")

@@ -13,7 +13,7 @@ import fedflat
 from fedflat.algorithms import algorithm
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.post_hoc import post_hoc
-from fedflat.experiment.analysis.replay import Replay, needs_vectors
+from fedflat.experiment.analysis.replay import Replay, missing_state
 from fedflat.experiment.store.run_folder import load_record
 
 SETTINGS = {
@@ -123,7 +123,7 @@ def test_local_models_have_the_statistics_that_they_ended_with(statistics: str) 
     torch.manual_seed(0)
     own = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, 10))
     settings = {**SETTINGS, "model": own, "training__statistics": statistics, "federation__weighting": "uniform"}
-    look = fedflat.run("fedavg", rounds=1, **settings).look()
+    look = fedflat.run("fedavg", rounds=1, **settings).post_hoc()
     replay = Replay(look.config, look.problem, look.partition, look.moments()[0][0], workers=1)
     members = replay.members()
     outcome = replay.train(members)
@@ -151,7 +151,7 @@ def test_what_each_algorithm_needs() -> None:
     from fedflat.experiment.config import config
 
     needs = {
-        text: needs_vectors(algorithm(text), config({"algorithm": text}))
+        text: missing_state(algorithm(text), config({"algorithm": text}))
         for text in ("fedswa", "fedavgm", "fedcm", "fedacg", "mime")
     }
     assert needs == {
@@ -162,7 +162,7 @@ def test_what_each_algorithm_needs() -> None:
         "mime": "",
     }
     kept = config({"training": {"statistics": "own"}})
-    assert needs_vectors(algorithm("fedavg"), kept) == "its clients' BatchNorm statistics"
+    assert missing_state(algorithm("fedavg"), kept) == "its clients' BatchNorm statistics"
 
 
 def test_bad_input_in_a_sentence(tmp_path: Path) -> None:
@@ -171,11 +171,11 @@ def test_bad_input_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"client 12; .*12 clients"):
         look.clients([12])
     with pytest.raises(UserError, match=r"clients of fedavg .*control variate"):
-        look.require_vectors()
+        look.require_client_vectors()
     run(tmp_path / "mime", "mime", 1)
     with pytest.raises(UserError, match=r"clients of mime .*gradient of their cohort"):
         post_hoc(load_record(tmp_path / "mime")).clients([1])
     for part in ("checkpoint/state.safetensors", "model.safetensors"):
         (tmp_path / "a" / part).unlink()
     with pytest.raises(UserError, match="no checkpoint, no saved models"):
-        post_hoc(load_record(tmp_path / "a")).require_something()
+        post_hoc(load_record(tmp_path / "a")).require_saved_rounds()

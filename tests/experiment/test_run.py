@@ -20,7 +20,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.callback import RunView
 from fedflat.experiment.config import Config, config, setting_names
 from fedflat.experiment.run import Run
-from fedflat.experiment.setting_names import SHORT, SYNONYMS
+from fedflat.experiment.setting_names import SHORT_NAMES, SYNONYMS
 from fedflat.experiment.store.client_states import CachedRowStore, FileRowStore
 
 SMALL = {"rounds": 6, "clients": 12, "clients_per_round": 4, "local_steps": 3, "workers": 1, "model": "mlp(hidden=8)"}
@@ -389,9 +389,9 @@ def test_an_unknown_setting_of_a_file_gets_our_full_name_for_it(values: dict[str
 
 
 def test_every_synonym_names_a_setting_and_hides_none() -> None:
-    known = {*SHORT, *setting_names(), "out"}
+    known = {*SHORT_NAMES, *setting_names(), "out"}
     assert set(SYNONYMS.values()) <= known
-    assert set(SYNONYMS) & {*SHORT, *Config.model_fields} == {"data"}
+    assert set(SYNONYMS) & {*SHORT_NAMES, *Config.model_fields} == {"data"}
 
 
 def test_a_callback_must_be_one() -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import fedflat
 from fedflat.errors import UserError
-from fedflat.experiment.analysis.measured import Reference, measured, reference
+from fedflat.experiment.analysis.run_model import Reference, open_model, reference
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.store.run_folder import saved_rounds
 
@@ -106,7 +106,7 @@ def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
 def test_a_reference_leads_to_the_weights_in_its_file(undisturbed: Path) -> None:
     files = {":server": "model", ":server@4": "models/round-000004", "": "model.swa-start-0-5"}
     for text, file in files.items():
-        found = measured(f"{undisturbed}{text}", device="cpu")
+        found = open_model(f"{undisturbed}{text}", device="cpu")
         tensors = load_file(undisturbed / f"{file}.safetensors")
         assert found.state.weights.equal(found.problem.layout.flatten(tensors))
         assert found.objective().weights.equal(found.state.weights)
@@ -116,7 +116,7 @@ def test_a_reference_leads_to_the_weights_in_its_file(undisturbed: Path) -> None
 
 
 def test_objectives_are_of_clients_and_of_all_of_them(undisturbed: Path) -> None:
-    found = measured(undisturbed, device="cpu", precision="float64")
+    found = open_model(undisturbed, device="cpu", precision="float64")
     whole, clients = found.objective(batch=50), [found.objective(client=i) for i in range(10)]
     assert whole.examples == sum(one.examples for one in clients) and whole.dtype == torch.float64
     mean = sum(one.examples * one.loss() for one in clients) / whole.examples

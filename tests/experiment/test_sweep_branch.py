@@ -10,7 +10,7 @@ import torch
 
 import fedflat
 from fedflat.errors import UserError
-from fedflat.experiment.analysis.reopen import written_tensors
+from fedflat.experiment.analysis.reopen import saved_tensors
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign.branch import branch_point, branchable_rounds
 from fedflat.experiment.campaign.sweep import Sweep, plan_sweep, run_sweep
@@ -51,8 +51,8 @@ def test_the_same_algorithm_goes_on_as_the_run_itself_did(origin: Path, tmp_path
         "cohorts, batches and decayed rates are those of the run"
     )
     assert [line["train_loss"] for line in later[1:]] == [line["train_loss"] for line in whole[3:]]
-    for name, tensor in written_tensors(load_record(origin), "server").items():
-        assert torch.equal(tensor, written_tensors(load_record(run.folder), "server")[name])
+    for name, tensor in saved_tensors(load_record(origin), "server").items():
+        assert torch.equal(tensor, saved_tensors(load_record(run.folder), "server")[name])
 
 
 def test_others_start_from_the_same_model_with_fresh_states(origin: Path, tmp_path: Path) -> None:

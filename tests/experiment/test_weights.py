@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import fedflat
-from fedflat.experiment.setup.weights import fill, first_mismatch, load_weights
+from fedflat.experiment.setup.weights import first_mismatch, load_tensors, load_weights
 
 SMALL = {"rounds": 2, "local_steps": 2, "workers": 1, "device": "cpu", "partition": "iid"}
 
@@ -87,9 +87,9 @@ def test_files_that_hold_no_weights(tmp_path):
 def test_auxiliary_heads_are_as_fresh_as_the_main_one():
     other, network = (fedflat.models.build("bisenetv2(width=0.1)", (3, 32, 32), classes) for classes in (5, 3))
     with pytest.raises(fedflat.UserError, match="init_head=fresh"):
-        fill(network, "bisenetv2", other.state_dict(), "a file")
+        load_tensors(network, "bisenetv2", other.state_dict(), "a file")
     before = network.auxiliary[3][1].weight.clone()
-    fill(network, "bisenetv2", other.state_dict(), "a file", fresh_head=True)
+    load_tensors(network, "bisenetv2", other.state_dict(), "a file", fresh_head=True)
     assert torch.equal(network.auxiliary[3][1].weight, before)
     assert torch.equal(network.auxiliary[3][0][0].weight, other.auxiliary[3][0][0].weight)
 
@@ -99,7 +99,9 @@ def test_a_pooler_of_the_models_own_is_read_beside_a_fresh_head():
         return nn.Sequential(OrderedDict(pooler=nn.Linear(2, 2), head=nn.Linear(2, 3)))
 
     filled, other = network(), network()
-    fill(filled, "mine", {**other.state_dict(), "pre_logits.fc.weight": torch.zeros(2)}, "a file", fresh_head=True)
+    load_tensors(
+        filled, "mine", {**other.state_dict(), "pre_logits.fc.weight": torch.zeros(2)}, "a file", fresh_head=True
+    )
     assert torch.equal(filled.pooler.weight, other.pooler.weight) and not torch.equal(
         filled.head.weight, other.head.weight
     )
@@ -117,7 +119,7 @@ def test_frozen_and_tied_parameters_need_not_be_there():
     tensors = {name: torch.ones_like(value) for name, value in frozen[1].named_parameters(prefix="1")}
     assert first_mismatch(frozen, tensors) == ""
     before = frozen[0].weight.clone()
-    fill(frozen, "frozen", tensors, "a file")
+    load_tensors(frozen, "frozen", tensors, "a file")
     assert torch.equal(frozen[0].weight, before) and bool((frozen[1].weight == 1).all())
     tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     tied[1].weight = tied[0].weight

@@ -166,9 +166,9 @@ def test_the_theory_of_a_run_says_what_went_into_it(digits_split) -> None:
 
 @pytest.fixture
 def digits_split():
-    from fedflat.experiment.setup.problem import federation
+    from fedflat.experiment.setup.problem import build_problem
 
-    return federation(config({}))[1]
+    return build_problem(config({}))[1]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.round.contract import Aggregation, Client, ModelState, Training
 from fedflat.engines.round.plan import Plan
-from fedflat.experiment.analysis.cohort import cohort_figures
+from fedflat.experiment.analysis.cohort import measure_cohort
 from fedflat.experiment.analysis.replay import local_models
 from fedflat.flatness.clients.drift import disagreement, update_drift
 
@@ -55,7 +55,7 @@ def trained(text: str = "fedavg", engine=LoopEngine, **kept):
 @pytest.mark.parametrize("engine", [LoopEngine, LaneEngine])
 def test_the_drift_of_gradient_descent_on_quadratics(engine) -> None:
     built, members, outcome, server = trained(engine=engine)
-    found = cohort_figures(built, members, outcome, server)
+    found = measure_cohort(built, members, outcome, server)
     D = moves(X0)
     mean = D.mean(0)
     assert np.allclose(found["length"], np.linalg.norm(D, axis=1), rtol=1e-12)
@@ -90,7 +90,7 @@ def test_local_models_survive_a_displacement_that_is_no_displacement() -> None:
 def test_norms_of_control_variates_are_those_of_mean_gradients() -> None:
     """SCAFFOLD's option II from zero: c_i+ = -D_i / (eta K)."""
     built, members, outcome, server = trained("scaffold")
-    found = cohort_figures(built, members, outcome, server)
+    found = measure_cohort(built, members, outcome, server)
     assert np.allclose(found["client_vectors"]["drift.c"], np.linalg.norm(moves(X0), axis=1) / (RATE * STEPS))
     assert found["server_vectors"] == {"drift.c": 0.0}
 
@@ -98,7 +98,7 @@ def test_norms_of_control_variates_are_those_of_mean_gradients() -> None:
 def test_agreement_with_the_momentum_is_one_less_wmsams_signal() -> None:
     momentum = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     built, members, outcome, server = trained("fedwmsam", server={"momentum": momentum})
-    found = cohort_figures(built, members, outcome, server)
+    found = measure_cohort(built, members, outcome, server)
     signal = float(outcome.means["drift"]["signal"])
     assert np.mean(found["momentum"]["agreement"]) == pytest.approx(1 - signal, rel=1e-12)
 

@@ -15,9 +15,9 @@ import fedflat
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.landscapes import landscapes, load_landscapes, path, plane, save_landscapes
 from fedflat.experiment.analysis.loss_and_error import LossAndError
-from fedflat.experiment.analysis.measured import Measured, local_models, measured, measured_point, replay_at
+from fedflat.experiment.analysis.run_model import RunModel, local_models, open_model, open_model_or_client, replay_after
 from fedflat.experiment.config import config
-from fedflat.experiment.setup.problem import federation
+from fedflat.experiment.setup.problem import build_problem
 from fedflat.flatness.landscapes.grid import Model
 
 SMALL = {"rounds": 3, "local_steps": 3, "workers": 1, "device": "cpu", "clients_per_round": 4}
@@ -34,11 +34,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def two(runs: dict[str, Path]) -> list[Measured]:
-    return [measured(runs[name], device="cpu") for name in ("fedavg", "fedsam")]
+def two(runs: dict[str, Path]) -> list[RunModel]:
+    return [open_model(runs[name], device="cpu") for name in ("fedavg", "fedsam")]
 
 
-def test_the_models_figures_are_those_of_its_run(two: list[Measured]) -> None:
+def test_the_models_figures_are_those_of_its_run(two: list[RunModel]) -> None:
     found = landscapes(two, points=3, radius=0.5, names=["a", "b"])
     for model, landscape in zip(two, found.values(), strict=True):
         last = model.record.history[-1]["test"]["server"]
@@ -48,7 +48,7 @@ def test_the_models_figures_are_those_of_its_run(two: list[Measured]) -> None:
         assert landscape.at("test_loss", 0, 0) == pytest.approx(at_model["test_loss"])
 
 
-def test_training_figures_are_over_what_clients_hold(two: list[Measured]) -> None:
+def test_training_figures_are_over_what_clients_hold(two: list[RunModel]) -> None:
     model = two[0]
     measure = LossAndError(model.problem, model.partition, model.state.integers)
     held = model.on_examples(model.problem.data.train, np.unique(model.training_positions))
@@ -57,7 +57,7 @@ def test_training_figures_are_over_what_clients_hold(two: list[Measured]) -> Non
     assert float(figures["train_loss"]) == pytest.approx(float(held.loss()), rel=1e-5)
 
 
-def test_a_sample_is_the_same_for_every_model_and_every_call(two: list[Measured]) -> None:
+def test_a_sample_is_the_same_for_every_model_and_every_call(two: list[RunModel]) -> None:
     one, other = (LossAndError(m.problem, m.partition, m.state.integers, examples=50, seed=3) for m in two)
     assert one.counts == {"train": 50, "test": 50}
     assert torch.equal(one.sets["train"].inputs, other.sets["train"].inputs)
@@ -65,14 +65,14 @@ def test_a_sample_is_the_same_for_every_model_and_every_call(two: list[Measured]
     assert not torch.equal(one.sets["train"].inputs, another.sets["train"].inputs)
 
 
-def test_progress_goes_over_all_models(two: list[Measured]) -> None:
+def test_progress_goes_over_all_models(two: list[RunModel]) -> None:
     told: list[tuple[int, int]] = []
     landscapes(two, points=4, examples=20, names=["a", "b"], progress=lambda *where: told.append(where))
     assert told == [(16, 32), (32, 32)]
 
 
 def test_planes_and_paths_pass_through_their_models(runs: dict[str, Path]) -> None:
-    three = [measured_point(f"{runs['fedavg']}:server@{rounds}", device="cpu") for rounds in (1, 2, 3)]
+    three = [open_model_or_client(f"{runs['fedavg']}:server@{rounds}", device="cpu") for rounds in (1, 2, 3)]
     found = plane(three, points=3, examples=50)
     assert found.marks[0].at == (0.0, 0.0)
     way = path(three[:2], points=3, examples=50)
@@ -83,7 +83,7 @@ def test_planes_and_paths_pass_through_their_models(runs: dict[str, Path]) -> No
     assert found.made["examples"] == {"train": 50, "test": 50}
 
 
-def test_files_are_read_back_as_they_were(two: list[Measured], tmp_path: Path) -> None:
+def test_files_are_read_back_as_they_were(two: list[RunModel], tmp_path: Path) -> None:
     found = landscapes(two[:1], dimensions=1, points=3, examples=20)
     save_landscapes(tmp_path / "new" / "landscape.json", found)
     again = load_landscapes(tmp_path / "new" / "landscape.json")
@@ -97,14 +97,14 @@ def test_files_are_read_back_as_they_were(two: list[Measured], tmp_path: Path) -
         load_landscapes(tmp_path / "none.json")
 
 
-def test_models_of_different_shapes_are_refused(runs: dict[str, Path], two: list[Measured]) -> None:
+def test_models_of_different_shapes_are_refused(runs: dict[str, Path], two: list[RunModel]) -> None:
     with pytest.raises(
         UserError, match=r"have different shapes and cannot lie on one path: .* is .* in the first and .* in the second"
     ):
-        path([two[0], measured(runs["wide"], device="cpu")], names=["a", "wide"])
+        path([two[0], open_model(runs["wide"], device="cpu")], names=["a", "wide"])
 
 
-def test_the_same_model_twice_and_no_examples_are_refused(two: list[Measured]) -> None:
+def test_the_same_model_twice_and_no_examples_are_refused(two: list[RunModel]) -> None:
     with pytest.raises(UserError, match="listed twice"):
         landscapes([two[0], two[0]], points=3)
     with pytest.raises(UserError, match="examples=0"):
@@ -113,34 +113,36 @@ def test_the_same_model_twice_and_no_examples_are_refused(two: list[Measured]) -
 
 def test_clients_models_average_to_the_next_model(runs: dict[str, Path]) -> None:
     """FedAvg: the mean of the cohort's models, weighted by samples, is what the run had after the next round."""
-    server = measured(f"{runs['fedavg']}:server@1", device="cpu")
-    replay = replay_at(server, 1)
+    server = open_model(f"{runs['fedavg']}:server@1", device="cpu")
+    replay = replay_after(server, 1)
     members = replay.members()
     found = local_models(server, 1)
     samples = torch.tensor([float(len(member.indices)) for member in members])
     mean = (samples / samples.sum()) @ torch.stack([model.weights for model in found])
     torch.testing.assert_close(
-        mean, measured(f"{runs['fedavg']}:server@2", device="cpu").state.weights, rtol=0, atol=1e-6
+        mean, open_model(f"{runs['fedavg']}:server@2", device="cpu").state.weights, rtol=0, atol=1e-6
     )
 
 
 def test_a_client_is_named_by_its_number_and_the_round(runs: dict[str, Path]) -> None:
-    client = measured_point(f"{runs['fedavg']}:client7@1", device="cpu")
-    (alone,) = local_models(measured(runs["fedavg"], device="cpu"), 1, [7])
+    client = open_model_or_client(f"{runs['fedavg']}:client7@1", device="cpu")
+    (alone,) = local_models(open_model(runs["fedavg"], device="cpu"), 1, [7])
     assert torch.equal(client.state.weights, alone.weights)
     assert client.label.endswith(":client7@1")
     assert not torch.equal(
-        client.state.weights, measured_point(f"{runs['fedavg']}:client7@2", device="cpu").state.weights
+        client.state.weights, open_model_or_client(f"{runs['fedavg']}:client7@2", device="cpu").state.weights
     )
 
 
 def test_clients_with_vectors_are_taken_up_at_the_checkpoint_alone(runs: dict[str, Path]) -> None:
-    last = measured_point(f"{runs['scaffold']}:client0", device="cpu")
-    assert torch.equal(last.state.weights, measured_point(f"{runs['scaffold']}:client0@3", device="cpu").state.weights)
+    last = open_model_or_client(f"{runs['scaffold']}:client0", device="cpu")
+    assert torch.equal(
+        last.state.weights, open_model_or_client(f"{runs['scaffold']}:client0@3", device="cpu").state.weights
+    )
     with pytest.raises(UserError, match="scaffold needs its client state"):
-        measured_point(f"{runs['scaffold']}:client0@1", device="cpu")
+        open_model_or_client(f"{runs['scaffold']}:client0@1", device="cpu")
     with pytest.raises(UserError, match="client 99"):
-        measured_point(f"{runs['fedavg']}:client99", device="cpu")
+        open_model_or_client(f"{runs['fedavg']}:client99", device="cpu")
 
 
 class Normalised(nn.Module):
@@ -156,7 +158,7 @@ class Normalised(nn.Module):
 
 
 def test_statistics_are_the_models_own_or_estimated_anew() -> None:
-    problem, partition = federation(
+    problem, partition = build_problem(
         config({"model": "custom:Normalised", "engine": {"device": "cpu"}}), model=Normalised()
     )
     weights, buffers, integers = problem.initial()
@@ -175,7 +177,7 @@ def test_statistics_are_the_models_own_or_estimated_anew() -> None:
 def test_statistics_of_the_librarys_own_normalisation_are_estimated_too() -> None:
     """They once stayed at zero, since that layer counts no batches."""
     small = {"model": "resnet20(norm=batch)", "data": {"dataset": "digits"}, "engine": {"device": "cpu"}}
-    problem, _ = federation(config(small))
+    problem, _ = build_problem(config(small))
     weights, _, integers = problem.initial()
     inputs = problem.normalised(problem.data.train.inputs[:40])
     found = problem.buffers.views(problem.estimate_buffers(weights, integers, [inputs[:20], inputs[20:]]))
@@ -186,7 +188,7 @@ def test_statistics_of_the_librarys_own_normalisation_are_estimated_too() -> Non
 
 
 def test_variances_that_an_extrapolation_made_negative_count_as_zero() -> None:
-    problem, partition = federation(
+    problem, partition = build_problem(
         config({"model": "custom:Normalised", "engine": {"device": "cpu"}}), model=Normalised()
     )
     weights, buffers, integers = problem.initial()

@@ -233,7 +233,7 @@ def test_a_model_between_two_evaluations_is_known_by_its_own_round(kept: bool, t
     assert result.history[-1]["round"] == 0
     with safe_open(result.export(tmp_path / "model.safetensors"), "pt") as file:
         assert json.loads(file.metadata()["fedflat"])["rounds"] == 2
-    assert [one["round"] for one in result.look(clients=2, examples=50).gaps()["server"]] == [0, 2]
+    assert [one["round"] for one in result.post_hoc(clients=2, examples=50).gaps()["server"]] == [0, 2]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 
 import fedflat
 from fedflat.data import Examples, load
-from fedflat.experiment.analysis.measured import measured
+from fedflat.experiment.analysis.run_model import open_model
 from fedflat.experiment.store.run_folder import Record, load_record
 from fedflat.flatness import Operator
 from fedflat.papers import post_hoc
@@ -43,7 +43,7 @@ def of(record: Record, statistic, model: str = "server", small: bool = False) ->
 
 def test_eigenvalues_are_those_of_the_whole_hessian(record):
     """All 160 columns of the Hessian, and numpy's eigenvalues of them."""
-    objective = measured(record, name="ema").objective()
+    objective = open_model(record, name="ema").objective()
     hessian = Operator.of_hessian(objective)
     columns = hessian(torch.eye(objective.size)).double().numpy()
     exact = np.linalg.eigvalsh((columns + columns.T) / 2)[::-1]
@@ -84,7 +84,7 @@ def test_the_highest_eigenvalue_of_clients_on_their_own_data(record):
 
 
 def test_accuracy_and_output_on_clients_data(record):
-    found = measured(record, name="server")
+    found = open_model(record, name="server")
     weights, buffers = found.state.weights, {}
     accuracies, norms = [], []
     for indices in found.partition.clients:
@@ -119,7 +119,7 @@ def test_the_mean_is_over_all_corruptions_and_not_those_of_the_benchmark_alone(t
         return {name: Examples(change(images.inputs), images.targets) for name, change in made.items()}
 
     monkeypatch.setattr(post_hoc, "corrupted", changed)
-    found, images = measured(record), load("digits").test.take(torch.arange(EXAMPLES))
+    found, images = open_model(record), load("digits").test.take(torch.arange(EXAMPLES))
     given = [
         found.problem.predict(found.state.weights, {}, change(images.inputs)).argmax(1) for change in made.values()
     ]

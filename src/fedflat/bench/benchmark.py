@@ -17,7 +17,7 @@ from fedflat.bench.setting import BenchmarkSetting, plan_of, sampler_of
 from fedflat.bench.stage import Contender, Failed, Performer, RoundTimes
 from fedflat.data import fixes_clients, make_partition
 from fedflat.errors import UserError, one_of
-from fedflat.experiment.setup.problem import federation
+from fedflat.experiment.setup.problem import build_problem
 from fedflat.processes import available_cores
 from fedflat.text import parse
 
@@ -71,7 +71,7 @@ class Request:
             raise UserError("the plain loop has no mixup; measure with --augmentation crop-flip or none")
         data, on_cpu = setting.load_data(), replace(setting, device="cpu")
         for clients in self.clients:
-            federation(on_cpu.config(clients=clients), data=data)
+            build_problem(on_cpu.config(clients=clients), data=data)
 
     def contenders(self) -> list[Contender]:
         """Everything to measure, in the order of the table."""

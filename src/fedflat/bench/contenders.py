@@ -19,7 +19,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RunView
 from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
-from fedflat.experiment.setup.problem import federation
+from fedflat.experiment.setup.problem import build_problem
 
 WARM_UPS = 3
 """Steps before a step is captured as a CUDA graph."""
@@ -77,7 +77,7 @@ class SpeedBound(Contender):
 
     def step(self, config: Config) -> Callable[[], None]:
         """A training step on a constant batch; on a GPU a CUDA graph."""
-        problem, _ = federation(config, data=self.setting.load_data())
+        problem, _ = build_problem(config, data=self.setting.load_data())
         on_gpu = problem.device.type == "cuda"
         model = problem.model.train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if self.compiled and on_gpu:

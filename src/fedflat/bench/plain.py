@@ -19,7 +19,7 @@ from fedflat.data import Dataset
 from fedflat.engines.problem.problem import move_examples
 from fedflat.engines.round.plan import generator
 from fedflat.experiment.config import Config
-from fedflat.experiment.setup.problem import federation
+from fedflat.experiment.setup.problem import build_problem
 
 StateDict = dict[str, Tensor]
 
@@ -29,7 +29,7 @@ class PlainLoop:
 
     def __init__(self, config: Config, data: Dataset) -> None:
         self.config = config
-        self.problem, self.partition = federation(config, data=data)
+        self.problem, self.partition = build_problem(config, data=data)
         self._train = move_examples(data.train, self.problem.device)  # in torch's default memory format
         self.state: StateDict = {name: tensor.clone() for name, tensor in self.problem.model.state_dict().items()}
         self._plan, self._sampler = plan_of(config), sampler_of(config, len(self.partition.clients))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,9 +13,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedflat.errors import UserError
-from fedflat.experiment.quantities import DEFAULT, WHAT, flatness_values, wanted_names
-from fedflat.experiment.setting_names import SHORT as SHORT
-from fedflat.experiment.setting_names import WHERE as WHERE
+from fedflat.experiment.quantities import DEFAULT_MEASUREMENTS, MEASUREMENTS, parse_flatness, parse_measurements
+from fedflat.experiment.setting_names import EXECUTION_SETTINGS as EXECUTION_SETTINGS
+from fedflat.experiment.setting_names import SHORT_NAMES as SHORT_NAMES
 from fedflat.experiment.setting_names import suggest_setting as suggest_setting
 from fedflat.experiment.setting_names import unknown_setting
 from fedflat.text import with_absolute_paths
@@ -112,7 +113,7 @@ class TrainingSettings(SettingsGroup):
     def _check_train(cls, text: str) -> str:
         from fedflat.models import trained_parts
 
-        trained_parts(text)
+        trained_parts(text)  # raises if the text is invalid
         return text
 
 
@@ -141,7 +142,9 @@ class FlatnessSettings(SettingsGroup):
     every: int | None = Field(
         None, ge=1, description="measure every N rounds (a multiple of evaluation.every); none disables it"
     )
-    what: str = Field(DEFAULT, description="measurements, joined by commas: " + ", ".join(WHAT) + ", or all")
+    what: str = Field(
+        DEFAULT_MEASUREMENTS, description="measurements, joined by commas: " + ", ".join(MEASUREMENTS) + ", or all"
+    )
     examples: int = Field(500, ge=1, description="size of the fixed training sample for curvature and sharpness")
     clients: int = Field(10, ge=1, description="size of the fixed sample of clients measured individually")
     seed: int = Field(0, ge=0, description="seed of both samples")
@@ -149,7 +152,7 @@ class FlatnessSettings(SettingsGroup):
     @field_validator("what")
     @classmethod
     def _check_what(cls, text: str) -> str:
-        return ",".join(wanted_names(text))
+        return ",".join(parse_measurements(text))
 
 
 class StopSettings(SettingsGroup):
@@ -193,8 +196,9 @@ class EngineSettings(SettingsGroup):
     @field_validator("compile", mode="before")
     @classmethod
     def _undo_yaml_booleans(cls, value: Any) -> Any:
-        # YAML 1.1 reads on and off as booleans.
-        return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
+        if isinstance(value, bool):  # YAML 1.1 reads on and off as booleans
+            return "on" if value else "off"
+        return value
 
 
 MAY_CHANGE: dict[str, bool | set[str]] = {
@@ -234,7 +238,7 @@ class Config(SettingsGroup):
     @field_validator("flatness", mode="before")
     @classmethod
     def _parse_flatness(cls, value: Any) -> Any:
-        return flatness_values(value) if isinstance(value, str) else value
+        return parse_flatness(value) if isinstance(value, str) else value
 
     @field_validator("algorithm")
     @classmethod
@@ -248,6 +252,7 @@ class Config(SettingsGroup):
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Config:
+        """Reject settings that contradict each other."""
         from fedflat.data import fixes_clients
 
         clients, per_round = self.data.clients, self.federation.clients_per_round
@@ -257,9 +262,10 @@ class Config(SettingsGroup):
             )
         every, eval_every = self.flatness.every, self.evaluation.every
         if every is not None and every % eval_every:
+            next_multiple = (every // eval_every + 1) * eval_every
             raise UserError(
                 f"flatness.every={every} is not a multiple of evaluation.every={eval_every}; "
-                f"use flatness.every={-(-every // eval_every) * eval_every} or evaluate more often"
+                f"use flatness.every={next_multiple} or evaluate more often"
             )
         if self.stop.patience is not None and self.data.validation == 0:
             raise UserError("stop.patience needs a validation split; set data.validation, for example to 0.1")
@@ -278,7 +284,7 @@ class Config(SettingsGroup):
         last = self.training.rounds
         return rounds % self.evaluation.every == 0 or rounds > last - self.evaluation.final or rounds == last
 
-    def lasting(self) -> dict[str, Any]:
+    def fixed_settings(self) -> dict[str, Any]:
         """The settings that must not change between a run's first round and its last, as nested values."""
         return self.model_dump(mode="json", exclude=MAY_CHANGE)
 
@@ -322,22 +328,14 @@ def config(values: dict[str, Any]) -> Config:
         raise _user_error(error) from None
 
 
-def difference(ours: Config, theirs: Config) -> str:
-    """The settings that affect results and differ between two configs; empty if there are none."""
-
-    def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-        for key, value in values.items():
-            if isinstance(value, dict):
-                yield from flat(value, f"{prefix}{key}.")
-            else:
-                yield f"{prefix}{key}", value
-
-    others = dict(flat(theirs.model_dump()))
-    return ", ".join(
-        f"{name}={value} instead of {others[name]}"
-        for name, value in flat(ours.model_dump())
-        if value != others[name] and changes_results(name)
-    )
+def describe_difference(ours: Config, theirs: Config) -> str:
+    """List the settings that affect results and differ between two configs; empty if there are none."""
+    differences = []
+    for name in setting_names():
+        get = attrgetter(name)
+        if changes_results(name) and get(ours) != get(theirs):
+            differences.append(f"{name}={get(ours)} instead of {get(theirs)}")
+    return ", ".join(differences)
 
 
 def changes_results(name: str) -> bool:
@@ -362,7 +360,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def assign(values: dict[str, Any], setting: str) -> None:
-    """Set ``a.b=value`` in nested values; the value is parsed as YAML."""
+    """Set ``a.b=value`` in nested values; the value is parsed as YAML, or stored as text if it is not YAML."""
     key, equals, text = setting.partition("=")
     if not equals or not re.fullmatch(r"\w+(\.\w+)*", key):
         raise UserError(f"cannot read --set '{setting}'; expected key=value, for example training.lr=0.05")
@@ -380,18 +378,20 @@ def assign(values: dict[str, Any], setting: str) -> None:
 
 
 def _user_error(error: ValidationError) -> UserError:
-    """The first validation error as a message."""
-    first = error.errors()[0]
+    """Convert pydantic's first validation error into a message."""
+    errors = error.errors()
+    first = errors[0]
+    *groups, name = (str(part) for part in first["loc"] or ("the config",))
+    full_name = ".".join([*groups, name])
     if first["type"] == "extra_forbidden":
-        *groups, name = (str(part) for part in first["loc"])
         group: Any = Config
         for part in groups:
             group = group.model_fields[part].annotation
         return unknown_setting(name, group.model_fields, ".".join(groups))
-    where = ".".join(str(part) for part in first["loc"]) or "the config"
     if first["type"] in ("model_type", "model_attributes_type"):
-        hint = suggest_setting(where)
-        known = f"; did you mean {SHORT.get(hint, hint)}?" if hint else "; set those instead"
-        return UserError(f"{where}={first['input']!r} is invalid: {where} is a group of settings{known}")
-    more = f" (and {len(error.errors()) - 1} more)" if len(error.errors()) > 1 else ""
-    return UserError(f"{where}={first['input']!r} is invalid: {first['msg'][0].lower()}{first['msg'][1:]}{more}")
+        suggestion = suggest_setting(full_name)
+        hint = f"did you mean {SHORT_NAMES.get(suggestion, suggestion)}?" if suggestion else "set those instead"
+        return UserError(f"{full_name}={first['input']!r} is invalid: {full_name} is a group of settings; {hint}")
+    message = first["msg"][0].lower() + first["msg"][1:]
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return UserError(f"{full_name}={first['input']!r} is invalid: {message}{more}")

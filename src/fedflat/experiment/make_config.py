@@ -1,4 +1,4 @@
-"""Building a config from a base, keyword settings and command-line assignments."""
+"""Arguments of the Python API: checks and conversions, and the config that they describe."""
 
 from __future__ import annotations
 
@@ -15,40 +15,43 @@ from fedflat.engines.problem.task import Task
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config, assign, config, read_yaml
-from fedflat.experiment.quantities import flatness_values
-from fedflat.experiment.setting_names import SHORT, unknown_setting
+from fedflat.experiment.quantities import parse_flatness
+from fedflat.experiment.setting_names import SHORT_NAMES, unknown_setting
 
 
-def check_own(dataset: Any = None, model: Any = None, task: Any = None) -> None:
+def check_user_objects(dataset: Any = None, model: Any = None, task: Any = None) -> None:
     """Check the types of user-supplied objects; None is valid for each."""
     if not isinstance(dataset, Dataset | None):
         raise UserError(
-            f"dataset is {called(dataset)}; expected the name of a dataset (list all: fedflat data list), or the "
-            "result of fedflat.data.from_arrays, from_clients or from_torch"
+            f"dataset is {describe_type(dataset)}; expected the name of a dataset (list all: fedflat data list), "
+            "or the result of fedflat.data.from_arrays, from_clients or from_torch"
         )
     if not isinstance(model, nn.Module | None):
         raise UserError(
-            f"model is {called(model)}; expected a torch.nn.Module, or the name of a model (list all: fedflat models)"
+            f"model is {describe_type(model)}; expected a torch.nn.Module, "
+            "or the name of a model (list all: fedflat models)"
         )
     if task is not None and (isinstance(task, type) or not isinstance(task, Task)):
         raise UserError(
-            f"task is {called(task)}; expected an object with metric, loss(output, target) and sums(output, target), "
-            "such as fedflat.Classification()"
+            f"task is {describe_type(task)}; expected an object with metric, loss(output, target) and "
+            "sums(output, target), such as fedflat.Classification()"
         )
 
 
 def as_callbacks(given: Any) -> tuple[Callback, ...]:
     """A tuple of callbacks, from one or several."""
-    callbacks = tuple(given) if isinstance(given, Iterable) and not isinstance(given, Callback) else (given,)
+    is_single = isinstance(given, Callback) or not isinstance(given, Iterable)
+    callbacks = (given,) if is_single else tuple(given)
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise UserError(f"{callback!r} is not a callback; expected an instance of a subclass of fedflat.Callback")
     return callbacks
 
 
-def as_texts(given: Any) -> list[str]:
+def as_algorithms(given: Any) -> list[str]:
     """A list of algorithm texts, from one or several."""
-    texts = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+    is_single = isinstance(given, str) or not isinstance(given, Iterable)
+    texts = [given] if is_single else list(given)
     for text in texts:
         if not isinstance(text, str):
             raise UserError(f"{text!r} is not an algorithm; expected a text such as 'fedavg+sam(rho=0.1)'")
@@ -56,7 +59,7 @@ def as_texts(given: Any) -> list[str]:
 
 
 def as_path(argument: str, given: Any, example: str = "runs/first") -> Path:
-    """The path given for ``argument``."""
+    """The path passed as ``argument``; ``example`` illustrates a valid path in the error message."""
     if not isinstance(given, str | PathLike) or given == "":
         raise UserError(f"{argument} is {given!r}; expected a path, such as {example!r}")
     return Path(given)
@@ -68,16 +71,17 @@ def check_jobs(jobs: Any) -> None:
         raise UserError(f"jobs={jobs!r} is invalid; expected the number of concurrent runs, 1 or more")
 
 
-def called(value: object) -> str:
-    """An object described by its class, for messages.
+def describe_type(value: object) -> str:
+    """Describe an object by its class, for error messages.
 
-    >>> called(123), called({}), called(dict)
+    >>> describe_type(123), describe_type({}), describe_type(dict)
     ('an int', 'a dict', 'the class dict itself')
     """
     if isinstance(value, type):
         return f"the class {value.__name__} itself"
     name = type(value).__name__
-    return f"a{'n' * (name[0] in 'aeiouAEIOU')} {name}"
+    article = "an" if name[0] in "aeiouAEIOU" else "a"
+    return f"{article} {name}"
 
 
 def make_config(
@@ -95,41 +99,52 @@ def make_config(
         values = base.model_dump(mode="json")
     elif base is not None:
         if not isinstance(base, str | os.PathLike):
-            raise UserError(f"base is {called(base)}; expected a YAML file or a config; pass settings as rounds=50")
+            raise UserError(
+                f"base is {describe_type(base)}; expected a YAML file or a config; pass settings as rounds=50"
+            )
         values = read_yaml(Path(base))
     given: dict[str, str] = {}
     for name, value in (settings or {}).items():
         _check_name(name)
-        full = SHORT.get(name, name).replace("__", ".")
-        _check_once(full, f"{name}={value!r}", given)
-        *groups, last = full.split(".")
-        inside = values
-        for group in groups:
-            inside = inside.setdefault(group, {})
-            if not isinstance(inside, dict):
-                raise UserError(f"{group} is {inside!r}, but it is a group of settings; set those instead")
-        if last == "flatness" and isinstance(value, str):
-            value = flatness_values(value)
-        merge = isinstance(value, dict) and isinstance(inside.get(last), dict)
-        inside[last] = {**inside[last], **value} if merge else value
+        full_name = SHORT_NAMES.get(name, name).replace("__", ".")
+        _check_once(full_name, f"{name}={value!r}", given)
+        _set(values, full_name, value)
     for assignment in assignments:
         _check_once(assignment.partition("=")[0].strip(), assignment, given)
         assign(values, assignment)
     return config(values)
 
 
-def _check_once(full_name: str, now: str, given: dict[str, str]) -> None:
-    """Reject a setting that was already given, possibly under another name."""
+def _set(values: dict[str, Any], full_name: str, value: Any) -> None:
+    """Set ``values["a"]["b"]`` for the full name ``a.b``; a group of settings is merged into the existing one."""
+    *groups, last = full_name.split(".")
+    for group in groups:
+        values = values.setdefault(group, {})
+        if not isinstance(values, dict):
+            raise UserError(f"{group} is {values!r}, but it is a group of settings; set those instead")
+    if last == "flatness" and isinstance(value, str):
+        value = parse_flatness(value)
+    if isinstance(value, dict) and isinstance(values.get(last), dict):
+        value = {**values[last], **value}
+    values[last] = value
+
+
+def _check_once(full_name: str, assignment: str, given: dict[str, str]) -> None:
+    """Reject a setting that was already given, possibly under another name; ``given`` records the assignments."""
     if full_name in given:
-        raise UserError(f"{full_name} is given twice, as {given[full_name]} and as {now}; give it once")
-    given[full_name] = now
+        raise UserError(f"{full_name} is given twice, as {given[full_name]} and as {assignment}; give it once")
+    given[full_name] = assignment
 
 
 def _check_name(name: str) -> None:
     """Reject an unknown keyword; a full name without its group gets a hint."""
-    known = {*SHORT, *Config.model_fields}
+    known = {*SHORT_NAMES, *Config.model_fields}
     if name in known or "__" in name or "." in name:
         return
-    groups = {group: getattr(field.annotation, "model_fields", {}) for group, field in Config.model_fields.items()}
-    full = [f"{group}__{name}" for group, fields in groups.items() if name in fields]
-    raise one_of("setting", name, full, "fedflat settings") if full else unknown_setting(name, known, keyword=True)
+    with_group = []
+    for group, field in Config.model_fields.items():
+        if name in getattr(field.annotation, "model_fields", {}):
+            with_group.append(f"{group}__{name}")
+    if with_group:
+        raise one_of("setting", name, with_group, "fedflat settings")
+    raise unknown_setting(name, known, keyword=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedflat.errors import UserError, one_of
 
-WHAT = {
+MEASUREMENTS = {
     "lambda_max": "largest Hessian eigenvalue of the training loss, per model (about 20 Hessian-vector products each)",
     "sharpness": "increase of the training loss after an ascent step of length 0.05, per model (one gradient each)",
     "gap": "test minus training loss, per model; the participation gap if some clients never train (forward passes)",
@@ -18,41 +18,46 @@ WHAT = {
     "noise": "L, beta, sigma, sigma_g and gradient disagreement (gradients per client and per example, lambda_max)",
 }
 """The available measurements, with their cost."""
+DEFAULT_MEASUREMENTS = "lambda_max,drift,gap"
 
-DEFAULT = "lambda_max,drift,gap"
 
-
-def wanted_names(text: str) -> list[str]:
+def parse_measurements(text: str) -> list[str]:
     """The measurements named in a text, joined by ``,`` or ``+``; ``all`` selects every one.
 
-    >>> wanted_names("drift+gap")
+    >>> parse_measurements("drift+gap")
     ['drift', 'gap']
     """
-    names = list(dict.fromkeys(name for name in re.split(r"[,+\s]+", text) if name))
-    if names == ["all"]:
-        return list(WHAT)
-    for name in names:
-        if name not in WHAT:
-            raise one_of("measurement", name, [*WHAT, "all"])
+    names = [name for name in re.split(r"[,+\s]+", text) if name]
     if not names:
-        raise UserError(f"flatness.what is empty; expected some of {', '.join(WHAT)}, or all")
-    return names
+        raise UserError(f"flatness.what is empty; expected some of {', '.join(MEASUREMENTS)}, or all")
+    if set(names) == {"all"}:
+        return list(MEASUREMENTS)
+    for name in names:
+        if name not in MEASUREMENTS:
+            raise one_of("measurement", name, [*MEASUREMENTS, "all"])
+    return list(dict.fromkeys(names))
 
 
-def flatness_values(text: str) -> dict[str, Any]:
+def parse_flatness(text: str) -> dict[str, Any]:
     """Parse ``every=50,what=drift+gap`` into settings; ``50`` alone means ``every=50``.
 
-    >>> flatness_values("every=50,what=lambda_max+drift")
+    >>> parse_flatness("every=50,what=lambda_max+drift")
     {'every': 50, 'what': 'lambda_max,drift'}
     """
     values: dict[str, Any] = {}
-    for piece in (piece.strip() for piece in text.split(",")):
-        name, equals, value = (part.strip() for part in piece.partition("="))
-        if not equals and name.isdigit() and not values:
+    for assignment in text.split(","):
+        name, equals, value = (part.strip() for part in assignment.partition("="))
+        if name.isdigit() and not equals and not values:
             name, value = "every", name
-        elif not equals or not value:
+        elif not value:
             raise UserError(
-                f"cannot read '{piece}' in --flatness '{text}'; expected every=50 or every=50,what=lambda_max+drift"
+                f"cannot read '{assignment.strip()}' in --flatness '{text}'; "
+                "expected every=50 or every=50,what=lambda_max+drift"
             )
-        values[name] = int(value) if value.isdigit() else ",".join(value.split("+")) if name == "what" else value
+        if value.isdigit():
+            values[name] = int(value)
+        elif name == "what":
+            values[name] = value.replace("+", ",")
+        else:
+            values[name] = value
     return values

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from fedflat.algorithms.algorithm import flat_state
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError, one_of
-from fedflat.experiment.analysis.measured import with_statistics
 from fedflat.experiment.analysis.reopen import full_name
+from fedflat.experiment.analysis.run_model import with_statistics
 from fedflat.experiment.store.checkpoint import ServerState
 
 if TYPE_CHECKING:

@@ -22,13 +22,13 @@ from fedflat.engines.problem.task import Task
 from fedflat.engines.round.contract import Client, Cost, Engine, ModelState
 from fedflat.engines.round.plan import isolated_rng
 from fedflat.errors import UserError
-from fedflat.experiment.analysis.measured import estimated_on
 from fedflat.experiment.analysis.observer import Observer
+from fedflat.experiment.analysis.run_model import estimated_on
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.engine import engine_for, explain_out_of_memory, sampler_of, training_of
-from fedflat.experiment.setup.problem import federation
-from fedflat.experiment.stopping import Verdict, check_target, diverged, stop_early
+from fedflat.experiment.setup.problem import build_problem
+from fedflat.experiment.stopping import Verdict, check_stopping_rules, check_target, describe_divergence
 from fedflat.experiment.store.checkpoint import (
     CHECKPOINT,
     CheckpointInterval,
@@ -85,7 +85,7 @@ class Run:
         self.config, self.callbacks, self._resume = config, callbacks, resume
         self._own = {"data": data, "model": model, "task": task}
         with explain_out_of_memory(config):
-            self.problem, self.partition = federation(config, data, model, task)
+            self.problem, self.partition = build_problem(config, data, model, task)
         if config.stop.target is not None and not resume:
             check_target(config.stop.target, self.metric)
         self.algorithm = algorithm(config.algorithm)
@@ -184,13 +184,13 @@ class Run:
         evaluating = self.config.is_evaluated(self.rounds)
         # Reading values synchronises with a GPU, so there the check is not made every round.
         if evaluating or self.problem.device.type == "cpu" or self.rounds % CHECKS_EVERY == 0:
-            problem = diverged(self.server.model.weights, self.loss, self.algorithm, self.config)
+            problem = describe_divergence(self.server.model.weights, self.loss, self.algorithm, self.config)
             if problem:
                 return Verdict("diverged", f"round {self.rounds}: {problem}")
         self._save_models()
         if evaluating:
             self._evaluate()
-            verdict = stop_early(self.history, self.config.stop, self.primary, self.metric)
+            verdict = check_stopping_rules(self.history, self.config.stop, self.primary, self.metric)
             if verdict:
                 return verdict
         if done or self._interval.is_due(self.rounds):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from fedflat.errors import UserError, one_of
 
-SHORT = {
+SHORT_NAMES = {
     "dataset": "data.dataset",
     "data_dir": "data.dir",
     "partition": "data.partition",
@@ -31,7 +31,7 @@ SHORT = {
     "device": "engine.device",
 }
 """Short names of common settings, in Python and on the command line, with their full names."""
-WHERE = ("data_dir", "engine", "workers", "ray_address", "device")
+EXECUTION_SETTINGS = ("data_dir", "engine", "workers", "ray_address", "device")
 """Short names of the settings that say where a run executes; they may change when it is resumed."""
 
 _FOREIGN = {
@@ -74,7 +74,7 @@ SYNONYMS = {foreign: name for name, names in _FOREIGN.items() for foreign in nam
 
 
 def suggest_setting(name: str) -> str | None:
-    """Our name for a setting that goes by another name elsewhere, or None.
+    """Our name for a setting that other frameworks call ``name``, or None if there is none.
 
     Args:
         name: the name as typed: a keyword, a flag or a full name.
@@ -82,8 +82,9 @@ def suggest_setting(name: str) -> str | None:
     >>> suggest_setting("learning_rate"), suggest_setting("--per-round"), suggest_setting("training.rate")
     ('lr', 'clients_per_round', 'lr')
     """
-    word = name.lstrip("-").replace("-", "_").lower()
-    return SYNONYMS.get(word) or SYNONYMS.get(word.replace("__", ".").rpartition(".")[2])
+    keyword = name.lstrip("-").replace("-", "_").lower()
+    without_group = keyword.replace("__", ".").rpartition(".")[2]
+    return SYNONYMS.get(keyword) or SYNONYMS.get(without_group)
 
 
 def unknown_setting(name: str, known: Iterable[str], group: str = "", keyword: bool = False) -> UserError:
@@ -98,8 +99,11 @@ def unknown_setting(name: str, known: Iterable[str], group: str = "", keyword: b
     >>> str(unknown_setting("rate", ["lr", "rounds"], "training"))
     "training has no setting 'rate'; did you mean lr? (list all: fedflat settings)"
     """
-    ours = suggest_setting(name) or (name if name in SHORT else None)
-    if ours is None:
+    suggestion = suggest_setting(name) or (name if name in SHORT_NAMES else None)
+    if suggestion is None:
         return one_of("setting", name, known, "fedflat settings", group)
-    hint = ours.replace(".", "__") if keyword else SHORT.get(ours, ours).removeprefix(f"{group}.")
-    return one_of("setting", name, [hint], "fedflat settings", group)
+    if keyword:
+        suggestion = suggestion.replace(".", "__")
+    else:
+        suggestion = SHORT_NAMES.get(suggestion, suggestion).removeprefix(f"{group}.")
+    return one_of("setting", name, [suggestion], "fedflat settings", group)

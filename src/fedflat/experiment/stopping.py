@@ -13,11 +13,11 @@ from fedflat.errors import UserError
 from fedflat.experiment.config import Config, StopSettings
 from fedflat.units import is_share
 
-OVER = ("finished", "stopped", "diverged")
+ENDED_STATUSES = ("finished", "stopped", "diverged")
 """The statuses of a run that has ended and cannot be resumed."""
 
-EXPLODED = 1e6
-"""Mean training loss above which a run counts as diverged."""
+MAX_LOSS = 1e6
+"""Mean training loss from which a run counts as diverged."""
 
 
 class Verdict(NamedTuple):
@@ -28,8 +28,15 @@ class Verdict(NamedTuple):
     reason: str = ""
 
 
-def stop_early(history: list[dict[str, Any]], stop: StopSettings, model: str, metric: str) -> Verdict | None:
-    """The verdict of the stopping rules after the newest evaluation; None to continue."""
+def check_stopping_rules(history: list[dict[str, Any]], stop: StopSettings, model: str, metric: str) -> Verdict | None:
+    """The verdict of the stopping rules after the newest evaluation, or None if the run continues.
+
+    Args:
+        history: one record per evaluation.
+        stop: the stopping rules.
+        model: name of the model that is judged.
+        metric: name of the metric that it is judged by; higher is better.
+    """
     newest = history[-1]
     value = newest["test"].get(model, {}).get(metric)
     if stop.target is not None and value is not None and value >= stop.target:
@@ -37,9 +44,9 @@ def stop_early(history: list[dict[str, Any]], stop: StopSettings, model: str, me
             "stopped", f"{metric} {value:.4f} reached the target {stop.target:g} after round {newest['round']}"
         )
     if stop.patience is not None:
-        scores = [record["validation"][model][metric] for record in history if model in record["validation"]]
-        best = max(range(len(scores)), key=lambda i: -math.inf if scores[i] is None else scores[i], default=0)
-        if scores and len(scores) - 1 - best >= stop.patience:
+        values = [record["validation"][model][metric] for record in history if model in record["validation"]]
+        scores = [-math.inf if value is None else value for value in values]
+        if scores and len(scores) - 1 - scores.index(max(scores)) >= stop.patience:
             return Verdict(
                 "stopped",
                 f"validation {metric} has not improved for {stop.patience} evaluations (round {newest['round']})",
@@ -56,8 +63,8 @@ def check_target(target: float, metric: str) -> None:
         raise UserError(f"the target {target:g} is invalid: {metric} lies between 0 and 1{hint}")
 
 
-def diverged(weights: Tensor, loss: float, algorithm: Algorithm, config: Config) -> str:
-    """What diverged and its likely cause; empty for a healthy run.
+def describe_divergence(weights: Tensor, loss: float, algorithm: Algorithm, config: Config) -> str:
+    """Describe the symptom of a diverged run and its likely cause; empty for a healthy run.
 
     Args:
         weights: the server's weights.
@@ -65,11 +72,11 @@ def diverged(weights: Tensor, loss: float, algorithm: Algorithm, config: Config)
         algorithm: the running algorithm; its slots name parameters that may cause divergence.
         config: the run's config.
     """
-    if bool(torch.isfinite(weights).all()) and math.isfinite(loss) and loss < EXPLODED:
+    if torch.isfinite(weights).all() and math.isfinite(loss) and loss < MAX_LOSS:
         return ""
     symptom = f"the training loss exploded to {loss:.3g}" if math.isfinite(loss) else "the model is no longer finite"
-    causes = [slot.divergence_hint() for _, slot in algorithm.slots() if slot.divergence_hint()]
     lr = config.training.lr
     clip = "" if config.training.clip is not None else ", or clip (training.clip=10)"
     too_high = f"the learning rate {lr:g} is too high for this problem: try {lr / 3:.2g}{clip}"
-    return f"{symptom}; likely cause: {causes[0] if causes else too_high}"
+    hints = [slot.divergence_hint() for _, slot in algorithm.slots()]
+    return f"{symptom}; likely cause: {next(filter(None, hints), too_high)}"

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
 
-from fedflat.experiment.stopping import OVER
+from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.run_folder import Record
 from fedflat.papers.cells import Cell
 from fedflat.papers.numbers import Best, ClientSeconds, Gain, Last, Mean, ModelStatistic, Published, RoundsTo, Statistic
@@ -162,7 +162,7 @@ def _outcome(plan: ReproductionPlan, measured: Runs, cell: Cell) -> CellOutcome:
     runs = [run for group in groups for run in group]
     if not all(groups):
         return CellOutcome(cell, (), "not run")
-    if any(run.status not in OVER for run in runs):
+    if any(run.status not in ENDED_STATUSES for run in runs):
         return CellOutcome(cell, (), "not run", "not finished; the same command resumes it")
     if all(run.status == "diverged" for run in runs):
         return _diverged(plan, cell)

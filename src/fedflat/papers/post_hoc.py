@@ -16,8 +16,8 @@ import torch
 from fedflat.data import load_corruptions
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.evaluation import Evaluation, evaluate
-from fedflat.experiment.analysis.measured import Measured, measured, replay_at
 from fedflat.experiment.analysis.observer import FixedSample
+from fedflat.experiment.analysis.run_model import RunModel, open_model, replay_after
 from fedflat.experiment.config import FlatnessSettings
 from fedflat.experiment.store.files import write_whole
 from fedflat.experiment.store.run_folder import Record
@@ -111,8 +111,8 @@ class _RunModels:
                 write_whole(self._file, json.dumps(self.stored, indent=1) + "\n")
         return dict(self.stored[name])
 
-    def _measured(self, model: str) -> Measured:
-        return measured(self.record, name=model, device=self.record.config.engine.device)
+    def _measured(self, model: str) -> RunModel:
+        return open_model(self.record, name=model, device=self.record.config.engine.device)
 
     def _spectrum(self, model: str, needed: int) -> dict[str, Any]:
         def make() -> dict[str, Any]:
@@ -125,7 +125,7 @@ class _RunModels:
     def _clients(self) -> dict[str, Any]:
         """Curvature of the next cohort's local models, each on its client's data."""
         server = self._measured("server")
-        replay = replay_at(server)
+        replay = replay_after(server)
         members = replay.members(None)
         local_models = replay.local_models(members, replay.train(members))
         return FixedSample(server.problem, server.partition, FlatnessSettings()).local_curvature(local_models, members)

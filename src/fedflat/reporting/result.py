@@ -15,13 +15,13 @@ from fedflat.averaging import average_name
 from fedflat.data import Dataset, load
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.analysis.evaluation import Evaluation, evaluate
-from fedflat.experiment.analysis.measured import Measured, measured, with_statistics
 from fedflat.experiment.analysis.post_hoc import PostHoc, post_hoc
-from fedflat.experiment.analysis.reopen import full_name, reopen, require_model, state_of, written_tensors
+from fedflat.experiment.analysis.reopen import full_name, reopen, require_model, saved_tensors, state_of
+from fedflat.experiment.analysis.run_model import RunModel, open_model, with_statistics
 from fedflat.experiment.config import Config
 from fedflat.experiment.make_config import as_path
-from fedflat.experiment.setup.problem import CUSTOM, network_of
-from fedflat.experiment.setup.weights import fill
+from fedflat.experiment.setup.problem import build_network, is_user_supplied
+from fedflat.experiment.setup.weights import load_tensors
 from fedflat.experiment.stopping import check_target
 from fedflat.experiment.store.run_folder import Record, load_record, model_file
 from fedflat.reporting.tables.summary import RoundsToTarget, Summary, rounds_to, spread, summarise
@@ -83,7 +83,7 @@ class Result:
         """The tensors of a model by name; ``rounds`` selects a model saved during training."""
         model = require_model(self.record, model)
         if self.record.folder is not None or rounds is not None:
-            return written_tensors(self.record, model, rounds)
+            return saved_tensors(self.record, model, rounds)
         problem, _ = reopen(self.record)
         return {key: value.clone() for key, value in problem.state_dict(*state_of(self.record, model, problem)).items()}
 
@@ -93,7 +93,7 @@ class Result:
         *,
         rounds: int | None = None,
         merge: bool = False,
-        data: Dataset | None = None,
+        dataset: Dataset | None = None,
         network: nn.Module | None = None,
     ) -> nn.Module:
         """A model of the run as a module in evaluation mode.
@@ -104,23 +104,23 @@ class Result:
             name: name of the model, e.g. ``server`` or ``wima``.
             rounds: select a model saved after this round.
             merge: merge low-rank adapters into the weights.
-            data: the run's dataset, if it is custom and the run was made in another process.
+            dataset: the run's dataset, if it is custom and the run was made in another process.
             network: the run's module, likewise.
         """
         name = require_model(self.record, name)
-        tensors = self._tensors(name, rounds, data, network)
+        tensors = self._tensors(name, rounds, dataset, network)
         network = network or self.record.own.get("model")
-        if network is None and self.config.model.partition(":")[0] == CUSTOM:
+        if network is None and is_user_supplied(self.config.model):
             raise UserError(
-                f"this run used a custom model ({self.config.model}); pass it again: result.model(network=...)"
+                f"this run used a user-supplied model ({self.config.model}); pass it again: result.model(network=...)"
             )
         fresh = self.config.model_copy(update={"init": None, "init_head": "given"})
         if network is None:
-            about = self._data(data)
-            network = network_of(fresh, about.input_shape, about.num_classes)
+            data = self._dataset(dataset)
+            network = build_network(fresh, data.input_shape, data.num_classes)
         else:
-            network = network_of(fresh, (), 0, network)
-        fill(network, self.config.model, tensors, f"model {name} of this run")
+            network = build_network(fresh, (), 0, network)
+        load_tensors(network, self.config.model, tensors, f"model {name} of this run")
         return (models.merge_adapters(network) if merge else network).eval()
 
     def export(
@@ -130,7 +130,7 @@ class Result:
         *,
         format: str | None = None,
         rounds: int | None = None,
-        data: Dataset | None = None,
+        dataset: Dataset | None = None,
         network: nn.Module | None = None,
     ) -> Path:
         """Write a model for other tools.
@@ -140,7 +140,7 @@ class Result:
             model: name of the model.
             format: ``torch``, ``safetensors`` or ``onnx``; default: from the file extension.
             rounds: select a model saved after this round.
-            data, network: the run's custom dataset and module, if it was made in another process.
+            dataset, network: the run's custom dataset and module, if it was made in another process.
         """
         from fedflat.experiment.store.export import format_of, write_onnx, write_state
 
@@ -150,18 +150,20 @@ class Result:
         about = {"model": self.config.model, "name": model, "rounds": self._rounds(model) if rounds is None else rounds}
         about |= {"algorithm": self.config.algorithm, "data": self.config.data.dataset}
         if kind == "onnx":
-            write_onnx(path, self.model(model, rounds=rounds, data=data, network=network), self._data(data), about)
+            write_onnx(
+                path, self.model(model, rounds=rounds, dataset=dataset, network=network), self._dataset(dataset), about
+            )
         else:
-            write_state(path, self._tensors(model, rounds, data, network), kind, about)
+            write_state(path, self._tensors(model, rounds, dataset, network), kind, about)
         return path
 
     def _tensors(
-        self, name: str, rounds: int | None, data: Dataset | None, network: nn.Module | None
+        self, name: str, rounds: int | None, dataset: Dataset | None, network: nn.Module | None
     ) -> dict[str, Tensor]:
         """Tensors for export; with SiLoBN, BatchNorm statistics are estimated on the training data."""
         if self.config.training.statistics == "averaged":
             return self.state_dict(name, rounds=rounds)
-        problem, partition = reopen(self.record, data=data, network=network, call="export")
+        problem, partition = reopen(self.record, dataset=dataset, network=network, method="export")
         return problem.state_dict(
             *with_statistics(problem, state_of(self.record, name, problem, rounds), partition.trained_on)
         )
@@ -171,34 +173,34 @@ class Result:
         written = self.record.folder.rounds_of(model_file(model)) if self.record.folder else None
         return self.record.rounds if written is None else written
 
-    def _data(self, data: Dataset | None) -> Dataset:
-        """The run's dataset: custom, or as named by the config."""
-        data = data or self.record.own.get("data")
-        if data is None and self.config.data.dataset.partition(":")[0] == CUSTOM:
-            raise UserError(f"this run used a custom dataset ({self.config.data.dataset}); pass it again: data=...")
-        return data or load(self.config.data.dataset, self.config.data.dir)
+    def _dataset(self, dataset: Dataset | None) -> Dataset:
+        """The run's dataset: user-supplied, or as named by the config."""
+        dataset, name = dataset or self.record.own.get("data"), self.config.data.dataset
+        if dataset is None and is_user_supplied(name):
+            raise UserError(f"this run used a user-supplied dataset ({name}); pass it again: dataset=...")
+        return dataset or load(name, self.config.data.dir)
 
     def evaluate(self, model: str = "server", on: str | Iterable[str] | None = None, **more: Any) -> Evaluation:
         """Evaluate a model on the test set, per class, client and domain, under corruptions, and after fine-tuning.
 
-        ``more``: ``fine_tuning``, ``corruptions``, and the run's custom ``data``, ``network`` and ``task``.
+        ``more``: ``fine_tuning``, ``corruptions``, and the run's custom ``dataset``, ``network`` and ``task``.
         """
         return evaluate(self.record, model, on, **more)
 
-    def flatness(self, model: str | None = None, rounds: int | None = None, **more: Any) -> Measured:
+    def flatness(self, model: str | None = None, rounds: int | None = None, **more: Any) -> RunModel:
         """A model for flatness measurements, e.g. ``result.flatness("wima").spectrum()``.
 
         Args:
             model: name of the model; default: the primary model.
             rounds: select a model saved after this round.
-            more: ``device``, ``precision``, and the run's custom ``data``, ``network`` and ``task``.
+            more: ``device``, ``precision``, and the run's custom ``dataset``, ``network`` and ``task``.
         """
-        return measured(self.record, name=model, rounds=rounds, **more)
+        return open_model(self.record, name=model, rounds=rounds, **more)
 
-    def look(self, **wanted: Any) -> PostHoc:
-        """Post-hoc measurements over rounds: ``.clients()``, ``.gaps()``, ``.seen()``, ``.constants()``, ``.theory()``.
+    def post_hoc(self, **wanted: Any) -> PostHoc:
+        """Post-hoc measurements over rounds: ``.clients()``, ``.gaps()``, ``.accuracies()`` and others.
 
-        ``wanted``: ``examples``, ``clients``, ``seed``, and the run's custom ``data``, ``network`` and ``task``.
+        ``wanted``: ``examples``, ``clients``, ``seed``, and the run's custom ``dataset``, ``network`` and ``task``.
         """
         return post_hoc(self.record, **wanted)
 

@@ -16,7 +16,7 @@ from fedflat.cli.shared.flags import CONFIG, FLAGS, JSON, QUIET, SET, TRACK, alg
 from fedflat.cli.shared.one_run import draw_curve, print_run, run_document
 from fedflat.cli.shared.progress import progress
 from fedflat.cli.shared.screen import print_json
-from fedflat.experiment.config import WHERE
+from fedflat.experiment.config import EXECUTION_SETTINGS
 
 if TYPE_CHECKING:
     from fedflat.experiment.callback import Callback
@@ -59,7 +59,7 @@ def run(
     _go(made, new_folder(made) if out is None else out, as_json, quiet, track=track)
 
 
-@with_settings(*(flag for flag in FLAGS if flag not in WHERE), defaults=False)
+@with_settings(*(flag for flag in FLAGS if flag not in EXECUTION_SETTINGS), defaults=False)
 def resume(
     settings: dict[str, Any],
     folder: Path = typer.Argument(metavar="FOLDER", help="the folder of a run"),
@@ -74,11 +74,11 @@ def resume(
     Example: fedflat resume runs/fedmoswa-digits-seed0 --workers 2
     """
     from fedflat.api import make_config
-    from fedflat.experiment.stopping import OVER
+    from fedflat.experiment.stopping import ENDED_STATUSES
     from fedflat.experiment.store.run_folder import load_record
 
     record = load_record(folder)
-    if record.status in OVER:
+    if record.status in ENDED_STATUSES:
         if as_json:
             print_json(run_document(record))
             return

@@ -43,9 +43,9 @@ class Sight:
     @property
     def over(self) -> bool:
         """Whether the run has ended."""
-        from fedflat.experiment.stopping import OVER
+        from fedflat.experiment.stopping import ENDED_STATUSES
 
-        return self.status in (*OVER, "paused")
+        return self.status in (*ENDED_STATUSES, "paused")
 
 
 def watch(

@@ -69,12 +69,12 @@ def clients(
 
     with status_line(quiet or as_json) as progress:
         opened = open_run(run, quiet or as_json, progress, examples=examples, clients=most, seed=seed)
-        opened.require_something()
+        opened.require_saved_rounds()
         if variates:
-            opened.require_vectors()
+            opened.require_client_vectors()
         retrained, why = opened.clients(client or None, curvature)
         cohorts = sorted([*retrained, *opened.logged()], key=lambda cohort: (cohort["round"], cohort["source"]))
-        seen, metric = opened.seen(model), opened.problem.task.metric
+        seen, metric = opened.accuracies(model), opened.problem.task.metric
     heading, lost = heading_of(opened), forgotten(seen)
     document = {"run": str(run), "rounds": cohorts, "models": seen, "forgetting": lost, "not_trained_again": why}
     files = write_results(

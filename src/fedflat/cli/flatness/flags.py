@@ -17,7 +17,7 @@ from fedflat.errors import UserError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from fedflat.experiment.analysis.measured import Measured
+    from fedflat.experiment.analysis.run_model import RunModel
 
 T = TypeVar("T")
 LISTED = 20
@@ -48,27 +48,27 @@ def number_of_subsets(wanted: int | None, examples: int | None) -> int:
     return wanted or 3
 
 
-def opened_models(texts: Sequence[str], silent: bool, device: str, precision: str | None) -> list[Measured]:
+def opened_models(texts: Sequence[str], silent: bool, device: str, precision: str | None) -> list[RunModel]:
     """Open the named models; downloads missing datasets first."""
     from fedflat.cli.shared.downloads import fetch_if_missing
-    from fedflat.experiment.analysis.measured import measured_point, reference
+    from fedflat.experiment.analysis.run_model import open_model_or_client, reference
     from fedflat.experiment.store.run_folder import load_record
 
     for text in texts:
         if list(texts).count(text) > 1:
             raise UserError(f"{text} is listed twice; list each model once")
         fetch_if_missing(load_record(reference(text).run).config, silent)
-    return [measured_point(text, device=device, precision=precision) for text in texts]
+    return [open_model_or_client(text, device=device, precision=precision) for text in texts]
 
 
-def short_names(models: Sequence[Measured]) -> list[str]:
+def short_names(models: Sequence[RunModel]) -> list[str]:
     """The shortest distinct labels: model names, algorithms, algorithms with seeds, or full names."""
     from fedflat.experiment.analysis.reopen import primary_model
 
-    def model_and_round(model: Measured) -> str:
+    def model_and_round(model: RunModel) -> str:
         return model.name if model.rounds is None else f"{model.name}@{model.rounds}"
 
-    def algorithm(model: Measured) -> str:
+    def algorithm(model: RunModel) -> str:
         is_primary = model.name == primary_model(model.record) and model.rounds is None
         return (
             model.record.config.algorithm if is_primary else f"{model.record.config.algorithm} {model_and_round(model)}"
@@ -85,7 +85,7 @@ def short_names(models: Sequence[Measured]) -> list[str]:
     return [model.label for model in models]
 
 
-def folder_for(model: Measured, kind: str) -> Path:
+def folder_for(model: RunModel, kind: str) -> Path:
     """Default output folder of a measurement."""
     if model.record.folder is None:
         raise UserError("this run has no folder; choose an output folder with --out")

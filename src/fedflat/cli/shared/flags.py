@@ -13,10 +13,10 @@ import typer
 from pydantic.fields import FieldInfo
 from typer.core import TyperArgument
 
-from fedflat.experiment.config import SHORT, Config, SettingsGroup
+from fedflat.experiment.config import SHORT_NAMES, Config, SettingsGroup
 from fedflat.text import write_value
 
-FLAGS = {"model": "model", "init": "init", "init_head": "init_head", "seed": "seed", **SHORT}
+FLAGS = {"model": "model", "init": "init", "init_head": "init_head", "seed": "seed", **SHORT_NAMES}
 """Flags and their full setting names."""
 
 PANELS = {

@@ -27,8 +27,8 @@ from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RunView
 from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
-from fedflat.experiment.setup.problem import custom
-from fedflat.experiment.stopping import OVER
+from fedflat.experiment.setup.problem import name_user_objects
+from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.files import write_whole
 from fedflat.experiment.store.run_folder import SITES, Record, RunFolder
 from fedflat.units import shown_metric, with_unit
@@ -69,7 +69,7 @@ def serve(
     task: Task | None = None,
 ) -> Record:
     """Run an experiment over a federation, from its last checkpoint if its folder has one."""
-    config, deployment = custom(experiment_of(run_config), data, model), deployment_of(run_config)
+    config, deployment = name_user_objects(experiment_of(run_config), data, model), deployment_of(run_config)
     folder = RunFolder(deployment.out.expanduser().absolute())
 
     def engine(run: Run) -> SitesEngine:
@@ -102,7 +102,7 @@ def _is_resumable(folder: RunFolder, config: Config, deployment: Deployment) -> 
             f"{folder.path} contains a run of another experiment; choose another deploy.out or restore its settings"
         )
     status = folder.status()["status"]
-    if status in OVER and (not deployment.score or (folder.path / SCORES).exists()):
+    if status in ENDED_STATUSES and (not deployment.score or (folder.path / SCORES).exists()):
         raise UserError(
             f"the run in {folder.path} has ended ({status}); view it with fedflat show, or choose another deploy.out"
         )

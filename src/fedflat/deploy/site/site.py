@@ -22,7 +22,7 @@ from fedflat.engines.round.contract import ModelState, Training
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.engine import training_of
-from fedflat.experiment.setup.problem import federation
+from fedflat.experiment.setup.problem import build_problem
 
 STATISTICS = "statistics"
 """Name of BatchNorm statistics in the saved state; they never leave the site."""
@@ -50,7 +50,7 @@ class Site:
         task: Task | None = None,
     ) -> None:
         self.client, self.folder = client, folder
-        self.problem, partition = federation(_alone(config) if data is not None else config, data, model, task)
+        self.problem, partition = build_problem(_alone(config) if data is not None else config, data, model, task)
         clients = (config.data.clients or 1) if data is not None else len(partition.clients)
         if not 0 <= client < clients:
             raise UserError(

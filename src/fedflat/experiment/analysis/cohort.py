@@ -18,7 +18,7 @@ from fedflat.flatness.clients.drift import cosine, disagreement, update_drift
 Figures = dict[str, Any]
 
 
-def cohort_figures(algorithm: Algorithm, members: list[Client], outcome: Outcome, states: States) -> Figures:
+def measure_cohort(algorithm: Algorithm, members: list[Client], outcome: Outcome, states: States) -> Figures:
     """Drift, disagreement, agreement with the momentum, and state norms; ``states`` are the server states received."""
     moved = moves(algorithm, members, outcome)
     update = outcome.returned.displacement

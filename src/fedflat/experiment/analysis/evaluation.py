@@ -103,7 +103,7 @@ def evaluate(
     *,
     fine_tuning: FineTuning | None = None,
     corruptions: Corruptions | None = None,
-    data: Dataset | None = None,
+    dataset: Dataset | None = None,
     network: nn.Module | None = None,
     task: Task | None = None,
     progress: Callable[[str], None] = lambda part: None,
@@ -116,7 +116,7 @@ def evaluate(
         on: parts to evaluate (see ``PARTS``); default: all that apply.
         fine_tuning: settings of local fine-tuning.
         corruptions: corrupted test sets by corruption and severity; default: the dataset's own.
-        data, network, task: user-supplied dataset, model and task, unless the run was made in this process.
+        dataset, network, task: user-supplied dataset, model and task, unless the run was made in this process.
         progress: called with the name of each part before it is computed.
     """
     wanted = [on] if isinstance(on, str) else list(dict.fromkeys(PARTS if on is None else on))
@@ -124,7 +124,7 @@ def evaluate(
         if name not in PARTS:
             raise one_of("evaluation part", name, PARTS)
     model = require_model(record, model)
-    problem, partition = reopen(record, data=data, network=network, task=task)
+    problem, partition = reopen(record, dataset=dataset, network=network, task=task)
     state = state_of(record, model, problem)
     evaluator = _Evaluator(
         record.config, problem, partition, state, fine_tuning or FineTuning(), corruptions, client_statistics(record)

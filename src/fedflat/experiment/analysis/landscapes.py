@@ -9,7 +9,7 @@ from typing import Any
 
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.loss_and_error import LossAndError, Statistics
-from fedflat.experiment.analysis.measured import Measured
+from fedflat.experiment.analysis.run_model import RunModel
 from fedflat.experiment.store.files import create_folder, write_whole
 from fedflat.flatness.landscapes.directions import OneDimensional
 from fedflat.flatness.landscapes.grid import Landscape, Model, Progress, silent
@@ -20,7 +20,7 @@ from fedflat.flatness.landscapes.points import require_same_shapes
 
 
 def landscapes(
-    models: Sequence[Measured],
+    models: Sequence[RunModel],
     *,
     dimensions: int = 2,
     radius: float = 1.0,
@@ -53,7 +53,7 @@ def landscapes(
 
 
 def plane(
-    models: Sequence[Measured],
+    models: Sequence[RunModel],
     *,
     points: int = 41,
     margin: float = 0.25,
@@ -70,7 +70,7 @@ def plane(
 
 
 def path(
-    models: Sequence[Measured],
+    models: Sequence[RunModel],
     *,
     points: int = 41,
     beyond: float = 0.0,
@@ -111,7 +111,7 @@ def load_landscapes(path: Path) -> dict[str, Landscape]:
 
 
 def _common(
-    models: Sequence[Measured],
+    models: Sequence[RunModel],
     names: Sequence[str],
     where: str,
     examples: int | None,
@@ -127,7 +127,7 @@ def _common(
     return measure, {name: _flat(model) for name, model in zip(names, models, strict=True)}
 
 
-def _names(models: Sequence[Measured], names: Sequence[str]) -> list[str]:
+def _names(models: Sequence[RunModel], names: Sequence[str]) -> list[str]:
     chosen = list(names) or [model.label for model in models]
     for name in chosen:
         if chosen.count(name) > 1:
@@ -135,7 +135,7 @@ def _names(models: Sequence[Measured], names: Sequence[str]) -> list[str]:
     return chosen
 
 
-def _require_same_dataset(models: Sequence[Measured], names: Sequence[str]) -> None:
+def _require_same_dataset(models: Sequence[RunModel], names: Sequence[str]) -> None:
     """Reject models of different datasets, whose losses are not comparable."""
     for name, model in zip(names, models, strict=True):
         mine, first = model.record.config.data.dataset, models[0].record.config.data.dataset
@@ -145,11 +145,11 @@ def _require_same_dataset(models: Sequence[Measured], names: Sequence[str]) -> N
             )
 
 
-def _flat(model: Measured) -> Model:
+def _flat(model: RunModel) -> Model:
     return Model(model.state.weights, model.state.buffers)
 
 
-def _about(model: Measured, measure: LossAndError) -> dict[str, Any]:
+def _about(model: RunModel, measure: LossAndError) -> dict[str, Any]:
     config = model.record.config
     return {
         "data": config.data.dataset,

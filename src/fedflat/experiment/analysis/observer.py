@@ -23,12 +23,12 @@ from fedflat.engines.problem.task import PooledTask
 from fedflat.engines.round.contract import Client, ModelState, Outcome
 from fedflat.engines.round.plan import generator
 from fedflat.errors import UserError
-from fedflat.experiment.analysis.cohort import Figures, cohort_figures, number
-from fedflat.experiment.analysis.measured import with_statistics
+from fedflat.experiment.analysis.cohort import Figures, measure_cohort, number
 from fedflat.experiment.analysis.replay import each_local_model
+from fedflat.experiment.analysis.run_model import with_statistics
 from fedflat.experiment.analysis.scoring import Scorer, Scores
 from fedflat.experiment.config import FlatnessSettings
-from fedflat.experiment.quantities import wanted_names
+from fedflat.experiment.quantities import parse_measurements
 from fedflat.flatness import Objective
 from fedflat.flatness.batches import TensorBatches
 from fedflat.flatness.clients.drift import disagreement
@@ -208,7 +208,7 @@ class Observer:
     def __init__(
         self, wanted: FlatnessSettings, problem: Problem, partition: Partition, algorithm: Algorithm, last: int
     ) -> None:
-        self.what = wanted_names(wanted.what)
+        self.what = parse_measurements(wanted.what)
         self.seconds = 0.0
         """Seconds spent on measurements in the current round."""
         self._every, self._last, self._algorithm = wanted.every, last, algorithm
@@ -224,7 +224,7 @@ class Observer:
         self.seconds, self._cohort = 0.0, {}
         with self._measuring():
             if "drift" in self.what:
-                self._cohort = cohort_figures(self._algorithm, members, outcome, states)
+                self._cohort = measure_cohort(self._algorithm, members, outcome, states)
             if "clients" in self.what:
                 self._cohort |= {"clients": [client.number for client in members]}
                 self._cohort["local"] = self._sample.local_curvature(

@@ -16,10 +16,17 @@ from fedflat.engines.cpu.engine import one_thread
 from fedflat.engines.problem.task import Task
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError
-from fedflat.experiment.analysis.cohort import Figures, cohort_figures
+from fedflat.experiment.analysis.cohort import Figures, measure_cohort
 from fedflat.experiment.analysis.observer import FixedSample
 from fedflat.experiment.analysis.reopen import reopen, require_model, state_of
-from fedflat.experiment.analysis.replay import Moment, Replay, at_checkpoint, at_model, needs_vectors, start_of
+from fedflat.experiment.analysis.replay import (
+    Moment,
+    Replay,
+    missing_state,
+    moment_at_checkpoint,
+    moment_at_model,
+    moment_at_start,
+)
 from fedflat.experiment.analysis.theory import Theory, theory
 from fedflat.experiment.config import Config, FlatnessSettings
 from fedflat.experiment.store.checkpoint import CHECKPOINT
@@ -41,7 +48,7 @@ class PostHoc:
     def __post_init__(self) -> None:
         self.config = _on_this_machine(self.record.config)
         self.problem, self.partition = reopen(
-            self.record, config=self.config, call="flatness", as_begun=True, **self.own
+            self.record, config=self.config, method="post_hoc", with_initial_weights=True, **self.own
         )
         self.first = ModelState(*self.problem.initial())
         self.sample = FixedSample(self.problem, self.partition, self.wanted)
@@ -87,7 +94,7 @@ class PostHoc:
                     gaps.setdefault(name, []).append({"round": rounds, **self.sample.gap(self.model(rounds, name))})
         return gaps
 
-    def seen(self, name: str = "server") -> list[Figures]:
+    def accuracies(self, name: str = "server") -> list[Figures]:
         """Accuracies and feature norms of a model at every available round."""
         name, rows = require_model(self.record, name), []
         for rounds in self.model_rounds(name):
@@ -120,13 +127,15 @@ class PostHoc:
 
     def moments(self) -> tuple[list[Moment], str]:
         """All moments from which a round can be replayed, and the reason why others cannot."""
-        moments = {0: start_of(self.algorithm, self.first, self.config)}
-        lacks = needs_vectors(self.algorithm, self.config)
+        moments = {0: moment_at_start(self.algorithm, self.first, self.config)}
+        lacks = missing_state(self.algorithm, self.config)
         saved = [rounds for rounds in self.model_rounds() if rounds]
         if not lacks:
-            moments |= {rounds: at_model(rounds, self.model(rounds), self.algorithm, self.config) for rounds in saved}
+            moments |= {
+                rounds: moment_at_model(rounds, self.model(rounds), self.algorithm, self.config) for rounds in saved
+            }
         if self.record.folder is not None and (self.record.folder.path / CHECKPOINT).exists():
-            last = at_checkpoint(self.record.folder, self.algorithm, self.problem, self.config, self.first)
+            last = moment_at_checkpoint(self.record.folder, self.algorithm, self.problem, self.config, self.first)
             moments[last.rounds] = last
         left = [rounds for rounds in saved if rounds not in moments]
         missing = f"{self.config.algorithm} needs {lacks}, which only the last checkpoint has"
@@ -149,7 +158,7 @@ class PostHoc:
             self.progress(f"replaying round {moment.rounds + 1} with {len(members)} clients")
             outcome = replay.train(members)
             with one_thread():
-                figures = cohort_figures(self.algorithm, members, outcome, moment.states)
+                figures = measure_cohort(self.algorithm, members, outcome, moment.states)
                 if curvature:
                     models = replay.local_models(members, outcome)
                     self.progress(f"curvature of {len(members)} clients' models in round {moment.rounds + 1}")
@@ -176,7 +185,7 @@ class PostHoc:
             if rounds not in saved and None not in row["constants"].values()
         ]
 
-    def require_something(self) -> None:
+    def require_saved_rounds(self) -> None:
         """Reject a run of which only the initial model is available."""
         folder = self.record.folder
         if (
@@ -189,7 +198,7 @@ class PostHoc:
             f"{self._where} has no checkpoint, no saved models (run --save-every N) and no log (run --flatness every=N)"
         )
 
-    def require_vectors(self) -> None:
+    def require_client_vectors(self) -> None:
         """Reject algorithms whose clients have no control variate or dual."""
         if not any(field.vector for field in flat_fields(self.algorithm.client_fields()).values()):
             raise UserError(
@@ -210,11 +219,11 @@ def _on_this_machine(config: Config) -> Config:
 def post_hoc(
     record: Record,
     *,
-    data: Dataset | None = None,
+    dataset: Dataset | None = None,
     network: Any = None,
     task: Task | None = None,
     progress: Progress = lambda text: None,
     **wanted: Any,
 ) -> PostHoc:
     """Open a run for post-hoc measurements; ``wanted`` are settings of the config section ``flatness``."""
-    return PostHoc(record, FlatnessSettings(**wanted), {"data": data, "network": network, "task": task}, progress)
+    return PostHoc(record, FlatnessSettings(**wanted), {"dataset": dataset, "network": network, "task": task}, progress)

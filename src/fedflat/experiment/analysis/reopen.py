@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -15,41 +14,49 @@ from fedflat.engines.problem.task import Task
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config
-from fedflat.experiment.setup.problem import CUSTOM, federation
-from fedflat.experiment.setup.weights import fill
+from fedflat.experiment.setup.problem import build_problem, is_user_supplied
+from fedflat.experiment.setup.weights import load_tensors
 from fedflat.experiment.store.run_folder import Record, model_file, saved_rounds, snapshot_file
+
+LISTED_ROUNDS = 8
+"""Saved rounds that an error message lists."""
 
 
 def reopen(
     record: Record,
     *,
-    data: Dataset | None = None,
+    dataset: Dataset | None = None,
     network: nn.Module | None = None,
     task: Task | None = None,
     config: Config | None = None,
-    call: str = "evaluate",
-    as_begun: bool = False,
+    method: str = "evaluate",
+    with_initial_weights: bool = False,
 ) -> tuple[Problem, Partition]:
-    """The problem and the partition of a run.
+    """Rebuild the problem and the partition of a run.
 
     Args:
         record: the run.
-        data, network, task: user-supplied dataset, model and task; needed unless the run was made in this process.
+        dataset, network, task: user-supplied dataset, model and task; needed unless the run was made in this process.
         config: replaces the run's config, e.g. to use another device.
-        call: method of ``Result`` to name in error messages.
-        as_begun: restore the initial weights as well; otherwise only frozen parameters are restored.
+        method: method of ``Result`` to name in error messages.
+        with_initial_weights: restore the initial weights as well; otherwise only frozen parameters are restored.
     """
     config = config or record.config
-    given = {"data": data, "model": network, "task": task}
-    own: dict[str, Any] = {what: record.own.get(what) if value is None else value for what, value in given.items()}
-    for what, name, argument in (("data", config.data.dataset, "data"), ("model", config.model, "network")):
-        if own[what] is None and name.partition(":")[0] == CUSTOM:
+    if dataset is None:
+        dataset = record.own.get("data")
+    if network is None:
+        network = record.own.get("model")
+    if task is None:
+        task = record.own.get("task")
+    for given, name, argument in ((dataset, config.data.dataset, "dataset"), (network, config.model, "network")):
+        if given is None and is_user_supplied(name):
             raise UserError(
-                f"this run used a custom {what} ({name}); pass it again: fedflat.load(folder).{call}({argument}=...)"
+                f"this run used a user-supplied {argument} ({name}); "
+                f"pass it again: fedflat.load(folder).{method}({argument}=...)"
             )
-    problem, partition = federation(
-        config if as_begun else _without_initial_weights(record, config, own["model"]), **own
-    )
+    if not with_initial_weights:
+        config = _without_initial_weights(record, config, network)
+    problem, partition = build_problem(config, dataset, network, task)
     if record.history and not all(problem.task.metric in scores for scores in record.history[-1]["test"].values()):
         raise UserError(
             f"this run used a custom task, not one scored by {problem.task.metric}; pass it again in Python: task=..."
@@ -61,12 +68,10 @@ def _without_initial_weights(record: Record, config: Config, network: nn.Module 
     """A config that reads frozen parameters from the run's saved models instead of the initial weights."""
     if network is None and config.training.train == "all":
         return config.model_copy(update={"init": None, "init_head": "given"})
-    written = record.folder.path / model_file("server") if record.folder else None
-    return (
-        config.model_copy(update={"init": written, "init_head": "given"})
-        if written is not None and written.exists()
-        else config
-    )
+    saved_model = record.folder.path / model_file("server") if record.folder else None
+    if saved_model is None or not saved_model.exists():
+        return config
+    return config.model_copy(update={"init": saved_model, "init_head": "given"})
 
 
 def require_model(record: Record, name: str) -> str:
@@ -74,12 +79,20 @@ def require_model(record: Record, name: str) -> str:
     return full_name("model of this run", name, record.models or record.evaluated)
 
 
-def full_name(what: str, name: str, known: Collection[str]) -> str:
-    """The known name that equals ``name`` or matches it without parameters; raises a ``UserError`` if not unique."""
-    alike = [full for full in known if full == name] or [full for full in known if full.partition("(")[0] == name]
-    if len(alike) != 1:
-        raise one_of(what, name, known)
-    return alike[0]
+def full_name(kind: str, name: str, known: Collection[str]) -> str:
+    """The known name that equals ``name``, or the only one that equals it without its parameters.
+
+    Args:
+        kind: what the names denote, for the error message.
+        name: a name, with or without parameters.
+        known: valid names.
+    """
+    if name in known:
+        return name
+    matches = [candidate for candidate in known if candidate.partition("(")[0] == name]
+    if len(matches) != 1:
+        raise one_of(kind, name, known)
+    return matches[0]
 
 
 def primary_model(record: Record) -> str:
@@ -90,38 +103,28 @@ def primary_model(record: Record) -> str:
 
 
 def state_of(record: Record, name: str, problem: Problem, rounds: int | None = None) -> ModelState:
-    """A model of a run by name: the final one, or the one saved after ``rounds``."""
+    """Load a model of a run onto the problem's device: the final one, or the one saved after ``rounds`` rounds."""
+    device, dtype = problem.device, problem.dtype
     if rounds is None and name in record.models:
-        return ModelState(*(_moved(part, problem) for part in record.models[name]))
-    fill(
-        problem.model,
-        record.config.model,
-        written_tensors(record, name, rounds),
-        f"model {name} of {record.folder and record.folder.path}",
-    )
+        weights, buffers, integers = record.models[name]
+        on_device = {key: tensor.to(device) for key, tensor in integers.items()}
+        return ModelState(weights.to(device, dtype), buffers.to(device, dtype), on_device)
+    source = f"model {name} of {record.folder and record.folder.path}"
+    load_tensors(problem.model, record.config.model, saved_tensors(record, name, rounds), source)
     return ModelState(*problem.initial())
 
 
-def written_tensors(record: Record, name: str, rounds: int | None = None) -> dict[str, Tensor]:
-    """Saved tensors of a model by name: the final ones, or those saved after ``rounds``."""
-    if record.folder is None:
+def saved_tensors(record: Record, name: str, rounds: int | None = None) -> dict[str, Tensor]:
+    """Read the saved tensors of a model: the final ones, or those saved after ``rounds`` rounds."""
+    folder = record.folder
+    if folder is None:
         raise UserError("this run has no folder, so no models were saved; pass out=... to fedflat.run")
     file = model_file(name) if rounds is None else snapshot_file(name, rounds)
-    if rounds is not None and not (record.folder.path / file).exists():
-        raise UserError(_not_kept(record, name, rounds))
-    return record.folder.read_tensors(file)[0]
-
-
-def _moved(part: Any, problem: Problem) -> Any:
-    if isinstance(part, dict):
-        return {name: value.to(problem.device) for name, value in part.items()}
-    return part.to(problem.device, problem.dtype)
-
-
-def _not_kept(record: Record, name: str, rounds: int) -> str:
-    assert record.folder is not None
-    kept = saved_rounds(record.folder.path, name)
-    start = f"{record.folder.path} has no {name} model of round {rounds}; "
-    if not kept:
-        return start + "save models during training with --save-every N (evaluation.save_every)"
-    return start + f"saved rounds: {', '.join(map(str, kept[:8]))}{', ...' if len(kept) > 8 else ''}"
+    if rounds is not None and not (folder.path / file).exists():
+        saved = saved_rounds(folder.path, name)
+        hint = "save models during training with --save-every N (evaluation.save_every)"
+        if saved:
+            more = ", ..." if len(saved) > LISTED_ROUNDS else ""
+            hint = f"saved rounds: {', '.join(map(str, saved[:LISTED_ROUNDS]))}{more}"
+        raise UserError(f"{folder.path} has no {name} model of round {rounds}; {hint}")
+    return folder.read_tensors(file)[0]

@@ -54,7 +54,9 @@ class Replay:
     ) -> None:
         self.config, self.problem, self.partition = config, problem, partition
         self.algorithm: Algorithm = algorithm(config.algorithm)
-        self.moment = start_of(self.algorithm, ModelState(*problem.initial()), config) if moment is None else moment
+        self.moment = (
+            moment_at_start(self.algorithm, ModelState(*problem.initial()), config) if moment is None else moment
+        )
         self.engine: Engine = engine_for(config, problem) if workers is None else LoopEngine(problem, workers)
         self._training = training_of(config, self.algorithm, len(partition.clients))
         self._sampler = sampler_of(config, len(partition.clients))
@@ -141,13 +143,13 @@ def check_client(number: int, clients: int) -> None:
         raise UserError(f"unknown client {number}; this run has {clients} clients, numbered 0 to {clients - 1}")
 
 
-def start_of(algorithm: Algorithm, model: ModelState, config: Config) -> Moment:
+def moment_at_start(algorithm: Algorithm, model: ModelState, config: Config) -> Moment:
     """The moment before the first round."""
     client_states = ClientStateStore(algorithm, model, config.training.statistics == "own", lambda width: RowStore())
     return Moment(config.init_rounds, model, algorithm.new_server(model.weights), client_states.read)
 
 
-def at_checkpoint(
+def moment_at_checkpoint(
     folder: RunFolder, algorithm: Algorithm, problem: Problem, config: Config, first: ModelState | None = None
 ) -> Moment:
     """The moment of a run's last checkpoint; ``first`` is the initial model, which defines initial client state."""
@@ -177,11 +179,11 @@ def at_checkpoint(
     return Moment(about["rounds"], model, nested_state(under(tensors, "server/")), kept)
 
 
-def at_model(
+def moment_at_model(
     rounds: int, model: ModelState, algorithm: Algorithm, config: Config, states: States | None = None
 ) -> Moment:
     """The moment of a saved model; raises a ``UserError`` if the algorithm needs state that was not saved."""
-    needed = needs_vectors(algorithm, config, states)
+    needed = missing_state(algorithm, config, states)
     if needed:
         raise UserError(
             f"{config.algorithm} needs {needed} to replay round {rounds + 1}, which only the last checkpoint has; "
@@ -191,7 +193,7 @@ def at_model(
     return Moment(rounds, model, states or algorithm.new_server(model.weights), lambda number: (fresh, None))
 
 
-def needs_vectors(algorithm: Algorithm, config: Config, states: States | None = None) -> str:
+def missing_state(algorithm: Algorithm, config: Config, states: States | None = None) -> str:
     """The state that a saved server model lacks for replaying a round, in words; empty if it lacks nothing."""
     if flat_fields(algorithm.client_fields()):
         return "its client state"

@@ -22,7 +22,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.analysis.cohort import Figures, number
 from fedflat.experiment.analysis.replay import Replay, check_client
 from fedflat.experiment.config import Config
-from fedflat.experiment.setup.problem import federation
+from fedflat.experiment.setup.problem import build_problem
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class Twins:
             raise UserError(f"twins={twins} is invalid; expected at least 1")
         self.config = config
         self.data = load(config.data.dataset, config.data.dir) if data is None else data
-        problem, partition = federation(config, self.data, model, task)
+        problem, partition = build_problem(config, self.data, model, task)
         workers = 1 if problem.device.type == "cpu" else None  # alternating engines would share one worker pool
         self.original = Replay(config, problem, partition, workers=workers)
         if client is not None:
             check_client(client, len(partition.clients))
         self.swaps = [self._swap(seed, number, client) for number in range(twins)]
-        others = [federation(config, swap.applied(self.data), model, task)[0] for swap in self.swaps]
+        others = [build_problem(config, swap.applied(self.data), model, task)[0] for swap in self.swaps]
         self.twins = [Replay(config, other, partition, workers=workers) for other in others]
         self._scored = self._scored_examples(examples, seed)
 

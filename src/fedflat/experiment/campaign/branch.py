@@ -20,7 +20,7 @@ from fedflat.algorithms import algorithm
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.reopen import reopen
-from fedflat.experiment.analysis.replay import at_checkpoint
+from fedflat.experiment.analysis.replay import moment_at_checkpoint
 from fedflat.experiment.store.checkpoint import CHECKPOINT
 from fedflat.experiment.store.files import create_folder, write_whole
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record, model_file, saved_rounds, snapshot_file
@@ -79,9 +79,9 @@ class BranchPoint:
             return folder.read_tensors(snapshot_file("server", self.rounds))[0]
         if folder.rounds_of(model_file("server")) == self.rounds:
             return folder.read_tensors(model_file("server"))[0]
-        problem, _ = reopen(self.record, as_begun=True)
+        problem, _ = reopen(self.record, with_initial_weights=True)
         config = self.record.config
-        model: ModelState = at_checkpoint(folder, algorithm(config.algorithm), problem, config).model
+        model: ModelState = moment_at_checkpoint(folder, algorithm(config.algorithm), problem, config).model
         return problem.state_dict(*model)
 
 

@@ -16,9 +16,9 @@ from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RemoteCallback, require_remote
 from fedflat.experiment.campaign.processes import RunJob, in_sequence, side_by_side
 from fedflat.experiment.campaign.registered_names import unsendable_names
-from fedflat.experiment.config import Config, difference
+from fedflat.experiment.config import Config, describe_difference
 from fedflat.experiment.setup.problem import device_of
-from fedflat.experiment.stopping import OVER
+from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.provenance import fingerprints, require_same_inputs
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
 from fedflat.models import parameter_count
@@ -101,7 +101,7 @@ def run_each(
     """
     description = fingerprints(user_objects)
     existing = [existing_run(config, folder, description) for config, folder in zip(configs, folders, strict=True)]
-    records = {index: record for index, record in enumerate(existing) if record and record.status in OVER}
+    records = {index: record for index, record in enumerate(existing) if record and record.status in ENDED_STATUSES}
     waiting = [index for index in range(len(configs)) if index not in records]
     jobs_to_do = [RunJob(configs[i], folders[i], existing[i] is not None, user_objects) for i in waiting]
     at_once = how_many_at_once([job.config for job in jobs_to_do], callbacks, jobs, user_objects)
@@ -133,7 +133,7 @@ def existing_run(config: Config, path: Path | None, user_objects: Mapping[str, s
     """
     if not path or not RunFolder(path).exists:
         return None
-    differing = difference(RunFolder(path).config(), config)
+    differing = describe_difference(RunFolder(path).config(), config)
     if differing:
         raise UserError(f"{path} holds a run with other settings ({differing}); choose another --out or remove it")
     require_same_inputs(RunFolder(path), user_objects or {})

@@ -21,7 +21,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RunView
 from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
-from fedflat.experiment.setup.problem import device_of, network_of
+from fedflat.experiment.setup.problem import build_network, device_of
 from fedflat.experiment.store.cleanup import Keep
 from fedflat.experiment.store.client_states import RowStore
 from fedflat.experiment.store.run_folder import Awaited
@@ -146,7 +146,7 @@ def _sizes(config: Config) -> tuple[int, int, int]:
     """Number of trained parameters, of BatchNorm statistics and of clients."""
     data = datasets.load(config.data.dataset, config.data.dir)
     fresh = config.model_copy(update={"init": None, "init_head": "given"})
-    network = network_of(fresh, data.input_shape, data.num_classes)
+    network = build_network(fresh, data.input_shape, data.num_classes)
     trained = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
     statistics = sum(buffer.numel() for buffer in network.buffers() if buffer.is_floating_point())
     return trained, statistics, _number_of_clients(config, data)

@@ -28,9 +28,9 @@ from fedflat.experiment.campaign.sweep_file import (
     flat,
     nested,
 )
-from fedflat.experiment.config import SHORT, Config, config
+from fedflat.experiment.config import SHORT_NAMES, Config, config
 from fedflat.experiment.run import Run
-from fedflat.experiment.stopping import OVER
+from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.cleanup import Keep, remove_locked
 from fedflat.experiment.store.files import LockedError, create_folder, is_free, locked, write_whole
 from fedflat.experiment.store.run_folder import Awaited, Record, load_record
@@ -163,7 +163,7 @@ def _name(varied: Values, base: Values) -> str:
     >>> _name({"data.partition": "dirichlet(alpha={a})", "algorithm": "fedavg", "a": 0.1, "seed": 0}, {})
     'fedavg--partition-dirichlet_alpha_0.1--seed-0'
     """
-    short = {full: name for name, full in SHORT.items()}
+    short = {full: name for name, full in SHORT_NAMES.items()}
     filled = fill({**base, **varied})
     # The texts of the combination already contain the values of its placeholders.
     inserted = all_placeholders(varied.values())
@@ -206,7 +206,7 @@ class LockedRun(NamedTuple):
         """
         with locked(self.folder):
             existing = existing_run(self.config, self.folder)
-            finished = existing is not None and existing.status in OVER
+            finished = existing is not None and existing.status in ENDED_STATUSES
             if not finished:
                 Run(self.config, self.folder, callbacks=callbacks, resume=existing is not None).go()
             remove_locked(self.folder, self.keep.removed)
@@ -265,7 +265,7 @@ def run_sweep(
 
 def _is_finished(run: SweepRun) -> bool:
     existing = existing_run(run.config, run.folder)
-    return existing is not None and existing.status in OVER
+    return existing is not None and existing.status in ENDED_STATUSES
 
 
 def _clean_up(run: SweepRun, keep: Keep) -> None:

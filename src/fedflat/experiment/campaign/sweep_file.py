@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ConfigDict, Field, ValidationError
 
 from fedflat.errors import UserError, one_of
-from fedflat.experiment.config import SHORT, SettingsGroup, read_yaml, setting_names
+from fedflat.experiment.config import SHORT_NAMES, SettingsGroup, read_yaml, setting_names
 from fedflat.experiment.store.cleanup import Keep
 
 Values = dict[str, Any]
@@ -106,7 +106,7 @@ def full_name(name: str) -> str:
     >>> full_name("lr"), full_name("training.lr")
     ('training.lr', 'training.lr')
     """
-    return SHORT.get(name, name)
+    return SHORT_NAMES.get(name, name)
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -158,7 +158,9 @@ def check_names(names: Mapping[str, str], known_placeholders: set[str]) -> None:
     """
     for name, where in names.items():
         if full_name(name) not in SETTINGS and name not in known_placeholders:
-            raise one_of(f"setting in {where}", name, SETTINGS | set(SHORT) | known_placeholders, "fedflat settings")
+            raise one_of(
+                f"setting in {where}", name, SETTINGS | set(SHORT_NAMES) | known_placeholders, "fedflat settings"
+            )
 
 
 def combinations(file: SweepFile) -> list[Values]:
@@ -240,7 +242,7 @@ def _comparable(name: str, value: Any) -> Any:
 
 def fill(values: Values) -> Values:
     """Settings with placeholders replaced by their values; values that only fill placeholders are dropped."""
-    by_name = {**values, **{short: values[full] for short, full in SHORT.items() if full in values}}
+    by_name = {**values, **{short: values[full] for short, full in SHORT_NAMES.items() if full in values}}
 
     def filled(name: str, text: Any) -> Any:
         for placeholder in sorted(placeholders(text)):

@@ -1,4 +1,4 @@
-"""The engine that executes an experiment."""
+"""From a config to its engine, local training and client sampler; and the message for a GPU without free memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedflat.engines.round.contract import Aggregation, Engine, Training
 from fedflat.engines.round.plan import Plan, Sampler
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
-from fedflat.experiment.setup.problem import federation
+from fedflat.experiment.setup.problem import build_problem
 from fedflat.processes import available_cores
 
 if TYPE_CHECKING:
@@ -31,54 +31,54 @@ if TYPE_CHECKING:
     from fedflat.engines.ray.engine import RayEngine
     from fedflat.engines.ray.messages import WorkerSetup
 
-Own = dict[str, Any]
+UserObjects = dict[str, Any]
 """User-supplied ``data``, ``model`` and ``task``, or None for each."""
-EVALUATING = 8
+EVALUATION_WORKERS = 8
 """Number of workers that evaluation keeps busy, however few clients train."""
-WORTH_COMPILING = 200
+MIN_ROUNDS_TO_COMPILE = 200
 """Rounds from which compiling, which takes tens of seconds, pays off."""
 
 
-def engine_for(config: Config, problem: Problem, own: Own | None = None) -> Engine:
-    """The engine of a config.
+def engine_for(config: Config, problem: Problem, user_objects: UserObjects | None = None) -> Engine:
+    """Build the engine of a config.
 
     ``auto`` selects lanes on a GPU, and the loop on a CPU or for streamed data.
 
     Args:
         config: the experiment.
         problem: its problem, on the device to train on.
-        own: user-supplied objects, which Ray workers need to build the problem; if None, Ray is not used.
+        user_objects: objects that Ray workers need to build the problem; if None, Ray is not used.
     """
     settings = config.engine
-    if settings.name == "ray" and own is not None:
-        return ray_engine(config, problem, own)
+    if settings.name == "ray" and user_objects is not None:
+        return ray_engine(config, problem, user_objects)
     on_gpu = problem.device.type == "cuda"
     if settings.precision == "bf16" and not on_gpu:
         raise UserError("engine.precision=bf16 needs a GPU, but this run is on the CPU; use float32")
     if settings.precision == "tf32" and not on_gpu:
         warnings.warn("engine.precision=tf32 has no effect on the CPU; this run uses float32", stacklevel=2)
-    streamed = isinstance(problem.data.train.inputs, StreamedTensor)
-    if streamed and settings.name == "lanes":
+    is_streamed = isinstance(problem.data.train.inputs, StreamedTensor)
+    if is_streamed and settings.name == "lanes":
         raise UserError(
             f"engine.name=lanes needs all data on the device, but {problem.data.name} is streamed; use engine.name=loop"
         )
-    if settings.name == "loop" or (settings.name in ("auto", "ray") and (streamed or not on_gpu)):
+    if settings.name == "loop" or (settings.name != "lanes" and (is_streamed or not on_gpu)):
         if settings.compile == "on" and not on_gpu:
             problem.compile(config.training.batch_size)
-        most = max(EVALUATING, config.federation.clients_per_round)
+        most = max(EVALUATION_WORKERS, config.federation.clients_per_round)
         return LoopEngine(problem, settings.workers or min(available_cores(), most))
-    long = config.training.rounds >= WORTH_COMPILING and on_gpu
-    compiling = settings.compile == "on" or (settings.compile == "auto" and long)
-    return LaneEngine(problem, settings.lanes, compiled if compiling else in_place)
+    is_long = config.training.rounds >= MIN_ROUNDS_TO_COMPILE and on_gpu
+    should_compile = settings.compile == "on" or (settings.compile == "auto" and is_long)
+    return LaneEngine(problem, settings.lanes, compiled if should_compile else in_place)
 
 
-def ray_engine(config: Config, problem: Problem, own: Own) -> RayEngine:
-    """The Ray engine of a config; with in-run measurements, the driver sees the uploads of single clients."""
+def ray_engine(config: Config, problem: Problem, user_objects: UserObjects) -> RayEngine:
+    """Build the Ray engine of a config; with in-run measurements, the driver receives each client's upload."""
     from fedflat.engines.ray.engine import RayEngine
 
     return RayEngine(
         problem,
-        partial(_worker_setup, config, own),
+        partial(_worker_setup, config, user_objects),
         address=config.engine.ray_address,
         workers=config.engine.workers,
         device=config.engine.device,
@@ -86,17 +86,18 @@ def ray_engine(config: Config, problem: Problem, own: Own) -> RayEngine:
     )
 
 
-def _worker_setup(config: Config, own: Own, device: Device) -> Callable[[], WorkerSetup]:
-    """What a worker calls to set up. It reads datasets from its own node; only user-supplied objects are sent."""
+def _worker_setup(config: Config, user_objects: UserObjects, device: Device) -> Callable[[], WorkerSetup]:
+    """The function that a Ray worker calls to set up; it reads named datasets from the worker's own node."""
     engine = config.engine.model_copy(update={"name": "auto", "device": device, "workers": 1, "ray_address": None})
     data = config.data.model_copy(update={"dir": data_dir(config.data.dir).absolute()})
-    return partial(_set_up_worker, config.model_copy(update={"engine": engine, "data": data}), own)
+    return partial(_set_up_worker, config.model_copy(update={"engine": engine, "data": data}), user_objects)
 
 
-def _set_up_worker(config: Config, own: Own) -> WorkerSetup:
+def _set_up_worker(config: Config, user_objects: UserObjects) -> WorkerSetup:
+    """Build the problem and the engine of a Ray worker."""
     from fedflat.engines.ray.messages import WorkerSetup
 
-    problem, _ = federation(config, **own)
+    problem, _ = build_problem(config, **user_objects)
     engine: Any = engine_for(config, problem)
     return WorkerSetup(problem, engine)
 
@@ -107,12 +108,12 @@ def explain_out_of_memory(config: Config) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError:
-        used = "the GPU of a Ray worker is out of memory"
+        symptom = "the GPU of a Ray worker is out of memory"
         if config.engine.name != "ray":
             free, total = (size / 2**30 for size in torch.cuda.mem_get_info())
-            used = f"the GPU is out of memory ({total - free:.1f} of {total:.1f} GB in use)"
+            symptom = f"the GPU is out of memory ({total - free:.1f} of {total:.1f} GB in use)"
         raise UserError(
-            f"{used}; lower training.batch_size (now {config.training.batch_size}), engine.lanes (now "
+            f"{symptom}; lower training.batch_size (now {config.training.batch_size}), engine.lanes (now "
             f"{config.engine.lanes}) or evaluation.batch_size (now {config.evaluation.batch_size}), "
             "or use engine.precision=bf16"
         ) from None
@@ -120,26 +121,26 @@ def explain_out_of_memory(config: Config) -> Iterator[None]:
 
 def training_of(config: Config, algorithm: Algorithm, clients: int) -> Training:
     """The local training of a config with ``clients`` clients."""
-    t, f = config.training, config.federation
+    training, federation = config.training, config.federation
     obstacles = [slot.requires_mean() for _, slot in algorithm.slots() if slot.requires_mean()]
-    if f.aggregation != "mean" and obstacles:
+    if federation.aggregation != "mean" and obstacles:
         raise UserError(
-            f"federation.aggregation={f.aggregation} does not work with {config.algorithm}: {obstacles[0]}, which "
-            "holds only for the mean; use mean, or an algorithm without client state, such as fedavg or fedmoswa"
+            f"federation.aggregation={federation.aggregation} does not work with {config.algorithm}: {obstacles[0]}, "
+            "which holds only for the mean; use mean, or an algorithm without client state, such as fedavg or fedmoswa"
         )
     return Training(
         algorithm,
-        Descent(t.weight_decay, t.momentum, t.clip, t.clip_mode),
-        Schedule(t.lr, t.lr_decay, t.rounds),
-        Plan(t.batch_size, t.local_epochs, t.local_steps, f.partial),
+        Descent(training.weight_decay, training.momentum, training.clip, training.clip_mode),
+        Schedule(training.lr, training.lr_decay, training.rounds),
+        Plan(training.batch_size, training.local_epochs, training.local_steps, federation.partial),
         config.seed,
         clients,
-        Aggregation(f.weighting, f.aggregation, f.trim, f.longest),
-        t.statistics == "own",
+        Aggregation(federation.weighting, federation.aggregation, federation.trim, federation.longest),
+        training.statistics == "own",
     )
 
 
 def sampler_of(config: Config, clients: int) -> Sampler:
-    """The sampler of each round's cohort."""
-    f = config.federation
-    return Sampler(clients, min(f.clients_per_round, clients), f.sampling, f.dropout)
+    """The sampler of each round's cohort among ``clients`` clients."""
+    federation = config.federation
+    return Sampler(clients, min(federation.clients_per_round, clients), federation.sampling, federation.dropout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,9 +24,16 @@ from fedflat.experiment.setup.weights import load_weights
 from fedflat.flatness.precision import allow_tf32
 from fedflat.models.lstm import CharacterNetwork
 
+MAX_PIXELS = 2**23
+"""Pixels per forward pass when evaluating segmentation: 194 CamVid (180x240) or 16 Cityscapes (512x1024) frames."""
+CUSTOM = "custom"
+"""Prefix, in a config, of the name of a user-supplied dataset or model."""
 
-def network_of(config: Config, input_shape: tuple[int, ...], classes: int, model: nn.Module | None = None) -> nn.Module:
-    """The network of a config, initialised with its seed.
+
+def build_network(
+    config: Config, input_shape: tuple[int, ...], classes: int, model: nn.Module | None = None
+) -> nn.Module:
+    """Build the network of a config, initialised with its seed.
 
     Args:
         config: the experiment.
@@ -52,26 +60,25 @@ def network_of(config: Config, input_shape: tuple[int, ...], classes: int, model
 
 
 def _check_shapes(network: nn.Module, name: str) -> None:
-    tensors = (*network.named_parameters(), *network.named_buffers())
-    lazy = next((key for key, tensor in tensors if is_lazy(tensor)), None)
-    if lazy is not None:
-        raise UserError(
-            f"{lazy} of {name} has no shape yet (as in nn.LazyLinear); pass one batch through the model first"
-        )
+    """Reject a network with lazy parameters or buffers, which have no shape before the first forward pass."""
+    for key, tensor in (*network.named_parameters(), *network.named_buffers()):
+        if is_lazy(tensor):
+            raise UserError(
+                f"{key} of {name} has no shape yet (as in nn.LazyLinear); pass one batch through the model first"
+            )
 
 
-MOST_PIXELS = 2**23
-"""Pixels per forward pass when evaluating segmentation: 194 CamVid (180x240) or 16 Cityscapes (512x1024) frames."""
-CUSTOM = "custom"
-"""Prefix, in a config, of the name of a user-supplied dataset or model."""
-
-
-def federation(
+def build_problem(
     config: Config, data: Dataset | None = None, model: nn.Module | None = None, task: Task | None = None
 ) -> tuple[Problem, Partition]:
-    """The problem and the partition of a config; a user-supplied dataset, model and task replace the config's."""
+    """Build the problem (data, network and task) and the partition of a config.
+
+    Args:
+        config: the experiment.
+        data, model, task: user-supplied objects that replace the config's.
+    """
     for given, name, argument in ((data, config.data.dataset, "dataset"), (model, config.model, "model")):
-        if given is None and name.partition(":")[0] == CUSTOM:
+        if given is None and is_user_supplied(name):
             raise UserError(
                 f"this run used a user-supplied {argument} ({name}); pass it again: fedflat.resume(..., {argument}=...)"
             )
@@ -79,27 +86,10 @@ def federation(
         check_metric(task)
     device = device_of(config)  # first, so that a missing GPU is reported before data are loaded
     data = datasets.load(config.data.dataset, config.data.dir) if data is None else data
-    partition = datasets.make_partition(
-        config.data.partition,
-        data.train.targets,
-        data.num_classes,
-        None if datasets.fixes_clients(config.data.partition) else config.data.clients,
-        config.seed if config.data.partition_seed is None else config.data.partition_seed,
-        config.data.validation,
-        data.train.groups,
-        data.train.coarse,
-    )
-    clients, per_round = len(partition.clients), config.federation.clients_per_round
-    if per_round > clients > 1:
-        raise UserError(f"federation.clients_per_round={per_round} exceeds the partition's {clients} clients; lower it")
-    network = network_of(config, data.input_shape, data.num_classes, model)
+    partition = _partition(config, data)
+    network = build_network(config, data.input_shape, data.num_classes, model)
     augmentation = datasets.augmentation(config.data.augmentation)
     augmentation.check(data)
-    held_out = {"test": data.test}
-    if len(partition.validation):
-        held_out["validation"] = data.train.take(torch.from_numpy(partition.validation))
-    if partition.unseen:
-        held_out["unseen"] = data.train.take(torch.from_numpy(np.concatenate(partition.unseen)))
     problem = Problem(
         network,
         task or task_for(data.kind),
@@ -109,7 +99,7 @@ def federation(
         arithmetic=torch.bfloat16 if config.engine.precision == "bf16" else None,
         device=device,
         evaluation_batch=_evaluation_batch(config.evaluation.batch_size, data),
-        held_out={name: _sample(examples, config.evaluation.examples) for name, examples in held_out.items()},
+        held_out=_held_out_sets(data, partition, config.evaluation.examples),
         batch_statistics=config.training.statistics == "own",
     )
     if config.training.statistics == "own" and not problem.buffers.names:
@@ -118,50 +108,87 @@ def federation(
     return problem, partition
 
 
-def _evaluation_batch(wanted: int, data: Dataset) -> int:
-    """Examples per forward pass, limited for segmentation so that the masks fit into memory."""
-    return wanted if data.kind != "segmentation" else max(1, min(wanted, MOST_PIXELS // data.train.targets[0].numel()))
+def _partition(config: Config, data: Dataset) -> Partition:
+    """Distribute the training examples over clients."""
+    settings = config.data
+    partition = datasets.make_partition(
+        settings.partition,
+        data.train.targets,
+        data.num_classes,
+        None if datasets.fixes_clients(settings.partition) else settings.clients,
+        config.seed if settings.partition_seed is None else settings.partition_seed,
+        settings.validation,
+        data.train.groups,
+        data.train.coarse,
+    )
+    clients, per_round = len(partition.clients), config.federation.clients_per_round
+    if per_round > clients > 1:
+        raise UserError(f"federation.clients_per_round={per_round} exceeds the partition's {clients} clients; lower it")
+    return partition
 
 
-def _sample(examples: Examples, most: int | None) -> Examples:
-    """At most ``most`` examples, the same for every seed, so that runs are compared on the same ones."""
-    if most is None or most >= len(examples):
+def _held_out_sets(data: Dataset, partition: Partition, limit: int | None) -> dict[str, Examples]:
+    """The sets to evaluate on: test, validation and the data of unseen clients, at most ``limit`` examples each."""
+    sets = {"test": data.test}
+    if len(partition.validation):
+        sets["validation"] = data.train.take(torch.from_numpy(partition.validation))
+    if partition.unseen:
+        sets["unseen"] = data.train.take(torch.from_numpy(np.concatenate(partition.unseen)))
+    return {name: _sample(examples, limit) for name, examples in sets.items()}
+
+
+def _sample(examples: Examples, limit: int | None) -> Examples:
+    """At most ``limit`` examples, the same for every seed, so that runs are compared on the same ones."""
+    if limit is None or limit >= len(examples):
         return examples
-    chosen = generator(0, "evaluated examples").choice(len(examples), most, replace=False)
+    chosen = generator(0, "evaluated examples").choice(len(examples), limit, replace=False)
     return examples.take(np.sort(chosen))
 
 
+def _evaluation_batch(batch_size: int, data: Dataset) -> int:
+    """Examples per forward pass, limited for segmentation so that the masks fit into memory."""
+    if data.kind != "segmentation":
+        return batch_size
+    pixels = data.train.targets[0].numel()
+    return max(1, min(batch_size, MAX_PIXELS // pixels))
+
+
 def _check_model(problem: Problem, name: str) -> None:
-    """Reject a model that does not fit the data, before anything is written."""
+    """Reject a model that does not fit the data, by a forward pass over two test examples."""
     if isinstance(problem.model, CharacterNetwork):
         _check_tokens(problem, name, problem.model.embedding.num_embeddings)
-    test = problem.held_out["test"]
-    two = test.take(torch.arange(min(2, len(test)), device=problem.device))
+    data, test = problem.data, problem.held_out["test"]
+    examples = test.take(torch.arange(min(2, len(test)), device=problem.device))
     weights, buffers, integers = problem.initial()
     try:
         with torch.random.fork_rng(devices=[]):
-            output = problem.predict(weights, {**problem.buffers.views(buffers), **integers}, two.inputs)
+            output = problem.predict(weights, {**problem.buffers.views(buffers), **integers}, examples.inputs)
     except (RuntimeError, ValueError, IndexError) as error:
-        inputs = f"{str(two.inputs.dtype).removeprefix('torch.')} inputs of shape {problem.data.input_shape}"
+        dtype = str(examples.inputs.dtype).removeprefix("torch.")
         raise UserError(
-            f"{name} cannot be used on {problem.data.name}, which has {inputs}: {str(error).splitlines()[0]}"
+            f"{name} cannot be used on {data.name}, which has {dtype} inputs of shape {data.input_shape}: "
+            f"{str(error).splitlines()[0]}"
         ) from error
-    expected = _expected_output(problem.task, two)
+    expected = _expected_output(problem.task, examples)
     if expected is None:
         return
     if not isinstance(output, torch.Tensor):
         raise UserError(f"{name} returns a {type(output).__name__}; expected a tensor with one row per example")
-    dimensions, axis, where = expected
-    fits = output.ndim in dimensions and len(output) == len(two) and output.shape[axis] >= problem.data.num_classes
-    if not fits or (axis == 1 and output.shape[2:] != two.targets.shape[1:]):
+    fits = (
+        output.ndim in expected.dimensions
+        and len(output) == len(examples)
+        and output.shape[expected.class_axis] >= data.num_classes
+        and (not expected.per_pixel or output.shape[2:] == examples.targets.shape[1:])
+    )
+    if not fits:
         raise UserError(
-            f"{name} returns an output of shape {tuple(output.shape[1:])} per example, but {problem.data.name} has "
-            f"{problem.data.num_classes} classes; expected one number per class{where}"
+            f"{name} returns an output of shape {tuple(output.shape[1:])} per example, but {data.name} has "
+            f"{data.num_classes} classes; expected one number per class{expected.hint}"
         )
 
 
 def _check_tokens(problem: Problem, name: str, vocabulary: int) -> None:
-    """Reject tokens outside a text model's vocabulary; the two examples tried out need not contain one."""
+    """Reject tokens outside a text model's vocabulary, which two examples need not contain."""
     for examples in (problem.data.train, *problem.held_out.values()):
         lowest, highest = (int(token) for token in torch.aminmax(examples.inputs))
         if lowest < 0 or highest >= vocabulary:
@@ -171,34 +198,52 @@ def _check_tokens(problem: Problem, name: str, vocabulary: int) -> None:
             )
 
 
-def _expected_output(task: Task, examples: Examples) -> tuple[tuple[int, ...], int, str] | None:
-    """For a built-in task: the valid numbers of output dimensions, the class dimension, and a hint for the message."""
+class _ExpectedOutput(NamedTuple):
+    """The output that a task expects of a model."""
+
+    dimensions: tuple[int, ...]
+    """Valid numbers of dimensions, including the batch dimension."""
+    class_axis: int = -1
+    per_pixel: bool = False
+    hint: str = ""
+    """Completes the error message."""
+
+
+def _expected_output(task: Task, examples: Examples) -> _ExpectedOutput | None:
+    """The expected output for a built-in task; None for a user-defined one."""
     if isinstance(task, Segmentation):
         pixels = "x".join(map(str, examples.targets.shape[1:]))
-        return (4,), 1, f" at each of {pixels} pixels: choose a segmentation model (bisenetv2)"
+        hint = f" at each of {pixels} pixels: choose a segmentation model (bisenetv2)"
+        return _ExpectedOutput((4,), class_axis=1, per_pixel=True, hint=hint)
     if isinstance(task, NextCharacter):
-        return (2, 3), -1, ""
-    return ((2,), -1, "") if isinstance(task, Classification) else None
+        return _ExpectedOutput((2, 3))
+    return _ExpectedOutput((2,)) if isinstance(task, Classification) else None
 
 
 def device_of(config: Config) -> torch.device:
-    """The device of a config; also sets whether float32 arithmetic may be rounded to TF32."""
+    """The device of a config; on a GPU, also sets whether float32 arithmetic may be rounded to TF32."""
     if config.engine.name == "ray":
         return torch.device("cpu")  # of the driver; workers have their own devices
-    wanted = config.engine.device
-    if wanted == "cuda" and not torch.cuda.is_available():
+    device = config.engine.device
+    if device == "cuda" and not torch.cuda.is_available():
         raise UserError("engine.device=cuda, but torch finds no GPU here; use engine.device=cpu")
-    if wanted == "cpu" or not torch.cuda.is_available():
+    if device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     allow_tf32(config.engine.precision == "tf32")
     torch.backends.cudnn.benchmark = True
     return torch.device("cuda")
 
 
-def custom(config: Config, data: Dataset | None, model: nn.Module | None) -> Config:
-    """A copy of a config that names the user-supplied dataset and model."""
+def is_user_supplied(name: str) -> bool:
+    """Whether a config's dataset or model is a user-supplied object, which cannot be built from its name."""
+    return name.partition(":")[0] == CUSTOM
+
+
+def name_user_objects(config: Config, data: Dataset | None, model: nn.Module | None) -> Config:
+    """Copy a config and put the names of the user-supplied dataset and model into it."""
     if model is not None:
         config = config.model_copy(update={"model": f"{CUSTOM}:{type(model).__name__}"})
     if data is not None:
-        config = config.model_copy(update={"data": config.data.model_copy(update={"dataset": f"{CUSTOM}:{data.name}"})})
+        settings = config.data.model_copy(update={"dataset": f"{CUSTOM}:{data.name}"})
+        config = config.model_copy(update={"data": settings})
     return config

@@ -17,56 +17,66 @@ from fedflat.models.adapters import adapter_parameters
 from fedflat.models.bisenet import BilateralNetwork
 from fedflat.models.vit import VisionTransformer
 
-MOST_NAMES = 4
-"""Tensors that a message names before it only counts them."""
-TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".tar")
-NESTED = ("state_dict", "model_state_dict", "model")
+LISTED_NAMES = 4
+"""Tensors that an error message names; it only counts further ones."""
+TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".tar")
+STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model")
 """Keys under which training scripts store the state_dict."""
-WRAPPED = ("module.", "_orig_mod.")
+WRAPPER_PREFIXES = ("module.", "_orig_mod.")
 """Prefixes that torch's wrappers (DataParallel, compile) add to every name."""
 POOLERS = ("pooler.", "vit.pooler.", "pre_logits.")
 """Layers that published vision transformers may have between the last block and their head."""
 
 
 def load_weights(network: nn.Module, name: str, path: Path, fresh_head: bool = False) -> None:
-    """Load the weights of a file into a model; with ``fresh_head``, all but those of the last linear layer."""
+    """Load a weights file into a model.
+
+    Args:
+        network: the model, which is changed in place.
+        name: the model's name, for error messages.
+        path: a safetensors file or a saved ``state_dict``.
+        fresh_head: whether to skip the last linear layer, e.g. for other classes.
+    """
     tensors, architecture = read_weights(path)
-    fill(network, name, tensors, str(path), architecture, fresh_head)
+    load_tensors(network, name, tensors, str(path), architecture, fresh_head)
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], str]:
-    """The tensors of a safetensors file or state_dict, and the model's name if fedflat wrote the file."""
+    """Read the tensors of a weights file, and the model's name if fedflat wrote the file (else an empty string)."""
     if path.is_dir():
         raise UserError(f"{path} is a folder; expected a weights file, for example {path / 'model.safetensors'}")
     if not path.exists():
         raise UserError(
             f"{path} does not exist; expected a weights file: the model.safetensors of a run, or a state_dict (.pt)"
         )
-    tensors, architecture = _saved_by_torch(path) if path.suffix in TORCH_ENDINGS else _safetensors(path)
-    return _unwrapped(tensors), architecture
+    if path.suffix in TORCH_SUFFIXES:
+        return _strip_wrapper_prefixes(_read_state_dict(path)), ""
+    tensors, architecture = _read_safetensors(path)
+    return _strip_wrapper_prefixes(tensors), architecture
 
 
-def _unwrapped(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Strip the prefixes of torch's wrappers."""
-    for prefix in WRAPPED:
+def _strip_wrapper_prefixes(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Remove the prefixes of torch's wrappers, which may be nested."""
+    for prefix in WRAPPER_PREFIXES:
         if tensors and all(key.startswith(prefix) for key in tensors):
-            return _unwrapped({key.removeprefix(prefix): value for key, value in tensors.items()})
+            return _strip_wrapper_prefixes({key.removeprefix(prefix): value for key, value in tensors.items()})
     return tensors
 
 
-def _safetensors(path: Path) -> tuple[dict[str, Tensor], str]:
+def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], str]:
+    """The tensors of a safetensors file, and the model's name in its metadata."""
     try:
         with safe_open(path, "pt") as file:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            about = json.loads((file.metadata() or {}).get("fedflat", "{}"))
+            metadata = json.loads((file.metadata() or {}).get("fedflat", "{}"))
     except (OSError, SafetensorError, ValueError):
         raise UserError(
             f"{path} is not a complete safetensors file; expected one such as the model.safetensors of a run"
         ) from None
-    return tensors, str(about.get("model", ""))
+    return tensors, str(metadata.get("model", ""))
 
 
-def _saved_by_torch(path: Path) -> tuple[dict[str, Tensor], str]:
+def _read_state_dict(path: Path) -> dict[str, Tensor]:
     """A state_dict, possibly inside a training script's checkpoint; no code in the file is executed."""
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
@@ -75,13 +85,13 @@ def _saved_by_torch(path: Path) -> tuple[dict[str, Tensor], str]:
             f"{path} is not a state_dict that torch can load safely; write it with torch.save(model.state_dict(), file)"
         ) from None
     if isinstance(loaded, dict):
-        loaded = next((loaded[key] for key in NESTED if isinstance(loaded.get(key), dict)), loaded)
+        loaded = next((loaded[key] for key in STATE_DICT_KEYS if isinstance(loaded.get(key), dict)), loaded)
         if loaded and all(isinstance(key, str) and isinstance(value, Tensor) for key, value in loaded.items()):
-            return loaded, ""
+            return loaded
     raise UserError(f"{path} contains no state_dict; write it with torch.save(model.state_dict(), file)")
 
 
-def fill(
+def load_tensors(
     network: nn.Module,
     name: str,
     tensors: Mapping[str, Tensor],
@@ -100,7 +110,7 @@ def fill(
         fresh_head: whether to skip the last linear layer.
     """
     tensors = network.translated(tensors) if isinstance(network, VisionTransformer) else dict(tensors)
-    head = _heads(network) if fresh_head else set()
+    head = _head_parameters(network) if fresh_head else set()
     if fresh_head:
         tensors = _without_head(network, tensors, head)
     mismatch = first_mismatch(network, tensors, head)
@@ -111,21 +121,24 @@ def fill(
             f"{source} contains weights of another architecture{other}: {mismatch}; "
             f"expected those of {name} for this dataset{hint}"
         )
-    broken = next((key for key, tensor in tensors.items() if not bool(tensor.isfinite().all())), None)
-    if broken is not None:
-        raise UserError(
-            f"{source} contains infinite or NaN values in {broken}; use weights of a run that did not diverge"
-        )
+    for key, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise UserError(
+                f"{source} contains infinite or NaN values in {key}; use weights of a run that did not diverge"
+            )
     network.load_state_dict(dict(tensors), strict=False)
 
 
 def first_mismatch(network: nn.Module, tensors: Mapping[str, Tensor], left_out: Collection[str] = ()) -> str:
-    """How tensors differ from a model: missing and unexpected names, or the first shape mismatch; empty if they fit.
+    """Describe how tensors differ from a model: missing and unexpected names, or the first shape mismatch.
 
     Args:
         network: the model.
         tensors: the state_dict to compare.
         left_out: names that may be missing.
+
+    Returns:
+        A clause for an error message; empty if the tensors fit.
 
     >>> import torch
     >>> first_mismatch(nn.Linear(2, 3), {"weight": torch.zeros(3, 2), "bias": torch.zeros(4)})
@@ -134,7 +147,7 @@ def first_mismatch(network: nn.Module, tensors: Mapping[str, Tensor], left_out: 
     'it lacks tensors weight and bias and has an unexpected tensor w'
     """
     expected = {key: value for key, value in network.state_dict().items() if isinstance(value, Tensor)}
-    optional = {*left_out, *_optional(network)}
+    optional = {*left_out, *_optional_parameters(network)}
     adapters = adapter_parameters(network)
     if not adapters & tensors.keys():
         optional |= adapters
@@ -151,29 +164,29 @@ def first_mismatch(network: nn.Module, tensors: Mapping[str, Tensor], left_out: 
     return ""
 
 
-def _optional(network: nn.Module) -> set[str]:
+def _optional_parameters(network: nn.Module) -> set[str]:
     """Parameters that a file may lack: tied to another, or frozen and therefore perhaps not saved."""
-    once = dict(network.named_parameters())
-    every = dict(network.named_parameters(remove_duplicate=False))
-    return {key for key, value in every.items() if key not in once or not value.requires_grad}
+    untied = dict(network.named_parameters())
+    parameters = network.named_parameters(remove_duplicate=False)
+    return {key for key, parameter in parameters if key not in untied or not parameter.requires_grad}
 
 
 def _hint_on_head(network: nn.Module, tensors: Mapping[str, Tensor]) -> str:
     """A hint to use ``init_head=fresh`` if all but the head fits."""
     if not any(isinstance(module, nn.Linear | nn.Conv2d) for module in network.modules()):
         return ""
-    head = _heads(network)
+    head = _head_parameters(network)
     rest = _without_head(network, tensors, head)
     return "" if first_mismatch(network, rest, head) else "; with init_head=fresh the head may differ"
 
 
-def _heads(network: nn.Module) -> set[str]:
+def _head_parameters(network: nn.Module) -> set[str]:
     """The parameters of the last layer, and of the last layer of each auxiliary head."""
-    auxiliary = network.auxiliary if isinstance(network, BilateralNetwork) else ()
-    others = {
-        f"auxiliary.{place}.{name}" for place, head in enumerate(auxiliary) for name in classifier_parameters(head)
-    }
-    return classifier_parameters(network) | others
+    names = set(classifier_parameters(network))
+    if isinstance(network, BilateralNetwork):
+        for index, head in enumerate(network.auxiliary):
+            names |= {f"auxiliary.{index}.{name}" for name in classifier_parameters(head)}
+    return names
 
 
 def _without_head(network: nn.Module, tensors: Mapping[str, Tensor], head: Collection[str]) -> dict[str, Tensor]:
@@ -187,12 +200,16 @@ def _without_head(network: nn.Module, tensors: Mapping[str, Tensor], head: Colle
 
 
 def _listed(names: list[str], noun: str) -> str:
-    """``noun`` and the first few names."""
+    """``noun`` and the first few names.
+
+    >>> _listed(["a", "b", "c"], "tensor"), _listed(list("abcdefg"), "tensor")
+    ('tensors a, b and c', 'tensors a, b, c, d and 3 more')
+    """
     if len(names) == 1:
         return f"{noun} {names[0]}"
-    more = len(names) - MOST_NAMES
-    shown, last = (names[:MOST_NAMES], f"{more} more") if more > 0 else (names[:-1], names[-1])
-    return f"{noun}s {', '.join(shown)} and {last}"
+    if len(names) > LISTED_NAMES:
+        names = [*names[:LISTED_NAMES], f"{len(names) - LISTED_NAMES} more"]
+    return f"{noun}s {', '.join(names[:-1])} and {names[-1]}"
 
 
 def _shape(tensor: Tensor) -> str:

@@ -15,7 +15,7 @@ from fedflat.algorithms.algorithm import States, flat_state, nested_state
 from fedflat.averaging import AverageState
 from fedflat.engines.round.contract import Cost, ModelState
 from fedflat.errors import UserError
-from fedflat.experiment.config import Config, config, difference
+from fedflat.experiment.config import Config, config, describe_difference
 from fedflat.experiment.store.client_states import RowStore
 from fedflat.experiment.store.run_folder import RunFolder
 
@@ -107,7 +107,7 @@ def write_checkpoint(
         "cost": asdict(server.cost),
         "loss": loss,
         "rows": {name: store.count for name, store in stores.items()},
-        "settings": settings.lasting(),
+        "settings": settings.fixed_settings(),
     }
     if frozen:
         about["frozen"] = frozen
@@ -133,8 +133,8 @@ def last_checkpoint(
     if not (folder.path / CHECKPOINT).exists():
         return None
     saved, about = folder.read_tensors(CHECKPOINT)
-    now = settings.lasting()
-    differing = difference(config(now), config(about.get("settings", now)))
+    now = settings.fixed_settings()
+    differing = describe_difference(config(now), config(about.get("settings", now)))
     if differing:
         file = folder.path / "config.yaml"
         raise UserError(

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config, config, read_yaml
-from fedflat.experiment.stopping import OVER
+from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.client_states import FileRowStore
 from fedflat.experiment.store.files import LOCK_FILE, Lock, create_folder, explain_os_error, write_whole
 
@@ -50,7 +50,7 @@ class RunFolder:
     @property
     def is_over(self) -> bool:
         """Whether the folder contains a run that has ended."""
-        return self.exists and self.status()["status"] in OVER
+        return self.exists and self.status()["status"] in ENDED_STATUSES
 
     @property
     def is_of_sites(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedflat.errors import UserError, one_of
-from fedflat.experiment.stopping import OVER, check_target
+from fedflat.experiment.stopping import ENDED_STATUSES, check_target
 from fedflat.experiment.store.run_folder import Record
 from fedflat.reporting.page.gather import Gathered, Group, grouped, where
 from fedflat.reporting.page.notes import notes_of
@@ -123,7 +123,7 @@ def _row(
         "settings": dict(settings),
         "seeds": [record.config.seed for record in row.records],
         "diverged": [record.config.seed for record in row.records if record.status == "diverged"],
-        "unfinished": [record.config.seed for record in row.records if record.status not in OVER],
+        "unfinished": [record.config.seed for record in row.records if record.status not in ENDED_STATUSES],
         "values": by_seed,
         "spread": {name: vars(spread(list(values.values()))) if values else None for name, values in by_seed.items()},
         "mean_counts": {seed: summary.mean_count for seed, summary in known.items()},

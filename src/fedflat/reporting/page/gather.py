@@ -12,7 +12,7 @@ from typing import Any
 from fedflat.data import full_partition
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
-from fedflat.experiment.stopping import OVER
+from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
 from fedflat.reporting.result import Result, Row
 from fedflat.text import write_value
@@ -72,7 +72,7 @@ def whole_record(path: Path) -> Record:
         raise UserError(f"{path / 'partition.json'} is incomplete; copy the run again")
     said, there = int(status.get("rounds", 0)), int(record.history[-1]["round"]) if record.history else 0
     due = said - 1 if record.status == "diverged" else said  # the round of divergence is not evaluated
-    if record.status in OVER and due - there >= record.config.evaluation.every:
+    if record.status in ENDED_STATUSES and due - there >= record.config.evaluation.every:
         raise UserError(
             f"{path} is incomplete: it ended after {said} rounds, but metrics.jsonl ends at {there}; copy it again"
         )

@@ -26,7 +26,7 @@ from fedflat.engines.problem.task import PooledTask
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.analysis.reopen import primary_model, reopen, require_model, state_of
-from fedflat.experiment.analysis.replay import Moment, Replay, at_checkpoint, at_model, needs_vectors
+from fedflat.experiment.analysis.replay import Moment, Replay, missing_state, moment_at_checkpoint, moment_at_model
 from fedflat.experiment.config import Config
 from fedflat.experiment.store.checkpoint import CHECKPOINT
 from fedflat.experiment.store.run_folder import Record, client_statistics, load_record
@@ -90,7 +90,7 @@ def reference(text: str) -> Reference:
 
 
 @dataclass(eq=False)
-class Measured:
+class RunModel:
     """A model of a run with its problem and partition."""
 
     record: Record
@@ -216,13 +216,13 @@ class Measured:
         (objective,) = self.objectives(on, client=client, examples=examples, seed=seed, batch=batch)
         return sharpness_of(objective, kind, seed=seed, **options)
 
-    def sibling(self, name: str | None = None, rounds: int | None = None) -> Measured:
+    def sibling(self, name: str | None = None, rounds: int | None = None) -> RunModel:
         """Another model of the same run."""
         name = require_model(self.record, name or self.name)
         return replace(self, name=name, rounds=rounds, state=state_of(self.record, name, self.problem, rounds))
 
 
-def measured(
+def open_model(
     model: str | Path | Reference | Record,
     *,
     name: str | None = None,
@@ -230,7 +230,7 @@ def measured(
     device: str | None = None,
     precision: str | None = None,
     **own: Any,
-) -> Measured:
+) -> RunModel:
     """Open a model of a run for measurements.
 
     Args:
@@ -239,7 +239,7 @@ def measured(
         rounds: round after which the model was saved; default: the final model.
         device: ``auto``, ``cpu`` or ``cuda``.
         precision: ``float32``, ``tf32`` or ``float64``; default: float64 for float64 runs, else float32.
-        own: user-supplied ``data``, ``network`` and ``task``.
+        own: user-supplied ``dataset``, ``network`` and ``task``.
     """
     if isinstance(model, Record):
         record = model
@@ -255,9 +255,9 @@ def measured(
         raise UserError(f"{where} has no evaluated models yet; continue it with fedflat resume")
     name = require_model(record, name or primary_model(record))
     config = _config(record.config, device, precision)
-    problem, partition = reopen(record, config=config, call="flatness", **own)
+    problem, partition = reopen(record, config=config, method="flatness", **own)
     state = state_of(record, name, problem, rounds)
-    return Measured(record, name, rounds, problem, partition, state, config.engine.precision == "tf32")
+    return RunModel(record, name, rounds, problem, partition, state, config.engine.precision == "tf32")
 
 
 def _batch(problem: Problem) -> int:
@@ -275,13 +275,13 @@ def _config(config: Config, device: str | None, precision: str | None) -> Config
     return config.model_copy(update={"engine": engine})
 
 
-def measured_point(text: str, **options: Any) -> Measured:
-    """The model that ``text`` names, possibly a client's; ``options`` as in ``measured``."""
+def open_model_or_client(text: str, **options: Any) -> RunModel:
+    """The model that ``text`` names, possibly a client's; ``options`` as in ``open_model``."""
     wanted = reference(text)
     client = client_of(wanted)
     if client is None:
-        return measured(wanted, **options)
-    server = measured(Reference(wanted.run, "server"), **options)
+        return open_model(wanted, **options)
+    server = open_model(Reference(wanted.run, "server"), **options)
     (state,) = local_models(server, wanted.rounds, [client])
     return replace(server, name=str(wanted.model), rounds=wanted.rounds, state=state)
 
@@ -297,7 +297,7 @@ def client_of(wanted: Reference) -> int | None:
     return int(match[1]) if match else None
 
 
-def local_models(server: Measured, rounds: int | None, clients: Sequence[int] | None = None) -> list[ModelState]:
+def local_models(server: RunModel, rounds: int | None, clients: Sequence[int] | None = None) -> list[ModelState]:
     """Client models after local training in the round that follows ``rounds``.
 
     Args:
@@ -305,12 +305,12 @@ def local_models(server: Measured, rounds: int | None, clients: Sequence[int] | 
         rounds: round of a saved server model; default: the last checkpoint.
         clients: client numbers; default: the cohort of that round.
     """
-    replay = replay_at(server, rounds)
+    replay = replay_after(server, rounds)
     members = replay.members(clients)
     return replay.local_models(members, replay.train(members))
 
 
-def replay_at(server: Measured, rounds: int | None = None) -> Replay:
+def replay_after(server: RunModel, rounds: int | None = None) -> Replay:
     """A replay of a run after ``rounds``, in the run's precision."""
     record = server.record
     engine = record.config.engine.model_copy(update={"device": server.problem.device.type})
@@ -318,25 +318,27 @@ def replay_at(server: Measured, rounds: int | None = None) -> Replay:
         engine = engine.model_copy(update={"precision": "float32"})
     config = record.config.model_copy(update={"engine": engine})
     # Initial client state derives from the untrained model, before any saved weights are loaded.
-    usable = _same_precision(server, engine.precision) and not needs_vectors(algorithm(config.algorithm), config)
+    usable = _same_precision(server, engine.precision) and not missing_state(algorithm(config.algorithm), config)
     problem, partition = (
-        (server.problem, server.partition) if usable else reopen(record, config=config, call="flatness", as_begun=True)
+        (server.problem, server.partition)
+        if usable
+        else reopen(record, config=config, method="flatness", with_initial_weights=True)
     )
-    return Replay(config, problem, partition, moment_at(server, problem, rounds))
+    return Replay(config, problem, partition, moment_after(server, problem, rounds))
 
 
-def moment_at(server: Measured, problem: Problem, rounds: int | None = None) -> Moment:
+def moment_after(server: RunModel, problem: Problem, rounds: int | None = None) -> Moment:
     """The state of a run after ``rounds``, by default at its last checkpoint."""
     record = server.record
     if record.folder is None:
         raise UserError("this run has no folder, so its rounds cannot be replayed; pass out=... to fedflat.run")
     method = algorithm(record.config.algorithm)
     if rounds is None or rounds == record.folder.rounds_of(CHECKPOINT):
-        return at_checkpoint(record.folder, method, problem, record.config)
-    return at_model(rounds, state_of(record, "server", problem, rounds), method, record.config)
+        return moment_at_checkpoint(record.folder, method, problem, record.config)
+    return moment_at_model(rounds, state_of(record, "server", problem, rounds), method, record.config)
 
 
-def _same_precision(server: Measured, precision: str) -> bool:
+def _same_precision(server: RunModel, precision: str) -> bool:
     """Whether the run trained in the precision of the measurement."""
     measured_in = "float64" if server.problem.dtype == torch.float64 else "tf32" if server.tf32 else "float32"
     return precision == measured_in
