@@ -37,7 +37,7 @@ def flat_minima_figure(numbers: dict[str, Any]) -> Figure:
         contours.set_yticks([])
         _label_column(figure, x + width / 2, name, numbers["methods"][name])
     _add_colour_bar(figure, scale, line, height)
-    radius = landscapes[next(iter(landscapes))].made["radius"]
+    radius = landscapes[next(iter(landscapes))].metadata["radius"]
     caption = _caption(numbers["about"], radius, line, scale)
     figure.text(left, 0.012, caption, fontsize=8.5, color=FAINT, va="bottom")
     return figure

@@ -122,7 +122,7 @@ def test_objectives_are_of_clients_and_of_all_of_them(undisturbed: Path) -> None
     mean = sum(one.examples * one.loss() for one in clients) / whole.examples
     torch.testing.assert_close(mean, whole.loss())
     scored = fedflat.load(undisturbed).evaluate("swa(start=0.5)", on=("test",))["test"]
-    test = found.objective("test").measured()
+    test = found.objective("test").metrics()
     assert test["accuracy"] == pytest.approx(scored["accuracy"]) and test["loss"] == pytest.approx(
         scored["loss"], rel=1e-5
     )

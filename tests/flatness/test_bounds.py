@@ -19,11 +19,11 @@ from fedflat.flatness.theory.bounds import (
     FederationSize,
     GeneralisationBound,
     RoundLearningRates,
-    as_run,
     largest_lr,
-    theorem,
+    run_bound,
+    theorem_bound,
 )
-from fedflat.flatness.theory.noise import Constants, largest
+from fedflat.flatness.theory.noise import Constants, largest_constants
 
 CONSTANTS = Constants(lipschitz=2.0, smoothness=4.0, noise=0.5, heterogeneity=1.5)
 SETTING = FederationSize(clients=10, examples=50, steps=3, rounds=20)
@@ -35,10 +35,10 @@ sizes = st.builds(FederationSize, st.integers(1, 1000), st.floats(1, 1e4), st.in
 def test_the_printed_bounds_by_hand() -> None:
     c = 1 + (2 + 1 / 60) ** 2 / 20
     front = 2 * 2 / (10 * 50 * 4) * math.exp(1 + 1 / 20)
-    assert theorem("fedswa", CONSTANTS, SETTING).value == pytest.approx(front * c * (2 + 1.5 + 0.5))
-    assert theorem("fedmoswa", CONSTANTS, SETTING).value == pytest.approx(front * (c * (2 + 0.5) + 1.5))
-    assert theorem("fedsam", CONSTANTS, SETTING).value == theorem("fedswa", CONSTANTS, SETTING).value
-    assert 10 ** theorem("fedswa", CONSTANTS, SETTING).factor == pytest.approx(c)
+    assert theorem_bound("fedswa", CONSTANTS, SETTING).value == pytest.approx(front * c * (2 + 1.5 + 0.5))
+    assert theorem_bound("fedmoswa", CONSTANTS, SETTING).value == pytest.approx(front * (c * (2 + 0.5) + 1.5))
+    assert theorem_bound("fedsam", CONSTANTS, SETTING).value == theorem_bound("fedswa", CONSTANTS, SETTING).value
+    assert 10 ** theorem_bound("fedswa", CONSTANTS, SETTING).factor == pytest.approx(c)
 
 
 def test_strongly_convex_by_hand() -> None:
@@ -46,15 +46,15 @@ def test_strongly_convex_by_hand() -> None:
     b = 1 + (mu / ((4 + mu) * 3)) ** 2 / 20
     front = 2 * 2 / (10 * 50 * 4) * math.exp(1 - mu / ((4 + mu) * 20))
     convex = replace(CONSTANTS, convexity=mu)
-    assert theorem("fedswa", convex, SETTING).value == pytest.approx(front * b * 4)
-    assert theorem("fedmoswa", convex, SETTING).value == pytest.approx(front * (b * 2.5 + 1.5))
+    assert theorem_bound("fedswa", convex, SETTING).value == pytest.approx(front * b * 4)
+    assert theorem_bound("fedmoswa", convex, SETTING).value == pytest.approx(front * (b * 2.5 + 1.5))
 
 
 @settings(max_examples=50, deadline=None)
 @given(constants, sizes)
 def test_the_order_of_the_algorithms_and_the_step_that_can_be_spared(some, setting) -> None:
-    printed = {name: theorem(name, some, setting).log10 for name in ALGORITHMS}
-    tight = {name: theorem(name, some, setting, tight=True) for name in ALGORITHMS}
+    printed = {name: theorem_bound(name, some, setting).log10 for name in ALGORITHMS}
+    tight = {name: theorem_bound(name, some, setting, tight=True) for name in ALGORITHMS}
     assert printed["fedmoswa"] <= printed["fedswa"] + 1e-9
     for name in ALGORITHMS:
         assert tight[name].log10 <= printed[name] + 1e-9
@@ -72,7 +72,10 @@ def test_at_the_theorems_own_rates_the_recursion_stays_below_the_theorem(some, s
     rounds = [RoundLearningRates(lr * setting.steps, lr)] * setting.rounds
     for name in ALGORITHMS:
         for tight in (False, True):
-            assert as_run(name, some, setting, rounds, tight).log10 <= theorem(name, some, setting, tight).log10 + 1e-6
+            assert (
+                run_bound(name, some, setting, rounds, tight).log10
+                <= theorem_bound(name, some, setting, tight).log10 + 1e-6
+            )
 
 
 def test_the_recursion_step_by_step() -> None:
@@ -83,7 +86,7 @@ def test_the_recursion_step_by_step() -> None:
     for h, highest in rounds:
         c = 1 + (2 + beta * highest) ** 2 * beta * h
         distance = math.exp(beta * h) * (distance + 2 / m_n * c * h * 4)
-    assert as_run("fedswa", CONSTANTS, SETTING, rounds).value == pytest.approx(2.0 * distance)
+    assert run_bound("fedswa", CONSTANTS, SETTING, rounds).value == pytest.approx(2.0 * distance)
 
 
 def test_a_rate_that_falls_within_a_round_lowers_the_bound() -> None:
@@ -92,7 +95,7 @@ def test_a_rate_that_falls_within_a_round_lowers_the_bound() -> None:
     )
     assert fedsam[0] == pytest.approx((1.0, 0.1))
     assert fedswa[0] == pytest.approx((0.1 * (10 - 0.9 * 4.5), 0.1))
-    assert as_run("fedswa", CONSTANTS, SETTING, fedswa).log10 < as_run("fedsam", CONSTANTS, SETTING, fedsam).log10
+    assert run_bound("fedswa", CONSTANTS, SETTING, fedswa).log10 < run_bound("fedsam", CONSTANTS, SETTING, fedsam).log10
 
 
 def test_rates_follow_the_decay_over_rounds_and_the_cycle() -> None:
@@ -108,8 +111,8 @@ def test_rates_follow_the_decay_over_rounds_and_the_cycle() -> None:
 def test_rounds_without_a_rate_change_nothing() -> None:
     rates = [RoundLearningRates(0.2, 0.1), RoundLearningRates(0.1, 0.05)]
     with_still_ones = [RoundLearningRates(0.0, 0.0), rates[0], RoundLearningRates(0.0, 0.0), rates[1]]
-    assert as_run("fedswa", CONSTANTS, SETTING, with_still_ones) == as_run("fedswa", CONSTANTS, SETTING, rates)
-    assert as_run("fedswa", CONSTANTS, SETTING, [RoundLearningRates(0.0, 0.0)]).value == 0
+    assert run_bound("fedswa", CONSTANTS, SETTING, with_still_ones) == run_bound("fedswa", CONSTANTS, SETTING, rates)
+    assert run_bound("fedswa", CONSTANTS, SETTING, [RoundLearningRates(0.0, 0.0)]).value == 0
 
 
 def test_another_algorithm_has_its_own_rates_in_the_same_run() -> None:
@@ -123,12 +126,12 @@ def test_another_algorithm_has_its_own_rates_in_the_same_run() -> None:
 
 
 def test_numbers_beyond_any_float_are_told_by_their_logarithm() -> None:
-    many = theorem("fedsam", CONSTANTS, FederationSize(10, 50, 5000, 10))
+    many = theorem_bound("fedsam", CONSTANTS, FederationSize(10, 50, 5000, 10))
     assert many.value == math.inf
     assert many.log10 == pytest.approx(4999 * math.log10(2), rel=0.01)
-    assert many.vacuous(math.log(10))
-    assert not GeneralisationBound(-2.0, 0.0).vacuous(math.log(10))
-    assert GeneralisationBound(0.0, 0.0).vacuous(1.0), "as much as guessing is no more than guessing"
+    assert many.is_vacuous(math.log(10))
+    assert not GeneralisationBound(-2.0, 0.0).is_vacuous(math.log(10))
+    assert GeneralisationBound(0.0, 0.0).is_vacuous(1.0), "as much as guessing is no more than guessing"
 
 
 def test_what_a_run_does_of_what_the_theorem_asks_for() -> None:
@@ -145,9 +148,9 @@ def test_what_a_run_does_of_what_the_theorem_asks_for() -> None:
 
 def test_the_largest_of_what_was_seen_goes_in() -> None:
     other = Constants(1.0, 9.0, 0.7, 0.1)
-    assert largest([CONSTANTS, other]) == Constants(2.0, 9.0, 0.7, 1.5)
+    assert largest_constants([CONSTANTS, other]) == Constants(2.0, 9.0, 0.7, 1.5)
     with pytest.raises(ValueError, match="no constants"):
-        largest([])
+        largest_constants([])
 
 
 def test_the_theory_of_a_run_says_what_went_into_it(digits_split) -> None:
@@ -174,8 +177,8 @@ def digits_split():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: theorem("fedavg", CONSTANTS, SETTING), "fedavg"),
-        (lambda: theorem("fedswa", replace(CONSTANTS, lipschitz=0.0), SETTING), "L=0"),
+        (lambda: theorem_bound("fedavg", CONSTANTS, SETTING), "fedavg"),
+        (lambda: theorem_bound("fedswa", replace(CONSTANTS, lipschitz=0.0), SETTING), "L=0"),
         (lambda: FederationSize(0, 1, 1, 1), "at least one client"),
     ],
 )

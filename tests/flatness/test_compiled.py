@@ -15,7 +15,7 @@ from fedflat.errors import UserError
 from fedflat.flatness import Objective, spectrum
 from fedflat.flatness.curvature import compiled as module
 from fedflat.flatness.curvature.compiled import CompiledProduct
-from fedflat.flatness.curvature.spectrum import compile_where_it_pays
+from fedflat.flatness.curvature.spectrum import compile_if_worthwhile
 
 
 def network() -> nn.Module:
@@ -123,18 +123,18 @@ def test_a_spectrum_is_the_same_compiled() -> None:
 
 def test_where_it_is_left_to_itself_nothing_is_compiled_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Objective, "compile", lambda self: pytest.fail("compiled"))
-    assert not compile_where_it_pays(objective(), "auto", 10**9)
-    assert not compile_where_it_pays(objective(), "off", 10**9)
+    assert not compile_if_worthwhile(objective(), "auto", 10**9)
+    assert not compile_if_worthwhile(objective(), "off", 10**9)
 
 
 @pytest.mark.parametrize(("seconds", "pays"), [(1.3, True), (1.1, False)])
 def test_on_a_gpu_it_is_compiled_where_a_hundred_products_take_more_than_two_minutes(
     monkeypatch: pytest.MonkeyPatch, seconds: float, pays: bool
 ) -> None:
-    monkeypatch.setattr("fedflat.flatness.curvature.spectrum._seconds", lambda objective: seconds)
+    monkeypatch.setattr("fedflat.flatness.curvature.spectrum._seconds_per_product", lambda objective: seconds)
     compiled_now: list[bool] = []
     on_gpu: Any = SimpleNamespace(device=torch.device("cuda"), compile=lambda: compiled_now.append(True))
-    assert compile_where_it_pays(on_gpu, "auto", 100) == bool(compiled_now) == pays
+    assert compile_if_worthwhile(on_gpu, "auto", 100) == bool(compiled_now) == pays
 
 
 def test_an_unknown_choice_is_refused() -> None:

@@ -82,7 +82,7 @@ def test_little_room_means_restarts_and_the_same_values() -> None:
 
 def test_products_that_run_out_are_said() -> None:
     matrix = symmetric(torch.linspace(0, 1, 200))
-    found = lanczos(Operator.of_matrix(matrix), Ends(5), tolerance=1e-10, most=20)
+    found = lanczos(Operator.of_matrix(matrix), Ends(5), tolerance=1e-10, max_products=20)
     assert not found.converged and found.products == 20
     assert (found.values <= 1 + 1e-12).all() and found.residuals.max() > 1e-6
 

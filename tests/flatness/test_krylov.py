@@ -17,7 +17,7 @@ MATRIX = symmetric(torch.linspace(-1, 2, 60) ** 3)
 
 
 def rows(space: Krylov) -> torch.Tensor:
-    return space.combined(np.eye(space.size))
+    return space.to_full_space(np.eye(space.size))
 
 
 def grown(steps: int, room: int = 30) -> Krylov:
@@ -31,9 +31,9 @@ def check(space: Krylov) -> None:
     """Orthonormal, T = V H V', and Ritz pairs as far from eigenpairs as they say."""
     basis = rows(space)
     torch.testing.assert_close(basis @ basis.T, torch.eye(space.size).double(), rtol=0, atol=1e-12)
-    np.testing.assert_allclose((basis @ MATRIX @ basis.T).numpy(), space.seen, atol=1e-7)
+    np.testing.assert_allclose((basis @ MATRIX @ basis.T).numpy(), space.projection, atol=1e-7)
     ritz = space.ritz()
-    vectors = space.combined(ritz.vectors)
+    vectors = space.to_full_space(ritz.vectors)
     residuals = (vectors @ MATRIX - torch.from_numpy(ritz.values)[:, None] * vectors).norm(dim=1)
     np.testing.assert_allclose(residuals.numpy(), ritz.residuals, rtol=1e-6, atol=1e-7)
 
@@ -45,8 +45,8 @@ def test_the_basis_stays_what_it_is_through_restarts(first: int, keep: int, then
     check(space)
     ritz = space.ritz()
     chosen = np.arange(first)[::-1][: min(keep, first - 1)]
-    space.shrink(ritz, chosen, anew=False)
-    assert space.size == len(chosen) and space.seen.diagonal() == pytest.approx(ritz.values[chosen])
+    space.restart(ritz, chosen, from_random=False)
+    assert space.size == len(chosen) and space.projection.diagonal() == pytest.approx(ritz.values[chosen])
     for _ in range(min(then, space.room - space.size)):
         space.step()
     if then:
@@ -69,15 +69,15 @@ def test_the_basis_stays_what_it_is_through_restarts(first: int, keep: int, then
 def test_the_basis_is_orthonormal_however_ill_conditioned_the_matrix(values: torch.Tensor) -> None:
     space = Krylov(Operator(values.mul, 300, torch.float64), 100)
     for _ in range(3):
-        while not space.full:
+        while not space.is_full:
             space.step()
         torch.testing.assert_close(rows(space) @ rows(space).T, torch.eye(100).double(), rtol=0, atol=1e-12)
-        space.shrink(space.ritz(), np.arange(100)[::-1][:20], anew=False)
+        space.restart(space.ritz(), np.arange(100)[::-1][:20], from_random=False)
 
 
 def test_a_step_passes_over_the_basis_twice_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     space = grown(10)
-    monkeypatch.setattr(Krylov, "_orthogonal", lambda self, row: pytest.fail("a third time"))
+    monkeypatch.setattr(Krylov, "_orthogonalise", lambda self, row: pytest.fail("a third time"))
     space.step()
     check(space)
 
@@ -86,7 +86,7 @@ def test_a_restart_loses_nothing_that_was_kept() -> None:
     space = grown(30)
     before = space.ritz()
     best = np.argsort(before.residuals)[:4]
-    space.shrink(before, best, anew=False)
+    space.restart(before, best, from_random=False)
     space.step()
     after = space.ritz()
     for place in best:
@@ -97,18 +97,18 @@ def test_a_new_beginning_is_orthogonal_and_remembers_what_was_left_over() -> Non
     space = grown(20)
     before = space.ritz()
     chosen = np.array([19, 18])
-    space.shrink(before, chosen, anew=True)
+    space.restart(before, chosen, from_random=True)
     kept = rows(space)
     for _ in range(5):
         space.step()
     assert rows(space)[:2].equal(kept) and (kept @ rows(space)[2:].T).abs().max() < 1e-12
-    assert (space.ritz().residuals >= space.ritz().ahead).all()
+    assert (space.ritz().residuals >= space.ritz().reducible).all()
     assert space.ritz().residuals[-1] == pytest.approx(before.residuals[19], rel=0.5, abs=1e-9)
 
 
 def test_a_whole_basis_is_exact() -> None:
     space = grown(60, room=100)
-    assert space.complete and space.full and space.ritz().residuals.max() == 0
+    assert space.is_complete and space.is_full and space.ritz().residuals.max() == 0
     np.testing.assert_allclose(space.ritz().values, torch.linalg.eigvalsh(MATRIX), atol=1e-12)
 
 
@@ -117,7 +117,7 @@ def test_a_given_first_vector_is_where_it_begins() -> None:
     space = Krylov(Operator.of_matrix(MATRIX), 3, first=first)
     space.step()
     torch.testing.assert_close(rows(space)[0], first / first.norm())
-    assert space.seen[0, 0] == pytest.approx(float(first @ MATRIX @ first / first.norm() ** 2))
+    assert space.projection[0, 0] == pytest.approx(float(first @ MATRIX @ first / first.norm() ** 2))
 
 
 def test_an_invariant_space_is_noticed_and_left() -> None:
@@ -125,10 +125,10 @@ def test_an_invariant_space_is_noticed_and_left() -> None:
     space = Krylov(Operator.of_matrix(MATRIX), 5, first=vectors[:, -1])
     space.step()
     assert (
-        space.invariant
+        space.is_invariant
         and space.ritz().values[0] == pytest.approx(float(values[-1]))
         and space.ritz().residuals[0] == 0
     )
     space.step()
-    assert not space.invariant and space.size == 2
+    assert not space.is_invariant and space.size == 2
     check(space)

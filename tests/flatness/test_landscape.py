@@ -151,13 +151,13 @@ def test_a_landscape_survives_json_with_values_that_are_not_finite() -> None:
         far = (model.weights - CENTRE).norm()
         return {"train_loss": torch.where(far > 2, math.inf, far), "test_loss": torch.where(far > 3, math.nan, far)}
 
-    found = landscape_around(LAYOUT, Model(CENTRE, EMPTY), steep, points=9).named(run="runs/a", examples=100)
+    found = landscape_around(LAYOUT, Model(CENTRE, EMPTY), steep, points=9).with_metadata(run="runs/a", examples=100)
     assert found.not_finite("train_loss") > found.not_finite("test_loss") > 0
     text = json.dumps(found.document(), allow_nan=False)
     again = Landscape.from_document(json.loads(text))
     assert again.axes == found.axes
     assert again.marks == found.marks
-    assert again.made == found.made
+    assert again.metadata == found.metadata
     for name, values in found.values.items():
         np.testing.assert_array_equal(again.values[name], values)
 

@@ -74,13 +74,15 @@ def test_progress_goes_over_all_models(two: list[RunModel]) -> None:
 def test_planes_and_paths_pass_through_their_models(runs: dict[str, Path]) -> None:
     three = [open_model_or_client(f"{runs['fedavg']}:server@{rounds}", device="cpu") for rounds in (1, 2, 3)]
     found = plane(three, points=3, examples=50)
-    assert found.marks[0].at == (0.0, 0.0)
+    assert found.marks[0].position == (0.0, 0.0)
     way = path(three[:2], points=3, examples=50)
     for mark, on_the_way in zip(found.marks, way.marks, strict=False):
         assert mark.values == pytest.approx(on_the_way.values)
     assert way.values["train_loss"][0] == pytest.approx(way.marks[0].values["train_loss"])
-    assert found.made["distances"][f"{three[0].label} to {three[1].label}"] == pytest.approx(way.made["distance"])
-    assert found.made["examples"] == {"train": 50, "test": 50}
+    assert found.metadata["distances"][f"{three[0].label} to {three[1].label}"] == pytest.approx(
+        way.metadata["distance"]
+    )
+    assert found.metadata["examples"] == {"train": 50, "test": 50}
 
 
 def test_files_are_read_back_as_they_were(two: list[RunModel], tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_constants_in_closed_form(look: FixedSample) -> None:
     assert found.heterogeneity == pytest.approx(np.linalg.norm(whole - centre, axis=1).mean())
     assert apart["diversity"] == pytest.approx((whole**2).sum(1).mean() / (centre**2).sum())
     assert apart["norm_of_mean"] == pytest.approx(np.linalg.norm(centre))
-    assert found.plain().keys() == {"lipschitz", "smoothness", "noise", "heterogeneity"}
+    assert found.known().keys() == {"lipschitz", "smoothness", "noise", "heterogeneity"}
 
 
 def test_noise_shrinks_with_the_batch_as_one_over_its_size(look: FixedSample) -> None:
@@ -65,7 +65,7 @@ def test_noise_shrinks_with_the_batch_as_one_over_its_size(look: FixedSample) ->
         for second in single:
             two.add((first + second) / 2)
     assert two.noise**2 == pytest.approx(one.noise**2 / 2)
-    assert one.longest == pytest.approx(float(single.norm(dim=1).max()))
+    assert one.largest_norm == pytest.approx(float(single.norm(dim=1).max()))
 
 
 def test_the_gap_in_closed_form(look: FixedSample) -> None:
@@ -113,4 +113,4 @@ def test_what_is_looked_at_depends_on_the_seed_alone(look: FixedSample) -> None:
 
 def test_clients_that_agree_are_not_heterogeneous() -> None:
     assert heterogeneity(torch.ones(4, 3)) == 0
-    assert Constants(1, 2, 3, 4, 0.5).plain()["convexity"] == 0.5
+    assert Constants(1, 2, 3, 4, 0.5).known()["convexity"] == 0.5

@@ -167,10 +167,10 @@ def test_metrics_are_means_over_examples() -> None:
     one = case("mlp")
     objective = one.objective(sums=Classification().sums)
     output = one.network.eval()(one.inputs)
-    found = objective.measured()
+    found = objective.metrics()
     assert found["accuracy"] == pytest.approx(float((output.argmax(1) == one.targets).double().mean()))
     assert found["loss"] == pytest.approx(float(objective.loss()), rel=1e-12)
-    assert one.objective().measured() == {"loss": float(objective.loss())}
+    assert one.objective().metrics() == {"loss": float(objective.loss())}
 
 
 class Dropping(nn.Module):

@@ -24,7 +24,7 @@ def test_on_a_quadratic_every_value_is_the_closed_form() -> None:
     t = np.array(found.axes[0])
     np.testing.assert_allclose(found.values["train_loss"], (1 - 2 * t) ** 2 + (2 * t) ** 2)
     assert found.marks == (Mark("a", (0.0,), values={"train_loss": 1.0}), Mark("b", (1.0,), values={"train_loss": 5.0}))
-    assert found.made["distance"] == pytest.approx(8**0.5)
+    assert found.metadata["distance"] == pytest.approx(8**0.5)
 
 
 def test_a_convex_loss_has_no_barrier_and_a_concave_one_has_its_own() -> None:

@@ -59,10 +59,10 @@ def test_shares_reproduce_every_point() -> None:
     a, b, c = three(1)
     plane = Plane.through(a, b, c)
     for x, y in ((0.0, 0.0), (0.7, -1.3), (3.0, 2.0)):
-        shares = plane.shares(x, y)
+        shares = plane.barycentric(x, y)
         assert sum(shares) == pytest.approx(1)
         torch.testing.assert_close(shares[0] * a + shares[1] * b + shares[2] * c, plane.at(x, y))
-    assert plane.shares(*plane.corners[2]) == pytest.approx((0, 0, 1))
+    assert plane.barycentric(*plane.corners[2]) == pytest.approx((0, 0, 1))
 
 
 def test_a_model_beside_the_plane_is_marked_where_it_is_nearest() -> None:
@@ -92,17 +92,17 @@ def test_on_a_quadratic_every_value_is_the_closed_form() -> None:
     assert [mark.name for mark in found.marks] == ["global", "client", "averaged"]
     for mark, model in zip(found.marks, models.values(), strict=True):
         assert mark.values["train_loss"] == pytest.approx(float(0.5 * (scale * model.weights**2).sum()))
-    assert found.made["distances"]["global to client"] == pytest.approx(found.marks[1].at[0])
+    assert found.metadata["distances"]["global to client"] == pytest.approx(found.marks[1].position[0])
 
 
 def test_the_grid_holds_every_model_with_room_around() -> None:
     models = {str(n): Model(w, EMPTY) for n, w in enumerate([*three(7), *three(8)])}
     found = plane_landscape(models, lambda m: {"train_loss": m.weights.sum()}, points=3, margin=0.1)
     assert len(found.marks) == 6
-    assert all(mark.off == 0 for mark in found.marks[:3])
-    assert all(mark.off > 0 for mark in found.marks[3:])
+    assert all(mark.distance == 0 for mark in found.marks[:3])
+    assert all(mark.distance > 0 for mark in found.marks[3:])
     for i, axis in enumerate(found.axes):
-        places = [mark.at[i] for mark in found.marks]
+        places = [mark.position[i] for mark in found.marks]
         room = 0.1 * (max(places) - min(places))
         assert axis[0] == pytest.approx(min(places) - room)
         assert axis[-1] == pytest.approx(max(places) + room)
@@ -162,7 +162,7 @@ def test_any_modules_on_one_plane() -> None:
     middle = found.axes[0][1], found.axes[1][1]
     shares = Plane.through(
         *(objective.layout.flatten(dict(m.named_parameters())).detach() for m in modules.values())
-    ).shares(*middle)
+    ).barycentric(*middle)
     output = sum(share * module(inputs) for share, module in zip(shares, modules.values(), strict=True))
     assert found.values["loss"][1, 1] == pytest.approx(nn.functional.mse_loss(output, targets).item())
     with pytest.raises(UserError, match=r"have different shapes.*weight is 2x3 in the first and 2x4 in the second"):

@@ -12,7 +12,7 @@ import torch
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.problem import device_of
 from fedflat.flatness import Ends, Operator, lanczos
-from fedflat.flatness.precision import allow_tf32, rounding
+from fedflat.flatness.precision import allow_tf32, tf32_allowed
 
 MATMUL: Any = torch.backends.cuda.matmul
 CUDNN: Any = torch.backends.cudnn
@@ -41,7 +41,7 @@ def named() -> list[str]:
 @pytest.mark.parametrize("allowed", [False, True])
 def test_the_older_switches_are_set_within_and_as_before_afterwards(before: tuple[bool, bool], allowed: bool) -> None:
     MATMUL.allow_tf32, CUDNN.allow_tf32 = before
-    with pytest.raises(KeyError), rounding(allowed):
+    with pytest.raises(KeyError), tf32_allowed(allowed):
         assert older() == [allowed, allowed]
         raise KeyError
     assert older() == list(before)
@@ -53,7 +53,7 @@ def test_the_older_switches_are_set_within_and_as_before_afterwards(before: tupl
 def test_the_newer_switches_are_set_within_and_as_before_afterwards(before: str, allowed: bool) -> None:
     MATMUL.fp32_precision = CUDNN.conv.fp32_precision = before
     seen = named()
-    with rounding(allowed):
+    with tf32_allowed(allowed):
         assert named() == 3 * ["tf32" if allowed else "ieee"] and older() == [allowed, allowed]
     assert named() == seen
 
@@ -62,7 +62,7 @@ def test_the_newer_switches_are_set_within_and_as_before_afterwards(before: str,
 def test_the_switch_for_everything_rounds_nothing_within(monkeypatch: pytest.MonkeyPatch) -> None:
     backends: Any = torch.backends
     monkeypatch.setattr(backends, "fp32_precision", "tf32")
-    with rounding(allowed=False):
+    with tf32_allowed(False):
         assert named() == 3 * ["ieee"]
     assert named() == 3 * ["tf32"]
 
@@ -72,7 +72,7 @@ def test_without_a_gpu_nothing_is_read_or_set(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     MATMUL.fp32_precision = "tf32"
     assert lanczos(Operator.of_matrix(torch.eye(4)), Ends(1)).converged
-    with rounding(allowed=False):
+    with tf32_allowed(False):
         assert MATMUL.fp32_precision == "tf32"
 
 
@@ -80,7 +80,7 @@ def test_a_torch_without_the_newer_switches(monkeypatch: pytest.MonkeyPatch) -> 
     matmul, cudnn = SimpleNamespace(allow_tf32=True), SimpleNamespace(allow_tf32=True, rnn=SimpleNamespace())
     monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)
     monkeypatch.setattr(torch.backends, "cudnn", cudnn)
-    with rounding(allowed=False):
+    with tf32_allowed(False):
         assert (matmul.allow_tf32, cudnn.allow_tf32) == (False, False)
     assert (matmul, cudnn) == (
         SimpleNamespace(allow_tf32=True),

@@ -13,7 +13,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.analysis.stability import Twins
 from fedflat.experiment.analysis.theory import rates_of
 from fedflat.experiment.config import config
-from fedflat.flatness.theory.bounds import FederationSize, as_run
+from fedflat.flatness.theory.bounds import FederationSize, run_bound
 from fedflat.flatness.theory.noise import Constants
 
 from ..quadratics import Bowl, Value
@@ -74,7 +74,7 @@ def test_twins_stay_within_the_papers_recursion(algorithm: str) -> None:
     constants = Constants(longest, A.max(), 0.0, 0.0)
     for rounds, distance in enumerate(distances, 1):
         setting = FederationSize(CLIENTS, TRAIN / CLIENTS, STEPS, rounds)
-        bound = as_run("fedswa", constants, setting, rates_of(pair.config, STEPS)[:rounds], tight=True).value
+        bound = run_bound("fedswa", constants, setting, rates_of(pair.config, STEPS)[:rounds], tight=True).value
         assert 0 < distance <= bound / longest
 
 

@@ -13,7 +13,7 @@ import torch
 from fedflat.errors import UserError
 from fedflat.flatness import Ends, Operator, lanczos, spectrum_of
 from fedflat.flatness.curvature.lanczos import Krylov
-from fedflat.flatness.curvature.trace import hutchinson, quadrature
+from fedflat.flatness.curvature.trace import hutchinson, lanczos_quadrature
 from fedflat.flatness.estimate import estimate
 
 from .networks import NETWORKS, case, symmetric, true_hessian
@@ -78,9 +78,9 @@ def test_a_single_draw_is_refused_before_anything_is_computed() -> None:
 def test_each_draw_has_its_own_moments_exactly(power: int) -> None:
     matrix = symmetric(torch.linspace(-1, 2, 80))
     operator = Operator.of_matrix(matrix)
-    found = quadrature(operator, draws=3, steps=4, seed=2)
+    found = lanczos_quadrature(operator, draws=3, steps=4, seed=2)
     for number, (nodes, weights) in enumerate(zip(found.nodes, found.weights, strict=True)):
-        z = operator.signs(2, "density", number) / 80**0.5
+        z = operator.rademacher(2, "density", number) / 80**0.5
         expected = float(z @ torch.linalg.matrix_power(matrix, power) @ z)
         assert float(weights @ nodes**power) == pytest.approx(expected, rel=1e-9, abs=1e-12)
     assert found.products == 12
@@ -90,7 +90,7 @@ def test_each_draw_has_its_own_moments_exactly(power: int) -> None:
 def test_networks_have_the_exact_spectrums_first_moments(name: str) -> None:
     matrix = true_hessian(name)
     values = torch.linalg.eigvalsh(matrix).numpy()
-    found = quadrature(Operator.of_matrix(matrix), draws=30, steps=20, seed=1)
+    found = lanczos_quadrature(Operator.of_matrix(matrix), draws=30, steps=20, seed=1)
     for power in (1, 2, 3):
         moment = found.moment(power)
         # Five networks and three moments at 95 %: a little slack for the one that may fall outside.
@@ -101,14 +101,14 @@ def test_networks_have_the_exact_spectrums_first_moments(name: str) -> None:
 
 def test_enough_steps_show_every_eigenvalue_where_it_is() -> None:
     values = torch.tensor([-1.0, 0.0, 2.0, 5.0])
-    found = quadrature(Operator.of_matrix(symmetric(values)), draws=2, steps=10)
+    found = lanczos_quadrature(Operator.of_matrix(symmetric(values)), draws=2, steps=10)
     for nodes in found.nodes:
         np.testing.assert_allclose(nodes, values, atol=1e-10)
     assert found.products == 8
 
 
 def test_an_invariant_space_ends_a_draw() -> None:
-    found = quadrature(Operator.of_matrix(3 * torch.eye(50).double()), draws=2, steps=10)
+    found = lanczos_quadrature(Operator.of_matrix(3 * torch.eye(50).double()), draws=2, steps=10)
     assert found.products == 2 and found.nodes[0] == pytest.approx([3.0]) and found.moment(1).value == pytest.approx(3)
     assert found.at(np.array([3.0]))[0] > found.at(np.array([2.0]))[0]
 
@@ -122,12 +122,12 @@ def test_one_basis_at_a_time_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> No
         alive.add(space)
         return space
 
-    monkeypatch.setattr(sys.modules[quadrature.__module__], "Krylov", made)
-    quadrature(Operator.of_matrix(symmetric(torch.linspace(-1, 2, 20))), draws=3, steps=4)
+    monkeypatch.setattr(sys.modules[lanczos_quadrature.__module__], "Krylov", made)
+    lanczos_quadrature(Operator.of_matrix(symmetric(torch.linspace(-1, 2, 20))), draws=3, steps=4)
 
 
 def test_the_density_is_one() -> None:
-    found = quadrature(Operator.of_matrix(symmetric(torch.linspace(-3, 4, 100))), draws=4, steps=30)
+    found = lanczos_quadrature(Operator.of_matrix(symmetric(torch.linspace(-3, 4, 100))), draws=4, steps=30)
     grid = found.grid(4000)
     assert np.trapezoid(found.at(grid), grid) == pytest.approx(1, abs=5e-3)
     middle = found.at(np.array([0.5]), width=1.0)[0]
@@ -138,4 +138,4 @@ def test_the_density_is_one() -> None:
 
 def test_impossible_densities() -> None:
     with pytest.raises(UserError, match="draws=0, steps=5"):
-        quadrature(Operator.of_matrix(torch.eye(2)), draws=0, steps=5)
+        lanczos_quadrature(Operator.of_matrix(torch.eye(2)), draws=0, steps=5)

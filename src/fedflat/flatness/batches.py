@@ -20,53 +20,64 @@ Batch = tuple[Inputs, Any]
 
 
 class TensorBatches(Sequence[Batch]):
-    """Batches sliced from in-memory tensors on access; ``positions`` selects and orders the examples."""
+    """Batches sliced from in-memory tensors on access.
+
+    Args:
+        inputs: a tensor, or a tuple or mapping of tensors, whose first dimension indexes examples.
+        targets: likewise, with one target per input.
+        batch: batch size.
+        positions: selects and orders the examples; default: all, in order.
+    """
 
     def __init__(self, inputs: Inputs, targets: Any, batch: int, positions: Tensor | None = None) -> None:
         if batch < 1:
             raise UserError(f"the batch size is {batch}; expected at least 1")
-        if rows_of(inputs) != rows_of(targets):
-            raise UserError(
-                f"got {rows_of(inputs)} inputs but {rows_of(targets)} targets; expected one target per input"
-            )
+        count = count_examples(targets)
+        if count_examples(inputs) != count:
+            raise UserError(f"got {count_examples(inputs)} inputs but {count} targets; expected one target per input")
         self.inputs, self.targets, self.batch = inputs, targets, batch
-        self.positions = torch.arange(rows_of(targets)) if positions is None else positions
+        self.positions = torch.arange(count) if positions is None else positions
 
     def __len__(self) -> int:
         return ceil(len(self.positions) / self.batch)
 
     @overload
-    def __getitem__(self, number: int) -> Batch: ...
+    def __getitem__(self, index: int) -> Batch: ...
     @overload
-    def __getitem__(self, number: slice) -> Sequence[Batch]: ...
-    def __getitem__(self, number: int | slice) -> Batch | Sequence[Batch]:
-        if isinstance(number, slice):
-            return [self[index] for index in range(*number.indices(len(self)))]
-        if not 0 <= number < len(self):
-            raise IndexError(number)
-        rows = self.positions[number * self.batch : (number + 1) * self.batch]
-        return chosen(self.inputs, rows), chosen(self.targets, rows)
+    def __getitem__(self, index: slice) -> Sequence[Batch]: ...
+    def __getitem__(self, index: int | slice) -> Batch | Sequence[Batch]:
+        """Return one batch (inputs, targets), or a list of them for a slice."""
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        rows = self.positions[index * self.batch : (index + 1) * self.batch]
+        return select_rows(self.inputs, rows), select_rows(self.targets, rows)
 
     def take(self, positions: Tensor) -> TensorBatches:
-        """The examples at ``positions``, in batches of the same size."""
+        """Return the examples at ``positions`` in batches of the same size."""
         return TensorBatches(self.inputs, self.targets, self.batch, self.positions[positions])
 
 
 def batches_of(data: Any, batch: int = 500) -> Sequence[Batch]:
-    """Fixed batches from a pair of tensors, a list of batches, or a DataLoader.
+    """Return ``data`` as a sequence of batches (inputs, targets) that is the same in every pass.
 
-    A DataLoader is read once, so its order and its random transformations are the same in every pass.
+    Args:
+        data: a pair of tensors, a list of batches, or a DataLoader. A DataLoader is read once, which fixes its order
+            and its random transformations.
+        batch: batch size for a pair of tensors.
     """
-    if _is_pair(data):
-        return TensorBatches(data[0], data[1], batch)
     if isinstance(data, TensorBatches):
         return data
-    batches = data if isinstance(data, Sequence) else list(data) if isinstance(data, Iterable) else None
-    if batches is None:
+    is_pair = isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[1], Tensor)
+    if is_pair:  # rather than a list of two batches, whose entries are pairs
+        return TensorBatches(data[0], data[1], batch)
+    if not isinstance(data, Iterable):
         raise UserError(
             f"data is a {type(data).__name__}; expected a DataLoader, a list of batches, or a pair of tensors"
         )
-    if not len(batches):
+    batches = data if isinstance(data, Sequence) else list(data)
+    if not batches:
         raise UserError("the data are empty; expected at least one example")
     first = batches[0]
     if not isinstance(first, tuple | list) or len(first) != 2:
@@ -74,82 +85,79 @@ def batches_of(data: Any, batch: int = 500) -> Sequence[Batch]:
     return batches
 
 
-def counts(batches: Sequence[Batch]) -> list[int]:
-    """Number of examples of each batch, without reading them where possible."""
-    if isinstance(batches, TensorBatches):
-        whole, rest = divmod(len(batches.positions), batches.batch)
-        return [batches.batch] * whole + ([rest] if rest else [])
-    return [rows_of(targets) for _, targets in batches]
+def batch_sizes(batches: Sequence[Batch]) -> list[int]:
+    """Return the number of examples of each batch."""
+    if isinstance(batches, TensorBatches):  # no need to slice the tensors
+        full_batches, remainder = divmod(len(batches.positions), batches.batch)
+        return [batches.batch] * full_batches + ([remainder] if remainder else [])
+    return [count_examples(targets) for _, targets in batches]
 
 
-def picked(batches: Sequence[Batch], positions: Tensor) -> Sequence[Batch]:
-    """The examples at ``positions`` (indices over all batches), in batches of the first batch's size."""
+def select_examples(batches: Sequence[Batch], positions: Tensor) -> Sequence[Batch]:
+    """Return the examples at ``positions`` (indices over all batches) in batches of the first batch's size."""
     if isinstance(batches, TensorBatches):
         return batches.take(positions)
-    sizes = counts(batches)
-    pieces, start = [], 0
+    sizes = batch_sizes(batches)
+    selected_inputs, selected_targets, start = [], [], 0
     for (inputs, targets), size in zip(batches, sizes, strict=True):
-        inside = positions[(positions >= start) & (positions < start + size)] - start
-        if len(inside):
-            pieces.append((chosen(inputs, inside), chosen(targets, inside)))
+        rows = positions[(positions >= start) & (positions < start + size)] - start
+        if len(rows):
+            selected_inputs.append(select_rows(inputs, rows))
+            selected_targets.append(select_rows(targets, rows))
         start += size
-    return TensorBatches(_joined([p[0] for p in pieces]), _joined([p[1] for p in pieces]), sizes[0])
+    return TensorBatches(_concatenate(selected_inputs), _concatenate(selected_targets), sizes[0])
 
 
-def draw(count: int, size: int, seed: int) -> Tensor:
-    """``size`` distinct sorted positions below ``count``, determined by the seed."""
+def draw_positions(count: int, size: int, seed: int) -> Tensor:
+    """Draw ``size`` distinct positions below ``count``, sorted; the same for the same seed."""
     if not 1 <= size <= count:
         raise UserError(f"cannot draw {size} examples; expected 1 to {count}, the number of examples")
     return torch.from_numpy(np.sort(generator(seed, "subset").choice(count, size, replace=False)))
 
 
 def generator(seed: int, purpose: str, number: int = 0) -> np.random.Generator:
-    """A random generator determined by the seed, the purpose and a number."""
+    """Return a random generator determined by the seed, the purpose and a number."""
     return np.random.default_rng(np.random.SeedSequence([seed, zlib.crc32(purpose.encode()), number]))
 
 
-def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """Apply ``change`` to every tensor of a nested structure."""
+def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    """Apply ``function`` to every tensor of a nested structure of mappings, tuples and lists."""
     if isinstance(value, Tensor):
-        return change(value)
+        return function(value)
     if isinstance(value, Mapping):
-        return {key: mapped(inside, change) for key, inside in value.items()}
+        return {key: map_tensors(item, function) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return tuple(mapped(inside, change) for inside in value)
+        return tuple(map_tensors(item, function) for item in value)
     return value
 
 
-def rows_of(value: Any) -> int:
-    """Number of examples in a nested structure of tensors."""
-    inside = value
-    while not isinstance(inside, Tensor):
-        if isinstance(inside, Mapping) and inside:
-            inside = next(iter(inside.values()))
-        elif isinstance(inside, tuple | list) and inside:
-            inside = inside[0]
+def select_rows(value: Any, rows: Tensor) -> Any:
+    """Return the given rows of every tensor of a nested structure."""
+    return map_tensors(value, lambda tensor: tensor[rows.to(tensor.device)])
+
+
+def count_examples(value: Any) -> int:
+    """Return the number of examples in a nested structure: the length of its first tensor."""
+    first = value
+    while not isinstance(first, Tensor):
+        if isinstance(first, Mapping) and first:
+            first = next(iter(first.values()))
+        elif isinstance(first, tuple | list) and first:
+            first = first[0]
         else:
             raise UserError(
                 f"inputs or targets are a {type(value).__name__}; expected a tensor, or a tuple or mapping of tensors"
             )
-    if not inside.ndim or not len(inside):
+    if not first.ndim or not len(first):
         raise UserError("a batch is empty; expected tensors whose first dimension indexes examples")
-    return len(inside)
+    return len(first)
 
 
-def chosen(value: Any, rows: Tensor) -> Any:
-    """The given rows of every tensor."""
-    return mapped(value, lambda tensor: tensor[rows.to(tensor.device)])
-
-
-def _joined(pieces: Sequence[Any]) -> Any:
-    first = pieces[0]
+def _concatenate(values: Sequence[Any]) -> Any:
+    """Concatenate nested structures of the same form, tensor by tensor."""
+    first = values[0]
     if isinstance(first, Mapping):
-        return {key: _joined([piece[key] for piece in pieces]) for key in first}
+        return {key: _concatenate([value[key] for value in values]) for key in first}
     if isinstance(first, tuple | list):
-        return tuple(_joined([piece[place] for piece in pieces]) for place in range(len(first)))
-    return torch.cat(list(pieces))
-
-
-def _is_pair(data: Any) -> bool:
-    """Whether ``data`` is (inputs, targets) rather than a list of two batches."""
-    return isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[1], Tensor)
+        return tuple(_concatenate(items) for items in zip(*values, strict=True))
+    return torch.cat(list(values))

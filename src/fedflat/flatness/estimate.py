@@ -30,7 +30,7 @@ class Estimate:
 
 
 def estimate(draws: Sequence[float], offset: float = 0.0) -> Estimate:
-    """The mean of independent draws plus ``offset``, with Student's t interval.
+    """Return the mean of independent draws plus ``offset``, with Student's t interval (infinite for a single draw).
 
     >>> mean = estimate([1.0, 2.0, 3.0])
     >>> mean.value, round(mean.low, 3), round(mean.high, 3)
@@ -41,5 +41,6 @@ def estimate(draws: Sequence[float], offset: float = 0.0) -> Estimate:
         return Estimate(value, float("-inf"), float("inf"), len(draws))
     from scipy.stats import t
 
-    width = float(t.ppf((1 + CONFIDENCE) / 2, len(draws) - 1)) * stdev(draws) / sqrt(len(draws))
-    return Estimate(value, value - width, value + width, len(draws))
+    quantile = float(t.ppf((1 + CONFIDENCE) / 2, len(draws) - 1))
+    half_width = quantile * stdev(draws) / sqrt(len(draws))
+    return Estimate(value, value - half_width, value + half_width, len(draws))

@@ -15,7 +15,7 @@ from torch import nn
 from fedflat.errors import UserError
 from fedflat.flatness.curvature.operator import Operator
 from fedflat.flatness.curvature.spectrum import Spectrum, spectrum_of
-from fedflat.flatness.curvature.trace import DRAWS, Density, hutchinson, quadrature
+from fedflat.flatness.curvature.trace import DRAWS, Density, hutchinson, lanczos_quadrature
 from fedflat.flatness.estimate import Estimate
 from fedflat.flatness.objective import Loss, Objective
 from fedflat.flatness.sharpness import Sharpness, sharpness_of
@@ -30,7 +30,7 @@ def spectrum(
     batch: int = 500,
     **options: Any,
 ) -> Spectrum:
-    """The largest eigenvalues of the Hessian of the mean loss, the smallest one, and the trace.
+    """Compute the largest eigenvalues of the Hessian of the mean loss, the smallest one, and the trace.
 
     Args:
         model: evaluated in evaluation mode and left unchanged.
@@ -52,8 +52,11 @@ def trace(
     batch: int = 500,
     seed: int = 0,
 ) -> Estimate:
-    """Hutchinson's estimate of the Hessian's trace with its confidence interval; costs ``draws`` products."""
-    return hutchinson(_operator(model, loss, data, batch), draws=draws, seed=seed)
+    """Estimate the Hessian's trace (Hutchinson) with its confidence interval; costs ``draws`` products.
+
+    ``model``, ``loss``, ``data`` and ``batch`` are those of ``spectrum``; ``seed`` determines the random vectors.
+    """
+    return hutchinson(_hessian(model, loss, data, batch), draws=draws, seed=seed)
 
 
 def density(
@@ -66,8 +69,11 @@ def density(
     batch: int = 500,
     seed: int = 0,
 ) -> Density:
-    """The spectral density of the Hessian; costs ``draws * steps`` products."""
-    return quadrature(_operator(model, loss, data, batch), draws=draws, steps=steps, seed=seed)
+    """Estimate the spectral density of the Hessian; costs ``draws * steps`` products.
+
+    ``model``, ``loss``, ``data`` and ``batch`` are those of ``spectrum``; the others those of ``lanczos_quadrature``.
+    """
+    return lanczos_quadrature(_hessian(model, loss, data, batch), draws=draws, steps=steps, seed=seed)
 
 
 def sharpness(
@@ -79,19 +85,23 @@ def sharpness(
     batch: int = 500,
     **options: Any,
 ) -> Sharpness:
-    """The rise of the loss around the model; ``kind`` is ``sam``, ``asam`` or ``average``, ``options`` as in
-    ``sharpness_of``.
+    """Measure the rise of the loss around the model.
+
+    ``model``, ``loss``, ``data`` and ``batch`` are those of ``spectrum``; ``kind`` (``sam``, ``asam`` or ``average``)
+    and ``options`` those of ``sharpness_of``.
     """
     return sharpness_of(_objective(model, loss, data, batch), kind, **options)
 
 
-def _operator(model: nn.Module | Objective, loss: Loss | None, data: Any, batch: int) -> Operator:
+def _hessian(model: nn.Module | Objective, loss: Loss | None, data: Any, batch: int) -> Operator:
+    """Return the Hessian of the mean loss; raise a ``UserError`` if the loss cannot be differentiated reliably."""
     objective = _objective(model, loss, data, batch)
     objective.check()
     return Operator.of_hessian(objective)
 
 
 def _objective(model: nn.Module | Objective, loss: Loss | None, data: Any, batch: int) -> Objective:
+    """Return ``model`` if it is an objective; otherwise build one from the module, loss and data."""
     if isinstance(model, Objective):
         return model
     if not isinstance(model, nn.Module):

@@ -5,6 +5,7 @@
 The model is in evaluation mode: BatchNorm uses its running statistics and dropout is off. Hessian-vector products use
 reverse-over-reverse differentiation, ``H v = d/dw <df/dw, v>``. Unlike forward-over-reverse, it supports every layer
 that torch can differentiate twice (GroupNorm in any memory format, fused LSTMs, attention), at the same cost.
+Convolutions, GroupNorm and LayerNorm are replaced meanwhile by versions with fast second derivatives.
 
 >>> model = torch.nn.Linear(1, 1, bias=False)
 >>> f = Objective(model, torch.nn.functional.mse_loss, (torch.tensor([[1.0], [3.0]]), torch.zeros(2, 1)))
@@ -16,6 +17,7 @@ that torch can differentiate twice (GroupNorm in any memory format, fused LSTMs,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -29,22 +31,25 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from fedflat.errors import UserError
-from fedflat.flatness.batches import Batch, batches_of, counts, draw, mapped, picked
+from fedflat.flatness.batches import Batch, batch_sizes, batches_of, draw_positions, map_tensors, select_examples
 from fedflat.flatness.curvature.compiled import CompiledProduct
 from fedflat.flatness.curvature.convolution import convolution
 from fedflat.flatness.curvature.normalisation import group_norm, layer_norm
-from fedflat.flatness.precision import rounding
+from fedflat.flatness.precision import tf32_allowed
 from fedflat.models.layout import Layout
 
 REPLACEMENTS: dict[Callable[..., Any], Callable[..., Any]] = {
-    **{function: partial(convolution, function) for function in (torch.conv1d, torch.conv2d, torch.conv3d)},
+    torch.conv1d: partial(convolution, torch.conv1d),
+    torch.conv2d: partial(convolution, torch.conv2d),
+    torch.conv3d: partial(convolution, torch.conv3d),
     F.group_norm: group_norm,
     F.layer_norm: layer_norm,
 }
+"""Torch functions and their versions with fast second derivatives."""
 
 
 class TwiceDifferentiable(TorchFunctionMode):
-    """Context in which convolutions, GroupNorm and LayerNorm use our implementations.
+    """Context in which convolutions, GroupNorm and LayerNorm have fast second derivatives.
 
     >>> x, w = torch.ones(1, 1, 3), torch.ones(1, 1, 2)
     >>> with TwiceDifferentiable():
@@ -55,7 +60,7 @@ class TwiceDifferentiable(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Call ``func`` or its replacement."""
+        """Call ``func`` or its replacement; torch calls this for every function in the context."""
         return REPLACEMENTS.get(func, func)(*args, **kwargs or {})
 
 
@@ -74,7 +79,7 @@ class Objective:
         data: a pair of tensors (inputs, targets), a list of batches, or a DataLoader.
         batch: batch size for a pair of tensors.
         prepare: applied to the inputs before the model, e.g. normalisation.
-        sums: metrics that ``measured`` reports in addition to the loss.
+        sums: metrics that ``metrics`` reports in addition to the loss.
         buffers: tensors used in place of the module's own buffers, by name.
         weights: the point at which the objective is evaluated by default, [P]; default: the module's parameters.
         tf32: whether a GPU may round float32 matrix products to TF32.
@@ -104,10 +109,12 @@ class Objective:
         self.weights = self.layout.flatten(parameters) if weights is None else weights.detach()
         self.batches: Sequence[Batch] = batches_of(data, batch)
         self._loss, self._prepare, self._sums, self._buffers = loss, prepare, sums, dict(buffers or {})
-        self._counts = counts(self.batches)
-        self._contiguous = self.device.type == "cuda" and not tf32 if channels_last is None else not channels_last
-        self._tied = len(list(module.named_parameters(remove_duplicate=False))) > len(parameters)
-        self._recurrent = any(isinstance(part, nn.RNNBase) for part in module.modules())
+        self._batch_sizes = batch_sizes(self.batches)
+        if channels_last is None:
+            channels_last = self.device.type != "cuda" or tf32
+        self._channels_last = channels_last
+        self._has_tied_weights = len(list(module.named_parameters(remove_duplicate=False))) > len(parameters)
+        self._is_recurrent = any(isinstance(part, nn.RNNBase) for part in module.modules())
         self._compiled: CompiledProduct | None = None
 
     @property
@@ -118,7 +125,7 @@ class Objective:
     @property
     def examples(self) -> int:
         """Number of examples in the mean."""
-        return sum(self._counts)
+        return sum(self._batch_sizes)
 
     @property
     def device(self) -> torch.device:
@@ -130,9 +137,14 @@ class Objective:
         """Data type of the weights."""
         return self.weights.dtype
 
-    def on(self, batches: Sequence[Batch]) -> Objective:
-        """The same model and loss on other data."""
-        other = Objective(
+    @property
+    def precision(self) -> str:
+        """Precision of matrix products: ``tf32``, ``float32`` or ``float64``."""
+        return "tf32" if self.tf32 and self.device.type == "cuda" else str(self.dtype).removeprefix("torch.")
+
+    def with_data(self, batches: Sequence[Batch]) -> Objective:
+        """Return the same model and loss on other data."""
+        objective = Objective(
             self.module,
             self._loss,
             batches,
@@ -141,191 +153,203 @@ class Objective:
             buffers=self._buffers,
             weights=self.weights,
             tf32=self.tf32,
-            channels_last=not self._contiguous,
+            channels_last=self._channels_last,
         )
-        other._compiled = self._compiled
-        return other
-
-    def compile(self) -> None:
-        """Compile Hessian-vector products for batches of the first batch's size; compilation happens at the first
-        product.
-        """
-        self._compiled = CompiledProduct(
-            lambda weights, vector, *batch: self._products(weights, [vector], *batch)[0], self._counts[0]
-        )
+        objective._compiled = self._compiled
+        return objective
 
     def subset(self, size: int, seed: int) -> Objective:
-        """The same objective on ``size`` of its examples, drawn without replacement."""
-        return self.on(picked(self.batches, draw(self.examples, size, seed)))
+        """Return the same objective on ``size`` of its examples, drawn without replacement."""
+        return self.with_data(select_examples(self.batches, draw_positions(self.examples, size, seed)))
+
+    def compile(self) -> None:
+        """Compile Hessian-vector products for batches of the first batch's size, at the first product."""
+        self._compiled = CompiledProduct(
+            lambda weights, vector, *batch: self._batch_products(weights, [vector], *batch)[0], self._batch_sizes[0]
+        )
 
     @torch.no_grad()
     def loss(self, w: Tensor | None = None) -> Tensor:
-        """The mean loss at ``w`` (default: the model's weights), a scalar tensor."""
-        tensors = self._tensors(w)
-        with self._evaluating():
-            return self._mean(lambda batch: self._batch_loss(tensors, batch))
+        """Return the mean loss at ``w`` (default: the model's weights), a scalar tensor."""
+        parameters = self._parameters_at(w)
+        with self._evaluation_mode():
+            return self._mean_over_batches(lambda batch: self._batch_loss(parameters, batch))
 
     def gradient(self, w: Tensor | None = None) -> Tensor:
-        """The gradient of the mean loss at ``w``, [P]."""
+        """Return the gradient of the mean loss at ``w``, [P]."""
         return self.loss_and_gradient(w)[1]
 
     @torch.enable_grad()
     def loss_and_gradient(self, w: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The mean loss at ``w`` and its gradient, from one pass over the data."""
+        """Return the mean loss at ``w`` and its gradient [P], from one pass over the data."""
 
-        def both(batch: Batch) -> Tensor:
-            leaves = self._leaves(w)
+        def batch_loss_and_gradient(batch: Batch) -> Tensor:
+            leaves = _leaves(self._parameters_at(w))
             loss = self._batch_loss(leaves, batch)
-            pieces = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-            return torch.cat([loss.detach().reshape(1), self._flat(pieces)])
+            gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+            return torch.cat([loss.detach().reshape(1), self._flatten(gradients)])
 
-        with self._evaluating():
-            loss_and_gradient = self._mean(both)
+        with self._evaluation_mode():
+            loss_and_gradient = self._mean_over_batches(batch_loss_and_gradient)
         return loss_and_gradient[0], loss_and_gradient[1:]
 
     def hessian_product(self, w: Tensor | None, v: Tensor) -> Tensor:
-        """The Hessian of the mean loss at ``w`` times ``v``, [P]."""
+        """Return the Hessian of the mean loss at ``w`` times ``v``, [P]."""
         return self.hessian_products(w, v[None])[0]
 
     @torch.enable_grad()
     def hessian_products(self, w: Tensor | None, vectors: Tensor) -> Tensor:
-        """The Hessian at ``w`` times each row of ``vectors``, [b, P]; all rows share one first derivative."""
-        weights = list(self._tensors(w).values())
-        along = [list(self.layout.views(vector).values()) for vector in vectors]
+        """Return the Hessian at ``w`` times each row of ``vectors``, [b, P]; all rows share one first derivative."""
+        weights = list(self._parameters_at(w).values())
+        vector_tensors = [list(self.layout.views(vector).values()) for vector in vectors]
 
-        def products(batch: Batch) -> Tensor:
-            inputs, targets = self._moved(batch[0]), self._moved(batch[1])
-            fast = [self._compiled(weights, vector, inputs, targets) for vector in along] if self._compiled else [None]
-            rows = self._products(weights, along, inputs, targets) if None in fast else fast
-            return torch.stack([self._flat(pieces) for pieces in rows if pieces is not None])
+        def flat_products(batch: Batch) -> Tensor:
+            inputs, targets = self._to_device(batch[0]), self._to_device(batch[1])
+            products: list[Sequence[Tensor]] = []
+            if self._compiled:
+                compiled = [self._compiled(weights, vector, inputs, targets) for vector in vector_tensors]
+                products = [product for product in compiled if product is not None]
+            if len(products) < len(vector_tensors):  # not compiled, or not for this batch shape
+                products = self._batch_products(weights, vector_tensors, inputs, targets)
+            return torch.stack([self._flatten(product) for product in products])
 
-        with self._evaluating():
-            return self._mean(products)
+        with self._evaluation_mode():
+            return self._mean_over_batches(flat_products)
 
-    def _products(
+    def _batch_products(
         self, weights: Sequence[Tensor], vectors: Sequence[Sequence[Tensor]], inputs: Any, targets: Any
-    ) -> Sequence[Sequence[Tensor]]:
-        """Hessian-vector products on one batch, as one tensor per parameter."""
-        leaves = {
-            name: tensor.detach().requires_grad_() for name, tensor in zip(self.layout.names, weights, strict=True)
-        }
-        places = list(leaves.values())
-        first = torch.autograd.grad(
-            self._batch_loss(leaves, (inputs, targets)), places, create_graph=True, materialize_grads=True
-        )
-        curved = [place for place, piece in enumerate(first) if piece.requires_grad]
-        if not curved:  # the loss is linear in the weights
-            return [[torch.zeros_like(place) for place in places] for _ in vectors]
-        return [
-            torch.autograd.grad(
-                [first[place] for place in curved],
-                places,
-                [vector[place] for place in curved],
-                retain_graph=number + 1 < len(vectors),
+    ) -> list[Sequence[Tensor]]:
+        """Return the Hessian of one batch times each vector; weights, vectors and products have a tensor per parameter.
+
+        Each product is the gradient of <gradient, vector>, so the gradient is computed once, with its graph.
+        """
+        leaves = _leaves(dict(zip(self.layout.names, weights, strict=True)))
+        parameters = list(leaves.values())
+        loss = self._batch_loss(leaves, (inputs, targets))
+        gradients = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
+        # A constant gradient (the loss is linear in that parameter) has no graph to differentiate.
+        varying = [index for index, gradient in enumerate(gradients) if gradient.requires_grad]
+        if not varying:
+            return [[torch.zeros_like(parameter) for parameter in parameters] for _ in vectors]
+        products: list[Sequence[Tensor]] = []
+        for vector in vectors:
+            product = torch.autograd.grad(
+                [gradients[index] for index in varying],
+                parameters,
+                [vector[index] for index in varying],
+                retain_graph=len(products) + 1 < len(vectors),
                 materialize_grads=True,
             )
-            for number, vector in enumerate(vectors)
-        ]
+            products.append(product)
+        return products
 
     @torch.no_grad()
-    def measured(self, w: Tensor | None = None) -> dict[str, float]:
-        """The mean loss at ``w`` and all metrics of ``sums``, by name."""
+    def metrics(self, w: Tensor | None = None) -> dict[str, float]:
+        """Return the mean loss at ``w`` and all metrics of ``sums``, by name."""
         if self._sums is None:
             return {"loss": float(self.loss(w))}
-        tensors = self._tensors(w)
+        parameters = self._parameters_at(w)
         totals: dict[str, Any] = {}
-        with self._evaluating():
+        with self._evaluation_mode():
             for inputs, targets in self.batches:
-                targets = self._moved(targets)
-                for name, value in self._sums(self._output(tensors, inputs), targets).items():
+                targets = self._to_device(targets)
+                for name, value in self._sums(self._output(parameters, inputs), targets).items():
                     totals[name] = totals.get(name, 0) + value
         return {name: float(value) / self.examples for name, value in totals.items()}
 
     def check(self) -> None:
         """Raise a ``UserError`` if the loss or its gradient is not finite or not deterministic."""
         loss = float(self.loss())
-        if not torch.isfinite(torch.tensor(loss)):
+        if not math.isfinite(loss):
             raise UserError(f"the loss is {loss}, so its curvature is undefined; use a model that did not diverge")
-        first_batch = self.on(self.batches[:1])
+        first_batch = self.with_data(self.batches[:1])
         first, second = first_batch.loss_and_gradient(), first_batch.loss_and_gradient()
         if not bool(first[1].isfinite().all()):
             raise UserError(
                 "the gradient is not finite, so the curvature is undefined; use a model that did not diverge"
             )
         # GPU reductions are unordered and change the last digits; dropout or augmentation change the leading ones.
-        slack = 1e-4 if self.dtype == torch.float64 else 1e-2
+        tolerance = 1e-4 if self.dtype == torch.float64 else 1e-2
         for before, after in zip(first, second, strict=True):
-            if float((before - after).norm()) > slack * float(before.norm()) + torch.finfo(self.dtype).eps:
+            if float((before - after).norm()) > tolerance * float(before.norm()) + torch.finfo(self.dtype).eps:
                 raise UserError(
                     f"the loss is not deterministic ({float(first[0]):.6g}, then {float(second[0]):.6g}); "
                     "disable randomness in its forward pass and its data, such as dropout or augmentation"
                 )
 
-    def _at(self, w: Tensor | None) -> Tensor:
+    def _parameters_at(self, w: Tensor | None) -> dict[str, Tensor]:
+        """Return the parameters in the flat vector ``w`` (default: the model's weights), by name."""
         if w is None:
-            return self.weights
-        if w.shape != self.weights.shape:
+            w = self.weights
+        elif w.shape != self.weights.shape:
             raise UserError(
                 f"got a weight vector of shape {tuple(w.shape)}; expected ({self.size},), one entry per weight"
             )
-        return w.detach()
+        views = self.layout.views(w.detach())
+        return views if self._channels_last else {name: view.contiguous() for name, view in views.items()}
 
-    def _tensors(self, w: Tensor | None) -> dict[str, Tensor]:
-        views = self.layout.views(self._at(w))
-        return {name: view.contiguous() for name, view in views.items()} if self._contiguous else views
+    def _flatten(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return one tensor per parameter as a flat vector [P]."""
+        return self.layout.flatten(dict(zip(self.layout.names, tensors, strict=True))).detach()
 
-    def _leaves(self, w: Tensor | None) -> dict[str, Tensor]:
-        return {name: tensor.detach().requires_grad_() for name, tensor in self._tensors(w).items()}
-
-    def _flat(self, pieces: Sequence[Tensor]) -> Tensor:
-        return self.layout.flatten(dict(zip(self.layout.names, pieces, strict=True))).detach()
-
-    def _mean(self, of_batch: Callable[[Batch], Tensor]) -> Tensor:
-        """The mean over batches, weighted by their numbers of examples."""
+    def _mean_over_batches(self, function: Callable[[Batch], Tensor]) -> Tensor:
+        """Return the mean of ``function(batch)``, weighted by the batches' numbers of examples."""
         total: Tensor | None = None
-        for count, batch in zip(self._counts, self.batches, strict=True):
-            part = of_batch(batch).mul_(count / self.examples)
-            total = part if total is None else total.add_(part)
+        for size, batch in zip(self._batch_sizes, self.batches, strict=True):
+            weighted = function(batch).mul_(size / self.examples)
+            total = weighted if total is None else total.add_(weighted)
         assert total is not None
         return total
 
-    def _batch_loss(self, tensors: Mapping[str, Tensor], batch: Batch) -> Tensor:
+    def _batch_loss(self, parameters: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """Return the mean loss over one batch, a scalar tensor."""
         inputs, targets = batch
-        loss = self._loss(self._output(tensors, inputs), self._moved(targets))
+        loss = self._loss(self._output(parameters, inputs), self._to_device(targets))
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             kind = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise UserError(f"the loss returned {kind}; expected a scalar, the mean over the batch (reduction='mean')")
         return loss.reshape(())
 
-    def _output(self, tensors: Mapping[str, Tensor], inputs: Any) -> Any:
-        inputs = self._moved(inputs)
+    def _output(self, parameters: Mapping[str, Tensor], inputs: Any) -> Any:
+        """Return the model's output; a tuple of inputs becomes positional arguments, a mapping keyword arguments."""
+        inputs = self._to_device(inputs)
         if self._prepare is not None:
-            inputs = mapped(inputs, self._prepare)
-        if self._contiguous:
-            inputs = mapped(inputs, Tensor.contiguous)
-        named = inputs if isinstance(inputs, dict) else None
-        arguments = () if named is not None else inputs if isinstance(inputs, tuple) else (inputs,)
-        return functional_call(self.module, {**tensors, **self._buffers}, arguments, named, tie_weights=self._tied)
+            inputs = map_tensors(inputs, self._prepare)
+        if not self._channels_last:
+            inputs = map_tensors(inputs, Tensor.contiguous)
+        arguments: tuple[Any, ...] = ()
+        keywords: dict[str, Any] | None = None
+        if isinstance(inputs, dict):
+            keywords = inputs
+        else:
+            arguments = inputs if isinstance(inputs, tuple) else (inputs,)
+        tensors = {**parameters, **self._buffers}
+        return functional_call(self.module, tensors, arguments, keywords, tie_weights=self._has_tied_weights)
 
-    def _moved(self, value: Any) -> Any:
-        return mapped(value, lambda tensor: tensor.to(self.device, non_blocking=True))
+    def _to_device(self, value: Any) -> Any:
+        return map_tensors(value, lambda tensor: tensor.to(self.device, non_blocking=True))
 
     @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        """The model in evaluation mode, in full precision, by kernels that can be differentiated twice; afterwards
-        all is as before.
+    def _evaluation_mode(self) -> Iterator[None]:
+        """Put the model in evaluation mode, in full precision, with kernels that can be differentiated twice.
+
+        All settings are restored afterwards.
         """
-        modes = [(part, part.training) for part in self.module.modules()]
         with ExitStack() as stack:
-            for part, mode in modes:
-                stack.callback(setattr, part, "training", mode)
+            for part in self.module.modules():
+                stack.callback(setattr, part, "training", part.training)
             stack.enter_context(torch.autocast(self.device.type, enabled=False))
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             if self.device.type == "cuda":
-                stack.enter_context(rounding(self.tf32))
+                stack.enter_context(tf32_allowed(self.tf32))
                 # cuDNN's recurrent kernels have no second derivative, and no first one in evaluation mode.
                 stack.callback(setattr, torch.backends.cudnn, "enabled", torch.backends.cudnn.enabled)
-                torch.backends.cudnn.enabled &= not self._recurrent
+                torch.backends.cudnn.enabled &= not self._is_recurrent
             self.module.eval()
             stack.enter_context(TwiceDifferentiable())
             yield
+
+
+def _leaves(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the parameters as leaves of a new graph, so that a loss can be differentiated with respect to them."""
+    return {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}

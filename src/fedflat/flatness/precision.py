@@ -1,8 +1,8 @@
 """Full float32 precision of matrix products on a GPU, regardless of global settings.
 
-Since torch 2.9 there are two sets of switches. Setting an old one also sets the new ones, but not vice versa, and
-torch refuses to read an old one that disagrees. Hence the old switches are set first, then the new ones where they
-are in use.
+Since torch 2.9 there are two sets of switches: ``allow_tf32`` (old) and ``fp32_precision`` (new). Setting an old one
+also sets the new ones, but not vice versa, and torch refuses to read an old one that disagrees. Hence the old switches
+are set first, then the new ones if they are in use.
 """
 
 from __future__ import annotations
@@ -13,51 +13,47 @@ from typing import Any
 
 import torch
 
-SETTINGS: dict[str, tuple[Any, Any]] = {"allow_tf32": (False, True), "fp32_precision": ("ieee", "tf32")}
-"""Values of the old and the new switch: full precision, TF32."""
+Switch = tuple[Any, str]
+"""A torch backend and the name of its attribute."""
 
 
 def allow_tf32(allowed: bool) -> None:
     """Allow or forbid rounding float32 products and convolutions to TF32."""
-    _set(list(_switches()), allowed)
+    for backend, attribute in _switches():
+        value = allowed if attribute == "allow_tf32" else "tf32" if allowed else "ieee"
+        setattr(backend, attribute, value)
 
 
 @contextmanager
-def rounding(allowed: bool = False) -> Iterator[None]:
+def tf32_allowed(allowed: bool) -> Iterator[None]:
     """Allow or forbid TF32 within the context, then restore the previous setting."""
     if not torch.cuda.is_available():
         yield
         return
-    switches = list(_switches())
-    before = [(holder, name, getattr(holder, name)) for holder, name in switches if _readable(holder, name)]
+    previous = [(switch, getattr(*switch)) for switch in _switches() if _is_readable(switch)]
     try:
-        _set(switches, allowed)
+        allow_tf32(allowed)
         yield
     finally:
-        for holder, name, value in before:
-            setattr(holder, name, value)
+        for switch, value in previous:
+            setattr(*switch, value)
 
 
-def _set(switches: list[tuple[Any, str]], allowed: bool) -> None:
-    for holder, name in switches:
-        setattr(holder, name, SETTINGS[name][allowed])
-
-
-def _switches() -> Iterator[tuple[Any, str]]:
+def _switches() -> list[Switch]:
+    """Return the switches that this version of torch has and that are in use, old ones first."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    older = [(matmul, "allow_tf32"), (cudnn, "allow_tf32")]
-    newer_used = getattr(torch.backends, "fp32_precision", "none") != "none" or not all(
-        _readable(*switch) for switch in older
-    )
-    yield from older
-    for holder in (matmul, getattr(cudnn, "conv", None), getattr(cudnn, "rnn", None)):
-        if newer_used and hasattr(holder, "fp32_precision"):
-            yield holder, "fp32_precision"
+    old_switches: list[Switch] = [(matmul, "allow_tf32"), (cudnn, "allow_tf32")]
+    global_precision = getattr(torch.backends, "fp32_precision", "none")
+    if global_precision == "none" and all(_is_readable(switch) for switch in old_switches):
+        return old_switches
+    backends = (matmul, getattr(cudnn, "conv", None), getattr(cudnn, "rnn", None))
+    return old_switches + [(backend, "fp32_precision") for backend in backends if hasattr(backend, "fp32_precision")]
 
 
-def _readable(holder: Any, name: str) -> bool:
+def _is_readable(switch: Switch) -> bool:
+    """Whether torch lets the switch be read; it refuses an old one that disagrees with the new ones."""
     try:
-        getattr(holder, name)
+        getattr(*switch)
     except RuntimeError:
         return False
     return True

@@ -63,9 +63,10 @@ def sharpness_of(
     directions: int = 20,
     seed: int = 0,
 ) -> Sharpness:
-    """The sharpness of an objective at its weights.
+    """Measure the sharpness of an objective at its weights.
 
     Args:
+        objective: the loss as a function of the weights.
         kind: ``sam``, ``asam`` (worst case) or ``average``.
         rho: radius, in units of the weights (ASAM: relative to T).
         steps: ascent steps of the worst case; 1 is the first-order direction.
@@ -84,62 +85,70 @@ def sharpness_of(
     if steps < 1:
         raise UserError(f"steps={steps} is invalid; expected at least 1 ascent step")
     scale = adaptive_scale(objective, eta, scope) if kind == "asam" else torch.ones_like(objective.weights)
-    loss, worst = _ascent(objective, scale, rho, steps, seed)
-    return Sharpness(kind, rho, loss, worst, None, steps, objective.examples)
+    loss, largest_rise = _ascend(objective, scale, rho, steps, seed)
+    return Sharpness(kind, rho, loss, largest_rise, None, steps, objective.examples)
 
 
 def adaptive_scale(objective: Objective, eta: float = 0.0, scope: str = "weight") -> Tensor:
-    """ASAM's T, [P]: |w| + eta on tensors named ``weight`` (or all tensors), 1 elsewhere."""
+    """Return ASAM's T, [P]: |w| + eta on tensors named ``weight`` (or all tensors), 1 elsewhere."""
     if scope not in SCOPES:
         raise one_of("ASAM scope", scope, SCOPES)
     if eta < 0:
         raise UserError(f"eta={eta:g} is invalid; expected at least 0")
     w = objective.weights
-    scaled = objective.layout.indicator(lambda name: scope == "all" or "weight" in name, w)
-    return torch.where(scaled, w.abs() + eta, torch.ones_like(w))
+    is_scaled = objective.layout.indicator(lambda name: scope == "all" or "weight" in name, w)
+    return torch.where(is_scaled, w.abs() + eta, torch.ones_like(w))
 
 
-def _ascent(objective: Objective, scale: Tensor, rho: float, steps: int, seed: int) -> tuple[float, float]:
-    """The loss, and the largest rise found by normalised ascent in u = T^-1 e projected onto |u| <= rho."""
+def _ascend(objective: Objective, scale: Tensor, rho: float, steps: int, seed: int) -> tuple[float, float]:
+    """Return the loss, and the largest rise found by normalised ascent in u = T^-1 e projected onto |u| <= rho."""
     w = objective.weights
-    base, slope = objective.loss_and_gradient()
-    u, worst = torch.zeros_like(w), torch.zeros_like(base)
-    # A single step reaches the sphere; several steps shrink linearly so that the ascent settles.
-    lengths = [rho] if steps == 1 else [rho * (steps - number) / steps for number in range(steps)]
-    for number, length in enumerate(lengths):
-        uphill = scale * slope
-        norm = uphill.norm()
-        if not number and float(norm) == 0.0:  # stationary point: start in a random direction
-            uphill = torch.as_tensor(generator(seed, "ascent").standard_normal(len(w)), dtype=w.dtype).to(w.device)
-            norm = uphill.norm()
-        u = u + length * uphill / norm.clamp_min(torch.finfo(w.dtype).tiny)
+    loss, gradient = objective.loss_and_gradient()
+    u = torch.zeros_like(w)
+    rises = []
+    for step in range(steps):
+        ascent = scale * gradient
+        if step == 0 and float(ascent.norm()) == 0.0:  # stationary point: start in a random direction
+            ascent = _normal(w, seed, "ascent")
+        # A single step reaches the sphere; several steps shrink linearly so that the ascent settles.
+        length = rho * (steps - step) / steps
+        u = u + length * ascent / ascent.norm().clamp_min(torch.finfo(w.dtype).tiny)
         u = u * (rho / u.norm()).clamp_max(1.0)
-        at = w + scale * u
-        if number + 1 < steps:
-            here, slope = objective.loss_and_gradient(at)
+        perturbed = w + scale * u
+        if step + 1 < steps:
+            perturbed_loss, gradient = objective.loss_and_gradient(perturbed)
         else:
-            here = objective.loss(at)
-        worst = here - base if not number else torch.maximum(worst, here - base)
-    return _finite(base, "loss"), _finite(worst, "rise of the loss")
+            perturbed_loss = objective.loss(perturbed)
+        rises.append(perturbed_loss - loss)
+    return _finite(loss, "loss"), _finite(torch.stack(rises).max(), "rise of the loss")
 
 
 def _average(objective: Objective, rho: float, directions: int, seed: int) -> Sharpness:
+    """Average the rise over random directions of length rho, in antithetic pairs."""
     if directions < 2:
         raise UserError(f"directions={directions} is invalid; a confidence interval needs at least 2")
-    w, base, rises = objective.weights, objective.loss(), []
+    w, loss = objective.weights, objective.loss()
+    rises = []
     for number in range(directions):
-        drawn = generator(seed, "directions", number).standard_normal(len(w))
-        e = torch.as_tensor(drawn, dtype=w.dtype).to(w.device)
+        e = _normal(w, seed, "directions", number)
         e *= rho / e.norm()
-        rises.append((objective.loss(w + e) + objective.loss(w - e)) / 2 - base)
+        rises.append((objective.loss(w + e) + objective.loss(w - e)) / 2 - loss)
     mean = estimate([_finite(rise, "rise of the loss") for rise in rises])
-    return Sharpness("average", rho, float(base), mean.value, mean, 0, objective.examples)
+    return Sharpness("average", rho, float(loss), mean.value, mean, 0, objective.examples)
 
 
-def _finite(value: Tensor, what: str) -> float:
-    number = float(value)
-    if number != number or abs(number) == float("inf"):
+def _normal(like: Tensor, seed: int, purpose: str, number: int = 0) -> Tensor:
+    """Return a standard normal vector with the length, dtype and device of ``like``."""
+    return torch.as_tensor(generator(seed, purpose, number).standard_normal(len(like)), dtype=like.dtype).to(
+        like.device
+    )
+
+
+def _finite(value: Tensor, name: str) -> float:
+    """Return ``value`` as a float; raise a ``UserError`` if it is NaN or infinite."""
+    if not value.isfinite():
         raise UserError(
-            f"the {what} is {number}, so sharpness is undefined; use a smaller radius or a model that did not diverge"
+            f"the {name} is {float(value)}, so sharpness is undefined; "
+            "use a smaller radius or a model that did not diverge"
         )
-    return number
+    return float(value)

@@ -144,12 +144,12 @@ def plane(
     figures = {"plane": plane_picture(grid, shown), "surface": surfaces([panel], shown[0])}
     files = _write(out or folder_for(opened[0], "plane"), {"plane": grid}, figures, [panel], shown[0])
     if as_json:
-        marks = [{"name": mark.name, "at": mark.at, "off": mark.off} for mark in grid.marks]
-        print_json({"files": files, "marks": marks, "distances": grid.made["distances"]})
+        marks = [{"name": mark.name, "at": mark.position, "off": mark.distance} for mark in grid.marks]
+        print_json({"files": files, "marks": marks, "distances": grid.metadata["distances"]})
         return
     columns = ("model", "x", "y", "distance from plane", "training loss", "test error %")
     rows = [
-        (mark.name, *(f"{x:.4g}" for x in mark.at), f"{mark.off:.3g}", *_figures(mark, "train_loss", "test_error"))
+        (mark.name, *(f"{x:.4g}" for x in mark.position), f"{mark.distance:.3g}", *_figures(mark, "train_loss", "test_error"))
         for mark in grid.marks
     ]
     _print("The plane through " + ", ".join(mark.name for mark in grid.marks[:3]), columns, rows, files, {"": grid})
@@ -207,7 +207,7 @@ def path(
             name: {"height": rise.height if isfinite(rise.height) else None, "at": rise.at}
             for name, rise in barriers.items()
         }
-        print_json({"files": files, "distance": grid.made["distance"], "barriers": heights})
+        print_json({"files": files, "distance": grid.metadata["distance"], "barriers": heights})
         return
     columns = ("value", *(mark.name for mark in grid.marks), "barrier", "at")
     rows = [
@@ -219,7 +219,7 @@ def path(
         )
         for name, rise in barriers.items()
     ]
-    _print(f"From {title}, distance {grid.made['distance']:.4g}", columns, rows, files, {"": grid})
+    _print(f"From {title}, distance {grid.metadata['distance']:.4g}", columns, rows, files, {"": grid})
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (landscape, plane, path)
@@ -291,7 +291,7 @@ def _print(
     files: dict[str, str],
     grids: dict[str, Landscape],
 ) -> None:
-    made = next(iter(grids.values())).made
+    made = next(iter(grids.values())).metadata
     counts = ", ".join(f"{count} {name} examples" for name, count in made["examples"].items())
     print_table(heading, columns, rows, subtitle=f"{made['data']}, {counts}")
     print_files(files)
@@ -330,7 +330,7 @@ def _document(grid: Landscape) -> dict[str, Any]:
     return {
         "at_model": at_model,
         "not_finite": {name: grid.not_finite(name) for name in grid.values},
-        "made": grid.made,
+        "made": grid.metadata,
     }
 
 

@@ -48,7 +48,7 @@ def landscapes(
             seed=seed,
             one_dimensional=one_dimensional,
             progress=_part(progress, number * points**dimensions, total),
-        ).named(model=model.label, **_about(model, measure))
+        ).with_metadata(model=model.label, **_about(model, measure))
     return grids
 
 
@@ -66,7 +66,8 @@ def plane(
     """The plane through the first three models, on the first model's data; further models are projected onto it."""
     measure, flat = _common(models, _names(models, names), "one plane", examples, seed, statistics)
     grid = plane_landscape(flat, measure, points=points, margin=margin, progress=progress)
-    return grid.named(models=[model.label for model in models], statistics=statistics, **_about(models[0], measure))
+    labels = [model.label for model in models]
+    return grid.with_metadata(models=labels, statistics=statistics, **_about(models[0], measure))
 
 
 def path(
@@ -83,7 +84,8 @@ def path(
     """The straight line between two models, on the first model's data."""
     measure, flat = _common(models, _names(models, names), "one path", examples, seed, statistics)
     grid = path_landscape(flat, measure, points=points, beyond=beyond, progress=progress)
-    return grid.named(models=[model.label for model in models], statistics=statistics, **_about(models[0], measure))
+    labels = [model.label for model in models]
+    return grid.with_metadata(models=labels, statistics=statistics, **_about(models[0], measure))
 
 
 def save_landscapes(path: Path, grids: Mapping[str, Landscape]) -> None:

@@ -153,7 +153,7 @@ class FixedSample:
         noise = longest = 0.0
         for client, gradient in zip(self.clients, rows, strict=True):
             spread = self._spread(model, client, gradient)
-            noise, longest = max(noise, spread.noise), max(longest, spread.longest)
+            noise, longest = max(noise, spread.noise), max(longest, spread.largest_norm)
         beta = self._lambda_max(model, self.positions)
         figures = {name: number(value) for name, value in disagreement(rows)._asdict().items()}
         return Constants(longest, max(beta, 0.0), noise, heterogeneity(rows)), figures
@@ -177,7 +177,8 @@ class FixedSample:
         hessian = Operator.of_hessian(self.objective(model, positions))
         try:
             # The error of a Ritz value is quadratic in its residual.
-            return float(lanczos(hessian, Ends(1), tolerance=RESIDUAL, most=PRODUCTS, seed=self.wanted.seed).values[0])
+            pairs = lanczos(hessian, Ends(1), tolerance=RESIDUAL, max_products=PRODUCTS, seed=self.wanted.seed)
+            return float(pairs.values[0])
         except UserError:  # non-finite products; the run itself will report divergence
             return math.nan
 
@@ -248,7 +249,7 @@ class Observer:
                 figures["features"] = sample.features(server)
             if "noise" in self.what:
                 constants, gradients = sample.constants(server)
-                figures["constants"] = {name: number(value) for name, value in constants.plain().items()}
+                figures["constants"] = {name: number(value) for name, value in constants.known().items()}
                 figures["gradients"] = gradients
         if self._cohort:
             figures["cohort"] = self._cohort

@@ -113,7 +113,7 @@ class PostHoc:
             self.progress(f"gradients after round {rounds}")
             with one_thread():
                 constants, gradients = self.sample.constants(self.model(rounds, name))
-            rows.append({"round": rounds, "constants": constants.plain(), "gradients": gradients})
+            rows.append({"round": rounds, "constants": constants.known(), "gradients": gradients})
         return rows
 
     def theory(self, seen: Sequence[Figures] | None = None) -> Theory:

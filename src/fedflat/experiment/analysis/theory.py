@@ -19,11 +19,11 @@ from fedflat.flatness.theory.bounds import (
     FederationSize,
     GeneralisationBound,
     RoundLearningRates,
-    as_run,
     largest_lr,
-    theorem,
+    run_bound,
+    theorem_bound,
 )
-from fedflat.flatness.theory.noise import Constants, largest
+from fedflat.flatness.theory.noise import Constants, largest_constants
 
 TITLES = {"fedsam": "FedSAM", "fedswa": "FedSWA", "fedmoswa": "FedMoSWA"}
 
@@ -54,13 +54,13 @@ class Theory:
                     "log10": bound.log10,
                     "value": bound.value if math.isfinite(bound.value) else None,
                     "log10_factor": bound.factor,
-                    "vacuous": bound.vacuous(self.trivial),
+                    "vacuous": bound.is_vacuous(self.trivial),
                 }
                 for name, bound in bounds.items()
             }
 
         return {
-            "constants": self.constants.plain(),
+            "constants": self.constants.known(),
             "setting": vars(self.setting),
             "largest_rate": largest_lr(self.constants, self.setting),
             "trivial": self.trivial,
@@ -73,16 +73,16 @@ class Theory:
 
 def theory(config: Config, partition: Partition, classes: int, seen: Sequence[Constants]) -> Theory:
     """Bounds of a run from the largest constants of its models."""
-    constants = largest(seen)
+    constants = largest_constants(seen)
     setting = setting_of(config, partition)
     steps = round(setting.steps)
     return Theory(
         constants,
         setting,
         math.log(max(classes, 2)),
-        {name: theorem(name, constants, setting) for name in ALGORITHMS},
-        {name: theorem(name, constants, setting, tight=True) for name in ALGORITHMS},
-        {name: as_run(name, constants, setting, rates_of(config, steps, name), tight=True) for name in ALGORITHMS},
+        {name: theorem_bound(name, constants, setting) for name in ALGORITHMS},
+        {name: theorem_bound(name, constants, setting, tight=True) for name in ALGORITHMS},
+        {name: run_bound(name, constants, setting, rates_of(config, steps, name), tight=True) for name in ALGORITHMS},
         conditions(config, constants, setting, rates_of(config, steps)),
     )
 

@@ -43,15 +43,12 @@ class Disagreement(NamedTuple):
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
-    """cos(a, b) of two vectors; NaN if either is zero."""
-    norms = a.norm() * b.norm()
-    return torch.where(
-        norms > 0, (a @ b) / norms.clamp(min=torch.finfo(norms.dtype).tiny), torch.full_like(norms, torch.nan)
-    )
+    """Return cos(a, b) of two vectors; NaN if either is zero."""
+    return _divide(a @ b, a.norm() * b.norm())
 
 
 def update_drift(rows: Tensor, update: Tensor) -> UpdateDrift:
-    """The drift of every client; ``rows`` holds the updates D_i, ``update`` is the server's update D."""
+    """Return the drift of every client; ``rows`` holds the updates D_i, ``update`` is the server's update D."""
     return UpdateDrift(
         torch.stack([row.norm() for row in rows]),
         torch.stack([torch.dist(row, update) for row in rows]),
@@ -60,24 +57,28 @@ def update_drift(rows: Tensor, update: Tensor) -> UpdateDrift:
 
 
 def disagreement(rows: Tensor, weights: Sequence[float] | None = None) -> Disagreement:
-    """The disagreement of ``rows``; ``weights`` are the p_i of the mean (default: equal), pairs are unweighted."""
+    """Return the disagreement of ``rows`` with weights p_i in the mean (default: equal); pairs are unweighted."""
     count = len(rows)
-    share = torch.tensor(
-        [1 / count] * count if weights is None else list(weights), dtype=rows.dtype, device=rows.device
-    )
+    if weights is None:
+        weights = [1 / count] * count
+    p = torch.tensor(list(weights), dtype=rows.dtype, device=rows.device)
     gram = torch.stack([rows @ row for row in rows])
     norms = gram.diagonal().clamp(min=0).sqrt()
-    together = (share @ gram @ share).clamp(min=0)
-    scale = norms.outer(norms)
-    cosines = torch.where(
-        scale > 0, gram / scale.clamp(min=torch.finfo(rows.dtype).tiny), torch.full_like(scale, torch.nan)
-    )
-    above = torch.triu(torch.ones_like(scale, dtype=torch.bool), 1)
-    pairs = cosines[above]
+    squared_norm_of_mean = (p @ gram @ p).clamp(min=0)
+    cosines = _divide(gram, norms.outer(norms))
+    above_diagonal = torch.triu(torch.ones_like(cosines, dtype=torch.bool), 1)
+    pair_cosines = cosines[above_diagonal]
+    defined_cosines = pair_cosines[~pair_cosines.isnan()]
     return Disagreement(
-        norms.mean(), together.sqrt(), (share @ norms**2) / together, pairs.nanmean(), _share(pairs[~pairs.isnan()] < 0)
+        mean_norm=norms.mean(),
+        norm_of_mean=squared_norm_of_mean.sqrt(),
+        diversity=(p @ norms**2) / squared_norm_of_mean,
+        pairwise_cosine=pair_cosines.nanmean(),
+        conflicting=(defined_cosines < 0).double().mean(),
     )
 
 
-def _share(flags: Tensor) -> Tensor:
-    return flags.double().mean()
+def _divide(numerators: Tensor, denominators: Tensor) -> Tensor:
+    """Divide elementwise; NaN where the denominator is not positive."""
+    tiny = torch.finfo(denominators.dtype).tiny
+    return torch.where(denominators > 0, numerators / denominators.clamp(min=tiny), torch.nan)

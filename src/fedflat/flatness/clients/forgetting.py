@@ -27,11 +27,14 @@ class Forgetting:
 
 
 def forgetting(accuracies: Sequence[Sequence[float]]) -> Forgetting:
-    """Forgetting of each part, from ``accuracies[round][part]``."""
+    """Measure the forgetting of each part, from ``accuracies[round][part]``."""
     values = np.asarray(accuracies, dtype=float)
     if values.ndim != 2 or len(values) < 2:
         raise UserError("forgetting needs accuracies of at least two rounds; measure more often (flatness.every)")
     lost = values[:-1].max(0) - values[-1]
     swing = np.abs(np.diff(values, axis=0)).mean(0)
-    lowest = [float(part[int(np.argmax(part >= part.max() / 2)) :].min()) for part in values.T]
+    lowest = []
+    for accuracy in values.T:
+        first_at_half = int(np.argmax(accuracy >= accuracy.max() / 2))  # argmax finds the first True
+        lowest.append(float(accuracy[first_at_half:].min()))
     return Forgetting(lost.tolist(), swing.tolist(), lowest)

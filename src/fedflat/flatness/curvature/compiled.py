@@ -17,8 +17,9 @@ Product = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor, Tensor], Sequenc
 class CompiledProduct:
     """A Hessian-vector product compiled at its first call for one batch shape; other shapes return None.
 
-    The product is traced once, including both derivatives, and the trace is compiled. Dead-code elimination then drops
-    what only the gradient would need.
+    Args:
+        product: the function to compile.
+        examples: number of examples in the batches to compile for.
     """
 
     def __init__(self, product: Product, examples: int) -> None:
@@ -30,25 +31,12 @@ class CompiledProduct:
     def __call__(
         self, weights: Sequence[Tensor], vector: Sequence[Tensor], inputs: Any, targets: Any
     ) -> Sequence[Tensor] | None:
-        """The product, or None if this batch cannot use the compiled function."""
-        if (
-            not self._usable
-            or not isinstance(inputs, Tensor)
-            or not isinstance(targets, Tensor)
-            or len(targets) != self._examples
-        ):
-            return None
-        self._shape = self._shape or inputs.shape
-        if inputs.shape != self._shape:
+        """Return the product, one tensor per parameter, or None if this batch cannot use the compiled function."""
+        if not self._usable or not self._has_compiled_shape(inputs, targets):
             return None
         try:
             if self._compiled is None:
-                from torch.fx.experimental.proxy_tensor import make_fx
-
-                traced = make_fx(self._product)(weights, vector, inputs, targets)
-                traced.graph.eliminate_dead_code()
-                traced.recompile()
-                self._compiled = torch.compile(traced, dynamic=False, fullgraph=True, backend=BACKEND)
+                self._compiled = self._compile(weights, vector, inputs, targets)
             with torch.no_grad():
                 product: Sequence[Tensor] = self._compiled(weights, vector, inputs, targets)
         except torch.OutOfMemoryError:
@@ -61,3 +49,20 @@ class CompiledProduct:
             )
             return None
         return product
+
+    def _has_compiled_shape(self, inputs: Any, targets: Any) -> bool:
+        """Whether a batch has the expected number of examples and the shape of the first such batch."""
+        if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor) or len(targets) != self._examples:
+            return False
+        if self._shape is None:
+            self._shape = inputs.shape
+        return inputs.shape == self._shape
+
+    def _compile(self, *arguments: Any) -> Any:
+        """Trace the product with these arguments, including both derivatives, and compile the trace."""
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        traced = make_fx(self._product)(*arguments)
+        traced.graph.eliminate_dead_code()  # drops operations that only the gradient would need
+        traced.recompile()
+        return torch.compile(traced, dynamic=False, fullgraph=True, backend=BACKEND)

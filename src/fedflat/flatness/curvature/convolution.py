@@ -17,6 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+INPUT, FILTERS = 0, 1
+"""Positions of x and w among the gradients of torch's convolution_backward: input, weight, bias."""
+
 
 class ConvolutionSettings(NamedTuple):
     """Stride, padding and dilation per axis, and the number of groups."""
@@ -26,18 +29,21 @@ class ConvolutionSettings(NamedTuple):
     dilation: list[int]
     groups: int
 
-    def forward(self, x: Tensor, w: Tensor) -> Tensor:
-        """C(x, w)."""
-        no_output_padding = [0] * len(self.stride)
-        y: Tensor = torch.ops.aten.convolution(x, w, None, *self[:3], False, no_output_padding, self.groups)
+    @property
+    def torch_arguments(self) -> tuple[Any, ...]:
+        """The settings as torch's operators expect them; we never use transposed convolutions or output padding."""
+        transposed, output_padding = False, [0] * len(self.stride)
+        return self.stride, self.padding, self.dilation, transposed, output_padding, self.groups
+
+    def convolve(self, x: Tensor, w: Tensor) -> Tensor:
+        """Return C(x, w)."""
+        y: Tensor = torch.ops.aten.convolution(x, w, None, *self.torch_arguments)
         return y
 
-    def backward(self, g: Tensor, x: Tensor, w: Tensor, wanted: int) -> Tensor:
-        """D(g, w) for ``wanted`` = 0 (uses only the shape of x), or F(g, x) for 1 (uses only the shape of w)."""
-        mask = [place == wanted for place in range(3)]
-        gradients = torch.ops.aten.convolution_backward(
-            g, x, w, None, *self[:3], False, [0] * len(self.stride), self.groups, mask
-        )
+    def differentiate(self, g: Tensor, x: Tensor, w: Tensor, wanted: int) -> Tensor:
+        """Return D(g, w) if ``wanted`` is INPUT (uses only the shape of x), or F(g, x) if FILTERS (likewise w)."""
+        mask = [wanted == INPUT, wanted == FILTERS, False]
+        gradients = torch.ops.aten.convolution_backward(g, x, w, None, *self.torch_arguments, mask)
         return gradients[wanted]  # type: ignore[no-any-return]
 
 
@@ -46,19 +52,19 @@ class Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, settings: ConvolutionSettings) -> Tensor:
+        """Compute y = C(x, w)."""
         ctx.save_for_backward(x, w)
         ctx.settings = settings
-        return settings.forward(x, w)
+        return settings.convolve(x, w)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        (g,), (x, w) = gradients, ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        return (
-            by_input(g, w, x, ctx.settings) if needs[0] else None,
-            by_filters(g, x, w, ctx.settings) if needs[1] else None,
-            None,
-        )
+        """Given the gradient g of y, compute dx = D(g, w) and dw = F(g, x), each only if needed."""
+        (g,) = gradients
+        x, w = ctx.saved_tensors
+        dx = input_gradient(g, w, x, ctx.settings) if ctx.needs_input_grad[0] else None
+        dw = filter_gradient(g, x, w, ctx.settings) if ctx.needs_input_grad[1] else None
+        return dx, dw, None
 
 
 class ConvolutionInputGradient(torch.autograd.Function):
@@ -66,20 +72,19 @@ class ConvolutionInputGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, g: Tensor, w: Tensor, like: Tensor, settings: ConvolutionSettings) -> Tensor:
+        """Compute dx = D(g, w) in the shape of ``like``."""
         ctx.save_for_backward(g, w)
         ctx.settings = settings
-        return settings.backward(g, like, w, 0)
+        return settings.differentiate(g, like, w, INPUT)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        (u,), (g, w) = gradients, ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        return (
-            convolved(u, w, ctx.settings) if needs[0] else None,
-            by_filters(g, u, w, ctx.settings) if needs[1] else None,
-            None,
-            None,
-        )
+        """Given the gradient u of dx, compute dg = C(u, w) and dw = F(g, u), each only if needed."""
+        (u,) = gradients
+        g, w = ctx.saved_tensors
+        dg = convolve(u, w, ctx.settings) if ctx.needs_input_grad[0] else None
+        dw = filter_gradient(g, u, w, ctx.settings) if ctx.needs_input_grad[1] else None
+        return dg, dw, None, None
 
 
 class ConvolutionFilterGradient(torch.autograd.Function):
@@ -87,25 +92,24 @@ class ConvolutionFilterGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, g: Tensor, x: Tensor, like: Tensor, settings: ConvolutionSettings) -> Tensor:
+        """Compute dw = F(g, x) in the shape of ``like``."""
         ctx.save_for_backward(g, x)
         ctx.settings = settings
-        return settings.backward(g, x, like, 1)
+        return settings.differentiate(g, x, like, FILTERS)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        (v,), (g, x) = gradients, ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        return (
-            convolved(x, v, ctx.settings) if needs[0] else None,
-            by_input(g, v, x, ctx.settings) if needs[1] else None,
-            None,
-            None,
-        )
+        """Given the gradient v of dw, compute dg = C(x, v) and dx = D(g, v), each only if needed."""
+        (v,) = gradients
+        g, x = ctx.saved_tensors
+        dg = convolve(x, v, ctx.settings) if ctx.needs_input_grad[0] else None
+        dx = input_gradient(g, v, x, ctx.settings) if ctx.needs_input_grad[1] else None
+        return dg, dx, None, None
 
 
-convolved: Callable[..., Tensor] = Convolution.apply
-by_input: Callable[..., Tensor] = ConvolutionInputGradient.apply
-by_filters: Callable[..., Tensor] = ConvolutionFilterGradient.apply
+convolve: Callable[..., Tensor] = Convolution.apply
+input_gradient: Callable[..., Tensor] = ConvolutionInputGradient.apply
+filter_gradient: Callable[..., Tensor] = ConvolutionFilterGradient.apply
 
 
 def convolution(
@@ -118,17 +122,19 @@ def convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """`torch.conv1d`, `torch.conv2d` and `torch.conv3d`; falls back to ``torch_function`` for rare arguments."""
+    """Replace `torch.conv1d`, `torch.conv2d` or `torch.conv3d`, with the same arguments.
+
+    ``torch_function``, the original, handles padding given as a string and inputs without a batch dimension.
+    """
     if isinstance(padding, str) or input.dim() != weight.dim():
         return torch_function(input, weight, bias, stride, padding, dilation, groups)
     axes = weight.dim() - 2
-    output = convolved(
-        input, weight, ConvolutionSettings(_each(stride, axes), _each(padding, axes), _each(dilation, axes), groups)
-    )
+    stride, padding, dilation = (_one_per_axis(value, axes) for value in (stride, padding, dilation))
+    output = convolve(input, weight, ConvolutionSettings(stride, padding, dilation, groups))
     return output if bias is None else output + bias.reshape(-1, *[1] * axes)
 
 
-def _each(value: Any, axes: int) -> list[int]:
-    """One value per axis."""
+def _one_per_axis(value: Any, axes: int) -> list[int]:
+    """Return ``value`` as a list with one entry per axis; torch accepts a single number for all axes."""
     values = [value] if isinstance(value, int) else list(value)
     return values * axes if len(values) == 1 else values

@@ -1,5 +1,9 @@
 """Extreme eigenvalues by Lanczos with full reorthogonalisation, thick restarts and a check for repeated eigenvalues.
 
+``Krylov`` is the orthonormal basis V that Lanczos grows, one product with the matrix H per vector. The eigenvalues of
+the small matrix T = V H V' (Ritz values) approximate those of H. ``lanczos`` grows and restarts a basis until the
+requested eigenvalues have converged.
+
 From one starting vector, Lanczos finds a repeated eigenvalue only once. Therefore, once all requested eigenvalues have
 converged, their vectors are kept and the search restarts from a random vector orthogonal to them, until the next
 eigenvalue has converged too. If it belongs to the requested ones, the search continues; otherwise nothing was missed.
@@ -22,122 +26,127 @@ from torch import Tensor
 
 from fedflat.errors import UserError
 from fedflat.flatness.curvature.operator import Operator
-from fedflat.flatness.precision import rounding
+from fedflat.flatness.precision import tf32_allowed
 
 COLUMNS = 1 << 20
 """Basis columns combined at a time, to avoid allocating a second basis."""
+CHECK_EVERY = 5
+"""Products between convergence checks."""
+TOLERANCE = 1e-3
 
 
 class Ritz(NamedTuple):
-    """Ritz values in ascending order with their residual norms."""
+    """Ritz values in ascending order with their residual norms |H v - lambda v|."""
 
     values: np.ndarray
     vectors: np.ndarray
     """Ritz vectors as columns, in coordinates of the basis."""
     residuals: np.ndarray
-    ahead: np.ndarray
-    """The part of the residuals that further steps can reduce."""
+    reducible: np.ndarray
+    """The part of the residuals that further steps can reduce; the rest was inherited at a restart."""
 
 
 class Krylov:
-    """A basis of at most ``room`` vectors, started from ``first`` or from a random vector."""
+    """An orthonormal basis of at most ``room`` vectors, started from ``first`` or from a random vector."""
 
     def __init__(self, operator: Operator, room: int, seed: int = 0, first: Tensor | None = None) -> None:
         self.operator, self.room = operator, min(room, operator.size)
-        self._seed, self._drawn = seed, 0
-        self._rows = torch.zeros(self.room + 1, operator.size, dtype=operator.dtype, device=operator.device)
-        self._seen = np.zeros((self.room, self.room))
-        self._carried = np.zeros(self.room)
-        self._beta = self._scale = 0.0
         self.size = 0
-        self._rows[0] = self._random() if first is None else first / first.norm()
+        self._seed, self._draws = seed, 0
+        # The basis, and in the row after it the next vector to be added.
+        self._rows = torch.zeros(self.room + 1, operator.size, dtype=operator.dtype, device=operator.device)
+        self._projection = np.zeros((self.room, self.room))
+        self._inherited = np.zeros(self.room)  # residuals of the vectors kept at the last restart
+        self._beta = 0.0  # norm of the last product's part outside the basis
+        self._scale = 0.0  # largest entry of the projection so far
+        self._rows[0] = self._random_row() if first is None else first / first.norm()
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether the basis has reached ``room`` vectors."""
         return self.size == self.room
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the basis spans the whole space, so Ritz values are exact."""
         return self.size == self.operator.size
 
     @property
-    def invariant(self) -> bool:
+    def is_invariant(self) -> bool:
         """Whether the basis spans an invariant subspace."""
         return self._beta == 0.0
 
     @property
-    def seen(self) -> np.ndarray:
-        """T, the projection of H onto the basis."""
-        return self._seen[: self.size, : self.size]
+    def projection(self) -> np.ndarray:
+        """T, the projection of H onto the basis, [size, size]."""
+        return self._projection[: self.size, : self.size]
 
     def step(self) -> None:
         """Append the next vector to the basis and compute the following one from its product with H."""
         basis = self._rows[: self.size + 1]
-        left = self.operator(basis[-1:])[0]
-        onto = torch.zeros_like(basis[:, 0])
-        for _ in range(2):
-            part = basis @ left
-            left = left - part @ basis
-            onto += part
-        seen = onto.double().cpu().numpy()
-        self._seen[: self.size + 1, self.size] = self._seen[self.size, : self.size + 1] = seen
-        self._scale = max(self._scale, float(np.abs(seen).max()))
+        remainder = self.operator(basis[-1:])[0]
+        coefficients = torch.zeros_like(basis[:, 0])
+        for _ in range(2):  # once leaves rounding errors, twice is orthogonal to working precision
+            correction = basis @ remainder
+            remainder = remainder - correction @ basis
+            coefficients += correction
+        column = coefficients.double().cpu().numpy()
+        self._projection[: self.size + 1, self.size] = self._projection[self.size, : self.size + 1] = column
+        self._scale = max(self._scale, float(np.abs(column).max()))
         self.size += 1
-        if self.complete:
+        if self.is_complete:
             self._beta = 0.0
             return
-        self._beta = float(left.norm())
-        if (
-            self._beta <= 10 * torch.finfo(left.dtype).eps * self._scale
-        ):  # only rounding error is left: the subspace is invariant
+        self._beta = float(remainder.norm())
+        eps = torch.finfo(remainder.dtype).eps
+        if self._beta <= 10 * eps * self._scale:  # only rounding error is left: the subspace is invariant
             self._beta = 0.0
-            self._rows[self.size] = self._random()
-        elif self._beta <= torch.finfo(left.dtype).eps ** 0.5 * np.linalg.norm(seen):  # partly rounding error
-            self._rows[self.size] = self._orthogonal(left / self._beta)
+            self._rows[self.size] = self._random_row()
+        elif self._beta <= eps**0.5 * np.linalg.norm(column):  # partly rounding error
+            self._rows[self.size] = self._orthogonalise(remainder / self._beta)
         else:
-            self._rows[self.size] = left / self._beta
+            self._rows[self.size] = remainder / self._beta
 
     def ritz(self) -> Ritz:
-        """Ritz values, vectors and residuals of the current basis."""
-        values, vectors = np.linalg.eigh(self.seen)
-        ahead = self._beta * np.abs(vectors[-1])
-        return Ritz(values, vectors, np.hypot(ahead, self._left_behind(vectors)), ahead)
+        """Return Ritz values, vectors and residuals of the current basis."""
+        values, vectors = np.linalg.eigh(self.projection)
+        reducible = self._beta * np.abs(vectors[-1])
+        return Ritz(values, vectors, np.hypot(reducible, self._inherited_residuals(vectors)), reducible)
 
-    def combined(self, vectors: np.ndarray) -> Tensor:
-        """Vectors given in terms of the basis, as rows."""
-        return torch.cat(
-            [_combined(vectors, part) for part in torch.split(self._rows[: self.size], COLUMNS, dim=1)], dim=1
-        )
+    def to_full_space(self, vectors: np.ndarray) -> Tensor:
+        """Convert columns of coordinates in the basis, [size, k], to vectors as rows, [k, P]."""
+        parts = torch.split(self._rows[: self.size], COLUMNS, dim=1)
+        return torch.cat([_combine_rows(vectors, part) for part in parts], dim=1)
 
-    def shrink(self, ritz: Ritz, chosen: np.ndarray, anew: bool) -> None:
-        """Keep some Ritz vectors as the basis, and go on from the next vector, or with ``anew`` from a random one."""
-        count, following = len(chosen), self._rows[self.size].clone()
-        vectors = ritz.vectors[:, chosen]
+    def restart(self, ritz: Ritz, selected: np.ndarray, *, from_random: bool) -> None:
+        """Keep the selected Ritz vectors as the basis; continue from the next vector or from a random one."""
+        count, next_row = len(selected), self._rows[self.size].clone()
+        vectors = ritz.vectors[:, selected]
         for part in torch.split(self._rows[: self.size], COLUMNS, dim=1):
-            part[:count] = _combined(vectors, part)
-        carried = ritz.residuals[chosen] if anew else self._left_behind(vectors)
-        self._carried[:], self._seen[:] = 0, 0
-        self._carried[:count] = carried
-        self._seen[range(count), range(count)] = ritz.values[chosen]
+            part[:count] = _combine_rows(vectors, part)
+        # Without the next vector, the residuals along it can no longer be reduced.
+        inherited = ritz.residuals[selected] if from_random else self._inherited_residuals(vectors)
+        self._inherited[:] = 0
+        self._inherited[:count] = inherited
+        self._projection[:] = 0
+        self._projection[range(count), range(count)] = ritz.values[selected]
         self.size = count
-        self._rows[count] = self._random() if anew else following
+        self._rows[count] = self._random_row() if from_random else next_row
 
-    def _left_behind(self, vectors: np.ndarray) -> np.ndarray:
-        """Residuals inherited from the last restart."""
-        none = self.complete or not self._carried.any()
-        return (
-            np.zeros(vectors.shape[1]) if none else np.linalg.norm(vectors * self._carried[: self.size, None], axis=0)
-        )
+    def _inherited_residuals(self, vectors: np.ndarray) -> np.ndarray:
+        """Return the residuals [k] that vectors [size, k] inherit from those kept at the last restart."""
+        if self.is_complete or not self._inherited.any():
+            return np.zeros(vectors.shape[1])
+        return np.asarray(np.linalg.norm(vectors * self._inherited[: self.size, None], axis=0))
 
-    def _random(self) -> Tensor:
-        row = self.operator.normal(self._seed, "lanczos", self._drawn)
-        self._drawn += 1
-        return self._orthogonal(row / row.norm())
+    def _random_row(self) -> Tensor:
+        """Draw a random unit vector orthogonal to the basis."""
+        row = self.operator.normal(self._seed, "lanczos", self._draws)
+        self._draws += 1
+        return self._orthogonalise(row / row.norm())
 
-    def _orthogonal(self, row: Tensor) -> Tensor:
-        """``row`` orthogonalised against the basis and normalised."""
+    def _orthogonalise(self, row: Tensor) -> Tensor:
+        """Return ``row`` orthogonalised against the basis and normalised."""
         basis = self._rows[: self.size]
         for _ in range(2):
             row = row - (basis @ row) @ basis
@@ -145,13 +154,9 @@ class Krylov:
         return row
 
 
-def _combined(vectors: np.ndarray, part: Tensor) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(vectors.T)).to(part) @ part
-
-
-CHECK_EVERY = 5
-"""Products between convergence checks."""
-TOLERANCE = 1e-3
+def _combine_rows(vectors: np.ndarray, rows: Tensor) -> Tensor:
+    """Return the linear combinations of ``rows`` whose coefficients are the columns of ``vectors``."""
+    return torch.from_numpy(np.ascontiguousarray(vectors.T)).to(rows) @ rows
 
 
 @dataclass(frozen=True)
@@ -166,15 +171,15 @@ class Ends:
         """Number of requested eigenvalues."""
         return self.high + self.low
 
-    def chosen(self, values: np.ndarray) -> np.ndarray:
-        """Indices of the requested values among ascending ``values``, largest first."""
-        order = np.arange(len(values))[::-1]
-        return (
-            order if self.count >= len(order) else np.concatenate([order[: self.high], order[len(order) - self.low :]])
-        )
+    def select(self, values: np.ndarray) -> np.ndarray:
+        """Return the indices of the requested values among ascending ``values``, largest first."""
+        descending = np.arange(len(values))[::-1]
+        if self.count >= len(values):
+            return descending
+        return np.concatenate([descending[: self.high], descending[len(values) - self.low :]])
 
-    def and_next(self) -> Ends:
-        """The request extended by one at each requested end."""
+    def extended(self) -> Ends:
+        """Return the request extended by one at each requested end."""
         return Ends(self.high + bool(self.high), self.low + bool(self.low))
 
 
@@ -184,12 +189,12 @@ class Largest:
 
     count: int
 
-    def chosen(self, values: np.ndarray) -> np.ndarray:
-        """Indices of the requested values among ascending ``values``, largest magnitude first."""
+    def select(self, values: np.ndarray) -> np.ndarray:
+        """Return the indices of the requested values among ascending ``values``, largest magnitude first."""
         return np.argsort(-np.abs(values), kind="stable")[: self.count]
 
-    def and_next(self) -> Largest:
-        """The request extended by one."""
+    def extended(self) -> Largest:
+        """Return the request extended by one."""
         return Largest(self.count + 1)
 
 
@@ -213,9 +218,9 @@ def lanczos(
     *,
     tolerance: float = TOLERANCE,
     room: int | None = None,
-    most: int | None = None,
+    max_products: int | None = None,
     seed: int = 0,
-    progress: Callable[[int, int], None] = lambda products, found: None,
+    progress: Callable[[int, int], None] = lambda products, converged: None,
 ) -> Eigenpairs:
     """Compute the requested eigenpairs until every residual is below ``tolerance`` times the eigenvalue's magnitude.
 
@@ -224,85 +229,97 @@ def lanczos(
         wanted: ``Ends`` or ``Largest``.
         tolerance: relative residual at which an eigenvalue counts as converged.
         room: maximum number of basis vectors in memory; default: 3 * count + 40.
-        most: maximum number of products; default: 20 * (room + count).
+        max_products: default: 20 * (room + count).
         seed: seed of the starting vectors.
         progress: called with (products, converged eigenvalues) at every convergence check.
     """
-    _check(operator, wanted, tolerance)
     room = room or 3 * wanted.count + 40
-    if room < min(operator.size, wanted.count + 4):
-        raise UserError(
-            f"room={room} is too small for {wanted.count} eigenvalues; expected at least {wanted.count + 4}"
-        )
-    most = most or 20 * (room + wanted.count)
-    before, checked, second, locked = operator.products, 0, False, np.zeros(0)
-    with rounding(allowed=False), torch.no_grad():
+    max_products = max_products or 20 * (room + wanted.count)
+    _check_request(operator, wanted, tolerance, room)
+    products, dtype = 0, operator.dtype
+    first_values: np.ndarray | None = None  # those found before the last search for repeated eigenvalues
+    with tf32_allowed(False), torch.no_grad():
         space = Krylov(operator, room, seed)
         while True:
-            space.step()
-            taken = operator.products - before
-            if not space.full and taken < most and taken - checked < CHECK_EVERY:
-                continue
-            checked, ritz = taken, space.ritz()
-            places = wanted.chosen(ritz.values)
-            good = _good(ritz, tolerance, operator.dtype)[places]
-            progress(taken, int(good.sum()))
-            if space.complete or taken >= most:
+            steps = min(CHECK_EVERY, space.room - space.size, max_products - products)
+            for _ in range(steps):
+                space.step()
+            products += steps
+            ritz = space.ritz()
+            selected = wanted.select(ritz.values)
+            converged = _have_converged(ritz, tolerance, dtype)[selected]
+            progress(products, int(converged.sum()))
+            if space.is_complete or products >= max_products:
                 break
-            if (
-                good.all()
-                and len(ritz.values) > wanted.count
-                and (not second or _next_good(ritz, wanted, tolerance, operator.dtype))
-            ):
-                if second and _same(ritz, places, locked, operator.dtype):
+            is_found = converged.all() and len(ritz.values) > wanted.count
+            if is_found and first_values is not None:  # then the next eigenvalues must be known too
+                is_found = _next_are_excluded(ritz, wanted, tolerance, dtype)
+            if is_found:
+                if first_values is not None and _are_unchanged(ritz, selected, first_values, dtype):
                     break
-                second, locked = True, ritz.values[places]
-                space.shrink(ritz, places, anew=True)
-            elif space.full:
-                space.shrink(ritz, _worth_keeping(ritz, wanted, space), anew=False)
-        vectors = space.combined(ritz.vectors[:, places])
-    converged = bool(good.all()) and (space.complete or taken < most)
-    values, residuals = (torch.from_numpy(np.ascontiguousarray(part[places])) for part in (ritz.values, ritz.residuals))
-    return Eigenpairs(values, vectors, residuals, taken, converged)
+                first_values = ritz.values[selected]
+                space.restart(ritz, selected, from_random=True)
+            elif space.is_full:
+                space.restart(ritz, _worth_keeping(ritz, wanted, space), from_random=False)
+        vectors = space.to_full_space(ritz.vectors[:, selected])
+    return Eigenpairs(
+        torch.from_numpy(ritz.values[selected]),
+        vectors,
+        torch.from_numpy(ritz.residuals[selected]),
+        products,
+        converged=bool(converged.all()) and (space.is_complete or products < max_products),
+    )
 
 
-def _good(ritz: Ritz, tolerance: float, dtype: torch.dtype) -> np.ndarray:
-    """Which Ritz values have converged."""
-    return np.asarray(ritz.ahead <= np.maximum(tolerance * np.abs(ritz.values), _floor(ritz, dtype)))
-
-
-def _floor(ritz: Ritz, dtype: torch.dtype) -> float:
-    """Rounding error of products with a matrix of this norm."""
-    return float(50 * torch.finfo(dtype).eps * np.abs(ritz.values).max())
-
-
-def _next_good(ritz: Ritz, wanted: Ends | Largest, tolerance: float, dtype: torch.dtype) -> bool:
-    """Whether the next eigenvalues are certainly not requested: converged tightly, or clearly separated."""
-    inside = wanted.chosen(ritz.values)
-    outside = np.setdiff1d(wanted.and_next().chosen(ritz.values), inside)
-    rank = np.abs(ritz.values) if isinstance(wanted, Largest) else ritz.values
-    apart = np.abs(rank[outside, None] - rank[inside]).min(axis=1) > 3 * ritz.ahead[outside]
-    tight, loose = (_good(ritz, share, dtype)[outside] for share in (tolerance / 3, tolerance**0.5))
-    return bool((tight | (loose & apart)).all())
-
-
-def _same(ritz: Ritz, places: np.ndarray, before: np.ndarray, dtype: torch.dtype) -> bool:
-    """Whether every eigenvalue moved by less than its uncertainty since ``before``."""
-    return bool((np.abs(ritz.values[places] - before) <= 2 * ritz.residuals[places] + _floor(ritz, dtype)).all())
-
-
-def _worth_keeping(ritz: Ritz, wanted: Ends | Largest, space: Krylov) -> np.ndarray:
-    """Indices kept at a restart: the requested ones and further Ritz vectors for half of the remaining room."""
-    more = wanted
-    while more.count < min(wanted.count + (space.room - wanted.count) // 2, len(ritz.values) - 2):
-        more = more.and_next()
-    return more.chosen(ritz.values)
-
-
-def _check(operator: Operator, wanted: Ends | Largest, tolerance: float) -> None:
+def _check_request(operator: Operator, wanted: Ends | Largest, tolerance: float, room: int) -> None:
+    """Raise a ``UserError`` for a request that Lanczos cannot fulfil."""
     if wanted.count < 1:
         raise UserError("no eigenvalue requested; expected at least 1")
     if wanted.count > operator.size:
         raise UserError(f"{wanted.count} eigenvalues requested, but the model has only {operator.size} parameters")
     if not 0 < tolerance < 1:
         raise UserError(f"tolerance={tolerance:g} is invalid; expected a number between 0 and 1")
+    if room < min(operator.size, wanted.count + 4):
+        raise UserError(
+            f"room={room} is too small for {wanted.count} eigenvalues; expected at least {wanted.count + 4}"
+        )
+
+
+def _have_converged(ritz: Ritz, tolerance: float, dtype: torch.dtype) -> np.ndarray:
+    """Return for each Ritz value whether its residual is below ``tolerance`` times its magnitude."""
+    return np.asarray(ritz.reducible <= np.maximum(tolerance * np.abs(ritz.values), _rounding_error(ritz, dtype)))
+
+
+def _rounding_error(ritz: Ritz, dtype: torch.dtype) -> float:
+    """Return the rounding error of products with a matrix of this norm."""
+    return float(50 * torch.finfo(dtype).eps * np.abs(ritz.values).max())
+
+
+def _next_are_excluded(ritz: Ritz, wanted: Ends | Largest, tolerance: float, dtype: torch.dtype) -> bool:
+    """Whether the eigenvalues next to the requested ones are certainly not requested.
+
+    They must have converged tightly, or loosely and at a clear distance from all requested ones.
+    """
+    requested = wanted.select(ritz.values)
+    following = np.setdiff1d(wanted.extended().select(ritz.values), requested)
+    ranks = np.abs(ritz.values) if isinstance(wanted, Largest) else ritz.values
+    distances = np.abs(ranks[following, None] - ranks[requested]).min(axis=1)
+    separated = distances > 3 * ritz.reducible[following]
+    tight = _have_converged(ritz, tolerance / 3, dtype)[following]
+    loose = _have_converged(ritz, tolerance**0.5, dtype)[following]
+    return bool((tight | (loose & separated)).all())
+
+
+def _are_unchanged(ritz: Ritz, selected: np.ndarray, previous: np.ndarray, dtype: torch.dtype) -> bool:
+    """Whether every selected eigenvalue moved by less than its uncertainty since ``previous``."""
+    changes = np.abs(ritz.values[selected] - previous)
+    return bool((changes <= 2 * ritz.residuals[selected] + _rounding_error(ritz, dtype)).all())
+
+
+def _worth_keeping(ritz: Ritz, wanted: Ends | Largest, space: Krylov) -> np.ndarray:
+    """Return the indices kept at a restart: the requested ones, and more for half of the remaining room."""
+    count = min(wanted.count + (space.room - wanted.count) // 2, len(ritz.values) - 2)
+    kept = wanted
+    while kept.count < count:
+        kept = kept.extended()
+    return kept.select(ritz.values)

@@ -27,6 +27,7 @@ class Standardise(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axes: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor]:
+        """Compute e and r; the latter only so that it can be differentiated again."""
         variance, mean = torch.var_mean(x, axes, correction=0, keepdim=True)
         r = (variance + eps).rsqrt()
         e = (x - mean) * r
@@ -37,12 +38,14 @@ class Standardise(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        (g, s), (e, r) = gradients, ctx.saved_tensors
-        gradient = None if g is None else by_input(g, e, r, ctx.axes)
+        """Compute dx from the gradients g of e and s of r; either is None if its output is unused."""
+        g, s = gradients
+        e, r = ctx.saved_tensors
+        dx = None if g is None else standardise_gradient(g, e, r, ctx.axes)
         if s is not None:
-            through_r = e * (r * r * s / _size(e, ctx.axes))
-            gradient = -through_r if gradient is None else gradient - through_r
-        return gradient, None, None
+            through_r = e * (r * r * s / _group_size(e, ctx.axes))
+            dx = -through_r if dx is None else dx - through_r
+        return dx, None, None
 
 
 class StandardiseGradient(torch.autograd.Function):
@@ -50,39 +53,44 @@ class StandardiseGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, g: Tensor, e: Tensor, r: Tensor, axes: tuple[int, ...]) -> Tensor:
-        mean, along = g.mean(axes, keepdim=True), (e * g).mean(axes, keepdim=True)
-        ctx.save_for_backward(g, e, r, mean, along)
+        """Compute r P g."""
+        g_mean, eg_mean = g.mean(axes, keepdim=True), (e * g).mean(axes, keepdim=True)
+        ctx.save_for_backward(g, e, r, g_mean, eg_mean)
         ctx.axes = axes
-        return (g - mean - e * along) * r
+        return (g - g_mean - e * eg_mean) * r
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, u: Tensor) -> Any:
-        g, e, r, g_mean, g_along = ctx.saved_tensors
-        u_mean, u_along = u.mean(ctx.axes, keepdim=True), (e * u).mean(ctx.axes, keepdim=True)
-        by_g = (u - u_mean - e * u_along) * r
-        by_e = (u_along * g + g_along * u) * -r
-        by_r = ((u * g).mean(ctx.axes, keepdim=True) - u_mean * g_mean - u_along * g_along) * _size(e, ctx.axes)
-        return by_g, by_e, by_r, None
+        """Compute the gradients of <u, r P g> with respect to g, e and r."""
+        g, e, r, g_mean, eg_mean = ctx.saved_tensors
+        u_mean, eu_mean = u.mean(ctx.axes, keepdim=True), (e * u).mean(ctx.axes, keepdim=True)
+        dg = (u - u_mean - e * eu_mean) * r
+        de = (eu_mean * g + eg_mean * u) * -r
+        ug_mean = (u * g).mean(ctx.axes, keepdim=True)
+        dr = (ug_mean - u_mean * g_mean - eu_mean * eg_mean) * _group_size(e, ctx.axes)
+        return dg, de, dr, None
 
 
-by_input: Callable[..., Tensor] = StandardiseGradient.apply
-standardised: Callable[..., tuple[Tensor, Tensor]] = Standardise.apply
+standardise: Callable[..., tuple[Tensor, Tensor]] = Standardise.apply
+standardise_gradient: Callable[..., Tensor] = StandardiseGradient.apply
 
 
 def group_norm(
     input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
-    """`torch.nn.functional.group_norm` for contiguous and channels-last images, without a copy."""
-    last = input.dim() == 4 and input.is_contiguous(memory_format=torch.channels_last)
-    x = input.movedim(1, -1) if last else input
-    axis = x.dim() - 1 if last else 1
-    groups = x.reshape(*x.shape[:axis], num_groups, -1, *x.shape[axis + 1 :])
-    e = standardised(groups, tuple(place for place in range(1, groups.dim()) if place != axis), eps)[0].flatten(
-        axis, axis + 1
-    )
-    output = _scaled(e, weight, bias, [1 if place != axis else -1 for place in range(x.dim())])
-    return output.movedim(-1, 1) if last else output
+    """Replace `torch.nn.functional.group_norm`; contiguous and channels-last images are not copied."""
+    channels_last = input.dim() == 4 and input.is_contiguous(memory_format=torch.channels_last)
+    x = input.movedim(1, -1) if channels_last else input
+    axis = x.dim() - 1 if channels_last else 1  # of the channels
+    # Split the channel axis into (groups, channels per group); statistics are over everything within a group.
+    grouped = x.reshape(*x.shape[:axis], num_groups, -1, *x.shape[axis + 1 :])
+    within_group = tuple(dim for dim in range(1, grouped.dim()) if dim != axis)
+    e, _ = standardise(grouped, within_group, eps)
+    per_channel = [1] * x.dim()
+    per_channel[axis] = -1
+    output = _scale_and_shift(e.flatten(axis, axis + 1), weight, bias, per_channel)
+    return output.movedim(-1, 1) if channels_last else output
 
 
 def layer_norm(
@@ -92,17 +100,19 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """`torch.nn.functional.layer_norm`."""
-    e = standardised(input, tuple(range(input.dim() - len(normalized_shape), input.dim())), eps)[0]
-    return _scaled(e, weight, bias, list(normalized_shape))
+    """Replace `torch.nn.functional.layer_norm`."""
+    normalised_axes = tuple(range(input.dim() - len(normalized_shape), input.dim()))
+    e, _ = standardise(input, normalised_axes, eps)
+    return _scale_and_shift(e, weight, bias, list(normalized_shape))
 
 
-def _scaled(e: Tensor, weight: Tensor | None, bias: Tensor | None, shape: list[int]) -> Tensor:
+def _scale_and_shift(e: Tensor, weight: Tensor | None, bias: Tensor | None, shape: list[int]) -> Tensor:
+    """Apply the layer's weight and bias, both reshaped to ``shape``."""
     if weight is not None:
         e = e * weight.reshape(shape)
     return e if bias is None else e + bias.reshape(shape)
 
 
-def _size(x: Tensor, axes: tuple[int, ...]) -> int:
-    """Number of entries of a group, M."""
+def _group_size(x: Tensor, axes: tuple[int, ...]) -> int:
+    """Return the number of entries of a group, M."""
     return math.prod(x.shape[axis] for axis in axes)

@@ -31,16 +31,16 @@ class Operator:
 
     @classmethod
     def of_matrix(cls, matrix: Tensor) -> Operator:
-        """The operator of a dense matrix."""
+        """Return the operator of a dense symmetric matrix."""
         return cls(lambda rows: rows @ matrix, len(matrix), matrix.dtype, matrix.device)
 
     @classmethod
     def of_hessian(cls, objective: Objective, w: Tensor | None = None) -> Operator:
-        """The Hessian of an objective at ``w`` (default: its weights)."""
+        """Return the Hessian of an objective at ``w`` (default: its weights)."""
         return cls(lambda rows: objective.hessian_products(w, rows), objective.size, objective.dtype, objective.device)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """The products with ``rows``, [b, P]; raises a ``UserError`` if they are not finite."""
+        """Multiply the matrix by each of ``rows``, [b, P]; raises a ``UserError`` if they are not finite."""
         products = self.apply(rows)
         self.products += len(rows)
         if not bool(products.isfinite().all()):
@@ -48,12 +48,12 @@ class Operator:
         return products
 
     def normal(self, seed: int, purpose: str, number: int = 0) -> Tensor:
-        """A standard normal vector [P], determined by the arguments."""
-        return self._placed(generator(seed, purpose, number).standard_normal(self.size, dtype="float32"))
+        """Draw a standard normal vector [P], determined by the arguments."""
+        return self._to_tensor(generator(seed, purpose, number).standard_normal(self.size, dtype="float32"))
 
-    def signs(self, seed: int, purpose: str, number: int = 0) -> Tensor:
-        """A Rademacher vector [P], determined by the arguments."""
-        return self._placed(generator(seed, purpose, number).integers(0, 2, self.size, dtype="int8") * 2.0 - 1.0)
+    def rademacher(self, seed: int, purpose: str, number: int = 0) -> Tensor:
+        """Draw a Rademacher vector [P] (random signs), determined by the arguments."""
+        return self._to_tensor(generator(seed, purpose, number).integers(0, 2, self.size, dtype="int8") * 2.0 - 1.0)
 
-    def _placed(self, values: object) -> Tensor:
+    def _to_tensor(self, values: object) -> Tensor:
         return torch.as_tensor(values, dtype=self.dtype).to(self.device)

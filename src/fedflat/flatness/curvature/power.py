@@ -15,7 +15,7 @@ import torch
 from fedflat.errors import UserError
 from fedflat.flatness.curvature.lanczos import Eigenpairs
 from fedflat.flatness.curvature.operator import Operator
-from fedflat.flatness.precision import rounding
+from fedflat.flatness.precision import tf32_allowed
 
 
 def power(
@@ -27,9 +27,11 @@ def power(
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda products, found: None,
 ) -> Eigenpairs:
-    """``count`` eigenpairs in the order in which the iteration found them, roughly by decreasing magnitude.
+    """Compute ``count`` eigenpairs in the order in which the iteration finds them, roughly by decreasing magnitude.
 
     Args:
+        operator: the symmetric matrix.
+        count: number of eigenpairs.
         iterations: maximum number of products per eigenvalue.
         change: relative change of an eigenvalue below which the iteration stops.
         seed: seed of the starting vectors.
@@ -42,26 +44,27 @@ def power(
         )
     if iterations < 1:
         raise UserError(f"iterations={iterations} is invalid; expected at least 1")
-    before, settled = operator.products, True
+    products, all_converged = 0, True
     values, residuals = torch.zeros(count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)
     vectors = torch.zeros(count, operator.size, dtype=operator.dtype, device=operator.device)
-    with rounding(allowed=False), torch.no_grad():
+    with tf32_allowed(False), torch.no_grad():
         for number in range(count):
             vector = operator.normal(seed, "power", number)
             vector /= vector.norm()
-            last, moved = 0.0, float("inf")
+            previous_value, relative_change = 0.0, float("inf")
             for _ in range(iterations):
                 product = operator(vector[None])[0]
-                known = vectors[:number]
-                product -= ((known @ vector) * values[:number].to(product)) @ known
+                products += 1
+                earlier = vectors[:number]  # to be deflated
+                product -= ((earlier @ vector) * values[:number].to(product)) @ earlier
                 value, length = float(vector @ product), float(product.norm())
-                # Keep the multiplied vector, to which the residual belongs.
+                # Store the vector before the update, because the residual belongs to it.
                 vectors[number], values[number] = vector, value
                 residuals[number] = float((product - value * vector).norm())
-                moved = abs(value - last) / abs(value) if value else float("inf")
-                if moved < change or length == 0:
+                relative_change = abs(value - previous_value) / abs(value) if value else float("inf")
+                if relative_change < change or length == 0:
                     break
-                last, vector = value, product / length
-            settled &= moved < change
-            progress(operator.products - before, number + 1)
-    return Eigenpairs(values, vectors, residuals, operator.products - before, settled)
+                previous_value, vector = value, product / length
+            all_converged &= relative_change < change
+            progress(products, number + 1)
+    return Eigenpairs(values, vectors, residuals, products, all_converged)

@@ -13,7 +13,7 @@ from fedflat.errors import UserError, one_of
 from fedflat.flatness.curvature.lanczos import TOLERANCE, Eigenpairs, Ends, Largest, lanczos
 from fedflat.flatness.curvature.operator import Operator
 from fedflat.flatness.curvature.power import power
-from fedflat.flatness.curvature.trace import DRAWS, Density, check_draws, hutchinson, quadrature
+from fedflat.flatness.curvature.trace import DRAWS, Density, check_draws, hutchinson, lanczos_quadrature
 from fedflat.flatness.estimate import Estimate
 from fedflat.flatness.objective import Objective
 
@@ -58,22 +58,23 @@ class Spectrum:
     @property
     def ratio(self) -> float | None:
         """lambda_max / lambda_5, the decay measure of Jastrzebski et al. (2020) and Caldarola et al. (2022)."""
-        ordered = sorted(self.eigenvalues, reverse=True)
-        return ordered[0] / ordered[4] if len(ordered) > 4 and ordered[4] else None
+        descending = sorted(self.eigenvalues, reverse=True)
+        return descending[0] / descending[4] if len(descending) > 4 and descending[4] else None
 
     @property
     def negative(self) -> int:
         """Number of computed eigenvalues that are negative beyond their uncertainty."""
-        low = 0 if self.lambda_min is None or self.lambda_min in self.eigenvalues else int(self.lambda_min < 0)
-        return low + sum(value < -residual for value, residual in zip(self.eigenvalues, self.residuals, strict=True))
+        count = sum(value < -residual for value, residual in zip(self.eigenvalues, self.residuals, strict=True))
+        if self.lambda_min is not None and self.lambda_min not in self.eigenvalues:
+            count += self.lambda_min < 0
+        return count
 
     def document(self) -> dict[str, Any]:
-        """All values as JSON-compatible types."""
-        plain = {name: value for name, value in vars(self).items() if name not in ("trace", "density")}
+        """Return all values as JSON-compatible types."""
         return {
             "lambda_max": self.lambda_max,
             "lambda_max_over_lambda_5": self.ratio,
-            **plain,
+            **vars(self),
             "eigenvalues": list(self.eigenvalues),
             "residuals": list(self.residuals),
             "trace": self.trace.document() if self.trace else None,
@@ -97,9 +98,10 @@ def spectrum_of(
     seed: int = 0,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Spectrum:
-    """The spectrum of an objective's Hessian at its weights.
+    """Compute the spectrum of an objective's Hessian at its weights.
 
     Args:
+        objective: the loss as a function of the weights.
         count: number of eigenvalues; default: 50, or all if there are fewer.
         method: ``lanczos`` or ``power``.
         by: ``value`` (the largest eigenvalues and the smallest one) or ``magnitude``.
@@ -125,11 +127,11 @@ def spectrum_of(
         )
     if trace_draws:
         check_draws(trace_draws)
-    begun = time.monotonic()
+    start = time.monotonic()
     progress("checking that the loss is deterministic")
     objective.check()
     products = iterations * count if method == "power" else PRODUCTS * count
-    if compile_where_it_pays(objective, compile, products + trace_draws + density_draws * density_steps):
+    if compile_if_worthwhile(objective, compile, products + trace_draws + density_draws * density_steps):
         progress("compiling the Hessian-vector product (10 s to 2 min)")
     operator = Operator.of_hessian(objective)
 
@@ -141,84 +143,76 @@ def spectrum_of(
     else:
         wanted = Largest(count) if by == "magnitude" else Ends(count, 1 if count < objective.size else 0)
         pairs = lanczos(operator, wanted, tolerance=tolerance, room=room, seed=seed, progress=report)
-    trace = None
+    trace = density = None
     if trace_draws:
-        known: dict[str, Any] = {"values": pairs.values, "vectors": pairs.vectors} if method == "lanczos" else {}
+        # Deflation needs accurate eigenvectors, which power iteration does not give.
+        values, vectors = (pairs.values, pairs.vectors) if method == "lanczos" else (None, None)
         trace = hutchinson(
             operator,
             draws=trace_draws,
             seed=seed,
-            **known,
-            progress=lambda done: progress(f"trace: {done} of {trace_draws} draws"),
+            values=values,
+            vectors=vectors,
+            progress=lambda products: progress(f"trace: {products} of {trace_draws} draws"),
         )
-    density = None
     if density_draws:
-        steps = density_draws * min(density_steps, objective.size)
-        density = quadrature(
+        total = density_draws * min(density_steps, objective.size)
+        density = lanczos_quadrature(
             operator,
             draws=density_draws,
             steps=density_steps,
             seed=seed,
-            progress=lambda done: progress(f"density: {done} of {steps} Hessian-vector products"),
+            progress=lambda products: progress(f"density: {products} of {total} Hessian-vector products"),
         )
-    return _assemble(objective, operator, pairs, count, method, by, trace, density, time.monotonic() - begun)
-
-
-def _assemble(
-    objective: Objective,
-    operator: Operator,
-    pairs: Eigenpairs,
-    count: int,
-    method: str,
-    by: str,
-    trace: Estimate | None,
-    density: Density | None,
-    seconds: float,
-) -> Spectrum:
-    values, residuals = pairs.values[:count], pairs.residuals[:count]
-    if method == "power":
-        order = values.abs().argsort(descending=True) if by == "magnitude" else values.argsort(descending=True)
-        values, residuals = values[order], residuals[order]
-    lowest = float(pairs.values[-1]) if method == "lanczos" and by == "value" else None
+    eigenvalues, residuals = _largest(pairs, count, method, by)
     return Spectrum(
-        tuple(values.tolist()),
-        tuple(residuals.tolist()),
-        lowest,
-        trace,
-        density,
-        method,
-        by,
-        pairs.converged,
-        operator.products,
-        seconds,
-        objective.size,
-        objective.examples,
-        float(objective.loss()),
-        "tf32" if objective.tf32 and objective.device.type == "cuda" else str(objective.dtype).removeprefix("torch."),
+        eigenvalues,
+        residuals,
+        lambda_min=float(pairs.values[-1]) if method == "lanczos" and by == "value" else None,
+        trace=trace,
+        density=density,
+        method=method,
+        by=by,
+        converged=pairs.converged,
+        products=operator.products,
+        seconds=time.monotonic() - start,
+        parameters=objective.size,
+        examples=objective.examples,
+        loss=float(objective.loss()),
+        precision=objective.precision,
     )
 
 
-def compile_where_it_pays(objective: Objective, compile: str, products: int) -> bool:
+def _largest(pairs: Eigenpairs, count: int, method: str, by: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the ``count`` largest eigenvalues in descending order, and their residuals."""
+    values, residuals = pairs.values[:count], pairs.residuals[:count]
+    if method == "power":  # Lanczos returns them in order
+        order = (values.abs() if by == "magnitude" else values).argsort(descending=True)
+        values, residuals = values[order], residuals[order]
+    return tuple(values.tolist()), tuple(residuals.tolist())
+
+
+def compile_if_worthwhile(objective: Objective, compile: str, products: int) -> bool:
     """Compile the objective's products if requested or, with ``auto``, if it pays off on a GPU; returns whether it did.
 
     On a CPU ``auto`` never compiles: results must not depend on how fast the machine happens to be.
     """
     if compile not in COMPILE:
         raise one_of("compile mode", compile, COMPILE)
-    if compile == "on" or (
-        compile == "auto" and objective.device.type == "cuda" and products * _seconds(objective) > COMPILE_SECONDS
-    ):
+    should_compile = compile == "on"
+    if compile == "auto" and objective.device.type == "cuda":
+        should_compile = products * _seconds_per_product(objective) > COMPILE_SECONDS
+    if should_compile:
         objective.compile()
-        return True
-    return False
+    return should_compile
 
 
-def _seconds(objective: Objective) -> float:
-    """Estimated seconds per product, from one product on the first batch."""
-    first = objective.on(objective.batches[:1])
-    for _ in range(2):  # the first call selects kernels
+def _seconds_per_product(objective: Objective) -> float:
+    """Estimate the seconds per product on a GPU, from one product on the first batch."""
+    first_batch = objective.with_data(objective.batches[:1])
+    for _ in range(2):  # the first call selects kernels; the second is timed
         torch.cuda.synchronize(objective.device)
-        begun = time.perf_counter()
-        first.hessian_product(None, objective.weights)
+        start = time.perf_counter()
+        first_batch.hessian_product(None, objective.weights)
         torch.cuda.synchronize(objective.device)
-    return (time.perf_counter() - begun) * len(objective.batches)
+    return (time.perf_counter() - start) * len(objective.batches)

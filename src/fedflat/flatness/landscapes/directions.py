@@ -18,14 +18,13 @@ the commands published with the paper), or each counts as one filter (``scaled``
 
 from __future__ import annotations
 
-import zlib
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedflat.errors import UserError, one_of
+from fedflat.flatness.batches import generator
 from fedflat.models.layout import Layout
 
 OneDimensional = Literal["zero", "scaled"]
@@ -33,19 +32,32 @@ ONE_DIMENSIONAL: tuple[OneDimensional, ...] = ("zero", "scaled")
 
 
 def random_direction(size: int, seed: int, number: int, like: Tensor) -> Tensor:
-    """Direction ``number`` of a seed, [size]: standard normal, identical on every device."""
-    draws = np.random.default_rng(np.random.SeedSequence([seed, zlib.crc32(b"landscape"), number])).standard_normal(
-        size
+    """Draw direction ``number`` of a seed, [size]: standard normal, identical on every device."""
+    return torch.from_numpy(generator(seed, "landscape", number).standard_normal(size)).to(like.device, like.dtype)
+
+
+def directions_around(
+    layout: Layout, weights: Tensor, seed: int = 0, count: int = 2, one_dimensional: OneDimensional = "zero"
+) -> tuple[Tensor, ...]:
+    """Draw ``count`` filter-normalised directions [P]; the same random numbers for every model of this layout."""
+    return tuple(
+        filter_normalised(layout, random_direction(layout.size, seed, number, weights), weights, one_dimensional)
+        for number in range(count)
     )
-    return torch.from_numpy(draws).to(like.device, like.dtype)
 
 
 def filter_normalised(
     layout: Layout, direction: Tensor, weights: Tensor, one_dimensional: OneDimensional = "zero"
 ) -> Tensor:
-    """``direction`` [P] rescaled so that each filter has the norm of the model's: d_ij ||w_ij|| / ||d_ij||.
+    """Return ``direction`` [P] rescaled so that each filter has the norm of the model's: d_ij ||w_ij|| / ||d_ij||.
 
     A filter that is zero in ``weights`` or in ``direction`` is zero in the result.
+
+    Args:
+        layout: names and shapes of the model's parameters.
+        direction: [P].
+        weights: the model's weights, [P].
+        one_dimensional: ``zero`` or ``scaled``, the treatment of one-dimensional tensors.
     """
     if one_dimensional not in ONE_DIMENSIONAL:
         raise one_of("treatment of one-dimensional tensors", one_dimensional, ONE_DIMENSIONAL)
@@ -53,29 +65,27 @@ def filter_normalised(
         raise UserError(
             f"direction has {len(direction)} entries and weights {len(weights)}; expected {layout.size} each"
         )
-    views = layout.views(weights)
-    return layout.flatten(
-        {name: _scaled(d, views[name], one_dimensional) for name, d in layout.views(direction).items()}
-    )
+    weight_tensors = layout.views(weights)
+    rescaled = {}
+    for name, tensor in layout.views(direction).items():
+        if tensor.ndim <= 1 and one_dimensional == "zero":
+            rescaled[name] = torch.zeros_like(tensor)
+        else:
+            rescaled[name] = _rescale_filters(tensor, weight_tensors[name])
+    return layout.flatten(rescaled)
 
 
-def _scaled(direction: Tensor, weights: Tensor, one_dimensional: OneDimensional) -> Tensor:
-    if direction.ndim <= 1 and one_dimensional == "zero":
-        return torch.zeros_like(direction)
-    inside = tuple(range(1, direction.ndim)) if direction.ndim > 1 else tuple(range(direction.ndim))
-    old, new = (_norms(tensor, inside) for tensor in (direction, weights))
-    return direction * torch.where(old > 0, new / old, torch.zeros_like(old))
+def _rescale_filters(direction: Tensor, weights: Tensor) -> Tensor:
+    """Give each filter of one tensor the norm of the same filter of ``weights``."""
+    direction_norms, weight_norms = _filter_norms(direction), _filter_norms(weights)
+    factors = weight_norms / direction_norms
+    return direction * torch.where(direction_norms > 0, factors, torch.zeros_like(factors))
 
 
-def _norms(tensor: Tensor, inside: tuple[int, ...]) -> Tensor:
-    return tensor.abs() if not inside else torch.linalg.vector_norm(tensor, dim=inside, keepdim=True)
-
-
-def directions_around(
-    layout: Layout, weights: Tensor, seed: int = 0, count: int = 2, one_dimensional: OneDimensional = "zero"
-) -> tuple[Tensor, ...]:
-    """``count`` random, filter-normalised directions [P]; the same random numbers for every model of this layout."""
-    return tuple(
-        filter_normalised(layout, random_direction(layout.size, seed, number, weights), weights, one_dimensional)
-        for number in range(count)
-    )
+def _filter_norms(tensor: Tensor) -> Tensor:
+    """Return the norm of each filter (each row of the first dimension); a tensor of at most one dimension is one."""
+    if tensor.ndim == 0:
+        return tensor.abs()
+    filter_axes = tuple(range(1, tensor.ndim)) if tensor.ndim > 1 else (0,)
+    norms: Tensor = torch.linalg.vector_norm(tensor, dim=filter_axes, keepdim=True)
+    return norms

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -17,6 +17,7 @@ from fedflat.errors import UserError
 Kind = Literal["around", "plane", "path"]
 Values = npt.NDArray[np.float64]
 FORMAT = 1
+"""Version of the JSON format."""
 FETCH_EVERY = 32
 """Models evaluated between transfers to the host, so that the GPU does not wait and progress stays visible."""
 
@@ -40,11 +41,12 @@ def silent(done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class Mark:
-    """A model's position in a landscape; ``off`` is its distance from the plane."""
+    """A model's position in a landscape."""
 
     name: str
-    at: tuple[float, ...]
-    off: float = 0.0
+    position: tuple[float, ...]
+    distance: float = 0.0
+    """Distance of the model from the plane, if it was projected onto it."""
     values: dict[str, float] = field(default_factory=dict)
     """Measurements of the model itself, which need not lie on a grid point."""
 
@@ -57,7 +59,7 @@ class Landscape:
     axes: tuple[tuple[float, ...], ...]
     values: dict[str, Values]
     marks: tuple[Mark, ...] = ()
-    made: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
     """How it was computed: names, seed, radius, number of examples, ..."""
 
     @property
@@ -66,59 +68,56 @@ class Landscape:
         return len(self.axes)
 
     def at(self, name: str, *position: float) -> float:
-        """The value at the grid point nearest to a position."""
+        """Return the value of a quantity at the grid point nearest to a position."""
         nearest = tuple(int(np.abs(np.array(axis) - x).argmin()) for axis, x in zip(self.axes, position, strict=True))
         return float(self.values[name][nearest])
 
     def not_finite(self, name: str) -> int:
-        """Number of infinite or NaN values."""
+        """Return the number of infinite or NaN values of a quantity."""
         return int((~np.isfinite(self.values[name])).sum())
 
-    def named(self, **made: Any) -> Landscape:
-        """A copy with further entries in ``made``."""
-        return replace(self, made={**self.made, **made})
+    def with_metadata(self, **metadata: Any) -> Landscape:
+        """Return a copy with further entries in ``metadata``."""
+        return replace(self, metadata={**self.metadata, **metadata})
 
     def document(self) -> dict[str, Any]:
-        """JSON-compatible values; non-finite numbers become the strings nan, inf and -inf."""
+        """Return JSON-compatible values; non-finite numbers become the strings nan, inf and -inf."""
+        marks = [
+            {
+                "name": mark.name,
+                "at": list(mark.position),
+                "off": mark.distance,
+                "values": {name: _to_json(value) for name, value in mark.values.items()},
+            }
+            for mark in self.marks
+        ]
         return {
             "format": FORMAT,
             "kind": self.kind,
             "axes": [list(axis) for axis in self.axes],
-            "values": {name: _written(values.tolist()) for name, values in self.values.items()},
-            "marks": [
-                {
-                    "name": mark.name,
-                    "at": list(mark.at),
-                    "off": mark.off,
-                    "values": {key: _written(v) for key, v in mark.values.items()},
-                }
-                for mark in self.marks
-            ],
-            "made": self.made,
+            "values": {name: _to_json(values.tolist()) for name, values in self.values.items()},
+            "marks": marks,
+            "made": self.metadata,
         }
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Landscape:
-        """The landscape that ``document`` describes."""
+        """Read a landscape from what ``document`` returned; raise a ``UserError`` if it is something else."""
         try:
             if document["format"] != FORMAT:
                 raise UserError(
                     f"this landscape has format {document['format']}; this version reads {FORMAT}, so recompute it"
                 )
             axes = tuple(tuple(float(x) for x in axis) for axis in document["axes"])
-            values = {name: np.array(_read(grid), dtype=np.float64) for name, grid in document["values"].items()}
-            marks = tuple(
-                Mark(
-                    mark["name"],
-                    tuple(mark["at"]),
-                    float(mark["off"]),
-                    {key: float(v) for key, v in mark["values"].items()},
-                )
-                for mark in document["marks"]
-            )
+            # numpy also parses the strings nan, inf and -inf.
+            values = {name: np.array(grid, dtype=np.float64) for name, grid in document["values"].items()}
             if any(grid.shape != tuple(map(len, axes)) for grid in values.values()):
                 raise ValueError("axes and values differ in shape")
-            return cls(document["kind"], axes, values, marks, dict(document["made"]))
+            marks = []
+            for mark in document["marks"]:
+                mark_values = {name: float(value) for name, value in mark["values"].items()}
+                marks.append(Mark(mark["name"], tuple(mark["at"]), float(mark["off"]), mark_values))
+            return cls(document["kind"], axes, values, tuple(marks), dict(document["made"]))
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"not a fedflat landscape ({error}); "
@@ -126,47 +125,51 @@ class Landscape:
             ) from None
 
 
+def _to_json(value: Any) -> Any:
+    """Replace non-finite numbers in nested lists by strings, which JSON can represent."""
+    if isinstance(value, list):
+        return [_to_json(item) for item in value]
+    return value if math.isfinite(value) else str(value)
+
+
 def evaluate_models(
     measure: Measure, models: Iterable[Model], total: int, progress: Progress = silent, fetch_every: int = FETCH_EVERY
 ) -> dict[str, Values]:
-    """Evaluate ``measure`` on every model; values stay on the device and are fetched in groups."""
-    rows: list[Values] = []
-    waiting: list[Tensor] = []
+    """Evaluate ``measure`` on every model and return its values by name, each [models].
+
+    Args:
+        measure: maps a model to scalar tensors.
+        models: may be a generator, so that only one model is in memory.
+        total: number of models.
+        progress: called with (models evaluated, total) after each transfer.
+        fetch_every: models evaluated between transfers from the device.
+    """
+    fetched: list[Values] = []
+    on_device: list[Tensor] = []
     names: tuple[str, ...] = ()
 
     def fetch() -> None:
-        if waiting:
-            rows.append(torch.stack(waiting).double().cpu().numpy())
-            waiting.clear()
+        if on_device:
+            fetched.append(torch.stack(on_device).double().cpu().numpy())
+            on_device.clear()
 
     with torch.no_grad():
         for done, model in enumerate(models, 1):
             values = measure(model)
             names = names or tuple(values)
-            waiting.append(torch.stack([values[name].double() for name in names]))
-            if len(waiting) == fetch_every or done == total:
+            on_device.append(torch.stack([values[name].double() for name in names]))
+            if len(on_device) == fetch_every or done == total:
                 fetch()
                 progress(done, total)
     fetch()
-    table = np.concatenate(rows) if rows else np.zeros((0, 0))
+    table = np.concatenate(fetched) if fetched else np.zeros((0, 0))
     return {name: table[:, column] for column, name in enumerate(names)}
 
 
-def with_values(measure: Measure, marks: Iterable[Mark], models: Iterable[Model]) -> tuple[Mark, ...]:
-    """``marks`` with the measurements of their models."""
-    placed = tuple(marks)
-    values = evaluate_models(measure, models, len(placed))
+def measure_marks(measure: Measure, marks: Sequence[Mark], models: Iterable[Model]) -> tuple[Mark, ...]:
+    """Return ``marks`` with the measurements of their models, given in the same order."""
+    values = evaluate_models(measure, models, len(marks))
     return tuple(
-        replace(mark, values={name: float(column[n]) for name, column in values.items()})
-        for n, mark in enumerate(placed)
+        replace(mark, values={name: float(column[row]) for name, column in values.items()})
+        for row, mark in enumerate(marks)
     )
-
-
-def _written(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_written(inside) for inside in value]
-    return value if math.isfinite(value) else str(value)
-
-
-def _read(value: Any) -> Any:
-    return [_read(inside) for inside in value] if isinstance(value, list) else float(value)

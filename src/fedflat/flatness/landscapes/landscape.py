@@ -17,8 +17,8 @@ from fedflat.flatness.landscapes.grid import (
     Model,
     Progress,
     evaluate_models,
+    measure_marks,
     silent,
-    with_values,
 )
 from fedflat.flatness.landscapes.points import loss_of, models_of
 from fedflat.flatness.objective import Objective
@@ -56,25 +56,25 @@ def landscape_around(
         raise UserError(f"dimensions={dimensions} is invalid; expected 1 or 2")
     axis = symmetric_axis(radius, points)
     directions = directions_around(layout, model.weights, seed, dimensions, one_dimensional)
-    moved = _moved(model, directions, [axis] * dimensions)
-    values = evaluate_models(measure, moved, points**dimensions, progress)
+    axes = (axis,) * dimensions
+    values = evaluate_models(measure, _grid_models(model, directions, axes), points**dimensions, progress)
     return Landscape(
         "around",
-        (axis,) * dimensions,
+        axes,
         {quantity: column.reshape((points,) * dimensions) for quantity, column in values.items()},
-        with_values(measure, [Mark(name, (0.0,) * dimensions)], [model]),
+        measure_marks(measure, [Mark(name, (0.0,) * dimensions)], [model]),
         {"directions": "random, filter-normalised", "one_dimensional": one_dimensional, "radius": radius, "seed": seed},
     )
 
 
 def landscape_of(objective: Objective, **options: Any) -> Landscape:
-    """The loss of an objective around its weights; ``options`` as in ``landscape_around``."""
+    """Evaluate the loss of an objective around its weights; ``options`` as in ``landscape_around``."""
     (model,) = models_of(objective, {"model": objective.weights}).values()
     return landscape_around(objective.layout, model, loss_of(objective), **options)
 
 
 def symmetric_axis(radius: float, points: int) -> tuple[float, ...]:
-    """Evenly spaced positions from -radius to radius; with an odd number of points the middle one is exactly 0.
+    """Return evenly spaced positions from -radius to radius; with an odd number of points the middle one is exactly 0.
 
     >>> symmetric_axis(1.0, 5)
     (-1.0, -0.5, 0.0, 0.5, 1.0)
@@ -86,7 +86,8 @@ def symmetric_axis(radius: float, points: int) -> tuple[float, ...]:
     return tuple(radius * ((2 * number - (points - 1)) / (points - 1)) for number in range(points))
 
 
-def _moved(model: Model, directions: Sequence[Tensor], axes: Sequence[Sequence[float]]) -> Iterator[Model]:
+def _grid_models(model: Model, directions: Sequence[Tensor], axes: Sequence[Sequence[float]]) -> Iterator[Model]:
+    """Yield w + x d_1 + y d_2 for every grid point (x, y), row by row."""
     for position in product(*axes):
         weights = model.weights.clone()
         for step, direction in zip(position, directions, strict=True):

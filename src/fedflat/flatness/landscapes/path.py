@@ -26,8 +26,8 @@ from fedflat.flatness.landscapes.grid import (
     Progress,
     Values,
     evaluate_models,
+    measure_marks,
     silent,
-    with_values,
 )
 from fedflat.flatness.landscapes.points import loss_of, models_of
 from fedflat.flatness.objective import Objective
@@ -57,37 +57,38 @@ def path_landscape(
         raise UserError(f"a path needs two models, got {len(models)}")
     if points < 2 or beyond < 0:
         raise UserError(f"points={points}, beyond={beyond:g} is invalid; expected at least 2 points and beyond >= 0")
-    (first, a), (second, b) = models.items()
-    evenly = np.linspace(-beyond, 1 + beyond, points)
-    missing_ends = [end for end in (0.0, 1.0) if not np.isclose(evenly, end).any()]  # barriers need both ends
-    axis = tuple(sorted(map(float, [*evenly, *missing_ends])))
-    values = evaluate_models(measure, _between(a, b, axis), len(axis), progress)
+    (a_name, a), (b_name, b) = models.items()
+    positions = np.linspace(-beyond, 1 + beyond, points)
+    missing_ends = [end for end in (0.0, 1.0) if not np.isclose(positions, end).any()]  # barriers need both ends
+    axis = tuple(sorted([*positions.tolist(), *missing_ends]))
+    values = evaluate_models(measure, _interpolate(a, b, axis), len(axis), progress)
     distance = float((b.weights.double() - a.weights.double()).norm())
-    marks = with_values(measure, [Mark(first, (0.0,)), Mark(second, (1.0,))], [a, b])
+    marks = measure_marks(measure, [Mark(a_name, (0.0,)), Mark(b_name, (1.0,))], [a, b])
     return Landscape("path", (axis,), values, marks, {"distance": distance, "beyond": beyond})
 
 
 def path_of(objective: Objective, models: dict[str, Tensor | nn.Module], **options: Any) -> Landscape:
-    """The loss of an objective between two modules or flat vectors; ``options`` as in ``path_landscape``."""
+    """Evaluate the loss of an objective between two modules or flat vectors; ``options`` as in ``path_landscape``."""
     return path_landscape(models_of(objective, models), loss_of(objective), **options)
 
 
-def _between(a: Model, b: Model, axis: Sequence[float]) -> Iterator[Model]:
+def _interpolate(a: Model, b: Model, axis: Sequence[float]) -> Iterator[Model]:
+    """Yield (1 - t) a + t b for every position t."""
     for t in axis:
         yield Model((1 - t) * a.weights + t * b.weights, (1 - t) * a.buffers + t * b.buffers)
 
 
 def barrier(shares: Sequence[float], values: Values) -> Barrier:
-    """The barrier of ``values`` at positions ``shares``; infinite if a value between the ends is not finite.
+    """Return the barrier of ``values`` at positions ``shares``; infinite if a value between the ends is not finite.
 
     >>> barrier((0.0, 0.25, 0.5, 0.75, 1.0), np.array([1.0, 1.5, 4.0, 2.0, 3.0]))
     Barrier(height=2.0, at=0.5)
     """
-    t = np.array(shares)
-    within = (t >= -1e-9) & (t <= 1 + 1e-9)
-    t, between = t[within], values[within]
-    ends = np.interp([0.0, 1.0], np.array(shares), values)
-    rise = between - ((1 - t) * ends[0] + t * ends[1])
+    positions = np.array(shares)
+    start, end = np.interp([0.0, 1.0], positions, values)
+    is_between = (positions >= -1e-9) & (positions <= 1 + 1e-9)
+    t = positions[is_between]
+    rise = values[is_between] - ((1 - t) * start + t * end)
     if not np.isfinite(rise).all():
         return Barrier(float("inf"), float(t[~np.isfinite(rise)][0]))
     highest = int(rise.argmax())

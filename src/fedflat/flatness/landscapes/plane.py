@@ -25,8 +25,8 @@ from fedflat.flatness.landscapes.grid import (
     Model,
     Progress,
     evaluate_models,
+    measure_marks,
     silent,
-    with_values,
 )
 from fedflat.flatness.landscapes.points import loss_of, models_of
 from fedflat.flatness.objective import Objective
@@ -47,41 +47,41 @@ class Plane:
 
     @classmethod
     def through(cls, a: Tensor, b: Tensor, c: Tensor) -> Plane:
-        """The plane through three weight vectors; raises a ``UserError`` if they do not span one."""
-        origin, first, second = a.double(), b.double() - a.double(), c.double() - a.double()
-        one, two = first.norm(), second.norm()
-        if min(float(one), float(two), float((first - second).norm())) == 0:
+        """Return the plane through three weight vectors [P]; raises a ``UserError`` if they do not span one."""
+        origin, ab, ac = a.double(), b.double() - a.double(), c.double() - a.double()
+        if min(float(side.norm()) for side in (ab, ac, ab - ac)) == 0:
             raise UserError("two of the three models are identical and span no plane; use three different models")
-        u = first / one
-        along = second @ u
-        rest = second - along * u
-        across = rest.norm()
-        if float(across) <= COLLINEAR * float(two):
+        u = ab / ab.norm()
+        c_along_u = ac @ u
+        rest = ac - c_along_u * u
+        c_along_v = rest.norm()
+        if float(c_along_v) <= COLLINEAR * float(ac.norm()):
             raise UserError(
                 "the three models are collinear and span no plane; use fedflat flatness path for the line between them"
             )
-        return cls(origin, u, rest / across, ((0.0, 0.0), (float(one), 0.0), (float(along), float(across))))
+        corners = ((0.0, 0.0), (float(ab.norm()), 0.0), (float(c_along_u), float(c_along_v)))
+        return cls(origin, u, rest / c_along_v, corners)
 
     def coordinates(self, weights: Tensor) -> tuple[float, float]:
-        """Coordinates of the orthogonal projection of ``weights`` onto the plane."""
+        """Return the coordinates (x, y) of the orthogonal projection of ``weights`` onto the plane."""
         offset = weights.double() - self.origin
         return float(offset @ self.u), float(offset @ self.v)
 
     def distance(self, weights: Tensor) -> float:
-        """Distance of ``weights`` from the plane."""
+        """Return the distance of ``weights`` from the plane."""
         x, y = self.coordinates(weights)
         return float((weights.double() - self.at(x, y)).norm())
 
     def at(self, x: float, y: float) -> Tensor:
-        """The weights at (x, y): a + x u + y v, [P] float64."""
+        """Return the weights at (x, y): a + x u + y v, [P] float64."""
         return self.origin + x * self.u + y * self.v
 
-    def shares(self, x: float, y: float) -> tuple[float, float, float]:
-        """Barycentric coordinates of (x, y): weights of the three models, which sum to 1."""
-        (_, _), (bx, _), (cx, cy) = self.corners
-        third = y / cy
-        second = (x - third * cx) / bx
-        return 1 - second - third, second, third
+    def barycentric(self, x: float, y: float) -> tuple[float, float, float]:
+        """Return the barycentric coordinates of (x, y): weights of the three models, which sum to 1."""
+        _, (bx, _), (cx, cy) = self.corners
+        c_share = y / cy
+        b_share = (x - c_share * cx) / bx
+        return 1 - b_share - c_share, b_share, c_share
 
 
 def plane_landscape(
@@ -110,42 +110,41 @@ def plane_landscape(
         raise UserError(f"points={points} is invalid; expected at least 2 per side")
     three = [models[name] for name in names[:3]]
     plane = Plane.through(*(model.weights for model in three))
-    marks = [Mark(name, corner) for name, corner in zip(names, plane.corners, strict=False)]
-    marks += [
-        Mark(name, plane.coordinates(models[name].weights), plane.distance(models[name].weights)) for name in names[3:]
-    ]
-    xs, ys = (spread_axis([mark.at[i] for mark in marks], points, margin) for i in (0, 1))
-    values = evaluate_models(measure, _points(plane, three, xs, ys), points**2, progress)
-    made = {"plane_through": names[:3], "margin": margin, "distances": _distances(three, names)}
+    marks = [Mark(name, corner) for name, corner in zip(names[:3], plane.corners, strict=True)]
+    for name in names[3:]:
+        weights = models[name].weights
+        marks.append(Mark(name, plane.coordinates(weights), plane.distance(weights)))
+    xs = spread_axis([mark.position[0] for mark in marks], points, margin)
+    ys = spread_axis([mark.position[1] for mark in marks], points, margin)
+    values = evaluate_models(measure, _grid_models(plane, three, xs, ys), points**2, progress)
     grids = {quantity: column.reshape(points, points) for quantity, column in values.items()}
-    return Landscape("plane", (xs, ys), grids, with_values(measure, marks, models.values()), made)
-
-
-def spread_axis(positions: Sequence[float], points: int, margin: float) -> tuple[float, ...]:
-    """Evenly spaced positions over the range of ``positions``, extended by the fraction ``margin`` on both sides."""
-    low, high = min(positions), max(positions)
-    room = margin * (high - low)
-    return tuple(float(x) for x in np.linspace(low - room, high + room, points))
+    distances = {
+        f"{names[i]} to {names[j]}": float((three[i].weights.double() - three[j].weights.double()).norm())
+        for i, j in ((0, 1), (0, 2), (1, 2))
+    }
+    metadata = {"plane_through": names[:3], "margin": margin, "distances": distances}
+    return Landscape("plane", (xs, ys), grids, measure_marks(measure, marks, models.values()), metadata)
 
 
 def plane_of(objective: Objective, models: Mapping[str, Tensor | nn.Module], **options: Any) -> Landscape:
-    """The loss of an objective on the plane through three modules or flat vectors; ``options`` as in
-    ``plane_landscape``.
+    """Evaluate the loss of an objective on the plane through three modules or flat vectors.
+
+    ``options`` are those of ``plane_landscape``.
     """
     return plane_landscape(models_of(objective, models), loss_of(objective), **options)
 
 
-def _points(plane: Plane, three: Sequence[Model], xs: Sequence[float], ys: Sequence[float]) -> Iterator[Model]:
+def spread_axis(positions: Sequence[float], points: int, margin: float) -> tuple[float, ...]:
+    """Return evenly spaced points over the range of ``positions``, extended by a fraction ``margin`` on both sides."""
+    low, high = min(positions), max(positions)
+    extension = margin * (high - low)
+    return tuple(np.linspace(low - extension, high + extension, points).tolist())
+
+
+def _grid_models(plane: Plane, three: Sequence[Model], xs: Sequence[float], ys: Sequence[float]) -> Iterator[Model]:
+    """Yield the model at every grid point, with buffers interpolated between those of the three models."""
     dtype = three[0].weights.dtype
     buffers = torch.stack([model.buffers for model in three])
     for x, y in product(xs, ys):
-        shares = torch.tensor(plane.shares(x, y), dtype=buffers.dtype, device=buffers.device)
+        shares = torch.tensor(plane.barycentric(x, y), dtype=buffers.dtype, device=buffers.device)
         yield Model(plane.at(x, y).to(dtype), shares @ buffers)
-
-
-def _distances(three: Sequence[Model], names: Sequence[str]) -> dict[str, float]:
-    pairs = ((0, 1), (0, 2), (1, 2))
-    return {
-        f"{names[i]} to {names[j]}": float((three[i].weights.double() - three[j].weights.double()).norm())
-        for i, j in pairs
-    }

@@ -13,12 +13,15 @@ from fedflat.models.layout import Layout
 
 
 def loss_of(objective: Objective) -> Measure:
-    """Measures the loss of an objective, with the objective's own buffers."""
+    """Return a measure of an objective's loss, with the objective's own buffers."""
     return lambda model: {"loss": objective.loss(model.weights)}
 
 
 def models_of(objective: Objective, models: Mapping[str, Tensor | nn.Module]) -> dict[str, Model]:
-    """Modules or flat vectors as points; raises a ``UserError`` if their architecture differs from the objective's."""
+    """Convert modules or flat vectors [P] to points of a landscape.
+
+    Raises a ``UserError`` if their architecture differs from the objective's.
+    """
     no_buffers = objective.weights.new_zeros(0)
     points = {}
     for name, model in models.items():
@@ -33,22 +36,27 @@ def models_of(objective: Objective, models: Mapping[str, Tensor | nn.Module]) ->
 
 def require_same_shapes(layouts: Mapping[str, Layout], where: str = "one plane") -> None:
     """Raise a ``UserError`` that names the first difference if the layouts differ."""
-    (first, expected), *others = layouts.items()
+    (first_name, first), *others = layouts.items()
     for name, layout in others:
-        difference = _difference(expected, layout)
+        difference = _first_difference(first, layout)
         if difference:
-            raise UserError(f"{first} and {name} have different shapes and cannot lie on {where}: {difference}")
+            raise UserError(f"{first_name} and {name} have different shapes and cannot lie on {where}: {difference}")
 
 
-def _difference(one: Layout, other: Layout) -> str:
-    mine, theirs = dict(zip(one.names, one.shapes, strict=True)), dict(zip(other.names, other.shapes, strict=True))
-    for name in [*mine, *theirs]:
-        if name not in mine or name not in theirs:
-            return f"only the {'first' if name in mine else 'second'} has {name}"
-        if mine[name] != theirs[name]:
-            return f"{name} is {_shown(mine[name])} in the first and {_shown(theirs[name])} in the second"
+def _first_difference(first: Layout, second: Layout) -> str:
+    """Describe the first tensor that differs in name or shape; empty if none does."""
+    first_shapes = dict(zip(first.names, first.shapes, strict=True))
+    second_shapes = dict(zip(second.names, second.shapes, strict=True))
+    for name in [*first_shapes, *second_shapes]:
+        if name not in second_shapes:
+            return f"only the first has {name}"
+        if name not in first_shapes:
+            return f"only the second has {name}"
+        if first_shapes[name] != second_shapes[name]:
+            shapes = _format_shape(first_shapes[name]), _format_shape(second_shapes[name])
+            return f"{name} is {shapes[0]} in the first and {shapes[1]} in the second"
     return ""
 
 
-def _shown(shape: tuple[int, ...]) -> str:
+def _format_shape(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape)) or "a scalar"

@@ -7,7 +7,7 @@ The generalisation error of T rounds of K local steps on m clients with n exampl
 
 with c = 1 + (2 + 1/(K T))^(K-1) / T, provided that every client participates in every round, alpha = 1, option I, and
 learning rates of at most 1 / (beta K T). The paper states c-bar > c-tilde because FedSWA's learning rate decays
-within a round; at the stated learning rate both have this value, so FedSAM and FedSWA differ only in ``as_run``,
+within a round; at the stated learning rate both have this value, so FedSAM and FedSWA differ only in ``run_bound``,
 which uses the learning rates of a run. With mu-strong convexity (Theorems E.3 and F.3) e^(1 + 1/T) becomes e^(1 - mu
 / ((beta + mu) T)) and c becomes b = 1 + (mu / ((beta + mu) K))^(K-1) / T.
 
@@ -58,7 +58,7 @@ class GeneralisationBound(NamedTuple):
         """The bound itself; infinite if it exceeds 1e300."""
         return 10.0**self.log10 if self.log10 < 300 else math.inf
 
-    def vacuous(self, trivial: float) -> bool:
+    def is_vacuous(self, trivial: float) -> bool:
         """Whether the bound is at least ``trivial``, e.g. the loss of random guessing."""
         return self.log10 >= math.log10(trivial)
 
@@ -72,12 +72,21 @@ class RoundLearningRates(NamedTuple):
 
 
 def largest_lr(constants: Constants, setting: FederationSize) -> float:
-    """1 / (beta K T), the largest local learning rate that the theorem allows."""
+    """Return 1 / (beta K T), the largest local learning rate that the theorem allows."""
     return 1 / (constants.smoothness * setting.steps * setting.rounds)
 
 
-def theorem(algorithm: str, constants: Constants, setting: FederationSize, tight: bool = False) -> GeneralisationBound:
-    """The bound as stated, at the theorem's learning rates; strongly convex if mu is known, else non-convex."""
+def theorem_bound(
+    algorithm: str, constants: Constants, setting: FederationSize, tight: bool = False
+) -> GeneralisationBound:
+    """Return the bound as stated, at the theorem's learning rates; strongly convex if mu is known, else non-convex.
+
+    Args:
+        algorithm: one of ``ALGORITHMS``.
+        constants: L, beta, sigma, sigma_g and possibly mu.
+        setting: m, n, K and T.
+        tight: whether to use powers of c instead of 1 + c (non-convex only).
+    """
     _check(algorithm, constants)
     K, T, mu, beta = setting.steps, setting.rounds, constants.convexity, constants.smoothness
     if mu:
@@ -88,48 +97,61 @@ def theorem(algorithm: str, constants: Constants, setting: FederationSize, tight
     return _bound(algorithm, constants, setting, log_factor, exponent - math.log(beta))
 
 
-def as_run(
+def run_bound(
     algorithm: str,
     constants: Constants,
     setting: FederationSize,
     rounds: Sequence[RoundLearningRates],
     tight: bool = False,
 ) -> GeneralisationBound:
-    """The bound with a run's learning rates instead of the theorem's (eqs. 31 and 54).
+    """Return the bound with a run's learning rates instead of the theorem's (eqs. 31 and 54).
 
     E||theta_T - theta_T'|| <= 2/(m n) sum_t exp(beta sum_(l>t) h_l) h_t e^(beta h_t) (c_t L + c_t sigma_g + c_t
     sigma), where h_t is the sum of a round's learning rates, c_t = 1 + (1 + c)^(K-1) beta h_t and c = 1 + beta eta_t;
     ``factor`` is the largest c_t.
+
+    Args:
+        algorithm: one of ``ALGORITHMS``.
+        constants: L, beta, sigma and sigma_g.
+        setting: m, n, K and T.
+        rounds: the learning rates of every round.
+        tight: whether to use powers of c instead of 1 + c.
     """
     _check(algorithm, constants)
     beta = constants.smoothness
-    terms, largest, later = [], 0.0, 0.0
+    log_terms, largest_log_factor = [], 0.0
+    exponent = 0.0  # beta (h_t + the sum of all later h_l)
     for rates in reversed(rounds):
         if not rates.total:  # no client moved
             continue
         c = 1 + beta * rates.highest
-        log_factor = _log_one_plus((setting.steps - 1) * math.log(c if tight else 1 + c) + math.log(beta * rates.total))
-        largest = max(largest, log_factor)
-        later += beta * rates.total
-        terms.append(
-            _bound(algorithm, constants, setting, log_factor, later + math.log(rates.total)).log10 * math.log(10)
-        )
-    return GeneralisationBound(_log_sum(terms) / math.log(10) if terms else -math.inf, largest / math.log(10))
+        log_power = (setting.steps - 1) * math.log(c if tight else 1 + c)
+        log_factor = _log_one_plus(log_power + math.log(beta * rates.total))
+        largest_log_factor = max(largest_log_factor, log_factor)
+        exponent += beta * rates.total
+        term = _bound(algorithm, constants, setting, log_factor, exponent + math.log(rates.total))
+        log_terms.append(term.log10 * math.log(10))
+    log_total = _log_sum(log_terms) if log_terms else -math.inf
+    return GeneralisationBound(log_total / math.log(10), largest_log_factor / math.log(10))
 
 
 def _bound(
     algorithm: str, constants: Constants, setting: FederationSize, log_factor: float, log_rest: float
 ) -> GeneralisationBound:
-    """(2 L / (m n)) e^rest (c L + c sigma_g + c sigma); FedMoSWA has sigma_g without the factor c."""
+    """Return (2 L / (m n)) e^log_rest (c L + c sigma_g + c sigma); FedMoSWA has sigma_g without the factor c."""
     L, sigma, sigma_g = constants.lipschitz, constants.noise, constants.heterogeneity
-    apart = algorithm == "fedmoswa"
-    with_factor = L + sigma + (0 if apart else sigma_g)
-    bracket = _log_sum([log_factor + math.log(with_factor), *([math.log(sigma_g)] if apart and sigma_g > 0 else [])])
-    log = math.log(2 * L / (setting.clients * setting.examples)) + log_rest + bracket
-    return GeneralisationBound(log / math.log(10), log_factor / math.log(10))
+    if algorithm == "fedmoswa":
+        log_bracket_terms = [log_factor + math.log(L + sigma)]
+        if sigma_g > 0:
+            log_bracket_terms.append(math.log(sigma_g))
+    else:
+        log_bracket_terms = [log_factor + math.log(L + sigma + sigma_g)]
+    log_bound = math.log(2 * L / (setting.clients * setting.examples)) + log_rest + _log_sum(log_bracket_terms)
+    return GeneralisationBound(log_bound / math.log(10), log_factor / math.log(10))
 
 
 def _check(algorithm: str, constants: Constants) -> None:
+    """Raise a ``UserError`` for an algorithm without a bound or constants that make it undefined."""
     if algorithm not in ALGORITHMS:
         raise UserError(f"no bound is known for {algorithm}; expected one of {', '.join(ALGORITHMS)}")
     if not constants.lipschitz > 0 or not constants.smoothness > 0:
@@ -140,11 +162,11 @@ def _check(algorithm: str, constants: Constants) -> None:
 
 
 def _log_one_plus(log: float) -> float:
-    """log(1 + e^log) without overflow."""
+    """Return log(1 + e^log) without overflow."""
     return log + math.log1p(math.exp(-log)) if log > 0 else math.log1p(math.exp(log))
 
 
 def _log_sum(logs: Sequence[float]) -> float:
-    """log(sum(exp(logs)))."""
-    top = max(logs)
-    return top + math.log(sum(math.exp(log - top) for log in logs))
+    """Return log(sum(exp(logs))) without overflow."""
+    largest = max(logs)
+    return largest + math.log(sum(math.exp(log - largest) for log in logs))

@@ -6,7 +6,7 @@ bounds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -28,21 +28,22 @@ class Constants:
     convexity: float | None = None
     """mu, if known to be positive."""
 
-    def plain(self) -> dict[str, float]:
-        """The known constants, by name."""
+    def known(self) -> dict[str, float]:
+        """Return the known constants, by name."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-def largest(seen: Iterable[Constants]) -> Constants:
-    """Constants of a run from those of its models: the largest of each, and the smallest mu."""
-    models = list(seen)
-    if not models:
+def largest_constants(of_models: Sequence[Constants]) -> Constants:
+    """Return the constants of a run from those of its models: the largest of each, and the smallest mu."""
+    if not of_models:
         raise ValueError("no constants given")
-    names = ("lipschitz", "smoothness", "noise", "heterogeneity")
-    known = [model.convexity for model in models if model.convexity is not None]
+    known_mu = [constants.convexity for constants in of_models if constants.convexity is not None]
     return Constants(
-        **{name: max(getattr(model, name) for model in models) for name in names},
-        convexity=None if models[0].convexity is None else min(known),
+        lipschitz=max(constants.lipschitz for constants in of_models),
+        smoothness=max(constants.smoothness for constants in of_models),
+        noise=max(constants.noise for constants in of_models),
+        heterogeneity=max(constants.heterogeneity for constants in of_models),
+        convexity=None if of_models[0].convexity is None else min(known_mu),
     )
 
 
@@ -67,13 +68,15 @@ class GradientSpread:
         return float((self._squared_distances / max(self.count, 1)).sqrt())
 
     @property
-    def longest(self) -> float:
+    def largest_norm(self) -> float:
         """The largest ||g_z||."""
         return float(self._largest_norm)
 
 
 def heterogeneity(rows: Tensor) -> float:
-    """sigma_g = 1/m sum_i ||grad F_i - grad F||, with F the unweighted mean over clients (Assumption 5).
+    """Return sigma_g = 1/m sum_i ||grad F_i - grad F||, with F the unweighted mean over clients (Assumption 5).
+
+    ``rows`` [clients, P] holds the gradients of the clients' losses F_i.
 
     >>> heterogeneity(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
     1.0

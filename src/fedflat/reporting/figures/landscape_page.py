@@ -117,8 +117,8 @@ def _contours(panels: Sequence[Panel], scale: LandscapeScale) -> Any:
         marks = panel.landscape.marks
         figure.add_trace(
             graph_objects.Scatter(
-                x=[mark.at[0] for mark in marks],
-                y=[mark.at[1] for mark in marks],
+                x=[mark.position[0] for mark in marks],
+                y=[mark.position[1] for mark in marks],
                 text=[mark.name for mark in marks],
                 mode="markers+text" if len(marks) > 1 else "markers",
                 textposition="top center",
@@ -190,10 +190,10 @@ def _marks_above(landscape: Landscape, height: Any) -> Any:
     from plotly import graph_objects
 
     xs, ys = (np.array(axis) for axis in landscape.axes)
-    spots = [(int(np.abs(xs - mark.at[0]).argmin()), int(np.abs(ys - mark.at[1]).argmin())) for mark in landscape.marks]
+    spots = [(int(np.abs(xs - mark.position[0]).argmin()), int(np.abs(ys - mark.position[1]).argmin())) for mark in landscape.marks]
     return graph_objects.Scatter3d(
-        x=[mark.at[0] for mark in landscape.marks],
-        y=[mark.at[1] for mark in landscape.marks],
+        x=[mark.position[0] for mark in landscape.marks],
+        y=[mark.position[1] for mark in landscape.marks],
         z=_none(np.array([height[j, i] for i, j in spots])),
         text=[mark.name for mark in landscape.marks],
         mode="markers",

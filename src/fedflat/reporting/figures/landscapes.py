@@ -91,16 +91,16 @@ def draw_marks(axes: Axes, marks: Sequence[Mark], alone: bool = False) -> None:
     """Markers of the models; a single one is not labelled."""
     for number, mark in enumerate(marks):
         if alone:
-            axes.plot(*mark.at, "+", color=ACCENT, markersize=8, markeredgewidth=1.5, zorder=5)
+            axes.plot(*mark.position, "+", color=ACCENT, markersize=8, markeredgewidth=1.5, zorder=5)
             continue
-        words = f"{mark.name} ({mark.off:.2g} from the plane)" if mark.off > 0 else mark.name
+        words = f"{mark.name} ({mark.distance:.2g} from the plane)" if mark.distance > 0 else mark.name
         look: dict[str, Any] = {
             "color": SIGNS[number % len(SIGNS)][1],
             "markeredgecolor": "white",
             "markeredgewidth": 1.2,
             "markersize": 9,
         }
-        axes.plot(*mark.at, SIGNS[number % len(SIGNS)][0], zorder=5, label=words, linestyle="none", **look)
+        axes.plot(*mark.position, SIGNS[number % len(SIGNS)][0], zorder=5, label=words, linestyle="none", **look)
 
 
 def plane_picture(
