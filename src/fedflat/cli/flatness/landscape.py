@@ -149,7 +149,12 @@ def plane(
         return
     columns = ("model", "x", "y", "distance from plane", "training loss", "test error %")
     rows = [
-        (mark.name, *(f"{x:.4g}" for x in mark.position), f"{mark.distance:.3g}", *_figures(mark, "train_loss", "test_error"))
+        (
+            mark.name,
+            *(f"{x:.4g}" for x in mark.position),
+            f"{mark.distance:.3g}",
+            *_figures(mark, "train_loss", "test_error"),
+        )
         for mark in grid.marks
     ]
     _print("The plane through " + ", ".join(mark.name for mark in grid.marks[:3]), columns, rows, files, {"": grid})

@@ -190,7 +190,10 @@ def _marks_above(landscape: Landscape, height: Any) -> Any:
     from plotly import graph_objects
 
     xs, ys = (np.array(axis) for axis in landscape.axes)
-    spots = [(int(np.abs(xs - mark.position[0]).argmin()), int(np.abs(ys - mark.position[1]).argmin())) for mark in landscape.marks]
+    spots = [
+        (int(np.abs(xs - mark.position[0]).argmin()), int(np.abs(ys - mark.position[1]).argmin()))
+        for mark in landscape.marks
+    ]
     return graph_objects.Scatter3d(
         x=[mark.position[0] for mark in landscape.marks],
         y=[mark.position[1] for mark in landscape.marks],
