@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from fedflat.api import load
 from fedflat.data import load as load_data
-from fedflat.reporting.figures.curves import COLOURS
+from fedflat.reporting.figures.style import COLOURS
 from fedflat.reporting.tables.summary import series
 
 HERE = Path(__file__).parent

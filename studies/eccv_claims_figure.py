@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedflat.reporting.figures.curves import COLOURS
 from fedflat.reporting.figures.landscapes import FAINT, INK
+from fedflat.reporting.figures.style import COLOURS
 
 ORDER = ("FedAvg", "FedSAM", "FedASAM")
 TITLES = ("global model, all data", "local models, own data", "average of these, all data")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedflat.data import make_partition
-from fedflat.reporting.figures.partition import MOST_CLIENTS, partition_picture, partition_pictures
+from fedflat.reporting.figures.partition import MAX_CLIENTS, partition_picture, partition_pictures
 
 
 def histogram(text: str, classes: int, clients: int) -> np.ndarray:
@@ -45,7 +45,7 @@ def test_any_number_of_clients_and_classes_can_be_drawn(classes: int, clients: i
     written = io.BytesIO()
     figure.savefig(written, format="png", dpi=50)
     assert written.getvalue().startswith(b"\x89PNG")
-    if clients > MOST_CLIENTS:
+    if clients > MAX_CLIENTS:
         assert figure.axes[0].get_title("right").startswith("200 of 400 clients")
 
 

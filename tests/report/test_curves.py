@@ -9,7 +9,8 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fedflat.reporting.figures.curves import COLOURS, curves
+from fedflat.reporting.figures.curves import curves
+from fedflat.reporting.figures.style import COLOURS
 
 
 def history(end: float, late: float = 1.0) -> list[dict[str, Any]]:

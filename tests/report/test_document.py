@@ -9,10 +9,10 @@ import pytest
 
 from fedflat.errors import UserError
 from fedflat.reporting.figures.paper_figures import figures_of
-from fedflat.reporting.page.document import report_document, require_something
+from fedflat.reporting.page.document import report_document, require_evaluations
 from fedflat.reporting.page.gather import gather
 from fedflat.reporting.page.page import report_page
-from fedflat.reporting.tables.files import difference_table, latex_text, result_table, table_csv, values_csv
+from fedflat.reporting.tables.files import difference_table, latex_text, result_table, values_csv
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_nothing_evaluated_yet(clone, tmp_path):
     run = clone("fedavg", 0, [0.1], status="running", training={"rounds": 5})
     (run / "metrics.jsonl").write_text("")
     with pytest.raises(UserError, match="none of these runs has been evaluated yet"):
-        require_something(report_document(gather([tmp_path / "runs"])))
+        require_evaluations(report_document(gather([tmp_path / "runs"])))
 
 
 def test_what_a_real_run_logged_is_there(real):
@@ -175,7 +175,7 @@ def test_tables(document, section):
     )
     assert r"fedmoswa & 83.33 $\pm$ 0.00 & 90.00 $\pm$ 0.00 & 90.00 $\pm$ 0.00 & 3 (1 diverged)" in results.latex()
     assert differences.latex().count(r"\midrule") == 1
-    assert "fedsam,+2.00,+1.00 to +3.00," in table_csv(differences)
+    assert "fedsam,+2.00,+1.00 to +3.00," in differences.csv()
     assert latex_text("a_b & 5%") == r"a\_b \& 5\%"
 
 

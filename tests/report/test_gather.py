@@ -10,14 +10,14 @@ import pytest
 import fedflat
 from fedflat.errors import UserError
 from fedflat.reporting.page.document import report_document
-from fedflat.reporting.page.gather import gather, grouped
+from fedflat.reporting.page.gather import gather, group_runs
 
 
 def test_all_runs_below_a_folder_once(compared):
     gathered = gather([compared, compared / "fedavg", compared / "fedavg" / "seed-0"])
     assert len(gathered.records) == 9
     assert not gathered.left_out
-    (group,) = grouped(gathered.records)
+    (group,) = group_runs(gathered.records)
     assert [label for label, _, _ in group.rows] == ["fedavg", "fedmoswa", "fedsam"]
     assert sorted(group.partitions) == [0, 1, 2]
 
@@ -88,20 +88,20 @@ def test_different_splits_are_no_pairs(clone, compared):
     clone("fedavg", 0, [0.1, 0.2], name="other", data={"partition": "iid"})
     records = gather([compared]).records
     with pytest.raises(UserError, match=r"2 different partitions .*dirichlet.*iid.*--apart"):
-        grouped(records)
-    assert len(grouped(records, apart=True)) == 2
+        group_runs(records)
+    assert len(group_runs(records, apart=True)) == 2
 
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_the_same_settings_with_another_hash_are_no_pairs(clone, compared, apart):
     clone("scaffold", 1, [0.1, 0.5, 0.6, 0.7], hash="f" * 64)
     with pytest.raises(UserError, match=r"have seed 1 but different partitions \(hash 00000000 and ffffffff\)"):
-        grouped(gather([compared]).records, apart)
+        group_runs(gather([compared]).records, apart)
 
 
 def test_rows_tell_their_settings_apart(clone, compared):
     clone("fedavg", 0, [0.1, 0.5, 0.6, 0.7], name="slow", training={"lr": 0.01})
-    (group,) = grouped(gather([compared]).records)
+    (group,) = group_runs(gather([compared]).records)
     assert {label for label, _, _ in group.rows} == {
         "fedavg, lr=0.1",
         "fedavg, lr=0.01",
@@ -114,5 +114,5 @@ def test_where_it_ran_makes_no_row(clone, compared):
     run = clone("fedavg", 9, [0.1, 0.5, 0.6, 0.7])
     text = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(text.replace("workers: 1", "workers: 2"))
-    (group,) = grouped(gather([compared]).records)
+    (group,) = group_runs(gather([compared]).records)
     assert [len(row.records) for label, row, _ in group.rows if label == "fedavg"] == [4]

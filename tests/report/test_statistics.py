@@ -15,11 +15,11 @@ from fedflat.reporting.tables.summary import (
     RoundsToTarget,
     bootstrap_interval,
     compare_paired,
-    detectable,
-    holm,
-    mean_ranks,
+    detectable_effect,
+    holm_correction,
     paired_test,
-    signed_rank,
+    rank_algorithms,
+    signed_rank_p,
     t_interval,
 )
 
@@ -71,7 +71,7 @@ def test_t_interval_is_scipys():
 
 
 def test_signed_rank_is_scipys_where_scipy_is_exact():
-    assert signed_rank(SOME) == pytest.approx(stats.wilcoxon(SOME, method="exact").pvalue)
+    assert signed_rank_p(SOME) == pytest.approx(stats.wilcoxon(SOME, method="exact").pvalue)
 
 
 @settings(max_examples=40, deadline=None)
@@ -79,21 +79,21 @@ def test_signed_rank_is_scipys_where_scipy_is_exact():
 def test_signed_rank_with_ties_is_the_share_of_sign_flips(differences):
     values = np.array([d for d in differences if d], dtype=float)
     if not len(values):
-        assert signed_rank(differences) == 1.0
+        assert signed_rank_p(differences) == 1.0
         return
     ranks = stats.rankdata(np.abs(values))
     sums = np.array([ranks[np.array(signs) > 0].sum() for signs in product((-1, 1), repeat=len(values))])
     positive = ranks[values > 0].sum()
     tail = min((sums <= positive).mean(), (sums >= positive).mean())
-    assert signed_rank(differences) == pytest.approx(min(1.0, 2 * tail))
+    assert signed_rank_p(differences) == pytest.approx(min(1.0, 2 * tail))
 
 
 def test_ties_that_rounding_hides_are_ties():
-    assert signed_rank([0.1 + 0.2, 0.3, -0.3, 0.4, 0.5, 0.6]) == signed_rank([3, 3, -3, 4, 5, 6])
+    assert signed_rank_p([0.1 + 0.2, 0.3, -0.3, 0.4, 0.5, 0.6]) == signed_rank_p([3, 3, -3, 4, 5, 6])
     some = [0.01, 0.02, 0.03, -0.04, 0.05, 0.06]
-    assert paired_test([*some, 1.1e-16]) == paired_test([*some, 0.0]) == ("signed rank", signed_rank(some))
+    assert paired_test([*some, 1.1e-16]) == paired_test([*some, 0.0]) == ("signed rank", signed_rank_p(some))
     assert paired_test([1.1e-16, 1.1e-16, 2.2e-16]) == ("none", 1.0)
-    assert mean_ranks({"a": {0: 0.1 + 0.2}, "b": {0: 0.3}}).each == {"a": (1.5,), "b": (1.5,)}
+    assert rank_algorithms({"a": {0: 0.1 + 0.2}, "b": {0: 0.3}}).each == {"a": (1.5,), "b": (1.5,)}
 
 
 def test_which_test_is_used():
@@ -105,29 +105,29 @@ def test_which_test_is_used():
 
 
 def test_five_pairs_could_never_be_significant_by_rank():
-    assert signed_rank([1, 2, 3, 4, 5]) == 2 / 2**5
-    assert signed_rank([1, 2, 3, 4, 5, 6]) < 0.05
+    assert signed_rank_p([1, 2, 3, 4, 5]) == 2 / 2**5
+    assert signed_rank_p([1, 2, 3, 4, 5, 6]) < 0.05
 
 
 def test_holm_by_hand():
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.9, 0.8]) == [1.0, 1.0]
-    assert holm([None, 0.2]) == [None, 0.2]
+    assert holm_correction([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm_correction([0.9, 0.8]) == [1.0, 1.0]
+    assert holm_correction([None, 0.2]) == [None, 0.2]
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_holm_is_between_the_raw_value_and_bonferroni(ps):
-    for raw, adjusted in zip(ps, holm(ps), strict=True):
+    for raw, adjusted in zip(ps, holm_correction(ps), strict=True):
         assert raw <= adjusted <= min(1.0, len(ps) * raw) + 1e-12
     order = np.argsort(ps, kind="stable")
-    assert np.all(np.diff(np.array(holm(ps))[order]) >= 0)
+    assert np.all(np.diff(np.array(holm_correction(ps))[order]) >= 0)
 
 
 def test_ranks_share_places_and_put_the_diverged_last():
-    ranks = mean_ranks({"a": {0: 0.9, 1: 0.8}, "b": {0: 0.9, 1: -math.inf}, "c": {0: 0.1, 1: 0.2}})
+    ranks = rank_algorithms({"a": {0: 0.9, 1: 0.8}, "b": {0: 0.9, 1: -math.inf}, "c": {0: 0.1, 1: 0.2}})
     assert ranks.each == {"a": (1.5, 1.0), "b": (1.5, 3.0), "c": (3.0, 2.0)}
     assert list(ranks.mean) == ["a", "b", "c"]
-    two = mean_ranks({"a": {0: 0.1}, "b": {0: 0.9}})
+    two = rank_algorithms({"a": {0: 0.1}, "b": {0: 0.9}})
     assert two.each == {"a": (2.0,), "b": (1.0,)}
     assert two.friedman is None
 
@@ -137,7 +137,7 @@ def test_friedman_and_the_critical_difference():
         name: dict(enumerate(values))
         for name, values in {"a": (9, 8, 7, 9), "b": (5, 6, 5, 4), "c": (1, 2, 1, 3)}.items()
     }
-    ranks = mean_ranks(table)
+    ranks = rank_algorithms(table)
     assert ranks.friedman == pytest.approx(stats.friedmanchisquare((9, 8, 7, 9), (5, 6, 5, 4), (1, 2, 1, 3)).pvalue)
     assert ranks.critical == pytest.approx(
         2.343 * math.sqrt(3 * 4 / (6 * 4)), abs=2e-3
@@ -145,8 +145,8 @@ def test_friedman_and_the_critical_difference():
 
 
 def test_nothing_in_common_has_no_ranks():
-    assert mean_ranks({"a": {0: 1.0}, "b": {1: 1.0}}) is None
-    assert mean_ranks({"a": {0: 1.0}}) is None
+    assert rank_algorithms({"a": {0: 1.0}, "b": {1: 1.0}}) is None
+    assert rank_algorithms({"a": {0: 1.0}}) is None
 
 
 def test_censored_runs_count():
@@ -159,7 +159,7 @@ def test_censored_runs_count():
 
 
 def test_power_is_what_simulation_finds():
-    effect = detectable(5)
+    effect = detectable_effect(5)
     draws = np.random.default_rng(0).normal(effect, 1.0, (4000, 5))
     assert (stats.ttest_1samp(draws, 0.0, axis=1).pvalue < 0.05).mean() == pytest.approx(0.8, abs=0.03)
-    assert detectable(3) > detectable(5) > detectable(20)
+    assert detectable_effect(3) > detectable_effect(5) > detectable_effect(20)

@@ -1,4 +1,4 @@
-"""Runs followed elsewhere: real event files where TensorBoard is installed, and the callback against a place that
+"""Experiment tracking: real event files where TensorBoard is installed, and the callback against a backend that
 remembers.
 """
 
@@ -18,15 +18,15 @@ SMALL = {"rounds": 2, "local_steps": 1, "workers": 1, "device": "cpu"}
 
 
 class Remembers:
-    """A place that keeps what it is sent."""
+    """A backend that records what it receives."""
 
     package = "json"
 
     def __init__(self, name, config, folder):
         self.name, self.sent, self.status = name, {}, ""
-        PLACES.append(self)
+        BACKENDS.append(self)
 
-    def scalars(self, values, rounds):
+    def log(self, values, rounds):
         assert rounds not in self.sent
         self.sent[rounds] = values
 
@@ -34,31 +34,31 @@ class Remembers:
         self.status = status
 
 
-PLACES: list[Remembers] = []
+BACKENDS: list[Remembers] = []
 
 
 @pytest.fixture
 def remembers(monkeypatch):
-    PLACES.clear()
-    monkeypatch.setitem(tracking.PLACES, "memory", Remembers)
-    return PLACES
+    BACKENDS.clear()
+    monkeypatch.setitem(tracking.BACKENDS, "memory", Remembers)
+    return BACKENDS
 
 
 def test_every_evaluation_is_sent_once(remembers):
     result = fedflat.run("fedavg+wima(window=2)", **SMALL, callbacks=[Tracker("memory")])
-    (place,) = remembers
-    assert place.name == "fedavg-wima-window-2-seed0"
-    assert place.status == "finished"
-    assert list(place.sent) == [entry["round"] for entry in result.history]
+    (backend,) = remembers
+    assert backend.name == "fedavg-wima-window-2-seed0"
+    assert backend.status == "finished"
+    assert list(backend.sent) == [entry["round"] for entry in result.history]
     last = result.history[-1]
-    assert place.sent[2]["test/server/accuracy"] == last["test"]["server"]["accuracy"]
-    assert place.sent[2]["test/wima_window_2/loss"] == last["test"]["wima(window=2)"]["loss"]
-    assert place.sent[2]["bytes_up"] == last["bytes_up"]
+    assert backend.sent[2]["test/server/accuracy"] == last["test"]["server"]["accuracy"]
+    assert backend.sent[2]["test/wima_window_2/loss"] == last["test"]["wima(window=2)"]["loss"]
+    assert backend.sent[2]["bytes_up"] == last["bytes_up"]
 
 
-def test_a_comparison_opens_a_place_for_every_run(remembers):
+def test_a_comparison_opens_a_backend_for_every_run(remembers):
     fedflat.compare(["fedavg", "fedsam"], seeds=1, **SMALL, callbacks=[Tracker("memory")])
-    assert [(place.name, place.status) for place in remembers] == [
+    assert [(backend.name, backend.status) for backend in remembers] == [
         ("fedavg-seed0", "finished"),
         ("fedsam-seed0", "finished"),
     ]
@@ -70,7 +70,7 @@ def test_tracking_changes_no_bit(remembers, tmp_path):
     assert (tmp_path / "plain" / "metrics.jsonl").read_text() == (tmp_path / "tracked" / "metrics.jsonl").read_text()
 
 
-def test_unknown_and_missing_places():
+def test_unknown_and_missing_backends():
     with pytest.raises(UserError, match="'tensorbord'; did you mean tensorboard"):
         Tracker("tensorbord")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from fedflat.experiment.setup.problem import build_network, is_user_supplied
 from fedflat.experiment.setup.weights import load_tensors
 from fedflat.experiment.stopping import check_target
 from fedflat.experiment.store.run_folder import Record, load_record, model_file
-from fedflat.reporting.tables.summary import RoundsToTarget, Summary, rounds_to, spread, summarise
+from fedflat.reporting.tables.summary import RoundsToTarget, Summary, rounds_to, seed_statistics, summarise
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,11 +64,16 @@ class Result:
         return self.record.metric
 
     def summary(self, model: str = "server", metric: str | None = None) -> Summary:
-        """The summary of a model: last value, mean of the last 100 rounds, best value."""
+        """Summarise a model's metric on the test set: last value, mean of the last 100 rounds, best value.
+
+        Args:
+            model: name of an evaluated model.
+            metric: name of a metric; default: the primary one.
+        """
         name = full_name("evaluated model", model, self.record.evaluated)
-        metric, known = metric or self.metric, self.history[-1]["test"][name]
-        if metric not in known:
-            raise one_of("metric", metric, known)
+        metric, metrics = metric or self.metric, self.history[-1]["test"][name]
+        if metric not in metrics:
+            raise one_of("metric", metric, metrics)
         summary = summarise(self.history, name, metric)
         if summary is None:
             raise UserError(f"{metric} of {name} was never finite in this run")
@@ -85,7 +91,8 @@ class Result:
         if self.record.folder is not None or rounds is not None:
             return saved_tensors(self.record, model, rounds)
         problem, _ = reopen(self.record)
-        return {key: value.clone() for key, value in problem.state_dict(*state_of(self.record, model, problem)).items()}
+        tensors = problem.state_dict(*state_of(self.record, model, problem))
+        return {name: tensor.clone() for name, tensor in tensors.items()}
 
     def model(
         self,
@@ -114,12 +121,13 @@ class Result:
             raise UserError(
                 f"this run used a user-supplied model ({self.config.model}); pass it again: result.model(network=...)"
             )
-        fresh = self.config.model_copy(update={"init": None, "init_head": "given"})
+        # The tensors below replace all weights, so the run's initial weights are not loaded.
+        config = self.config.model_copy(update={"init": None, "init_head": "given"})
         if network is None:
             data = self._dataset(dataset)
-            network = build_network(fresh, data.input_shape, data.num_classes)
+            network = build_network(config, data.input_shape, data.num_classes)
         else:
-            network = build_network(fresh, (), 0, network)
+            network = build_network(config, (), 0, network)  # input shape and classes are not needed for a given module
         load_tensors(network, self.config.model, tensors, f"model {name} of this run")
         return (models.merge_adapters(network) if merge else network).eval()
 
@@ -147,65 +155,71 @@ class Result:
         path = as_path("path", path, "model.pt")
         kind = format_of(path, format)
         model = require_model(self.record, model)
-        about = {"model": self.config.model, "name": model, "rounds": self._rounds(model) if rounds is None else rounds}
-        about |= {"algorithm": self.config.algorithm, "data": self.config.data.dataset}
+        metadata = {
+            "model": self.config.model,
+            "name": model,
+            "rounds": self._rounds_of(model) if rounds is None else rounds,
+            "algorithm": self.config.algorithm,
+            "data": self.config.data.dataset,
+        }
         if kind == "onnx":
-            write_onnx(
-                path, self.model(model, rounds=rounds, dataset=dataset, network=network), self._dataset(dataset), about
-            )
+            module = self.model(model, rounds=rounds, dataset=dataset, network=network)
+            write_onnx(path, module, self._dataset(dataset), metadata)
         else:
-            write_state(path, self._tensors(model, rounds, dataset, network), kind, about)
+            write_state(path, self._tensors(model, rounds, dataset, network), kind, metadata)
         return path
 
     def _tensors(
         self, name: str, rounds: int | None, dataset: Dataset | None, network: nn.Module | None
     ) -> dict[str, Tensor]:
-        """Tensors for export; with SiLoBN, BatchNorm statistics are estimated on the training data."""
+        """Return the tensors of a model; with SiLoBN, BatchNorm statistics are estimated on the training data."""
         if self.config.training.statistics == "averaged":
             return self.state_dict(name, rounds=rounds)
         problem, partition = reopen(self.record, dataset=dataset, network=network, method="export")
-        return problem.state_dict(
-            *with_statistics(problem, state_of(self.record, name, problem, rounds), partition.trained_on)
-        )
+        state = state_of(self.record, name, problem, rounds)
+        return problem.state_dict(*with_statistics(problem, state, partition.trained_on))
 
-    def _rounds(self, model: str) -> int:
-        """The round of a final model, which need not have been evaluated."""
+    def _rounds_of(self, model: str) -> int:
+        """Return the round of a final model, which need not have been evaluated."""
         written = self.record.folder.rounds_of(model_file(model)) if self.record.folder else None
         return self.record.rounds if written is None else written
 
     def _dataset(self, dataset: Dataset | None) -> Dataset:
-        """The run's dataset: user-supplied, or as named by the config."""
+        """Return the run's dataset: the given one, the user-supplied one, or the one that the config names."""
         dataset, name = dataset or self.record.own.get("data"), self.config.data.dataset
         if dataset is None and is_user_supplied(name):
             raise UserError(f"this run used a user-supplied dataset ({name}); pass it again: dataset=...")
         return dataset or load(name, self.config.data.dir)
 
-    def evaluate(self, model: str = "server", on: str | Iterable[str] | None = None, **more: Any) -> Evaluation:
+    def evaluate(self, model: str = "server", on: str | Iterable[str] | None = None, **options: Any) -> Evaluation:
         """Evaluate a model on the test set, per class, client and domain, under corruptions, and after fine-tuning.
 
-        ``more``: ``fine_tuning``, ``corruptions``, and the run's custom ``dataset``, ``network`` and ``task``.
+        Args:
+            model: name of the model.
+            on: parts to evaluate, e.g. ``classes`` or ``clients``; default: all that apply.
+            options: ``fine_tuning``, ``corruptions``, and the run's custom ``dataset``, ``network`` and ``task``.
         """
-        return evaluate(self.record, model, on, **more)
+        return evaluate(self.record, model, on, **options)
 
-    def flatness(self, model: str | None = None, rounds: int | None = None, **more: Any) -> RunModel:
-        """A model for flatness measurements, e.g. ``result.flatness("wima").spectrum()``.
+    def flatness(self, model: str | None = None, rounds: int | None = None, **options: Any) -> RunModel:
+        """Open a model for flatness measurements, e.g. ``result.flatness("wima").spectrum()``.
 
         Args:
             model: name of the model; default: the primary model.
             rounds: select a model saved after this round.
-            more: ``device``, ``precision``, and the run's custom ``dataset``, ``network`` and ``task``.
+            options: ``device``, ``precision``, and the run's custom ``dataset``, ``network`` and ``task``.
         """
-        return open_model(self.record, name=model, rounds=rounds, **more)
+        return open_model(self.record, name=model, rounds=rounds, **options)
 
-    def post_hoc(self, **wanted: Any) -> PostHoc:
+    def post_hoc(self, **options: Any) -> PostHoc:
         """Post-hoc measurements over rounds: ``.clients()``, ``.gaps()``, ``.accuracies()`` and others.
 
-        ``wanted``: ``examples``, ``clients``, ``seed``, and the run's custom ``dataset``, ``network`` and ``task``.
+        ``options``: ``examples``, ``clients``, ``seed``, and the run's custom ``dataset``, ``network`` and ``task``.
         """
-        return post_hoc(self.record, **wanted)
+        return post_hoc(self.record, **options)
 
     def plot(self, metric: str | None = None, over: str = "round") -> Figure:
-        """Plot the metric of every evaluated model."""
+        """Plot a metric (default: the primary one) of every evaluated model over rounds or a cost."""
         return Comparison([self.record]).plot(metric, over)
 
 
@@ -220,11 +234,11 @@ class Row:
     @property
     def label(self) -> str:
         """The algorithm with the evaluated average; averages do not affect training."""
-        built = algorithm(self.algorithm)
-        trained = canonical(replace(built, averages=()))
+        composed = algorithm(self.algorithm)
+        trained = canonical(replace(composed, averages=()))
         if self.model == "server":
             return trained
-        is_average = any(average_name(average) == self.model for average in built.averages)
+        is_average = any(average_name(average) == self.model for average in composed.averages)
         return f"{trained}+{self.model}" if is_average else f"{trained} ({self.model})"
 
 
@@ -239,7 +253,7 @@ class Comparison:
     @property
     def metric(self) -> str:
         """The primary metric."""
-        return next((Result(r).metric for r in self.records if r.history), "accuracy")
+        return next((record.metric for record in self.records if record.history), "accuracy")
 
     def rows(self) -> list[Row]:
         """Runs grouped over seeds; one row per evaluated model.
@@ -251,60 +265,65 @@ class Comparison:
             settings = record.config.model_copy(update={"seed": 0, "algorithm": ""}).model_dump_json()
             groups.setdefault((record.config.algorithm, settings), []).append(record)
         rows: dict[tuple[str, str], Row] = {}
-        for (text, settings), records in groups.items():
-            for model in dict.fromkeys(name for record in records for name in record.evaluated):
-                row = Row(text, model, tuple(records))
+        for (name, settings), records in groups.items():
+            for model in dict.fromkeys(model for record in records for model in record.evaluated):
+                row = Row(name, model, tuple(records))
                 rows.setdefault((row.label, settings), row)
         return list(rows.values())
 
     def table(self, targets: float | Sequence[float] = ()) -> list[dict[str, Any]]:
-        """The comparison as dictionaries: mean and standard deviation over seeds, and median rounds to each target."""
+        """Return one dictionary per row: mean and standard deviation over seeds, and median rounds to each target."""
         targets = (targets,) if isinstance(targets, int | float) else targets
         for target in targets:
             check_target(target, self.metric)
-        return [self._line(row, targets) for row in self.rows()]
+        return [self._table_row(row, targets) for row in self.rows()]
 
-    def _line(self, row: Row, targets: Sequence[float]) -> dict[str, Any]:
-        alive = [r for r in row.records if r.status != "diverged"]
-        summaries = [s for s in (summarise(r.history, row.model, self.metric) for r in alive) if s]
-        line: dict[str, Any] = {
+    def _table_row(self, row: Row, targets: Sequence[float]) -> dict[str, Any]:
+        """Aggregate a row over its seeds; diverged runs are excluded from the summary values."""
+        converged = [record for record in row.records if record.status != "diverged"]
+        values: dict[str, Any] = {
             "algorithm": row.algorithm,
             "model": row.model,
             "label": row.label,
             "seeds": len(row.records),
+            "diverged": len(row.records) - len(converged),
         }
-        line["diverged"] = len(row.records) - len(alive)
-        if summaries:
-            line |= {name: spread([getattr(s, name) for s in summaries]) for name in ("last", "mean_last", "best")}
-            line["mean_counts"] = sorted({s.mean_count for s in summaries})
+        summaries = [summarise(record.history, row.model, self.metric) for record in converged]
+        evaluated = [summary for summary in summaries if summary is not None]
+        if evaluated:
+            for name in ("last", "mean_last", "best"):
+                values[name] = seed_statistics([getattr(summary, name) for summary in evaluated])
+            values["mean_counts"] = sorted({summary.mean_count for summary in evaluated})
         for target in targets:
-            rounds = tuple(rounds_to(r.history, row.model, self.metric, target) for r in row.records)
-            reached = RoundsToTarget(target, rounds, (0,) * len(rounds))
-            line[f"rounds to {target:g}"] = (reached.median, reached.count, len(rounds))
-        ends = [r.history[-1] for r in row.records if r.history]
+            rounds = tuple(rounds_to(record.history, row.model, self.metric, target) for record in row.records)
+            reached = RoundsToTarget(target, rounds, ends=(0,) * len(rounds))  # the ends affect only its text
+            values[f"rounds to {target:g}"] = (reached.median, reached.count, len(rounds))
+        last_entries = [record.history[-1] for record in row.records if record.history]
         for cost in ("backward_passes", "bytes_up", "bytes_down", "samples"):
-            line[cost] = spread([float(end[cost]) for end in ends]).mean if ends else None
-        line["seconds"] = spread([r.seconds for r in row.records]).mean
-        return line
+            values[cost] = fmean(float(entry[cost]) for entry in last_entries) if last_entries else None
+        values["seconds"] = fmean(record.seconds for record in row.records)
+        return values
 
     def frame(self) -> pd.DataFrame:
         """All histories in one data frame, with algorithm and seed."""
         import pandas as pd
 
-        frames = [Result(r).frame().assign(algorithm=r.config.algorithm, seed=r.config.seed) for r in self.records]
+        frames = []
+        for record in self.records:
+            frame = Result(record).frame()
+            frames.append(frame.assign(algorithm=record.config.algorithm, seed=record.config.seed))
         return pd.concat(frames, ignore_index=True)
 
     def plot(self, metric: str | None = None, over: str = "round") -> Figure:
         """Plot all rows: mean over seeds and one standard deviation."""
         from fedflat.reporting.figures.curves import curves
 
-        known = dict.fromkeys(
-            name for r in self.records for entry in r.history for test in entry["test"].values() for name in test
-        )
-        if metric is not None and metric not in known:
-            raise one_of("metric", metric, known)
-        return curves(
-            [(row.label, [r.history for r in row.records], row.model) for row in self.rows()],
-            metric or self.metric,
-            over,
-        )
+        metrics: dict[str, None] = {}
+        for record in self.records:
+            for entry in record.history:
+                for values in entry["test"].values():
+                    metrics |= dict.fromkeys(values)
+        if metric is not None and metric not in metrics:
+            raise one_of("metric", metric, metrics)
+        lines = [(row.label, [record.history for record in row.records], row.model) for row in self.rows()]
+        return curves(lines, metric or self.metric, over)

@@ -21,10 +21,15 @@ if TYPE_CHECKING:
     from fedflat.experiment.store.run_folder import Record
 
 
-class Place(Protocol):
-    """A tracking backend for one run."""
+class Backend(Protocol):
+    """A tracking service that receives the metrics of one run."""
 
-    def scalars(self, values: Mapping[str, float], rounds: int) -> None:
+    package: str
+
+    def __init__(self, name: str, config: Config, folder: Path | None) -> None:
+        """Start a run under this name; ``folder`` is the run folder."""
+
+    def log(self, values: Mapping[str, float], rounds: int) -> None:
         """Log the metrics after ``rounds``."""
 
     def close(self, status: str) -> None:
@@ -39,11 +44,11 @@ class TensorBoard:
     def __init__(self, name: str, config: Config, folder: Path | None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        where = Path("tensorboard") / name if folder is None else folder / "tensorboard"
-        self._writer: Any = SummaryWriter(str(where))
+        directory = Path("tensorboard") / name if folder is None else folder / "tensorboard"
+        self._writer: Any = SummaryWriter(str(directory))
         self._writer.add_text("config", f"```\n{config.to_yaml()}\n```")
 
-    def scalars(self, values: Mapping[str, float], rounds: int) -> None:
+    def log(self, values: Mapping[str, float], rounds: int) -> None:
         for key, value in values.items():
             self._writer.add_scalar(key, value, rounds)
         self._writer.flush()
@@ -66,7 +71,7 @@ class MLflow:
         mlflow.start_run(run_name=name)
         mlflow.log_params({"algorithm": config.algorithm, "seed": config.seed, **settings_of(config)})
 
-    def scalars(self, values: Mapping[str, float], rounds: int) -> None:
+    def log(self, values: Mapping[str, float], rounds: int) -> None:
         self._mlflow.log_metrics(dict(values), step=rounds)
 
     def close(self, status: str) -> None:
@@ -89,7 +94,7 @@ class WeightsAndBiases:
             dir=None if folder is None else str(folder),
         )
 
-    def scalars(self, values: Mapping[str, float], rounds: int) -> None:
+    def log(self, values: Mapping[str, float], rounds: int) -> None:
         self._run.log(dict(values), step=rounds)
 
     def close(self, status: str) -> None:
@@ -97,7 +102,7 @@ class WeightsAndBiases:
         self._run.finish(exit_code=int(status == "diverged"))
 
 
-PLACES: dict[str, type[TensorBoard] | type[MLflow] | type[WeightsAndBiases]] = {
+BACKENDS: dict[str, type[Backend]] = {
     "tensorboard": TensorBoard,
     "mlflow": MLflow,
     "wandb": WeightsAndBiases,
@@ -107,49 +112,56 @@ PLACES: dict[str, type[TensorBoard] | type[MLflow] | type[WeightsAndBiases]] = {
 class Tracker(Callback):
     """Callback that logs every evaluation to a backend."""
 
-    def __init__(self, place: str) -> None:
-        if place not in PLACES:
-            raise one_of("place to track runs", place, PLACES)
-        if importlib.util.find_spec(PLACES[place].package) is None:
-            raise UserError(f"{place} is not installed; install it with: pip install 'fedflat[track]'")
-        self._kind = PLACES[place]
-        self._place: Place | None = None
-        self._sent = -1
+    def __init__(self, name: str) -> None:
+        """Check that a backend is installed.
+
+        Args:
+            name: ``tensorboard``, ``mlflow`` or ``wandb``.
+        """
+        if name not in BACKENDS:
+            raise one_of("tracking backend", name, BACKENDS)
+        if importlib.util.find_spec(BACKENDS[name].package) is None:
+            raise UserError(f"{name} is not installed; install it with: pip install 'fedflat[track]'")
+        self._backend_class = BACKENDS[name]
+        self._backend: Backend | None = None
+        self._last_logged = -1
 
     def began(self, run: RunView) -> None:
         """Open the backend; a resumed run logs its history again."""
         folder = None if run.folder is None else run.folder.path
-        name = f"{re.sub(r'[^A-Za-z0-9.]+', '-', run.config.algorithm).strip('-')}-seed{run.config.seed}"
-        self._place, self._sent = self._kind(name, run.config, folder), -1
+        algorithm = re.sub(r"[^A-Za-z0-9.]+", "-", run.config.algorithm).strip("-")
+        self._backend = self._backend_class(f"{algorithm}-seed{run.config.seed}", run.config, folder)
+        self._last_logged = -1
         self.evaluated(run)
 
     def evaluated(self, run: RunView) -> None:
-        """Log new evaluations."""
+        """Log the evaluations since the last call."""
         for entry in run.history:
-            if self._place is not None and entry["round"] > self._sent:
-                self._place.scalars(scalars_of(entry), entry["round"])
-                self._sent = entry["round"]
+            if self._backend is not None and entry["round"] > self._last_logged:
+                self._backend.log(scalars_of(entry), entry["round"])
+                self._last_logged = entry["round"]
 
     def ended(self, run: RunView, record: Record) -> None:
         """Close the backend."""
-        if self._place is not None:
-            self._place.close(record.status)
-            self._place = None
+        if self._backend is not None:
+            self._backend.close(record.status)
+            self._backend = None
 
 
 def scalars_of(entry: Mapping[str, Any]) -> dict[str, float]:
-    """Scalars of an evaluation by path; per-client lists are dropped.
+    """Return the scalars of an evaluation by path; per-client lists are dropped.
 
     >>> scalars_of({"round": 3, "train_loss": 0.5, "test": {"wima(window=5)": {"accuracy": 0.9}}, "cosine": [0.1, 0.2]})
     {'train_loss': 0.5, 'test/wima_window_5/accuracy': 0.9}
     """
-    return {path: value for path, value in _walk(entry) if path != "round"}
+    return {path: value for path, value in _flatten(entry) if path != "round"}
 
 
-def _walk(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the numbers of nested mappings with their paths; other characters in keys become underscores."""
     for key, value in values.items():
         path = prefix + re.sub(r"[^\w.-]+", "_", str(key)).strip("_")
         if isinstance(value, Mapping):
-            yield from _walk(value, f"{path}/")
+            yield from _flatten(value, f"{path}/")
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
             yield path, float(value)

@@ -138,7 +138,7 @@ def default_folder(base: Config) -> Path:
 
 def _check_axis(over: str) -> None:
     from fedflat.errors import one_of
-    from fedflat.reporting.figures.curves import OVER
+    from fedflat.reporting.figures.curves import AXES
 
-    if over not in OVER:
-        raise one_of("axis", over, OVER)
+    if over not in AXES:
+        raise one_of("axis", over, AXES)

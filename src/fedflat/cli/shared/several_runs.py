@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedflat.cli.lookup.settings import flat_settings
 from fedflat.cli.shared.one_run import folder_of
 from fedflat.cli.shared.screen import screen, shown_bytes, shown_metric, shown_seconds, table, with_unit
-from fedflat.reporting.tables.summary import from_to
+from fedflat.reporting.tables.summary import shown_range
 from fedflat.text import write_value
 from fedflat.units import is_share
 
@@ -69,7 +69,7 @@ def print_comparison(comparison: Comparison, targets: Sequence[float] = ()) -> N
     for line, settings in zip(lines, differing, strict=True):
         row: list[object] = [line["label"], *([_assignments(settings)] if any(differing) else [])]
         mean, last = line.get("mean_last"), line.get("last")
-        over = f" (n={from_to(line['mean_counts'])})" if mean is not None and len(counts) > 1 else ""
+        over = f" (n={shown_range(line['mean_counts'])})" if mean is not None and len(counts) > 1 else ""
         row += [_spread(mean, metric, mean is not None and mean.mean == best, over), _spread(last, metric)]
         row += [f"{line['seeds']} ({line['diverged']} diverged)" if line["diverged"] else line["seeds"]]
         row += [_rounds(*line[f"rounds to {target:g}"]) for target in targets]
@@ -78,7 +78,7 @@ def print_comparison(comparison: Comparison, targets: Sequence[float] = ()) -> N
     spread = (
         "mean ± standard deviation over seeds" if max((line["seeds"] for line in lines), default=0) > 1 else "one seed"
     )
-    many = f"; the mean is over {from_to(counts)} evaluation{'s' * (max(counts) != 1)}" if counts else ""
+    many = f"; the mean is over {shown_range(counts)} evaluation{'s' * (max(counts) != 1)}" if counts else ""
     console.print(f"test {with_unit(metric)}: {spread}{many}", style="dim")
     console.print(table(columns, rows, numbers=set(columns) - {"algorithm", "settings"}))
     console.print()
@@ -103,7 +103,7 @@ def verdict(comparison: Comparison) -> str:
     if any(differing_settings(comparison)):
         return "These runs differ in more than algorithm and seed, so they are not ranked."
     if len(evaluation_counts(lines)) > 1:
-        each = ", ".join(f"{line['label']} {from_to(line['mean_counts'])}" for line in alive)
+        each = ", ".join(f"{line['label']} {shown_range(line['mean_counts'])}" for line in alive)
         return f"The means cover different numbers of evaluations ({each}), so rows are not ranked; use more rounds."
     best, first, metric = alive[0], lines[0], comparison.metric
     some = f", {best['mean_last'].count} of {best['seeds']} seeds without divergence" if best["diverged"] else ""

@@ -11,9 +11,9 @@ from fedflat.errors import UserError, one_of
 from fedflat.flatness.landscapes.grid import Landscape, Values
 
 LEVELS = 14
-HIGHEST_SHARE = 0.98
+TOP_QUANTILE = 0.98
 """Fraction of values below the top of the scale, so that steep corners do not use up all colours."""
-MOST_TENFOLDS = 3
+MAX_DECADES = 3
 """Maximum number of decades of a scale."""
 BASIN = (
     (0.00, "#12355b"),
@@ -25,7 +25,7 @@ BASIN = (
 )
 """Low is deep blue, high is pale; lightness increases monotonically."""
 NOT_FINITE = "#c9c4bd"
-SHOWN = {
+LABELS = {
     "train_loss": "training loss",
     "test_loss": "test loss",
     "train_error": "training error",
@@ -48,24 +48,25 @@ class LandscapeScale:
 
     @classmethod
     def over(cls, landscapes: Iterable[Landscape], value: str, levels: int = LEVELS) -> LandscapeScale:
-        """The scale of all values of some landscapes."""
-        grids = [grid_of(landscape, value) for landscape in landscapes]
-        everything = np.concatenate([grid.ravel() for grid in grids])
-        finite = everything[np.isfinite(everything)]
+        """Choose a scale for all values of some landscapes.
+
+        Args:
+            landscapes: the landscapes to compare.
+            value: name of the plotted quantity.
+            levels: number of levels.
+        """
+        values = np.concatenate([grid_of(landscape, value).ravel() for landscape in landscapes])
+        finite = values[np.isfinite(values)]
         if not len(finite):
             raise UserError(f"no value of {shown_value(value)} is finite; use a smaller radius")
-        high = float(np.quantile(finite, HIGHEST_SHARE))
+        high = float(np.quantile(finite, TOP_QUANTILE))
         high = high if high > 0 else float(max(finite.max(), 1e-6))
-        low = float(max(finite.min(), high * 10**-MOST_TENFOLDS))
+        low = float(max(finite.min(), high * 10**-MAX_DECADES))
         if high < low * 1.05:  # nearly constant
             low, high = low / 1.1, high * 1.1
-        return cls(
-            value,
-            tuple(float(level) for level in np.geomspace(low, high, levels)),
-            int((finite > high * (1 + 1e-12)).sum()),
-            int(len(everything) - len(finite)),
-            len(everything),
-        )
+        cut_off = int((finite > high * (1 + 1e-12)).sum())  # not those equal to the top up to rounding
+        not_finite = len(values) - len(finite)
+        return cls(value, tuple(np.geomspace(low, high, levels).tolist()), cut_off, not_finite, len(values))
 
     @property
     def low(self) -> float:
@@ -84,24 +85,22 @@ class LandscapeScale:
         >>> LandscapeScale("train_loss", (0.09, 1.0, 6.0), 0, 0, 9).ticks
         [0.1, 0.2, 0.5, 1.0, 2.0, 5.0]
         """
-        tens = [
-            10.0**power for power in range(int(np.floor(np.log10(self.low))), int(np.ceil(np.log10(self.high))) + 1)
-        ]
+        lowest_power, highest_power = int(np.floor(np.log10(self.low))), int(np.ceil(np.log10(self.high)))
+        powers = [10.0**power for power in range(lowest_power, highest_power + 1)]
         for digits in ((1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)):
-            found = [round(digit * ten, 12) for ten in tens for digit in digits if self._holds(digit * ten)]
-            if len(found) >= 3:
-                return found
-        # Evenly spaced for ranges below a factor of two.
-        rough = (self.high - self.low) / 5
-        step = next(
-            digit * 10 ** np.floor(np.log10(rough))
-            for digit in (1, 2, 5, 10)
-            if digit * 10 ** np.floor(np.log10(rough)) >= rough
-        )
+            ticks = [digit * power for power in powers for digit in digits if self._contains(digit * power)]
+            if len(ticks) >= 3:
+                return [round(tick, 12) for tick in ticks]
+        # Evenly spaced for ranges below a factor of two: about five steps of 1, 2 or 5 times a power of ten.
+        smallest_step = (self.high - self.low) / 5
+        power = 10 ** np.floor(np.log10(smallest_step))
+        step = next(digit * power for digit in (1, 2, 5, 10) if digit * power >= smallest_step)
         first = int(np.ceil(self.low / step))
-        return [round(float(number * step), 12) for number in range(first, first + 7) if self._holds(number * step)]
+        multiples = [number * step for number in range(first, first + 7)]
+        return [round(float(tick), 12) for tick in multiples if self._contains(tick)]
 
-    def _holds(self, value: float) -> bool:
+    def _contains(self, value: float) -> bool:
+        """Whether a value lies within the scale, up to rounding."""
         return self.low * 0.999 <= value <= self.high * 1.001
 
     def clipped(self, values: Values) -> Values:
@@ -111,29 +110,29 @@ class LandscapeScale:
     @property
     def notes(self) -> str:
         """A note on clipped and non-finite values; empty if there are none."""
-        said = []
+        notes = []
         if self.cut_off:
             high = shown_tick(float(f"{self.high:.3g}"), self.value)
-            said.append(f"{self.cut_off} of {self.total} values above {high} are drawn as {high}")
+            notes.append(f"{self.cut_off} of {self.total} values above {high} are drawn as {high}")
         if self.not_finite:
-            said.append(f"{self.not_finite} of {self.total} values are not finite (grey)")
-        return "; ".join(said)
+            notes.append(f"{self.not_finite} of {self.total} values are not finite (grey)")
+        return "; ".join(notes)
 
 
 def grid_of(landscape: Landscape, value: str) -> Values:
-    """The values of one quantity."""
+    """Return the values of one quantity, [points] or [rows, columns]."""
     if value not in landscape.values:
         raise one_of("value in this landscape", value, landscape.values)
     return landscape.values[value]
 
 
 def shown_value(value: str) -> str:
-    """The label of a quantity."""
-    return SHOWN.get(value, value.replace("_", " "))
+    """Return the label of a quantity."""
+    return LABELS.get(value, value.replace("_", " "))
 
 
 def shown_tick(tick: float, value: str) -> str:
-    """A tick label; errors are in percent.
+    """Format a tick; errors are in per cent.
 
     >>> shown_tick(0.05, "test_error"), shown_tick(0.05, "test_loss")
     ('5 %', '0.05')
@@ -142,8 +141,12 @@ def shown_tick(tick: float, value: str) -> str:
 
 
 def common_line(landscapes: Sequence[Landscape], scale: LandscapeScale) -> float:
-    """A level for comparison: the round number contained in most landscapes, the lowest above all centres."""
-    centres = [float(np.nanmin(scale.clipped(grid_of(landscape, scale.value)))) for landscape in landscapes]
-    edges = [float(np.nanmax(scale.clipped(grid_of(landscape, scale.value)))) for landscape in landscapes]
-    inside = [tick for tick in scale.ticks if max(centres) * 1.3 < tick < min(edges)]
-    return inside[0] if inside else float(np.sqrt(scale.low * scale.high))
+    """Choose a level that all landscapes contain, so that the areas within its contours can be compared.
+
+    It is the lowest tick clearly above all minima and below all maxima, or the middle of the scale if there is none.
+    """
+    grids = [scale.clipped(grid_of(landscape, scale.value)) for landscape in landscapes]
+    highest_minimum = max(float(np.nanmin(grid)) for grid in grids)
+    lowest_maximum = min(float(np.nanmax(grid)) for grid in grids)
+    contained = [tick for tick in scale.ticks if highest_minimum * 1.3 < tick < lowest_maximum]
+    return contained[0] if contained else float(np.sqrt(scale.low * scale.high))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,9 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from fedflat.reporting.figures.style import sort_clients, subplot_list
+from fedflat.reporting.tables.summary import shown_range
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -19,95 +23,93 @@ if TYPE_CHECKING:
 
 COLOURS = ("#4e79a7", "#f28e2b", "#e15759", "#76b7b2", "#59a14f", "#edc948", "#b07aa1", "#ff9da7", "#9c755f", "#bab0ac")
 """Colours of classes (Tableau 10); further classes use lighter versions."""
-MOST_COLOURS = 2 * len(COLOURS)
-MOST_CLIENTS = 200
+MAX_COLOURED_CLASSES = 2 * len(COLOURS)
+"""Number of classes up to which clients are stacked columns; more classes make a heat map."""
+MAX_CLIENTS = 200
 """Maximum number of clients shown; more are subsampled evenly."""
-LETTERS = 120
+LEGEND_CHARACTERS = 120
 """Characters per legend line."""
 
 
 def partition_picture(histogram: IntArray | Sequence[Sequence[int]], classes: Sequence[str], title: str) -> Figure:
-    """The class counts [clients, classes] as one figure."""
+    """Draw class counts, [clients, classes]."""
     return partition_pictures({title: histogram}, classes)
 
 
 def partition_pictures(histograms: Mapping[str, IntArray | Sequence[Sequence[int]]], classes: Sequence[str]) -> Figure:
-    """Several partitions of one dataset, one panel each."""
+    """Draw several partitions of one dataset, one panel each.
+
+    Args:
+        histograms: examples per client and class, [clients, classes], by title.
+        classes: names of the classes.
+    """
     rows = len(histograms)
-    few = len(classes) <= MOST_COLOURS
+    stacked = len(classes) <= MAX_COLOURED_CLASSES
     height = 3.4 if rows == 1 else 1.75 * rows + 0.9
-    figure = Figure(
-        figsize=(9.0, height if few else 1.6 * height), layout=ConstrainedLayoutEngine(h_pad=0.08, hspace=0.04)
-    )
-    for axes, (title, histogram) in zip(figure.subplots(rows, squeeze=False)[:, 0], histograms.items(), strict=True):
+    layout = ConstrainedLayoutEngine(h_pad=0.08, hspace=0.04)
+    figure = Figure(figsize=(9.0, height if stacked else 1.6 * height), layout=layout)
+    for axes, (title, histogram) in zip(subplot_list(figure, rows, columns=1), histograms.items(), strict=True):
         counts = np.asarray(histogram)
-        shown = _ordered(counts)
-        (_columns if few else _cells)(axes, shown, classes)
+        shown = sort_clients(counts, MAX_CLIENTS)
+        if stacked:
+            _draw_columns(axes, shown, classes)
+        else:
+            _draw_heat_map(axes, shown, classes)
         axes.set_title(title if len(title) < 55 else f"{title}\n", loc="left", fontsize=10.5, fontweight="bold", pad=5)
-        axes.set_title(_measured(counts, len(shown)), loc="right", fontsize=8.5, color="#666666", pad=5)
+        axes.set_title(_caption(counts, len(shown)), loc="right", fontsize=8.5, color="#666666", pad=5)
         axes.tick_params(labelsize=8, length=0, colors="#555555")
         axes.set_xlim(-0.5, len(shown) - 0.5)
         axes.set_xticks([])
         axes.spines[:].set_visible(False)
     axes.set_xlabel("clients, sorted by most frequent class", fontsize=9, color="#333333")
-    if few:
-        _legend(figure, classes)
+    if stacked:
+        _add_legend(figure, classes)
     return figure
 
 
-def _ordered(counts: IntArray) -> IntArray:
-    """Clients sorted by their most frequent class, subsampled if there are too many."""
-    share = counts.max(1) / counts.sum(1)
-    ordered = counts[np.lexsort((-share, counts.argmax(1)))]
-    shown: IntArray = ordered[np.linspace(0, len(ordered) - 1, min(len(ordered), MOST_CLIENTS)).round().astype(int)]
-    return shown
+def _caption(counts: IntArray, shown: int) -> str:
+    """Describe the clients of which ``shown`` are drawn."""
+    clients = f"{len(counts)} clients" if shown == len(counts) else f"{shown} of {len(counts)} clients"
+    classes = np.count_nonzero(counts, axis=1).mean()
+    return f"{clients}, {shown_range(counts.sum(1))} examples each, {classes:.1f} classes per client"
 
 
-def _measured(counts: IntArray, shown: int) -> str:
-    clients, per_client = len(counts), np.count_nonzero(counts, axis=1).mean()
-    which = f"{clients} clients" if shown == clients else f"{shown} of {clients} clients"
-    sizes = counts.sum(1)
-    size = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
-    return f"{which}, {size} examples each, {per_client:.1f} classes per client"
-
-
-def _columns(axes: Axes, counts: IntArray, classes: Sequence[str]) -> None:
-    """One column per client, its classes stacked in colours."""
-    most = counts.argmax(1)
-    first = counts.max(1)
-    axes.bar(
-        np.arange(len(counts)), first, width=0.86, color=[_colours(len(classes))[label] for label in most], linewidth=0
-    )
-    for label, colour in enumerate(_colours(len(classes))):
-        held = np.where(most == label, 0, counts[:, label])
-        axes.bar(np.arange(len(counts)), held, bottom=first, width=0.86, color=colour, linewidth=0)
-        first = first + held
-    axes.set_ylim(0, 1.01 * first.max())
+def _draw_columns(axes: Axes, counts: IntArray, classes: Sequence[str]) -> None:
+    """Draw one column per client with stacked classes, its most frequent class at the bottom."""
+    x, colours = np.arange(len(counts)), _class_colours(len(classes))
+    most_frequent, height = counts.argmax(1), counts.max(1)
+    axes.bar(x, height, width=0.86, color=[colours[label] for label in most_frequent], linewidth=0)
+    for label, colour in enumerate(colours):
+        examples = np.where(most_frequent == label, 0, counts[:, label])
+        axes.bar(x, examples, bottom=height, width=0.86, color=colour, linewidth=0)
+        height = height + examples
+    axes.set_ylim(0, 1.01 * height.max())
     axes.set_ylabel("examples", fontsize=9, color="#333333")
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2.5, 5, 10]))
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
 
 
-def _cells(axes: Axes, counts: IntArray, classes: Sequence[str]) -> None:
-    """A heat map of square roots of counts, so that single examples stay visible."""
+def _draw_heat_map(axes: Axes, counts: IntArray, classes: Sequence[str]) -> None:
+    """Draw a heat map of square roots of counts, so that single examples stay visible."""
     norm = PowerNorm(0.5, vmin=0, vmax=max(int(counts.max()), 1))
     image = axes.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest", norm=norm, origin="upper")
-    every = max(1, 10 ** (len(str(len(classes) - 1)) - 1))
-    axes.set_yticks(range(0, len(classes), every), classes[::every])
+    tick_step = 10 ** (len(str(len(classes) - 1)) - 1)  # 10 for up to 100 classes, 100 for up to 1000
+    axes.set_yticks(range(0, len(classes), tick_step), classes[::tick_step])
     scale = axes.figure.colorbar(image, ax=axes, pad=0.01, aspect=40, ticks=MaxNLocator(4, integer=True))
     scale.ax.tick_params(labelsize=8, length=0, colors="#555555")
     scale.outline.set_visible(False)
     scale.set_label("examples", fontsize=9, color="#333333")
 
 
-def _legend(figure: Figure, classes: Sequence[str]) -> None:
-    patches = [Patch(color=colour, label=name) for name, colour in zip(classes, _colours(len(classes)), strict=True)]
-    lines = -(-sum(len(name) + 4 for name in classes) // LETTERS)
+def _add_legend(figure: Figure, classes: Sequence[str]) -> None:
+    """Add a legend of classes below the figure, on as many lines as their names need."""
+    colours = _class_colours(len(classes))
+    lines = ceil(sum(len(name) + 4 for name in classes) / LEGEND_CHARACTERS)
     figure.legend(
-        handles=patches,
+        handles=[Patch(color=colour, label=name) for name, colour in zip(classes, colours, strict=True)],
         loc="outside lower center",
-        ncols=-(-len(classes) // lines),
+        ncols=ceil(len(classes) / lines),
         frameon=False,
         fontsize=8.5,
         handlelength=0.9,
@@ -115,8 +117,8 @@ def _legend(figure: Figure, classes: Sequence[str]) -> None:
     )
 
 
-def _colours(count: int) -> list[tuple[float, float, float]]:
-    """The first ``count`` colours of the palette, followed by a lighter version of each."""
+def _class_colours(count: int) -> list[tuple[float, float, float]]:
+    """Return the first ``count`` colours out of the palette, followed by a lighter version of each."""
     palette = [to_rgb(colour) for colour in COLOURS]
     lighter = [(0.45 * r + 0.55, 0.45 * g + 0.55, 0.45 * b + 0.55) for r, g, b in palette]
     return (palette + lighter)[:count]

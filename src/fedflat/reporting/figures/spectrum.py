@@ -10,57 +10,68 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from fedflat.flatness import Spectrum
-from fedflat.reporting.figures.curves import COLOURS
+from fedflat.reporting.figures.style import colour_of, open_frame
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LOWEST = 0.1
+LOWEST_DENSITY = 0.1
 """Lower end of the density axis, relative to a single eigenvalue's contribution."""
 
 
-def spectrum_picture(found: Mapping[str, Sequence[Spectrum]]) -> Figure:
-    """One line per model; for several subsets, the mean and one standard deviation."""
-    known = {name: spectra for name, spectra in found.items() if all(one.density for one in spectra)}
-    highest = 0.0
-    figure = Figure(figsize=(11.0 if known else 6.4, 4.4), layout="constrained")
-    axes = figure.subplots(1, 2 if known else 1, squeeze=False)[0]
-    for number, (name, spectra) in enumerate(found.items()):
-        _eigenvalues(axes[0], name, spectra, COLOURS[number % len(COLOURS)])
-        if name in known:
-            highest = max(highest, _density(axes[1], name, spectra, COLOURS[number % len(COLOURS)]))
-    axes[0].set_xlabel("eigenvalues of the Hessian, largest first")
-    axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
-    if all(value > 0 for spectra in found.values() for one in spectra for value in one.eigenvalues):
-        axes[0].set_yscale("log")
-        axes[0].yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
-        for plainly in (axes[0].yaxis.set_major_formatter, axes[0].yaxis.set_minor_formatter):
-            plainly(FuncFormatter(lambda value, _: f"{value:g}"))
-    else:
-        axes[0].axhline(0, color="#999999", lw=0.8)
-    if known:
-        axes[1].set_yscale("log")
-        axes[1].set_ylim(LOWEST * min(_of_one(one) for spectra in known.values() for one in spectra), 3 * highest)
-        axes[1].set_xlabel("eigenvalue")
-        axes[1].set_ylabel("density")
-    for one in axes:
-        one.grid(alpha=0.25)
-        one.spines[["top", "right"]].set_visible(False)
-    axes[0].legend(frameon=False, fontsize=9, title="lambda_max", alignment="right", title_fontsize=9)
+def spectrum_picture(models: Mapping[str, Sequence[Spectrum]]) -> Figure:
+    """Plot the spectra of models: one line per model, over subsets of examples the mean and one standard deviation.
+
+    Args:
+        models: by name, one spectrum per subset of examples; densities are drawn for models that have them.
+    """
+    with_density = {name for name, spectra in models.items() if all(spectrum.density for spectrum in spectra)}
+    figure = Figure(figsize=(11.0 if with_density else 6.4, 4.4), layout="constrained")
+    panels = figure.subplots(1, 2 if with_density else 1, squeeze=False)[0]
+    highest, single = 0.0, float("inf")
+    for number, (name, spectra) in enumerate(models.items()):
+        _draw_eigenvalues(panels[0], name, spectra, colour_of(number))
+        if name in with_density:
+            highest = max(highest, _draw_density(panels[1], name, spectra, colour_of(number)))
+            single = min(single, *map(_single_density, spectra))
+    all_eigenvalues = [value for spectra in models.values() for spectrum in spectra for value in spectrum.eigenvalues]
+    _label_eigenvalues(panels[0], is_log=min(all_eigenvalues) > 0)
+    if with_density:
+        panels[1].set_yscale("log")
+        panels[1].set_ylim(LOWEST_DENSITY * single, 3 * highest)
+        panels[1].set_xlabel("eigenvalue")
+        panels[1].set_ylabel("density")
+    for axes in panels:
+        open_frame(axes)
+    panels[0].legend(frameon=False, fontsize=9, title="lambda_max", alignment="right", title_fontsize=9)
     return figure
 
 
-def _eigenvalues(axes: Axes, name: str, spectra: Sequence[Spectrum], colour: str) -> None:
-    values = np.array([one.eigenvalues for one in spectra])
-    mean, places = values.mean(0), np.arange(1, values.shape[1] + 1)
-    axes.plot(places, mean, color=colour, lw=1.6, marker=".", ms=5, label=f"{name}   {mean[0]:.3g}")
+def _label_eigenvalues(axes: Axes, is_log: bool) -> None:
+    """Label the axes of the eigenvalues; the vertical one is logarithmic if all are positive."""
+    axes.set_xlabel("eigenvalues of the Hessian, largest first")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if not is_log:
+        axes.axhline(0, color="#999999", lw=0.8)
+        return
+    axes.set_yscale("log")
+    axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _draw_eigenvalues(axes: Axes, name: str, spectra: Sequence[Spectrum], colour: str) -> None:
+    """Draw the mean of each eigenvalue over subsets, with a band of one standard deviation."""
+    values = np.array([spectrum.eigenvalues for spectrum in spectra])
+    mean, ranks = values.mean(0), np.arange(1, values.shape[1] + 1)
+    axes.plot(ranks, mean, color=colour, lw=1.6, marker=".", ms=5, label=f"{name}   {mean[0]:.3g}")
     if len(values) > 1:
         std = values.std(0, ddof=1)
-        axes.fill_between(places, mean - std, mean + std, color=colour, alpha=0.15, lw=0)
+        axes.fill_between(ranks, mean - std, mean + std, color=colour, alpha=0.15, lw=0)
 
 
-def _density(axes: Axes, name: str, spectra: Sequence[Spectrum], colour: str) -> float:
-    """Draw the mean spectral density over subsets; returns its maximum."""
+def _draw_density(axes: Axes, name: str, spectra: Sequence[Spectrum], colour: str) -> float:
+    """Draw the mean spectral density over subsets; return its maximum."""
     densities = [spectrum.density for spectrum in spectra if spectrum.density]
     ends = np.concatenate([density.grid(2) for density in densities])
     grid = np.linspace(ends.min(), ends.max(), 800)
@@ -71,7 +82,7 @@ def _density(axes: Axes, name: str, spectra: Sequence[Spectrum], colour: str) ->
     return float(values.max())
 
 
-def _of_one(spectrum: Spectrum) -> float:
-    """The density at an isolated eigenvalue."""
+def _single_density(spectrum: Spectrum) -> float:
+    """Return the density at an isolated eigenvalue: the peak of its Gaussian."""
     assert spectrum.density is not None
     return float(1 / (spectrum.parameters * spectrum.density.default_width * np.sqrt(2 * np.pi)))

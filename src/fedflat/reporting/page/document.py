@@ -1,9 +1,9 @@
-"""The content of a report as plain values; page, tables and figures only render it."""
+"""The content of a report as plain values, and the wording of its numbers; page, tables and figures only render it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -12,24 +12,25 @@ import numpy as np
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.stopping import ENDED_STATUSES, check_target
 from fedflat.experiment.store.run_folder import Record
-from fedflat.reporting.page.gather import Gathered, Group, grouped, where
+from fedflat.reporting.figures.style import evenly_spaced, sort_clients
+from fedflat.reporting.page.gather import Gathered, Group, LabelledRow, group_runs, run_path
 from fedflat.reporting.page.notes import notes_of
 from fedflat.reporting.page.views import views_of
 from fedflat.reporting.result import Row
 from fedflat.reporting.tables.summary import (
     RoundsToTarget,
     compare_paired,
-    from_to,
-    holm,
-    mean_ranks,
+    holm_correction,
+    rank_algorithms,
     rounds_to,
+    seed_statistics,
     series,
-    spread,
+    shown_range,
     summarise,
 )
 from fedflat.units import is_share, shown_metric
 
-FIGURES = {"mean_last": "mean of the last 100 rounds", "last": "last", "best": "best (max over test)"}
+SUMMARY_LABELS = {"mean_last": "mean of the last 100 rounds", "last": "last", "best": "best (max over test)"}
 """Summary values of a run, with their labels."""
 AXES = {
     "round": "communication round",
@@ -37,10 +38,13 @@ AXES = {
     "bytes": "bytes sent, up and down",
     "seconds": "seconds",
 }
+"""Horizontal axes of curves, with their labels."""
 COSTS = ("backward_passes", "samples", "bytes_up", "bytes_down")
-MOST_POINTS, FEWEST_POINTS, POINTS_OF_A_PAGE = 240, 40, 24_000
-MOST_CLIENTS = 120
+MIN_CURVE_POINTS, MAX_CURVE_POINTS, MAX_PAGE_POINTS = 40, 240, 24_000
+"""Points per curve, and the number of points on a page from which curves are subsampled further."""
+MAX_CLIENTS = 120
 """Maximum number of clients in a partition figure; more are subsampled evenly."""
+PARTITION_FACTS = ("clients", "unseen", "sizes", "coverage", "duplicates", "classes_per_client", "heterogeneity")
 
 Values = dict[str, Any]
 
@@ -52,7 +56,7 @@ def report_document(
     by: str = "mean_last",
     apart: bool = False,
 ) -> Values:
-    """The content of a report.
+    """Compute the content of a report.
 
     Args:
         gathered: the runs.
@@ -61,17 +65,17 @@ def report_document(
         by: summary value to compare: ``mean_last``, ``last`` or ``best``.
         apart: allow several partitions, one section each.
     """
-    if by not in FIGURES:
-        raise one_of("figure", by, FIGURES)
-    groups = grouped(gathered.records, apart)
+    if by not in SUMMARY_LABELS:
+        raise one_of("summary value", by, SUMMARY_LABELS)
+    groups = group_runs(gathered.records, apart)
     rows = sum(len(group.rows) for group in groups)
-    points = max(FEWEST_POINTS, min(MOST_POINTS, POINTS_OF_A_PAGE // rows))
-    sections = [_section(group, targets, baseline, by, points) for group in groups]
+    points = max(MIN_CURVE_POINTS, min(MAX_CURVE_POINTS, MAX_PAGE_POINTS // rows))
+    sections = [_section_values(group, targets, baseline, by, points) for group in groups]
     if baseline is not None and all(section["baseline"] is None for section in sections):
         raise one_of("baseline", baseline, [row["label"] for section in sections for row in section["rows"]])
     return {
         "by": by,
-        "figures": FIGURES,
+        "summaries": SUMMARY_LABELS,
         "axes": AXES,
         "targets": list(targets),
         "runs": len(gathered.records),
@@ -80,153 +84,174 @@ def report_document(
     }
 
 
-def _section(group: Group, targets: Sequence[float], baseline: str | None, by: str, points: int) -> Values:
+def _section_values(group: Group, targets: Sequence[float], baseline: str | None, by: str, points: int) -> Values:
+    """Compute the content of a section; its curves have at most ``points`` points."""
     metric = group.metric
     for target in targets:
         check_target(target, metric)
-    rows = [_row(number, *row, metric, targets) for number, row in enumerate(group.rows)]
-    chosen = _baseline(rows, baseline)
+    rows = [_row_values(number, row, metric, targets) for number, row in enumerate(group.rows)]
+    baseline_number = _baseline_number(rows, baseline)
     section: Values = {
         "name": group.name,
         "metric": metric,
-        "uneven": uneven(rows, by),
+        "uneven": has_uneven_means(rows, by),
         "share": is_share(metric),
         "rows": rows,
-        "baseline": chosen,
+        "baseline": baseline_number,
         "seeds": sorted(group.partitions),
         "partition": partition_values(group.partitions),
-        "differences": _differences(rows, chosen, by),
+        "differences": _differences(rows, baseline_number, by),
         "ranks": _ranks(rows, by),
-        "curves": [_curve(row, points) for _, row, _ in group.rows],
-        "metrics": _metrics(group.records),
+        "curves": [_curve_values(labelled.row, points) for labelled in group.rows],
+        "metrics": _metric_names(group.records),
         "views": views_of(group),
-        "runs": [_run(record) for record in group.records],
-        "repeat": _repeat(group, targets),
+        "runs": [_run_values(record) for record in group.records],
+        "repeat": _repeat_values(group, targets),
     }
     section["notes"] = notes_of(section)
     return section
 
 
-def _row(
-    number: int, label: str, row: Row, settings: Mapping[str, str], metric: str, targets: Sequence[float]
-) -> Values:
-    alive = [record for record in row.records if record.status != "diverged"]
-    found = {record.config.seed: summarise(record.history, row.model, metric) for record in alive}
-    known = {seed: summary for seed, summary in found.items() if summary is not None}
-    by_seed = {name: {seed: float(getattr(summary, name)) for seed, summary in known.items()} for name in FIGURES}
-    ends = [record.history[-1] for record in alive if record.history]
+def _row_values(number: int, labelled: LabelledRow, metric: str, targets: Sequence[float]) -> Values:
+    """Compute a row's summary values, rounds to targets and costs; diverged runs only affect the targets."""
+    label, row, settings = labelled
+    seeds = [record.config.seed for record in row.records]
+    status = {record.config.seed: record.status for record in row.records}
+    converged = [record for record in row.records if record.status != "diverged"]
+    summaries = {}
+    for record in converged:
+        summary = summarise(record.history, row.model, metric)
+        if summary is not None:
+            summaries[record.config.seed] = summary
+    values = {
+        name: {seed: float(getattr(summary, name)) for seed, summary in summaries.items()} for name in SUMMARY_LABELS
+    }
+    last_entries = [record.history[-1] for record in converged if record.history]
     return {
         "number": number,
         "label": label,
         "algorithm": row.algorithm,
         "model": row.model,
         "settings": dict(settings),
-        "seeds": [record.config.seed for record in row.records],
-        "diverged": [record.config.seed for record in row.records if record.status == "diverged"],
-        "unfinished": [record.config.seed for record in row.records if record.status not in ENDED_STATUSES],
-        "values": by_seed,
-        "spread": {name: vars(spread(list(values.values()))) if values else None for name, values in by_seed.items()},
-        "mean_counts": {seed: summary.mean_count for seed, summary in known.items()},
-        "reached": [_reached(row, metric, target) for target in targets],
-        "cost": {name: fmean(float(end[name]) for end in ends) if ends else None for name in COSTS},
-        "seconds": fmean(record.seconds for record in alive) if alive else None,
+        "seeds": seeds,
+        "diverged": [seed for seed in seeds if status[seed] == "diverged"],
+        "unfinished": [seed for seed in seeds if status[seed] not in ENDED_STATUSES],
+        "values": values,
+        "spread": {name: _spread(by_seed.values()) for name, by_seed in values.items()},
+        "mean_counts": {seed: summary.mean_count for seed, summary in summaries.items()},
+        "reached": [_target_values(row, metric, target) for target in targets],
+        "cost": {name: _mean([float(entry[name]) for entry in last_entries]) for name in COSTS},
+        "seconds": _mean([record.seconds for record in converged]),
         "rounds": max((int(record.history[-1]["round"]) for record in row.records if record.history), default=0),
     }
 
 
-def _reached(row: Row, metric: str, target: float) -> Values:
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def _spread(values: Iterable[float]) -> Values | None:
+    """Mean, standard deviation and number of values; None without values."""
+    listed = list(values)
+    return vars(seed_statistics(listed)) if listed else None
+
+
+def _target_values(row: Row, metric: str, target: float) -> Values:
+    """Compute the rounds that a row's runs needed to reach a target."""
     runs = [record for record in row.records if record.history]
+    if not runs:
+        return {"target": target, "text": "–", "median": None, "reached": 0, "runs": 0, "each": []}
     rounds = tuple(rounds_to(record.history, row.model, metric, target) for record in runs)
     # A run that diverged without reaching the target is censored at the planned number of rounds.
     ends = tuple(
         record.config.training.rounds if record.status == "diverged" else int(record.history[-1]["round"])
         for record in runs
     )
-    if not runs:
-        return {"target": target, "text": "–", "median": None, "reached": 0, "runs": 0, "each": []}
     reached = RoundsToTarget(target, rounds, ends)
-    each = [f"{end}+" if at is None else str(at) for at, end in zip(rounds, ends, strict=True)]
     return {
         "target": target,
         "text": reached.text,
         "median": reached.median,
         "reached": reached.count,
         "runs": len(runs),
-        "each": each,
+        "each": [f"{end}+" if needed is None else str(needed) for needed, end in zip(rounds, ends, strict=True)],
     }
 
 
-def _baseline(rows: Sequence[Values], wanted: str | None) -> int | None:
-    if wanted is None:
+def _baseline_number(rows: Sequence[Values], name: str | None) -> int | None:
+    """Find the baseline by label or algorithm; without a name it is the first of several rows."""
+    if name is None:
         return 0 if len(rows) > 1 else None
-    return next((row["number"] for row in rows if wanted in (row["label"], row["algorithm"])), None)
+    return next((row["number"] for row in rows if name in (row["label"], row["algorithm"])), None)
 
 
-def _differences(rows: Sequence[Values], baseline: int | None, by: str) -> list[Values]:
-    """Paired differences of every row and the baseline, with Holm-corrected p-values."""
-    if baseline is None:
+def _differences(rows: Sequence[Values], baseline_number: int | None, by: str) -> list[Values]:
+    """Compare every row with the baseline, paired by seed, with Holm-corrected p-values."""
+    if baseline_number is None:
         return []
-    base = rows[baseline]
-    others = [(row, uneven([base, row], by)) for row in rows if row["number"] != baseline]
-    pairs = [(row, None if apart else compare_paired(row["values"][by], base["values"][by])) for row, apart in others]
-    corrected = holm([None if pair is None else pair.p for _, pair in pairs])
-    return [
-        {
-            "row": row["number"],
-            "label": row["label"],
-            "pair": None if pair is None else vars(pair),
-            "holm": p,
-            "uneven": apart,
-        }
-        for (row, pair), p, (_, apart) in zip(pairs, corrected, others, strict=True)
-    ]
+    baseline = rows[baseline_number]
+    differences: list[Values] = []
+    for row in rows:
+        if row is baseline:
+            continue
+        uneven = has_uneven_means([baseline, row], by)
+        pair = None if uneven else compare_paired(row["values"][by], baseline["values"][by])
+        values = None if pair is None else vars(pair)
+        differences.append(
+            {"row": row["number"], "label": row["label"], "pair": values, "holm": None, "uneven": uneven}
+        )
+    p_values = [difference["pair"]["p"] if difference["pair"] else None for difference in differences]
+    for difference, corrected in zip(differences, holm_correction(p_values), strict=True):
+        difference["holm"] = corrected
+    return differences
 
 
-def uneven(rows: Sequence[Values], by: str) -> bool:
+def has_uneven_means(rows: Sequence[Values], by: str) -> bool:
     """Whether rows are not comparable because their means cover different numbers of evaluations."""
     return by == "mean_last" and len({count for row in rows for count in row["mean_counts"].values()}) > 1
 
 
-def evaluations(rows: Sequence[Values], row: Values, figure: str) -> str:
-    """The number of evaluations of a row's mean as `` (n=5)`` if rows differ in it, else nothing."""
-    return f" (n={from_to(row['mean_counts'].values())})" if uneven(rows, figure) and row["mean_counts"] else ""
+def shown_evaluations(rows: Sequence[Values], row: Values, by: str) -> str:
+    """Format the number of evaluations in a row's mean as `` (n=5)`` if rows differ in it; otherwise empty."""
+    if not row["mean_counts"] or not has_uneven_means(rows, by):
+        return ""
+    return f" (n={shown_range(row['mean_counts'].values())})"
 
 
 def _ranks(rows: Sequence[Values], by: str) -> Values | None:
-    if uneven(rows, by):
+    """Rank the rows at their common seeds, diverged runs last; None if they are not comparable."""
+    if has_uneven_means(rows, by):
         return None
     values = {row["label"]: row["values"][by] | dict.fromkeys(row["diverged"], -math.inf) for row in rows}
-    ranks = mean_ranks({label: by_seed for label, by_seed in values.items() if by_seed})
+    ranks = rank_algorithms({label: by_seed for label, by_seed in values.items() if by_seed})
     if ranks is None:
         return None
     numbers = {row["label"]: row["number"] for row in rows}
     lines = [
-        {"row": numbers[name], "label": name, "mean": mean, "each": ranks.each[name]}
-        for name, mean in ranks.mean.items()
+        {"row": numbers[label], "label": label, "mean": mean, "each": ranks.each[label]}
+        for label, mean in ranks.mean.items()
     ]
     return {"seeds": ranks.seeds, "lines": lines, "friedman": ranks.friedman, "critical": ranks.critical}
 
 
-def _metrics(records: Sequence[Record]) -> list[str]:
-    """The evaluated metrics, the primary one first."""
-    found = dict.fromkeys(
-        name
-        for record in records
-        for evaluation in record.history[-1:]
-        for model in evaluation["test"].values()
-        for name in model
-    )
+def _metric_names(records: Sequence[Record]) -> list[str]:
+    """Return the evaluated metrics: primary ones first, the loss last."""
+    names: dict[str, None] = {}
+    for record in records:
+        for evaluation in record.history[-1:]:
+            for metrics in evaluation["test"].values():
+                names |= dict.fromkeys(metrics)
     primary = {record.metric for record in records}
-    return sorted(found, key=lambda name: (name == "loss", name not in primary))
+    return sorted(names, key=lambda name: (name == "loss", name not in primary))
 
 
-def _curve(row: Row, max_points: int) -> Values:
-    """Mean and standard deviation over seeds of every metric, subsampled to at most ``max_points`` points.
+def _curve_values(row: Row, max_points: int) -> Values:
+    """Compute mean and standard deviation over seeds of every metric, subsampled to at most ``max_points`` points.
 
     Diverged runs would truncate the mean of all others, so they are used only if all runs diverged.
     """
-    runs = [record for record in row.records if record.history and record.status != "diverged"]
-    runs = runs or [record for record in row.records if record.history]
+    evaluated = [record for record in row.records if record.history]
+    runs = [record for record in evaluated if record.status != "diverged"] or evaluated
     histories = [_with_costs(record) for record in runs]
     metrics = dict.fromkeys(name for history in histories for name in history[-1]["test"].get(row.model, {}))
     curve: Values = {"over": {}, "metrics": {}}
@@ -235,114 +260,116 @@ def _curve(row: Row, max_points: int) -> Values:
         count = min(map(len, seeds), default=0)
         if not count:
             continue
-        shown = np.unique(np.linspace(0, count - 1, min(count, max_points)).round().astype(int))
+        shown = evenly_spaced(count, max_points)
         values = np.array([[value for _, value in points[:count]] for points in seeds])[:, shown]
         std = values.std(0, ddof=1) if len(values) > 1 else np.zeros(len(shown))
-        curve["metrics"][metric] = {"mean": _short(values.mean(0)), "std": _short(std)}
+        curve["metrics"][metric] = {"mean": _shortened(values.mean(0)), "std": _shortened(std)}
         if not curve["over"]:
             for axis in AXES:
                 positions = [[x for x, _ in series(history, row.model, metric, axis)][:count] for history in histories]
-                curve["over"][axis] = _short(np.array(positions).mean(0)[shown])
+                curve["over"][axis] = _shortened(np.array(positions).mean(0)[shown])
     return curve
 
 
 def _with_costs(record: Record) -> list[Values]:
-    """A history with total bytes and elapsed seconds."""
+    """Return the history with total bytes and elapsed seconds; a round without a time has that of the previous one."""
     assert record.folder is not None
     seconds = {line["round"]: float(line["seconds"]) for line in record.folder.timing()}
-    latest, entries = 0.0, []
+    elapsed, entries = 0.0, []
     for entry in record.history:
-        latest = seconds.get(entry["round"], latest)
-        entries.append({**entry, "bytes": entry["bytes_up"] + entry["bytes_down"], "seconds": latest})
+        elapsed = seconds.get(entry["round"], elapsed)
+        entries.append({**entry, "bytes": entry["bytes_up"] + entry["bytes_down"], "seconds": elapsed})
     return entries
 
 
-def _short(values: Any) -> list[float | None]:
-    """Values rounded to five significant digits; None where not finite."""
+def _shortened(values: Any) -> list[float | None]:
+    """Round values to five significant digits; None where not finite."""
     return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
 
 
 def partition_values(partitions: Mapping[int, Values]) -> Values:
-    """The partition of the first seed as drawn and described, with the hashes of all seeds."""
+    """Describe the partition of the first seed, with class counts for a figure and the hashes of all seeds."""
     seed, partition = next(iter(partitions.items()))
-    counts = np.asarray(partition["histogram"])
-    share = counts.max(1) / np.maximum(counts.sum(1), 1)
-    ordered = counts[np.lexsort((-share, counts.argmax(1)))]
-    shown = ordered[np.linspace(0, len(ordered) - 1, min(len(ordered), MOST_CLIENTS)).round().astype(int)]
-    facts = {
-        name: partition[name]
-        for name in ("clients", "unseen", "sizes", "coverage", "duplicates", "classes_per_client", "heterogeneity")
-    }
-    return facts | {
-        "seed": seed,
-        "shown": shown.tolist(),
-        "hashes": {number: one["hash"] for number, one in partitions.items()},
-    }
+    values = {name: partition[name] for name in PARTITION_FACTS}
+    values["seed"] = seed
+    values["shown"] = sort_clients(np.asarray(partition["histogram"]), MAX_CLIENTS).tolist()
+    values["hashes"] = {number: partition["hash"] for number, partition in partitions.items()}
+    return values
 
 
-def _run(record: Record) -> Values:
-    end = record.history[-1] if record.history else {}
+def _run_values(record: Record) -> Values:
+    """Describe a run for the list of runs."""
+    rounds = record.history[-1]["round"] if record.history else 0
+    if record.status == "diverged" and record.folder:
+        rounds = int(record.folder.status()["rounds"])  # the round of divergence is not evaluated
     return {
-        "folder": where(record),
+        "folder": run_path(record),
         "algorithm": record.config.algorithm,
         "seed": record.config.seed,
         "status": record.status,
         "reason": record.reason,
-        "rounds": int(record.folder.status()["rounds"])
-        if record.status == "diverged" and record.folder
-        else end.get("round", 0),
+        "rounds": rounds,
         "of": record.config.training.rounds,
         "seconds": record.seconds,
     }
 
 
-def _repeat(group: Group, targets: Sequence[float]) -> Values:
-    """The command that repeats the comparison, if only algorithms and seeds differ, and its settings."""
-    algorithms = list(dict.fromkeys(record.config.algorithm for record in group.records))
-    seeds = sorted({record.config.seed for record in group.records})
-    alike = not any(settings for _, _, settings in group.rows)
-    wanted = "".join(f" --target {target:g}" for target in targets)
-    quoted = " ".join(f"'{name}'" if "(" in name else name for name in algorithms)
-    counted = seeds == list(range(len(seeds)))
-    which = len(seeds) if counted else f"{seeds[0]}," if len(seeds) == 1 else ",".join(map(str, seeds))
-    command = f"fedflat compare {quoted} --config settings.yaml --seeds {which}{wanted}" if alike else None
+def _repeat_values(group: Group, targets: Sequence[float]) -> Values:
+    """Return the command that repeats the comparison, if only algorithms and seeds differ, and its settings."""
+    command = None
+    if not any(labelled.settings for labelled in group.rows):
+        algorithms = dict.fromkeys(record.config.algorithm for record in group.records)
+        quoted = " ".join(f"'{name}'" if "(" in name else name for name in algorithms)
+        seeds = _seeds_option(sorted({record.config.seed for record in group.records}))
+        options = "".join(f" --target {target:g}" for target in targets)
+        command = f"fedflat compare {quoted} --config settings.yaml --seeds {seeds}{options}"
     return {
         "command": command,
         "settings": group.records[0].config.to_yaml(),
-        "folders": [where(record) for record in group.records],
+        "folders": [run_path(record) for record in group.records],
     }
 
 
-def require_something(document: Values) -> None:
+def _seeds_option(seeds: Sequence[int]) -> str:
+    """Write seeds as ``--seeds`` expects: a number N for 0 to N - 1, otherwise a list (``3,`` for one seed)."""
+    if seeds == list(range(len(seeds))):
+        return str(len(seeds))
+    return f"{seeds[0]}," if len(seeds) == 1 else ",".join(map(str, seeds))
+
+
+def require_evaluations(document: Values) -> None:
     """Reject a report on runs without any evaluation."""
-    if not any(row["spread"]["last"] or row["diverged"] for section in document["sections"] for row in section["rows"]):
+    rows = [row for section in document["sections"] for row in section["rows"]]
+    if not any(row["spread"]["last"] or row["diverged"] for row in rows):
         raise UserError("none of these runs has been evaluated yet; wait for their first evaluation")
 
 
-def signed(value: float, metric: str) -> str:
-    """A difference with its sign.
+def shown_difference(value: float, metric: str) -> str:
+    """Format a difference with its sign.
 
-    >>> signed(0.0123, "accuracy"), signed(-0.5, "loss")
+    >>> shown_difference(0.0123, "accuracy"), shown_difference(-0.5, "loss")
     ('+1.23', '−0.5')
     """
     return ("+" if value > 0 else "") + shown_metric(value, metric).replace("-", "−")
 
 
-def interval(bounds: Sequence[float] | None, metric: str) -> str:
-    """An interval as text.
+def shown_interval(bounds: Sequence[float] | None, metric: str) -> str:
+    """Format an interval.
 
-    >>> interval((-0.01, 0.02), "accuracy")
+    >>> shown_interval((-0.01, 0.02), "accuracy")
     '−1.00 to +2.00'
     """
-    return "–" if bounds is None else f"{signed(bounds[0], metric)} to {signed(bounds[1], metric)}"
+    return "–" if bounds is None else f"{shown_difference(bounds[0], metric)} to {shown_difference(bounds[1], metric)}"
 
 
 def shown_p(p: float | None) -> str:
-    """A p-value, never shown as zero.
+    """Format a p-value, never as zero.
 
     >>> shown_p(0.0123), shown_p(0.00001), shown_p(None)
     ('0.012', '< 0.001', '–')
     """
     if p is None:
         return "–"
-    return "< 0.001" if p < 0.001 else f"{p:.2g}" if p < 0.1 else f"{p:.2f}"
+    if p < 0.001:
+        return "< 0.001"
+    return f"{p:.2g}" if p < 0.1 else f"{p:.2f}"

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedflat.data import full_partition
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
-from fedflat.reporting.result import Result, Row
+from fedflat.reporting.result import Comparison, Row
 from fedflat.text import write_value
 
 PARTITION_SETTINGS = ("dataset", "partition", "partition_seed", "clients", "validation")
@@ -35,62 +35,79 @@ class Gathered:
 
 
 def gather(paths: Iterable[Path]) -> Gathered:
-    """The runs in these folders or below them.
+    """Read the runs in these folders or below them.
 
     A folder given explicitly must be readable; an unreadable one found below is skipped.
     """
-    records: dict[Path, Record] = {}
+    records: dict[Path, Record] = {}  # by resolved path, so that a folder given twice counts once
     left_out: list[tuple[str, str]] = []
     for path in paths:
         if not path.is_dir():
             raise UserError(f"{path} does not exist; expected a run folder, or a folder that contains runs")
         if RunFolder(path).exists:
-            records.setdefault(path.resolve(), whole_record(path))
+            records.setdefault(path.resolve(), _load_complete(path))
             continue
-        found = sorted(file.parent for file in path.rglob("config.yaml"))
-        for folder in found:
+        folders = _folders_with(path, "config.yaml")
+        for folder in sorted(folders):
             try:
-                records.setdefault(folder.resolve(), whole_record(folder))
-            except UserError as why:
-                left_out.append((str(folder), str(why)))
-        half = {file.parent for name in ("metrics.jsonl", "status.json") for file in path.rglob(name)} - set(found)
-        left_out += [
-            (str(folder), f"{folder} has no config.yaml and is incomplete; copy it again") for folder in sorted(half)
-        ]
-    kept = _once(list(records.values()), left_out)
-    if not kept:
-        first = f" ({left_out[0][1]})" if left_out else ""
-        raise UserError(f"no runs to report on{first}; expected folders created by fedflat run")
-    return Gathered(kept, left_out)
+                records.setdefault(folder.resolve(), _load_complete(folder))
+            except UserError as error:
+                left_out.append((str(folder), str(error)))
+        without_config = _folders_with(path, "metrics.jsonl") | _folders_with(path, "status.json")
+        for folder in sorted(without_config - folders):
+            left_out.append((str(folder), f"{folder} has no config.yaml and is incomplete; copy it again"))
+    distinct = _drop_repeated(list(records.values()), left_out)
+    if not distinct:
+        reason = f" ({left_out[0][1]})" if left_out else ""
+        raise UserError(f"no runs to report on{reason}; expected folders created by fedflat run")
+    return Gathered(distinct, left_out)
 
 
-def whole_record(path: Path) -> Record:
-    """The record of a run folder; raises a ``UserError`` if it is incomplete."""
+def _folders_with(path: Path, name: str) -> set[Path]:
+    """Find the folders at or below a path that contain a file of this name."""
+    return {file.parent for file in path.rglob(name)}
+
+
+def _load_complete(path: Path) -> Record:
+    """Load the record of a run folder; raise a ``UserError`` if the folder is incomplete."""
     record, folder = load_record(path), RunFolder(path)
     status, partition = folder.status(), folder.partition()
     if "hash" not in partition or "histogram" not in partition:
         raise UserError(f"{path / 'partition.json'} is incomplete; copy the run again")
-    said, there = int(status.get("rounds", 0)), int(record.history[-1]["round"]) if record.history else 0
-    due = said - 1 if record.status == "diverged" else said  # the round of divergence is not evaluated
-    if record.status in ENDED_STATUSES and due - there >= record.config.evaluation.every:
+    rounds = int(status.get("rounds", 0))
+    last_evaluated = int(record.history[-1]["round"]) if record.history else 0
+    evaluable = rounds - 1 if record.status == "diverged" else rounds  # the round of divergence is not evaluated
+    if record.status in ENDED_STATUSES and evaluable - last_evaluated >= record.config.evaluation.every:
         raise UserError(
-            f"{path} is incomplete: it ended after {said} rounds, but metrics.jsonl ends at {there}; copy it again"
+            f"{path} is incomplete: it ended after {rounds} rounds, but metrics.jsonl ends at {last_evaluated}; "
+            "copy it again"
         )
     return record
 
 
-def _once(records: list[Record], left_out: list[tuple[str, str]]) -> list[Record]:
-    """Drop runs that repeat another one, which would count a seed twice."""
-    seen: dict[tuple[object, ...], str] = {}
-    kept = []
+def _drop_repeated(records: list[Record], left_out: list[tuple[str, str]]) -> list[Record]:
+    """Drop runs that repeat another one, which would count a seed twice, and add them to ``left_out``."""
+    distinct: dict[tuple[object, ...], Record] = {}
     for record in records:
-        key = (record.config.algorithm, record.config.seed, tuple(sorted(settings_of(record.config).items())))
-        if key in seen:
-            left_out.append((where(record), f"{where(record)} repeats {seen[key]}: the same settings and seed"))
-        else:
-            seen[key] = where(record)
-            kept.append(record)
-    return kept
+        first = distinct.setdefault((record.config.seed, *_experiment(record.config)), record)
+        if first is not record:
+            path = run_path(record)
+            left_out.append((path, f"{path} repeats {run_path(first)}: the same settings and seed"))
+    return list(distinct.values())
+
+
+def _experiment(config: Config) -> tuple[object, ...]:
+    """Return a key that is equal for configs that differ only in their seed or in irrelevant settings."""
+    return config.algorithm, *sorted(settings_of(config).items())
+
+
+class LabelledRow(NamedTuple):
+    """A row of a report."""
+
+    label: str
+    row: Row
+    settings: dict[str, str]
+    """The settings in which it differs from other rows, by full name."""
 
 
 @dataclass(frozen=True)
@@ -103,99 +120,105 @@ class Group:
     """Partition statistics by seed."""
 
     @cached_property
-    def rows(self) -> list[tuple[str, Row, dict[str, str]]]:
-        """One row per algorithm and model over all seeds: label, runs, and distinguishing settings."""
-        together: dict[tuple[object, ...], list[Record]] = {}
+    def rows(self) -> list[LabelledRow]:
+        """One row per algorithm and model, over all seeds."""
+        experiments: dict[tuple[object, ...], list[Record]] = {}
         for record in self.records:
-            key = (record.config.algorithm, *sorted(settings_of(record.config).items()))
-            together.setdefault(key, []).append(record)
-        flat = [settings_of(records[0].config) for records in together.values()]
-        differing = [name for name in flat[0] if len({some.get(name) for some in flat}) > 1]
-        rows, taken = [], set()
-        for records, settings in zip(together.values(), flat, strict=True):
-            own = {name: settings[name] for name in differing}
+            experiments.setdefault(_experiment(record.config), []).append(record)
+        settings = [settings_of(records[0].config) for records in experiments.values()]
+        differing = [name for name in settings[0] if len({values.get(name) for values in settings}) > 1]
+        rows: dict[str, LabelledRow] = {}
+        for records, values in zip(experiments.values(), settings, strict=True):
+            distinguishing = {name: values[name] for name in differing}
+            shown = [f"{name.split('.')[-1]}={value}" for name, value in distinguishing.items()]
+            by_seed = tuple(sorted(records, key=lambda record: record.config.seed))
             models = dict.fromkeys(name for record in records for name in record.evaluated) or {"server": None}
             for model in models:
-                row = Row(records[0].config.algorithm, model, tuple(sorted(records, key=lambda r: r.config.seed)))
-                label = ", ".join([row.label, *(f"{name.split('.')[-1]}={value}" for name, value in own.items())])
-                if label in taken:  # the same training with another average
-                    continue
-                taken.add(label)
-                rows.append((label, row, own))
-        return rows
+                row = Row(records[0].config.algorithm, model, by_seed)
+                label = ", ".join([row.label, *shown])
+                # Runs that differ only in an average train the same server model, which has one row.
+                rows.setdefault(label, LabelledRow(label, row, distinguishing))
+        return list(rows.values())
 
     @property
     def metric(self) -> str:
         """The primary metric of these runs."""
-        return next((Result(record).metric for record in self.records if record.history), "accuracy")
+        return Comparison(self.records).metric
 
 
-def grouped(records: Sequence[Record], apart: bool = False) -> list[Group]:
+def group_runs(records: Sequence[Record], apart: bool = False) -> list[Group]:
     """Group runs by dataset and partition; several groups need ``apart``."""
-    found: dict[tuple[object, ...], list[Record]] = {}
+    groups: dict[tuple[object, ...], list[Record]] = {}
     for record in records:
-        found.setdefault(tuple(getattr(record.config.data, name) for name in PARTITION_SETTINGS), []).append(record)
-    if len(found) > 1 and not apart:
-        some = "; ".join(_in_words(group[0].config) for group in list(found.values())[:3])
-        more = "; ..." if len(found) > 3 else ""
+        key = tuple(getattr(record.config.data, name) for name in PARTITION_SETTINGS)
+        groups.setdefault(key, []).append(record)
+    names = [_shown_data(group[0].config) for group in groups.values()]
+    if len(groups) > 1 and not apart:
+        examples = "; ".join(names[:3]) + ("; ..." if len(names) > 3 else "")
         raise UserError(
-            f"these runs have {len(found)} different partitions ({some}{more}), so equal seeds are not paired; "
+            f"these runs have {len(groups)} different partitions ({examples}), so equal seeds are not paired; "
             "select runs with one partition, or report each partition separately (--apart)"
         )
-    return [Group(_in_words(group[0].config), group, _partitions(group)) for group in found.values()]
+    return [Group(name, group, _partitions(group)) for name, group in zip(names, groups.values(), strict=True)]
 
 
 def _partitions(records: Iterable[Record]) -> dict[int, dict[str, Any]]:
-    """The partition of each seed; raises a ``UserError`` if two runs of one seed differ."""
-    partitions: dict[int, tuple[dict[str, Any], Record]] = {}
+    """Read the partition of each seed; raise a ``UserError`` if two runs of one seed have different ones."""
+    partitions: dict[int, dict[str, Any]] = {}
+    first_runs: dict[int, Record] = {}
     for record in records:
         assert record.folder is not None
-        partition = record.folder.partition()
-        other, first = partitions.setdefault(record.config.seed, (partition, record))
-        if other["hash"] != partition["hash"]:
-            hashes = f"{other['hash'][:8]} and {partition['hash'][:8]}"
+        seed, partition = record.config.seed, record.folder.partition()
+        first_run = first_runs.setdefault(seed, record)
+        first_hash = partitions.setdefault(seed, partition)["hash"]
+        if partition["hash"] != first_hash:
             raise UserError(
-                f"{where(first)} and {where(record)} have seed {record.config.seed} but different partitions "
-                f"(hash {hashes}); repeat one of them on the same data"
+                f"{run_path(first_run)} and {run_path(record)} have seed {seed} but different partitions "
+                f"(hash {first_hash[:8]} and {partition['hash'][:8]}); repeat one of them on the same data"
             )
-    return {seed: partition for seed, (partition, _) in sorted(partitions.items())}
+    return dict(sorted(partitions.items()))
 
 
 def settings_of(config: Config) -> dict[str, str]:
-    """Settings that may affect results, by full name, without algorithm and seed."""
-    found: dict[str, str] = {}
+    """Return the settings that may affect results, by full name and as text, without algorithm and seed."""
+    settings: dict[str, str] = {}
 
-    def walk(values: Mapping[str, Any], prefix: str) -> None:
+    def flatten(values: Mapping[str, Any], prefix: str) -> None:
         for name, value in values.items():
-            full = f"{prefix}{name}"
-            if full in IRRELEVANT_SETTINGS:
+            full_name = f"{prefix}{name}"
+            if full_name in IRRELEVANT_SETTINGS:
                 continue
             if isinstance(value, dict):
-                walk(value, f"{full}.")
+                flatten(value, f"{full_name}.")
             else:
-                found[full] = write_value(value)
+                settings[full_name] = write_value(value)
 
-    walk(config.model_dump(mode="json"), "")
-    return found
+    flatten(config.model_dump(mode="json"), "")
+    return settings
 
 
-def where(record: Record) -> str:
-    """The folder of a run."""
+def run_path(record: Record) -> str:
+    """Return the folder of a run; empty if it has none."""
     return "" if record.folder is None else str(record.folder.path)
 
 
-def _in_words(config: Config) -> str:
+def _shown_data(config: Config) -> str:
+    """Describe dataset and partition in one line."""
     data = config.data
-    extras = [f"seed {data.partition_seed}"] if data.partition_seed is not None else []
-    extras += [f"{data.clients} clients"] if data.clients is not None else []
-    extras += [f"{100 * data.validation:g} % held out"] if data.validation else []
-    return ", ".join([f"{data.dataset}, {partition_in_words(data.partition)}", *extras])
+    parts = [data.dataset, shown_partition(data.partition)]
+    if data.partition_seed is not None:
+        parts.append(f"seed {data.partition_seed}")
+    if data.clients is not None:
+        parts.append(f"{data.clients} clients")
+    if data.validation:
+        parts.append(f"{100 * data.validation:g} % held out")
+    return ", ".join(parts)
 
 
-def partition_in_words(text: str) -> str:
-    """A partition with all parameters except a zero ``sigma``.
+def shown_partition(text: str) -> str:
+    """Write a partition with all parameters except a zero ``sigma``.
 
-    >>> partition_in_words("dirichlet"), partition_in_words("iid(sigma=0.5)")
+    >>> shown_partition("dirichlet"), shown_partition("iid(sigma=0.5)")
     ('dirichlet(alpha=0.1)', 'iid(sigma=0.5)')
     """
     return re.sub(r"\(sigma=0\.0\)|,sigma=0\.0\b", "", full_partition(text)).replace(",", ", ")

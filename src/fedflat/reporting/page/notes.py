@@ -5,177 +5,156 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedflat.reporting.tables.summary import SIGNED_RANK_FROM, detectable, from_to
+from fedflat.reporting.tables.summary import MIN_SIGNED_RANK_PAIRS, detectable_effect, shown_range
 
-FEW = 5
+FEW_SEEDS = 5
 """Number of seeds below which a report states its statistical limits."""
+MAX_LISTED = 5
+"""Maximum number of runs or rows named in one caveat."""
+MAX_RUN_NOTES = 12
+"""Maximum number of caveats about single runs."""
+BAD, WARN, INFO = "bad", "warn", "info"
+"""Severities; the page styles a caveat by this name."""
+TEST_NAMES = {
+    "paired t": f"paired t test (fewer than {MIN_SIGNED_RANK_PAIRS} pairs)",
+    "signed rank": "Wilcoxon's signed-rank test",
+}
+
+Values = Mapping[str, Any]
+Notes = list[tuple[str, str]]
+"""Caveats as (severity, text)."""
 
 
-def notes_of(section: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The caveats of a section, each with its severity: bad, warn or info."""
-    rows: Sequence[Mapping[str, Any]] = section["rows"]
-    found = [*_ends(section["runs"]), *_seeds(rows), *_pairs(section), *_figures(rows), *_censored(rows), *_time(rows)]
-    return [{"kind": kind, "text": text} for kind, text in found]
+def notes_of(section: Values) -> list[dict[str, str]]:
+    """Return the caveats of a section, each with its severity (``kind``) and text."""
+    rows = section["rows"]
+    notes = _run_notes(section["runs"]) + _seed_notes(rows) + _difference_notes(section)
+    notes += _summary_notes(rows) + _target_notes(rows) + _time_notes(rows)
+    return [{"kind": kind, "text": text} for kind, text in notes]
 
 
-def _ends(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    found = [
-        ("bad", f"{run['algorithm']}, seed {run['seed']}, diverged at round {run['rounds']}{_because(run)}.")
-        for run in runs
-        if run["status"] == "diverged"
-    ]
-    if found:
-        found.append(
-            (
-                "bad",
-                "Diverged runs are excluded from means and differences, which flatters them, and rank last.",
-            )
+def _run_notes(runs: Sequence[Values]) -> Notes:
+    """Note runs that diverged, have not finished or stopped early."""
+    notes: Notes = []
+    for run in runs:
+        if run["status"] == "diverged":
+            where = f"{run['algorithm']}, seed {run['seed']}, diverged at round {run['rounds']}"
+            notes.append((BAD, f"{where}{_reason(run)}."))
+    if notes:
+        notes.append(
+            (BAD, "Diverged runs are excluded from means and differences, which flatters them, and rank last.")
         )
     unfinished = [run for run in runs if run["status"] in ("running", "paused")]
     if unfinished:
-        some = ", ".join(
-            f"{run['algorithm']} seed {run['seed']} ({run['rounds']} of {run['of']} rounds)" for run in unfinished[:5]
+        names = _listed(
+            [f"{run['algorithm']} seed {run['seed']} ({run['rounds']} of {run['of']} rounds)" for run in unfinished]
         )
-        found.append(
-            (
-                "warn",
-                f"{len(unfinished)} of {len(runs)} runs are unfinished: {some}{', …' if len(unfinished) > 5 else ''}.",
-            )
-        )
+        notes.append((WARN, f"{len(unfinished)} of {len(runs)} runs are unfinished: {names}."))
     stopped = sum(run["status"] == "stopped" for run in runs)
     if stopped:
-        found.append(("info", f"{_many(stopped, 'run')} stopped early, as configured."))
-    return _few(found)
+        notes.append((INFO, f"{_counted(stopped, 'run')} stopped early, as configured."))
+    if len(notes) <= MAX_RUN_NOTES:
+        return notes
+    return [*notes[:MAX_RUN_NOTES], (BAD, f"… and {len(notes) - MAX_RUN_NOTES} more.")]
 
 
-def _few(found: list[tuple[str, str]], most: int = 12) -> list[tuple[str, str]]:
-    return found if len(found) <= most else [*found[:most], ("bad", f"… and {len(found) - most} more.")]
-
-
-def _because(run: Mapping[str, Any]) -> str:
+def _reason(run: Values) -> str:
+    """Return why a run diverged, in brackets and without the round, which the caveat already states."""
     reason = run["reason"].removeprefix(f"round {run['rounds']}: ").rstrip(".")
     return f" ({reason})" if reason else ""
 
 
-def _seeds(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def _seed_notes(rows: Sequence[Values]) -> Notes:
+    """Note rows with too few or different numbers of seeds."""
     counts = {len(row["seeds"]) for row in rows}
     fewest = min(counts)
     if fewest == 1:
-        return [
-            (
-                "warn",
-                "At least one row has a single seed: no spread, no interval, no test, and its rank may be chance.",
-            )
-        ]
-    found = []
+        text = "At least one row has a single seed: no spread, no interval, no test, and its rank may be chance."
+        return [(WARN, text)]
+    notes: Notes = []
     if len(counts) > 1:
-        found.append(
-            (
-                "warn",
-                f"Rows have different numbers of seeds ({fewest} to {max(counts)}); differences use common seeds only.",
-            )
+        seeds = f"({fewest} to {max(counts)})"
+        notes.append((WARN, f"Rows have different numbers of seeds {seeds}; differences use common seeds only."))
+    if fewest < FEW_SEEDS:
+        coverage = 100 * (1 - 2 * 0.5**fewest)  # both tails: all values above or all below the median
+        text = (
+            f"{fewest} seeds are few. With 80 % power, a paired t test of {fewest} seeds detects only differences "
+            f"of at least {detectable_effect(fewest):.1f} standard deviations, so smaller ones may exist. The "
+            f"bootstrap interval of {fewest} values is too narrow ({coverage:.0f} % coverage at best, not 95 %); "
+            "prefer the t interval."
         )
-    if fewest < FEW:
-        found.append(
-            (
-                "warn",
-                f"{fewest} seeds are few. With 80 % power, a paired t test of {fewest} seeds detects only differences "
-                f"of at least {detectable(fewest):.1f} standard deviations, so smaller ones may exist. The bootstrap "
-                f"interval of {fewest} values is too narrow ({100 * (1 - 2 * 0.5**fewest):.0f} % coverage at best, "
-                "not 95 %); prefer the t interval.",
-            )
-        )
-    return found
+        notes.append((WARN, text))
+    return notes
 
 
-def _pairs(section: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Notes on how differences from the baseline were tested, as (level, text)."""
-    messages = []
-    base = None if section["baseline"] is None else section["rows"][section["baseline"]]["label"]
-    uneven = [row["label"] for row in section["differences"] if row["uneven"]]
+def _difference_notes(section: Values) -> Notes:
+    """Note how differences from the baseline were tested, and which rows could not be compared."""
+    notes: Notes = []
+    differences = section["differences"]
+    baseline = None if section["baseline"] is None else section["rows"][section["baseline"]]["label"]
+    uneven = [row["label"] for row in differences if row["uneven"]]
     if uneven:
-        messages.append(
-            (
-                "warn",
-                f"The means of {', '.join(uneven[:5])}{', …' if len(uneven) > 5 else ''} and {base} cover different "
-                "numbers of evaluations (n), e.g. because an average starts late, so they are not compared: use "
-                "--by last, or more rounds.",
-            )
+        text = (
+            f"The means of {_listed(uneven)} and {baseline} cover different numbers of evaluations (n), e.g. because "
+            "an average starts late, so they are not compared: use --by last, or more rounds."
         )
-    unpaired = [row["label"] for row in section["differences"] if row["pair"] is None and not row["uneven"]]
+        notes.append((WARN, text))
+    unpaired = [row["label"] for row in differences if row["pair"] is None and not row["uneven"]]
     if unpaired:
-        messages.append(
-            (
-                "warn",
-                f"{', '.join(unpaired[:5])} and {base} share no seed on which neither diverged, so no difference.",
-            )
-        )
-    tests = {row["pair"]["test"] for row in section["differences"] if row["pair"]} - {"none"}
-    names = {
-        "paired t": f"paired t test (fewer than {SIGNED_RANK_FROM} pairs)",
-        "signed rank": "Wilcoxon's signed-rank test",
-    }
+        text = f"{_listed(unpaired)} and {baseline} share no seed on which neither diverged, so no difference."
+        notes.append((WARN, text))
+    pairs = [row["pair"] for row in differences if row["pair"] is not None]
+    tests = sorted({pair["test"] for pair in pairs} - {"none"})
     if tests:
-        which = " and ".join(names[test] for test in sorted(tests))
-        count = sum(row["pair"] is not None and row["pair"]["p"] is not None for row in section["differences"])
-        family = f", Holm-corrected for {count} comparisons" if count > 1 else ""
-        messages.append(
-            (
-                "info",
-                f"Differences are paired by seed (same partition, cohorts and batches). Two-sided {which}{family}.",
-            )
-        )
+        tested = sum(pair["p"] is not None for pair in pairs)
+        names = " and ".join(TEST_NAMES[test] for test in tests)
+        correction = f", Holm-corrected for {tested} comparisons" if tested > 1 else ""
+        text = f"Differences are paired by seed (same partition, cohorts and batches). Two-sided {names}{correction}."
+        notes.append((INFO, text))
     if len(section["rows"]) > 1 and section["ranks"] is None and not section["uneven"]:
-        messages.append(("warn", "The rows share no seed, so there are no ranks."))
-    return messages
+        notes.append((WARN, "The rows share no seed, so there are no ranks."))
+    return notes
 
 
-def _figures(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def _summary_notes(rows: Sequence[Values]) -> Notes:
+    """Note what the summary values cover."""
+    notes: Notes = []
     counts = [count for row in rows for count in row["mean_counts"].values()]
-    found = []
     if counts:
-        found.append(
-            (
-                "info",
-                f"The mean of the last 100 rounds covers {from_to(counts)} evaluations. The best value is selected on "
-                "the test set and therefore optimistic.",
-            )
+        text = (
+            f"The mean of the last 100 rounds covers {shown_range(counts)} evaluations. The best value is selected on "
+            "the test set and therefore optimistic."
         )
+        notes.append((INFO, text))
     if any(0 < row["rounds"] <= 100 for row in rows):
-        found.append(
-            (
-                "warn",
-                "Some runs have at most 100 rounds, so their mean of the last 100 includes early rounds.",
-            )
-        )
+        text = "Some runs have at most 100 rounds, so their mean of the last 100 includes early rounds."
+        notes.append((WARN, text))
     if len({row["rounds"] for row in rows}) > 1:
-        found.append(
-            ("warn", "Rows have different numbers of rounds, so their final values are not directly comparable.")
-        )
-    return found
+        text = "Rows have different numbers of rounds, so their final values are not directly comparable."
+        notes.append((WARN, text))
+    return notes
 
 
-def _censored(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def _target_notes(rows: Sequence[Values]) -> Notes:
+    """Explain censoring if some run did not reach a target."""
     missed = sum(target["runs"] - target["reached"] for row in rows for target in row["reached"])
-    if not missed:
-        return []
     text = (
-        f"{_many(missed, 'time')} a run ended before it reached a target. Such runs are censored: 1000+ means not "
+        f"{_counted(missed, 'time')} a run ended before it reached a target. Such runs are censored: 1000+ means not "
         "reached by round 1000. Rounds to a target are medians over all seeds, including censored ones."
     )
-    return [("warn", text)]
+    return [(WARN, text)] if missed else []
 
 
-def _time(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    if not any(row["seconds"] for row in rows):
-        return []
-    return [
-        (
-            "info",
-            "Seconds are wall-clock times including flatness measurements; concurrent runs slow each other down.",
-        )
-    ]
+def _time_notes(rows: Sequence[Values]) -> Notes:
+    """Explain the reported seconds."""
+    text = "Seconds are wall-clock times including flatness measurements; concurrent runs slow each other down."
+    return [(INFO, text)] if any(row["seconds"] for row in rows) else []
 
 
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
+def _listed(names: Sequence[str]) -> str:
+    """Join the first names, with an ellipsis if there are more."""
+    return ", ".join(names[:MAX_LISTED]) + (", …" if len(names) > MAX_LISTED else "")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' if count != 1 else ''}"

@@ -1,4 +1,4 @@
-"""The report as one self-contained HTML page."""
+"""The report as one self-contained HTML page, and its files: page, tables and figures."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from fedflat import __version__
 from fedflat.experiment.store.files import create_folder, write_whole
 from fedflat.reporting.figures.files import write_figure
 from fedflat.reporting.page.document import (
-    FIGURES,
-    evaluations,
-    interval,
+    SUMMARY_LABELS,
+    has_uneven_means,
     report_document,
-    require_something,
+    require_evaluations,
+    shown_difference,
+    shown_evaluations,
+    shown_interval,
     shown_p,
-    signed,
-    uneven,
 )
-from fedflat.reporting.page.gather import Gathered, grouped
+from fedflat.reporting.page.gather import Gathered, group_runs
 from fedflat.reporting.page.views import landscapes_of
-from fedflat.reporting.tables.files import difference_table, result_table, table_csv, values_csv
+from fedflat.reporting.tables.files import DIFFERENCE_HEADS, difference_table, result_table, values_csv
+from fedflat.reporting.tables.summary import shown_range
 from fedflat.units import is_share, shown_bytes, shown_count, shown_metric, shown_seconds
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
     from fedflat.flatness.landscapes.grid import Landscape
 
 Values = Mapping[str, Any]
-IN_SCRIPTS = ("metric", "rows", "curves", "differences", "ranks", "partition", "views")
-"""Values that the page's script plots."""
+PLOTTED = ("metric", "curves", "differences", "ranks", "views")
+"""Values of a section that the page's script plots as they are."""
 
 
 def report_page(
@@ -47,30 +48,38 @@ def report_page(
     made: str = "",
     value: str = "train_loss",
 ) -> str:
-    """The page of a report; ``landscapes`` holds each section's landscapes, which embed Plotly."""
+    """Render the page of a report.
+
+    Args:
+        document: the content, from ``report_document``.
+        title: title of the page; default: from the content.
+        landscapes: the landscapes of each section by name, which embed Plotly; default: none.
+        made: version and date for the footer.
+        value: the plotted value of the landscapes.
+    """
     sections = document["sections"]
-    turned = _landscapes(landscapes, value) or [None] * len(sections)
-    library = _library() if any(turned) else ""
+    landscape_parts = [_landscape_html(by_name, value) for by_name in landscapes] or [None] * len(sections)
     return _template().render(
         document=document,
         title=title or _title(sections),
         subtitle=_subtitle(document),
-        css=_text("page.css"),
-        js=_text("charts.js") + _text("page.js").replace('"use strict";\n', "", 1),
-        data=_for_scripts(document),
-        landscapes=turned,
-        library=library,
+        css=_template_file("page.css"),
+        js=_template_file("charts.js") + _template_file("page.js").replace('"use strict";\n', "", 1),
+        data=_plotted_json(document),
+        landscapes=landscape_parts,
+        library=_plotly() if any(landscape_parts) else "",
         made=made,
-        parts=lambda section: _parts(section, turned[sections.index(section)] is not None),
+        parts=_parts,
         facts=_facts,
         partition_facts=_partition_facts,
         result_heads=lambda section: _result_heads(section, document["targets"]),
-        top=_top,
-        evaluations=evaluations,
+        difference_heads=DIFFERENCE_HEADS,
+        best=_best_mean,
+        evaluations=shown_evaluations,
         breakable=breakable,
         metric=shown_metric,
-        signed=signed,
-        interval=interval,
+        signed=shown_difference,
+        interval=shown_interval,
         p=shown_p,
         bytes=shown_bytes,
         seconds=shown_seconds,
@@ -83,53 +92,47 @@ def report_page(
 def _template() -> Template:
     from jinja2 import Environment, StrictUndefined
 
-    return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
-        _text("page.html")
-    )
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(_template_file("page.html"))
 
 
 @cache
-def _text(name: str) -> str:
+def _template_file(name: str) -> str:
     return (files("fedflat.reporting.page") / "templates" / name).read_text(encoding="utf-8")
 
 
-def _for_scripts(document: Values) -> str:
-    """The plotted values as JSON that cannot close its script element."""
-    sections = [
-        {name: section[name] for name in IN_SCRIPTS}
-        | {"rows": [{"number": row["number"], "label": row["label"]} for row in section["rows"]]}
-        | {
-            "partition": {"shown": section["partition"]["shown"]},
-            "shares": [name for name in section["metrics"] if is_share(name)],
-        }
-        for section in document["sections"]
-    ]
+def _plotted_json(document: Values) -> str:
+    """Write the plotted values as JSON; "<" is escaped, so that a label cannot close the script element."""
+    sections = []
+    for section in document["sections"]:
+        values = {name: section[name] for name in PLOTTED}
+        values["rows"] = [{"number": row["number"], "label": row["label"]} for row in section["rows"]]
+        values["partition"] = {"shown": section["partition"]["shown"]}
+        values["shares"] = [name for name in section["metrics"] if is_share(name)]
+        sections.append(values)
     return json.dumps({"sections": sections}, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-def _landscapes(landscapes: Sequence[Mapping[str, Landscape]], value: str) -> list[dict[str, Any] | None]:
+def _landscape_html(landscapes: Mapping[str, Landscape], value: str) -> dict[str, Any] | None:
+    """Render landscapes as HTML with a note on their scale; None if none of them has the value."""
     from fedflat.reporting.figures.landscape_page import landscape_parts
     from fedflat.reporting.figures.landscapes import Panel
 
-    found: list[dict[str, Any] | None] = []
-    for some in landscapes:
-        panels = [Panel(name, landscape) for name, landscape in some.items() if value in landscape.values]
-        if not panels:
-            found.append(None)
-            continue
-        about, parts = landscape_parts(panels, value, library=False)
-        found.append({"about": about, "parts": parts})
-    return found
+    panels = [Panel(name, landscape) for name, landscape in landscapes.items() if value in landscape.values]
+    if not panels:
+        return None
+    about, parts = landscape_parts(panels, value, library=False)
+    return {"about": about, "parts": parts}
 
 
-def _library() -> str:
+def _plotly() -> str:
     from plotly.offline import get_plotlyjs
 
     return str(get_plotlyjs())
 
 
 def breakable(label: str) -> Markup:
-    """A label with line-break opportunities between its parts.
+    """Insert line-break opportunities between the parts of a label.
 
     >>> breakable("fedavg+wima(window=10)")
     Markup('fedavg+<wbr>wima<wbr>(window=10)')
@@ -140,6 +143,7 @@ def breakable(label: str) -> Markup:
 
 
 def _title(sections: Sequence[Values]) -> str:
+    """Return the default title."""
     names = [section["name"] for section in sections]
     if len(names) > 1:
         return f"Comparison on {len(names)} partitions"
@@ -148,14 +152,16 @@ def _title(sections: Sequence[Values]) -> str:
 
 
 def _subtitle(document: Values) -> str:
+    """State how many runs and rows the page shows."""
     runs, rows = document["runs"], sum(len(section["rows"]) for section in document["sections"])
-    return f"{runs} run{'s' * (runs != 1)}, {rows} row{'s' * (rows != 1)}. Rows: algorithm + evaluated average."
+    counts = f"{runs} run{'s' if runs != 1 else ''}, {rows} row{'s' if rows != 1 else ''}"
+    return f"{counts}. Rows: algorithm + evaluated average."
 
 
-def _parts(section: Values, landscapes: bool) -> list[tuple[str, str]]:
-    """The available parts of a section, for the table of contents."""
-    wanted = {
-        "notes": ("Before you believe it", True),
+def _parts(section: Values, has_landscapes: bool) -> list[tuple[str, str]]:
+    """Return anchor and heading of the available parts of a section, for the table of contents."""
+    parts = {
+        "notes": ("Caveats", True),
         "results": ("Results", True),
         "differences": ("Differences", section["differences"]),
         "ranks": ("Ranks", section["ranks"]),
@@ -163,55 +169,48 @@ def _parts(section: Values, landscapes: bool) -> list[tuple[str, str]]:
         "partition": ("The partition", True),
         "log": ("Flatness over rounds", section["views"]["log"]),
         "spectra": ("Spectra", section["views"]["spectra"]),
-        "landscapes": ("Landscapes", landscapes),
+        "landscapes": ("Landscapes", has_landscapes),
         "clients": ("Clients and forgetting", section["views"]["clients"]),
         "repeat": ("How to repeat it", True),
     }
-    return [(name, words) for name, (words, there) in wanted.items() if there]
+    return [(anchor, heading) for anchor, (heading, is_available) in parts.items() if is_available]
 
 
-def _facts(section: Values) -> list[tuple[str, str]]:
-    runs, rows = section["runs"], section["rows"]
-    rounds = sorted({run["of"] for run in runs})
-    found = [
-        ("rounds", str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"),
-        ("runs", str(len(runs))),
-    ]
-    differing = sorted({name for row in rows for name in row["settings"]})
+def _facts(section: Values) -> dict[str, str]:
+    """Describe the compared runs."""
+    runs = section["runs"]
+    facts = {"rounds": shown_range(run["of"] for run in runs), "runs": str(len(runs))}
+    differing = sorted({name for row in section["rows"] for name in row["settings"]})
     if differing:
-        found.append(("settings that differ", ", ".join(differing)))
-    return [*found, ("metric", f"test {section['metric']}")]
+        facts["settings that differ"] = ", ".join(differing)
+    return facts | {"metric": f"test {section['metric']}"}
 
 
-def _partition_facts(partition: Values) -> list[tuple[str, str]]:
-    sizes = partition["sizes"]
-    hashes = ", ".join(f"seed {seed}: {digest[:12]}" for seed, digest in list(partition["hashes"].items())[:10])
-    return [
-        ("examples per client", f"{sizes['min']} to {sizes['max']}, median {sizes['median']:g}"),
-        ("classes per client", f"{partition['classes_per_client']:.2f} on average"),
-        (
-            "heterogeneity",
-            f"{partition['heterogeneity']:.3f} (mean total variation distance from all data; 0 is i.i.d.)",
-        ),
-        (
-            "coverage",
-            f"{100 * partition['coverage']:.1f} % of the training examples, "
-            f"{shown_count(partition['duplicates'])} used more than once",
-        ),
-        *([("unseen clients", shown_count(partition["unseen"]))] if partition["unseen"] else []),
-        ("hash", hashes),
-    ]
+def _partition_facts(partition: Values) -> dict[str, str]:
+    """Describe a partition, with the hashes of at most ten seeds."""
+    sizes, hashes = partition["sizes"], list(partition["hashes"].items())[:10]
+    distance, repeated = partition["heterogeneity"], shown_count(partition["duplicates"])
+    facts = {
+        "examples per client": f"{sizes['min']} to {sizes['max']}, median {sizes['median']:g}",
+        "classes per client": f"{partition['classes_per_client']:.2f} on average",
+        "heterogeneity": f"{distance:.3f} (mean total variation distance from all data; 0 is i.i.d.)",
+        "coverage": f"{100 * partition['coverage']:.1f} % of the training examples, {repeated} used more than once",
+    }
+    if partition["unseen"]:
+        facts["unseen clients"] = shown_count(partition["unseen"])
+    return facts | {"hash": ", ".join(f"seed {seed}: {digest[:12]}" for seed, digest in hashes)}
 
 
 def _result_heads(section: Values, targets: Sequence[float]) -> list[str]:
+    """Return the column headings of the results table."""
     reached = [f"rounds to {100 * target:g} %" if section["share"] else f"rounds to {target:g}" for target in targets]
-    return ["row", *FIGURES.values(), "seeds", *reached, "backward passes", "sent up", "sent down", "time"]
+    return ["row", *SUMMARY_LABELS.values(), "seeds", *reached, "backward passes", "sent up", "sent down", "time"]
 
 
-def _top(section: Values, figure: str) -> float | None:
-    """The best mean of a summary value, if there are several comparable rows."""
-    means = [row["spread"][figure]["mean"] for row in section["rows"] if row["spread"][figure]]
-    return None if len(means) < 2 or uneven(section["rows"], figure) else max(means)
+def _best_mean(section: Values, name: str) -> float | None:
+    """Return the best mean of a summary value; None unless there are several comparable rows."""
+    means = [row["spread"][name]["mean"] for row in section["rows"] if row["spread"][name]]
+    return None if len(means) < 2 or has_uneven_means(section["rows"], name) else max(means)
 
 
 def write_report(
@@ -241,26 +240,26 @@ def write_report(
         The report's content, and the paths of its files by kind.
     """
     document = report_document(gathered, list(targets), baseline, by, apart)
-    require_something(document)
+    require_evaluations(document)
     create_folder(out)
-    landscapes = [landscapes_of(group) for group in grouped(gathered.records, apart)]
+    landscapes = [landscapes_of(group) for group in group_runs(gathered.records, apart)]
     made = f"fedflat {__version__} on {date.today().isoformat()}"
     write_whole(out / "report.html", report_page(document, title, landscapes, made))
     write_whole(out / "values.csv", values_csv(document))
     for number, section in enumerate(document["sections"], 1):
-        ending = f"-{number}" if len(document["sections"]) > 1 else ""
-        write_whole(out / f"settings{ending}.yaml", section["repeat"]["settings"])
+        suffix = f"-{number}" if len(document["sections"]) > 1 else ""
+        write_whole(out / f"settings{suffix}.yaml", section["repeat"]["settings"])
         tables = {"results": result_table(section, document["targets"]), "differences": difference_table(section, by)}
         for name, table in tables.items():
             if table is not None:
-                write_whole(out / f"{name}{ending}.csv", table_csv(table))
-                write_whole(out / f"{name}{ending}.md", table.markdown())
-                write_whole(out / f"{name}{ending}.tex", table.latex())
+                write_whole(out / f"{name}{suffix}.csv", table.csv())
+                write_whole(out / f"{name}{suffix}.md", table.markdown())
+                write_whole(out / f"{name}{suffix}.tex", table.latex())
         if figures:
             from fedflat.reporting.figures.paper_figures import figures_of
 
             for name, figure in figures_of(section, by).items():
-                write_figure(figure, out / "figures" / f"{name}{ending}.pdf")
+                write_figure(figure, out / "figures" / f"{name}{suffix}.pdf")
     files = {"page": out / "report.html", "tables": out / "results*.csv, .md, .tex", "every value": out / "values.csv"}
     if figures:
         files["figures"] = out / "figures"

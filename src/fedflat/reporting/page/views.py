@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import ceil
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -12,152 +13,159 @@ from fedflat.errors import UserError
 from fedflat.experiment.analysis.landscapes import load_landscapes
 from fedflat.experiment.store.run_folder import Record
 from fedflat.reporting.figures.flatness_log import QUANTITIES, logged
-from fedflat.reporting.page.gather import where
+from fedflat.reporting.page.gather import run_path
 
 if TYPE_CHECKING:
     from fedflat.flatness.landscapes.grid import Landscape
     from fedflat.reporting.page.gather import Group
 
-MOST_EIGENVALUES = 50
-MOST_LOOKS = 60
-MOST_VIEWS = 24
-"""Maximum number of spectra and client views on one page."""
-MOST_LANDSCAPES = 6
+MAX_EIGENVALUES = 50
+MAX_ROUNDS = 60
+"""Maximum number of rounds in a client view; more are subsampled."""
+MAX_VIEWS = 24
+"""Maximum number of spectra, and of client views, on one page."""
+MAX_LANDSCAPES = 6
 
 Values = dict[str, Any]
 
 
 def views_of(group: Group) -> Values:
-    """All measurements of a group's runs."""
-    spectra, clients = _spectra(group), _clients(group.records)
+    """Collect the measurements of a group's runs; ``more`` is the number of those that the page omits."""
+    spectra, clients = _spectra(group), _client_views(group.records)
     return {
-        "log": _log(group),
-        "spectra": spectra[:MOST_VIEWS],
-        "clients": clients[:MOST_VIEWS],
-        "more": max(0, len(spectra) - MOST_VIEWS) + max(0, len(clients) - MOST_VIEWS),
+        "log": _flatness_log(group),
+        "spectra": spectra[:MAX_VIEWS],
+        "clients": clients[:MAX_VIEWS],
+        "more": max(0, len(spectra) - MAX_VIEWS) + max(0, len(clients) - MAX_VIEWS),
     }
 
 
 def landscapes_of(group: Group) -> dict[str, Landscape]:
-    """Two-dimensional landscapes, by name."""
-    found: dict[str, Landscape] = {}
-    for record, path in _files(group.records, "landscape.json"):
+    """Load the two-dimensional landscapes of a group's runs, by name; unreadable files are skipped."""
+    landscapes: dict[str, Landscape] = {}
+    for record, path in _measurement_files(group.records, "landscape.json"):
         try:
-            read = load_landscapes(path)
+            loaded = load_landscapes(path)
         except UserError:
             continue
-        for name, landscape in read.items():
-            if landscape.dimensions == 2 and len(found) < MOST_LANDSCAPES:
-                found[name if name not in found else f"{name} (in {where(record)})"] = landscape
-    return found
+        for name, landscape in loaded.items():
+            if landscape.dimensions == 2 and len(landscapes) < MAX_LANDSCAPES:
+                label = name if name not in landscapes else f"{name} (in {run_path(record)})"
+                landscapes[label] = landscape
+    return landscapes
 
 
-def _files(records: Sequence[Record], name: str) -> Iterator[tuple[Record, Path]]:
+def _measurement_files(records: Sequence[Record], name: str) -> Iterator[tuple[Record, Path]]:
+    """Find the files of this name below the ``flatness`` folder of each run."""
     for record in records:
-        if record.folder is not None and (record.folder.path / "flatness").is_dir():
+        if record.folder is not None:
             for path in sorted((record.folder.path / "flatness").rglob(name)):
                 yield record, path
 
 
-def _read(path: Path) -> Values | None:
-    """A JSON file; None if it is damaged, so that a report does not fail because of it."""
+def _read_json(path: Path) -> Values:
+    """Read a JSON object; empty if the file is damaged, so that a report does not fail because of it."""
     try:
         values = json.loads(path.read_text())
     except (OSError, ValueError):
-        return None
-    return values if isinstance(values, dict) else None
+        return {}
+    return values if isinstance(values, dict) else {}
 
 
-def _log(group: Group) -> Values:
-    """The mean over seeds of every logged quantity, per row."""
+def _flatness_log(group: Group) -> Values:
+    """Average every quantity of the flatness log over seeds; one line per row of the report."""
     lines: dict[str, list[Values]] = {}
     for number, (_, row, _) in enumerate(group.rows):
         runs = [record for record in row.records if any("flatness" in entry for entry in record.history)]
-        found = [logged(record, row.model) for record in runs]
+        logs = [logged(record, row.model) for record in runs]
         for name in QUANTITIES:
-            points = _mean([one[name] for one in found if name in one])
-            if points:
-                lines.setdefault(name, []).append(
-                    {"row": number, "x": [x for x, _ in points], "y": [y for _, y in points]}
-                )
-    return {name: {"words": QUANTITIES[name][0], "lines": some} for name, some in lines.items()}
+            means = _mean_over_runs([dict(log[name]) for log in logs if name in log])
+            if means:
+                lines.setdefault(name, []).append({"row": number, "x": list(means), "y": list(means.values())})
+    return {name: {"words": QUANTITIES[name][0], "lines": lines[name]} for name in lines}
 
 
-def _mean(runs: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, float]]:
-    """Means over the rounds that all runs have."""
+def _mean_over_runs(runs: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """Average values by round, over the rounds that all runs have."""
     if not runs:
-        return []
-    known = [dict(points) for points in runs]
-    common = [rounds for rounds, _ in runs[0] if all(rounds in one for one in known)]
-    return [(rounds, float(f"{fmean(one[rounds] for one in known):.5g}")) for rounds in common]
+        return {}
+    common = [rounds for rounds in runs[0] if all(rounds in values for values in runs)]
+    return {rounds: _rounded(fmean(values[rounds] for values in runs)) for rounds in common}
 
 
 def _spectra(group: Group) -> list[Values]:
-    """Every model of every spectrum file; a file may contain models of other runs.
+    """Collect every model of every spectrum file; a file may contain models of other runs.
 
     A model has the number (and colour) of the row with its name, or an unused one.
     """
-    found: dict[str, Values] = {}
-    for _, path in _files(group.records, "spectrum.json"):
-        document = _read(path) or {}
+    spectra: dict[str, Values] = {}
+    for _, path in _measurement_files(group.records, "spectrum.json"):
+        document = _read_json(path)
         for name, model in document.get("models", {}).items():
             if model.get("subsets"):
-                label = name if name not in found else f"{name} ({model.get('model')})"
-                found[label] = _spectrum(label, model["subsets"], document)
+                label = name if name not in spectra else f"{name} ({model.get('model')})"
+                spectra[label] = _spectrum_values(label, model["subsets"], document.get("on", ""))
     numbers = {label: number for number, (label, _, _) in enumerate(group.rows)}
-    for place, (label, spectrum) in enumerate(found.items()):
-        spectrum["row"] = numbers.get(label, len(numbers) + place)
-    return list(found.values())
+    for index, (label, spectrum) in enumerate(spectra.items()):
+        spectrum["row"] = numbers.get(label, len(numbers) + index)
+    return list(spectra.values())
 
 
-def _spectrum(label: str, subsets: Sequence[Mapping[str, Any]], document: Mapping[str, Any]) -> Values:
-    most = min(MOST_EIGENVALUES, *(len(one["eigenvalues"]) for one in subsets))
-    values = [fmean(one["eigenvalues"][place] for one in subsets) for place in range(most)]
-    traces = [one["trace"]["value"] for one in subsets if one.get("trace")]
+def _spectrum_values(label: str, subsets: Sequence[Mapping[str, Any]], on: str) -> Values:
+    """Average a spectrum over its subsets of examples; ``on`` names the data, e.g. ``train``."""
+    count = min(MAX_EIGENVALUES, *(len(subset["eigenvalues"]) for subset in subsets))
+    eigenvalues = [fmean(subset["eigenvalues"][index] for subset in subsets) for index in range(count)]
     return {
         "label": label,
-        "on": document.get("on", ""),
+        "on": on,
         "examples": subsets[0].get("examples"),
         "subsets": len(subsets),
-        "eigenvalues": [float(f"{value:.5g}") for value in values],
-        "lambda_max": fmean(one["lambda_max"] for one in subsets),
-        "lambda_min": _mean_or_none(subsets, "lambda_min"),
-        "ratio": _mean_or_none(subsets, "lambda_max_over_lambda_5"),
-        "trace": fmean(traces) if traces else None,
+        "eigenvalues": [_rounded(eigenvalue) for eigenvalue in eigenvalues],
+        "lambda_max": fmean(subset["lambda_max"] for subset in subsets),
+        "lambda_min": _mean_of_numbers(subset.get("lambda_min") for subset in subsets),
+        "ratio": _mean_of_numbers(subset.get("lambda_max_over_lambda_5") for subset in subsets),
+        "trace": _mean_of_numbers(subset["trace"]["value"] for subset in subsets if subset.get("trace")),
     }
 
 
-def _mean_or_none(subsets: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    known = [one[name] for one in subsets if isinstance(one.get(name), (int, float))]
-    return fmean(known) if known else None
+def _mean_of_numbers(values: Iterable[Any]) -> float | None:
+    """Average the values that are numbers; None if there are none."""
+    numbers = [value for value in values if isinstance(value, (int, float))]
+    return fmean(numbers) if numbers else None
 
 
-def _clients(records: Sequence[Record]) -> list[Values]:
-    """Accuracies per class and client over rounds, and forgetting per class."""
-    found = []
-    for record, path in _files(records, "clients.json"):
-        document = _read(path) or {}
-        looks = document.get("models", [])
-        if not looks or "accuracy" not in looks[-1]:
+def _client_views(records: Sequence[Record]) -> list[Values]:
+    """Collect accuracies per class and client over rounds, and forgetting per class."""
+    views = []
+    for record, path in _measurement_files(records, "clients.json"):
+        document = _read_json(path)
+        rounds = document.get("models", [])
+        if not rounds or "accuracy" not in rounds[-1]:
             continue
-        step = -(-len(looks) // MOST_LOOKS)
-        kept = looks[::-1][::step][::-1]
-        found.append(
+        step = ceil(len(rounds) / MAX_ROUNDS)
+        last = len(rounds) - 1
+        shown = rounds[last % step :: step]  # always includes the last round
+        views.append(
             {
                 "label": f"{record.config.algorithm}, seed {record.config.seed}",
-                "rounds": [look["round"] for look in kept],
-                "classes": _matrix(kept, "classes"),
-                "clients": _matrix(kept, "clients"),
+                "rounds": [entry["round"] for entry in shown],
+                "classes": _accuracies(shown, "classes"),
+                "clients": _accuracies(shown, "clients"),
                 "forgetting": document.get("forgetting", {}),
             }
         )
-    return found
+    return views
 
 
-def _matrix(looks: Sequence[Mapping[str, Any]], part: str) -> Values:
-    names = list(looks[-1]["accuracy"].get(part, {}))
-    return {name: [_rounded(look["accuracy"][part].get(name)) for look in looks] for name in names}
+def _accuracies(rounds: Sequence[Mapping[str, Any]], part: str) -> dict[str, list[float | None]]:
+    """Return the accuracy of each class or client (``part``) over rounds."""
+    accuracies: dict[str, list[float | None]] = {}
+    for name in rounds[-1]["accuracy"].get(part, {}):
+        values = [entry["accuracy"][part].get(name) for entry in rounds]
+        accuracies[name] = [None if value is None else _rounded(value, 4) for value in values]
+    return accuracies
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.4g}")
+def _rounded(value: float, digits: int = 5) -> float:
+    """Round to significant digits, which keeps the page small."""
+    return float(f"{value:.{digits}g}")

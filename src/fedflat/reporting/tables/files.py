@@ -8,13 +8,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedflat.reporting.page.document import FIGURES, evaluations, interval, shown_p, signed
+from fedflat.reporting.page.document import (
+    SUMMARY_LABELS,
+    shown_difference,
+    shown_evaluations,
+    shown_interval,
+    shown_p,
+)
 from fedflat.units import is_share, shown_count, shown_metric, shown_seconds
 
 Values = Mapping[str, Any]
-_SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
-    c: f"\\{c}" for c in "&%$#_{}"
-}
+DIFFERENCE_HEADS = ("row", "difference", "95 % bootstrap", "95 % Student", "pairs", "test", "p", "p after Holm")
+_LATEX_ESCAPES = str.maketrans(
+    {character: f"\\{character}" for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"±": r"$\pm$", "−": "$-$", "–": "--", "<": "$<$"}
+)
 
 
 @dataclass(frozen=True)
@@ -25,11 +34,17 @@ class TextTable:
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
+    def csv(self) -> str:
+        """The formatted table as CSV."""
+        return csv_text([self.heads, *self.rows])
+
     def markdown(self) -> str:
         """The table in Markdown."""
-        lines = [self.heads, ("---", *["---:"] * (len(self.heads) - 1)), *self.rows]
-        escaped = ([cell.replace("|", "\\|") for cell in line] for line in lines)
-        return f"{self.caption}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in escaped)
+        alignment = ["---", *["---:"] * (len(self.heads) - 1)]
+        text = f"{self.caption}\n\n"
+        for line in (self.heads, alignment, *self.rows):
+            text += "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n"
+        return text
 
     def latex(self) -> str:
         """The table in LaTeX; needs ``\\usepackage{booktabs}``."""
@@ -40,11 +55,9 @@ class TextTable:
             rf"\caption{{{latex_text(self.caption)}}}",
             rf"\begin{{tabular}}{{{columns}}}",
             r"\toprule",
-        ]
-        lines += [
-            _line(self.heads),
+            _latex_row(self.heads),
             r"\midrule",
-            *map(_line, self.rows),
+            *map(_latex_row, self.rows),
             r"\bottomrule",
             r"\end{tabular}",
             r"\end{table}",
@@ -52,99 +65,88 @@ class TextTable:
         return "\n".join(lines) + "\n"
 
 
-def _line(cells: Iterable[str]) -> str:
+def _latex_row(cells: Iterable[str]) -> str:
     return " & ".join(map(latex_text, cells)) + r" \\"
 
 
 def latex_text(text: str) -> str:
-    """Text escaped for LaTeX.
+    """Escape text for LaTeX.
 
     >>> latex_text("fedavg+wima(window=20) 83.1 ± 0.2 %")
     'fedavg+wima(window=20) 83.1 $\\\\pm$ 0.2 \\\\%'
     """
-    special = "".join(_SPECIAL.get(letter, letter) for letter in text)
-    for letter, command in {"±": r"$\pm$", "−": "$-$", "–": "--", "<": "$<$"}.items():
-        special = special.replace(letter, command)
-    return special
+    return text.translate(_LATEX_ESCAPES)
 
 
 def result_table(section: Values, targets: Sequence[float]) -> TextTable:
-    """The results table of a section."""
+    """Make the results table of a section: one line per row, with summary values, rounds to targets and costs."""
     metric = section["metric"]
-    unit = " in per cent" if is_share(metric) else ""
-    heads = (
-        "row",
-        *FIGURES.values(),
-        "seeds",
-        *(f"rounds to {target:g}" for target in targets),
-        "backward passes",
-        "MB up",
-        "time",
-    )
+    target_heads = [f"rounds to {target:g}" for target in targets]
+    heads = ("row", *SUMMARY_LABELS.values(), "seeds", *target_heads, "backward passes", "MB up", "time")
     rows = []
     for row in section["rows"]:
-        spreads = [_spread(row["spread"][name], metric) + evaluations(section["rows"], row, name) for name in FIGURES]
-        seeds = f"{len(row['seeds'])}" + (f" ({len(row['diverged'])} diverged)" if row["diverged"] else "")
-        reached = [
-            one["text"] + ("" if one["reached"] == one["runs"] else f" ({one['reached']}/{one['runs']})")
-            for one in row["reached"]
+        values = [
+            _shown_spread(row["spread"][name], metric) + shown_evaluations(section["rows"], row, name)
+            for name in SUMMARY_LABELS
         ]
-        up = "–" if row["cost"]["bytes_up"] is None else f"{row['cost']['bytes_up'] / 1e6:.4g}"
-        passes = shown_count(row["cost"]["backward_passes"])
-        rows.append((row["label"], *spreads, seeds, *reached, passes, up, shown_seconds(row["seconds"])))
+        seeds = f"{len(row['seeds'])}" + (f" ({len(row['diverged'])} diverged)" if row["diverged"] else "")
+        rounds = [_shown_rounds(target) for target in row["reached"]]
+        passes, bytes_up = shown_count(row["cost"]["backward_passes"]), row["cost"]["bytes_up"]
+        megabytes = "–" if bytes_up is None else f"{bytes_up / 1e6:.4g}"
+        rows.append((row["label"], *values, seeds, *rounds, passes, megabytes, shown_seconds(row["seconds"])))
+    unit = " in per cent" if is_share(metric) else ""
     caption = f"Test {metric}{unit} on {section['name']}: mean ± standard deviation over seeds."
     return TextTable(caption, heads, tuple(rows))
 
 
+def _shown_spread(spread: Values | None, metric: str) -> str:
+    """Format mean and standard deviation over seeds; the latter only for several seeds."""
+    if spread is None:
+        return "–"
+    mean = shown_metric(spread["mean"], metric)
+    return f"{mean} ± {shown_metric(spread['std'], metric)}" if spread["count"] > 1 else mean
+
+
+def _shown_rounds(target: Values) -> str:
+    """Format the rounds to a target, with the share of runs that reached it unless all did."""
+    text: str = target["text"]
+    return text if target["reached"] == target["runs"] else f"{text} ({target['reached']}/{target['runs']})"
+
+
 def difference_table(section: Values, by: str) -> TextTable | None:
-    """The paired differences of a section; None if nothing is compared."""
+    """Make the table of a section's differences, compared by ``by``; None if nothing is compared."""
     if not section["differences"]:
         return None
     metric = section["metric"]
-    heads = ("row", "difference", "95 % bootstrap", "95 % Student", "pairs", "test", "p", "p after Holm")
     rows = []
-    for one in section["differences"]:
-        pair = one["pair"]
+    for difference in section["differences"]:
+        label, pair = difference["label"], difference["pair"]
         if pair is None:
-            rows.append((one["label"], "–", "–", "–", "0", "none", "–", "–"))
+            rows.append((label, "–", "–", "–", "0", "none", "–", "–"))
             continue
-        bounds = [interval(pair[name], metric) for name in ("interval", "t_interval")]
-        tested = (str(len(pair["seeds"])), pair["test"], shown_p(pair["p"]), shown_p(one["holm"]))
-        rows.append((one["label"], signed(pair["mean"], metric), *bounds, *tested))
-    base = section["rows"][section["baseline"]]["label"]
+        intervals = [shown_interval(pair[name], metric) for name in ("interval", "t_interval")]
+        test = (str(len(pair["seeds"])), pair["test"], shown_p(pair["p"]), shown_p(difference["holm"]))
+        rows.append((label, shown_difference(pair["mean"], metric), *intervals, *test))
+    baseline = section["rows"][section["baseline"]]["label"]
     unit = " in percentage points" if is_share(metric) else ""
-    return TextTable(f"Differences from {base} in the {FIGURES[by]}, paired by seed{unit}.", heads, tuple(rows))
+    caption = f"Differences from {baseline} in the {SUMMARY_LABELS[by]}, paired by seed{unit}."
+    return TextTable(caption, DIFFERENCE_HEADS, tuple(rows))
 
 
 def values_csv(document: Values) -> str:
-    """Every value of every row and seed in full precision, one line each."""
+    """Write every value of every row and seed in full precision as CSV, one line each."""
     lines: list[tuple[object, ...]] = [("section", "row", "algorithm", "model", "seed", "figure", "value")]
     for section in document["sections"]:
         for row in section["rows"]:
             key = (section["name"], row["label"], row["algorithm"], row["model"])
-            lines += [
-                (*key, seed, FIGURES[name], value)
-                for name, values in row["values"].items()
-                for seed, value in values.items()
-            ]
+            for name, values in row["values"].items():
+                lines += [(*key, seed, SUMMARY_LABELS[name], value) for seed, value in values.items()]
             lines += [(*key, seed, "diverged", "") for seed in row["diverged"]]
-    return _csv(lines)
+    return csv_text(lines)
 
 
-def table_csv(table: TextTable) -> str:
-    """The formatted table as CSV."""
-    return _csv([table.heads, *table.rows])
-
-
-def _csv(lines: Iterable[Iterable[object]]) -> str:
-    written = io.StringIO()
-    csv.writer(written, lineterminator="\n").writerows(lines)
-    return written.getvalue()
-
-
-def _spread(spread: Values | None, metric: str) -> str:
-    if spread is None:
-        return "–"
-    return shown_metric(spread["mean"], metric) + (
-        f" ± {shown_metric(spread['std'], metric)}" if spread["count"] > 1 else ""
-    )
+def csv_text(lines: Iterable[Iterable[object]]) -> str:
+    """Write lines of cells, the first of them the heading, as CSV."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue()

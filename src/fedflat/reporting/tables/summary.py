@@ -1,4 +1,7 @@
-"""Summary values of a run: last, mean of the last rounds, best, rounds to a target."""
+"""Summary values of a run (last, mean of the last rounds, best, rounds to a target) and statistics over seeds.
+
+The statistics are paired differences with intervals and tests, Holm's correction, and ranks.
+"""
 
 from __future__ import annotations
 
@@ -29,36 +32,47 @@ class Summary:
 
 
 def summarise(history: Sequence[dict[str, Any]], model: str, metric: str) -> Summary | None:
-    """The summary of one model of a run; None if it was never evaluated."""
+    """Summarise a test metric of one model of a run; None if the model was never evaluated.
+
+    Round 0 (the initial model) does not count towards the mean of the last rounds.
+    """
     points = series(history, model, metric)
     if not points:
         return None
-    end = history[-1]["round"]
-    late = [value for round, value in points if round > end - WINDOW and round > 0] or [points[-1][1]]
-    return Summary(points[-1][1], fmean(late), len(late), max(value for _, value in points))
+    last = points[-1][1]
+    window_start = max(0, history[-1]["round"] - WINDOW)
+    window = [value for round, value in points if round > window_start] or [last]
+    return Summary(last, fmean(window), len(window), max(value for _, value in points))
 
 
 def series(
     history: Sequence[dict[str, Any]], model: str, metric: str, over: str = "round"
 ) -> list[tuple[float, float]]:
-    """(x, value) pairs of a test metric over rounds, bytes, backward passes or samples."""
-    points = [(record[over], record["test"].get(model, {}).get(metric)) for record in history]
+    """Return (x, value) pairs of a model's test metric, one per evaluation that has it.
+
+    Args:
+        history: one entry per evaluation.
+        model: name of the evaluated model, e.g. ``server``.
+        metric: name of the metric.
+        over: key of x in an entry: ``round``, ``backward_passes``, ``bytes_up``, ``bytes_down`` or ``samples``.
+    """
+    points = [(entry[over], entry["test"].get(model, {}).get(metric)) for entry in history]
     return [(x, value) for x, value in points if value is not None]
 
 
 def rounds_to(history: Sequence[dict[str, Any]], model: str, metric: str, target: float) -> int | None:
-    """The first evaluated round that reaches a target."""
+    """Return the first evaluated round whose metric is at least ``target``; None if there is none."""
     return next((int(round) for round, value in series(history, model, metric) if value >= target), None)
 
 
-def from_to(counts: Iterable[int]) -> str:
-    """The range of some numbers as text.
+def shown_range(counts: Iterable[int]) -> str:
+    """Format the range of some numbers.
 
-    >>> from_to([5, 20, 20]), from_to([5, 5])
+    >>> shown_range([5, 20, 20]), shown_range([5, 5])
     ('5 to 20', '5')
     """
-    ordered = sorted(counts)
-    return str(ordered[0]) if ordered[0] == ordered[-1] else f"{ordered[0]} to {ordered[-1]}"
+    distinct = sorted(set(counts))
+    return str(distinct[0]) if len(distinct) == 1 else f"{distinct[0]} to {distinct[-1]}"
 
 
 @dataclass(frozen=True)
@@ -74,22 +88,23 @@ class SeedStatistics:
         return f"{100 * self.mean:.2f} ± {100 * self.std:.2f}" if self.count > 1 else f"{100 * self.mean:.2f}"
 
 
-def spread(values: Sequence[float]) -> SeedStatistics:
-    """Mean and standard deviation of ``values``."""
+def seed_statistics(values: Sequence[float]) -> SeedStatistics:
+    """Compute mean and standard deviation of one value per seed."""
     return SeedStatistics(fmean(values), stdev(values) if len(values) > 1 else 0.0, len(values))
 
 
 LEVEL = 0.95
-DRAWS = 10_000
-SIGNED_RANK_FROM = 6
-"""Pairs from which the signed-rank test is used; with 5 its smallest p-value is 2 / 2^5 = 0.0625."""
-EVERY_RESAMPLE = 6
+"""Confidence level of intervals."""
+BOOTSTRAP_DRAWS = 10_000
+MIN_SIGNED_RANK_PAIRS = 6
+"""Number of pairs from which the signed-rank test is used; with 5 its smallest p-value is 2 / 2^5 = 0.0625."""
+MAX_ENUMERATED_VALUES = 6
 """Number of values up to which the bootstrap enumerates all n^n resamples."""
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Difference of two algorithms over their common seeds."""
+class PairedDifference:
+    """Difference of two algorithms over their common seeds, with intervals and a test."""
 
     seeds: tuple[int, ...]
     differences: tuple[float, ...]
@@ -103,22 +118,26 @@ class Pair:
     p: float | None
 
 
-def compare_paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Pair | None:
-    """``ours`` minus ``theirs`` over the common seeds; None if there are none."""
-    seeds = tuple(sorted(ours.keys() & theirs.keys()))
+def compare_paired(values: Mapping[int, float], baseline: Mapping[int, float]) -> PairedDifference | None:
+    """Compare values with a baseline over their common seeds; None if there are none.
+
+    Args:
+        values: one value per seed.
+        baseline: one value per seed, which is subtracted.
+    """
+    seeds = tuple(sorted(values.keys() & baseline.keys()))
     if not seeds:
         return None
-    differences = tuple(ours[seed] - theirs[seed] for seed in seeds)
+    differences = tuple(values[seed] - baseline[seed] for seed in seeds)
+    interval, student_interval = bootstrap_interval(differences), t_interval(differences)
     test, p = paired_test(differences)
-    return Pair(
-        seeds, differences, fmean(differences), bootstrap_interval(differences), t_interval(differences), test, p
-    )
+    return PairedDifference(seeds, differences, fmean(differences), interval, student_interval, test, p)
 
 
 def bootstrap_interval(
-    values: Sequence[float], level: float = LEVEL, draws: int = DRAWS, seed: int = 0
+    values: Sequence[float], level: float = LEVEL, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
 ) -> tuple[float, float] | None:
-    """The percentile bootstrap interval of a mean; None for fewer than two values.
+    """Compute the percentile bootstrap interval of a mean; None for fewer than two values.
 
     Up to six values, all resamples are enumerated. For three values the interval is their range, whose coverage is only
     75 %.
@@ -129,35 +148,41 @@ def bootstrap_interval(
     count = len(values)
     if count < 2:
         return None
-    if count <= EVERY_RESAMPLE:
-        chosen = np.array(list(product(range(count), repeat=count)))
+    if count <= MAX_ENUMERATED_VALUES:
+        resamples = np.array(list(product(range(count), repeat=count)))
     else:
-        chosen = np.random.default_rng(seed).integers(0, count, (draws, count))
-    means = np.asarray(values, dtype=float)[chosen].mean(1)
+        resamples = np.random.default_rng(seed).integers(0, count, (draws, count))
+    means = np.asarray(values, dtype=float)[resamples].mean(1)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], method="inverted_cdf")
     return float(low), float(high)
 
 
 def t_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float] | None:
-    """Student's t interval of a mean; None for fewer than two values."""
+    """Compute Student's t interval of a mean; None for fewer than two values."""
     from scipy.stats import t
 
     count = len(values)
     if count < 2:
         return None
-    half = float(t.ppf((1 + level) / 2, count - 1)) * float(np.std(values, ddof=1)) / math.sqrt(count)
-    return fmean(values) - half, fmean(values) + half
+    mean, standard_error = fmean(values), float(np.std(values, ddof=1)) / math.sqrt(count)
+    half_width = float(t.ppf((1 + level) / 2, count - 1)) * standard_error
+    return mean - half_width, mean + half_width
 
 
 def paired_test(differences: Sequence[float]) -> tuple[str, float | None]:
-    """Test name and two-sided p-value: paired t below six pairs, Wilcoxon's signed-rank test from six on."""
+    """Test whether paired differences are zero on average.
+
+    Returns:
+        The name of the test and its two-sided p-value: paired t below six pairs, Wilcoxon's signed-rank test from six
+        on, or ``none`` where no test applies.
+    """
     if len(differences) < 2:
         return "none", None
-    differences = _rounded(differences).tolist()
+    differences = _drop_last_bits(differences).tolist()
     if not np.any(differences):
         return "none", 1.0
-    if len(differences) >= SIGNED_RANK_FROM:
-        return "signed rank", signed_rank(differences)
+    if len(differences) >= MIN_SIGNED_RANK_PAIRS:
+        return "signed rank", signed_rank_p(differences)
     if math.isclose(min(differences), max(differences), rel_tol=1e-9):
         return "none", None  # t is infinite without any spread
     from scipy.stats import ttest_1samp
@@ -165,40 +190,40 @@ def paired_test(differences: Sequence[float]) -> tuple[str, float | None]:
     return "paired t", float(ttest_1samp(differences, 0.0).pvalue)
 
 
-def _rounded(values: Any) -> np.ndarray:
-    """Values without their last bits, in which equal accuracies can differ after averaging."""
+def _drop_last_bits(values: Any) -> np.ndarray:
+    """Round off the last bits, in which equal accuracies can differ after averaging."""
     return np.round(np.asarray(values, dtype=float), 12)
 
 
-def signed_rank(differences: Sequence[float]) -> float:
-    """Two-sided p-value of Wilcoxon's signed-rank test; zero differences are dropped.
+def signed_rank_p(differences: Sequence[float]) -> float:
+    """Compute the two-sided p-value of Wilcoxon's signed-rank test; zero differences are dropped.
 
     Exact without ties, and up to 16 pairs with ties (all sign flips are enumerated).
     """
-    rounded = _rounded(differences)
-    values = rounded[rounded != 0]
-    if not len(values):
-        return 1.0
     from scipy.stats import PermutationMethod, wilcoxon
 
+    values = _drop_last_bits(differences)
+    values = values[values != 0]
+    if not len(values):
+        return 1.0
     has_ties = len(np.unique(np.abs(values))) < len(values)
     method = PermutationMethod(n_resamples=2 ** min(len(values), 16)) if has_ties else "exact"
     return float(wilcoxon(values, method=method).pvalue)
 
 
-def holm(ps: Sequence[float | None]) -> list[float | None]:
-    """Holm's step-down correction of p-values; None stays None.
+def holm_correction(p_values: Sequence[float | None]) -> list[float | None]:
+    """Apply Holm's step-down correction to p-values; None stays None.
 
-    >>> holm([0.01, 0.04, None, 0.03])
+    >>> holm_correction([0.01, 0.04, None, 0.03])
     [0.03, 0.06, None, 0.06]
     """
-    known = sorted((p, place) for place, p in enumerate(ps) if p is not None)
-    adjusted: list[float | None] = [None] * len(ps)
+    ascending = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
+    corrected: list[float | None] = [None] * len(p_values)
     highest = 0.0
-    for passed, (p, place) in enumerate(known):
-        highest = max(highest, min(1.0, (len(known) - passed) * p))
-        adjusted[place] = highest
-    return adjusted
+    for rank, (p, index) in enumerate(ascending):
+        highest = max(highest, min(1.0, (len(ascending) - rank) * p))
+        corrected[index] = highest
+    return corrected
 
 
 @dataclass(frozen=True)
@@ -216,11 +241,16 @@ class Ranks:
     @property
     def mean(self) -> dict[str, float]:
         """Mean ranks, best first."""
-        return dict(sorted(((name, fmean(places)) for name, places in self.each.items()), key=lambda pair: pair[1]))
+        means = {name: fmean(ranks) for name, ranks in self.each.items()}
+        return dict(sorted(means.items(), key=lambda item: item[1]))
 
 
-def mean_ranks(values: Mapping[str, Mapping[int, float]]) -> Ranks | None:
-    """Ranks per seed; diverged runs (minus infinity) rank last. None if the algorithms share no seed."""
+def rank_algorithms(values: Mapping[str, Mapping[int, float]]) -> Ranks | None:
+    """Rank algorithms at every common seed; None if there are fewer than two or they share no seed.
+
+    Args:
+        values: one value per seed, by algorithm; minus infinity for diverged runs, which rank last.
+    """
     from scipy.stats import friedmanchisquare, rankdata, studentized_range
 
     if len(values) < 2:
@@ -228,23 +258,19 @@ def mean_ranks(values: Mapping[str, Mapping[int, float]]) -> Ranks | None:
     seeds = tuple(sorted(set.intersection(*(set(by_seed) for by_seed in values.values()))))
     if not seeds:
         return None
-    table = _rounded([[by_seed[seed] for seed in seeds] for by_seed in values.values()])
-    lost = ~np.isfinite(table)
-    order = np.where(lost, np.inf, -table)
-    places = np.stack([rankdata(column) for column in order.T], axis=1)
-    count, blocks = places.shape
+    table = _drop_last_bits([[by_seed[seed] for seed in seeds] for by_seed in values.values()])
+    ascending = np.where(np.isfinite(table), -table, np.inf)
+    ranks = rankdata(ascending, axis=0)
+    algorithms, blocks = ranks.shape
     friedman = critical = None
-    if count >= 3 and blocks >= 2:
-        if (places != places[0]).any():
-            friedman = float(friedmanchisquare(*places).pvalue)
-        critical = (
-            float(studentized_range.ppf(0.95, count, 1e6))
-            / math.sqrt(2)
-            * math.sqrt(count * (count + 1) / (6 * blocks))
-        )
-    return Ranks(
-        seeds, {name: tuple(map(float, row)) for name, row in zip(values, places, strict=True)}, friedman, critical
-    )
+    if algorithms >= 3 and blocks >= 2:
+        if (ranks != ranks[0]).any():  # the test is undefined if all are equal
+            friedman = float(friedmanchisquare(*ranks).pvalue)
+        # Nemenyi's test uses the studentized range with infinitely many degrees of freedom.
+        quantile = float(studentized_range.ppf(0.95, algorithms, 1e6)) / math.sqrt(2)
+        critical = quantile * math.sqrt(algorithms * (algorithms + 1) / (6 * blocks))
+    each = {name: tuple(map(float, row)) for name, row in zip(values, ranks, strict=True)}
+    return Ranks(seeds, each, friedman, critical)
 
 
 @dataclass(frozen=True)
@@ -253,7 +279,9 @@ class RoundsToTarget:
 
     target: float
     rounds: tuple[int | None, ...]
+    """The first round at the target, per run; None if the run did not reach it."""
     ends: tuple[int, ...]
+    """The last round of every run."""
 
     @property
     def count(self) -> int:
@@ -277,22 +305,24 @@ class RoundsToTarget:
         """
         if self.median is not None:
             return f"{self.median:g}"
-        known = (end if rounds is None else rounds for rounds, end in zip(self.rounds, self.ends, strict=True))
-        return f"{median_high(known)}+"
+        lower_bounds = [end if rounds is None else rounds for rounds, end in zip(self.rounds, self.ends, strict=True)]
+        return f"{median_high(lower_bounds)}+"
 
 
-def detectable(count: int, power: float = 0.8, level: float = LEVEL) -> float:
-    """The effect size (in standard deviations of the differences) that a paired t test of ``count`` pairs detects.
+def detectable_effect(pairs: int, power: float = 0.8, level: float = LEVEL) -> float:
+    """Return the smallest effect that a paired t test detects with probability ``power``.
 
-    >>> round(detectable(3), 1), round(detectable(10), 1)
+    The effect is measured in standard deviations of the differences.
+
+    >>> round(detectable_effect(3), 1), round(detectable_effect(10), 1)
     (3.3, 1.0)
     """
     from scipy.optimize import brentq
     from scipy.stats import nct, t
 
-    beyond = float(t.ppf((1 + level) / 2, count - 1))
+    critical_value = float(t.ppf((1 + level) / 2, pairs - 1))
 
-    def detection_rate(effect: float) -> float:
-        return float(nct.sf(beyond, count - 1, effect * math.sqrt(count)))
+    def excess_power(effect: float) -> float:
+        return float(nct.sf(critical_value, pairs - 1, effect * math.sqrt(pairs))) - power
 
-    return float(brentq(lambda effect: detection_rate(effect) - power, 0.01, 50.0, xtol=1e-4))
+    return float(brentq(excess_power, 0.01, 50.0, xtol=1e-4))

@@ -1,5 +1,5 @@
 "use strict";
-// Small charts in SVG. Colours are CSS variables, so that they follow the theme; text is measured in the page's own font.
+// Small charts in SVG. Colours are CSS variables, so that they follow the theme; text is measured in the page's font.
 
 const SPACE = "http://www.w3.org/2000/svg";
 const COLOURS = 8;
@@ -51,7 +51,7 @@ function short(value) {
 const trim = (value) => String(Number(value.toPrecision(4)));
 
 function cut(text, element, width) {
-  // Labels that do not fit end in an ellipsis; the whole is in the title.
+  // Labels that do not fit end in an ellipsis; the tooltip shows the full text.
   node("title", {}, element, text);
   const words = document.createTextNode(text);
   element.appendChild(words);
@@ -73,7 +73,7 @@ function lineChart(figure, lines, about) {
       if (l.std && l.std[i] && !about.log) ys.push(v - l.std[i], v + l.std[i]);
     });
   }
-  if (!xs.length || !ys.length) { node("text", { x: 8, y: 24 }, svg, "Nothing is shown; choose a row below."); return; }
+  if (!xs.length || !ys.length) { node("text", { x: 8, y: 24 }, svg, "No row is selected; choose one below."); return; }
   const reduce = (list, f) => list.reduce((a, b) => f(a, b));
   let [x0, x1, y0, y1] = [reduce(xs, Math.min), reduce(xs, Math.max), reduce(ys, Math.min), reduce(ys, Math.max)];
   const room = (y1 - y0) * 0.05 || Math.abs(y1) * 0.1 || 1;
@@ -181,7 +181,7 @@ function rowChart(figure, rows, about) {
 // --- matrices -------------------------------------------------------------------------------------------------------------------
 
 function columnChart(figure, counts, words) {
-  // A column per client, its classes stacked; shades of cells where classes are too many for colours.
+  // One column per client with stacked classes, or a heat map if there are more classes than colours.
   const classes = counts[0].length, height = 220, left = 44, bottom = 30, top = 8;
   const [svg, width] = canvas(figure, height, words);
   const step = (width - left - 4) / counts.length;
@@ -208,7 +208,7 @@ function columnChart(figure, counts, words) {
     counts.forEach((c, i) => c.forEach((v, k) => v && draw(left + i * step, top + k * cell, cell, "var(--accent)", 0.15 + 0.85 * Math.sqrt(v / most))));
     [0, classes - 1].forEach((k) => node("text", { x: left - 6, y: top + k * cell + 8, "text-anchor": "end" }, svg, k));
   }
-  node("text", { x: (left + width) / 2, y: height - 8, "text-anchor": "middle" }, svg, "clients, by the class they have most of");
+  node("text", { x: (left + width) / 2, y: height - 8, "text-anchor": "middle" }, svg, "clients, sorted by most frequent class");
 }
 
 function cellChart(figure, rows, columns, about) {

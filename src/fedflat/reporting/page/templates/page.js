@@ -1,9 +1,9 @@
 "use strict";
-// What can be switched: theme, sorting, metric, axis, rows. Everything else stands in the page as it is.
+// Interactive parts of the page: theme, sorting, metric, axis and visible rows. Everything else is static HTML.
 
 const root = document.documentElement;
 const data = JSON.parse(document.getElementById("data").textContent);
-const MOST_AT_FIRST = 10;
+const INITIALLY_VISIBLE = 10; // rows whose curves are shown at first
 
 const chosen = (() => { try { return localStorage.getItem("fedflat-theme"); } catch { return null; } })();
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
@@ -12,7 +12,7 @@ setTheme(chosen || (dark.matches ? "dark" : "light"));
 dark.addEventListener("change", () => { if (!chosen) setTheme(dark.matches ? "dark" : "light"); });
 document.getElementById("theme").addEventListener("click", () => {
   setTheme(root.dataset.theme === "dark" ? "light" : "dark");
-  try { localStorage.setItem("fedflat-theme", root.dataset.theme); } catch { /* a page from a file may have no storage */ }
+  try { localStorage.setItem("fedflat-theme", root.dataset.theme); } catch { /* a page opened from a file may have no storage */ }
 });
 
 // --- sorting --------------------------------------------------------------------------------------------------------------------
@@ -32,7 +32,7 @@ function sort(table, column) {
   head.setAttribute("aria-sort", down ? "descending" : "ascending");
   const rows = [...table.tBodies[0].rows].map((row, at) => ({ row, at, key: key(row, column) }));
   rows.sort((a, b) => {
-    if (a.key === null || b.key === null) return (a.key === null) - (b.key === null) || a.at - b.at; // what is not there comes last
+    if (a.key === null || b.key === null) return (a.key === null) - (b.key === null) || a.at - b.at; // missing values come last
     return (a.key < b.key ? -1 : a.key > b.key ? 1 : 0) * (down ? -1 : 1) || a.at - b.at;
   });
   table.tBodies[0].append(...rows.map((r) => r.row));
@@ -76,7 +76,7 @@ function legend(box, rows, visible, redraw) {
 
 data.sections.forEach((section, n) => {
   const order = section.ranks ? section.ranks.lines.map((l) => l.row) : section.rows.map((r) => r.number);
-  const visible = new Set(order.slice(0, MOST_AT_FIRST));
+  const visible = new Set(order.slice(0, INITIALLY_VISIBLE));
 
   const curves = find(n, "curves"), metric = find(n, "metric"), over = find(n, "over"), whole = find(n, "whole");
   const drawCurves = () => {
@@ -116,10 +116,10 @@ data.sections.forEach((section, n) => {
 
   const log = find(n, "log"), quantity = find(n, "quantity");
   const drawLog = () => {
-    const one = section.views.log[quantity.value];
-    const lines = one.lines.map((l) => ({ ...l, label: section.rows[l.row].label }));
+    const logged = section.views.log[quantity.value];
+    const lines = logged.lines.map((l) => ({ ...l, label: section.rows[l.row].label }));
     lineChart(log, lines.filter((l) => visible.has(l.row)), {
-      words: one.words, xlabel: "communication round", ylabel: quantity.value, dots: true, height: 300,
+      words: logged.words, xlabel: "communication round", ylabel: quantity.value, dots: true, height: 300,
     });
   };
   if (log) { onShow(log, drawLog); quantity.addEventListener("change", drawLog); }
@@ -148,7 +148,7 @@ data.sections.forEach((section, n) => {
 
 // --- landscapes -----------------------------------------------------------------------------------------------------------------
 
-// They need a large library, which is read when the first of them comes into sight.
+// Landscapes need a large library, which is loaded when the first of them becomes visible.
 function unfold(box) {
   const library = document.getElementById("library");
   if (library) { document.body.append(library.content.cloneNode(true)); library.remove(); }
@@ -158,7 +158,7 @@ function unfold(box) {
 const near = new IntersectionObserver((entries) => entries.forEach((e) => { if (e.isIntersecting) { near.unobserve(e.target); unfold(e.target); } }));
 document.querySelectorAll(".later").forEach((box) => near.observe(box));
 
-// Printed charts take the width of the paper by themselves; what is folded is opened.
+// Charts adapt to the width of the paper; folded parts are opened before printing.
 window.addEventListener("beforeprint", () => {
   document.querySelectorAll("details.print").forEach((d) => { d.open = true; });
   document.querySelectorAll(".later").forEach(unfold);
