@@ -107,7 +107,7 @@ def _measure_round(server: RunModel, replay: Replay, rounds: int, arguments: arg
     the next global model of these methods.
     """
     replay.moment = moment_after(server, replay.problem, rounds)
-    members = replay.members()
+    members = replay.clients()
     states = replay.local_models(members, replay.train(members))
     local = {
         str(member.number): top_eigenvalues(server.objective(client=member.number, state=_cast(server, state)), 1)[0]

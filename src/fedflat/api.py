@@ -65,8 +65,8 @@ def run(
         >>> result.status, len(result.history)
         ('finished', 3)
     """
-    prepared, own = _prepare(algorithm, base, dataset, model, task, settings)
-    return Result(Run(prepared, _folder(out), task=task, callbacks=as_callbacks(callbacks), **own).go())
+    run = _prepare_run(algorithm, base, out, dataset, model, task, callbacks, settings)
+    return Result(run.go())
 
 
 class Rounds(Iterator[Round]):
@@ -176,8 +176,7 @@ def rounds(
                 "such as torch.nn.functional.cross_entropy"
             )
         task = CustomLoss(function=loss)
-    prepared, own = _prepare(algorithm, base, dataset, model, task, settings)
-    return Rounds(Run(prepared, _folder(out), task=task, callbacks=as_callbacks(callbacks), **own))
+    return Rounds(_prepare_run(algorithm, base, out, dataset, model, task, callbacks, settings))
 
 
 def compare(
@@ -216,13 +215,13 @@ def compare(
         4
     """
     check_jobs(jobs)
-    prepared, own = _prepare(None, base, dataset, model, task, settings)
+    config, user_objects = _prepare(None, base, dataset, model, task, settings)
     # Absolute, as a callback may change the working directory between two runs.
     folder = None if out is None else as_path("out", out).absolute()
-    observers = as_callbacks(callbacks)
-    return Comparison(
-        comparing.compare(prepared, as_algorithms(algorithms), seeds, folder, observers, jobs, task=task, **own)
+    records = comparing.compare(
+        config, as_algorithms(algorithms), seeds, folder, as_callbacks(callbacks), jobs, **user_objects
     )
+    return Comparison(records)
 
 
 def sweep(
@@ -260,13 +259,14 @@ def sweep(
             raise UserError("a sweep needs a folder for its runs; pass out=FOLDER")
         out = Path("runs") / slug(source)
     plan = plan_sweep(read_sweep(source), as_path("out", out).absolute())
-    results = {done.run.name: done for done in run_sweep(plan, as_callbacks(callbacks), jobs)}
-    failed = [done for done in results.values() if done.error is not None]
+    results = {result.run.name: result for result in run_sweep(plan, as_callbacks(callbacks), jobs)}
+    failed = [result for result in results.values() if result.error is not None]
     if failed:
         raise comparing.SomeFailed(
             f"{failed[0].run.name} failed: {failed[0].error} ({len(failed)} of {len(results)} runs failed)"
         )
-    return Comparison(record for run in plan.runs if (record := results[run.name].record) is not None)
+    records = [results[run.name].record for run in plan.runs]
+    return Comparison(record for record in records if record is not None)
 
 
 def resume(
@@ -300,11 +300,12 @@ def resume(
             raise one_of("setting that may change in a resumed run", name, EXECUTION_SETTINGS)
     check_user_objects(dataset, model, task)
     path = as_path("folder", folder)
-    prepared = make_config(RunFolder(path).config(), where)
+    config = make_config(RunFolder(path).config(), where)
     if RunFolder(path).is_over:
         return load(path)
     observers = as_callbacks(callbacks)
-    return Result(Run(prepared, path, data=dataset, model=model, task=task, callbacks=observers, resume=True).go())
+    run = Run(config, path, data=dataset, model=model, task=task, callbacks=observers, resume=True)
+    return Result(run.go())
 
 
 def load(folder: str | Path) -> Result:
@@ -361,8 +362,20 @@ def report(
     return folder / "report.html"
 
 
-def _folder(out: str | Path | None) -> Path | None:
-    return None if out is None else as_path("out", out)
+def _prepare_run(
+    algorithm: str | None,
+    base: str | Path | Config | None,
+    out: str | Path | None,
+    dataset: str | Dataset | None,
+    model: str | nn.Module | None,
+    task: Task | None,
+    callbacks: Callback | Sequence[Callback],
+    settings: dict[str, Any],
+) -> Run:
+    """The run that the arguments of ``run`` describe."""
+    config, user_objects = _prepare(algorithm, base, dataset, model, task, settings)
+    folder = None if out is None else as_path("out", out)
+    return Run(config, folder, callbacks=as_callbacks(callbacks), **user_objects)
 
 
 def _prepare(
@@ -373,12 +386,14 @@ def _prepare(
     task: Task | None,
     settings: dict[str, Any],
 ) -> tuple[Config, dict[str, Any]]:
-    """The config, and user-supplied objects as arguments of ``Run``; a Flower partitioner becomes a partition."""
+    """The config, and the user-supplied objects as the arguments ``data``, ``model`` and ``task`` of ``Run``."""
     names = {"algorithm": algorithm, "dataset": dataset, "model": model}
     settings = settings | {name: value for name, value in names.items() if isinstance(value, str)}
-    own_data, own_model = None if isinstance(dataset, str) else dataset, None if isinstance(model, str) else model
-    check_user_objects(own_data, own_model, task)
-    if is_partitioner(settings.get("partition")):
+    user_dataset = None if isinstance(dataset, str) else dataset
+    user_model = None if isinstance(model, str) else model
+    check_user_objects(user_dataset, user_model, task)
+    if is_partitioner(settings.get("partition")):  # of Flower; it is applied to the dataset
         data = make_config(base, {**settings, "partition": "centralised"}).data
-        settings["partition"] = from_flower(settings["partition"], own_data or load_data(data.dataset, data.dir))
-    return name_user_objects(make_config(base, settings), own_data, own_model), {"data": own_data, "model": own_model}
+        settings["partition"] = from_flower(settings["partition"], user_dataset or load_data(data.dataset, data.dir))
+    config = name_user_objects(make_config(base, settings), user_dataset, user_model)
+    return config, {"data": user_dataset, "model": user_model, "task": task}

@@ -104,7 +104,7 @@ def test_a_state_is_handed_over_by_the_worker_that_has_it(ray: Any) -> None:
     before = replace(engine.states.traffic)
     engine.costs = expensive_clients()
     engine.states._per_byte = INITIAL_PER_BYTE
-    ours, theirs = (replay.train(replay.members(there)) for replay in both)
+    ours, theirs = (replay.train(replay.clients(there)) for replay in both)
     moved, handed_over = (
         engine.states.traffic.states - before.states,
         engine.states.traffic.handed_over - before.handed_over,

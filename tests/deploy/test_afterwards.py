@@ -62,10 +62,10 @@ def test_rounds_with_state_at_sites_cannot_be_replayed(algorithm: str, kept: boo
     moment = moment_at_checkpoint(RunFolder(tmp_path / "run"), fedflat.algorithm(algorithm), problem, record.config)
     replay = Replay(record.config, problem, partition, moment, workers=1)
     if not kept:
-        assert len(replay.members()) == 4
+        assert len(replay.clients()) == 4
         return
     with pytest.raises(UserError, match="sites"):
-        replay.members()
+        replay.clients()
 
 
 def test_a_server_killed_while_sites_are_scored_asks_them_again(tmp_path: Path) -> None:

@@ -89,6 +89,6 @@ def test_a_run_compiles_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     run = a_run()
     assert run.problem.compiled_size == 8
     run._open()
-    run._round()
+    run._train_round()
     assert used == [8]
     assert a_run(compiled="auto").problem.compiled_size is None

@@ -185,12 +185,12 @@ def test_fine_tuning_helps_those_of_another_class():
 def test_who_fine_tunes_is_drawn_by_the_seed():
     tuning = FineTuning(clients=3)
     sizes = [5, 1, 9, 2, 8, 7, 1, 4]
-    chosen = tuning.among(sizes, seed=0)
-    assert chosen == tuning.among(sizes, seed=0) == sorted(chosen) and len(set(chosen)) == 3
-    assert {i for seed in range(30) for i in tuning.among(sizes, seed)} == {0, 2, 3, 4, 5, 7}, (
+    chosen = tuning.choose_clients(sizes, seed=0)
+    assert chosen == tuning.choose_clients(sizes, seed=0) == sorted(chosen) and len(set(chosen)) == 3
+    assert {i for seed in range(30) for i in tuning.choose_clients(sizes, seed)} == {0, 2, 3, 4, 5, 7}, (
         "who has one example cannot"
     )
-    train, rest = tuning.divided(np.arange(100, 102), 0, 3)
+    train, rest = tuning.divide(np.arange(100, 102), 0, 3)
     assert len(train) == len(rest) == 1 and sorted([*train, *rest]) == [100, 101]
 
 

@@ -48,7 +48,7 @@ def test_models_are_there_at_the_start_on_the_way_and_at_the_end(folder: Path) -
     views = look.problem.layout.views(look.model(4, "wima").weights)
     assert all(torch.equal(end[name], view) for name, view in views.items())
     assert not torch.equal(look.model(2).weights, look.model(4).weights)
-    assert torch.equal(look.model(0).weights, look.first.weights)
+    assert torch.equal(look.model(0).weights, look.initial.weights)
 
 
 def test_figures_afterwards_are_those_that_were_logged(folder: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_run_that_started_from_given_weights_starts_from_them_again(folder: Pa
     settings = {**SETTINGS, "rounds": 2}
     first = fedflat.run("scaffold", out=tmp_path / "b", init=folder / "model.safetensors", **settings)
     look = post_hoc(load_record(tmp_path / "b"))
-    assert torch.equal(look.first.weights, fedflat.load(folder).post_hoc().model(4).weights)
+    assert torch.equal(look.initial.weights, fedflat.load(folder).post_hoc().model(4).weights)
     from fedflat.experiment.analysis.replay import Replay
 
     replay = Replay(look.config, look.problem, look.partition, look.moments()[0][0], workers=1)

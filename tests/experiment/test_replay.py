@@ -63,7 +63,7 @@ def test_training_again_changes_nothing_until_it_is_taken(tmp_path: Path) -> Non
     run(tmp_path / "a", "scaffold")
     look = post_hoc(load_record(tmp_path / "a"))
     replay = Replay(look.config, look.problem, look.partition, look.moments()[0][-1], workers=1)
-    members = replay.members()
+    members = replay.clients()
     first, second = replay.train(members), replay.train(members)
     assert torch.equal(first.returned.displacement, second.returned.displacement)
     assert replay.moment.rounds == 3
@@ -113,7 +113,7 @@ def test_rows_written_after_a_checkpoint_are_not_seen(tmp_path: Path) -> None:
         look = post_hoc(load_record(tmp_path / name))
         replay = Replay(look.config, look.problem, look.partition, look.moments()[0][-1], workers=1)
         assert replay.moment.rounds == 4
-        seen.append([replay.members([client])[0].state["drift"]["c"] for client in range(12)])
+        seen.append([replay.clients([client])[0].state["drift"]["c"] for client in range(12)])
     assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
 
 
@@ -125,7 +125,7 @@ def test_local_models_have_the_statistics_that_they_ended_with(statistics: str) 
     settings = {**SETTINGS, "model": own, "training__statistics": statistics, "federation__weighting": "uniform"}
     look = fedflat.run("fedavg", rounds=1, **settings).post_hoc()
     replay = Replay(look.config, look.problem, look.partition, look.moments()[0][0], workers=1)
-    members = replay.members()
+    members = replay.clients()
     outcome = replay.train(members)
     models = replay.local_models(members, outcome)
     mean = torch.stack([model.buffers for model in models]).mean(0)
@@ -139,10 +139,10 @@ def test_models_taken_one_by_one_are_those_taken_together(tmp_path: Path) -> Non
     run(tmp_path / "a", "fedspeed", 2)
     look = post_hoc(load_record(tmp_path / "a"))
     replay = Replay(look.config, look.problem, look.partition, look.moments()[0][-1], workers=1)
-    together = replay.members([1, 7])
+    together = replay.clients([1, 7])
     models = replay.local_models(together, replay.train(together))
     for number, model in zip((1, 7), models, strict=True):
-        alone = replay.members([number])
+        alone = replay.clients([number])
         (same,) = replay.local_models(alone, replay.train(alone))
         assert torch.equal(model.weights, same.weights)
 

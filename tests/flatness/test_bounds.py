@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedflat.errors import UserError
-from fedflat.experiment.analysis.theory import conditions, rates_of, theory
+from fedflat.experiment.analysis.theory import conditions, round_learning_rates, theory
 from fedflat.experiment.config import config
 from fedflat.flatness.theory.bounds import (
     ALGORITHMS,
@@ -91,7 +91,8 @@ def test_the_recursion_step_by_step() -> None:
 
 def test_a_rate_that_falls_within_a_round_lowers_the_bound() -> None:
     fedsam, fedswa = (
-        rates_of(config({"algorithm": name, "training": {"rounds": 20}}), 10) for name in ("fedsam", "fedswa")
+        round_learning_rates(config({"algorithm": name, "training": {"rounds": 20}}), 10)
+        for name in ("fedsam", "fedswa")
     )
     assert fedsam[0] == pytest.approx((1.0, 0.1))
     assert fedswa[0] == pytest.approx((0.1 * (10 - 0.9 * 4.5), 0.1))
@@ -99,10 +100,12 @@ def test_a_rate_that_falls_within_a_round_lowers_the_bound() -> None:
 
 
 def test_rates_follow_the_decay_over_rounds_and_the_cycle() -> None:
-    decayed = rates_of(config({"algorithm": "fedavg", "training": {"rounds": 3, "lr": 0.4, "lr_decay": 0.5}}), 4)
+    decayed = round_learning_rates(
+        config({"algorithm": "fedavg", "training": {"rounds": 3, "lr": 0.4, "lr_decay": 0.5}}), 4
+    )
     assert [one.highest for one in decayed] == pytest.approx([0.4, 0.2, 0.1])
     assert [one.total for one in decayed] == pytest.approx([1.6, 0.8, 0.4])
-    cyclic = rates_of(
+    cyclic = round_learning_rates(
         config({"algorithm": "fedavg+cyclic(low=0,length=2,start=0)", "training": {"rounds": 2, "lr": 0.4}}), 1
     )
     assert [one.total for one in cyclic] == pytest.approx([0.2, 0.0])
@@ -117,11 +120,11 @@ def test_rounds_without_a_rate_change_nothing() -> None:
 
 def test_another_algorithm_has_its_own_rates_in_the_same_run() -> None:
     made = config({"algorithm": "fedswa(final_lr=0.5)+wima", "training": {"rounds": 1}})
-    assert rates_of(made, 10, "fedswa") == rates_of(made, 10)
+    assert round_learning_rates(made, 10, "fedswa") == round_learning_rates(made, 10)
     assert (
-        rates_of(made, 10, "fedmoswa")[0].total
-        < rates_of(made, 10, "fedswa")[0].total
-        < rates_of(made, 10, "fedsam")[0].total
+        round_learning_rates(made, 10, "fedmoswa")[0].total
+        < round_learning_rates(made, 10, "fedswa")[0].total
+        < round_learning_rates(made, 10, "fedsam")[0].total
     )
 
 

@@ -17,7 +17,7 @@ from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.round.contract import Aggregation, Client, ModelState, Training
 from fedflat.engines.round.plan import Plan
 from fedflat.experiment.analysis.cohort import measure_cohort
-from fedflat.experiment.analysis.replay import local_models
+from fedflat.experiment.analysis.replay import each_local_model
 from fedflat.flatness.clients.drift import disagreement, update_drift
 
 from ..quadratics import problem_of, walk
@@ -73,7 +73,7 @@ def test_the_drift_of_gradient_descent_on_quadratics(engine) -> None:
 
 def test_local_models_are_where_gradient_descent_ends() -> None:
     built, members, outcome, _ = trained()
-    found = np.array([model.weights.numpy() for model in local_models(built, members, outcome)])
+    found = np.array([model.weights.numpy() for model in each_local_model(built, members, outcome)])
     assert np.allclose(found, X0 + moves(X0), rtol=1e-12)
 
 
@@ -83,7 +83,7 @@ def test_local_models_survive_a_displacement_that_is_no_displacement() -> None:
     all_of_them = trained("feddyn(alpha=0.1)", client={"a": dual})
     published = trained("feddyn(alpha=0.1,dual_scope=active)", client={"a": dual})
     assert not torch.allclose(all_of_them[2].rows.displacements, published[2].rows.displacements)
-    for one, other in zip(local_models(*all_of_them[:3]), local_models(*published[:3]), strict=True):
+    for one, other in zip(each_local_model(*all_of_them[:3]), each_local_model(*published[:3]), strict=True):
         assert torch.allclose(one.weights, other.weights, rtol=1e-12)
 
 

@@ -13,8 +13,14 @@ from torch import Tensor, nn
 
 import fedflat
 from fedflat.errors import UserError
-from fedflat.experiment.analysis.landscapes import landscapes, load_landscapes, path, plane, save_landscapes
-from fedflat.experiment.analysis.loss_and_error import LossAndError
+from fedflat.experiment.analysis.landscapes import (
+    LossAndError,
+    landscapes,
+    load_landscapes,
+    path,
+    plane,
+    save_landscapes,
+)
 from fedflat.experiment.analysis.run_model import RunModel, local_models, open_model, open_model_or_client, replay_after
 from fedflat.experiment.config import config
 from fedflat.experiment.setup.problem import build_problem
@@ -117,7 +123,7 @@ def test_clients_models_average_to_the_next_model(runs: dict[str, Path]) -> None
     """FedAvg: the mean of the cohort's models, weighted by samples, is what the run had after the next round."""
     server = open_model(f"{runs['fedavg']}:server@1", device="cpu")
     replay = replay_after(server, 1)
-    members = replay.members()
+    members = replay.clients()
     found = local_models(server, 1)
     samples = torch.tensor([float(len(member.indices)) for member in members])
     mean = (samples / samples.sum()) @ torch.stack([model.weights for model in found])

@@ -11,7 +11,7 @@ import torch
 from fedflat.data import Dataset, Examples
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.stability import Twins
-from fedflat.experiment.analysis.theory import rates_of
+from fedflat.experiment.analysis.theory import round_learning_rates
 from fedflat.experiment.config import config
 from fedflat.flatness.theory.bounds import FederationSize, run_bound
 from fedflat.flatness.theory.noise import Constants
@@ -74,7 +74,8 @@ def test_twins_stay_within_the_papers_recursion(algorithm: str) -> None:
     constants = Constants(longest, A.max(), 0.0, 0.0)
     for rounds, distance in enumerate(distances, 1):
         setting = FederationSize(CLIENTS, TRAIN / CLIENTS, STEPS, rounds)
-        bound = run_bound("fedswa", constants, setting, rates_of(pair.config, STEPS)[:rounds], tight=True).value
+        rates = round_learning_rates(pair.config, STEPS)[:rounds]
+        bound = run_bound("fedswa", constants, setting, rates, tight=True).value
         assert 0 < distance <= bound / longest
 
 
@@ -104,7 +105,7 @@ def test_twins_are_the_same_until_the_client_takes_part(algorithm: str) -> None:
 
 def test_a_swap_changes_one_example_and_no_label() -> None:
     pair = twins(count=1)
-    changed = pair.swaps[0].applied(pair.data)
+    changed = pair.swaps[0].apply(pair.data)
     assert torch.equal(changed.train.targets, pair.data.train.targets)
     different = (changed.train.inputs != pair.data.train.inputs).any(1).nonzero().flatten().tolist()
     assert different == [pair.swaps[0].position]

@@ -113,12 +113,13 @@ class RemoteCallback(Callback):
 
 
 def require_remote(callbacks: Sequence[Callback]) -> tuple[RemoteCallback, ...]:
-    """The callbacks, all of which must be able to observe runs in other processes."""
-    remote = tuple(callback for callback in callbacks if isinstance(callback, RemoteCallback))
-    if len(remote) < len(callbacks):
-        local = next(callback for callback in callbacks if not isinstance(callback, RemoteCallback))
-        raise UserError(
-            f"{type(local).__name__} cannot observe runs in other processes; derive it from fedflat.RemoteCallback, "
-            "or run in this process"
-        )
-    return remote
+    """Check that all callbacks can observe runs in other processes, and return them."""
+    remote = []
+    for callback in callbacks:
+        if not isinstance(callback, RemoteCallback):
+            raise UserError(
+                f"{type(callback).__name__} cannot observe runs in other processes; "
+                "derive it from fedflat.RemoteCallback, or run in this process"
+            )
+        remote.append(callback)
+    return tuple(remote)

@@ -48,6 +48,7 @@ class DataSettings(SettingsGroup):
     @field_validator("dataset")
     @classmethod
     def _canonical_dataset(cls, text: str) -> str:
+        """Spell a dataset's name in the canonical way and make paths absolute."""
         if ":" in text.partition("(")[0]:  # a user-supplied dataset, as custom:NAME
             return text
         from fedflat.data import spell_dataset
@@ -111,9 +112,10 @@ class TrainingSettings(SettingsGroup):
     @field_validator("train")
     @classmethod
     def _check_train(cls, text: str) -> str:
+        """Reject an invalid selection of trainable parts."""
         from fedflat.models import trained_parts
 
-        trained_parts(text)  # raises if the text is invalid
+        trained_parts(text)
         return text
 
 

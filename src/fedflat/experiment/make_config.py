@@ -38,31 +38,31 @@ def check_user_objects(dataset: Any = None, model: Any = None, task: Any = None)
         )
 
 
-def as_callbacks(given: Any) -> tuple[Callback, ...]:
+def as_callbacks(callbacks: Any) -> tuple[Callback, ...]:
     """A tuple of callbacks, from one or several."""
-    is_single = isinstance(given, Callback) or not isinstance(given, Iterable)
-    callbacks = (given,) if is_single else tuple(given)
-    for callback in callbacks:
+    is_single = isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable)
+    several = (callbacks,) if is_single else tuple(callbacks)
+    for callback in several:
         if not isinstance(callback, Callback):
             raise UserError(f"{callback!r} is not a callback; expected an instance of a subclass of fedflat.Callback")
-    return callbacks
+    return several
 
 
-def as_algorithms(given: Any) -> list[str]:
+def as_algorithms(algorithms: Any) -> list[str]:
     """A list of algorithm texts, from one or several."""
-    is_single = isinstance(given, str) or not isinstance(given, Iterable)
-    texts = [given] if is_single else list(given)
+    is_single = isinstance(algorithms, str) or not isinstance(algorithms, Iterable)
+    texts = [algorithms] if is_single else list(algorithms)
     for text in texts:
         if not isinstance(text, str):
             raise UserError(f"{text!r} is not an algorithm; expected a text such as 'fedavg+sam(rho=0.1)'")
     return texts
 
 
-def as_path(argument: str, given: Any, example: str = "runs/first") -> Path:
+def as_path(argument: str, value: Any, example: str = "runs/first") -> Path:
     """The path passed as ``argument``; ``example`` illustrates a valid path in the error message."""
-    if not isinstance(given, str | PathLike) or given == "":
-        raise UserError(f"{argument} is {given!r}; expected a path, such as {example!r}")
-    return Path(given)
+    if not isinstance(value, str | PathLike) or value == "":
+        raise UserError(f"{argument} is {value!r}; expected a path, such as {example!r}")
+    return Path(value)
 
 
 def check_jobs(jobs: Any) -> None:
@@ -103,14 +103,14 @@ def make_config(
                 f"base is {describe_type(base)}; expected a YAML file or a config; pass settings as rounds=50"
             )
         values = read_yaml(Path(base))
-    given: dict[str, str] = {}
+    assigned: dict[str, str] = {}
     for name, value in (settings or {}).items():
         _check_name(name)
         full_name = SHORT_NAMES.get(name, name).replace("__", ".")
-        _check_once(full_name, f"{name}={value!r}", given)
+        _check_once(full_name, f"{name}={value!r}", assigned)
         _set(values, full_name, value)
     for assignment in assignments:
-        _check_once(assignment.partition("=")[0].strip(), assignment, given)
+        _check_once(assignment.partition("=")[0].strip(), assignment, assigned)
         assign(values, assignment)
     return config(values)
 
@@ -129,11 +129,11 @@ def _set(values: dict[str, Any], full_name: str, value: Any) -> None:
     values[last] = value
 
 
-def _check_once(full_name: str, assignment: str, given: dict[str, str]) -> None:
-    """Reject a setting that was already given, possibly under another name; ``given`` records the assignments."""
-    if full_name in given:
-        raise UserError(f"{full_name} is given twice, as {given[full_name]} and as {assignment}; give it once")
-    given[full_name] = assignment
+def _check_once(full_name: str, assignment: str, assigned: dict[str, str]) -> None:
+    """Reject a second assignment to a setting, possibly under another name; ``assigned`` records the assignments."""
+    if full_name in assigned:
+        raise UserError(f"{full_name} is given twice, as {assigned[full_name]} and as {assignment}; give it once")
+    assigned[full_name] = assignment
 
 
 def _check_name(name: str) -> None:

@@ -12,6 +12,7 @@ from fedflat.algorithms.algorithm import flat_state
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.analysis.reopen import full_name
+from fedflat.experiment.analysis.replay import check_client
 from fedflat.experiment.analysis.run_model import with_statistics
 from fedflat.experiment.store.checkpoint import ServerState
 
@@ -39,18 +40,19 @@ class Round:
     @classmethod
     def of(cls, run: Run) -> Round:
         """The round that a run has just completed."""
-        newest = run.history[-1] if run.history and run.history[-1]["round"] == run.rounds else {}
-        return cls(run.rounds, tuple(run.cohort(run.rounds - 1)), run.loss, newest, run.server, run)
+        is_evaluated = bool(run.history) and run.history[-1]["round"] == run.rounds
+        figures = run.history[-1] if is_evaluated else {}
+        return cls(run.rounds, tuple(run.cohort(run.rounds - 1)), run.loss, figures, run.server, run)
 
     @property
     def score(self) -> float:
         """The primary metric of the primary model (the last average, or the server's) on the test set."""
-        return self._figure(self.run.metric)
+        return self._test_metric(self.run.metric)
 
     @property
     def accuracy(self) -> float:
         """The accuracy of the primary model on the test set."""
-        return self._figure("accuracy")
+        return self._test_metric("accuracy")
 
     @property
     def model(self) -> nn.Module:
@@ -76,19 +78,19 @@ class Round:
     def client_state(self, number: int) -> dict[str, Tensor]:
         """The algorithm's state on client ``number``, by slot and name; its initial state before it participates."""
         self._require_current(f"the state of client {number}")
-        clients = len(self.run.partition.clients)
-        if not 0 <= number < clients:
-            raise UserError(f"there is no client {number}; clients are numbered from 0 to {clients - 1}")
+        check_client(number, len(self.run.partition.clients))
         return flat_state(self.run.client(number).state)
 
     def _state(self, name: str) -> ModelState:
+        """Weights and buffers of one of the run's models."""
         if name == "server":
             return self.server.model
         self._require_current(name)
         models = self.run.models()
         return models[full_name("model of this run", name, models)]
 
-    def _figure(self, metric: str) -> float:
+    def _test_metric(self, metric: str) -> float:
+        """A metric of the primary model on the test set after this round."""
         if not self.figures:
             raise UserError(
                 f"round {self.number} was not evaluated (eval_every={self.run.config.evaluation.every}); "
@@ -99,7 +101,7 @@ class Round:
             raise one_of("metric", metric, scores, owner="this run")
         return float(scores[metric])
 
-    def _require_current(self, what: str) -> None:
-        """Averages and client states exist only as of the latest round."""
+    def _require_current(self, subject: str) -> None:
+        """Reject access to ``subject`` after a later round; averages and client states are not kept per round."""
         if self.run.rounds != self.number:
-            raise UserError(f"round {self.number} is over and {what} has changed since; read it inside the loop")
+            raise UserError(f"{subject} has changed since round {self.number}; read it inside the loop")

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,8 +21,9 @@ from fedflat.engines.problem.task import Task
 from fedflat.engines.round.contract import Client, Cost, Engine, ModelState
 from fedflat.engines.round.plan import isolated_rng
 from fedflat.errors import UserError
+from fedflat.experiment.analysis.cohort import finite_or_none
 from fedflat.experiment.analysis.observer import Observer
-from fedflat.experiment.analysis.run_model import estimated_on
+from fedflat.experiment.analysis.run_model import estimated_statistics
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.engine import engine_for, explain_out_of_memory, sampler_of, training_of
@@ -52,7 +52,7 @@ from fedflat.experiment.store.run_folder import (
 )
 from fedflat.models import classifier_parameters
 
-CHECKS_EVERY = 10
+DIVERGENCE_CHECK_EVERY = 10
 """Rounds between checks for divergence on a GPU, in addition to those at evaluations."""
 
 
@@ -83,14 +83,14 @@ class Run:
         engine: Callable[[Run], Engine] | None = None,
     ) -> None:
         self.config, self.callbacks, self._resume = config, callbacks, resume
-        self._own = {"data": data, "model": model, "task": task}
+        self._user_objects = {"data": data, "model": model, "task": task}
         with explain_out_of_memory(config):
             self.problem, self.partition = build_problem(config, data, model, task)
         if config.stop.target is not None and not resume:
             check_target(config.stop.target, self.metric)
         self.algorithm = algorithm(config.algorithm)
         self.folder = RunFolder(folder) if folder else None
-        self._data_are_local = engine is None
+        self._has_local_data = engine is None
         self.history: list[dict[str, Any]] = []
         self.record: Record | None = None  # set when the run ends or pauses
         self._loss = torch.tensor(math.nan)
@@ -103,8 +103,8 @@ class Run:
         self._statistics: dict[int, Tensor] = {}
         self._frozen = self.problem.frozen.fingerprint() if self.folder else ""
         self._interval = CheckpointInterval(config.engine.checkpoint_every)
-        self._begun = self._session = time.monotonic()
-        self.engine: Engine = engine(self) if engine else engine_for(config, self.problem, self._own)
+        self._started = self._session_started = time.monotonic()
+        self.engine: Engine = engine(self) if engine else engine_for(config, self.problem, self._user_objects)
 
     def go(self) -> Record:
         """Run to the end, from the last checkpoint if there is one."""
@@ -117,20 +117,20 @@ class Run:
     def steps(self) -> Generator[int, None, None]:
         """Run one round at a time, yielding the number of completed rounds; closing the generator pauses the run."""
         try:
-            earlier = self._open()
-            self._session = time.monotonic()
-            self._begun = self._session - earlier
+            earlier_seconds = self._open()
+            self._session_started = time.monotonic()
+            self._started = self._session_started - earlier_seconds
             self._notify("began")
             with explain_out_of_memory(self.config):
-                verdict = self._start()
+                verdict = self._before_first_round()
                 while verdict is None:
-                    self._round()
+                    self._train_round()
                     verdict = self._after_round()
                     try:
                         yield self.rounds
                     except GeneratorExit:
                         verdict = verdict or self._pause(f"left after round {self.rounds}")
-                self._close(verdict)
+                self._write_outcome(verdict)
         finally:
             for store in self._stores.values():
                 store.close()
@@ -143,13 +143,12 @@ class Run:
             self.seconds,
             self.models(),
             self.folder,
-            self._own,
+            self._user_objects,
             self._statistics,
             self.rounds,
             self.metric,
         )
-        for callback in self.callbacks:
-            callback.ended(self, self.record)
+        self._notify("ended", self.record)
 
     @property
     def rounds(self) -> int:
@@ -169,64 +168,66 @@ class Run:
     @property
     def seconds(self) -> float:
         """Duration of the run, without the time between pause and resume."""
-        return time.monotonic() - self._begun
+        return time.monotonic() - self._started
 
-    def _start(self) -> Verdict | None:
-        """Evaluate the initial model; a run that was killed just before its end has nothing left to do."""
+    def _before_first_round(self) -> Verdict | None:
+        """Evaluate and save the initial model; returns a verdict if a resumed run has no rounds left."""
         if self.rounds == self.config.init_rounds and not self.history:
             self._evaluate()
             self._save_models()
         return Verdict("finished") if self.rounds == self.config.training.rounds else None
 
     def _after_round(self) -> Verdict | None:
-        """Evaluate and save what is due; returns how the run has ended, if it has."""
-        done = self.rounds == self.config.training.rounds
-        evaluating = self.config.is_evaluated(self.rounds)
+        """Check for divergence, then save, evaluate and checkpoint if due; returns a verdict if the run has ended."""
+        is_last = self.rounds == self.config.training.rounds
+        is_evaluated = self.config.is_evaluated(self.rounds)
         # Reading values synchronises with a GPU, so there the check is not made every round.
-        if evaluating or self.problem.device.type == "cpu" or self.rounds % CHECKS_EVERY == 0:
-            problem = describe_divergence(self.server.model.weights, self.loss, self.algorithm, self.config)
-            if problem:
-                return Verdict("diverged", f"round {self.rounds}: {problem}")
+        if is_evaluated or self.problem.device.type == "cpu" or self.rounds % DIVERGENCE_CHECK_EVERY == 0:
+            divergence = describe_divergence(self.server.model.weights, self.loss, self.algorithm, self.config)
+            if divergence:
+                return Verdict("diverged", f"round {self.rounds}: {divergence}")
         self._save_models()
-        if evaluating:
+        if is_evaluated:
             self._evaluate()
             verdict = check_stopping_rules(self.history, self.config.stop, self.primary, self.metric)
             if verdict:
                 return verdict
-        if done or self._interval.is_due(self.rounds):
+        if is_last or self._interval.is_due(self.rounds):
             self._checkpoint()
         budget = self.config.stop.seconds
-        if budget is not None and time.monotonic() - self._session > budget and not done:
+        if budget is not None and time.monotonic() - self._session_started > budget and not is_last:
             return self._pause(f"the time budget of {budget:g} s ran out after round {self.rounds}")
-        return Verdict("finished") if done else None
+        return Verdict("finished") if is_last else None
 
     def _pause(self, reason: str) -> Verdict:
         self._checkpoint()
         return Verdict("paused", reason)
 
-    def _round(self) -> None:
-        server, number = self.server, self.rounds
+    def _train_round(self) -> None:
+        """Train the next cohort, aggregate its updates and update server state, client state and averages."""
+        server, round_index = self.server, self.rounds
         for store in self._stores.values():
-            store.now = number + 1
-        before = _flat(server.model)
+            store.now = round_index + 1
+        flat_model = _flat(server.model)
         for average in self.averages.values():
-            average.before(number, before)
-        cohort = [self.client(i) for i in self.cohort(number)]
-        outcome = self.engine.train(self.training, number, server.model, server.states, cohort)
-        if self._observer.due(number + 1):
-            self._observer.trained(cohort, outcome, server.states)
+            average.before(round_index, flat_model)
+        cohort = [self.client(number) for number in self.cohort(round_index)]
+        outcome = self.engine.train(self.training, round_index, server.model, server.states, cohort)
+        if self._observer.is_due(round_index + 1):
+            self._observer.observe_cohort(cohort, outcome, server.states)
         weights, states = self.algorithm.aggregate(outcome.returned, outcome.means, server.states)
         for client in outcome.clients:
             self._clients.write(client)
         cost = Cost(**{key: value + getattr(outcome.cost, key) for key, value in asdict(server.cost).items()})
-        self.server = ServerState(number + 1, ModelState(weights, outcome.buffers, outcome.integers), states, cost)
-        if number + 1 < self.config.training.rounds:
-            upcoming = [(i, self.partition.clients[i]) for i in self.cohort(number + 1)]
-            self.engine.prepare(self.training, number + 1, upcoming)
+        model = ModelState(weights, outcome.buffers, outcome.integers)
+        self.server = ServerState(round_index + 1, model, states, cost)
+        if self.rounds < self.config.training.rounds:
+            upcoming = [(number, self.partition.clients[number]) for number in self.cohort(self.rounds)]
+            self.engine.prepare(self.training, self.rounds, upcoming)
         self._loss = outcome.loss
-        after = _flat(self.server.model)
+        flat_model = _flat(model)
         for average in self.averages.values():
-            average.after(number, after)
+            average.after(round_index, flat_model)
         self._notify("round_done")
 
     def cohort(self, number: int) -> Sequence[int]:
@@ -248,29 +249,32 @@ class Run:
         models = {"server": server}
         for name, weights in self.algorithm.drift.evaluated(self.server.states["drift"]).items():
             models[name] = server._replace(weights=weights)
-        flat = _flat(server)
+        flat_model = _flat(server)
         for name, average in self.averages.items():
-            mean = average.model(flat)
-            if mean is not None:
-                weights, buffers = torch.split(mean, [len(server.weights), len(server.buffers)])
-                if len(buffers) and self.config.evaluation.statistics == "estimated":
-                    buffers = estimated_on(self.problem, server._replace(weights=weights), self.partition.trained_on)
-                models[name] = ModelState(weights, buffers, server.integers)
+            mean = average.model(flat_model)
+            if mean is None:  # this average has not begun yet
+                continue
+            weights, buffers = torch.split(mean, [len(server.weights), len(server.buffers)])
+            if len(buffers) and self.config.evaluation.statistics == "estimated":
+                averaged = server._replace(weights=weights)
+                buffers = estimated_statistics(self.problem, averaged, self.partition.trained_on)
+            models[name] = ModelState(weights, buffers, server.integers)
         return models
 
     def _evaluate(self) -> None:
+        """Evaluate all models on all held-out sets, and append the metrics and costs to the history."""
         models = self.models()
         scores = self.engine.evaluate(models, self.problem.held_out)
-        item = torch.finfo(self.problem.dtype).bits // 8
         cost = self.server.cost
-        record: dict[str, Any] = {"round": self.rounds, "train_loss": _finite(self.loss)}
-        for part in self.problem.held_out:
-            record[part] = {name: self._metrics(parts[part]) for name, parts in scores.items()}
+        bytes_per_float = torch.finfo(self.problem.dtype).bits // 8
+        record: dict[str, Any] = {"round": self.rounds, "train_loss": finite_or_none(self.loss)}
+        for held_out in self.problem.held_out:
+            record[held_out] = {name: self._metrics(sets[held_out]) for name, sets in scores.items()}
         record |= {"backward_passes": cost.backward_passes, "samples": cost.samples}
-        record |= {"bytes_down": cost.floats_down * item, "bytes_up": cost.floats_up * item}
+        record |= {"bytes_down": cost.floats_down * bytes_per_float, "bytes_up": cost.floats_up * bytes_per_float}
         timing: dict[str, Any] = {"round": self.rounds}
-        if self._observer.due(self.rounds):
-            record["flatness"] = self._observer.figures(models, scores)
+        if self._observer.is_due(self.rounds):
+            record["flatness"] = self._observer.measurements(models, scores)
             timing["flatness"] = round(self._observer.seconds, 3)
         self.history.append(record)
         if self.folder:
@@ -287,18 +291,19 @@ class Run:
             raise UserError(
                 f"the task's metric is {self.metric!r}, but it reports only {', '.join(values)}; report that metric too"
             )
-        return {name: _finite(value) for name, value in values.items()}
+        return {name: finite_or_none(value) for name, value in values.items()}
 
     def _open(self) -> float:
-        """Set up stores and averages and restore the last checkpoint; returns the seconds spent before."""
+        """Set up folder, stores and averages, and restore the last checkpoint; returns the seconds spent before it."""
         folder, init_rounds = self.folder, self.config.init_rounds
         if folder:
             if not self._resume:
-                folder.create(self.config, provenance(self.partition, self.problem.data, self._own), self.metric)
+                inputs = provenance(self.partition, self.problem.data, self._user_objects)
+                folder.create(self.config, inputs, self.metric)
             folder.hold()
         checkpoint = last_checkpoint(folder, self.config, self._frozen, self.problem.device) if folder else None
-        if folder and self._resume and self._data_are_local:
-            require_same_inputs(folder, fingerprints(self._own), self.partition.digest())
+        if folder and self._resume and self._has_local_data:
+            require_same_inputs(folder, fingerprints(self._user_objects), self.partition.digest())
         own_statistics, open_rows = self.training.own_statistics, partial(self._open_rows, "clients")
         self._clients = ClientStateStore(self.algorithm, self.server.model, own_statistics, open_rows)
         self.averages = self._begin_averages()
@@ -314,38 +319,43 @@ class Run:
         return 0.0
 
     def _begin_averages(self) -> dict[str, AverageState]:
-        flat = _flat(self.server.model)
-        by_part = any(getattr(average, "part", "all") != "all" for average in self.algorithm.averages)
-        names = classifier_parameters(self.problem.model) if by_part else set()
+        """The initial state of every average, by name."""
+        flat_model = _flat(self.server.model)
+        averages_parts = any(getattr(average, "part", "all") != "all" for average in self.algorithm.averages)
+        head = classifier_parameters(self.problem.model) if averages_parts else set()
         info = RunInfo(
             self.config.training.rounds,
             self.algorithm.lr_schedule.cycle,
-            self.problem.whole_layout.indicator(names.__contains__, flat),
-            lambda name, _: self._open_rows(name, len(flat)),
+            self.problem.whole_layout.indicator(head.__contains__, flat_model),
+            lambda name, _: self._open_rows(name, len(flat_model)),
             self.config.init_rounds,
         )
-        for warning in filter(None, (average.warning(info) for average in self.algorithm.averages)):
-            warnings.warn(warning, stacklevel=2)
-        return {average_name(average): average.begin(info, flat) for average in self.algorithm.averages}
+        for average in self.algorithm.averages:
+            warning = average.warning(info)
+            if warning:
+                warnings.warn(warning, stacklevel=2)
+        return {average_name(average): average.begin(info, flat_model) for average in self.algorithm.averages}
 
     def _open_rows(self, name: str, width: int) -> RowStore:
+        """Open a store of vectors with ``width`` entries, in the run folder or else in memory."""
         file = self.folder.rows(name, width, self.problem.dtype) if self.folder and width else None
-        store = CachedRowStore(file, cache_size(self.problem.device)) if file else RowStore()
-        self._stores[name] = store
-        return store
+        self._stores[name] = CachedRowStore(file, cache_size(self.problem.device)) if file else RowStore()
+        return self._stores[name]
 
     def _checkpoint(self) -> None:
+        """Write a checkpoint, if the run has a folder, and measure how long that takes."""
         if self.folder:
             with self._interval.measured():
                 self._clients.settle()
-                loss = _finite(self.loss)
+                loss = finite_or_none(self.loss)
                 write_checkpoint(self.folder, self.server, self.averages, self._stores, self.config, loss, self._frozen)
 
-    def _restore(self, folder: RunFolder, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
-        require_rows(folder, self._stores, about)
-        folder.cut_metrics(about["metrics"])
-        self.server = ServerState.from_checkpoint(tensors, about)
-        self._loss = torch.tensor(math.nan if about["loss"] is None else about["loss"], dtype=self.problem.dtype)
+    def _restore(self, folder: RunFolder, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+        """Continue from a checkpoint, given its tensors by name and its metadata."""
+        require_rows(folder, self._stores, metadata)
+        folder.cut_metrics(metadata["metrics"])
+        self.server = ServerState.from_checkpoint(tensors, metadata)
+        self._loss = torch.tensor(math.nan if metadata["loss"] is None else metadata["loss"], dtype=self.problem.dtype)
         for name, average in self.averages.items():
             average.restore(under(tensors, f"average/{name}/"))
         for store in self._stores.values():
@@ -361,12 +371,14 @@ class Run:
             self._write_models(self.folder, lambda name: snapshot_file(name, self.rounds))
 
     def _write_models(self, folder: RunFolder, file: Callable[[str], str]) -> None:
+        """Write every model; ``file`` maps a model's name to its file name."""
         trained = {"trained": list(self.problem.layout.names)} if self._frozen else {}
         for name, model in self.models().items():
-            about = {"model": self.config.model, "name": name, "rounds": self.rounds, **trained}
-            folder.write_tensors(file(name), self.problem.state_dict(*model), about)
+            metadata = {"model": self.config.model, "name": name, "rounds": self.rounds, **trained}
+            folder.write_tensors(file(name), self.problem.state_dict(*model), metadata)
 
-    def _close(self, verdict: Verdict) -> None:
+    def _write_outcome(self, verdict: Verdict) -> None:
+        """Write the final models, the clients' BatchNorm statistics (SiLoBN) and the run's status."""
         self._statistics = self._clients.statistics(len(self.partition.clients))
         if not self.folder:
             return
@@ -376,15 +388,12 @@ class Run:
         self._write_models(self.folder, model_file)
         self.folder.write_status(verdict.status, metric=self.metric, rounds=self.rounds, reason=verdict.reason)
 
-    def _notify(self, event: str) -> None:
+    def _notify(self, event: str, *arguments: Any) -> None:
+        """Call the method ``event`` of every callback."""
         for callback in self.callbacks:
-            getattr(callback, event)(self)
+            getattr(callback, event)(self, *arguments)
 
 
 def _flat(model: ModelState) -> Tensor:
     """Weights and floating buffers as one vector, which averages operate on."""
     return torch.cat([model.weights, model.buffers])
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None

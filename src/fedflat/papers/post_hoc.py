@@ -126,7 +126,7 @@ class _RunModels:
         """Curvature of the next cohort's local models, each on its client's data."""
         server = self._measured("server")
         replay = replay_after(server)
-        members = replay.members(None)
+        members = replay.clients(None)
         local_models = replay.local_models(members, replay.train(members))
         return FixedSample(server.problem, server.partition, FlatnessSettings()).local_curvature(local_models, members)
 

@@ -15,67 +15,74 @@ from fedflat.engines.round.contract import Client, Outcome, by_samples
 from fedflat.experiment.analysis.replay import rows_of
 from fedflat.flatness.clients.drift import cosine, disagreement, update_drift
 
-Figures = dict[str, Any]
+Measurements = dict[str, Any]
+"""JSON-compatible values by name, possibly nested."""
 
 
-def measure_cohort(algorithm: Algorithm, members: list[Client], outcome: Outcome, states: States) -> Figures:
-    """Drift, disagreement, agreement with the momentum, and state norms; ``states`` are the server states received."""
-    moved = moves(algorithm, members, outcome)
+def measure_cohort(algorithm: Algorithm, clients: list[Client], outcome: Outcome, states: States) -> Measurements:
+    """Drift and disagreement of a cohort's updates, their agreement with the momentum, and norms of state vectors.
+
+    Args:
+        algorithm: the algorithm that trained the cohort.
+        clients: the cohort before the round.
+        outcome: the result of local training, with one row per client.
+        states: the server states that the cohort received.
+    """
+    displacements = local_displacements(algorithm, clients, outcome)
     update = outcome.returned.displacement
-    drift = update_drift(moved, update)
-    spread = disagreement(moved, by_samples([len(client.indices) for client in members]))
-    figures: Figures = {
-        "clients": [client.number for client in members],
-        "length": numbers(drift.lengths),
-        "distance": numbers(drift.distances),
-        "cosine": numbers(drift.cosines),
-        "update": number(update.norm()),
-        "disagreement": {name: number(value) for name, value in spread._asdict().items()},
+    drift = update_drift(displacements, update)
+    spread = disagreement(displacements, by_samples([len(client.indices) for client in clients]))
+    measurements: Measurements = {
+        "clients": [client.number for client in clients],
+        "length": finite_values(drift.lengths),
+        "distance": finite_values(drift.distances),
+        "cosine": finite_values(drift.cosines),
+        "update": finite_or_none(update.norm()),
+        "disagreement": {name: finite_or_none(value) for name, value in spread._asdict().items()},
     }
     momentum = algorithm.momentum(states)
     if momentum is not None:
         vector, sign = momentum
-        agreement = numbers(torch.stack([sign * cosine(row, vector) for row in moved]))
-        figures["momentum"] = {"norm": number(vector.norm()), "agreement": agreement}
-    return figures | vector_norms(algorithm, outcome.clients, states)
+        agreement = torch.stack([sign * cosine(displacement, vector) for displacement in displacements])
+        measurements["momentum"] = {"norm": finite_or_none(vector.norm()), "agreement": finite_values(agreement)}
+    return measurements | _state_norms(algorithm, outcome.clients, states)
 
 
-def moves(algorithm: Algorithm, members: list[Client], outcome: Outcome) -> Tensor:
-    """y_K - z of each client, [clients, P]."""
-    rows = rows_of(outcome).displacements
+def local_displacements(algorithm: Algorithm, clients: list[Client], outcome: Outcome) -> Tensor:
+    """y_K - z of each client: its model after local training minus the model it received, [clients, parameters]."""
+    uploads = rows_of(outcome).displacements
     if type(algorithm.drift).local_displacement is Drift.local_displacement:
-        return rows
-    return torch.stack(
-        [
-            algorithm.drift.local_displacement(row, client.state["drift"])
-            for row, client in zip(rows, members, strict=True)
-        ]
-    )
+        return uploads  # most drifts upload the displacement itself; stacking would copy all rows
+    rows = [
+        algorithm.drift.local_displacement(upload, client.state["drift"])
+        for upload, client in zip(uploads, clients, strict=True)
+    ]
+    return torch.stack(rows)
 
 
-def vector_norms(algorithm: Algorithm, clients: list[Client], states: States) -> Figures:
+def _state_norms(algorithm: Algorithm, clients: list[Client], states: States) -> Measurements:
     """Norms of server and client state vectors (control variates, duals, momenta), by full name."""
-    of_server = {name for name, field in flat_fields(algorithm.server_fields()).items() if field.vector}
-    of_client = [name for name, field in flat_fields(algorithm.client_fields()).items() if field.vector]
-    figures: Figures = {}
-    if of_server:
-        figures["server_vectors"] = {
-            name: number(value.norm()) for name, value in flat_state(states).items() if name in of_server
+    server_names = [name for name, field in flat_fields(algorithm.server_fields()).items() if field.vector]
+    client_names = [name for name, field in flat_fields(algorithm.client_fields()).items() if field.vector]
+    norms: Measurements = {}
+    if server_names:
+        norms["server_vectors"] = {
+            name: finite_or_none(vector.norm()) for name, vector in flat_state(states).items() if name in server_names
         }
-    if of_client:
-        states_of_clients = [flat_state(client.state) for client in clients]
-        figures["client_vectors"] = {
-            name: numbers(torch.stack([state[name].norm() for state in states_of_clients])) for name in of_client
+    if client_names:
+        by_client = [flat_state(client.state) for client in clients]
+        norms["client_vectors"] = {
+            name: finite_values(torch.stack([vectors[name].norm() for vectors in by_client])) for name in client_names
         }
-    return figures
+    return norms
 
 
-def number(value: Tensor | float) -> float | None:
-    """A JSON-compatible number; None if not finite."""
-    plain = float(value)
-    return plain if math.isfinite(plain) else None
+def finite_or_none(value: Tensor | float) -> float | None:
+    """A number for JSON: None if it is infinite or NaN."""
+    number = float(value)
+    return number if math.isfinite(number) else None
 
 
-def numbers(values: Tensor) -> list[float | None]:
-    """JSON-compatible numbers; None where not finite."""
-    return [value if math.isfinite(value) else None for value in values.tolist()]
+def finite_values(values: Tensor) -> list[float | None]:
+    """A vector for JSON: None in place of infinite and NaN values."""
+    return [finite_or_none(value) for value in values.tolist()]

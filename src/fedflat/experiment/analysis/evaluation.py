@@ -5,7 +5,6 @@ Nothing is retrained, except when clients fine-tune.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +29,7 @@ from fedflat.engines.problem.task import Task
 from fedflat.engines.problem.totals import Totals
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError, one_of
+from fedflat.experiment.analysis.cohort import finite_or_none
 from fedflat.experiment.analysis.fine_tuning import FineTuner, FineTuning
 from fedflat.experiment.analysis.reopen import reopen, require_model, state_of
 from fedflat.experiment.analysis.scoring import Scorer, Scores, scores_of, spread_over
@@ -57,7 +57,7 @@ Part = dict[str, Any]
 
 
 class NotAvailable(Exception):
-    """A part does not apply to this run; the message says why."""
+    """Raised if a part of an evaluation does not apply to a run; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -82,16 +82,19 @@ class Evaluation:
         return {"model": self.model, "metric": self.metric, "on": _plain(self.parts), "missing": self.missing}
 
     def frame(self) -> pd.DataFrame:
-        """One row per value: the part, the client, class or domain (empty for the whole part), the metric, its
-        value.
+        """All values as a data frame, one row per value.
+
+        Columns: ``on`` (the part), ``name`` (the client, class or domain; empty for the whole part), ``figure`` (the
+        metric) and ``value``.
         """
         import pandas as pd
 
         rows = []
-        for part, figures in self.parts.items():
-            rows += [(part, "", name, value) for name, value in figures.items() if not isinstance(value, dict)]
-            several = {name: value for name, value in figures.items() if isinstance(value, dict) and name != "each"}
-            for member, scores in (several | figures.get("each", {})).items():
+        for part, values in self.parts.items():
+            rows += [(part, "", name, value) for name, value in values.items() if not isinstance(value, dict)]
+            # Some parts also have metrics pooled over several members, e.g. over all seen domains.
+            pooled = {name: value for name, value in values.items() if isinstance(value, dict) and name != "each"}
+            for member, scores in {**pooled, **values.get("each", {})}.items():
                 rows += [(part, member, name, value) for name, value in scores.items()]
         return pd.DataFrame(rows, columns=["on", "name", "figure", "value"])
 
@@ -119,8 +122,10 @@ def evaluate(
         dataset, network, task: user-supplied dataset, model and task, unless the run was made in this process.
         progress: called with the name of each part before it is computed.
     """
-    wanted = [on] if isinstance(on, str) else list(dict.fromkeys(PARTS if on is None else on))
-    for name in wanted:
+    if on is None:
+        on = PARTS
+    names = [on] if isinstance(on, str) else list(dict.fromkeys(on))
+    for name in names:
         if name not in PARTS:
             raise one_of("evaluation part", name, PARTS)
     model = require_model(record, model)
@@ -131,17 +136,18 @@ def evaluate(
     )
     parts, missing = {}, {}
     with torch.random.fork_rng(devices=[]):  # fine-tuning reseeds the caller's generator
-        for name in wanted:
+        for name in names:
             progress(name)
+            compute_part = getattr(evaluator, name.replace("-", "_"))
             try:
-                parts[name] = getattr(evaluator, name.replace("-", "_"))()
+                parts[name] = compute_part()
             except NotAvailable as reason:
                 missing[name] = str(reason)
     return Evaluation(model, problem.task.metric, parts, missing)
 
 
 class _Evaluator:
-    """Computes the parts of an evaluation; one method per part."""
+    """Computes the parts of an evaluation; each entry of ``PARTS`` has a method of its name."""
 
     def __init__(
         self,
@@ -150,73 +156,81 @@ class _Evaluator:
         partition: Partition,
         model: ModelState,
         fine_tuning: FineTuning,
-        corruptions: Corruptions | None,
+        corrupted_sets: Corruptions | None,
         statistics: Mapping[int, Tensor],
     ) -> None:
         self.config, self.problem, self.partition, self.model = config, problem, partition, model
-        self.wanted, self.corrupted = fine_tuning, corruptions
+        self.fine_tuning, self.corrupted_sets = fine_tuning, corrupted_sets
         self.metric = problem.task.metric
         self.scorer = Scorer(problem, model)
-        self.statistics = statistics
+        self.statistics = statistics  # BatchNorm statistics by client (SiLoBN), else empty
         self.data = problem.data
 
     def test(self) -> Part:
         """The whole test set, even if the run evaluated on a sample of it."""
-        return dict(self.scorer.of(self.data.test))
+        return dict(self.scorer.scores(self.data.test))
 
     def classes(self) -> Part:
         """Each class of the test set."""
-        return self._spread(self._classes)
+        return self._with_spread(self._class_scores)
 
     @cached_property
-    def _classes(self) -> dict[str, Scores]:
-        return {self.data.classes[label]: scores for label, scores in self.scorer.by_class(self.data.test).items()}
+    def _class_scores(self) -> dict[str, Scores]:
+        by_label = self.scorer.scores_by_class(self.data.test)
+        return {self.data.classes[label]: scores for label, scores in by_label.items()}
 
     def longtail(self) -> Part:
         """Head, middle and tail thirds of the classes, by number of training examples."""
         if not len(self.partition.thinned):
             raise NotAvailable(f"the partition {self.partition.text} is not long-tailed; add +longtail")
         labels = np.asarray(self.data.train.targets.cpu())
-        counts = np.bincount(
-            labels[np.unique(np.concatenate(self.partition.described_clients))], minlength=self.data.num_classes
-        )
-        order = [self.data.classes[label] for label in np.argsort(-counts, kind="stable")]
-        third = max(len(order) // 3, 1)
-        each = {}
-        for name, group in (("head", order[:third]), ("middle", order[third:-third]), ("tail", order[-third:])):
-            tested = {label: self._classes[label] for label in group if label in self._classes}
-            if tested:
-                each[name] = {self.metric: spread_over(tested, self.metric)["mean"], "classes": len(tested)}
-        return {"each": each}
+        held_by_clients = np.unique(np.concatenate(self.partition.described_clients))
+        counts = np.bincount(labels[held_by_clients], minlength=self.data.num_classes)
+        by_frequency = [self.data.classes[label] for label in np.argsort(-counts, kind="stable")]
+        third = max(len(by_frequency) // 3, 1)
+        groups = {
+            "head": by_frequency[:third],
+            "middle": by_frequency[third:-third],
+            "tail": by_frequency[-third:],
+        }
+        thirds = {}
+        for name, group in groups.items():
+            scores = {label: self._class_scores[label] for label in group if label in self._class_scores}
+            if scores:
+                thirds[name] = {self.metric: spread_over(scores, self.metric)["mean"], "classes": len(scores)}
+        return {"each": thirds}
 
     def domains(self) -> Part:
-        """Each group of the test set."""
+        """Each group of the test set, and the groups that occur or do not occur in the training set."""
         if self.data.test.groups is None:
             raise NotAvailable(f"{self.data.name} has no domain or writer labels for its test examples")
-        totals = self._totals_of_domains(np.asarray(self.data.test.groups.cpu()))
-        figures = self._spread({self._group(group): scores_of(totals[group]) for group in sorted(totals)})
-        seen = set() if self.data.train.groups is None else set(self.data.train.groups.tolist())
-        for name, groups in (("seen", totals.keys() & seen), ("unseen", totals.keys() - seen)):
+        totals = self._totals_by_domain(np.asarray(self.data.test.groups.cpu()))
+        part = self._with_spread({self._group_name(group): scores_of(totals[group]) for group in sorted(totals)})
+        trained = set() if self.data.train.groups is None else set(self.data.train.groups.tolist())
+        for name, groups in (("seen", totals.keys() & trained), ("unseen", totals.keys() - trained)):
             if 0 < len(groups) < len(totals):
                 pooled = Totals(self.problem.task)
                 for group in sorted(groups):
                     pooled.merge(totals[group])
-                figures[name] = {**scores_of(pooled), "domains": len(groups)}
-        return figures
+                part[name] = {**scores_of(pooled), "domains": len(groups)}
+        return part
 
-    def _totals_of_domains(self, groups: np.ndarray) -> dict[int, Totals]:
-        """Sums per domain. With SiLoBN, a domain uses the mean BatchNorm statistics of its clients, else batch
-        statistics.
+    def _totals_by_domain(self, groups: np.ndarray) -> dict[int, Totals]:
+        """Sums per domain, given the domain of each test example [examples].
+
+        With SiLoBN, a domain is evaluated with the mean BatchNorm statistics of its clients; a domain without clients,
+        with the statistics of each batch.
         """
-        owners = self._clients_of_domains() if self.statistics else {}
-        rest = np.flatnonzero(~np.isin(groups, list(owners)))
-        totals = self.scorer.by_group(self.data.test, rest) if len(rest) else {}
-        for group in set(groups.tolist()) & owners.keys():
-            statistics = torch.stack([self.statistics[number] for number in owners[group]]).mean(0)
-            totals[group] = self._with(statistics).totals(self.data.test, np.flatnonzero(groups == group))
+        clients = self._clients_by_domain() if self.statistics else {}
+        without_clients = np.flatnonzero(~np.isin(groups, list(clients)))
+        totals = self.scorer.totals_by_group(self.data.test, without_clients) if len(without_clients) else {}
+        for group in set(groups.tolist()) & clients.keys():
+            statistics = torch.stack([self.statistics[client] for client in clients[group]]).mean(0)
+            scorer = self._scorer_with(statistics)
+            totals[group] = scorer.totals(self.data.test, np.flatnonzero(groups == group))
         return totals
 
-    def _clients_of_domains(self) -> dict[int, list[int]]:
+    def _clients_by_domain(self) -> dict[int, list[int]]:
         """For each domain, the clients with their own BatchNorm statistics whose data come only from that domain."""
         clients: dict[int, list[int]] = {}
         domains = self.data.train.groups
@@ -228,33 +242,36 @@ class _Evaluator:
                     clients.setdefault(int(client_domains), []).append(client)
         return clients
 
-    def _with(self, statistics: Tensor) -> Scorer:
-        """A scorer of the model with a client's BatchNorm statistics."""
+    def _scorer_with(self, statistics: Tensor) -> Scorer:
+        """A scorer of the model with a client's BatchNorm statistics [buffers]."""
         model = self.model._replace(buffers=statistics.to(self.model.buffers))
         return Scorer(self.problem, model, batch_statistics=False)
 
     def corruptions(self) -> Part:
         """Each corruption, averaged over severities; the mean is over the benchmark's corruptions."""
-        each: dict[str, dict[str, float]] = {}
-        for corruption, severities in self._corruptions().items():
-            values = {severity: self.scorer.of(examples)[self.metric] for severity, examples in severities.items()}
-            each[corruption] = {self.metric: float(np.mean(list(values.values())))}
-            each[corruption] |= {f"severity {severity}": value for severity, value in values.items()}
-        counted = [name for name in each if name in CORRUPTIONS] or list(each)
-        mean = float(np.mean([each[name][self.metric] for name in counted]))
-        figures: Part = {"mean": mean, "count": len(counted)}
-        if self.metric == "accuracy":
-            figures = {"mean_corruption_error": 1 - mean, **figures}
-        return {**figures, "each": each}
+        by_corruption: dict[str, dict[str, float]] = {}
+        for corruption, severities in self._corrupted_test_sets().items():
+            values = {severity: self.scorer.scores(examples)[self.metric] for severity, examples in severities.items()}
+            by_corruption[corruption] = {self.metric: float(np.mean(list(values.values())))}
+            by_corruption[corruption] |= {f"severity {severity}": value for severity, value in values.items()}
+        counted = [name for name in by_corruption if name in CORRUPTIONS] or list(by_corruption)
+        mean = float(np.mean([by_corruption[name][self.metric] for name in counted]))
+        part: Part = {"mean_corruption_error": 1 - mean} if self.metric == "accuracy" else {}
+        return {**part, "mean": mean, "count": len(counted), "each": by_corruption}
 
-    def _corruptions(self) -> Corruptions:
-        if self.corrupted is not None:
-            return self.corrupted
-        known = {of: source for source in DATASETS.values() if (of := getattr(source, "of", None))}
-        source = known.get(self.config.data.dataset)
+    def _corrupted_test_sets(self) -> Corruptions:
+        """The given corrupted test sets, or those published for the dataset."""
+        if self.corrupted_sets is not None:
+            return self.corrupted_sets
+        sources = {}
+        for candidate in DATASETS.values():
+            original = getattr(candidate, "of", None)  # the dataset that it corrupts
+            if original:
+                sources[original] = candidate
+        source = sources.get(self.config.data.dataset)
         if source is None:
             raise NotAvailable(
-                f"{self.data.name} has no corrupted test images; available for {' and '.join(sorted(known))}"
+                f"{self.data.name} has no corrupted test images; available for {' and '.join(sorted(sources))}"
             )
         folder = data_dir(self.config.data.dir)
         if source.missing(folder):
@@ -263,94 +280,96 @@ class _Evaluator:
 
     def clients(self) -> Part:
         """Each training client on its own data; the first 1,000 of a virtual partition."""
-        return {"of": len(self.partition.clients), **self._spread(self._clients)}
+        return {"of": len(self.partition.clients), **self._with_spread(self._client_scores)}
 
     @cached_property
-    def _clients(self) -> dict[str, Scores]:
-        each = {}
+    def _client_scores(self) -> dict[str, Scores]:
+        """Metrics of each training client on its own data, with its own BatchNorm statistics if it has any."""
+        by_client = {}
         for number, indices in enumerate(self.partition.described_clients):
-            scorer = self._with(self.statistics[number]) if number in self.statistics else self.scorer
-            each[self._name(number, indices)] = scorer.of(self.data.train, indices)
-        return each
+            scorer = self._scorer_with(self.statistics[number]) if number in self.statistics else self.scorer
+            by_client[self._client_name(number, indices)] = scorer.scores(self.data.train, indices)
+        return by_client
 
     def unseen(self) -> Part:
         """Each held-out client on its own data, and the participation gap (mean of training minus held-out clients)."""
         self._require_unseen()
-        figures = self._spread(self._each_client(self.partition.unseen))
-        return {"participation_gap": spread_over(self._clients, self.metric)["mean"] - figures["mean"], **figures}
+        by_client = {}
+        for number, indices in enumerate(self.partition.unseen):
+            by_client[self._client_name(number, indices)] = self.scorer.scores(self.data.train, indices)
+        part = self._with_spread(by_client)
+        return {"participation_gap": spread_over(self._client_scores, self.metric)["mean"] - part["mean"], **part}
 
     def fine_tuned(self) -> Part:
         """Training clients before and after fine-tuning."""
-        return self._fine_tuned(self.partition.described_clients, 0)
+        return self._fine_tune(self.partition.described_clients, 0)
 
     def fine_tuned_unseen(self) -> Part:
         """Held-out clients before and after fine-tuning."""
         self._require_unseen()
-        return self._fine_tuned(self.partition.unseen, len(self.partition.clients))
+        return self._fine_tune(self.partition.unseen, len(self.partition.clients))
 
-    def _fine_tuned(self, clients: Sequence[np.ndarray], first: int) -> Part:
-        """Fine-tune some of ``clients``; ``first`` is the number of the first one, which offsets their random
-        streams.
+    def _fine_tune(self, clients: Sequence[np.ndarray], first_number: int) -> Part:
+        """Fine-tune some clients, each on a part of its data, and evaluate each on the rest.
+
+        Args:
+            clients: the positions of each client's examples.
+            first_number: the number of the first client; a client's number selects its random stream.
         """
-        wanted, seed = self.wanted, self.config.seed
-        chosen = wanted.among([len(indices) for indices in clients], seed)
+        settings, seed, train = self.fine_tuning, self.config.seed, self.data.train
+        chosen = settings.choose_clients([len(indices) for indices in clients], seed)
         if not chosen:
             raise NotAvailable("no client has two examples, one for fine-tuning and one for evaluation")
-        tuner = FineTuner(self.problem, self.config, wanted)
-        each = {}
-        for number in chosen:
-            to_train, rest = wanted.divided(clients[number], seed, first + number)
-            tuned = tuner.tuned(self.model, first + number, to_train)
-            before, after = (Scorer(self.problem, model).of(self.data.train, rest) for model in (self.model, tuned))
-            name = self._name(number, clients[number])
-            each[name] = {
-                "before": before[self.metric],
-                "after": after[self.metric],
-                "trained_on": len(to_train),
-                "examples": len(rest),
+        tuner = FineTuner(self.problem, self.config, settings)
+        by_client = {}
+        for index in chosen:
+            number = first_number + index
+            training, held_out = settings.divide(clients[index], seed, number)
+            tuned_model = tuner.fine_tune(self.model, number, training)
+            by_client[self._client_name(index, clients[index])] = {
+                "before": self.scorer.scores(train, held_out)[self.metric],
+                "after": Scorer(self.problem, tuned_model).scores(train, held_out)[self.metric],
+                "trained_on": len(training),
+                "examples": len(held_out),
             }
-        before_all, after_all = (np.array([scores[when] for scores in each.values()]) for when in ("before", "after"))
+        before = np.array([scores["before"] for scores in by_client.values()])
+        after = np.array([scores["after"] for scores in by_client.values()])
         return {
-            "before": float(before_all.mean()),
-            "after": float(after_all.mean()),
-            "gain": float((after_all - before_all).mean()),
-            "improved": float((after_all > before_all).mean()),
-            "count": len(each),
+            "before": float(before.mean()),
+            "after": float(after.mean()),
+            "gain": float((after - before).mean()),
+            "improved": float((after > before).mean()),
+            "count": len(by_client),
             "of": len(clients),
-            "epochs": wanted.epochs,
-            "share": wanted.share,
+            "epochs": settings.epochs,
+            "share": settings.share,
             "lr": tuner.lr,
             "batch_size": tuner.batch_size,
-            "each": each,
+            "each": by_client,
         }
 
     def _require_unseen(self) -> None:
         if not self.partition.unseen:
             raise NotAvailable(f"the partition {self.partition.text} has no held-out clients; add +held-out")
 
-    def _each_client(self, clients: Sequence[np.ndarray]) -> dict[str, Scores]:
-        return {
-            self._name(number, indices): self.scorer.of(self.data.train, indices)
-            for number, indices in enumerate(clients)
-        }
-
-    def _name(self, number: int, indices: np.ndarray) -> str:
-        """The name of a natural client, otherwise its number."""
+    def _client_name(self, number: int, indices: np.ndarray) -> str:
+        """The group's name for clients of a natural partition, otherwise the client's number."""
         text = canonical_partition(self.partition.text)
         if self.data.train.groups is None or not text.startswith("natural"):
             return str(number)
-        name = self._group(int(self.data.train.groups[int(indices[0])]))
-        return f"{name} {number}" if "largest=" in text else name
+        name = self._group_name(int(self.data.train.groups[int(indices[0])]))
+        is_divided = "largest=" in text  # large groups are divided over several clients
+        return f"{name} {number}" if is_divided else name
 
-    def _group(self, group: int) -> str:
+    def _group_name(self, group: int) -> str:
         return self.data.group_names[group] if self.data.group_names else str(group)
 
-    def _spread(self, each: dict[str, Scores]) -> Part:
-        return {**spread_over(each, self.metric), "each": each}
+    def _with_spread(self, scores: dict[str, Scores]) -> Part:
+        return {**spread_over(scores, self.metric), "each": scores}
 
 
 def _plain(value: Any) -> Any:
     """Nested values with non-finite numbers replaced by None."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(inside) for key, inside in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    return finite_or_none(value) if isinstance(value, float) else value

@@ -41,14 +41,14 @@ class FineTuning:
         if self.lr is not None and not self.lr > 0:
             raise UserError(f"fine-tuning lr={self.lr:g} is invalid; expected a number above 0")
 
-    def among(self, sizes: list[int], seed: int) -> list[int]:
+    def choose_clients(self, sizes: list[int], seed: int) -> list[int]:
         """Numbers of the clients that fine-tune, given all clients' numbers of examples."""
-        able = np.flatnonzero(np.array(sizes) >= 2)
-        chosen = generator(seed, "fine-tuned clients").permutation(len(able))[: self.clients]
-        return [int(number) for number in np.sort(able[chosen])]
+        eligible = np.flatnonzero(np.array(sizes) >= 2)
+        chosen = generator(seed, "fine-tuned clients").permutation(len(eligible))[: self.clients]
+        return [int(number) for number in np.sort(eligible[chosen])]
 
-    def divided(self, indices: np.ndarray, seed: int, client: int) -> tuple[np.ndarray, np.ndarray]:
-        """A client's examples for training and for evaluation."""
+    def divide(self, indices: np.ndarray, seed: int, client: int) -> tuple[np.ndarray, np.ndarray]:
+        """Divide a client's examples into those for training and those for evaluation."""
         count = min(max(round(self.share * len(indices)), 1), len(indices) - 1)
         order = generator(seed, "fine-tuned examples", 0, client).permutation(len(indices))
         return np.sort(indices[order[:count]]), np.sort(indices[order[count:]])
@@ -57,26 +57,26 @@ class FineTuning:
 class FineTuner:
     """Fine-tunes by one FedAvg round with a single client, using the run's other settings."""
 
-    def __init__(self, problem: Problem, config: Config, wanted: FineTuning) -> None:
+    def __init__(self, problem: Problem, config: Config, settings: FineTuning) -> None:
         training = config.training
-        self.lr = training.lr if wanted.lr is None else wanted.lr
-        self.batch_size = training.batch_size if wanted.batch_size is None else wanted.batch_size
+        self.lr = training.lr if settings.lr is None else settings.lr
+        self.batch_size = training.batch_size if settings.batch_size is None else settings.batch_size
         self._algorithm = algorithm("fedavg")
         self._engine = LoopEngine(problem, workers=1)
         self._training = Training(
             self._algorithm,
             Descent(training.weight_decay, training.momentum, training.clip, training.clip_mode),
             Schedule(self.lr),
-            Plan(self.batch_size, wanted.epochs),
+            Plan(self.batch_size, settings.epochs),
             config.seed,
             clients=1,
             aggregation=Aggregation(),
         )
 
-    def tuned(self, model: ModelState, client: int, indices: np.ndarray) -> ModelState:
-        """The model after a client has trained it on the examples at ``indices``."""
+    def fine_tune(self, model: ModelState, number: int, indices: np.ndarray) -> ModelState:
+        """Train a model as client ``number``, on the examples at ``indices``; returns the new model."""
         server = self._algorithm.new_server(model.weights)
-        trained = Client(client, indices, self._algorithm.new_client(model.weights))
-        outcome = self._engine.train(self._training, 0, model, server, [trained])
+        client = Client(number, indices, self._algorithm.new_client(model.weights))
+        outcome = self._engine.train(self._training, 0, model, server, [client])
         weights, _ = self._algorithm.aggregate(outcome.returned, outcome.means, server)
         return ModelState(weights, outcome.buffers, outcome.integers)

@@ -1,15 +1,27 @@
-"""Landscapes of models of runs (around a model, on a plane, along a path) and their files."""
+"""Landscapes of models of runs (around a model, on a plane, along a path), and their files.
+
+``LossAndError`` measures every model of a landscape on the same training and test examples.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedflat.data import Examples, Partition
+from fedflat.engines.cpu.engine import one_thread
+from fedflat.engines.problem.problem import Problem
+from fedflat.engines.problem.totals import Totals
+from fedflat.engines.round.plan import generator
 from fedflat.errors import UserError
-from fedflat.experiment.analysis.loss_and_error import LossAndError, Statistics
 from fedflat.experiment.analysis.run_model import RunModel
+from fedflat.experiment.analysis.scoring import take_on_device
 from fedflat.experiment.store.files import create_folder, write_whole
 from fedflat.flatness.landscapes.directions import OneDimensional
 from fedflat.flatness.landscapes.grid import Landscape, Model, Progress, silent
@@ -17,6 +29,13 @@ from fedflat.flatness.landscapes.landscape import landscape_around
 from fedflat.flatness.landscapes.path import path_landscape
 from fedflat.flatness.landscapes.plane import plane_landscape
 from fedflat.flatness.landscapes.points import require_same_shapes
+from fedflat.units import is_share
+
+Statistics = Literal["interpolated", "estimated"]
+CACHED_BYTES = 1 << 31
+"""Inputs up to this size are normalised once and cached; larger ones are normalised for every model."""
+GPU_BATCH = 2500
+"""Examples per forward pass on a GPU, which smaller batches would not fill."""
 
 
 def landscapes(
@@ -31,15 +50,32 @@ def landscapes(
     names: Sequence[str] = (),
     progress: Progress = silent,
 ) -> dict[str, Landscape]:
-    """The landscape around each model, by name; all share random directions and examples."""
-    chosen = _names(models, names)
-    _require_same_dataset(models, chosen)
-    total, grids = len(models) * points**dimensions, {}
-    for number, (name, model) in enumerate(zip(chosen, models, strict=True)):
+    """Compute the landscape around each model; all share random directions and examples.
+
+    Args:
+        models: models of runs on the same dataset.
+        dimensions: 1 for a line, 2 for a plane.
+        radius: largest coordinate along each direction.
+        points: grid points per dimension.
+        examples: training and test examples to evaluate on; default: all.
+        seed: seed of directions and examples.
+        one_dimensional: treatment of biases and normalisation weights.
+        names: name of each model; default: its reference.
+        progress: called with (points evaluated, total).
+
+    Returns:
+        Landscapes by name.
+    """
+    names = _checked_names(models, names)
+    _require_same_dataset(models, names)
+    points_per_model = points**dimensions
+    total = len(models) * points_per_model
+    grids: dict[str, Landscape] = {}
+    for name, model in zip(names, models, strict=True):
         measure = LossAndError(model.problem, model.partition, model.state.integers, examples=examples, seed=seed)
-        grids[name] = landscape_around(
+        grid = landscape_around(
             model.problem.layout,
-            _flat(model),
+            _point(model),
             measure,
             name=name,
             dimensions=dimensions,
@@ -47,8 +83,9 @@ def landscapes(
             points=points,
             seed=seed,
             one_dimensional=one_dimensional,
-            progress=_part(progress, number * points**dimensions, total),
-        ).with_metadata(model=model.label, **_about(model, measure))
+            progress=_shifted(progress, len(grids) * points_per_model, total),
+        )
+        grids[name] = grid.with_metadata(model=model.label, **_description(model, measure))
     return grids
 
 
@@ -63,11 +100,19 @@ def plane(
     names: Sequence[str] = (),
     progress: Progress = silent,
 ) -> Landscape:
-    """The plane through the first three models, on the first model's data; further models are projected onto it."""
-    measure, flat = _common(models, _names(models, names), "one plane", examples, seed, statistics)
-    grid = plane_landscape(flat, measure, points=points, margin=margin, progress=progress)
-    labels = [model.label for model in models]
-    return grid.with_metadata(models=labels, statistics=statistics, **_about(models[0], measure))
+    """Compute the landscape on the plane through three models, on the first model's data.
+
+    Args:
+        models: at least three models with the same parameters; those after the third are projected onto the plane.
+        points: grid points per side.
+        margin: extension of the grid beyond the models, as a fraction of their extent.
+        examples, seed, statistics: as in ``LossAndError``.
+        names: name of each model; default: its reference.
+        progress: called with (points evaluated, total).
+    """
+    shared = _SharedSpace(models, names, "one plane", examples, seed, statistics)
+    grid = plane_landscape(shared.points, shared.measure, points=points, margin=margin, progress=progress)
+    return grid.with_metadata(**shared.description)
 
 
 def path(
@@ -81,85 +126,213 @@ def path(
     names: Sequence[str] = (),
     progress: Progress = silent,
 ) -> Landscape:
-    """The straight line between two models, on the first model's data."""
-    measure, flat = _common(models, _names(models, names), "one path", examples, seed, statistics)
-    grid = path_landscape(flat, measure, points=points, beyond=beyond, progress=progress)
-    labels = [model.label for model in models]
-    return grid.with_metadata(models=labels, statistics=statistics, **_about(models[0], measure))
+    """Compute the landscape on the straight line between two models, on the first model's data.
+
+    Args:
+        models: two models with the same parameters.
+        points: number of points.
+        beyond: extension past both ends, as a fraction of the distance between the models.
+        examples, seed, statistics: as in ``LossAndError``.
+        names: name of each model; default: its reference.
+        progress: called with (points evaluated, total).
+    """
+    shared = _SharedSpace(models, names, "one path", examples, seed, statistics)
+    grid = path_landscape(shared.points, shared.measure, points=points, beyond=beyond, progress=progress)
+    return grid.with_metadata(**shared.description)
 
 
-def save_landscapes(path: Path, grids: Mapping[str, Landscape]) -> None:
-    """Write landscapes to one JSON file, atomically."""
-    create_folder(path.parent)
-    write_whole(
-        path,
-        json.dumps({"landscapes": {name: grid.document() for name, grid in grids.items()}}, allow_nan=False) + "\n",
-    )
+class _SharedSpace:
+    """Models with the same parameters as points of one space, measured on the first model's data."""
+
+    def __init__(
+        self,
+        models: Sequence[RunModel],
+        names: Sequence[str],
+        place: str,
+        examples: int | None,
+        seed: int,
+        statistics: Statistics,
+    ) -> None:
+        names, first = _checked_names(models, names), models[0]
+        layouts = {name: model.problem.whole_layout for name, model in zip(names, models, strict=True)}
+        require_same_shapes(layouts, place)
+        _require_same_dataset(models, names)
+        self.points = {name: _point(model) for name, model in zip(names, models, strict=True)}
+        self.measure = LossAndError(
+            first.problem, first.partition, first.state.integers, examples=examples, seed=seed, statistics=statistics
+        )
+        labels = [model.label for model in models]
+        self.description = {"models": labels, "statistics": statistics, **_description(first, self.measure)}
 
 
-def load_landscapes(path: Path) -> dict[str, Landscape]:
-    """Read a file written by ``save_landscapes``."""
-    try:
-        documents = dict(json.loads(path.read_text())["landscapes"])
-    except FileNotFoundError:
-        raise UserError(
-            f"{path} does not exist; expected a file written by fedflat flatness landscape, plane or path"
-        ) from None
-    except (ValueError, KeyError, TypeError):
-        raise UserError(
-            f"{path} is not a landscape file; expected a file written by fedflat flatness landscape, plane or path"
-        ) from None
-    return {name: Landscape.from_document(document) for name, document in documents.items()}
-
-
-def _common(
-    models: Sequence[RunModel],
-    names: Sequence[str],
-    where: str,
-    examples: int | None,
-    seed: int,
-    statistics: Statistics,
-) -> tuple[LossAndError, dict[str, Model]]:
-    require_same_shapes({name: model.problem.whole_layout for name, model in zip(names, models, strict=True)}, where)
-    _require_same_dataset(models, names)
-    first = models[0]
-    measure = LossAndError(
-        first.problem, first.partition, first.state.integers, examples=examples, seed=seed, statistics=statistics
-    )
-    return measure, {name: _flat(model) for name, model in zip(names, models, strict=True)}
-
-
-def _names(models: Sequence[RunModel], names: Sequence[str]) -> list[str]:
-    chosen = list(names) or [model.label for model in models]
-    for name in chosen:
-        if chosen.count(name) > 1:
+def _checked_names(models: Sequence[RunModel], names: Sequence[str]) -> list[str]:
+    """The names of the models, by default their references; they must be unique."""
+    names = list(names) or [model.label for model in models]
+    for name in names:
+        if names.count(name) > 1:
             raise UserError(f"{name} is listed twice; list each model once")
-    return chosen
+    return names
 
 
 def _require_same_dataset(models: Sequence[RunModel], names: Sequence[str]) -> None:
     """Reject models of different datasets, whose losses are not comparable."""
+    first_dataset = models[0].record.config.data.dataset
     for name, model in zip(names, models, strict=True):
-        mine, first = model.record.config.data.dataset, models[0].record.config.data.dataset
-        if mine != first:
+        dataset = model.record.config.data.dataset
+        if dataset != first_dataset:
             raise UserError(
-                f"{names[0]} was trained on {first}, {name} on {mine}; losses of different datasets are not comparable"
+                f"{names[0]} was trained on {first_dataset}, {name} on {dataset}; "
+                "losses of different datasets are not comparable"
             )
 
 
-def _flat(model: RunModel) -> Model:
+def _point(model: RunModel) -> Model:
     return Model(model.state.weights, model.state.buffers)
 
 
-def _about(model: RunModel, measure: LossAndError) -> dict[str, Any]:
+def _shifted(progress: Progress, offset: int, total: int) -> Progress:
+    """Report the progress on one of several models as progress on all of them."""
+    return lambda done, _: progress(offset + done, total)
+
+
+def _description(model: RunModel, measure: LossAndError) -> dict[str, Any]:
+    """How a landscape was computed, for its file."""
     config = model.record.config
     return {
         "data": config.data.dataset,
         "architecture": config.model,
         "examples": measure.counts,
-        "precision": str(model.problem.dtype)[6:],
+        "precision": str(model.problem.dtype).removeprefix("torch."),
     }
 
 
-def _part(progress: Progress, before: int, total: int) -> Callable[[int, int], None]:
-    return lambda done, _: progress(before + done, total)
+class LossAndError:
+    """Measures train_loss, train_error, test_loss and test_error of a model; values stay on the device.
+
+    Args:
+        problem: the federated problem.
+        partition: its partition; training examples are those that clients hold.
+        integers: integer buffers of the model.
+        examples: number of examples per set, the same for every model; default: all.
+        seed: seed of the sample.
+        statistics: BatchNorm statistics: the model's own (``interpolated``; negative variances count as 0), or
+            re-estimated for each model on the training sample (``estimated``).
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        partition: Partition,
+        integers: dict[str, Tensor],
+        *,
+        examples: int | None = None,
+        seed: int = 0,
+        statistics: Statistics = "interpolated",
+    ) -> None:
+        if examples is not None and examples < 1:
+            raise UserError(f"examples={examples} is invalid; expected at least 1")
+        self.problem, self._integers, self.statistics = problem, integers, statistics
+        self._batch_size = problem.evaluation_batch
+        if problem.device.type == "cuda":
+            self._batch_size = max(self._batch_size, GPU_BATCH)
+        train, test = problem.data.train, problem.data.test
+        held_by_clients = np.unique(np.concatenate([np.asarray(indices) for indices in partition.described_clients]))
+        self.sets = {
+            "train": _sample(train, held_by_clients, examples, generator(seed, "landscape: training examples")),
+            "test": _sample(test, np.arange(len(test)), examples, generator(seed, "landscape: test examples")),
+        }
+        self._cached = {name: self._normalised_batches(sample) for name, sample in self.sets.items()}
+        variances = [name for name in problem.buffers.names if name.endswith("running_var")]
+        self._is_variance: Tensor | None = None
+        if variances:
+            on_device = torch.empty(0, device=problem.device)
+            self._is_variance = problem.buffers.indicator(variances.__contains__, on_device)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of examples per set."""
+        return {name: len(sample) for name, sample in self.sets.items()}
+
+    @torch.no_grad()
+    def __call__(self, model: Model) -> dict[str, Tensor]:
+        """Loss and error (or the task's metric, if it is not a share) on each set, as ``train_loss`` and so on."""
+        problem, values = self.problem, {}
+        task, metric = problem.task, problem.task.metric
+        with one_thread():
+            flat_buffers = self._buffers(model)
+            for name in self.sets:
+                totals = Totals(task)
+                buffers = {**problem.buffers.views(flat_buffers), **self._integers}
+                for inputs, targets in self._batches(name):
+                    output = problem.predict_normalised(model.weights, buffers, inputs)
+                    totals.add(task.sums(output, targets), len(targets))
+                means = totals.metric_tensors()
+                values[f"{name}_loss"] = means["loss"]
+                values[f"{name}_{_reported_name(metric)}"] = 1 - means[metric] if is_share(metric) else means[metric]
+        return values
+
+    def _buffers(self, model: Model) -> Tensor:
+        """The model's flat buffers, with valid BatchNorm statistics."""
+        if not len(model.buffers):
+            return model.buffers
+        if self.statistics == "estimated":
+            inputs = (inputs for inputs, _ in self._batches("train"))
+            return self.problem.estimate_buffers(model.weights, self._integers, inputs)
+        if self._is_variance is None:
+            return model.buffers
+        return torch.where(self._is_variance, model.buffers.clamp_min(0), model.buffers)
+
+    def _normalised_batches(self, examples: Examples) -> list[tuple[Tensor, Tensor]] | None:
+        """All batches, to be cached, or None if they are too large."""
+        size = examples.inputs.numel() * torch.finfo(self.problem.dtype).bits // 8
+        return list(self._read_batches(examples)) if size <= CACHED_BYTES else None
+
+    def _batches(self, name: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Normalised inputs and targets of a set, in batches."""
+        cached = self._cached[name]
+        yield from self._read_batches(self.sets[name]) if cached is None else cached
+
+    def _read_batches(self, examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
+        for positions in torch.split(torch.arange(len(examples)), self._batch_size):
+            batch = take_on_device(self.problem, examples, positions)
+            yield self.problem.normalised(batch.inputs), batch.targets
+
+
+def measured_values(metric: str) -> list[str]:
+    """Names of the measured values for a task with this metric.
+
+    >>> measured_values("accuracy")
+    ['train_loss', 'train_error', 'test_loss', 'test_error']
+    """
+    return [f"{part}_{value}" for part in ("train", "test") for value in ("loss", _reported_name(metric))]
+
+
+def _reported_name(metric: str) -> str:
+    """Accuracy is reported as error, so that lower is better, as for the loss."""
+    return "error" if is_share(metric) else metric
+
+
+def _sample(examples: Examples, positions: np.ndarray, limit: int | None, rng: np.random.Generator) -> Examples:
+    """The examples at ``positions``, or a random sample of ``limit`` of them."""
+    if limit is not None and limit < len(positions):
+        positions = np.sort(rng.choice(positions, limit, replace=False))
+    return examples.take(torch.from_numpy(positions).to(examples.targets.device))
+
+
+def save_landscapes(path: Path, grids: Mapping[str, Landscape]) -> None:
+    """Write landscapes to one JSON file, atomically."""
+    create_folder(path.parent)
+    documents = {name: grid.document() for name, grid in grids.items()}
+    write_whole(path, json.dumps({"landscapes": documents}, allow_nan=False) + "\n")
+
+
+def load_landscapes(path: Path) -> dict[str, Landscape]:
+    """Read a file written by ``save_landscapes``."""
+    expected = "expected a file written by fedflat flatness landscape, plane or path"
+    try:
+        documents = dict(json.loads(path.read_text())["landscapes"])
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; {expected}") from None
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path} is not a landscape file; {expected}") from None
+    return {name: Landscape.from_document(document) for name, document in documents.items()}

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,154 +15,145 @@ from torch import Tensor
 from fedflat.algorithms import Algorithm
 from fedflat.algorithms.algorithm import States
 from fedflat.algorithms.slot import unit
-from fedflat.data import Examples, Partition
+from fedflat.data import Partition
 from fedflat.engines.cpu.engine import one_thread
-from fedflat.engines.problem.problem import Problem, move_examples
-from fedflat.engines.problem.task import PooledTask
+from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Client, ModelState, Outcome
 from fedflat.engines.round.plan import generator
 from fedflat.errors import UserError
-from fedflat.experiment.analysis.cohort import Figures, measure_cohort, number
+from fedflat.experiment.analysis.cohort import Measurements, finite_or_none, measure_cohort
 from fedflat.experiment.analysis.replay import each_local_model
-from fedflat.experiment.analysis.run_model import with_statistics
-from fedflat.experiment.analysis.scoring import Scorer, Scores
+from fedflat.experiment.analysis.run_model import objective_on, with_statistics
+from fedflat.experiment.analysis.scoring import Scorer, Scores, take_on_device
 from fedflat.experiment.config import FlatnessSettings
 from fedflat.experiment.quantities import parse_measurements
 from fedflat.flatness import Objective
-from fedflat.flatness.batches import TensorBatches
 from fedflat.flatness.clients.drift import disagreement
 from fedflat.flatness.curvature.lanczos import Ends, lanczos
 from fedflat.flatness.curvature.operator import Operator
 from fedflat.flatness.theory.noise import Constants, GradientSpread, heterogeneity
 
-BATCH = 500
-"""Examples per batch; second derivatives need several times the memory of a training step."""
+MAX_BATCH = 500
+"""Largest number of examples per batch; second derivatives need several times the memory of a training step."""
 RHO = 0.05
 """Radius of the sharpness measurement."""
-RESIDUAL, PRODUCTS = 1e-2, 100
+TOLERANCE, MAX_PRODUCTS = 1e-2, 100
 """Relative residual at which Lanczos stops, and its maximum number of Hessian-vector products."""
 GAP_EXAMPLES = 10_000
 """Training examples for the generalisation gap; with fewer, sampling error dominates."""
-SINGLE = 10
+EXAMPLES_PER_CLIENT = 10
 """Examples per client for per-example gradients."""
 
 
 class FixedSample:
-    """Measures models on ``wanted.examples`` training examples and on the data of ``wanted.clients`` clients."""
+    """Measures models on a fixed sample of training examples and on the data of a fixed sample of clients.
 
-    def __init__(self, problem: Problem, partition: Partition, wanted: FlatnessSettings) -> None:
-        self.problem, self.partition, self.wanted = problem, partition, wanted
+    Args:
+        problem: the federated problem.
+        partition: its partition.
+        settings: the sizes of both samples and their seed.
+    """
+
+    def __init__(self, problem: Problem, partition: Partition, settings: FlatnessSettings) -> None:
+        self.problem, self.partition, self.settings = problem, partition, settings
         self.gap_examples = GAP_EXAMPLES
 
     @cached_property
     def clients(self) -> list[int]:
         """Numbers of the sampled clients, sorted."""
-        count = len(self.partition.described_clients)
-        chosen = generator(self.wanted.seed, "observed clients").permutation(count)[: self.wanted.clients]
-        return [int(client) for client in np.sort(chosen)]
+        everyone = np.arange(len(self.partition.described_clients))
+        return [int(client) for client in self._draw(everyone, self.settings.clients, "observed clients")]
 
     @cached_property
     def positions(self) -> np.ndarray:
-        """Positions of the sampled training examples, sorted."""
-        return self._drawn(self.wanted.examples)
+        """Positions of the sampled training examples, sorted, [examples]."""
+        return self._draw_examples(self.settings.examples)
 
-    def _drawn(self, most: int) -> np.ndarray:
-        every = np.unique(np.concatenate(self.partition.described_clients))
-        order = generator(self.wanted.seed, "observed examples").permutation(len(every))
-        return np.sort(every[order[:most]])
+    def _draw_examples(self, count: int) -> np.ndarray:
+        """Sorted positions of at most ``count`` training examples that clients hold."""
+        held_by_clients = np.unique(np.concatenate(self.partition.described_clients))
+        return self._draw(held_by_clients, count, "observed examples")
+
+    def _draw(self, values: np.ndarray, count: int, purpose: str, client: int = 0) -> np.ndarray:
+        """At most ``count`` of the values, in their original order; each purpose and client has its own stream."""
+        order = generator(self.settings.seed, purpose, 0, client).permutation(len(values))
+        return values[np.sort(order[:count])]
 
     def objective(self, model: ModelState, positions: np.ndarray) -> Objective:
         """The mean loss over training examples at ``positions``, as a function of the weights."""
-        problem, train = self.problem, self.problem.data.train
-        chosen = torch.from_numpy(np.ascontiguousarray(positions, dtype=np.int64))
-        return Objective(
-            problem.model,
-            problem.task.loss,
-            TensorBatches(train.inputs, train.targets, min(problem.evaluation_batch, BATCH), chosen),
-            prepare=self._prepared,
-            sums=None if isinstance(problem.task, PooledTask) else problem.task.sums,
-            buffers={**problem.buffers.views(model.buffers), **model.integers},
-            weights=model.weights,
-        )
+        batch_size = min(self.problem.evaluation_batch, MAX_BATCH)
+        return objective_on(self.problem, model, self.problem.data.train, positions, batch_size)
 
-    def examples(self, positions: np.ndarray) -> Examples:
-        """Training examples at ``positions``."""
-        train = self.problem.data.train
-        return train.take(torch.from_numpy(positions).to(train.targets.device))
+    def gap(self, model: ModelState, scores: Mapping[str, Scores] | None = None) -> Measurements:
+        """Generalisation gaps of a model.
 
-    def _prepared(self, raw: Tensor) -> Tensor:
-        inputs = self.problem.normalised(raw)
-        return inputs.to(self.problem.dtype) if inputs.is_floating_point() else inputs
+        Args:
+            model: the model.
+            scores: its metrics on every held-out set, if already computed.
 
-    def gap(self, model: ModelState, scored: Mapping[str, Scores] | None = None) -> Figures:
-        """Generalisation gaps: test minus training loss, training minus test metric, held-out clients minus training
-        loss.
-
-        ``scored`` holds the metrics on held-out sets, if already computed.
+        Returns:
+            Losses; ``gap`` (test minus training loss); the gap of the primary metric (training minus test); and, if
+            clients were held out, ``participation_gap`` (their loss minus the training loss).
         """
         scorer, metric = Scorer(self.problem, model), self.problem.task.metric
-        train = scorer.of(self.problem.data.train, self._drawn(self.gap_examples))
-        held_out = {
-            name: scored[name] if scored else scorer.of(examples) for name, examples in self.problem.held_out.items()
-        }
-        test = held_out["test"]
-        figures: Figures = {"train_loss": train["loss"], "test_loss": test["loss"], "gap": test["loss"] - train["loss"]}
+        train = scorer.scores(self.problem.data.train, self._draw_examples(self.gap_examples))
+        if not scores:
+            scores = {name: scorer.scores(examples) for name, examples in self.problem.held_out.items()}
+        test = scores["test"]
+        gaps = {"train_loss": train["loss"], "test_loss": test["loss"], "gap": test["loss"] - train["loss"]}
         if metric in train:
-            figures[f"{metric}_gap"] = train[metric] - test[metric]
-        if "unseen" in held_out:
-            unseen = held_out["unseen"]["loss"]
-            figures |= {"unseen_loss": unseen, "participation_gap": unseen - train["loss"]}
-        return {name: number(value) for name, value in figures.items()}
+            gaps[f"{metric}_gap"] = train[metric] - test[metric]
+        if "unseen" in self.problem.held_out:
+            unseen_loss = scores["unseen"]["loss"]
+            gaps |= {"unseen_loss": unseen_loss, "participation_gap": unseen_loss - train["loss"]}
+        return {name: finite_or_none(value) for name, value in gaps.items()}
 
-    def classes(self, model: ModelState) -> Figures:
+    def classes(self, model: ModelState) -> Measurements:
         """The primary metric per test class, and per sampled client on its own data."""
         scorer, metric = Scorer(self.problem, model), self.problem.task.metric
-        names, by_class = self.problem.data.classes, scorer.by_class(self.problem.held_out["test"])
-        each = {
-            str(client): scorer.of(self.problem.data.train, self.partition.clients[client]) for client in self.clients
-        }
+        data, names = self.problem.data, self.problem.data.classes
+        by_class = scorer.scores_by_class(self.problem.held_out["test"])
+        by_client = {client: scorer.scores(data.train, self.partition.clients[client]) for client in self.clients}
         return {
-            "classes": {names[label]: number(scores[metric]) for label, scores in by_class.items()},
-            "clients": {client: number(scores[metric]) for client, scores in each.items()},
+            "classes": {names[label]: finite_or_none(scores[metric]) for label, scores in by_class.items()},
+            "clients": {str(client): finite_or_none(scores[metric]) for client, scores in by_client.items()},
         }
 
     def features(self, model: ModelState) -> dict[str, float | None]:
-        """The mean of ||f(x)|| over each client's data, with the classifier output f(x) (ECCV Fig. 7)."""
-        buffers = {**self.problem.buffers.views(model.buffers), **model.integers}
+        """The mean of ||f(x)|| over each sampled client's data, with the classifier output f(x) (ECCV Fig. 7)."""
+        problem = self.problem
+        buffers = {**problem.buffers.views(model.buffers), **model.integers}
         means = {}
         for client in self.clients:
-            norms = [
-                self.problem.predict(model.weights, buffers, batch).float().reshape(len(batch), -1).norm(dim=1)
-                for batch in self._inputs(self.partition.clients[client])
-            ]
-            means[str(client)] = number(torch.cat(norms).mean())
+            norms = []
+            for positions in torch.split(torch.from_numpy(self.partition.clients[client]), problem.evaluation_batch):
+                inputs = take_on_device(problem, problem.data.train, positions).inputs
+                output = problem.predict(model.weights, buffers, inputs).float()
+                norms.append(output.reshape(len(output), -1).norm(dim=1))
+            means[str(client)] = finite_or_none(torch.cat(norms).mean())
         return means
 
-    def _inputs(self, positions: np.ndarray) -> Iterator[Tensor]:
-        for start in range(0, len(positions), self.problem.evaluation_batch):
-            part = self.examples(positions[start : start + self.problem.evaluation_batch])
-            yield move_examples(part, self.problem.device).inputs
-
-    def constants(self, model: ModelState) -> tuple[Constants, Figures]:
+    def constants(self, model: ModelState) -> tuple[Constants, Measurements]:
         """Empirical L, beta, sigma and sigma_g of a model, and the disagreement of client gradients."""
         model = self._with_statistics(model)
-        rows = torch.stack(
+        gradients = torch.stack(
             [self.objective(model, self.partition.clients[client]).gradient() for client in self.clients]
         )
         noise = longest = 0.0
-        for client, gradient in zip(self.clients, rows, strict=True):
-            spread = self._spread(model, client, gradient)
+        for client, gradient in zip(self.clients, gradients, strict=True):
+            spread = self._gradient_spread(model, client, gradient)
             noise, longest = max(noise, spread.noise), max(longest, spread.largest_norm)
         beta = self._lambda_max(model, self.positions)
-        figures = {name: number(value) for name, value in disagreement(rows)._asdict().items()}
-        return Constants(longest, max(beta, 0.0), noise, heterogeneity(rows)), figures
+        spread_of_clients = disagreement(gradients)._asdict()
+        measurements = {name: finite_or_none(value) for name, value in spread_of_clients.items()}
+        return Constants(longest, max(beta, 0.0), noise, heterogeneity(gradients)), measurements
 
-    def _spread(self, model: ModelState, client: int, gradient: Tensor) -> GradientSpread:
-        positions = self.partition.clients[client]
-        drawn = generator(self.wanted.seed, "observed gradients", 0, client).permutation(len(positions))[:SINGLE]
+    def _gradient_spread(self, model: ModelState, client: int, gradient: Tensor) -> GradientSpread:
+        """The spread of single examples' gradients around a client's ``gradient`` [parameters]."""
         spread = GradientSpread(gradient)
-        for place in np.sort(drawn):
-            spread.add(self.objective(model, positions[place : place + 1]).gradient())
+        positions = self.partition.clients[client]
+        for position in self._draw(positions, EXAMPLES_PER_CLIENT, "observed gradients", client):
+            spread.add(self.objective(model, np.array([position])).gradient())
         return spread
 
     def lambda_max(self, model: ModelState) -> float:
@@ -174,13 +164,14 @@ class FixedSample:
         return with_statistics(self.problem, model, self.positions)
 
     def _lambda_max(self, model: ModelState, positions: np.ndarray) -> float:
+        """The largest Hessian eigenvalue on training examples at ``positions``; NaN if the loss is not finite."""
         hessian = Operator.of_hessian(self.objective(model, positions))
         try:
-            # The error of a Ritz value is quadratic in its residual.
-            pairs = lanczos(hessian, Ends(1), tolerance=RESIDUAL, max_products=PRODUCTS, seed=self.wanted.seed)
-            return float(pairs.values[0])
+            # A loose tolerance suffices: the error of a Ritz value is quadratic in its residual.
+            result = lanczos(hessian, Ends(1), tolerance=TOLERANCE, max_products=MAX_PRODUCTS, seed=self.settings.seed)
         except UserError:  # non-finite products; the run itself will report divergence
             return math.nan
+        return float(result.values[0])
 
     def sharpness(self, model: ModelState) -> float:
         """f(w + rho g / ||g||) - f(w), SAM's first-order sharpness at rho = 0.05 (Foret et al. 2021)."""
@@ -188,93 +179,110 @@ class FixedSample:
         loss, gradient = objective.loss_and_gradient()
         return float(objective.loss(model.weights + RHO * unit(gradient)) - loss)
 
-    def local_curvature(self, models: Iterable[ModelState], members: Sequence[Client]) -> Figures:
+    def local_curvature(self, models: Iterable[ModelState], clients: Sequence[Client]) -> Measurements:
         """lambda_max and loss of each client's model on its own data (ECCV Figs. 4 and 16)."""
-        values: dict[str, Any] = {"lambda_max": {}, "loss": {}}
-        for model, client in zip(models, members, strict=True):
+        eigenvalues: Measurements = {}
+        losses: Measurements = {}
+        for model, client in zip(models, clients, strict=True):
             positions = client.indices
-            if len(positions) > self.wanted.examples:
-                order = generator(self.wanted.seed, "observed local examples", 0, client.number).permutation(
-                    len(positions)
+            if len(positions) > self.settings.examples:
+                positions = np.sort(
+                    self._draw(positions, self.settings.examples, "observed local examples", client.number)
                 )
-                positions = np.sort(positions[order[: self.wanted.examples]])
-            values["lambda_max"][str(client.number)] = number(self._lambda_max(model, positions))
-            values["loss"][str(client.number)] = number(self.objective(model, positions).loss())
-        return values
+            eigenvalues[str(client.number)] = finite_or_none(self._lambda_max(model, positions))
+            losses[str(client.number)] = finite_or_none(self.objective(model, positions).loss())
+        return {"lambda_max": eigenvalues, "loss": losses}
 
 
 class Observer:
-    """Measures a run every N rounds and after the last one."""
+    """Measures a run every N rounds and after the last one.
+
+    Args:
+        settings: what to measure, and how often.
+        problem: the run's problem.
+        partition: its partition.
+        algorithm: its algorithm.
+        last: its number of rounds.
+    """
 
     def __init__(
-        self, wanted: FlatnessSettings, problem: Problem, partition: Partition, algorithm: Algorithm, last: int
+        self, settings: FlatnessSettings, problem: Problem, partition: Partition, algorithm: Algorithm, last: int
     ) -> None:
-        self.what = parse_measurements(wanted.what)
+        self.wanted = parse_measurements(settings.what)
         self.seconds = 0.0
         """Seconds spent on measurements in the current round."""
-        self._every, self._last, self._algorithm = wanted.every, last, algorithm
-        self._sample, self._problem = FixedSample(problem, partition, wanted), problem
-        self._cohort: Figures = {}
+        self._every, self._last, self._algorithm = settings.every, last, algorithm
+        self._sample, self._problem = FixedSample(problem, partition, settings), problem
+        self._cohort: Measurements = {}
 
-    def due(self, rounds: int) -> bool:
-        """Whether to measure after ``rounds``."""
+    def is_due(self, rounds: int) -> bool:
+        """Whether to measure after ``rounds`` rounds."""
         return self._every is not None and (rounds % self._every == 0 or rounds == self._last)
 
-    def trained(self, members: list[Client], outcome: Outcome, states: States) -> None:
-        """Measure a cohort after local training, while its rows exist; ``states`` are the server states it received."""
+    def observe_cohort(self, clients: list[Client], outcome: Outcome, states: States) -> None:
+        """Measure a cohort right after local training, while the engine still holds its rows.
+
+        Args:
+            clients: the cohort before the round.
+            outcome: the result of local training.
+            states: the server states that the cohort received.
+        """
         self.seconds, self._cohort = 0.0, {}
         with self._measuring():
-            if "drift" in self.what:
-                self._cohort = measure_cohort(self._algorithm, members, outcome, states)
-            if "clients" in self.what:
-                self._cohort |= {"clients": [client.number for client in members]}
-                self._cohort["local"] = self._sample.local_curvature(
-                    each_local_model(self._algorithm, members, outcome), members
-                )
+            if "drift" in self.wanted:
+                self._cohort = measure_cohort(self._algorithm, clients, outcome, states)
+            if "clients" in self.wanted:
+                local_models = each_local_model(self._algorithm, clients, outcome)
+                self._cohort["clients"] = [client.number for client in clients]
+                self._cohort["local"] = self._sample.local_curvature(local_models, clients)
 
-    def figures(self, models: dict[str, ModelState], scored: Mapping[str, Mapping[str, Scores]]) -> Figures:
-        """All requested measurements of the current models and of the last cohort; ``scored`` holds held-out
-        metrics.
+    def measurements(self, models: dict[str, ModelState], scores: Mapping[str, Mapping[str, Scores]]) -> Measurements:
+        """All requested measurements of the current models and of the last cohort.
+
+        Args:
+            models: models by name, including ``server``.
+            scores: their metrics by model and held-out set.
         """
-        figures: Figures = {}
+        server, sample = models["server"], self._sample
+        measurements: Measurements = {}
         with self._measuring():
-            for name, model in models.items():
-                of_model = self._of_model(model, scored[name])
-                if of_model:
-                    figures.setdefault("models", {})[name] = of_model
-            server, sample = models["server"], self._sample
-            if "classes" in self.what:
-                figures["accuracy"] = sample.classes(server)
-            if "features" in self.what:
-                figures["features"] = sample.features(server)
-            if "noise" in self.what:
+            by_model = {name: self._measure_model(model, scores[name]) for name, model in models.items()}
+            if any(by_model.values()):
+                measurements["models"] = by_model
+            if "classes" in self.wanted:
+                measurements["accuracy"] = sample.classes(server)
+            if "features" in self.wanted:
+                measurements["features"] = sample.features(server)
+            if "noise" in self.wanted:
                 constants, gradients = sample.constants(server)
-                figures["constants"] = {name: number(value) for name, value in constants.known().items()}
-                figures["gradients"] = gradients
+                measurements["constants"] = {name: finite_or_none(value) for name, value in constants.known().items()}
+                measurements["gradients"] = gradients
         if self._cohort:
-            figures["cohort"] = self._cohort
+            measurements["cohort"] = self._cohort
             self._cohort = {}
-        return figures
+        return measurements
 
-    def _of_model(self, model: ModelState, scored: Mapping[str, Scores]) -> Figures:
-        sample, figures = self._sample, {}
-        if "lambda_max" in self.what:
-            figures["lambda_max"] = number(sample.lambda_max(model))
-        if "sharpness" in self.what:
-            figures["sharpness"] = number(sample.sharpness(model))
-        if "gap" in self.what:
-            figures |= sample.gap(model, scored)
-        return figures
+    def _measure_model(self, model: ModelState, scores: Mapping[str, Scores]) -> Measurements:
+        """The requested measurements of one model, given its metrics by held-out set."""
+        measurements: Measurements = {}
+        if "lambda_max" in self.wanted:
+            measurements["lambda_max"] = finite_or_none(self._sample.lambda_max(model))
+        if "sharpness" in self.wanted:
+            measurements["sharpness"] = finite_or_none(self._sample.sharpness(model))
+        if "gap" in self.wanted:
+            measurements |= self._sample.gap(model, scores)
+        return measurements
 
     @contextmanager
     def _measuring(self) -> Iterator[None]:
-        """Timed, on one thread for reproducibility, restoring the model's mode and torch's generators."""
-        begun, training = time.monotonic(), self._problem.model.training
+        """Time a measurement and run it on one thread; restore the model's mode and torch's generators afterwards."""
+        begun, was_training = time.monotonic(), self._problem.model.training
+        on_gpu = self._problem.device.type == "cuda"
         # On a GPU only evaluation in training mode draws random numbers.
-        draws = self._problem.device.type == "cuda" and self._problem.batch_statistics
-        with one_thread(), torch.random.fork_rng([torch.cuda.current_device()] if draws else []):
+        devices = [torch.cuda.current_device()] if on_gpu and self._problem.batch_statistics else []
+        with one_thread(), torch.random.fork_rng(devices):
             yield
-            if self._problem.device.type == "cuda":
+            if on_gpu:
                 torch.cuda.synchronize()
-        self._problem.model.train(training)
+        self._problem.model.train(was_training)
         self.seconds += time.monotonic() - begun

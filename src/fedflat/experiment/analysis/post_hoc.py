@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import nn
 
 from fedflat.algorithms import algorithm
 from fedflat.algorithms.algorithm import flat_fields
@@ -16,7 +17,7 @@ from fedflat.engines.cpu.engine import one_thread
 from fedflat.engines.problem.task import Task
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError
-from fedflat.experiment.analysis.cohort import Figures, measure_cohort
+from fedflat.experiment.analysis.cohort import Measurements, measure_cohort
 from fedflat.experiment.analysis.observer import FixedSample
 from fedflat.experiment.analysis.reopen import reopen, require_model, state_of
 from fedflat.experiment.analysis.replay import (
@@ -38,169 +39,190 @@ Progress = Callable[[str], None]
 
 @dataclass
 class PostHoc:
-    """A run with its problem and a fixed sample of examples and clients."""
+    """A run with its problem and a fixed sample of examples and clients.
+
+    Attributes:
+        record: the run.
+        settings: sizes and seed of the samples.
+        user_objects: user-supplied ``dataset``, ``network`` and ``task``.
+        progress: called with a description of each measurement before it is made.
+    """
 
     record: Record
-    wanted: FlatnessSettings = field(default_factory=FlatnessSettings)
-    own: dict[str, Any] = field(default_factory=dict)
+    settings: FlatnessSettings = field(default_factory=FlatnessSettings)
+    user_objects: dict[str, Any] = field(default_factory=dict)
     progress: Progress = lambda text: None
 
     def __post_init__(self) -> None:
         self.config = _on_this_machine(self.record.config)
         self.problem, self.partition = reopen(
-            self.record, config=self.config, method="post_hoc", with_initial_weights=True, **self.own
+            self.record, config=self.config, method="post_hoc", with_initial_weights=True, **self.user_objects
         )
-        self.first = ModelState(*self.problem.initial())
-        self.sample = FixedSample(self.problem, self.partition, self.wanted)
+        self.initial = ModelState(*self.problem.initial())
+        self.sample = FixedSample(self.problem, self.partition, self.settings)
         self.algorithm = algorithm(self.config.algorithm)
 
     @cached_property
-    def ended(self) -> int:
+    def last_round(self) -> int:
         """Number of rounds at the end of the run, or at its last evaluation."""
         if not self.record.history:
-            raise UserError(f"{self._where} has no evaluation yet; continue it with fedflat resume {self._where}")
+            raise UserError(f"{self._name} has no evaluation yet; continue it with fedflat resume {self._name}")
         return self.record.rounds
 
     def model_rounds(self, name: str = "server") -> list[int]:
         """Rounds at which a model is available: the start, saved rounds, and the end."""
-        saved = saved_rounds(self.record.folder.path, name) if self.record.folder else []
-        start = [self.config.init_rounds] if name == "server" else []
-        return sorted({*start, *saved, *([self.ended] if self._has_last(name) else [])})
+        rounds = set(saved_rounds(self.record.folder.path, name)) if self.record.folder else set()
+        if name == "server":
+            rounds.add(self.config.init_rounds)
+        if self._has_final(name):
+            rounds.add(self.last_round)
+        return sorted(rounds)
 
     def model(self, rounds: int, name: str = "server") -> ModelState:
-        """A model after ``rounds``."""
+        """A model after ``rounds`` rounds."""
         if rounds == self.config.init_rounds and name == "server":
-            return self.first
-        return state_of(
-            self.record, name, self.problem, None if rounds == self.ended and self._has_last(name) else rounds
-        )
+            return self.initial
+        is_final = rounds == self.last_round and self._has_final(name)
+        return state_of(self.record, name, self.problem, None if is_final else rounds)
 
-    def _has_last(self, name: str) -> bool:
+    def _has_final(self, name: str) -> bool:
+        """Whether a model is available as of the end of the run."""
         if name in self.record.models:
             return True
         return self.record.folder is not None and (self.record.folder.path / model_file(name)).exists()
 
     @property
-    def _where(self) -> str:
+    def _has_checkpoint(self) -> bool:
+        return self.record.folder is not None and (self.record.folder.path / CHECKPOINT).exists()
+
+    @property
+    def _name(self) -> str:
         return str(self.record.folder.path) if self.record.folder else "this run"
 
-    def gaps(self) -> dict[str, list[Figures]]:
+    def gaps(self) -> dict[str, list[Measurements]]:
         """The generalisation gap of every model at every available round."""
-        gaps: dict[str, list[Figures]] = {}
+        gaps = {}
         for name in self.record.evaluated or ["server"]:
-            for rounds in self.model_rounds(name):
-                self.progress(f"gap of {name} after round {rounds}")
-                with one_thread():
-                    gaps.setdefault(name, []).append({"round": rounds, **self.sample.gap(self.model(rounds, name))})
+            rows = self._over_rounds(name, f"gap of {name}", self.sample.gap)
+            if rows:
+                gaps[name] = rows
         return gaps
 
-    def accuracies(self, name: str = "server") -> list[Figures]:
-        """Accuracies and feature norms of a model at every available round."""
-        name, rows = require_model(self.record, name), []
-        for rounds in self.model_rounds(name):
-            self.progress(f"accuracies after round {rounds}")
-            with one_thread():
-                model = self.model(rounds, name)
-                rows.append(
-                    {"round": rounds, "accuracy": self.sample.classes(model), "features": self.sample.features(model)}
-                )
-        return rows
-
-    def constants(self, name: str = "server") -> list[Figures]:
-        """L, beta, sigma and sigma_g of a model at every available round."""
-        name, rows = require_model(self.record, name), []
-        for rounds in self.model_rounds(name):
-            self.progress(f"gradients after round {rounds}")
-            with one_thread():
-                constants, gradients = self.sample.constants(self.model(rounds, name))
-            rows.append({"round": rounds, "constants": constants.known(), "gradients": gradients})
-        return rows
-
-    def theory(self, seen: Sequence[Figures] | None = None) -> Theory:
-        """Theorem 5.1 with the run's empirical constants; ``seen`` is the result of ``constants`` if already
-        computed.
-        """
-        rows = [*self.constants(), *self.logged_constants()] if seen is None else seen
-        return theory(
-            self.config, self.partition, self.problem.data.num_classes, [Constants(**row["constants"]) for row in rows]
+    def accuracies(self, name: str = "server") -> list[Measurements]:
+        """Accuracies per class and client and feature norms of a model, at every available round."""
+        sample = self.sample
+        return self._over_rounds(
+            require_model(self.record, name),
+            "accuracies",
+            lambda model: {"accuracy": sample.classes(model), "features": sample.features(model)},
         )
 
-    def moments(self) -> tuple[list[Moment], str]:
-        """All moments from which a round can be replayed, and the reason why others cannot."""
-        moments = {0: moment_at_start(self.algorithm, self.first, self.config)}
-        lacks = missing_state(self.algorithm, self.config)
-        saved = [rounds for rounds in self.model_rounds() if rounds]
-        if not lacks:
-            moments |= {
-                rounds: moment_at_model(rounds, self.model(rounds), self.algorithm, self.config) for rounds in saved
-            }
-        if self.record.folder is not None and (self.record.folder.path / CHECKPOINT).exists():
-            last = moment_at_checkpoint(self.record.folder, self.algorithm, self.problem, self.config, self.first)
-            moments[last.rounds] = last
-        left = [rounds for rounds in saved if rounds not in moments]
-        missing = f"{self.config.algorithm} needs {lacks}, which only the last checkpoint has"
-        why = f"rounds after {', '.join(map(str, left))} cannot be replayed: {missing}" if left else ""
-        return [moments[rounds] for rounds in sorted(moments)], why
+    def constants(self, name: str = "server") -> list[Measurements]:
+        """L, beta, sigma and sigma_g of a model at every available round."""
 
-    def clients(self, numbers: Sequence[int] | None = None, curvature: bool = True) -> tuple[list[Figures], str]:
-        """Drift and lambda_max of clients in replayed rounds, and the reason why other rounds cannot be replayed."""
-        moments, why = self.moments()
+        def measure(model: ModelState) -> Measurements:
+            constants, gradients = self.sample.constants(model)
+            return {"constants": constants.known(), "gradients": gradients}
+
+        return self._over_rounds(require_model(self.record, name), "gradients", measure)
+
+    def _over_rounds(self, name: str, label: str, measure: Callable[[ModelState], Measurements]) -> list[Measurements]:
+        """Measure a model at every available round; ``label`` describes the measurement in progress messages."""
+        rows = []
+        for rounds in self.model_rounds(name):
+            self.progress(f"{label} after round {rounds}")
+            with one_thread():
+                rows.append({"round": rounds, **measure(self.model(rounds, name))})
+        return rows
+
+    def theory(self, constants: Sequence[Measurements] | None = None) -> Theory:
+        """Theorem 5.1 with the run's empirical constants.
+
+        Args:
+            constants: the results of ``constants`` and ``logged_constants``, if already computed.
+        """
+        rows = [*self.constants(), *self.logged_constants()] if constants is None else constants
+        measured = [Constants(**row["constants"]) for row in rows]
+        return theory(self.config, self.partition, self.problem.data.num_classes, measured)
+
+    def moments(self) -> tuple[list[Moment], str]:
+        """All moments from which a round can be replayed, and why the other saved rounds cannot (else empty)."""
+        moments = {0: moment_at_start(self.algorithm, self.initial, self.config)}
+        missing = missing_state(self.algorithm, self.config)
+        saved = [rounds for rounds in self.model_rounds() if rounds]
+        if not missing:
+            for rounds in saved:
+                moments[rounds] = moment_at_model(rounds, self.model(rounds), self.algorithm, self.config)
+        if self.record.folder is not None and self._has_checkpoint:
+            last = moment_at_checkpoint(self.record.folder, self.algorithm, self.problem, self.config, self.initial)
+            moments[last.rounds] = last
+        reason = ""
+        left_out = [str(rounds) for rounds in saved if rounds not in moments]
+        if left_out:
+            reason = (
+                f"rounds after {', '.join(left_out)} cannot be replayed: "
+                f"{self.config.algorithm} needs {missing}, which only the last checkpoint has"
+            )
+        return [moments[rounds] for rounds in sorted(moments)], reason
+
+    def clients(self, numbers: Sequence[int] | None = None, curvature: bool = True) -> tuple[list[Measurements], str]:
+        """Drift and lambda_max of clients in replayed rounds.
+
+        Args:
+            numbers: client numbers; default: the cohort of each round.
+            curvature: whether to compute lambda_max.
+
+        Returns:
+            One row per replayed round, and why the other saved rounds cannot be replayed (else empty).
+        """
+        moments, reason = self.moments()
+        workers = 1 if self.problem.device.type == "cpu" else None
         rows = []
         for moment in moments:
-            replay = Replay(
-                self.config,
-                self.problem,
-                self.partition,
-                moment,
-                workers=1 if self.problem.device.type == "cpu" else None,
-            )
-            members = replay.members(numbers)
-            self.progress(f"replaying round {moment.rounds + 1} with {len(members)} clients")
-            outcome = replay.train(members)
+            replay = Replay(self.config, self.problem, self.partition, moment, workers)
+            clients = replay.clients(numbers)
+            self.progress(f"replaying round {moment.rounds + 1} with {len(clients)} clients")
+            outcome = replay.train(clients)
             with one_thread():
-                figures = measure_cohort(self.algorithm, members, outcome, moment.states)
+                measurements = measure_cohort(self.algorithm, clients, outcome, moment.states)
                 if curvature:
-                    models = replay.local_models(members, outcome)
-                    self.progress(f"curvature of {len(members)} clients' models in round {moment.rounds + 1}")
-                    figures["local"] = self.sample.local_curvature(models, members)
-            rows.append({"round": moment.rounds + 1, "source": "replayed", **figures})
-        return rows, why
+                    models = replay.local_models(clients, outcome)
+                    self.progress(f"curvature of {len(clients)} clients' models in round {moment.rounds + 1}")
+                    measurements["local"] = self.sample.local_curvature(models, clients)
+            rows.append({"round": moment.rounds + 1, "source": "replayed", **measurements})
+        return rows, reason
 
-    def logged(self) -> list[Figures]:
+    def logged(self) -> list[Measurements]:
         """Cohort measurements logged during training."""
-        records = [record for record in self.record.history if "cohort" in record.get("flatness", {})]
-        return [{"round": record["round"], "source": "logged", **record["flatness"]["cohort"]} for record in records]
+        rows = []
+        for record in self.record.history:
+            if "cohort" in record.get("flatness", {}):
+                rows.append({"round": record["round"], "source": "logged", **record["flatness"]["cohort"]})
+        return rows
 
-    def logged_constants(self) -> list[Figures]:
+    def logged_constants(self) -> list[Measurements]:
         """Constants logged during training, at rounds without a saved model."""
         saved = set(self.model_rounds())
-        logged = {
-            record["round"]: record["flatness"]
-            for record in self.record.history
-            if "constants" in record.get("flatness", {})
-        }
-        return [
-            {"round": rounds, "constants": row["constants"], "gradients": row["gradients"]}
-            for rounds, row in logged.items()
-            if rounds not in saved and None not in row["constants"].values()
-        ]
+        rows = []
+        for record in self.record.history:
+            logged = record.get("flatness", {})
+            is_complete = "constants" in logged and None not in logged["constants"].values()
+            if is_complete and record["round"] not in saved:
+                row = {"constants": logged["constants"], "gradients": logged["gradients"]}
+                rows.append({"round": record["round"], **row})
+        return rows
 
     def require_saved_rounds(self) -> None:
         """Reject a run of which only the initial model is available."""
-        folder = self.record.folder
-        if (
-            len(self.model_rounds()) > 1
-            or self.logged()
-            or (folder is not None and (folder.path / CHECKPOINT).exists())
-        ):
-            return
-        raise UserError(
-            f"{self._where} has no checkpoint, no saved models (run --save-every N) and no log (run --flatness every=N)"
-        )
+        if len(self.model_rounds()) == 1 and not self.logged() and not self._has_checkpoint:
+            raise UserError(
+                f"{self._name} has no checkpoint, no saved models (run --save-every N) and no log "
+                "(run --flatness every=N)"
+            )
 
     def require_client_vectors(self) -> None:
         """Reject algorithms whose clients have no control variate or dual."""
-        if not any(field.vector for field in flat_fields(self.algorithm.client_fields()).values()):
+        if not any(state.vector for state in flat_fields(self.algorithm.client_fields()).values()):
             raise UserError(
                 f"clients of {self.config.algorithm} have no control variate or dual; use scaffold or fedmoswa"
             )
@@ -220,10 +242,18 @@ def post_hoc(
     record: Record,
     *,
     dataset: Dataset | None = None,
-    network: Any = None,
+    network: nn.Module | None = None,
     task: Task | None = None,
     progress: Progress = lambda text: None,
-    **wanted: Any,
+    **settings: Any,
 ) -> PostHoc:
-    """Open a run for post-hoc measurements; ``wanted`` are settings of the config section ``flatness``."""
-    return PostHoc(record, FlatnessSettings(**wanted), {"dataset": dataset, "network": network, "task": task}, progress)
+    """Open a run for post-hoc measurements.
+
+    Args:
+        record: the run.
+        dataset, network, task: user-supplied dataset, model and task, unless the run was made in this process.
+        progress: called with a description of each measurement before it is made.
+        **settings: settings of the config section ``flatness``: ``examples``, ``clients`` and ``seed``.
+    """
+    user_objects = {"dataset": dataset, "network": network, "task": task}
+    return PostHoc(record, FlatnessSettings(**settings), user_objects, progress)

@@ -48,8 +48,8 @@ def reopen(
         network = record.own.get("model")
     if task is None:
         task = record.own.get("task")
-    for given, name, argument in ((dataset, config.data.dataset, "dataset"), (network, config.model, "network")):
-        if given is None and is_user_supplied(name):
+    for user_object, name, argument in ((dataset, config.data.dataset, "dataset"), (network, config.model, "network")):
+        if user_object is None and is_user_supplied(name):
             raise UserError(
                 f"this run used a user-supplied {argument} ({name}); "
                 f"pass it again: fedflat.load(folder).{method}({argument}=...)"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedflat.algorithms import Algorithm, algorithm
-from fedflat.algorithms.algorithm import States, flat_fields, flat_state, nested_state
+from fedflat.algorithms.algorithm import States, flat_fields, nested_state
 from fedflat.algorithms.slot import State
 from fedflat.data import Partition
 from fedflat.engines.cpu.engine import LoopEngine
@@ -33,16 +33,24 @@ ClientMemory = tuple[Mapping[str, State], Tensor | None]
 
 @dataclass(frozen=True)
 class Moment:
-    """A run after ``rounds``: server model, server state, and a reader of client state by client number."""
+    """A run after ``rounds``: server model, server state, and a reader of client memory by client number."""
 
     rounds: int
     model: ModelState
     states: States
-    kept: Callable[[int], ClientMemory]
+    client_memory: Callable[[int], ClientMemory]
 
 
 class Replay:
-    """Trains the next round from a moment, with or without advancing to it."""
+    """Trains the next round from a moment, with or without advancing to it.
+
+    Args:
+        config: the experiment.
+        problem: its problem, on the device to train on.
+        partition: its partition.
+        moment: where to begin; default: before the first round.
+        workers: train with the loop engine and this many workers; default: with the engine of the config.
+    """
 
     def __init__(
         self,
@@ -54,9 +62,7 @@ class Replay:
     ) -> None:
         self.config, self.problem, self.partition = config, problem, partition
         self.algorithm: Algorithm = algorithm(config.algorithm)
-        self.moment = (
-            moment_at_start(self.algorithm, ModelState(*problem.initial()), config) if moment is None else moment
-        )
+        self.moment = moment or moment_at_start(self.algorithm, ModelState(*problem.initial()), config)
         self.engine: Engine = engine_for(config, problem) if workers is None else LoopEngine(problem, workers)
         self._training = training_of(config, self.algorithm, len(partition.clients))
         self._sampler = sampler_of(config, len(partition.clients))
@@ -64,68 +70,58 @@ class Replay:
 
     @property
     def cohort(self) -> list[int]:
-        """Clients of the next round."""
+        """Numbers of the clients that participate in the next round."""
         return self.cohort_of(self.moment.rounds)
 
     def cohort_of(self, round: int) -> list[int]:
-        """Clients of round ``round``, counted from 0."""
+        """Numbers of the clients that participate in round ``round``, counted from 0."""
         return self._sampler(self.config.seed, round)
 
     @property
     def z(self) -> Tensor:
-        """The model that clients receive in the next round."""
+        """The weights that clients receive in the next round, [parameters]."""
         return self.algorithm.broadcast(self.moment.model.weights, self.moment.states)
 
-    def members(self, numbers: Sequence[int] | None = None) -> list[Client]:
-        """Clients before the next round: its cohort, or those numbered ``numbers``."""
-        chosen = self.cohort if numbers is None else list(dict.fromkeys(numbers))
+    def clients(self, numbers: Sequence[int] | None = None) -> list[Client]:
+        """Clients with their data and state before the next round: its cohort, or those with these numbers."""
         if numbers is not None and self.algorithm.drift.full_gradient == "common":
             raise UserError(
                 f"clients of {self.config.algorithm} use the mean gradient of their cohort; "
                 "measure the cohort instead of chosen clients"
             )
-        for number in chosen:
+        clients = []
+        for number in dict.fromkeys(self.cohort if numbers is None else numbers):
             check_client(number, len(self.partition.clients))
-        memories = [self._changed.get(number) or self.moment.kept(number) for number in chosen]
-        return [
-            Client(number, self.partition.clients[number], *memory)
-            for number, memory in zip(chosen, memories, strict=True)
-        ]
+            memory = self._changed.get(number) or self.moment.client_memory(number)
+            clients.append(Client(number, self.partition.clients[number], *memory))
+        return clients
 
-    def train(self, members: list[Client]) -> Outcome:
+    def train(self, clients: list[Client]) -> Outcome:
         """Train clients for the next round without changing the moment."""
         moment = self.moment
         with torch.random.fork_rng(devices=[]):  # training reseeds the caller's generator
-            return self.engine.train(self._training, moment.rounds, moment.model, moment.states, members)
+            return self.engine.train(self._training, moment.rounds, moment.model, moment.states, clients)
 
     def advance(self) -> Outcome:
         """Train the cohort and advance by one round."""
-        moment, outcome = self.moment, self.train(self.members())
+        moment, outcome = self.moment, self.train(self.clients())
         weights, states = self.algorithm.aggregate(outcome.returned, outcome.means, moment.states)
         self._changed |= {client.number: (client.state, client.statistics) for client in outcome.clients}
         model = ModelState(weights, outcome.buffers, outcome.integers)
         self.moment = replace(moment, rounds=moment.rounds + 1, model=model, states=states)
         return outcome
 
-    def local_models(self, members: list[Client], outcome: Outcome) -> list[ModelState]:
-        """Each client's model after local training."""
-        return local_models(self.algorithm, members, outcome)
+    def local_models(self, clients: list[Client], outcome: Outcome) -> list[ModelState]:
+        """Each client's model after local training, as copies that outlive the engine's buffers."""
+        return list(each_local_model(self.algorithm, clients, outcome))
 
 
-def local_models(algorithm: Algorithm, members: list[Client], outcome: Outcome) -> list[ModelState]:
-    """Each client's model after local training, as copies that outlive the engine's buffers."""
-    return list(each_local_model(algorithm, members, outcome))
-
-
-def each_local_model(algorithm: Algorithm, members: list[Client], outcome: Outcome) -> Iterator[ModelState]:
-    """Like ``local_models``, one at a time."""
-    z, rows = outcome.returned.z, rows_of(outcome)
-    for client, displacement, buffers in zip(members, *rows, strict=True):
-        yield ModelState(
-            z + algorithm.drift.local_displacement(displacement, client.state["drift"]),
-            buffers.clone(),
-            outcome.integers,
-        )
+def each_local_model(algorithm: Algorithm, clients: list[Client], outcome: Outcome) -> Iterator[ModelState]:
+    """Yield each client's model after local training, one at a time to save memory."""
+    rows = rows_of(outcome)
+    for client, displacement, buffers in zip(clients, rows.displacements, rows.buffers, strict=True):
+        weights = outcome.returned.z + algorithm.drift.local_displacement(displacement, client.state["drift"])
+        yield ModelState(weights, buffers.clone(), outcome.integers)
 
 
 def rows_of(outcome: Outcome) -> CohortRows:
@@ -144,62 +140,73 @@ def check_client(number: int, clients: int) -> None:
 
 
 def moment_at_start(algorithm: Algorithm, model: ModelState, config: Config) -> Moment:
-    """The moment before the first round."""
+    """The moment before the first round, with the initial model."""
     client_states = ClientStateStore(algorithm, model, config.training.statistics == "own", lambda width: RowStore())
     return Moment(config.init_rounds, model, algorithm.new_server(model.weights), client_states.read)
 
 
 def moment_at_checkpoint(
-    folder: RunFolder, algorithm: Algorithm, problem: Problem, config: Config, first: ModelState | None = None
+    folder: RunFolder, algorithm: Algorithm, problem: Problem, config: Config, initial: ModelState | None = None
 ) -> Moment:
-    """The moment of a run's last checkpoint; ``first`` is the initial model, which defines initial client state."""
+    """The moment of a run's last checkpoint.
+
+    Args:
+        folder: the run folder.
+        algorithm: the run's algorithm.
+        problem: the run's problem.
+        config: the run's config.
+        initial: the initial model, which defines the initial client state; default: the problem's.
+    """
     if not (folder.path / CHECKPOINT).exists():
         raise UserError(f"the run in {folder.path} has no checkpoint yet, so its rounds cannot be replayed")
-    saved, about = folder.read_tensors(CHECKPOINT)
+    saved, metadata = folder.read_tensors(CHECKPOINT)
     tensors = {name: tensor.to(problem.device) for name, tensor in saved.items()}
     model = ModelState(tensors["weights"], tensors["buffers"], under(tensors, "integers/"))
-    past = folder.path / "state" / "clients"
+    own_statistics = config.training.statistics == "own"
+    rows_file = folder.path / "state" / "clients"
 
-    def rows(width: int) -> RowStore:
-        store = PastRowStore(past, width, problem.dtype, about["rounds"]) if width and past.exists() else RowStore()
-        if width:
-            require_rows(folder, {past.name: store}, about)
+    def open_rows(width: int) -> RowStore:
+        """The clients' rows as of the checkpoint, each with ``width`` entries."""
+        if not width:
+            return RowStore()
+        has_rows = rows_file.exists()
+        store = PastRowStore(rows_file, width, problem.dtype, metadata["rounds"]) if has_rows else RowStore()
+        require_rows(folder, {rows_file.name: store}, metadata)
         return store
 
-    def kept(number: int) -> ClientMemory:
-        if folder.is_of_sites and (flat_fields(algorithm.client_fields()) or config.training.statistics == "own"):
+    client_states = ClientStateStore(algorithm, initial or ModelState(*problem.initial()), own_statistics, open_rows)
+
+    def client_memory(number: int) -> ClientMemory:
+        """A client's state and statistics; a deployed run keeps them at its sites."""
+        if folder.is_of_sites and (flat_fields(algorithm.client_fields()) or own_statistics):
             raise UserError(
                 f"the client state of the run in {folder.path} is at its sites, so its rounds cannot be replayed"
             )
         return client_states.read(number)
 
-    client_states = ClientStateStore(
-        algorithm, first or ModelState(*problem.initial()), config.training.statistics == "own", rows
-    )
-    return Moment(about["rounds"], model, nested_state(under(tensors, "server/")), kept)
+    return Moment(metadata["rounds"], model, nested_state(under(tensors, "server/")), client_memory)
 
 
-def moment_at_model(
-    rounds: int, model: ModelState, algorithm: Algorithm, config: Config, states: States | None = None
-) -> Moment:
+def moment_at_model(rounds: int, model: ModelState, algorithm: Algorithm, config: Config) -> Moment:
     """The moment of a saved model; raises a ``UserError`` if the algorithm needs state that was not saved."""
-    needed = missing_state(algorithm, config, states)
-    if needed:
+    missing = missing_state(algorithm, config)
+    if missing:
         raise UserError(
-            f"{config.algorithm} needs {needed} to replay round {rounds + 1}, which only the last checkpoint has; "
+            f"{config.algorithm} needs {missing} to replay round {rounds + 1}, which only the last checkpoint has; "
             "use the checkpoint, or measure during training (--flatness every=10,what=drift+clients)"
         )
-    fresh = algorithm.new_client(model.weights)
-    return Moment(rounds, model, states or algorithm.new_server(model.weights), lambda number: (fresh, None))
+    client = algorithm.new_client(model.weights)
+    return Moment(rounds, model, algorithm.new_server(model.weights), lambda number: (client, None))
 
 
-def missing_state(algorithm: Algorithm, config: Config, states: States | None = None) -> str:
+def missing_state(algorithm: Algorithm, config: Config) -> str:
     """The state that a saved server model lacks for replaying a round, in words; empty if it lacks nothing."""
     if flat_fields(algorithm.client_fields()):
         return "its client state"
     if config.training.statistics == "own":
         return "its clients' BatchNorm statistics"
-    fields = flat_fields(algorithm.server_fields())
     # Drift state affects the broadcast even if it is not sent; the server optimiser acts only after the round.
-    used = [name for name, field in fields.items() if field.sent or name.startswith("drift.")]
-    return "its server state" if used and not flat_state(states or {}) else ""
+    for name, field in flat_fields(algorithm.server_fields()).items():
+        if field.sent or name.startswith("drift."):
+            return "its server state"
+    return ""

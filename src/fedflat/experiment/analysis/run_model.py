@@ -1,7 +1,7 @@
-"""Models of runs as objectives for flatness measurements.
+"""Models of runs, opened for measurements: as objectives for flatness measures, and as starting points of replays.
 
-``RUN`` names the primary model of the run in a folder, ``RUN:wima`` one of its models, and ``RUN:server@50`` that
-model as saved after round 50.
+``RUN`` names the primary model of the run in a folder, ``RUN:wima`` one of its models, ``RUN:server@50`` that model as
+saved after round 50, and ``RUN:client3@50`` a client's model after local training in the next round.
 """
 
 from __future__ import annotations
@@ -21,45 +21,100 @@ from torch import Tensor
 
 from fedflat.algorithms import algorithm
 from fedflat.data import Examples, Partition
-from fedflat.engines.problem.problem import Problem, move_examples
+from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import PooledTask
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.analysis.reopen import primary_model, reopen, require_model, state_of
-from fedflat.experiment.analysis.replay import Moment, Replay, missing_state, moment_at_checkpoint, moment_at_model
+from fedflat.experiment.analysis.replay import (
+    Moment,
+    Replay,
+    check_client,
+    missing_state,
+    moment_at_checkpoint,
+    moment_at_model,
+)
+from fedflat.experiment.analysis.scoring import take_on_device
 from fedflat.experiment.config import Config
 from fedflat.experiment.store.checkpoint import CHECKPOINT
 from fedflat.experiment.store.run_folder import Record, client_statistics, load_record
 from fedflat.flatness import Objective, Sharpness, Spectrum, sharpness_of, spectrum_of
 from fedflat.flatness.batches import TensorBatches
 
+INPUT_VALUES = {"cpu": 300_000, "cuda": 1_500_000}
+"""Input values per batch by device, i.e. 97 or 488 CIFAR images; second derivatives need several times the memory of a
+training step.
+"""
+MAX_BATCH = 1000
+"""Largest number of examples per batch."""
+PRECISIONS = ("float32", "tf32", "float64")
+
 
 def with_statistics(problem: Problem, model: ModelState, positions: np.ndarray) -> ModelState:
-    """With SiLoBN, the model with statistics estimated on training examples, so that its loss is well defined."""
+    """With SiLoBN, the model with BatchNorm statistics estimated on training examples; otherwise the model itself.
+
+    A SiLoBN server model has no statistics of its own, so its loss would depend on the batches.
+
+    Args:
+        problem: the problem that the model belongs to.
+        model: weights and buffers.
+        positions: positions of the training examples, [count].
+    """
     if not problem.batch_statistics or not len(model.buffers):
         return model
-    return model._replace(buffers=estimated_on(problem, model, positions))
+    return model._replace(buffers=estimated_statistics(problem, model, positions))
 
 
-def estimated_on(problem: Problem, model: ModelState, positions: np.ndarray) -> Tensor:
-    """BatchNorm statistics of a model on training examples, as flat buffers.
+def estimated_statistics(problem: Problem, model: ModelState, positions: np.ndarray) -> Tensor:
+    """BatchNorm statistics of a model, estimated on the training examples at ``positions``, as flat buffers.
 
     Batches have equal sizes: they are weighted equally, and BatchNorm rejects a batch of one example.
     """
-    train, whole = problem.data.train, torch.from_numpy(np.ascontiguousarray(positions, dtype=np.int64))
-    parts = torch.tensor_split(whole, ceil(len(whole) / problem.evaluation_batch))
-    batches = (
-        problem.normalised(move_examples(train.take(part.to(train.targets.device)), problem.device).inputs)
-        for part in parts
+    batches = torch.tensor_split(_as_indices(positions), ceil(len(positions) / problem.evaluation_batch))
+    inputs = (problem.normalised(take_on_device(problem, problem.data.train, indices).inputs) for indices in batches)
+    return problem.estimate_buffers(model.weights, model.integers, inputs)
+
+
+def objective_on(
+    problem: Problem,
+    model: ModelState,
+    examples: Examples,
+    positions: np.ndarray | None,
+    batch_size: int,
+    tf32: bool = False,
+) -> Objective:
+    """The mean loss over examples, as a function of the weights.
+
+    Args:
+        problem: network and task.
+        model: the weights at which the objective is opened, and its buffers.
+        examples: raw examples, e.g. the training set.
+        positions: positions of the examples to use, [count]; default: all.
+        batch_size: examples per batch; it does not affect the value.
+        tf32: whether a GPU may use TF32.
+    """
+
+    def prepare(raw: Tensor) -> Tensor:
+        inputs = problem.normalised(raw)
+        # Runs in bf16 are measured in float32; tokens stay integers.
+        return inputs.to(problem.dtype) if inputs.is_floating_point() else inputs
+
+    return Objective(
+        problem.model,
+        problem.task.loss,
+        TensorBatches(
+            examples.inputs, examples.targets, batch_size, None if positions is None else _as_indices(positions)
+        ),
+        prepare=prepare,
+        sums=None if isinstance(problem.task, PooledTask) else problem.task.sums,
+        buffers={**problem.buffers.views(model.buffers), **model.integers},
+        weights=model.weights,
+        tf32=tf32,
     )
-    return problem.estimate_buffers(model.weights, model.integers, batches)
 
 
-NUMBERS = {"cpu": 300_000, "cuda": 1_500_000}
-"""Input values per batch by device, i.e. 97 or 488 CIFAR images; second derivatives need several times a step's
-memory.
-"""
-LARGEST_BATCH = 1000
+def _as_indices(positions: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(positions, dtype=np.int64))
 
 
 @dataclass(frozen=True)
@@ -71,13 +126,16 @@ class Reference:
     rounds: int | None = None
 
     def __str__(self) -> str:
-        return (
-            f"{self.run}{f':{self.model}' if self.model else ''}{f'@{self.rounds}' if self.rounds is not None else ''}"
-        )
+        model = f":{self.model}" if self.model else ""
+        return f"{self.run}{model}{_at_round(self.rounds)}"
+
+
+def _at_round(rounds: int | None) -> str:
+    return "" if rounds is None else f"@{rounds}"
 
 
 def reference(text: str) -> Reference:
-    """Parse a reference.
+    """Parse a reference such as ``RUN:model@rounds``.
 
     >>> reference("runs/a:wima(window=50)@20")
     Reference(run=PosixPath('runs/a'), model='wima(window=50)', rounds=20)
@@ -106,8 +164,8 @@ class RunModel:
     @property
     def label(self) -> str:
         """The model's reference; for a run without a folder, algorithm and model name."""
-        where = str(self.record.folder.path) if self.record.folder else self.record.config.algorithm
-        return f"{where}:{self.name}{f'@{self.rounds}' if self.rounds is not None else ''}"
+        run = str(self.record.folder.path) if self.record.folder else self.record.config.algorithm
+        return f"{run}:{self.name}{_at_round(self.rounds)}"
 
     @cached_property
     def training_positions(self) -> np.ndarray:
@@ -117,20 +175,25 @@ class RunModel:
     def objective(
         self, on: str = "train", *, client: int | None = None, batch: int | None = None, state: ModelState | None = None
     ) -> Objective:
-        """The loss on all clients' training data, on the test set (``on="test"``), or on one client's data."""
+        """The loss as a function of the weights.
+
+        Args:
+            on: ``train`` (the training data of all clients) or ``test``.
+            client: use only the training data of this client.
+            batch: examples per batch; default: as many as memory allows.
+            state: weights and buffers that replace the model's.
+        """
+        train, test = self.problem.data.train, self.problem.data.test
         if client is not None:
-            if not 0 <= client < len(self.partition.clients):
-                raise UserError(
-                    f"unknown client {client}; this run has {len(self.partition.clients)} clients, numbered from 0"
-                )
+            check_client(client, len(self.partition.clients))
             if on != "train":
                 raise UserError(f"clients have only training data; on={on} cannot be combined with a client")
             positions = np.asarray(self.partition.clients[client])
-            return self.on_examples(self.problem.data.train, positions, batch, state or self._of_client(client))
+            return self.on_examples(train, positions, batch, state or self._client_state(client))
         if on == "train":
-            return self.on_examples(self.problem.data.train, self.training_positions, batch, state)
+            return self.on_examples(train, self.training_positions, batch, state)
         if on == "test":
-            return self.on_examples(self.problem.data.test, None, batch, state)
+            return self.on_examples(test, None, batch, state)
         raise one_of("set", on, ("train", "test"))
 
     def on_examples(
@@ -141,32 +204,23 @@ class RunModel:
         state: ModelState | None = None,
     ) -> Objective:
         """The loss on any examples of the model's input shape."""
-        problem, state = self.problem, state or self._with_statistics
-        chosen = None if positions is None else torch.from_numpy(np.ascontiguousarray(positions, dtype=np.int64))
-        return Objective(
-            problem.model,
-            problem.task.loss,
-            TensorBatches(examples.inputs, examples.targets, batch or _batch(problem), chosen),
-            prepare=problem.normalised,
-            sums=None if isinstance(problem.task, PooledTask) else problem.task.sums,
-            buffers={**problem.buffers.views(state.buffers), **state.integers},
-            weights=state.weights,
-            tf32=self.tf32,
-        )
+        if batch is None:
+            batch = INPUT_VALUES[self.problem.device.type] // math.prod(self.problem.data.input_shape)
+            batch = max(1, min(MAX_BATCH, batch))
+        return objective_on(self.problem, state or self._state_with_statistics, examples, positions, batch, self.tf32)
 
     @cached_property
-    def _with_statistics(self) -> ModelState:
+    def _state_with_statistics(self) -> ModelState:
         """The model with fixed BatchNorm statistics."""
         return with_statistics(self.problem, self.state, self.training_positions)
 
-    def _of_client(self, client: int) -> ModelState:
-        """With SiLoBN, the model with a client's BatchNorm statistics at the end of the run."""
-        statistics = client_statistics(self.record) if self.problem.batch_statistics and self.rounds is None else {}
-        return (
-            self.state._replace(buffers=statistics[client].to(self.state.buffers))
-            if client in statistics
-            else self._with_statistics
-        )
+    def _client_state(self, client: int) -> ModelState:
+        """With SiLoBN, the model with a client's BatchNorm statistics, which exist only at the end of the run."""
+        if self.problem.batch_statistics and self.rounds is None:
+            statistics = client_statistics(self.record)
+            if client in statistics:
+                return self.state._replace(buffers=statistics[client].to(self.state.buffers))
+        return self._state_with_statistics
 
     def objectives(
         self,
@@ -178,13 +232,18 @@ class RunModel:
         seed: int = 0,
         batch: int | None = None,
     ) -> list[Objective]:
-        """The loss on the data, or on ``subsets`` random subsets of ``examples`` examples (seeds ``seed``, ``seed +
-        1``, ...).
+        """The loss on the data, or on each of several random subsets.
+
+        Args:
+            on, client, batch: the data, as in ``objective``.
+            examples: number of examples per subset; default: all examples, in one objective.
+            subsets: number of subsets, drawn with the seeds ``seed``, ``seed + 1``, ...
+            seed: seed of the first subset.
         """
-        whole = self.objective(on, client=client, batch=batch)
-        if examples is None or examples == whole.examples:
-            return [whole]
-        return [whole.subset(examples, seed + number) for number in range(subsets)]
+        objective = self.objective(on, client=client, batch=batch)
+        if examples is None or examples == objective.examples:
+            return [objective]
+        return [objective.subset(examples, seed + index) for index in range(subsets)]
 
     def spectrum(
         self,
@@ -197,7 +256,7 @@ class RunModel:
         batch: int | None = None,
         **options: Any,
     ) -> Spectrum:
-        """The Hessian spectrum; ``options`` as in ``spectrum_of``."""
+        """The Hessian spectrum on data as in ``objectives``; ``options`` as in ``spectrum_of``."""
         (objective,) = self.objectives(on, client=client, examples=examples, seed=seed, batch=batch)
         return spectrum_of(objective, count, seed=seed, **options)
 
@@ -212,7 +271,7 @@ class RunModel:
         batch: int | None = None,
         **options: Any,
     ) -> Sharpness:
-        """The sharpness; ``options`` as in ``sharpness_of``."""
+        """The sharpness on data as in ``objectives``; ``options`` as in ``sharpness_of``."""
         (objective,) = self.objectives(on, client=client, examples=examples, seed=seed, batch=batch)
         return sharpness_of(objective, kind, seed=seed, **options)
 
@@ -229,7 +288,7 @@ def open_model(
     rounds: int | None = None,
     device: str | None = None,
     precision: str | None = None,
-    **own: Any,
+    **user_objects: Any,
 ) -> RunModel:
     """Open a model of a run for measurements.
 
@@ -239,91 +298,83 @@ def open_model(
         rounds: round after which the model was saved; default: the final model.
         device: ``auto``, ``cpu`` or ``cuda``.
         precision: ``float32``, ``tf32`` or ``float64``; default: float64 for float64 runs, else float32.
-        own: user-supplied ``dataset``, ``network`` and ``task``.
+        **user_objects: user-supplied ``dataset``, ``network`` and ``task``.
     """
     if isinstance(model, Record):
         record = model
     else:
         source = model if isinstance(model, Reference) else reference(str(model))
-        record, name, rounds = (
-            load_record(source.run),
-            name or source.model,
-            source.rounds if rounds is None else rounds,
-        )
+        record, name = load_record(source.run), name or source.model
+        rounds = source.rounds if rounds is None else rounds
     if not record.models and not record.evaluated:
-        where = record.folder.path if record.folder else "this run"
-        raise UserError(f"{where} has no evaluated models yet; continue it with fedflat resume")
+        run = record.folder.path if record.folder else "this run"
+        raise UserError(f"{run} has no evaluated models yet; continue it with fedflat resume")
     name = require_model(record, name or primary_model(record))
-    config = _config(record.config, device, precision)
-    problem, partition = reopen(record, config=config, method="flatness", **own)
+    config = _config_for_measurement(record.config, device, precision)
+    problem, partition = reopen(record, config=config, method="flatness", **user_objects)
     state = state_of(record, name, problem, rounds)
     return RunModel(record, name, rounds, problem, partition, state, config.engine.precision == "tf32")
 
 
-def _batch(problem: Problem) -> int:
-    return max(1, min(LARGEST_BATCH, NUMBERS[problem.device.type] // math.prod(problem.data.input_shape)))
-
-
-def _config(config: Config, device: str | None, precision: str | None) -> Config:
-    wanted = precision or ("float64" if config.engine.precision == "float64" else "float32")
-    if wanted not in ("float32", "tf32", "float64"):
-        raise one_of("precision", wanted, ("float32", "tf32", "float64"))
+def _config_for_measurement(config: Config, device: str | None, precision: str | None) -> Config:
+    """A run's config on another device (default: the best one here) and in another precision."""
+    if precision is None:
+        precision = "float64" if config.engine.precision == "float64" else "float32"
+    if precision not in PRECISIONS:
+        raise one_of("precision", precision, PRECISIONS)
     if device is not None and device not in ("auto", "cpu", "cuda"):
         raise one_of("device", device, ("auto", "cpu", "cuda"))
-    # The run's device may not be available here.
-    engine = config.engine.model_copy(update={"device": device or "auto", "precision": wanted})
+    engine = config.engine.model_copy(update={"device": device or "auto", "precision": precision})
     return config.model_copy(update={"engine": engine})
 
 
 def open_model_or_client(text: str, **options: Any) -> RunModel:
-    """The model that ``text`` names, possibly a client's; ``options`` as in ``open_model``."""
-    wanted = reference(text)
-    client = client_of(wanted)
+    """Open the model that a reference names, possibly a client's; ``options`` as in ``open_model``."""
+    source = reference(text)
+    client = client_of(source)
     if client is None:
-        return open_model(wanted, **options)
-    server = open_model(Reference(wanted.run, "server"), **options)
-    (state,) = local_models(server, wanted.rounds, [client])
-    return replace(server, name=str(wanted.model), rounds=wanted.rounds, state=state)
+        return open_model(source, **options)
+    server = open_model(Reference(source.run, "server"), **options)
+    (state,) = local_models(server, source.rounds, [client])
+    return replace(server, name=str(source.model), rounds=source.rounds, state=state)
 
 
-def client_of(wanted: Reference) -> int | None:
+def client_of(source: Reference) -> int | None:
     """The client number of a reference to a client model, else None.
 
     >>> from pathlib import Path
     >>> client_of(Reference(Path("runs/a"), "client3", 50)), client_of(Reference(Path("runs/a"), "wima"))
     (3, None)
     """
-    match = re.fullmatch(r"client(\d+)", wanted.model or "")
+    match = re.fullmatch(r"client(\d+)", source.model or "")
     return int(match[1]) if match else None
 
 
-def local_models(server: RunModel, rounds: int | None, clients: Sequence[int] | None = None) -> list[ModelState]:
+def local_models(server: RunModel, rounds: int | None, numbers: Sequence[int] | None = None) -> list[ModelState]:
     """Client models after local training in the round that follows ``rounds``.
 
     Args:
         server: the server model of the run.
         rounds: round of a saved server model; default: the last checkpoint.
-        clients: client numbers; default: the cohort of that round.
+        numbers: client numbers; default: the cohort of that round.
     """
     replay = replay_after(server, rounds)
-    members = replay.members(clients)
-    return replay.local_models(members, replay.train(members))
+    clients = replay.clients(numbers)
+    return replay.local_models(clients, replay.train(clients))
 
 
 def replay_after(server: RunModel, rounds: int | None = None) -> Replay:
-    """A replay of a run after ``rounds``, in the run's precision."""
+    """A replay of the round that follows ``rounds`` (default: the last checkpoint), in the run's precision."""
     record = server.record
     engine = record.config.engine.model_copy(update={"device": server.problem.device.type})
     if engine.precision == "bf16" and engine.device == "cpu":
         engine = engine.model_copy(update={"precision": "float32"})
     config = record.config.model_copy(update={"engine": engine})
-    # Initial client state derives from the untrained model, before any saved weights are loaded.
-    usable = _same_precision(server, engine.precision) and not missing_state(algorithm(config.algorithm), config)
-    problem, partition = (
-        (server.problem, server.partition)
-        if usable
-        else reopen(record, config=config, method="flatness", with_initial_weights=True)
-    )
+    problem, partition = server.problem, server.partition
+    has_state = bool(missing_state(algorithm(config.algorithm), config))
+    if has_state or engine.precision != _precision(server):
+        # Initial client state derives from the untrained model, before any saved weights are loaded.
+        problem, partition = reopen(record, config=config, method="flatness", with_initial_weights=True)
     return Replay(config, problem, partition, moment_after(server, problem, rounds))
 
 
@@ -332,13 +383,14 @@ def moment_after(server: RunModel, problem: Problem, rounds: int | None = None) 
     record = server.record
     if record.folder is None:
         raise UserError("this run has no folder, so its rounds cannot be replayed; pass out=... to fedflat.run")
-    method = algorithm(record.config.algorithm)
+    built = algorithm(record.config.algorithm)
     if rounds is None or rounds == record.folder.rounds_of(CHECKPOINT):
-        return moment_at_checkpoint(record.folder, method, problem, record.config)
-    return moment_at_model(rounds, state_of(record, "server", problem, rounds), method, record.config)
+        return moment_at_checkpoint(record.folder, built, problem, record.config)
+    return moment_at_model(rounds, state_of(record, "server", problem, rounds), built, record.config)
 
 
-def _same_precision(server: RunModel, precision: str) -> bool:
-    """Whether the run trained in the precision of the measurement."""
-    measured_in = "float64" if server.problem.dtype == torch.float64 else "tf32" if server.tf32 else "float32"
-    return precision == measured_in
+def _precision(model: RunModel) -> str:
+    """The precision in which a model is measured."""
+    if model.problem.dtype == torch.float64:
+        return "float64"
+    return "tf32" if model.tf32 else "float32"

@@ -1,8 +1,8 @@
-"""Metrics of one model on any examples."""
+"""Metrics of one model on any examples: in total, by class, by group, and their spread over clients or classes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import ceil
 
 import numpy as np
@@ -33,7 +33,7 @@ class Scorer:
         self.problem, self.model, self._batch_statistics = problem, model, batch_statistics
         self._buffers = {**problem.buffers.views(model.buffers), **model.integers}
 
-    def of(self, examples: Examples, positions: np.ndarray | None = None) -> Scores:
+    def scores(self, examples: Examples, positions: np.ndarray | None = None) -> Scores:
         """Metrics on all examples, or on those at ``positions``."""
         return scores_of(self.totals(examples, positions))
 
@@ -45,41 +45,53 @@ class Scorer:
                 totals.add(self.problem.task.sums(output, batch.targets), len(batch))
         return totals
 
-    def by_class(self, examples: Examples) -> dict[int, Scores]:
+    def scores_by_class(self, examples: Examples) -> dict[int, Scores]:
         """Metrics per class; for sequences and segmentation, per class of a position or pixel."""
         if isinstance(self.problem.task, PooledTask):
             return self.problem.task.by_class(self.totals(examples).sums)
 
-        def pieces() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        def labelled_outputs() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+            """Batches of (labels, outputs, targets) with one row per label."""
             for batch, output in self._outputs(examples):
-                if batch.targets.ndim > 1:
+                if batch.targets.ndim > 1:  # sequences: one row per position
                     output = output.reshape(-1, output.shape[-1])
-                yield batch.targets.reshape(-1), output, batch.targets.reshape(-1)
+                targets = batch.targets.reshape(-1)
+                yield targets, output, targets
 
-        return {label: scores_of(totals) for label, totals in self._apart(pieces()).items()}
+        return {label: scores_of(totals) for label, totals in self._totals_by_label(labelled_outputs()).items()}
 
-    def by_group(self, examples: Examples, positions: np.ndarray | None = None) -> dict[int, Totals]:
-        """The task's sums per group."""
-        return self._apart(
+    def totals_by_group(self, examples: Examples, positions: np.ndarray | None = None) -> dict[int, Totals]:
+        """The task's sums per group of examples, e.g. per domain or writer."""
+        return self._totals_by_label(
             (batch.tensors()["groups"], output, batch.targets) for batch, output in self._outputs(examples, positions)
         )
 
-    def _apart(self, pieces: Iterator[tuple[Tensor, Tensor, Tensor]]) -> dict[int, Totals]:
-        """Sums per label. Batches stay mixed, because some models normalise by batch."""
+    def _totals_by_label(self, outputs: Iterable[tuple[Tensor, Tensor, Tensor]]) -> dict[int, Totals]:
+        """Sums per label, from batches of (labels, outputs, targets).
+
+        Batches contain several labels, because models that normalise by batch need mixed batches.
+        """
+        task = self.problem.task
         totals: dict[int, Totals] = {}
         with one_thread():
-            for labels, output, targets in pieces:
+            for labels, output, targets in outputs:
                 for label in torch.unique(labels).tolist():
                     rows = labels == label
-                    label_totals = totals.setdefault(label, Totals(self.problem.task))
-                    label_totals.add(self.problem.task.sums(output[rows], targets[rows]), int(rows.sum()))
+                    label_totals = totals.setdefault(label, Totals(task))
+                    label_totals.add(task.sums(output[rows], targets[rows]), int(rows.sum()))
         return dict(sorted(totals.items()))
 
     def _outputs(self, examples: Examples, positions: np.ndarray | None = None) -> Iterator[tuple[Examples, Tensor]]:
+        """Every batch of the examples (or of those at ``positions``) with the model's output."""
         chosen = torch.arange(len(examples)) if positions is None else torch.from_numpy(positions)
         for part in self.problem.evaluation_batches(len(chosen), self._batch_statistics):
-            batch = move_examples(examples.take(chosen[part.cpu()].to(examples.targets.device)), self.problem.device)
+            batch = take_on_device(self.problem, examples, chosen[part.cpu()])
             yield batch, self.problem.predict(self.model.weights, self._buffers, batch.inputs, self._batch_statistics)
+
+
+def take_on_device(problem: Problem, examples: Examples, positions: Tensor) -> Examples:
+    """The examples at ``positions`` [count], on the problem's device; datasets may be stored on another."""
+    return move_examples(examples.take(positions.to(examples.targets.device)), problem.device)
 
 
 def scores_of(totals: Totals) -> Scores:
@@ -87,7 +99,7 @@ def scores_of(totals: Totals) -> Scores:
     return {**totals.metrics(), "examples": totals.count}
 
 
-def spread_over(each: Mapping[str, Scores], metric: str) -> dict[str, float]:
+def spread_over(scores_by_name: Mapping[str, Scores], metric: str) -> dict[str, float]:
     """Unweighted statistics of a metric over clients, classes or domains.
 
     ``std`` is the population standard deviation; ``worst_tenth`` is the mean of the lowest tenth (rounded up).
@@ -95,10 +107,10 @@ def spread_over(each: Mapping[str, Scores], metric: str) -> dict[str, float]:
     >>> spread_over({"a": {"accuracy": 0.5, "loss": 2.0}, "b": {"accuracy": 1.0, "loss": 0.0}}, "accuracy")
     {'mean': 0.75, 'std': 0.25, 'worst_tenth': 0.5, 'loss': 1.0, 'count': 2}
     """
-    values = np.array([scores[metric] for scores in each.values()])
+    values = np.array([scores[metric] for scores in scores_by_name.values()])
     worst = np.sort(values)[: ceil(len(values) / 10)]
     statistics = {"mean": float(values.mean()), "std": float(values.std()), "worst_tenth": float(worst.mean())}
     # A user-defined task may have no loss per class.
-    if metric != "loss" and all("loss" in scores for scores in each.values()):
-        statistics["loss"] = float(np.mean([scores["loss"] for scores in each.values()]))
+    if metric != "loss" and all("loss" in scores for scores in scores_by_name.values()):
+        statistics["loss"] = float(np.mean([scores["loss"] for scores in scores_by_name.values()]))
     return {**statistics, "count": len(values)}

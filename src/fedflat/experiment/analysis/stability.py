@@ -19,7 +19,7 @@ from fedflat.engines.problem.task import Task
 from fedflat.engines.round.contract import ModelState
 from fedflat.engines.round.plan import generator
 from fedflat.errors import UserError
-from fedflat.experiment.analysis.cohort import Figures, number
+from fedflat.experiment.analysis.cohort import Measurements, finite_or_none
 from fedflat.experiment.analysis.replay import Replay, check_client
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.problem import build_problem
@@ -37,15 +37,25 @@ class Swap:
     first_round: int
     """First round in which the client participates; twins are identical before."""
 
-    def applied(self, data: Dataset) -> Dataset:
-        """The dataset with the example replaced; its client stays the same."""
+    def apply(self, data: Dataset) -> Dataset:
+        """Copy a dataset with the example replaced; its client stays the same."""
         inputs, targets = data.train.inputs.clone(), data.train.targets.clone()
-        inputs[self.position], targets[self.position] = data.test.inputs[self.by], data.test.targets[self.by]
+        inputs[self.position] = data.test.inputs[self.by]
+        targets[self.position] = data.test.targets[self.by]
         return replace(data, train=replace(data.train, inputs=inputs, targets=targets))
 
 
 class Twins:
-    """A run and its twins, advanced together."""
+    """A run and its twins, advanced together.
+
+    Args:
+        config: the experiment.
+        twins: number of twins.
+        client: the client whose example is replaced; default: drawn from the first cohort, for each twin.
+        seed: seed of the replaced examples, their replacements and the scored examples.
+        examples: number of test examples for scoring.
+        data, model, task: user-supplied objects that replace the config's.
+    """
 
     def __init__(
         self,
@@ -68,74 +78,73 @@ class Twins:
         self.original = Replay(config, problem, partition, workers=workers)
         if client is not None:
             check_client(client, len(partition.clients))
-        self.swaps = [self._swap(seed, number, client) for number in range(twins)]
-        others = [build_problem(config, swap.applied(self.data), model, task)[0] for swap in self.swaps]
-        self.twins = [Replay(config, other, partition, workers=workers) for other in others]
+        self.swaps = [self._draw_swap(seed, number, client) for number in range(twins)]
+        self.twins = []
+        for swap in self.swaps:
+            twin_problem, _ = build_problem(config, swap.apply(self.data), model, task)
+            self.twins.append(Replay(config, twin_problem, partition, workers=workers))
         self._scored = self._scored_examples(examples, seed)
 
-    def _swap(self, seed: int, number: int, client: int | None) -> Swap:
+    def _draw_swap(self, seed: int, number: int, client: int | None) -> Swap:
+        """Draw the example that twin ``number`` replaces, and a test example of the same class."""
         rng = generator(seed, "twins", number)
-        partition = self.original.partition
-        cohort = self.original.cohort
-        chosen = int(rng.choice(cohort)) if client is None else client
-        position = int(rng.choice(partition.clients[chosen]))
+        if client is None:
+            client = int(rng.choice(self.original.cohort))
+        position = int(rng.choice(self.original.partition.clients[client]))
         target = self.data.train.targets[position]
-        same = torch.arange(len(self.data.test))
-        if target.ndim == 0:
-            same = torch.nonzero(self.data.test.targets == target).flatten()
-        if not len(same):
+        candidates = torch.arange(len(self.data.test))
+        if target.ndim == 0:  # a class label; masks and sequences have no single class
+            candidates = torch.nonzero(self.data.test.targets == target).flatten()
+        if not len(candidates):
             raise UserError(f"the test set has no example of class {int(target)} as a replacement; use another --draw")
-        return Swap(chosen, position, int(same[int(rng.integers(len(same)))]), self._first_round(chosen))
+        replacement = int(candidates[int(rng.integers(len(candidates)))])
+        return Swap(client, position, replacement, self._first_round(client))
 
     def _first_round(self, client: int) -> int:
+        """The first round (counted from 1) in which a client participates; one after the last if it never does."""
         rounds = self.config.training.rounds
-        return next(
-            (
-                number + 1
-                for number in range(self.config.init_rounds, rounds)
-                if client in self.original.cohort_of(number)
-            ),
-            rounds + 1,
-        )
+        for index in range(self.config.init_rounds, rounds):
+            if client in self.original.cohort_of(index):
+                return index + 1
+        return rounds + 1
 
     def _scored_examples(self, examples: int, seed: int) -> Examples:
-        """Test examples for scoring, without the replacements."""
-        used = {swap.by for swap in self.swaps}
-        left = np.array([place for place in range(len(self.data.test)) if place not in used])
-        chosen = left[np.sort(generator(seed, "twins scored").permutation(len(left))[:examples])]
+        """A random sample of the test set, without the replacements."""
+        replacements = [swap.by for swap in self.swaps]
+        candidates = np.setdiff1d(np.arange(len(self.data.test)), replacements)
+        order = generator(seed, "twins scored").permutation(len(candidates))
+        chosen = candidates[np.sort(order[:examples])]
         return move_examples(self.data.test.take(torch.from_numpy(chosen)), self.original.problem.device)
 
-    def go(self, every: int = 1) -> Iterator[Figures]:
-        """Run all rounds; yields the differences after every ``every`` rounds and after the last."""
+    def go(self, every: int = 1) -> Iterator[Measurements]:
+        """Run all rounds, yielding the differences after every ``every`` rounds and after the last one."""
         rounds = self.config.training.rounds
-        for done in range(self.config.init_rounds + 1, rounds + 1):
+        for completed in range(self.config.init_rounds + 1, rounds + 1):
             self.original.advance()
             for twin in self.twins:
                 twin.advance()
-            if done % every == 0 or done == rounds:
+            if completed % every == 0 or completed == rounds:
                 yield self.differences()
 
-    def differences(self) -> Figures:
-        """Current differences between the original and its twins, in weights and in losses on the scored examples."""
-        model = self.original.moment.model
+    def differences(self) -> Measurements:
+        """Differences between the original and each twin, in weights and in losses on the scored examples."""
+        model, rounds = self.original.moment.model, self.original.moment.rounds
         losses = losses_of(self.original.problem, model, self._scored)
-        if not bool(model.weights.isfinite().all()):
-            raise UserError(
-                f"the run diverged in round {self.original.moment.rounds}; lower lr={self.config.training.lr:g}"
-            )
-        distances, mean, most = [], [], []
+        if not model.weights.isfinite().all():
+            raise UserError(f"the run diverged in round {rounds}; lower lr={self.config.training.lr:g}")
+        distances, means, largest = [], [], []
         for twin in self.twins:
-            other = twin.moment.model
-            difference = (losses_of(twin.problem, other, self._scored) - losses).abs()
-            distances.append(number(torch.dist(other.weights, model.weights)))
-            mean.append(number(difference.mean()))
-            most.append(number(difference.max()))
+            twin_model = twin.moment.model
+            loss_differences = (losses_of(twin.problem, twin_model, self._scored) - losses).abs()
+            distances.append(finite_or_none(torch.dist(twin_model.weights, model.weights)))
+            means.append(finite_or_none(loss_differences.mean()))
+            largest.append(finite_or_none(loss_differences.max()))
         return {
-            "round": self.original.moment.rounds,
+            "round": rounds,
             "distance": distances,
-            "mean_loss_difference": mean,
-            "largest_loss_difference": most,
-            "norm": number(model.weights.norm()),
+            "mean_loss_difference": means,
+            "largest_loss_difference": largest,
+            "norm": finite_or_none(model.weights.norm()),
         }
 
 
@@ -143,8 +152,9 @@ def losses_of(problem: Problem, model: ModelState, examples: Examples) -> Tensor
     """The loss of a model on each example, [examples]."""
     buffers = {**problem.buffers.views(model.buffers), **model.integers}
     losses = []
-    for part in problem.evaluation_batches(len(examples)):
-        batch = examples.take(part)
+    for positions in problem.evaluation_batches(len(examples)):
+        batch = examples.take(positions)
         output = problem.predict(model.weights, buffers, batch.inputs)
-        losses += [problem.task.loss(output[n : n + 1], batch.targets[n : n + 1]) for n in range(len(batch))]
+        # A task's loss is the mean over a batch, so each example is passed as a batch of one.
+        losses += [problem.task.loss(output[i : i + 1], batch.targets[i : i + 1]) for i in range(len(batch))]
     return torch.stack(losses)

@@ -12,7 +12,7 @@ import torch
 from fedflat.algorithms import algorithm
 from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.data import Partition
-from fedflat.experiment.analysis.cohort import Figures
+from fedflat.experiment.analysis.cohort import Measurements
 from fedflat.experiment.config import Config
 from fedflat.flatness.theory.bounds import (
     ALGORITHMS,
@@ -45,10 +45,11 @@ class Theory:
     conditions: list[tuple[str, bool, str]]
     """(condition, whether it is met, the run's value)."""
 
-    def document(self) -> Figures:
+    def document(self) -> Measurements:
         """All values as JSON-compatible types."""
 
-        def plain(bounds: dict[str, GeneralisationBound]) -> Figures:
+        def as_values(bounds: dict[str, GeneralisationBound]) -> Measurements:
+            """Bounds by algorithm as JSON-compatible values."""
             return {
                 name: {
                     "log10": bound.log10,
@@ -64,30 +65,41 @@ class Theory:
             "setting": vars(self.setting),
             "largest_rate": largest_lr(self.constants, self.setting),
             "trivial": self.trivial,
-            "as_printed": plain(self.printed),
-            "tightened": plain(self.tight),
-            "at_own_rates": plain(self.own_rates),
-            "conditions": [{"condition": text, "met": met, "here": here} for text, met, here in self.conditions],
+            "as_printed": as_values(self.printed),
+            "tightened": as_values(self.tight),
+            "at_own_rates": as_values(self.own_rates),
+            "conditions": [{"condition": text, "met": met, "here": value} for text, met, value in self.conditions],
         }
 
 
-def theory(config: Config, partition: Partition, classes: int, seen: Sequence[Constants]) -> Theory:
-    """Bounds of a run from the largest constants of its models."""
-    constants = largest_constants(seen)
-    setting = setting_of(config, partition)
-    steps = round(setting.steps)
+def theory(config: Config, partition: Partition, classes: int, measured: Sequence[Constants]) -> Theory:
+    """Compute the bounds of a run from the largest constants of its models.
+
+    Args:
+        config: the run's config.
+        partition: its partition.
+        classes: number of classes.
+        measured: the constants of each measured model.
+    """
+    constants = largest_constants(measured)
+    size = federation_size(config, partition)
+    steps = round(size.steps)
+    own_rates = {}
+    for name in ALGORITHMS:
+        rates = round_learning_rates(config, steps, name)
+        own_rates[name] = run_bound(name, constants, size, rates, tight=True)
     return Theory(
         constants,
-        setting,
-        math.log(max(classes, 2)),
-        {name: theorem_bound(name, constants, setting) for name in ALGORITHMS},
-        {name: theorem_bound(name, constants, setting, tight=True) for name in ALGORITHMS},
-        {name: run_bound(name, constants, setting, rates_of(config, steps, name), tight=True) for name in ALGORITHMS},
-        conditions(config, constants, setting, rates_of(config, steps)),
+        setting=size,
+        trivial=math.log(max(classes, 2)),
+        printed={name: theorem_bound(name, constants, size) for name in ALGORITHMS},
+        tight={name: theorem_bound(name, constants, size, tight=True) for name in ALGORITHMS},
+        own_rates=own_rates,
+        conditions=conditions(config, constants, size, round_learning_rates(config, steps)),
     )
 
 
-def setting_of(config: Config, partition: Partition) -> FederationSize:
+def federation_size(config: Config, partition: Partition) -> FederationSize:
     """m, n, K and T of a run; n and K are means over clients."""
     sizes = np.array([len(indices) for indices in partition.described_clients])
     training = config.training
@@ -98,40 +110,54 @@ def setting_of(config: Config, partition: Partition) -> FederationSize:
     return FederationSize(len(partition.clients), float(sizes.mean()), steps, training.rounds)
 
 
-def rates_of(config: Config, steps: int, name: str = "") -> list[RoundLearningRates]:
-    """Local learning rates of every round, for ``steps`` local steps; ``name`` selects another algorithm's schedule."""
-    other = name and name != _base(config.algorithm)
-    lr, training = algorithm(name if other else config.algorithm).lr_schedule, config.training
+def round_learning_rates(config: Config, steps: int, name: str = "") -> list[RoundLearningRates]:
+    """Sum and maximum of the local learning rates in every round of a run.
+
+    Args:
+        config: the run's config.
+        steps: number of local steps per round.
+        name: use the schedule of this algorithm; default: the run's.
+    """
+    training = config.training
+    is_own = not name or name == _base_name(config.algorithm)
+    lr_schedule = algorithm(config.algorithm if is_own else name).lr_schedule
     schedule = Schedule(training.lr, training.lr_decay, training.rounds)
-    number, many = torch.arange(steps, dtype=torch.float64), torch.tensor(float(steps), dtype=torch.float64)
+    step_indices = torch.arange(steps, dtype=torch.float64)
+    step_count = torch.tensor(float(steps), dtype=torch.float64)
     rates = []
-    for round in range(training.rounds):
-        values = lr(schedule, torch.tensor(float(round), dtype=torch.float64), number, many) + torch.zeros_like(number)
-        rates.append(RoundLearningRates(float(values.sum()), float(values.max())))
+    for index in range(training.rounds):
+        round_index = torch.tensor(float(index), dtype=torch.float64)
+        # A schedule that is constant within a round returns a scalar.
+        lrs = lr_schedule(schedule, round_index, step_indices, step_count).expand(steps).contiguous()
+        rates.append(RoundLearningRates(float(lrs.sum()), float(lrs.max())))
     return rates
 
 
 def conditions(
-    config: Config, constants: Constants, setting: FederationSize, rates: Sequence[RoundLearningRates]
+    config: Config, constants: Constants, size: FederationSize, rates: Sequence[RoundLearningRates]
 ) -> list[tuple[str, bool, str]]:
-    """The theorem's conditions, and whether a run meets them."""
+    """The theorem's conditions: (condition, whether the run meets it, the run's value)."""
     built, federation = algorithm(config.algorithm), config.federation
-    name = _base(config.algorithm)
-    allowed, used = largest_lr(constants, setting), max(rates_.highest for rates_ in rates)
-    clients_per_round = min(federation.clients_per_round, setting.clients)
-    full = clients_per_round == setting.clients and federation.sampling == "fixed" and not federation.dropout
-    option = getattr(built.drift, "option", None)
-    asked = [
-        ("one of FedSAM, FedSWA, FedMoSWA", name in ALGORITHMS, config.algorithm),
-        ("every client in every round", full, f"{clients_per_round} of {setting.clients} clients per round"),
-        ("local learning rate at most 1/(beta K T)", used <= allowed, f"{used:.3g}; allowed: {allowed:.3g}"),
-        ("server_lr = 1", built.server.server_lr == 1, f"{built.server.server_lr:g}"),
+    largest_allowed, largest_used = largest_lr(constants, size), max(rate.highest for rate in rates)
+    per_round = min(federation.clients_per_round, size.clients)
+    is_full = per_round == size.clients and federation.sampling == "fixed" and not federation.dropout
+    server_lr = built.server.server_lr
+    rows = [
+        ("one of FedSAM, FedSWA, FedMoSWA", _base_name(config.algorithm) in ALGORITHMS, config.algorithm),
+        ("every client in every round", is_full, f"{per_round} of {size.clients} clients per round"),
+        (
+            "local learning rate at most 1/(beta K T)",
+            largest_used <= largest_allowed,
+            f"{largest_used:.3g}; allowed: {largest_allowed:.3g}",
+        ),
+        ("server_lr = 1", server_lr == 1, f"{server_lr:g}"),
     ]
+    option = getattr(built.drift, "option", None)
     if option is not None:
-        asked.append(("option I of the control variates", option == "I", f"option {option}"))
-    return asked
+        rows.append(("option I of the control variates", option == "I", f"option {option}"))
+    return rows
 
 
-def _base(text: str) -> str:
-    """The base name of an algorithm text."""
+def _base_name(text: str) -> str:
+    """The base name of an algorithm text: ``fedavg`` for ``fedavg(...)+sam(...)``."""
     return text.partition("+")[0].partition("(")[0]

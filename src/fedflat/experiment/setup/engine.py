@@ -65,8 +65,8 @@ def engine_for(config: Config, problem: Problem, user_objects: UserObjects | Non
     if settings.name == "loop" or (settings.name != "lanes" and (is_streamed or not on_gpu)):
         if settings.compile == "on" and not on_gpu:
             problem.compile(config.training.batch_size)
-        most = max(EVALUATION_WORKERS, config.federation.clients_per_round)
-        return LoopEngine(problem, settings.workers or min(available_cores(), most))
+        useful_workers = max(EVALUATION_WORKERS, config.federation.clients_per_round)
+        return LoopEngine(problem, settings.workers or min(available_cores(), useful_workers))
     is_long = config.training.rounds >= MIN_ROUNDS_TO_COMPILE and on_gpu
     should_compile = settings.compile == "on" or (settings.compile == "auto" and is_long)
     return LaneEngine(problem, settings.lanes, compiled if should_compile else in_place)

@@ -77,8 +77,8 @@ def build_problem(
         config: the experiment.
         data, model, task: user-supplied objects that replace the config's.
     """
-    for given, name, argument in ((data, config.data.dataset, "dataset"), (model, config.model, "model")):
-        if given is None and is_user_supplied(name):
+    for user_object, name, argument in ((data, config.data.dataset, "dataset"), (model, config.model, "model")):
+        if user_object is None and is_user_supplied(name):
             raise UserError(
                 f"this run used a user-supplied {argument} ({name}); pass it again: fedflat.resume(..., {argument}=...)"
             )

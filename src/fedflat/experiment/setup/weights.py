@@ -115,10 +115,10 @@ def load_tensors(
         tensors = _without_head(network, tensors, head)
     mismatch = first_mismatch(network, tensors, head)
     if mismatch:
-        other = f" ({architecture})" if architecture and architecture != name else ""
+        origin = f" ({architecture})" if architecture and architecture != name else ""
         hint = "" if fresh_head else _hint_on_head(network, tensors)
         raise UserError(
-            f"{source} contains weights of another architecture{other}: {mismatch}; "
+            f"{source} contains weights of another architecture{origin}: {mismatch}; "
             f"expected those of {name} for this dataset{hint}"
         )
     for key, tensor in tensors.items():
@@ -176,8 +176,8 @@ def _hint_on_head(network: nn.Module, tensors: Mapping[str, Tensor]) -> str:
     if not any(isinstance(module, nn.Linear | nn.Conv2d) for module in network.modules()):
         return ""
     head = _head_parameters(network)
-    rest = _without_head(network, tensors, head)
-    return "" if first_mismatch(network, rest, head) else "; with init_head=fresh the head may differ"
+    body = _without_head(network, tensors, head)
+    return "" if first_mismatch(network, body, head) else "; with init_head=fresh the head may differ"
 
 
 def _head_parameters(network: nn.Module) -> set[str]:
